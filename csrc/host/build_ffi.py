@@ -35,6 +35,7 @@ SOURCES = [
     "sim/accesses.cpp",
     "sim/api.cpp",
     "sim/clock.cpp",
+    "sim/coops.cpp",
     "sim/copies.cpp",
     "sim/engine.cpp",
     "sim/fiber.cpp",
@@ -49,6 +50,8 @@ SOURCES = [
     "sim/rules.cpp",
     "sim/schedule.cpp",
     "sim/types.cpp",
+    "sim/waits.cpp",
+    "sim/watchdog.cpp",
 ]
 ENGINE_SOURCES = [
     "compute.cpp",

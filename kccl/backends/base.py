@@ -177,6 +177,10 @@ class Backend(ABC):
     def failure(self) -> Error | None:
         """An error of the backend itself, as a refused launch; None if there is none."""
 
+    def simulated_waits(self) -> str | None:
+        """Who waits for what, for the text of a time-out. None: waits take real time."""
+        return None
+
     @abstractmethod
     def abort(self) -> None:
         """Fails this rank, and the peers' waits for it, now and later. Any thread may call it."""

@@ -6,13 +6,16 @@ from typing import Any
 
 from ..base.abi import KERNELS, lib, members
 from ..base.errors import ProtocolError
+from .call_words import SENTENCES, lack, waiting_table
 from .regions import Regions
 from .symbols import Symbols
 
 # Kind of finding -> its text. _sentence() fills the fields in, and appends call, step and seed.
 _KINDS = {
-    "deadlock": "deadlock: {num_waiting} threads wait and nothing can change any more: {waiting}",
-    "divergence": "divergence: {place} at {site} and {other} wait at different barriers",
+    "deadlock": "deadlock: {num_waiting} threads wait and nothing can change any more: {waiting}"
+    "{lack}",
+    "divergence": "divergence: {place} waits at {user_site}{within}, and {other} {does_other}. All "
+    "threads of a block or warp must come to the same barriers and calls",
     "data_race": "data race: {place} at {site} {does} {what}, {other} {did} it, and no "
     "synchronisation orders them",
     "narrow_scope": "scope too narrow: {place} at {site} {does} {what}, {other} {did} it, and the "
@@ -24,9 +27,13 @@ _KINDS = {
     "stale_word": "stale word: {place} at {site} takes {what} for a word of this call, but {other} "
     "wrote it for another call",
     "late_timeout": "late time-out: {place} at {site} still waits after its time limit",
+    "hung": "endless: {place} runs on at {user_site} and makes no step for longer than "
+    "Simulation.hang_s. A loop that waits must read with kccl::mem::load() and call "
+    "kccl::mem::poll_pause(): no other thread moves while one reads plainly",
     "endless": "endless: after {step} steps the kernels have not ended; {place} is at {site}. A "
     "loop that waits must call kccl::mem::poll_pause(), so that the simulator knows that it waits",
     "invalid_access": "invalid access: {place} at {site} accesses {what}, which no GPU can",
+    "interrupted": "interrupted: {place} was at {site}",
     "undrained": "copy not drained: {place} at {site} starts a copy to {what}, and its block ends "
     "before the copy is there",
 }
@@ -52,6 +59,7 @@ class Place:
         kernel, channel, epoch: The call of the library that the thread makes or made last; "", -1
             and 0 if it made none.
         is_within: True if the thread is still in that call: the line is the library's.
+        user_site: The line in the user's source that led there; site if there is none.
     """
 
     rank: int
@@ -62,6 +70,7 @@ class Place:
     channel: int
     epoch: int
     is_within: bool = True
+    user_site: str = ""
 
     def __str__(self) -> str:
         if self.block < 0:
@@ -96,8 +105,9 @@ class Reporter:
         """
         kind = self._kinds[finding.kind]
         named = [finding.waiting[index] for index in range(finding.num_named)]
-        self.symbols.look_up(who.site for who in (finding.place, finding.other, *named))
-        place = self.place(finding.place)
+        places = (finding.place, finding.other, *named)
+        self.symbols.look_up(site for who in places for site in (who.site, who.call_site))
+        place = self.place(self._seen_at(finding))
         waiting = "; ".join(f"{who} at {who.site}" for who in map(self.place, named))
         other = self.place(finding.other) if finding.other.rank >= 0 else None
         timeline = self.timeline(_relevant(finding, events))
@@ -118,6 +128,18 @@ class Reporter:
             timeline=timeline,
         )
 
+    def _seen_at(self, finding: Any) -> Any:
+        """The place of a finding. Of a loop that has no step: a place with a line of the user's."""
+        if not finding.is_hung:
+            return finding.place
+        seen = (finding.waiting[index] for index in range(finding.num_named))
+        return next((each for each in seen if self.symbols.is_of_user(each.site)), finding.place)
+
+    def waits(self, waits: Sequence[Any]) -> str:
+        """Who waits for what (KcclSimWaits, the first missing event first); "" for nobody."""
+        self.symbols.look_up(site for each in waits for site in (each.place.site, each.call_site))
+        return waiting_table([(each, self.place(each.place), self.symbols) for each in waits])
+
     def place(self, place: Any) -> Place:
         """The Place for a KcclSimPlace."""
         is_call = place.channel >= 0
@@ -125,12 +147,27 @@ class Reporter:
             place.rank,
             place.block,
             place.thread,
-            self.symbols.line(place.site),
+            self._line(place),
             self._kernels.get(place.kernel, "a user's call") if is_call else "",
             place.channel,
             place.epoch if is_call else 0,
             self.symbols.is_of_library(place.site),
+            self.symbols.user_line(self._user_site(place)),
         )
+
+    def _user_site(self, place: Any) -> int:
+        """The code address that leads to the user's line: where the call was made, in the library.
+
+        Compilers do not inline all of the library.
+        """
+        is_lost = self.symbols.is_of_library(place.site) and not self.symbols.is_of_user(place.site)
+        return int(place.call_site if is_lost and place.call_site else place.site)
+
+    def _line(self, place: Any) -> str:
+        line, of_call = self.symbols.line(place.site), self._user_site(place)
+        if of_call == place.site or place.site == 0 or not self.symbols.is_of_user(of_call):
+            return line
+        return f"{line}, called in {self.symbols.user_line(of_call)}"
 
     def timeline(self, events: Sequence[Any]) -> str:
         """KcclSimEvents as text, one in each line."""
@@ -164,11 +201,18 @@ _WITH_ADDRESS = (
 def _sentence(
     kind: str, finding: Any, place: Place, other: Place | None, what: str, waiting: str
 ) -> str:
-    text = _KINDS[kind].format(
+    if kind in SENTENCES:
+        text = SENTENCES[kind](finding, place, other)
+        return f"{text}; step {finding.step} of seed {finding.seed}, which replays it"
+    text = _KINDS["hung" if finding.is_hung else kind].format(
         place=place,
+        user_site=place.user_site,
+        within="" if place.site.startswith(place.user_site) else f" (in {place.site})",
+        does_other=_does_other(finding, other),
+        lack=lack(finding, place, other) if kind == "deadlock" else "",
         site=place.site,
         does=_VERBS.get(finding.deed, ("",))[0],
-        other="another thread" if other is None else f"{other} at {other.site}",
+        other=_other(kind, other),
         did=_VERBS.get(finding.other_deed, ("", ""))[1],
         what=what,
         num_waiting=finding.num_waiting,
@@ -183,6 +227,18 @@ def _sentence(
     ]
     within = f"; {' and '.join(calls)}" if calls else ""
     return f"{text}{within}; step {finding.step} of seed {finding.seed}, which replays it"
+
+
+def _other(kind: str, other: Place | None) -> str:
+    if other is None:
+        return "another thread"
+    return str(other) if kind == "divergence" else f"{other} at {other.site}"
+
+
+def _does_other(finding: Any, other: Place | None) -> str:
+    if finding.has_ended:
+        return "has ended"
+    return f"waits at {'an unknown line' if other is None else other.user_site}"
 
 
 def _relevant(finding: Any, events: Sequence[Any]) -> list[Any]:

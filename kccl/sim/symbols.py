@@ -15,6 +15,8 @@ _TOOLS = ("addr2line", "llvm-addr2line")
 _PRIMITIVES = ("mem", "platform", "coop")
 _CSRC = "csrc/"
 _HEADERS = f"{_CSRC}include/kccl/"
+# What no user has written. Other projects have folders of the name csrc, too.
+_OWN = (_HEADERS, f"{_CSRC}sim/module.inc")
 _LIMIT_S = 60.0
 
 
@@ -75,6 +77,20 @@ class Symbols:
         # In KCCL's own kernels the outermost function is a wrapper, which is not worth naming.
         is_called = outer.file != inner.file and not outer.file.startswith(_CSRC)
         return f"{inner}, called in {outer}" if is_called else str(inner)
+
+    def is_of_user(self, site: int) -> bool:
+        """Whether a return address is known to be in a function outside of KCCL's source."""
+        return any(not frame.file.startswith(_OWN) for frame in self.frames(site))
+
+    def user_line(self, site: int) -> str:
+        """The innermost line outside of the library that led to a return address.
+
+        The library's own line where there is none.
+        """
+        for frame in self.frames(site):
+            if not frame.file.startswith(_OWN):
+                return str(frame)
+        return self.line(site)
 
 
 def _is_primitive(frame: Frame) -> bool:

@@ -85,6 +85,8 @@ class GridExchange {
             status_ = refuse_grid(comm, kKcclGridExchange, num_blocks_);
             return;
         }
+        begin_together<CoopKind::kGrid>(comm, "GridExchange", {{"blocks", num_blocks_}}, 1,
+                                        {.step = ExchangeStep::kOpen, .reach = REACH});
         const Status status = status_of(comm);
         first_epoch_ = epoch_ = mem::load_plain(epoch_word(platform::block_in_grid()));
         own_slice_ =
@@ -111,6 +113,8 @@ class GridExchange {
     KCCL_DEVICE ~GridExchange() {
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (status_ != kKcclOk) return;
+        begin_together<CoopKind::kGrid>(comm_, "~GridExchange", {{"blocks", num_blocks_}}, 1,
+                                        {.step = ExchangeStep::kClose, .reach = REACH});
         mark_open(comm_, kMark, false);
         if (epoch_ == first_epoch_) return;
         const uint32_t mine = platform::block_in_grid();

@@ -9,7 +9,7 @@
 // abort word at all peers, and leaves a status in KcclState that stays until reset.
 #pragma once
 
-#include "coop.cuh"
+#include "together.cuh"
 #include "window.cuh"
 
 namespace kccl {

@@ -22,6 +22,27 @@ struct KcclSimThread {
     uint64_t argument_bytes;
 };
 
+struct KcclSimArgument {
+    const char* name;
+    uint64_t value;
+};
+
+// A call that all threads of a coop make together. Names live as long as the kernel's library.
+struct KcclSimCall {
+    const char* name;
+    uint32_t coop;         // kccl::CoopKind
+    uint64_t state;        // identifies the communicator
+    const KcclSimArgument* arguments;
+    uint32_t num_arguments;
+    uint32_t num_common;  // how many of them all blocks of a grid give alike
+    // Of an exchange between blocks.
+    uint32_t step;  // kccl::ExchangeStep
+    uint32_t reach;
+    uint64_t num_bytes;   // of a slice
+    uint64_t end;         // behind the last slice that is collected
+    uint64_t num_slices;  // of the exchange
+};
+
 // Orders and scopes are the values of mem::Order and mem::Scope.
 struct KcclSimEngine {
     KcclSimThread* const* self;
@@ -73,6 +94,10 @@ struct KcclSimEngine {
     // The calling thread is in this call from here on. Reports name it, and it decides which words
     // are stale. `state` identifies the communicator.
     void (*enter_call)(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
+
+    // The calling thread begins a call of its coop. The machine compares what the coop's threads
+    // call.
+    void (*begin_call)(const KcclSimCall* call);
 };
 
 extern const KcclSimEngine* kccl_sim_engine;
