@@ -110,6 +110,8 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCall& call, uint3
         findings.back().coop = static_cast<uint32_t>(coop);
         return;
     }
+    // A block that gives too much is refused, and has no argument in common with the others.
+    num_compared = std::min(num_compared, static_cast<uint32_t>(made.arguments.size()));
     for (uint32_t i = 0; i < num_compared; ++i) {
         if (made.arguments[i].value == call.arguments[i].value) continue;
         report_call(kKcclSimDifferentArguments, mine, made, call.name);

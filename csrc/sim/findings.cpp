@@ -91,20 +91,21 @@ void Machine::report_divergence(bool is_of_block) {
         const auto found = std::find_if(among.begin(), among.end(), is_it);
         return found == among.end() ? nullptr : *found;
     };
-    const Fiber* other = find(fibers, [&](const Fiber* f) { return f != &mine && f->state == at; });
-    const Fiber* ended = find(mine.warp->lanes, [](const Fiber* f) {
-        return f->state == Fiber::kEnded;
-    });
-    if (ended != nullptr && ended != &mine) other = ended;
+    const bool ends = mine.state == Fiber::kEnded;
+    const Fiber* waiting =
+        find(fibers, [&](const Fiber* f) { return f != &mine && f->state == at; });
+    const Fiber* ended =
+        find(mine.warp->lanes, [](const Fiber* f) { return f->state == Fiber::kEnded; });
+    const Fiber& one = ends ? *waiting : mine;
+    const Fiber* const other = ended != nullptr ? ended : waiting;
     Deed deed;
     if (other != nullptr) {
         deed = {other->knowledge.now(), other->knowledge.call, other->site, steps,
                 kKcclSimMeetBlock, true};
     }
-    report(kKcclSimDivergence, {mine.knowledge.now(), mine.knowledge.call, mine.site, steps},
-           mine.address, deed);
-    const bool has_ended = other != nullptr && other->state == Fiber::kEnded;
-    findings.back().has_ended = has_ended || mine.state == Fiber::kEnded ? 1 : 0;
+    report(kKcclSimDivergence, {one.knowledge.now(), one.knowledge.call, one.site, steps},
+           one.address, deed);
+    findings.back().has_ended = ended != nullptr ? 1 : 0;
 }
 
 // Whether a thread has looked at the clock since all threads wait, and still waits.

@@ -130,6 +130,7 @@ void Machine::start_thread(Block& block, Warp& warp, uint32_t index) {
     join(fiber.knowledge.packets_released, known.packets);
     fiber.has_turn = false;
     fiber.looked_ns = 0;
+    fiber.site = 0;
     fiber.num_calls = {};
     fiber.begun.name = nullptr;
     begin_poll(fiber);

@@ -14,7 +14,8 @@ Machine::Machine(const KcclSimSettings& given)
     : settings(given), memory(slots, calls, *this, steps) {
     constexpr uint64_t kLongestNs = 100'000'000;
     constexpr uint64_t kShortestNs = 1'000'000;
-    watch_period_ns_ = std::clamp(settings.hang_ns / 4, kShortestNs, kLongestNs);
+    const uint64_t quarter_ns = settings.hang_ns == 0 ? kLongestNs : settings.hang_ns / 4;
+    watch_period_ns_ = std::clamp(quarter_ns, kShortestNs, kLongestNs);
     restart(settings.seed);
 }
 

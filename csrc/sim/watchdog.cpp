@@ -173,7 +173,8 @@ bool Machine::tick(uint64_t code) {
         endless_at_ = 0;
         is_late_ = true;
     }
-    if (idle_ticks_ * watch_period_ns_ >= settings.hang_ns) is_late_ = true;
+    const bool has_limit = settings.hang_ns != 0;
+    if (has_limit && idle_ticks_ * watch_period_ns_ >= settings.hang_ns) is_late_ = true;
     if (!is_late_ || has_moved || current_ == nullptr) return false;
     // A thread that calls the machine reports itself, by its line (engine.cpp).
     if (!current_->block->grid->code.has(code)) return false;

@@ -142,6 +142,11 @@ class GridExchange {
     // Of an exchange.
     KCCL_DEVICE uint32_t num_slices() const { return num_senders() * num_blocks_; }
 
+    // Whether slices of num_packets packets fit. If not, next() refuses them.
+    KCCL_DEVICE bool has_room(uint64_t num_packets) const {
+        return stride_of(num_packets) * num_slices() <= slot_packets_;
+    }
+
     // Enters the next exchange, whose slices have num_packets packets, at least 1. Called by all
     // threads of the block; all get the same status. On failure nothing may be published.
     KCCL_DEVICE Status next(uint64_t num_packets) {
@@ -282,8 +287,12 @@ class GridExchange {
         return true;
     }
 
+    static KCCL_DEVICE uint64_t stride_of(uint64_t num_packets) {
+        return (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
+    }
+
     KCCL_DEVICE void lay_out(uint64_t num_packets) {
-        const uint64_t stride = (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
+        const uint64_t stride = stride_of(num_packets);
         const uint64_t total = stride * num_slices();
         if (total > slot_packets_) {
             if (status_ == kKcclOk && leads(block())) {

@@ -35,7 +35,8 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
     static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
                   "an exchange orders both ways or not at all");
     begin_together<CoopKind::kGrid>(
-        exchange.comm(), "publish", {{"count", count}, {"in", in}}, 1,
+        exchange.comm(), "publish", {{"count", count}, {"in", in}},
+        exchange.has_room(num_slice_packets<T>(count)) ? 1 : 0,
         {.step = ExchangeStep::kPublish, .reach = REACH, .num_bytes = uint64_t{count} * sizeof(T)});
     const Status entered = exchange.next(num_slice_packets<T>(count));
     if (entered != kKcclOk) return entered;
