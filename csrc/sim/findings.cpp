@@ -14,8 +14,8 @@ KcclSimPlace Machine::place(Agent agent, uint32_t call, uint64_t site) const {
     const Slots::Owner& where = slots[agent.slot];
     const CallInfo& info = calls[call];
     const int32_t thread = Slots::is_copier(agent.slot) ? -1 : static_cast<int32_t>(agent.thread);
-    return {where.rank, where.block, thread, info.channel, info.kernel, info.epoch, site,
-            info.site};
+    return {where.rank,  where.block, thread, info.channel,
+            info.kernel, info.epoch,  site,   info.site};
 }
 
 KcclSimPlace Machine::place(const Fiber& fiber) const {
@@ -100,8 +100,12 @@ void Machine::report_divergence(bool is_of_block) {
     const Fiber* const other = ended != nullptr ? ended : waiting;
     Deed deed;
     if (other != nullptr) {
-        deed = {other->knowledge.now(), other->knowledge.call, other->site, steps,
-                kKcclSimMeetBlock, true};
+        deed = {other->knowledge.now(),
+                other->knowledge.call,
+                other->site,
+                steps,
+                kKcclSimMeetBlock,
+                true};
     }
     report(kKcclSimDivergence, {one.knowledge.now(), one.knowledge.call, one.site, steps},
            one.address, deed);

@@ -74,7 +74,8 @@ void on_tick(int number, siginfo_t* info, void* context) {
     const int error = errno;
     Machine* const machine = static_cast<Timer*>(info->si_value.sival_ptr)->machine;
     auto& at = *static_cast<ucontext_t*>(context);
-    if (machine != nullptr && machine->tick(static_cast<uint64_t>(code_address(at)))) call_leave(at);
+    if (machine != nullptr && machine->tick(static_cast<uint64_t>(code_address(at))))
+        call_leave(at);
     errno = error;
 }
 
@@ -143,7 +144,7 @@ CodeRange code_around(const void* address) {
     const auto look = [](dl_phdr_info* info, size_t, void* data) {
         auto& mine = *static_cast<Search*>(data);
         for (int i = 0; i < info->dlpi_phnum; ++i) {
-            const ElfW(Phdr)& part = info->dlpi_phdr[i];
+            const ElfW(Phdr) & part = info->dlpi_phdr[i];
             const uint64_t begin = info->dlpi_addr + part.p_vaddr;
             if (part.p_type != PT_LOAD || mine.address - begin >= part.p_memsz) continue;
             mine.found = {begin, begin + part.p_memsz};

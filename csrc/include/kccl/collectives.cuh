@@ -54,7 +54,11 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uin
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count) {
-    begin_together<kCoopKind<Coop>>(channel.comm(), "all_reduce", {{"channel", static_cast<uint64_t>(channel.index())}, {"count", count}, {"out", out}, {"in", in}});
+    begin_together<kCoopKind<Coop>>(channel.comm(), "all_reduce",
+                                    {{"channel", static_cast<uint64_t>(channel.index())},
+                                     {"count", count},
+                                     {"out", out},
+                                     {"in", in}});
     if (!fits(channel, kKcclAllReduceOneShotLl16, count * sizeof(T))) return channel.status();
     return all_reduce_one_shot_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count));
 }
@@ -65,7 +69,12 @@ KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                   uint64_t count, uint64_t stride) {
-    begin_together<kCoopKind<Coop>>(channel.comm(), "reduce_scatter", {{"channel", static_cast<uint64_t>(channel.index())}, {"count", count}, {"stride", stride}, {"out", out}, {"in", in}});
+    begin_together<kCoopKind<Coop>>(channel.comm(), "reduce_scatter",
+                                    {{"channel", static_cast<uint64_t>(channel.index())},
+                                     {"count", count},
+                                     {"stride", stride},
+                                     {"out", out},
+                                     {"in", in}});
     if (!fits(channel, kKcclReduceScatterDirectLl16, count * sizeof(T))) return channel.status();
     return reduce_scatter_direct_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count),
                                              stride);
@@ -84,7 +93,12 @@ template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count, uint64_t stride) {
     const uint64_t num_bytes = count * sizeof(T);
-    begin_together<kCoopKind<Coop>>(channel.comm(), "all_gather", {{"channel", static_cast<uint64_t>(channel.index())}, {"count", count}, {"stride", stride}, {"out", out}, {"in", in}});
+    begin_together<kCoopKind<Coop>>(channel.comm(), "all_gather",
+                                    {{"channel", static_cast<uint64_t>(channel.index())},
+                                     {"count", count},
+                                     {"stride", stride},
+                                     {"out", out},
+                                     {"in", in}});
     if (!fits(channel, kKcclAllGatherDirectLl16, num_bytes)) return channel.status();
     return all_gather_direct_ll16(channel, reinterpret_cast<uint8_t*>(out),
                                   reinterpret_cast<const uint8_t*>(in),
@@ -103,7 +117,12 @@ template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                              uint64_t count, int root) {
     const uint64_t num_bytes = count * sizeof(T);
-    begin_together<kCoopKind<Coop>>(channel.comm(), "broadcast", {{"channel", static_cast<uint64_t>(channel.index())}, {"count", count}, {"root", static_cast<uint64_t>(root)}, {"out", out}, {"in", in}});
+    begin_together<kCoopKind<Coop>>(channel.comm(), "broadcast",
+                                    {{"channel", static_cast<uint64_t>(channel.index())},
+                                     {"count", count},
+                                     {"root", static_cast<uint64_t>(root)},
+                                     {"out", out},
+                                     {"in", in}});
     if (!fits(channel, kKcclBroadcastDirectLl16, num_bytes)) return channel.status();
     return broadcast_direct_ll16(channel, reinterpret_cast<uint8_t*>(out),
                                  reinterpret_cast<const uint8_t*>(in),
@@ -113,7 +132,8 @@ KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T
 // Waits for the same coop of every rank: see barrier_direct().
 template <mem::Order order = mem::Order::kAcqRel, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status barrier(Channel<Coop, WORLD_SIZE>& channel) {
-    begin_together<kCoopKind<Coop>>(channel.comm(), "barrier", {{"channel", static_cast<uint64_t>(channel.index())}});
+    begin_together<kCoopKind<Coop>>(channel.comm(), "barrier",
+                                    {{"channel", static_cast<uint64_t>(channel.index())}});
     return barrier_direct<order>(channel);
 }
 
@@ -187,7 +207,8 @@ KCCL_DEVICE Grid grid() { return {}; }
 // any block may read all of `out`. The caller synchronises what other blocks wrote to `in`.
 template <class T, class Op = Sum>
 KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
-    begin_together<CoopKind::kGrid>(comm, "all_reduce", {{"count", count}, {"out", out}, {"in", in}});
+    begin_together<CoopKind::kGrid>(comm, "all_reduce",
+                                    {{"count", count}, {"out", out}, {"in", in}});
     const Slice slice = block_slice<T>(count);
     // Its status is the communicator's, which the next line returns.
     all_reduce<T, Op>(block(), comm, out + slice.begin, in + slice.begin, slice.count);
@@ -197,7 +218,8 @@ KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in,
 template <class T, class Op = Sum>
 KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T* in,
                                   uint64_t count) {
-    begin_together<CoopKind::kGrid>(comm, "reduce_scatter", {{"count", count}, {"out", out}, {"in", in}});
+    begin_together<CoopKind::kGrid>(comm, "reduce_scatter",
+                                    {{"count", count}, {"out", out}, {"in", in}});
     const Slice slice = block_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
@@ -208,7 +230,8 @@ KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T*
 
 template <class T>
 KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
-    begin_together<CoopKind::kGrid>(comm, "all_gather", {{"count", count}, {"out", out}, {"in", in}});
+    begin_together<CoopKind::kGrid>(comm, "all_gather",
+                                    {{"count", count}, {"out", out}, {"in", in}});
     const Slice slice = block_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
@@ -220,7 +243,9 @@ KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in,
 template <class T>
 KCCL_DEVICE Status broadcast(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count,
                              int root) {
-    begin_together<CoopKind::kGrid>(comm, "broadcast", {{"count", count}, {"root", static_cast<uint64_t>(root)}, {"out", out}, {"in", in}});
+    begin_together<CoopKind::kGrid>(
+        comm, "broadcast",
+        {{"count", count}, {"root", static_cast<uint64_t>(root)}, {"out", out}, {"in", in}});
     const Slice slice = block_slice<T>(count);
     broadcast(block(), comm, out + slice.begin, in + slice.begin, slice.count, root);
     return grid_sync(comm);

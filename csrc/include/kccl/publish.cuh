@@ -118,18 +118,18 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     // How many payloads a thread loads at once. One payload a thread is a path of its own, because
     // small exchanges matter most.
     constexpr int kAtOnce = ROWS <= 2 ? 2 : 1;
-    begin_together<CoopKind::kGrid>(exchange.comm(), ROWS == 1 ? "collect" : "collect_reduced",
-                                    {{"count", count},
-                                     {"first slice", slices.first},
-                                     {"number of slices", slices.num},
-                                     {"out", out}},
-                                    1,
-                                    {.step = ExchangeStep::kCollect,
-                                     .reach = REACH,
-                                     .num_bytes = uint64_t{count} * sizeof(T),
-                                     .end = uint64_t{slices.first} + slices.num,
-                                     .num_slices = ROWS == 1 ? exchange.num_slices()
-                                                             : exchange.num_blocks()});
+    begin_together<CoopKind::kGrid>(
+        exchange.comm(), ROWS == 1 ? "collect" : "collect_reduced",
+        {{"count", count},
+         {"first slice", slices.first},
+         {"number of slices", slices.num},
+         {"out", out}},
+        1,
+        {.step = ExchangeStep::kCollect,
+         .reach = REACH,
+         .num_bytes = uint64_t{count} * sizeof(T),
+         .end = uint64_t{slices.first} + slices.num,
+         .num_slices = ROWS == 1 ? exchange.num_slices() : exchange.num_blocks()});
     if (exchange.status() != kKcclOk) return exchange.status();
     const uint32_t size = exchange.num_threads();
     const uint32_t thread = exchange.thread();

@@ -48,17 +48,10 @@ KCCL_DEVICE void begin_together([[maybe_unused]] const DeviceComm& comm,
     if constexpr (KIND == CoopKind::kThread) return;
     KcclSimArgument arguments[NUM];
     for (uint32_t i = 0; i < NUM; ++i) arguments[i] = {given[i].name, given[i].value};
-    const KcclSimCall call = {name,
-                              static_cast<uint32_t>(KIND),
-                              comm.state,
-                              arguments,
-                              NUM,
-                              num_common,
-                              static_cast<uint32_t>(use.step),
-                              use.reach,
-                              use.num_bytes,
-                              use.end,
-                              use.num_slices};
+    const KcclSimCall call = {
+        name,          static_cast<uint32_t>(KIND),     comm.state, arguments,     NUM,
+        num_common,    static_cast<uint32_t>(use.step), use.reach,  use.num_bytes, use.end,
+        use.num_slices};
     kccl_sim_engine->begin_call(&call);
 #endif
 }

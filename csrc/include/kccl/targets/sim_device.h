@@ -30,8 +30,8 @@ struct KcclSimArgument {
 // A call that all threads of a coop make together. Names live as long as the kernel's library.
 struct KcclSimCall {
     const char* name;
-    uint32_t coop;         // kccl::CoopKind
-    uint64_t state;        // identifies the communicator
+    uint32_t coop;   // kccl::CoopKind
+    uint64_t state;  // identifies the communicator
     const KcclSimArgument* arguments;
     uint32_t num_arguments;
     uint32_t num_common;  // how many of them all blocks of a grid give alike
