@@ -333,7 +333,7 @@ class Machine final : public Reporter {
     uint64_t watch_period_ns_ = 0;
     uint64_t moved_at_tick_ = 0;
     uint64_t idle_ticks_ = 0;  // since the last step
-    volatile bool is_late_ = false;
+    std::atomic<bool> is_late_ = false;
     uint32_t num_sampled_ = 0;
     std::array<uint64_t, kKcclSimNumNamed> sampled_ = {};  // code of a thread that is late
     std::atomic<bool> is_interrupted_ = false;

@@ -177,9 +177,9 @@ class Backend(ABC):
     def failure(self) -> Error | None:
         """An error of the backend itself, as a refused launch; None if there is none."""
 
+    @abstractmethod
     def simulated_waits(self) -> str | None:
         """Who waits for what, for the text of a time-out. None: waits take real time."""
-        return None
 
     @abstractmethod
     def abort(self) -> None:
