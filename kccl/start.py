@@ -269,6 +269,8 @@ def _run(
             event.wait()
     except BaseException:
         # Only this thread gets Ctrl-C. It makes the waits of all ranks fail.
+        if machine is not None:
+            machine.interrupt()
         for comm in list(comms):
             comm.abort()
         for ranks in meshes:

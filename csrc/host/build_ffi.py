@@ -37,6 +37,7 @@ SOURCES = [
     "sim/bounds.cpp",
     "sim/calls.cpp",
     "sim/clock.cpp",
+    "sim/coops.cpp",
     "sim/copies.cpp",
     "sim/edges.cpp",
     "sim/engine.cpp",
@@ -54,6 +55,8 @@ SOURCES = [
     "sim/schedule.cpp",
     "sim/shared.cpp",
     "sim/types.cpp",
+    "sim/waits.cpp",
+    "sim/watchdog.cpp",
 ]
 ENGINE_SOURCES = [
     "compute.cpp",

@@ -88,6 +88,8 @@ void kccl_sim_forget_calls(KcclSimMachine* machine, uint64_t state) {
     machine->machine.alike.forget(state);
 }
 
+void kccl_sim_interrupt(KcclSimMachine* machine) { machine->machine.interrupt(); }
+
 void kccl_sim_leave(KcclSimMachine* machine, int rank) {
     machine->machine.set_host(rank, Rank::kLeft);
 }
@@ -121,6 +123,14 @@ uint64_t kccl_sim_events(KcclSimMachine* machine, KcclSimEvent* events, uint64_t
     const uint64_t total = machine->machine.num_events;
     const uint64_t count = std::min<uint64_t>({capacity, total, ring.size()});
     for (uint64_t i = 0; i < count; ++i) events[i] = ring[(total - count + i) % ring.size()];
+    return count;
+}
+
+uint32_t kccl_sim_waits(KcclSimMachine* machine, KcclSimWait* waits, uint32_t capacity) {
+    const std::lock_guard<std::mutex> lock(machine->machine.mutex);
+    const std::vector<KcclSimWait>& known = machine->machine.waits;
+    const auto count = std::min<uint32_t>(capacity, static_cast<uint32_t>(known.size()));
+    std::copy_n(known.begin(), count, waits);
     return count;
 }
 

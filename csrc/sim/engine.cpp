@@ -171,6 +171,7 @@ void fence_packets() {
 void announce(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site,
               bool is_write) {
     Machine& machine = at(reinterpret_cast<uint64_t>(site), address);
+    machine.end_if_late();
     if (!is_memory(address) || reinterpret_cast<uint64_t>(address) % alignment != 0) {
         machine.report_here(kKcclSimInvalidAccess);
     } else if (machine.may_access(reinterpret_cast<uint64_t>(address), num_bytes,
@@ -255,8 +256,11 @@ void* dynamic_shared() {
 }
 
 uint64_t clock_ns() {
-    running->me().looked_ns = running->clock_ns;
-    return running->clock_ns;
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.end_if_late();
+    machine.leave_if_found();
+    machine.me().looked_ns = machine.clock_ns;
+    return machine.clock_ns;
 }
 
 void poll_pause() {
@@ -331,7 +335,9 @@ void fence_copies() {
 void enter_call(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch) {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
     machine.end_poll();
-    machine.me().knowledge.call = machine.calls.enter(state, kernel, channel, epoch);
+    const BegunCall& begun = machine.me().begun;
+    const uint64_t site = begun.name != nullptr ? begun.site : 0;
+    machine.me().knowledge.call = machine.calls.enter(state, kernel, channel, epoch, site);
     machine.trace(kKcclSimEnterCall, 0, epoch);
 }
 
@@ -348,6 +354,13 @@ void stop_overrun(const void* site) {
 void stop_assertion(const char* text, const void* site) {
     const uint64_t from = site != nullptr ? reinterpret_cast<uint64_t>(site) : KCCL_SIM_SITE();
     running->fault(kKcclSimAssertion, 0, from, text);
+}
+
+void begin_together(const KcclSimCoopCall* call) {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.end_poll();
+    machine.begin_call(*call);
+    machine.leave_if_found();
 }
 
 constexpr KcclSimEngine kTable = {
@@ -390,6 +403,7 @@ constexpr KcclSimEngine kTable = {
     .fill_bytes = fill_bytes,
     .stop_overrun = stop_overrun,
     .stop_assertion = stop_assertion,
+    .begin_together = begin_together,
 };
 
 }  // namespace

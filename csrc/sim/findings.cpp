@@ -14,7 +14,8 @@ KcclSimPlace Machine::place(Agent agent, uint32_t call, uint64_t site) const {
     const Slots::Owner& where = slots[agent.slot];
     const CallInfo& info = calls[call];
     const int32_t thread = Slots::is_copier(agent.slot) ? -1 : static_cast<int32_t>(agent.thread);
-    return {where.rank, where.block, thread, info.channel, info.kernel, info.epoch, site};
+    return {where.rank,  where.block, thread, info.channel,
+            info.kernel, info.epoch,  site,   info.site};
 }
 
 KcclSimPlace Machine::place(const Fiber& fiber) const {
@@ -30,7 +31,7 @@ void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address
     finding.other_deed = other.kind;
     finding.place = place(deed.event.agent, deed.call, deed.site);
     finding.other = other.exists ? place(other.event.agent, other.call, other.site)
-                                 : KcclSimPlace{-1, -1, -1, -1, 0, 0, 0};
+                                 : KcclSimPlace{-1, -1, -1, -1, 0, 0, 0, 0};
     finding.address = address;
     finding.seed = seed;
     finding.step = steps;
@@ -77,6 +78,38 @@ void Machine::report_stuck(KcclSimFindingKind kind) {
     finding.num_waiting = num_waiting;
     finding.num_named = static_cast<uint32_t>(named.size());
     for (size_t i = 0; i < named.size(); ++i) finding.waiting[i] = place(*named[i]);
+    name_first_lack(finding);
+}
+
+// The running thread waits for threads of its block or warp that wait at another barrier, or that
+// have ended.
+void Machine::report_divergence(bool is_of_block) {
+    const Fiber& mine = *current_;
+    const std::vector<Fiber*>& fibers = is_of_block ? mine.block->fibers : mine.warp->lanes;
+    const Fiber::State at = is_of_block ? Fiber::kAtBlock : Fiber::kAtWarp;
+    const auto find = [&](const std::vector<Fiber*>& among, auto is_it) {
+        const auto found = std::find_if(among.begin(), among.end(), is_it);
+        return found == among.end() ? nullptr : *found;
+    };
+    const bool ends = mine.state == Fiber::kEnded;
+    const Fiber* waiting =
+        find(fibers, [&](const Fiber* f) { return f != &mine && f->state == at; });
+    const Fiber* ended =
+        find(mine.warp->lanes, [](const Fiber* f) { return f->state == Fiber::kEnded; });
+    const Fiber& one = ends ? *waiting : mine;
+    const Fiber* const other = ended != nullptr ? ended : waiting;
+    Deed deed;
+    if (other != nullptr) {
+        deed = {other->knowledge.now(),
+                other->knowledge.call,
+                other->site,
+                steps,
+                kKcclSimMeetBlock,
+                true};
+    }
+    report(kKcclSimDivergence, {one.knowledge.now(), one.knowledge.call, one.site, steps},
+           one.address, deed);
+    findings.back().has_ended = ended != nullptr ? 1 : 0;
 }
 
 // Whether a thread has looked at the clock since all threads wait, and still waits.

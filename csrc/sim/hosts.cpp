@@ -24,6 +24,9 @@ constexpr uint64_t kLookNs = 2'000'000;
 // The most that one look adds to a stuck machine's clock.
 constexpr uint64_t kMostPassNs = 100'000'000;
 
+// How often an OS thread that waits looks whether interrupt() was called.
+constexpr uint64_t kInterruptNs = 200'000'000;
+
 // Held by the machine that moves.
 std::mutex moving;
 
@@ -96,23 +99,25 @@ int Machine::launch_and_wait(const KcclSimLaunch& launch) {
     // This thread runs the kernels of all ranks.
     const host::DefaultFloats floats;
     std::unique_lock<std::mutex> lock(mutex);
-    if (!findings.empty()) return 1;
+    if (!findings.empty() || is_interrupted_) return 1;
     const std::shared_ptr<Grid> grid = enqueue(launch);
     Rank& rank = ranks_[static_cast<size_t>(launch.rank)];
     rank.host = Rank::kInLaunch;
     changed_.notify_all();
-    while (!grid->has_ended && findings.empty()) {
+    while (!grid->has_ended && findings.empty() && !is_interrupted_) {
         uint64_t wake_at_ns = 0;
         const uint64_t now = now_ns();
         if (!is_moved_ && may_move(now, &wake_at_ns)) {
             move_for_hosts(lock);
         } else if (is_moved_ || wake_at_ns <= now) {
-            changed_.wait(lock);
+            // interrupt() does not wait for the mutex, so its notification may come too early.
+            changed_.wait_for(lock, std::chrono::nanoseconds(kInterruptNs));
         } else {
-            changed_.wait_for(lock, std::chrono::nanoseconds(wake_at_ns - now));
+            changed_.wait_for(lock,
+                              std::chrono::nanoseconds(std::min(wake_at_ns - now, kInterruptNs)));
         }
     }
-    return findings.empty() ? 0 : 1;
+    return grid->has_ended && findings.empty() ? 0 : 1;
 }
 
 void Machine::set_host(int index, Rank::HostState state) {

@@ -18,6 +18,7 @@ std::shared_ptr<Grid> Machine::enqueue(const KcclSimLaunch& launch) {
     grid->launch = launch;
     grid->rank = launch.rank;
     grid->entry = launch.entry;
+    grid->code = code_around(reinterpret_cast<const void*>(launch.entry));
     // 64-byte aligned, because a parameter may ask for it.
     grid->arguments.resize(launch.argument_bytes / 8 + 9);
     const uint64_t begin = reinterpret_cast<uint64_t>(grid->arguments.data());
@@ -139,6 +140,9 @@ void Machine::start_thread(Block& block, Warp& warp, uint32_t index) {
     fiber.has_turn = false;
     fiber.looked_ns = 0;
     fiber.owner = block.grid->owner + 1 + block.index;
+    fiber.site = 0;
+    fiber.num_calls = {};
+    fiber.begun.name = nullptr;
     begin_poll(fiber);
     fiber.level = level_of(fiber);
     make_ready(&fiber);

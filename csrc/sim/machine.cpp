@@ -2,6 +2,8 @@
 // call is in engine.cpp.
 #include "machine.h"
 
+#include <algorithm>
+
 #include "../include/kccl/targets/host_floats.h"
 #include "faults.h"
 
@@ -11,6 +13,10 @@ Machine* running = nullptr;
 
 Machine::Machine(const KcclSimSettings& given)
     : settings(given), memory(slots, calls, *this, steps) {
+    constexpr uint64_t kLongestNs = 100'000'000;
+    constexpr uint64_t kShortestNs = 1'000'000;
+    const uint64_t quarter_ns = settings.hang_ns == 0 ? kLongestNs : settings.hang_ns / 4;
+    watch_period_ns_ = std::clamp(quarter_ns, kShortestNs, kLongestNs);
     restart(settings.seed);
 }
 
@@ -49,6 +55,8 @@ void Machine::restart(uint64_t new_seed) {
     changes_ = changes_at_wake_ = passed_ns_ = halted_ns_ = 0;
     idle_rounds_ = 0;
     has_turned_grid_ = false;
+    lacks_.clear();
+    waits.clear();
     findings.clear();
     events.assign(settings.trace_events, {});
     num_events = next_event_ = 0;
@@ -68,6 +76,10 @@ void Machine::body(void* argument) {
 Machine::Halt Machine::move() {
     Machine* const before = running;
     running = this;
+    is_late_ = false;
+    num_sampled_ = 0;
+    idle_ticks_ = 0;
+    const Watch watch(*this, watch_period_ns_);
     Halt halt = Halt::kAllEnded;
     while (true) {
         start_pending();
@@ -89,6 +101,10 @@ Machine::Halt Machine::move() {
         }
         if (!ready_.is_empty() || wake_stored() || complete_copy() || wake_pollers()) continue;
         halt = Halt::kStuck;
+        if (!lacks_.empty()) {
+            report_lack(lacks_.front());
+            halt = Halt::kFound;
+        }
         break;
     }
     running = before;

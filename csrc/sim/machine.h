@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include <array>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -14,12 +16,14 @@
 
 #include "../include/kccl/targets/sim_device.h"
 #include "alike.h"
+#include "coops.h"
 #include "copies.h"
 #include "edges.h"
 #include "fiber.h"
 #include "memory.h"
 #include "schedule.h"
 #include "types.h"
+#include "watchdog.h"
 
 namespace kccl::sim {
 
@@ -52,6 +56,9 @@ struct Fiber {
     uint64_t address = 0;
     uint64_t looked_ns = 0;  // when it last looked at the clock
     uint64_t owner = 0;      // its block's, in Edges
+    // How many calls it has made with each kind of coop.
+    std::array<uint32_t, kNumCoops> num_calls = {};
+    BegunCall begun;
 };
 
 enum class Meeting : uint8_t { kNone, kSync, kAny, kBallot, kShuffle };
@@ -64,6 +71,9 @@ struct Warp {
     uint32_t level = 0;
     uint32_t woken = 0;  // how often a store woke it
     Meeting meeting = Meeting::kNone;
+    CallLog calls;
+    // How many calls of the block the first of its threads has made.
+    uint32_t num_calls_of_block = 0;
 };
 
 struct SharedVariable {
@@ -84,6 +94,9 @@ struct Block {
     Meeting meeting = Meeting::kNone;
     std::vector<SharedVariable> shared;
     Copies copies;
+    CallLog calls;
+    Exchanges exchanges;
+    bool is_incomplete = false;  // one of its threads lacks a call that others are in
 };
 
 // What is known of the launches that have ended; as in Knowledge.
@@ -116,6 +129,10 @@ struct Grid {
     // parts that the program has accessed, which may have pointers to more.
     std::vector<uint64_t> foreign_pointers;
     std::map<uint64_t, Region> foreign_parts;
+    CodeRange code;  // of the kernel's library
+    CallLog calls;
+    // A communicator that it uses has failed: its threads may go different ways.
+    bool has_failed = false;
 
     bool lets_in() const { return has_begun && num_closed == 0; }
 };
@@ -149,9 +166,29 @@ class Machine final : public Reporter {
     int launch_and_wait(const KcclSimLaunch& launch);
     void set_host(int rank, Rank::HostState state);
 
+    // ---- Kernels that do not come back, and Ctrl-C (watchdog.cpp) ----
+    bool tick(uint64_t code);
+    void leave_kernel();
+    // Ends the run soon, whatever the kernels do. Any OS thread may call it.
+    void interrupt();
+    // The running thread has used too much time since its last step. Called where a thread comes to
+    // the machine without a step.
+    void end_if_late() {
+        if (is_late_) report_late();
+    }
+
     // ---- Launches (launches.cpp) ----
     void await_kernels_before();
     void launch_dependents();
+
+    // ---- Calls that all threads of a coop make (coops.cpp) ----
+    void begin_call(const KcclSimCoopCall& call);
+    // The thread is about to wait for others of its block or warp, or has ended. Notes it if some
+    // of them are in a call that it does not make.
+    void check_calls(bool is_of_block);
+    // Such a call is reported when all other threads have come as far as they can. Until then
+    // nobody in the block is released.
+    void wait_incomplete(Fiber::State state);
 
     // ---- What kernels call (engine.cpp) ----
     Fiber& me() { return *current_; }
@@ -232,6 +269,7 @@ class Machine final : public Reporter {
     std::vector<KcclSimFinding> findings;
     std::vector<KcclSimEvent> events;  // the last ones, as a ring
     uint64_t num_events = 0;
+    std::vector<KcclSimWait> waits;  // when waits last began to time out
     std::mutex mutex;
 
   private:
@@ -244,6 +282,16 @@ class Machine final : public Reporter {
     void start(const std::shared_ptr<Grid>& grid);
     void start_thread(Block& block, Warp& warp, uint32_t index);
     void let_dependents_in(Block& block);
+    void enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call, uint32_t num_common);
+    bool step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call);
+    void lack(Coop coop, const Fiber& fiber, uint32_t number);
+    void report_lack(const Lack& lack);
+    void report_settled();
+    void report_call(KcclSimFindingKind kind, const Fiber& fiber, const MadeCall& other,
+                     const char* name);
+    bool is_settled(const Lack& lack) const;
+    template <class F>
+    void for_threads_of(Coop coop, const Fiber& fiber, F f) const;
     void end_grid(Grid& grid);
     void end_block(Block& block, Known* known);
     uint32_t level_of(const Fiber& fiber) const;
@@ -259,10 +307,16 @@ class Machine final : public Reporter {
     bool has_pollers() const;
     bool pass_time(uint64_t at_least_ns);
     void count_step();
+    void report_endless();
+    void report_late();
     // Something has changed that a waiting thread may be waiting for.
     void note_change();
     void note_progress();
     void report_stuck(KcclSimFindingKind kind);
+    void report_divergence(bool is_of_block);
+    void name_missing(Coop coop, const Fiber& fiber, uint32_t number, KcclSimFinding& finding);
+    void name_first_lack(KcclSimFinding& finding);
+    void note_waits();
     void report_overdue();
     bool is_overdue(const Fiber& fiber) const;
     KcclSimEvent* next_event();
@@ -318,6 +372,14 @@ class Machine final : public Reporter {
     uint32_t idle_rounds_ = 0;
     uint64_t passed_ns_ = 0;
     uint64_t halted_ns_ = 0;  // when all threads had come to wait
+    std::vector<Lack> lacks_;
+    uint64_t watch_period_ns_ = 0;
+    uint64_t moved_at_tick_ = 0;
+    uint64_t idle_ticks_ = 0;  // since the last step
+    std::atomic<bool> is_late_ = false;
+    uint32_t num_sampled_ = 0;
+    std::array<uint64_t, kKcclSimNumNamed> sampled_ = {};  // code of a thread that is late
+    std::atomic<bool> is_interrupted_ = false;
     bool is_moved_ = false;
     std::condition_variable changed_;
 };

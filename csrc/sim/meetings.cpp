@@ -49,9 +49,11 @@ void Machine::meet_block(Meeting meeting, bool is_fenced) {
     // A vote may follow a poll that found nothing.
     if (meeting == Meeting::kSync) take_loads();
     trace(kKcclSimMeetBlock, 0, mine.exchanged);
+    check_calls(true);
+    if (block.is_incomplete) return wait_incomplete(Fiber::kAtBlock);
     // A warp with a thread that has ended cannot arrive as a whole.
     const bool is_other = block.meeting != Meeting::kNone && block.meeting != meeting;
-    if (is_other || mine.warp->ended != 0) report_here(kKcclSimDivergence);
+    if (is_other || mine.warp->ended != 0) report_divergence(true);
     block.meeting = meeting;
     block.is_fenced = block.is_fenced && is_fenced;
     if (++block.arrived == block.alive) {
@@ -84,11 +86,17 @@ void Machine::release_block(Block& block) {
 void Machine::end_in_block(Fiber& fiber) {
     Block& block = *fiber.block;
     ++fiber.warp->ended;
-    if (fiber.warp->arrived != 0) report_here(kKcclSimDivergence);
+    check_calls(true);
+    report_settled();
+    if (block.is_incomplete) {
+        --block.alive;
+        return;
+    }
+    if (fiber.warp->arrived != 0) report_divergence(false);
     const bool waits =
         std::any_of(fiber.warp->lanes.begin(), fiber.warp->lanes.end(),
                     [](const Fiber* lane) { return lane->state == Fiber::kAtBlock; });
-    if (waits) report_here(kKcclSimDivergence);
+    if (waits) report_divergence(true);
     if (--block.alive != 0 && block.arrived == block.alive) release_block(block);
     if (block.alive == 0) let_dependents_in(block);
     if (block.alive == 0 && !block.copies.pieces.empty()) {
@@ -102,8 +110,13 @@ void Machine::end_in_block(Fiber& fiber) {
 void Machine::meet_warp(Meeting meeting) {
     Fiber& mine = *current_;
     Warp& warp = *mine.warp;
+    if (mine.num_calls[static_cast<size_t>(Coop::kWarp)] < warp.calls.end ||
+        mine.num_calls[static_cast<size_t>(Coop::kBlock)] < warp.num_calls_of_block) {
+        check_calls(false);
+    }
+    if (mine.block->is_incomplete) return wait_incomplete(Fiber::kAtWarp);
     const bool is_other = warp.meeting != Meeting::kNone && warp.meeting != meeting;
-    if (is_other || warp.ended != 0) report_here(kKcclSimDivergence);
+    if (is_other || warp.ended != 0) report_divergence(false);
     warp.meeting = meeting;
     if (++warp.arrived == warp.lanes.size()) {
         release_warp(warp);

@@ -169,7 +169,7 @@ void Machine::yield_as(Fiber::State state) {
 
 void Machine::count_step() {
     clock_ns += kStepNs;
-    if (++steps > endless_at_) report_here(kKcclSimEndless);
+    if (++steps > endless_at_) report_endless();
 }
 
 void Machine::note_change() {
@@ -265,7 +265,10 @@ bool Machine::wake_pollers() {
 // Moves the clock on, so that waits look at it and time out. False: more time has passed than any
 // limit allows.
 bool Machine::pass_time(uint64_t at_least_ns) {
-    if (passed_ns_ == 0) halted_ns_ = clock_ns;
+    if (passed_ns_ == 0) {
+        halted_ns_ = clock_ns;
+        note_waits();
+    }
     passed_ns_ = passed_ns_ == 0 ? kFirstPassNs : passed_ns_ + passed_ns_ / 8;
     clock_ns += at_least_ns != 0 ? at_least_ns : passed_ns_;
     idle_rounds_ = 0;

@@ -16,7 +16,8 @@ uint32_t Slots::of(int32_t rank, int32_t block, uint32_t lane) {
     return slots[column];
 }
 
-uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch) {
+uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch,
+                      uint64_t site) {
     // What a grid does is no call of its channels: their numbers would come to differ by rank.
     const int32_t stream = kernel == kKcclGridSync       ? -1
                            : kernel == kKcclGridExchange ? -2 - channel
@@ -28,7 +29,7 @@ uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t
     std::copy_backward(last.entered.begin(), last.entered.end() - 1, last.entered.end());
     last.entered[0] = {next_++, epoch};
     const uint32_t index = last.entered[0].index;
-    const CallInfo info = {state, kernel, channel, epoch, ++last.number};
+    const CallInfo info = {state, kernel, channel, epoch, ++last.number, site};
     if (known_.size() < kKept) {
         known_.push_back(info);
     } else {

@@ -69,6 +69,7 @@ struct CallInfo {
     int32_t channel;  // -1: in no call
     uint32_t epoch;
     uint64_t number;  // like the epoch, but does not wrap; the same on all ranks
+    uint64_t site;    // where the first thread of the rank began it
 };
 
 class Calls {
@@ -84,11 +85,11 @@ class Calls {
         return next_ - index <= kKept ? known_[index % kKept] : kNone;
     }
     // A thread enters a call on the rank of this state. All threads of the rank get the same index.
-    uint32_t enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
+    uint32_t enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch, uint64_t site);
     void forget(uint64_t state);
 
   private:
-    static constexpr CallInfo kNone = {0, 0, -1, 0, 0};
+    static constexpr CallInfo kNone = {0, 0, -1, 0, 0, 0};
     // How many calls are remembered, of all ranks and channels together.
     static constexpr uint32_t kKept = 1 << 16;
 

@@ -187,6 +187,10 @@ class Backend(ABC):
         """An error of the backend itself, as a refused launch; None if there is none."""
 
     @abstractmethod
+    def simulated_waits(self) -> str | None:
+        """Who waits for what, for the text of a time-out. None: waits take real time."""
+
+    @abstractmethod
     def abort(self) -> None:
         """Fails this rank, and the peers' waits for it, now and later. Any thread may call it."""
 

@@ -335,6 +335,10 @@ class GpuBackend(Backend):
         name = {**gpu.queue, **gpu.dependents_queue}[_LAUNCHED_BY[self.state.queue.how]]
         return DriverError(gpu.error_text(name, error, note), error)
 
+    def simulated_waits(self) -> str | None:
+        """See Backend."""
+        return None
+
     def abort(self) -> None:
         """See Backend."""
         if self.state.status != lib.kKcclOk:

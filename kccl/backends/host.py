@@ -147,6 +147,10 @@ class HostBackend(Backend):
     def failure(self) -> None:
         """See Backend: the state says everything."""
 
+    def simulated_waits(self) -> str | None:
+        """See Backend."""
+        return None
+
     def abort(self) -> None:
         """See Backend."""
         with self._dropping:

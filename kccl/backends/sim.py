@@ -222,6 +222,10 @@ class SimBackend(Backend):
         """See Backend: what the simulation has found."""
         return self._machine.failure()
 
+    def simulated_waits(self) -> str | None:
+        """See Backend."""
+        return self._machine.waits()
+
     def abort(self) -> None:
         """See Backend."""
         host_state.abort(self._scratches.comm)

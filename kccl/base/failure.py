@@ -24,7 +24,9 @@ def unfinished_reset(rank: int) -> Timeout:
     )
 
 
-def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
+def error_of(
+    status: int, record: Any, rank: int, caveat: str = "", *, simulated: str | None = None
+) -> Error:
     """The exception for a communicator's status.
 
     Args:
@@ -32,6 +34,8 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
         record: The KcclRecord that was written with the status.
         rank: The rank that raises.
         caveat: A note for the survivors of a lost peer, added to the text; "" for none.
+        simulated: On the simulator who waited for what, added to the text of a time-out. None where
+            seconds are real ones.
     """
     caveat = f"; {caveat}" if caveat else ""
     if status == lib.kKcclForked:
@@ -125,9 +129,12 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
     if is_step:
         cure = _WITH_ENGINE
     waited = f"rank {record.rank} waited for {awaited}: {seen}, after {waited_s:.3g} s"
+    if simulated is not None:
+        waited += " of simulated time"
     source = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
+    table = f"\n{simulated}" if simulated and kind is Timeout else ""
     return kind(
-        f"{name} on {where}: {cause}; {waited}{source}; {cure}",
+        f"{name} on {where}: {cause}; {waited}{source}; {cure}{table}",
         rank=record.rank,
         peer=record.peer if record.peer >= 0 else None,
         collective=name,

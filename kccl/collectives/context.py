@@ -130,7 +130,8 @@ class Context:
         state = self.backend.state
         if self.mesh.is_resetting and not self.has_left():
             raise unfinished_reset(self.rank)
-        raise error_of(state.status, state.record, self.rank, self.backend.caveat)
+        simulated, caveat = self.backend.simulated_waits(), self.backend.caveat
+        raise error_of(state.status, state.record, self.rank, caveat, simulated=simulated)
 
     def has_left(self) -> bool:
         """Whether the communicator is closed, or this process is a fork of the rank's process."""

@@ -45,6 +45,8 @@ _HOST_FLAGS = (
 _COMPILER_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
 _MAGIC = b"kccl"
 _locks: dict[str, threading.Lock] = {}
+# Stem of the temporary files of a compilation.
+_UNIT = "unit"
 _ANY_BYTES = "surrogateescape"
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include(?:_next)?\b[ \t]*(.*)$", re.MULTILINE)
 
@@ -243,6 +245,8 @@ def _compile(
         )
     include_dirs = [csrc / "include", csrc / "sim" / "cuda", *include_dirs]
     flags = [*options, *(f"-I{at}" for at in include_dirs)]
+    # Debug information has the source's name, not that of the temporary file.
+    flags.append(f"-fdebug-prefix-map={_UNIT}.cpp={name}")
     if compilers.is_zig(cxx):
         flags.append("-fno-sanitize=undefined")
     unit = "\n".join(
@@ -297,11 +301,10 @@ def compiler_name() -> str:
 
 def _make_sim(unit: str, name: str, cxx: list[str], linker: list[str], flags: list[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="kccl-") as folder:
-        source, compiled, linked = (Path(folder) / f"unit.{end}" for end in ("cpp", "o", "so"))
+        source, compiled, linked = (Path(folder) / f"{_UNIT}.{end}" for end in ("cpp", "o", "so"))
         source.write_text(unit)
-        # Debug information names the source as unit.cpp, without the temporary folder.
         flags = [*flags, f"-fdebug-prefix-map={folder}=."]
-        _run([*cxx, *flags, "-c", str(source), "-o", str(compiled)], name, folder)
+        _run([*cxx, *flags, "-c", source.name, "-o", str(compiled)], name, folder)
         _run([*linker, "-shared", str(compiled), "-o", str(linked)], name, folder)
         return linked.read_bytes()
 

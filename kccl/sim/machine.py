@@ -43,6 +43,8 @@ class Simulation:
             for any number. A launch that finds no room waits for others to end.
         max_steps: A longer run is reported as endless. So is a run in which for tens of millions of
             steps (more with more threads) no word changes and not all threads pause.
+        hang_s: Seconds of CPU time. A thread that takes longer from one step to the next is
+            reported as endless. A step is an access through kccl::mem, or synchronisation.
     """
 
     seed: int = 0
@@ -55,9 +57,12 @@ class Simulation:
     trace_events: int = 4096
     most_blocks: int = 0
     max_steps: int = 2**33
+    hang_s: float = 5.0
 
     def __post_init__(self) -> None:
         arguments.between("seed", self.seed, 0, 2**64 - 1)
+        if not 0.001 <= self.hang_s <= 1e9:
+            raise InvalidArgument(f"hang_s is {self.hang_s!r}, must be 0.001 to 1e9 seconds")
         if self.warp_size not in cache.WARP_SIZES:
             raise InvalidArgument(f"warp_size is {self.warp_size!r}, must be 32 or 64")
         for name, value, known in (
@@ -99,6 +104,7 @@ class Machine:
             *("trace_events", "most_blocks", "max_steps"),
         ):
             setattr(settings, name, getattr(simulation, name))
+        settings.hang_ns = int(simulation.hang_s * 1e9)
         self._handle = lib.kccl_sim_create(settings)
         self._lock = threading.Lock()
         self._failure: ProtocolError | None = None
@@ -198,6 +204,11 @@ class Machine:
             lib.kccl_sim_forget_array(self.handle, rank, array)
         return bool(lib.kccl_sim_launch(self.handle, launch) == 0)
 
+    def interrupt(self) -> None:
+        """Ends all launches within a second, whatever their kernels do. They return an error."""
+        if self._handle is not None:
+            lib.kccl_sim_interrupt(self._handle)
+
     def leave(self, rank: int) -> None:
         """Tells the machine that a rank makes no more launches."""
         lib.kccl_sim_leave(self.handle, rank)
@@ -254,6 +265,14 @@ class Machine:
         capacity = self.simulation.trace_events
         array = ffi.new("KcclSimEvent[]", max(capacity, 1))
         return Events(array, lib.kccl_sim_events(self.handle, array, capacity))
+
+    def waits(self) -> str:
+        """Who waited for what when waits last began to time out; "" if none did."""
+        if self._handle is None:
+            return ""
+        array = ffi.new("KcclSimWait[]", lib.kKcclSimMostWaits)
+        count = lib.kccl_sim_waits(self._handle, array, lib.kKcclSimMostWaits)
+        return self._reporter.waits([array[index] for index in range(count)])
 
     def stats(self) -> dict[str, int]:
         """The fields of KcclSimStats for the last run. Works after destroy(), too."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..base.abi import DTYPES, KERNELS, OPS, kernel_name, lib, members
 from ..base.errors import ProtocolError
+from .call_words import SENTENCES, lack, waiting_table
 from .edges import edge_of
 from .launch_arrays import LaunchArrays
 from .regions import Regions
@@ -13,8 +14,10 @@ from .symbols import Symbols
 
 # Kind of finding -> its text. _sentence() fills the fields in, and appends call, step and seed.
 _KINDS = {
-    "deadlock": "deadlock: {num_waiting} threads wait and nothing can change any more: {waiting}",
-    "divergence": "divergence: {place} at {site} and {other} wait at different barriers",
+    "deadlock": "deadlock: {num_waiting} threads wait and nothing can change any more: {waiting}"
+    "{lack}",
+    "divergence": "divergence: {place} waits at {user_site}{within}, and {other} {does_other}. All "
+    "threads of a block or warp must come to the same barriers and calls",
     "data_race": "data race: {place} at {site} {does} {what}, {other} {did} it, and no "
     "synchronisation orders them",
     "narrow_scope": "scope too narrow: {place} at {site} {does} {what}, {other} {did} it, and the "
@@ -26,6 +29,9 @@ _KINDS = {
     "stale_word": "stale word: {place} at {site} takes {what} for a word of this call, but {other} "
     "wrote it for another call",
     "late_timeout": "late time-out: {place} at {site} still waits after its time limit",
+    "hung": "endless: {place} runs on at {user_site} and makes no step for longer than "
+    "Simulation.hang_s. A loop that waits must read with kccl::mem::load() and call "
+    "kccl::mem::poll_pause(): no other thread moves while one reads plainly",
     "endless": "endless: after {step} steps the kernels have not ended; {place} is at {site}. A "
     "loop that waits must call kccl::mem::poll_pause(), so that the simulator knows that it waits",
     "invalid_access": "invalid access: {place} at {site} accesses {what}, which no GPU can",
@@ -34,6 +40,7 @@ _KINDS = {
     "opened_twice": "channel opened twice: {place} opens channel {channel} at {line} while "
     "{other_place} has it open, since {other_line}; on each rank one coop at a time has a channel "
     "open, and opens it once",
+    "interrupted": "interrupted: {place} was at {site}",
     "undrained": "copy not drained: {place} at {site} starts a copy to {what}, and its block ends "
     "before the copy is there",
     "out_of_bounds": "out of bounds: {place} at {site} {does} {edge}",
@@ -68,6 +75,7 @@ class Place:
         kernel, channel, epoch: The call of the library that the thread makes or made last; "", -1
             and 0 if it made none.
         is_within: True if the thread is still in that call: the line is the library's.
+        user_site: The line in the user's source that led there; site if there is none.
     """
 
     rank: int
@@ -78,6 +86,7 @@ class Place:
     channel: int
     epoch: int
     is_within: bool = True
+    user_site: str = ""
 
     def __str__(self) -> str:
         if self.block < 0:
@@ -114,8 +123,9 @@ class Reporter:
         """
         kind = self._kinds[finding.kind]
         named = [finding.waiting[index] for index in range(finding.num_named)]
-        self.symbols.look_up(who.site for who in (finding.place, finding.other, *named))
-        place = self.place(finding.place)
+        places = (finding.place, finding.other, *named)
+        self.symbols.look_up(site for who in places for site in (who.site, who.call_site))
+        place = self.place(self._seen_at(finding))
         waiting = "; ".join(f"{who} at {who.site}" for who in map(self.place, named))
         other = self.place(finding.other) if finding.other.rank >= 0 else None
         timeline = self.timeline(_relevant(finding, events))
@@ -150,14 +160,30 @@ class Reporter:
         text = _KINDS[kind].format(
             place=place,
             other_place=other,
-            line=self.symbols.user_line(finding.place.site),
-            other_line=self.symbols.user_line(finding.other.site),
+            line=self._caller(finding.place.site),
+            other_line=self._caller(finding.other.site),
             channel=finding.made.channel,
             made=made,
             other_made=other_made,
             who="all blocks" if is_exchange else "all ranks",
         )
         return f"{text}; {_replay(finding)}"
+    def _caller(self, site: int) -> str:
+        """The user's line that makes a call; or, for a kernel of the library, who launched it."""
+        is_of_user = self.symbols.is_of_user(site)
+        return self.symbols.user_line(site) if is_of_user else "a call of its program"
+
+    def _seen_at(self, finding: Any) -> Any:
+        """The place of a finding. Of a loop that has no step: a place with a line of the user's."""
+        if not finding.is_hung:
+            return finding.place
+        seen = (finding.waiting[index] for index in range(finding.num_named))
+        return next((each for each in seen if self.symbols.is_of_user(each.site)), finding.place)
+
+    def waits(self, waits: Sequence[Any]) -> str:
+        """Who waits for what (KcclSimWaits, the first missing event first); "" for nobody."""
+        self.symbols.look_up(site for each in waits for site in (each.place.site, each.call_site))
+        return waiting_table([(each, self.place(each.place), self.symbols) for each in waits])
 
     def place(self, place: Any) -> Place:
         """The Place for a KcclSimPlace."""
@@ -166,12 +192,27 @@ class Reporter:
             place.rank,
             place.block,
             place.thread,
-            self.symbols.line(place.site),
+            self._line(place),
             self._kernels.get(place.kernel, "a user's call") if is_call else "",
             place.channel,
             place.epoch if is_call else 0,
             self.symbols.is_of_library(place.site),
+            self.symbols.user_line(self._user_site(place)),
         )
+
+    def _user_site(self, place: Any) -> int:
+        """The code address that leads to the user's line: where the call was made, in the library.
+
+        Compilers do not inline all of the library.
+        """
+        is_lost = self.symbols.is_of_library(place.site) and not self.symbols.is_of_user(place.site)
+        return int(place.call_site if is_lost and place.call_site else place.site)
+
+    def _line(self, place: Any) -> str:
+        line, of_call = self.symbols.line(place.site), self._user_site(place)
+        if of_call == place.site or place.site == 0 or not self.symbols.is_of_user(of_call):
+            return line
+        return f"{line}, called in {self.symbols.user_line(of_call)}"
 
     def timeline(self, events: Sequence[Any]) -> str:
         """KcclSimEvents as text, one in each line."""
@@ -205,11 +246,18 @@ _WITH_ADDRESS = (
 def _sentence(
     kind: str, finding: Any, place: Place, other: Place | None, what: str, waiting: str, edge: str
 ) -> str:
-    text = _KINDS[kind].format(
+    if kind in SENTENCES:
+        text = SENTENCES[kind](finding, place, other)
+        return f"{text}; {_replay(finding)}"
+    text = _KINDS["hung" if finding.is_hung else kind].format(
         place=place,
+        user_site=place.user_site,
+        within="" if place.site.startswith(place.user_site) else f" (in {place.site})",
+        does_other=_does_other(finding, other),
+        lack=lack(finding, place, other) if kind == "deadlock" else "",
         site=place.site,
         does=_VERBS.get(finding.deed, ("",))[0],
-        other="another thread" if other is None else f"{other} at {other.site}",
+        other=_other(kind, other),
         did=_VERBS.get(finding.other_deed, ("", ""))[1],
         what=what,
         num_waiting=finding.num_waiting,
@@ -253,6 +301,18 @@ def made_words(made: Any) -> str:
 
 def _name(numbers: dict[str, int], number: int) -> str:
     return next(name for name, each in numbers.items() if each == number)
+
+
+def _other(kind: str, other: Place | None) -> str:
+    if other is None:
+        return "another thread"
+    return str(other) if kind == "divergence" else f"{other} at {other.site}"
+
+
+def _does_other(finding: Any, other: Place | None) -> str:
+    if finding.has_ended:
+        return "has ended"
+    return f"waits at {'an unknown line' if other is None else other.user_site}"
 
 
 def _relevant(finding: Any, events: Sequence[Any]) -> list[Any]:

@@ -15,6 +15,8 @@ _TOOLS = ("addr2line", "llvm-addr2line")
 _PRIMITIVES = ("mem", "platform", "coop")
 _CSRC = "csrc/"
 _HEADERS = f"{_CSRC}include/kccl/"
+# What no user has written. Other projects have folders of the name csrc, too.
+_OWN = (_HEADERS, f"{_CSRC}sim/module.inc")
 _LIMIT_S = 60.0
 
 
@@ -76,13 +78,19 @@ class Symbols:
         is_called = outer.file != inner.file and not outer.file.startswith(_CSRC)
         return f"{inner}, called in {outer}" if is_called else str(inner)
 
+    def is_of_user(self, site: int) -> bool:
+        """Whether a return address is known to be in a function outside of KCCL's source."""
+        return any(not frame.file.startswith(_OWN) for frame in self.frames(site))
+
     def user_line(self, site: int) -> str:
-        """The outermost source line of a return address: in a user's kernel the user's."""
-        frames = self.frames(site)
-        if not frames:
-            return self.line(site)
-        is_ours = frames[-1].file.startswith(_CSRC)
-        return "a call of its program" if is_ours else str(frames[-1])
+        """The innermost line outside of the library that led to a return address.
+
+        The library's own line where there is none.
+        """
+        for frame in self.frames(site):
+            if not frame.file.startswith(_OWN):
+                return str(frame)
+        return self.line(site)
 
 
 def _is_primitive(frame: Frame) -> bool:

@@ -156,7 +156,7 @@ constexpr uint64_t kChecked = 12;
 namespace kernels {
 
 // `calls`: `count` for each coop, which makes all of them, whatever they return, or those up to one
-// whose `fit` is kNotMade. AT_A_TIME: how many with the same channel, barrier and exchange open; 0:
+// whose `fit` is kNotMade: there it stays away until the communicator has failed. AT_A_TIME: how many with the same channel, barrier and exchange open; 0:
 // each call opens its own. A coop's word of `wrong` becomes 1 in three cases. A call after a failed
 // one, on the same channel, barrier or exchange, returns another status or waits. A call that must
 // fail is ok. Or a call is ok and one of the first kChecked elements of its result is not
@@ -189,14 +189,20 @@ KCCL_KERNEL void go_on(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls
             is_wrong |= mem::load_plain(output_of<float>(call) + n) != float(call.share);
         }
     };
+    // The simulator refuses a coop that goes elsewhere. One that is late it leaves to the time-outs.
+    const auto stay_away = [&] {
+        while (made < count && status_of(comm) == kKcclOk) mem::poll_pause();
+    };
     for (uint32_t begin = 0; begin < made; begin += AT_A_TIME == 0 ? 1 : AT_A_TIME) {
         if constexpr (AT_A_TIME == 0) {
             make(begin);
         } else {
             Opened<Coop, KERNELS> opened(coop, comm);
             for (uint32_t i = begin; i < begin + AT_A_TIME && i < made; ++i) make(i, opened);
+            if (begin + AT_A_TIME >= made) stay_away();
         }
     }
+    stay_away();
     if (coop.any(is_wrong) && leads(coop)) mem::store_plain(wrong + default_channel(coop), 1u);
 }
 

@@ -14,7 +14,7 @@ using kccl::mem::Scope;
 // boards: for each rank that takes part, a word for each slice. Before a block publishes, it stores
 // the round there. late: for each thread, how many of these stores it did not see. With 0 boards
 // nothing is stored.
-// Block `absent` does not come to the last round.
+// Block `absent` does not come to the last round: it stays away until the others have given up.
 template <KcclReach REACH, bool REDUCED, Order ORDER, class T>
 KCCL_KERNEL void exchanges(kccl::DeviceComm comm, const T* in, T* out, uint32_t count,
                            uint32_t rounds, uint32_t* const* boards, uint32_t num_boards,
@@ -28,7 +28,10 @@ KCCL_KERNEL void exchanges(kccl::DeviceComm comm, const T* in, T* out, uint32_t 
     kccl::Status status = exchange.status();
     uint32_t missing = 0;
     for (uint32_t round = 0; round < rounds && status == kKcclOk; ++round) {
-        if (round + 1 == rounds && block == absent) break;
+        if (round + 1 == rounds && block == absent) {
+            while (kccl::status_of(comm) == kKcclOk) kccl::mem::poll_pause();
+            break;
+        }
         // The last threads store, because these may not be the threads that publish.
         for (uint32_t i = coop.size() - 1 - coop.index(); i < num_boards; i += coop.size()) {
             uint32_t* const board = kccl::mem::load_plain(boards + i);

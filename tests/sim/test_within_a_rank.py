@@ -17,12 +17,15 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 SOURCE = """
 #include <kccl/kccl.cuh>
 
-// Block `absent` does not come to the sync after `count`.
+// Block `absent` does not come to the sync after `count` before the others have given up.
 KCCL_KERNEL void leave(kccl::DeviceComm comm, uint32_t absent, uint32_t count, uint32_t* statuses) {
     const uint32_t block = kccl::platform::block_in_grid();
     kccl::Status status = kKcclOk;
     for (uint32_t i = 0; i <= count && status == kKcclOk; ++i) {
-        if (i == count && block == absent) return;
+        if (i == count && block == absent) {
+            while (kccl::status_of(comm) == kKcclOk) kccl::mem::poll_pause();
+            return;
+        }
         status = kccl::grid_sync(comm);
     }
     if (kccl::leads(kccl::block())) kccl::mem::store_plain(statuses + block, uint32_t(status));

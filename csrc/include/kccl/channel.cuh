@@ -77,6 +77,10 @@ class Channel {
         step_ = comm.epoch_step;
         slot_packets_ = static_cast<uint32_t>(comm.layout.packet_bytes / kPayloadBytes);
         const bool many_calls = opening == Opening::kManyCalls;
+        if (many_calls) {
+            begin_together<kCoopKind<Coop>>(comm, "Channel",
+                                            {{"channel", static_cast<uint64_t>(index_)}});
+        }
         if (many_calls) keep_at_hand();
         half_packets_ = world_size() * slot_packets_;
         if (many_calls) check();

@@ -100,6 +100,11 @@ KCCL_DEVICE bool fits_stride(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kern
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count) {
+    begin_together<kCoopKind<Coop>>(channel.comm(), "all_reduce",
+                                    {{"channel", static_cast<uint64_t>(channel.index())},
+                                     {"count", count},
+                                     {"out", out},
+                                     {"in", in}});
     if (!fits<T, Op>(channel, kKcclAllReduceOneShotLl16, count)) return channel.status();
     return all_reduce_one_shot_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count));
 }
@@ -110,6 +115,12 @@ KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                   uint64_t count, uint64_t stride) {
+    begin_together<kCoopKind<Coop>>(channel.comm(), "reduce_scatter",
+                                    {{"channel", static_cast<uint64_t>(channel.index())},
+                                     {"count", count},
+                                     {"stride", stride},
+                                     {"out", out},
+                                     {"in", in}});
     constexpr KcclKernel kKernel = kKcclReduceScatterDirectLl16;
     if (!fits<T, Op>(channel, kKernel, count)) return channel.status();
     if (!fits_stride<T>(channel, kKernel, 0, stride)) return channel.status();
@@ -129,6 +140,12 @@ KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, co
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count, uint64_t stride) {
+    begin_together<kCoopKind<Coop>>(channel.comm(), "all_gather",
+                                    {{"channel", static_cast<uint64_t>(channel.index())},
+                                     {"count", count},
+                                     {"stride", stride},
+                                     {"out", out},
+                                     {"in", in}});
     constexpr KcclKernel kKernel = kKcclAllGatherDirectLl16;
     if (!fits<T>(channel, kKernel, count)) return channel.status();
     if (!fits_stride<T>(channel, kKernel, count, stride)) return channel.status();
@@ -148,6 +165,12 @@ KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                              uint64_t count, int root) {
+    begin_together<kCoopKind<Coop>>(channel.comm(), "broadcast",
+                                    {{"channel", static_cast<uint64_t>(channel.index())},
+                                     {"count", count},
+                                     {"root", static_cast<uint64_t>(root)},
+                                     {"out", out},
+                                     {"in", in}});
     constexpr KcclKernel kKernel = kKcclBroadcastDirectLl16;
     if (is_outside(root, channel.world_size())) {
         return refuse_on(
@@ -163,6 +186,8 @@ KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T
 // Waits for the same coop of every rank: see barrier_direct().
 template <mem::Order order = mem::Order::kAcqRel, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status barrier(Channel<Coop, WORLD_SIZE>& channel) {
+    begin_together<kCoopKind<Coop>>(channel.comm(), "barrier",
+                                    {{"channel", static_cast<uint64_t>(channel.index())}});
     channel.tell({kKcclBarrierDirect, 0});
     return barrier_direct<order>(channel);
 }
@@ -243,6 +268,8 @@ KCCL_DEVICE Slice grid_slice(uint64_t count) {
 // any block may read all of `out`. The caller synchronises what other blocks wrote to `in`.
 template <class T, class Op = Sum>
 KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
+    begin_together<CoopKind::kGrid>(comm, "all_reduce",
+                                    {{"count", count}, {"out", out}, {"in", in}});
     const Slice slice = grid_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
@@ -256,6 +283,8 @@ KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in,
 template <class T, class Op = Sum>
 KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T* in,
                                   uint64_t count) {
+    begin_together<CoopKind::kGrid>(comm, "reduce_scatter",
+                                    {{"count", count}, {"out", out}, {"in", in}});
     const Slice slice = grid_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
@@ -267,6 +296,8 @@ KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T*
 
 template <class T>
 KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
+    begin_together<CoopKind::kGrid>(comm, "all_gather",
+                                    {{"count", count}, {"out", out}, {"in", in}});
     const Slice slice = grid_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
@@ -279,6 +310,9 @@ KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in,
 template <class T>
 KCCL_DEVICE Status broadcast(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count,
                              int root) {
+    begin_together<CoopKind::kGrid>(
+        comm, "broadcast",
+        {{"count", count}, {"root", static_cast<uint64_t>(root)}, {"out", out}, {"in", in}});
     const Slice slice = grid_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
@@ -290,6 +324,7 @@ KCCL_DEVICE Status broadcast(Grid, const DeviceComm& comm, T* out, const T* in, 
 
 // What any block of any rank wrote before is visible to every block of every rank after it.
 KCCL_DEVICE Status barrier(Grid, const DeviceComm& comm) {
+    begin_together<CoopKind::kGrid>(comm, "barrier", {{"blocks", platform::blocks_per_grid()}});
     const Status before = grid_sync(comm);
     if (before != kKcclOk) return before;
     if (platform::block_in_grid() == 0) barrier(block(), comm);

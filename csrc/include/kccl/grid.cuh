@@ -104,6 +104,9 @@ class GridBarrierOf {
             status_ = refuse_grid(comm, kKcclGridSync, num_blocks_);
             return;
         }
+        if constexpr (kIsMarked) {
+            begin_together<CoopKind::kGrid>(comm, "GridBarrier", {{"blocks", num_blocks_}});
+        }
         polled_ = mem::keep(counter(block().index()));
         own_ = kCounters == 1 ? polled_ : counter(platform::block_in_grid());
         step_ = mem::keep(comm.epoch_step);
@@ -146,6 +149,9 @@ class GridBarrierOf {
         constexpr bool kOrders = order == mem::Order::kAcqRel;
         constexpr mem::Order kArrive = kOrders ? mem::Order::kRelease : mem::Order::kRelaxed;
         const Block coop = block();
+        if constexpr (kIsMarked) {
+            begin_together<CoopKind::kGrid>(comm_, "GridBarrier::sync", {{"blocks", num_blocks_}});
+        }
         if (status_ != kKcclOk) return status_;
         if (num_blocks_ == 1) {
             if constexpr (kOrders) coop.sync();
@@ -231,6 +237,7 @@ using GridBarrier = GridBarrierOf<kKcclGridBarriers>;
 // One sync; see GridBarrierOf.
 template <mem::Order order = mem::Order::kAcqRel>
 KCCL_DEVICE Status grid_sync(const DeviceComm& comm) {
+    begin_together<CoopKind::kGrid>(comm, "grid_sync", {{"blocks", platform::blocks_per_grid()}});
     GridBarrierOf<kKcclGridSyncs> barrier(comm);
     return barrier.sync<order>();
 }

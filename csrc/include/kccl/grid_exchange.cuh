@@ -92,6 +92,8 @@ class GridExchange {
                 {kKcclArgumentWorldSize, uint64_t{WORLD_SIZE}, uint64_t(comm.world_size)});
             return;
         }
+        begin_together<CoopKind::kGrid>(comm, "GridExchange", {{"blocks", num_blocks_}}, 1,
+                                        {.step = ExchangeStep::kOpen, .reach = REACH});
         const Status status = status_of(comm);
         first_epoch_ = epoch_ = mem::load_plain(epoch_word(platform::block_in_grid()));
         own_slice_ =
@@ -118,6 +120,8 @@ class GridExchange {
     KCCL_DEVICE ~GridExchange() {
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (status_ != kKcclOk) return;
+        begin_together<CoopKind::kGrid>(comm_, "~GridExchange", {{"blocks", num_blocks_}}, 1,
+                                        {.step = ExchangeStep::kClose, .reach = REACH});
         mark_open(comm_, kMark, false);
         if (epoch_ == first_epoch_) return;
         const uint32_t mine = platform::block_in_grid();
@@ -144,6 +148,11 @@ class GridExchange {
     KCCL_DEVICE uint32_t num_blocks() const { return num_blocks_; }
     // Of an exchange.
     KCCL_DEVICE uint32_t num_slices() const { return num_senders() * num_blocks_; }
+
+    // Whether slices of num_packets packets fit. If not, next() refuses them.
+    KCCL_DEVICE bool has_room(uint64_t num_packets) const {
+        return stride_of(num_packets) * num_slices() <= slot_packets_;
+    }
 
     // Enters the next exchange, whose slices have num_packets packets, at least 1. Called by all
     // threads of the block; all get the same status. On failure nothing may be published.
@@ -299,8 +308,12 @@ class GridExchange {
         return true;
     }
 
+    static KCCL_DEVICE uint64_t stride_of(uint64_t num_packets) {
+        return (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
+    }
+
     KCCL_DEVICE void lay_out(uint64_t num_packets) {
-        const uint64_t stride = (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
+        const uint64_t stride = stride_of(num_packets);
         const uint64_t total = stride * num_slices();
         if (total > slot_packets_) {
             if (status_ == kKcclOk && leads(block())) {

@@ -34,6 +34,10 @@ template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int 
 KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* in, uint32_t count) {
     static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
                   "an exchange orders both ways or not at all");
+    begin_together<CoopKind::kGrid>(
+        exchange.comm(), "publish", {{"count", count}, {"in", in}},
+        exchange.has_room(num_slice_packets<T>(count)) ? 1 : 0,
+        {.step = ExchangeStep::kPublish, .reach = REACH, .num_bytes = uint64_t{count} * sizeof(T)});
     const Status entered = exchange.next(num_slice_packets<T>(count));
     if (entered != kKcclOk) return entered;
     exchange.tell({kKcclGridExchange, uint64_t{count} * sizeof(T), kDtypeOf<T>});
@@ -115,6 +119,18 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     // How many payloads a thread loads at once. One payload a thread is a path of its own, because
     // small exchanges matter most.
     constexpr int kAtOnce = ROWS <= 2 ? 2 : 1;
+    begin_together<CoopKind::kGrid>(
+        exchange.comm(), ROWS == 1 ? "collect" : "collect_reduced",
+        {{"count", count},
+         {"first slice", slices.first},
+         {"number of slices", slices.num},
+         {"out", out}},
+        1,
+        {.step = ExchangeStep::kCollect,
+         .reach = REACH,
+         .num_bytes = uint64_t{count} * sizeof(T),
+         .end = uint64_t{slices.first} + slices.num,
+         .num_slices = ROWS == 1 ? exchange.num_slices() : exchange.num_blocks()});
     if (exchange.status() != kKcclOk) return exchange.status();
     if constexpr (IS_PART) {
         const uint32_t most = rows.num == 1 ? exchange.num_slices() : exchange.num_blocks();

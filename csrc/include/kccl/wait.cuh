@@ -9,8 +9,8 @@
 // abort word at all peers, and leaves a status in KcclState that stays until reset.
 #pragma once
 
-#include "coop.cuh"
 #include "description.cuh"
+#include "together.cuh"
 
 namespace kccl {
 

@@ -16,6 +16,8 @@ namespace kccl {
 template <bool IS_LAUNCH = false, class Coop>
 KCCL_DEVICE Status get(Coop coop, const DeviceComm& comm, void* out, const void* in,
                        uint64_t num_bytes) {
+    begin_together<kCoopKind<Coop>>(comm, "get",
+                                    {{"out", out}, {"in", in}, {"num_bytes", num_bytes}});
     const Status status = status_of(comm);
     if (coop.any(status != kKcclOk)) return status_of(comm);
     if constexpr (told::kIsTold && !IS_LAUNCH) {

@@ -16,6 +16,9 @@ namespace kccl {
 // count of signals sent is plain memory.
 template <class Coop>
 KCCL_DEVICE Status signal(Coop coop, const DeviceComm& comm, int peer, int signal_id) {
+    begin_together<kCoopKind<Coop>>(
+        comm, "signal",
+        {{"peer", static_cast<uint64_t>(peer)}, {"signal_id", static_cast<uint64_t>(signal_id)}});
     const Status status = status_of(comm);
     if (coop.any(status != kKcclOk)) return status_of(comm);
     const Status found = check_signal(coop, comm, kKcclSignal, peer, signal_id, 0);

@@ -17,6 +17,10 @@ namespace kccl {
 template <class Coop>
 KCCL_DEVICE Status wait(Coop coop, const DeviceComm& comm, int peer, int signal_id,
                         uint32_t wanted) {
+    begin_together<kCoopKind<Coop>>(comm, "wait",
+                                    {{"peer", static_cast<uint64_t>(peer)},
+                                     {"signal_id", static_cast<uint64_t>(signal_id)},
+                                     {"wanted", wanted}});
     const int first = peer < 0 ? 0 : peer;
     const int last = peer < 0 ? comm.world_size : peer + 1;
     uint32_t (&consumed)[kKcclMaxWorldSize][kKcclNumSignals] = state_of(comm)->consumed;

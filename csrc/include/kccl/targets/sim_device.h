@@ -49,6 +49,27 @@ struct KcclSimOpening {
     uint32_t num_threads;
 };
 
+struct KcclSimArgument {
+    const char* name;
+    uint64_t value;
+};
+
+// A call that all threads of a coop make together. Names live as long as the kernel's library.
+struct KcclSimCoopCall {
+    const char* name;
+    uint32_t coop;   // kccl::CoopKind
+    uint64_t state;  // identifies the communicator
+    const KcclSimArgument* arguments;
+    uint32_t num_arguments;
+    uint32_t num_common;  // how many of them all blocks of a grid give alike
+    // Of an exchange between blocks.
+    uint32_t step;  // kccl::ExchangeStep
+    uint32_t reach;
+    uint64_t num_bytes;   // of a slice
+    uint64_t end;         // behind the last slice that is collected
+    uint64_t num_slices;  // of the exchange
+};
+
 // Orders and scopes are the values of mem::Order and mem::Scope.
 struct KcclSimEngine {
     KcclSimThread* const* self;
@@ -114,6 +135,9 @@ struct KcclSimEngine {
     // long as the kernel's library.
     void (*stop_overrun)(const void* site);
     void (*stop_assertion)(const char* text, const void* site);
+    // The calling thread begins a call of its coop. The machine compares what the coop's threads
+    // call.
+    void (*begin_together)(const KcclSimCoopCall* call);
 };
 
 extern const KcclSimEngine* kccl_sim_engine;

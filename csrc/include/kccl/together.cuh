@@ -1,0 +1,59 @@
+// Calls that all threads of a coop make together. The simulator compares what the threads call, and
+// names those that are missing; on other targets nothing of this is left.
+#pragma once
+
+#include "coop.cuh"
+
+namespace kccl {
+
+enum class CoopKind : uint32_t { kThread, kWarp, kBlock, kGrid };
+
+template <class Coop>
+constexpr CoopKind kCoopKind = CoopKind::kBlock;
+template <>
+constexpr CoopKind kCoopKind<Thread> = CoopKind::kThread;
+template <>
+constexpr CoopKind kCoopKind<Warp> = CoopKind::kWarp;
+
+// What a call does in an exchange between blocks.
+enum class ExchangeStep : uint32_t { kNone, kOpen, kPublish, kCollect, kClose };
+
+// An argument of a call, by its name in the call's declaration.
+struct Given {
+    KCCL_DEVICE Given(const char* name, uint64_t value) : name(name), value(value) {}
+    KCCL_DEVICE Given(const char* name, const void* value)
+        : name(name), value(reinterpret_cast<uint64_t>(value)) {}
+    const char* name;
+    uint64_t value;
+};
+
+// The slices of an exchange that a call publishes or collects, for the simulator's checks.
+struct ExchangeUse {
+    ExchangeStep step = ExchangeStep::kNone;
+    uint32_t reach = 0;
+    uint64_t num_bytes = 0;   // of a slice
+    uint64_t end = 0;         // behind the last slice that is collected
+    uint64_t num_slices = 0;  // of the exchange
+};
+
+// The thread begins the call `name` of its coop. All its threads give the same arguments. Of a
+// grid, all blocks give the first `num_common` alike, and each block's threads all of them.
+template <CoopKind KIND, uint32_t NUM>
+KCCL_DEVICE void begin_together([[maybe_unused]] const DeviceComm& comm,
+                                [[maybe_unused]] const char* name,
+                                [[maybe_unused]] const Given (&given)[NUM],
+                                [[maybe_unused]] uint32_t num_common = NUM,
+                                [[maybe_unused]] ExchangeUse use = {}) {
+#if defined(KCCL_TARGET_SIM)
+    if constexpr (KIND == CoopKind::kThread) return;
+    KcclSimArgument arguments[NUM];
+    for (uint32_t i = 0; i < NUM; ++i) arguments[i] = {given[i].name, given[i].value};
+    const KcclSimCoopCall call = {
+        name,          static_cast<uint32_t>(KIND),     comm.state, arguments,     NUM,
+        num_common,    static_cast<uint32_t>(use.step), use.reach,  use.num_bytes, use.end,
+        use.num_slices};
+    kccl_sim_engine->begin_together(&call);
+#endif
+}
+
+}  // namespace kccl

@@ -1,0 +1,297 @@
+// Whether all threads of a coop make the calls that all of them must make.
+//
+// Threads of a coop may be at different calls, because a call is no barrier. So that a thread has
+// not made a call which others have made says nothing yet. It proves that it does not make it when
+// it ends, makes another call instead, or waits for others that are in the call. The machine then
+// lets all other threads move on as far as they can, so that the report names all that are missing.
+#include <string.h>
+
+#include <algorithm>
+
+#include "machine.h"
+
+namespace kccl::sim {
+namespace {
+
+bool has_failed(uint64_t state) {
+    return reinterpret_cast<const KcclState*>(state)->status != kKcclOk;
+}
+
+bool is_same(const char* one, const char* other) { return one == other || strcmp(one, other) == 0; }
+
+void copy_name(char* to, const char* from) { strncpy(to, from, kKcclSimNameBytes - 1); }
+
+uint32_t calls_of(const Fiber& fiber, Coop coop) {
+    return fiber.num_calls[static_cast<size_t>(coop)];
+}
+
+CallLog& log_of(const Fiber& fiber, Coop coop) {
+    if (coop == Coop::kWarp) return fiber.warp->calls;
+    return coop == Coop::kBlock ? fiber.block->calls : fiber.block->grid->calls;
+}
+
+// It waits for threads of its block or warp, or has ended.
+bool cannot_go_on(const Fiber& fiber) {
+    return fiber.state == Fiber::kEnded || fiber.state == Fiber::kAtBlock ||
+           fiber.state == Fiber::kAtWarp;
+}
+
+Deed deed_of(const Fiber& fiber, uint64_t step) {
+    return {fiber.knowledge.now(), fiber.knowledge.call, fiber.site, step, kKcclSimEnterCall, true};
+}
+
+}  // namespace
+
+template <class F>
+void Machine::for_threads_of(Coop coop, const Fiber& fiber, F f) const {
+    if (coop == Coop::kWarp) {
+        std::for_each(fiber.warp->lanes.begin(), fiber.warp->lanes.end(), f);
+    } else if (coop == Coop::kBlock) {
+        std::for_each(fiber.block->fibers.begin(), fiber.block->fibers.end(), f);
+    } else {
+        for (const std::unique_ptr<Block>& block : fiber.block->grid->blocks) {
+            std::for_each(block->fibers.begin(), block->fibers.end(), f);
+        }
+    }
+}
+
+// ---- A thread makes a call ----------------------------------------------------------------------
+
+void Machine::begin_call(const KcclSimCoopCall& call) {
+    Grid& grid = *current_->block->grid;
+    grid.has_failed = grid.has_failed || has_failed(call.state);
+    BegunCall& begun = current_->begun;
+    begun.name = call.name;
+    begun.state = call.state;
+    begun.site = current_->site;
+    begun.num_arguments = std::min(call.num_arguments, BegunCall::kMostArguments);
+    std::copy_n(call.arguments, begun.num_arguments, begun.arguments.begin());
+    const auto coop = static_cast<Coop>(call.coop);
+    if (grid.has_failed || settings.checks == 0 || coop == Coop::kThread) return;
+    if (coop == Coop::kWarp) return enter_call(coop, current_->warp->calls, call, 0);
+    const bool is_first = calls_of(*current_, Coop::kBlock) == current_->block->calls.end;
+    enter_call(Coop::kBlock, current_->block->calls, call, call.num_arguments);
+    Warp& warp = *current_->warp;
+    warp.num_calls_of_block = std::max(warp.num_calls_of_block, calls_of(*current_, Coop::kBlock));
+    if (!findings.empty()) return;
+    if (coop == Coop::kGrid) enter_call(coop, grid.calls, call, call.num_common);
+    if (is_first && findings.empty()) step_exchange(current_->block->exchanges, call);
+}
+
+// num_compared: how many of the arguments all threads of the coop give alike.
+void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
+                         uint32_t num_compared) {
+    Fiber& mine = *current_;
+    const uint32_t number = mine.num_calls[static_cast<size_t>(coop)]++;
+    if (coop == Coop::kWarp) num_compared = call.num_arguments;
+    if (number == log.end) {
+        ++log.end;
+        log.calls.push_back({call.name, call.state, {}, deed_of(mine, steps), 0});
+        log.calls.back().arguments.assign(call.arguments, call.arguments + num_compared);
+        // Some may have ended or come to a barrier before.
+        const Block& block = *mine.block;
+        const bool may_lack =
+            coop == Coop::kGrid
+                ? block.grid->alive != block.grid->launch.num_blocks * block.fibers.size()
+                : block.arrived != 0 || block.alive != block.fibers.size() ||
+                      mine.warp->arrived != 0;
+        if (may_lack) {
+            for_threads_of(coop, mine, [&](const Fiber* other) {
+                const bool waits_for_me =
+                    (other->state == Fiber::kAtBlock && coop != Coop::kGrid) ||
+                    (other->state == Fiber::kAtWarp && other->warp == mine.warp);
+                if (calls_of(*other, coop) > number) return;
+                if (other->state == Fiber::kEnded || waits_for_me) lack(coop, *other, number);
+            });
+        }
+    }
+    MadeCall& made = log.at(number);
+    if (!is_same(made.name, call.name) || made.state != call.state) {
+        report_call(kKcclSimThreadsDiffer, mine, made, call.name);
+        findings.back().coop = static_cast<uint32_t>(coop);
+        return;
+    }
+    // A block that gives too much is refused, and has no argument in common with the others.
+    num_compared = std::min(num_compared, static_cast<uint32_t>(made.arguments.size()));
+    for (uint32_t i = 0; i < num_compared; ++i) {
+        if (made.arguments[i].value == call.arguments[i].value) continue;
+        report_call(kKcclSimArgumentsDiffer, mine, made, call.name);
+        KcclSimFinding& finding = findings.back();
+        finding.coop = static_cast<uint32_t>(coop);
+        finding.value = call.arguments[i].value;
+        finding.other_value = made.arguments[i].value;
+        copy_name(finding.argument, call.arguments[i].name);
+        return;
+    }
+    ++made.num_threads;
+    const Grid& grid = *mine.block->grid;
+    const uint64_t size = coop == Coop::kWarp ? mine.warp->lanes.size()
+                          : coop == Coop::kBlock
+                              ? mine.block->fibers.size()
+                              : uint64_t{grid.launch.num_blocks} * mine.block->fibers.size();
+    // They are made in order, so the first is complete first.
+    if (made.num_threads == size) {
+        log.calls.pop_front();
+        ++log.first;
+    }
+    report_settled();
+}
+
+// The steps of an exchange between the grid's blocks, as the first thread of the block makes them.
+bool Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
+    const auto step = static_cast<ExchangeStep>(call.step);
+    if (step == ExchangeStep::kNone) return true;
+    const auto at = std::find_if(exchanges.begin(), exchanges.end(), [&](const Exchange& each) {
+        return each.state == call.state && each.reach == call.reach;
+    });
+    if (at == exchanges.end()) {
+        if (step == ExchangeStep::kOpen) exchanges.push_back({call.state, call.reach});
+        return true;
+    }
+    const auto refuse = [&](KcclSimExchangeMistake mistake, uint64_t value, uint64_t other_value) {
+        const Deed by = at->is_published ? at->by : Deed{};
+        report_call(kKcclSimExchangeOrder, *current_, {call.name, call.state, {}, by, 0},
+                    call.name);
+        findings.back().mistake = mistake;
+        findings.back().value = value;
+        findings.back().other_value = other_value;
+        return false;
+    };
+    if (step == ExchangeStep::kOpen) {
+        at->is_published = false;
+    } else if (step == ExchangeStep::kPublish) {
+        if (at->is_published) return refuse(kKcclSimPublishesTwice, 0, 0);
+        *at = {call.state, call.reach, true, call.num_bytes, deed_of(*current_, steps)};
+    } else if (step == ExchangeStep::kCollect) {
+        if (!at->is_published) return refuse(kKcclSimCollectsNothing, 0, 0);
+        if (call.num_bytes != at->num_bytes) {
+            return refuse(kKcclSimOtherLength, call.num_bytes, at->num_bytes);
+        }
+        if (call.end > call.num_slices) {
+            return refuse(kKcclSimNoSuchSlice, call.end - 1, call.num_slices);
+        }
+        at->is_published = false;
+    } else {
+        if (at->is_published) return refuse(kKcclSimNeverCollects, 0, 0);
+        exchanges.erase(at);
+    }
+    return true;
+}
+
+// ---- A thread does not make a call --------------------------------------------------------------
+
+void Machine::check_calls(bool is_of_block) {
+    const Fiber& mine = *current_;
+    Block& block = *mine.block;
+    if (block.grid->has_failed) return;
+    const bool has_ended = mine.state == Fiber::kEnded;
+    const auto check = [&](Coop coop, uint32_t end) {
+        const uint32_t number = calls_of(mine, coop);
+        if (number < end) lack(coop, mine, number);
+    };
+    check(Coop::kWarp, mine.warp->calls.end);
+    check(Coop::kBlock, is_of_block ? block.calls.end : mine.warp->num_calls_of_block);
+    if (has_ended) check(Coop::kGrid, block.grid->calls.end);
+}
+
+void Machine::wait_incomplete(Fiber::State state) {
+    current_->state = state;
+    report_settled();
+    switch_away();
+}
+
+// Notes that the thread does not make this call.
+void Machine::lack(Coop coop, const Fiber& fiber, uint32_t number) {
+    Grid& grid = *fiber.block->grid;
+    const MadeCall& made = log_of(fiber, coop).at(number);
+    grid.has_failed = grid.has_failed || has_failed(made.state);
+    const bool is_known = std::any_of(lacks_.begin(), lacks_.end(), [&](const Lack& known) {
+        return known.number == number && known.coop == coop &&
+               &log_of(*known.fiber, coop) == &log_of(fiber, coop);
+    });
+    if (grid.has_failed || is_known) return;
+    lacks_.push_back({&fiber, coop, number});
+    fiber.block->is_incomplete = fiber.block->is_incomplete || coop != Coop::kGrid;
+}
+
+// Whether each thread of the coop has made the call or cannot go on.
+bool Machine::is_settled(const Lack& lack) const {
+    bool result = true;
+    for_threads_of(lack.coop, *lack.fiber, [&](const Fiber* each) {
+        result = result && (calls_of(*each, lack.coop) > lack.number || cannot_go_on(*each));
+    });
+    return result;
+}
+
+void Machine::report_settled() {
+    for (const Lack& lack : lacks_) {
+        if (is_settled(lack)) return report_lack(lack);
+    }
+}
+
+void Machine::report_lack(const Lack& lack) {
+    const Fiber& fiber = *lack.fiber;
+    const MadeCall& made = log_of(fiber, lack.coop).at(lack.number);
+    report_call(kKcclSimIncompleteCall, fiber, made, made.name);
+    KcclSimFinding& finding = findings.back();
+    finding.coop = static_cast<uint32_t>(lack.coop);
+    finding.has_ended = fiber.state == Fiber::kEnded ? 1 : 0;
+    name_missing(lack.coop, fiber, lack.number, finding);
+}
+
+// Names the threads of the fiber's coop that have not made this call.
+void Machine::name_missing(Coop coop, const Fiber& fiber, uint32_t number,
+                           KcclSimFinding& finding) {
+    for_threads_of(coop, fiber, [&](const Fiber* each) {
+        if (calls_of(*each, coop) > number) return;
+        const auto block = static_cast<int32_t>(each->block->index);
+        const auto thread = static_cast<int32_t>(each->self.thread_in_block);
+        KcclSimRange* const last =
+            finding.num_ranges == 0 ? nullptr : &finding.ranges[finding.num_ranges - 1];
+        if (last != nullptr && last->block == block && last->last == thread - 1) {
+            last->last = thread;
+        } else if (finding.num_ranges < kKcclSimNumRanges) {
+            finding.ranges[finding.num_ranges++] = {block, thread, thread};
+        }
+    });
+}
+
+// Of a deadlock: a block or warp of which some threads are in a call and others are not.
+void Machine::name_first_lack(KcclSimFinding& finding) {
+    for (const std::shared_ptr<Grid>& grid : running_) {
+        for (const std::unique_ptr<Block>& block : grid->blocks) {
+            for (const Fiber* fiber : block->fibers) {
+                for (const Coop coop : {Coop::kBlock, Coop::kWarp}) {
+                    const CallLog& log = log_of(*fiber, coop);
+                    if (log.calls.empty() || calls_of(*fiber, coop) == log.end) continue;
+                    const MadeCall& made = log.at(calls_of(*fiber, coop));
+                    finding.coop = static_cast<uint32_t>(coop);
+                    finding.other = place(made.by.event.agent, made.by.call, made.by.site);
+                    copy_name(finding.call, made.name);
+                    name_missing(coop, *fiber, calls_of(*fiber, coop), finding);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+// A thread that is missing may go round and round.
+void Machine::report_endless() {
+    if (is_interrupted_.load(std::memory_order_relaxed)) {
+        report_here(kKcclSimInterrupted);
+    } else if (!lacks_.empty()) {
+        report_lack(lacks_.front());
+    } else {
+        report_here(kKcclSimEndless);
+    }
+}
+
+void Machine::report_call(KcclSimFindingKind kind, const Fiber& fiber, const MadeCall& other,
+                          const char* name) {
+    report(kind, deed_of(fiber, steps), fiber.address, other.by);
+    copy_name(findings.back().call, name);
+    copy_name(findings.back().other_call, other.name);
+}
+
+}  // namespace kccl::sim

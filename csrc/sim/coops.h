@@ -1,0 +1,77 @@
+// Calls that all threads of a coop make: each thread counts its own, and the first that makes call
+// k of a coop says what the others must call.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <array>
+#include <deque>
+#include <vector>
+
+#include "../include/kccl/targets/sim_device.h"
+#include "types.h"
+
+namespace kccl::sim {
+
+struct Fiber;
+
+// The values of KcclSimCoop and of kccl::CoopKind.
+enum class Coop : uint8_t {
+    kThread = kKcclSimCoopThread,
+    kWarp = kKcclSimCoopWarp,
+    kBlock = kKcclSimCoopBlock,
+    kGrid = kKcclSimCoopGrid
+};
+constexpr size_t kNumCoops = 4;
+
+// As in together.cuh.
+enum class ExchangeStep : uint32_t { kNone, kOpen, kPublish, kCollect, kClose };
+
+// A call, as the first thread of the coop made it.
+struct MadeCall {
+    const char* name = nullptr;
+    uint64_t state = 0;
+    std::vector<KcclSimArgument> arguments;
+    Deed by;
+    uint32_t num_threads = 0;  // that have made it
+};
+
+// The call that a thread has begun last.
+struct BegunCall {
+    static constexpr uint32_t kMostArguments = 5;
+    const char* name = nullptr;  // null: none
+    uint64_t state = 0;
+    uint64_t site = 0;
+    uint32_t num_arguments = 0;
+    std::array<KcclSimArgument, kMostArguments> arguments;
+};
+
+// The calls of one coop that not all of its threads have made yet.
+struct CallLog {
+    uint32_t first = 0;  // number of calls[0]
+    uint32_t end = 0;    // and of the call after the last
+    std::deque<MadeCall> calls;
+
+    MadeCall& at(uint32_t number) { return calls[number - first]; }
+    const MadeCall& at(uint32_t number) const { return calls[number - first]; }
+};
+
+// What a block has published in an exchange and not collected yet.
+struct Exchange {
+    uint64_t state;
+    uint32_t reach;
+    bool is_published = false;
+    uint64_t num_bytes = 0;
+    Deed by = {};
+};
+using Exchanges = std::vector<Exchange>;
+
+// A call that some threads of a coop are in, and that one of them will not make.
+struct Lack {
+    const Fiber* fiber;  // that one
+    Coop coop;
+    uint32_t number;  // of the call
+};
+
+}  // namespace kccl::sim

@@ -1,0 +1,151 @@
+"""Sentences about calls that all threads of a coop make together (csrc/sim/coops.cpp)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..base.abi import ffi, lib
+
+_COOPS = {
+    lib.kKcclSimCoopThread: "thread",
+    lib.kKcclSimCoopWarp: "warp",
+    lib.kKcclSimCoopBlock: "block",
+    lib.kKcclSimCoopGrid: "grid",
+}
+# Arguments that are addresses.
+_POINTERS = ("out", "in")
+
+
+def incomplete_call(finding: Any, place: Any, other: Any) -> str:
+    """Some threads of a coop do not make a call that others are in."""
+    instead = "has ended" if finding.has_ended else f"waits at {place.user_site}"
+    return (
+        f"call not made by all: {_missing(finding, place.rank, other)}; block {place.block} thread "
+        f"{place.thread} {instead}. All threads of the {_COOPS[finding.coop]} must make this call"
+    )
+
+
+def lack(finding: Any, place: Any, other: Any) -> str:
+    """What a deadlock may come from: some threads of a coop are not in a call; "" for none."""
+    if finding.num_ranges == 0 or other is None:
+        return ""
+    return f". {_missing(finding, other.rank, other)}"
+
+
+def waiting_table(waits: Sequence[tuple[Any, Any, Any]]) -> str:
+    """Who waits for what, a line each; the wait that others follow from first.
+
+    Args:
+        waits: A KcclSimWait, its Place, and the Symbols that know its lines.
+    """
+    if not waits:
+        return ""
+    lines = []
+    for wait, place, symbols in waits:
+        threads = "1 thread" if wait.num_threads == 1 else f"{wait.num_threads} threads"
+        what = _text(wait.what)
+        in_call = what and place.site.startswith("csrc/include/")
+        call = f"in {what}, called at {symbols.user_line(wait.call_site)}"
+        where = call if in_call else f"at {place.user_site}"
+        lines.append(f"  rank {place.rank} block {place.block}: {threads} {where}")
+    wait, place, symbols = waits[0]
+    first = _text(wait.what)
+    if wait.is_signal:
+        first = f"the signal of {first} on rank {place.rank}"
+    where = symbols.user_line(wait.call_site) if first else place.user_site
+    missing = f"what {first or 'the loop'} at {where} waits for"
+    if wait.is_signal:
+        missing = f"{first}, called at {where}, was never sent"
+    return f"first missing: {missing}\nwho waited for what:\n" + "\n".join(lines)
+
+
+def threads_differ(finding: Any, place: Any, other: Any) -> str:
+    """Threads of a coop make different calls."""
+    return (
+        f"calls differ: {place} calls {_text(finding.call)} at {place.user_site}, and {other} "
+        f"calls {_text(finding.other_call)} at {other.user_site}. All threads of the "
+        f"{_COOPS[finding.coop]} must make the same calls in the same order"
+    )
+
+
+def arguments_differ(finding: Any, place: Any, other: Any) -> str:
+    """Threads of a coop make the same call with different arguments."""
+    name = _text(finding.argument)
+    mine, theirs = (_value(name, value) for value in (finding.value, finding.other_value))
+    return (
+        f"arguments differ: {place} calls {_text(finding.call)} with {name} {mine} at "
+        f"{place.user_site}, and {other} with {name} {theirs} at {other.user_site}. All threads "
+        f"of the {_COOPS[finding.coop]} must give the same {name}"
+    )
+
+
+def exchange_order(finding: Any, place: Any, other: Any) -> str:
+    """A block's publish and collect do not belong together."""
+    call, value, known = _text(finding.call), finding.value, finding.other_value
+    where = f"{place} at {place.user_site}"
+    published = "" if other is None else f" at {other.user_site}"
+    if finding.mistake == lib.kKcclSimCollectsNothing:
+        return (
+            f"nothing to collect: {where} calls {call}, but its block has published nothing since "
+            "it collected last. Every block calls publish, then collect, once each"
+        )
+    if finding.mistake == lib.kKcclSimPublishesTwice:
+        return (
+            f"published twice: {where} calls {call}, but its block has not collected the slices "
+            f"that it published{published}. Every block calls publish, then collect, once each"
+        )
+    if finding.mistake == lib.kKcclSimOtherLength:
+        return (
+            f"lengths differ: {where} calls {call} for slices of {value} bytes, but its block "
+            f"published {known} bytes{published}. Give publish and collect the same count"
+        )
+    if finding.mistake == lib.kKcclSimNoSuchSlice:
+        return (
+            f"no such slice: {where} calls {call} for slices up to number {value}, but the "
+            f"exchange has {known} slices, 0 to {known - 1}: one of each block"
+        )
+    return (
+        f"never collected: {where} closes its GridExchange, but its block has not collected the "
+        f"slices that it published{published}. Every block calls publish, then collect, once each"
+    )
+
+
+SENTENCES = {
+    "incomplete_call": incomplete_call,
+    "threads_differ": different_calls,
+    "arguments_differ": different_arguments,
+    "exchange_order": exchange_order,
+}
+
+
+def _missing(finding: Any, rank: int, other: Any) -> str:
+    """As in "rank 0 block 0 threads 32 to 63 did not call put, which block 0 thread 3 called"."""
+    ranges = [finding.ranges[index] for index in range(finding.num_ranges)]
+    missing = " and ".join(
+        f"block {block} {_threads([each for each in ranges if each.block == block])}"
+        for block in sorted({each.block for each in ranges})
+    )
+    return (
+        f"rank {rank} {missing} did not call {_text(finding.call)}, which block {other.block} "
+        f"thread {other.thread} called at {other.user_site}"
+    )
+
+
+def _threads(ranges: list[Any]) -> str:
+    spans = [
+        f"{each.first}" if each.first == each.last else f"{each.first} to {each.last}"
+        for each in ranges
+    ]
+    is_one = len(ranges) == 1 and ranges[0].first == ranges[0].last
+    more = ", ..." if len(ranges) == lib.kKcclSimNumRanges else ""
+    return f"{'thread' if is_one else 'threads'} {', '.join(spans)}{more}"
+
+
+def _value(name: str, value: int) -> str:
+    if name in _POINTERS:
+        return f"{value:#x}"
+    # A negative number was widened.
+    return str(value - 2**64 if value >= 2**63 else value)
+
+
+def _text(name: Any) -> str:
+    return str(ffi.string(name).decode())

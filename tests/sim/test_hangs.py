@@ -1,0 +1,223 @@
+"""Kernels that never come back, Ctrl-C in them, and what a time-out says."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from worlds import World
+
+import kccl
+from kccl.sim.machine import Simulation
+
+SOURCE = """
+#include <kccl/kccl.cuh>
+
+KCCL_KERNEL void reads(uint32_t* words) {
+    while (words[0] == 0) {
+    }
+}
+KCCL_KERNEL void reads_volatile(uint32_t* words) {
+    while (*static_cast<volatile uint32_t*>(words) == 0) {
+    }
+}
+KCCL_KERNEL void writes(uint32_t* words) {
+    while (true) words[1] += 2;
+}
+KCCL_KERNEL void counts(uint32_t* words) {
+    uint32_t i = 1;
+    while (i != 0) {
+        i += 2;
+        asm volatile("" : "+r"(i));
+    }
+    words[0] = i;
+}
+KCCL_KERNEL void looks_at_the_clock(uint32_t* words) {
+    while (kccl::mem::clock_ns() < 1000000000u) {
+    }
+    words[0] = 1;
+}
+// Long, but it ends.
+KCCL_KERNEL void works(uint32_t* words) {
+    for (uint32_t i = 0; i < 200000 && kccl::leads(kccl::block()); ++i) words[0] += i;
+}
+
+KCCL_KERNEL void never_signalled(kccl::DeviceComm comm, float* x) {
+    if (comm.rank == 0) kccl::wait(kccl::block(), comm, 1, 3, 2);
+    kccl::all_reduce<float>(kccl::block(), comm, x, x, 4);
+}
+KCCL_KERNEL void other_barriers(float*) {
+    if (threadIdx.x < 32) {
+        __syncthreads();
+    } else {
+        kccl::platform::sync_block_any(false);
+    }
+}
+KCCL_KERNEL void other_barriers_of_the_library(kccl::DeviceComm comm, float* x) {
+    if (threadIdx.x % 2 == 0) return;
+    kccl::platform::warp_any(x[0] == 0);
+}
+"""
+HANGS = ["reads", "reads_volatile", "writes", "counts", "looks_at_the_clock"]
+NAMES = re.findall(r"KCCL_KERNEL void (\w+)\(", SOURCE)
+
+
+@pytest.fixture(scope="module")
+def module():
+    return kccl.compile(SOURCE, NAMES)
+
+
+def lines_of(kernel):
+    """The lines of a kernel, as reports name them."""
+    lines = SOURCE.splitlines()
+    (first,) = [n for n, line in enumerate(lines, 1) if f"void {kernel}(" in line]
+    last = next(n for n in range(first, len(lines) + 1) if lines[n - 1] == "}")
+    return {f"source:{n}" for n in range(first, last + 1)}
+
+
+def findings(module, kernel, hang_s):
+    with World(1, Simulation(hang_s=hang_s)) as world:
+        window = world.window(256)
+        launch = world.launch(0, module.kernel(kernel), window.ctypes.data, block=32)
+        return world.run([[launch]], 0).findings
+
+
+@pytest.mark.parametrize("kernel", HANGS)
+def test_a_loop_without_a_step_ends(module, kernel):
+    (finding, *_) = findings(module, kernel, 0.2)
+    assert finding.kind == "endless"
+    told = re.fullmatch(
+        r"endless: rank 0 block 0 thread \d+ runs on at (source:\d+) and makes no step for longer "
+        r"than Simulation.hang_s. A loop that waits must read with kccl::mem::load\(\) and call "
+        r"kccl::mem::poll_pause\(\): no other thread moves while one reads plainly; step \d+ of "
+        r"seed 0, which replays it",
+        str(finding).splitlines()[0],
+    )
+    assert told[1] in lines_of(kernel)
+
+
+def test_a_machine_goes_on_behind_one_that_was_left(module):
+    """The thread that was stopped in its loop, and the fiber's stack, are used again."""
+    for _ in range(2):
+        assert findings(module, "counts", 0.1)[0].kind == "endless"
+        assert not findings(module, "works", 60)
+
+
+def test_a_kernel_that_only_takes_long_ends(module):
+    assert not findings(module, "works", 60)
+
+
+@pytest.mark.parametrize("hang_s", [0, -1, float("nan")])
+def test_the_limit_must_be_a_time(hang_s):
+    with pytest.raises(kccl.InvalidArgument, match=r"hang_s is .*, must be 0.001 to 1e9 seconds"):
+        Simulation(hang_s=hang_s)
+
+
+@pytest.mark.parametrize("kernel", ["reads", "counts"])
+def test_ctrl_c_ends_it(kernel, tmp_path):
+    program = f"""
+    import kccl, numpy as np
+    module = kccl.compile({SOURCE!r}, {NAMES!r})
+    def main(comm):
+        print("launched", flush=True)
+        module.kernel({kernel!r})(comm, np.zeros(4, np.uint32), block=32)
+    kccl.run_threads(main, 1, backend="sim")
+    """
+    running = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert running.stdout.readline() == "launched\n"
+        used_s = cpu_s(running.pid)
+        while cpu_s(running.pid) < used_s + 0.3:  # by then it loops
+            time.sleep(0.02)
+        used_s = cpu_s(running.pid)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def cpu_s(pid):
+    """CPU seconds of a process. It has not been waited for."""
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_time_out_names_the_signal_that_was_never_sent(module):
+    first, waits = (n for n, line in enumerate(SOURCE.splitlines(), 1) if "comm.rank == 0" in line
+                    or "all_reduce<float>" in line)  # fmt: skip
+
+    def main(comm):
+        with pytest.raises(kccl.Timeout) as caught:
+            module.kernel("never_signalled")(comm, comm.device_comm(), np.zeros(4, np.float32))
+            comm.check()
+        return str(caught.value)
+
+    for seed in range(3):
+        for told in kccl.run_threads(main, 2, backend="sim", seed=seed):
+            head, *table = told.splitlines()
+            assert re.search(r"after [\d.]+ s of simulated time", head)
+            assert table == [
+                "first missing: the signal of wait(peer 1, signal_id 3, wanted 2) on rank 0, "
+                f"called at source:{first}, was never sent",
+                "who waited for what:",
+                "  rank 0 block 0: 64 threads in wait(peer 1, signal_id 3, wanted 2), called at "
+                f"source:{first}",
+                "  rank 1 block 0: 64 threads in all_reduce(channel 0, count 4), called at "
+                f"source:{waits}",
+            ]
+
+
+def test_divergence_names_both_threads_and_lines(module):
+    def main(comm):
+        module.kernel("other_barriers")(comm, np.zeros(4, np.float32))
+
+    with pytest.raises(kccl.ProtocolError) as caught:
+        kccl.run_threads(main, 1, backend="sim")
+    told = re.match(
+        r"divergence: rank 0 block 0 thread (\d+) waits at (source:\d+), and rank 0 block 0 thread "
+        r"(\d+) waits at (source:\d+). All threads of a block or warp must come to the same "
+        r"barriers and calls",
+        str(caught.value),
+    )
+    sync, vote = sorted(lines_of("other_barriers"), key=lambda line: int(line[7:]))[2:5:2]
+    assert {(int(told[1]) < 32, told[2]), (int(told[3]) < 32, told[4])} == {
+        (True, sync),
+        (False, vote),
+    }
+
+
+def test_divergence_from_a_thread_that_has_ended(module):
+    def main(comm):
+        kernel = module.kernel("other_barriers_of_the_library")
+        kernel(comm, comm.device_comm(), np.zeros(4, np.float32))
+
+    with pytest.raises(kccl.ProtocolError) as caught:
+        kccl.run_threads(main, 1, backend="sim")
+    assert re.match(
+        r"divergence: rank 0 block 0 thread \d+ waits at source:\d+, and rank 0 block 0 thread \d+ "
+        r"has ended",
+        str(caught.value),
+    )
+
+
+def test_a_kernel_without_the_librarys_code_has_the_name_of_its_source():
+    source = "#include <kccl/kccl.cuh>\n__global__ void add(float* x) { x[0] += 1.0f; }\n"
+    module = kccl.compile(source, ["add"])
+
+    def main(comm):
+        module.kernel("add")(comm, np.zeros(4, np.float32))
+
+    with pytest.raises(kccl.ProtocolError, match=r"thread .* at source:2 plainly"):
+        kccl.run_threads(main, 1, backend="sim")
