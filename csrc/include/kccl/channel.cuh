@@ -264,8 +264,8 @@ class Channel {
         return status();
     }
 
-    // Describes this call in this rank's own line. After a failure it does not: the communicator may
-    // be closed and its memory gone.
+    // Describes this call in this rank's own line. After a failure it does not: the communicator
+    // may be closed and its memory gone.
     KCCL_DEVICE void describe() {
         if constexpr (platform::kCpu) {
             if (is_described() && is_usable()) kccl::describe(comm_, index_, description());
