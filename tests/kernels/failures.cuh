@@ -82,8 +82,8 @@ KCCL_DEVICE Status make_failing_call(const DeviceComm& comm, const Call& call, C
     if constexpr (has<KERNELS>(kKcclPut) || has<KERNELS>(kKcclGet)) {
         if (call.kernel == kKcclPut || call.kernel == kKcclGet) {
             const bool puts = call.kernel == kKcclPut;
-            const Status status =
-                puts ? put(coop, comm, out, in, count) : get(coop, comm, out, in, count);
+            const Status status = puts ? put<true>(coop, comm, out, in, count)
+                                       : get<true>(coop, comm, out, in, count);
             coop.sync();  // any thread may check what others have copied
             return status;
         }
