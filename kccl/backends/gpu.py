@@ -301,7 +301,6 @@ class GpuBackend(Backend):
         check_shared(shared_bytes, self.device.shared_bytes, self.device.arch)
         with self.device.current():
             handle = kernel.entry.function(shared_bytes)
-            _check_registers(kernel, handle, block)
             if any(size == ffi.sizeof("KcclDeviceComm") for _, size in offsets):
                 self._check_resident(kernel.name, handle, grid, block, shared_bytes)
             driver.launch(
@@ -390,17 +389,6 @@ class GpuBackend(Backend):
 
 
 @cache
-def _check_registers(kernel: Any, handle: int, block: int) -> None:
-    """Refuses blocks for whose threads a multiprocessor has too few registers."""
-    most = kernel.entry.most_threads(handle)
-    if block > most:
-        registers = driver.table().num_registers(handle)
-        raise InvalidArgument(
-            f"block is {block}, must be at most {most}: {kernel.name} needs {registers} registers "
-            f"for each thread. __launch_bounds__({block}) makes the compiler use fewer"
-        )
-
-
 def _resident_blocks(device: driver.Device, function: int, threads: int) -> int:
     """How many blocks of a kernel of the library the device holds at once."""
     with device.current():

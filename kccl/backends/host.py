@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from ..base import arrays
@@ -132,7 +133,15 @@ class HostBackend(Backend):
         raise no_streams.no_shape(self.name, blocks, threads)
 
     def launch(
-        self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int, stream: int
+        self,
+        kernel: Any,
+        data: bytes,
+        *,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        stream: int,
+        arrays: Sequence[tuple[int, int, int, Any]] = (),
     ) -> None:
         """See Backend."""
         host_launch.run(

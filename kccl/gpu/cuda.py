@@ -230,10 +230,6 @@ class Cuda(Table):
         which = self.constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
         return int(self.call("cuFuncGetAttribute", which, function))
 
-    def num_registers(self, function: int) -> int:
-        which = self.constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS")
-        return int(self.call("cuFuncGetAttribute", which, function))
-
     def kernel_node(self, function: int, *, grid: int, block: int, arguments: int) -> Any:
         node = self.constant("CUDA_KERNEL_NODE_PARAMS")()
         node.func = function

@@ -228,10 +228,6 @@ class Hip(Table):
         which = self.constant("hipFunction_attribute.HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
         return int(self.call("hipFuncGetAttribute", which, function))
 
-    def num_registers(self, function: int) -> int:
-        which = self.constant("hipFunction_attribute.HIP_FUNC_ATTRIBUTE_NUM_REGS")
-        return int(self.call("hipFuncGetAttribute", which, function))
-
     def kernel_node(self, function: int, *, grid: int, block: int, arguments: int) -> Any:
         node = self.constant("hipKernelNodeParams")()
         node.func = function

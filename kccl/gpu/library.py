@@ -26,7 +26,6 @@ class Entry:
     handle: Any
     offsets: tuple[tuple[int, int], ...]
     _functions: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
-    _most_threads: dict[int, int] = field(default_factory=dict, repr=False)
 
     @cached_property
     def parameters(self) -> tuple[tuple[int, int], ...]:
@@ -46,13 +45,6 @@ class Entry:
             with driver.uncaptured():
                 self._functions[key] = driver.function(self.handle, shared_bytes)
         return self._functions[key]
-
-    def most_threads(self, function: int) -> int:
-        """The most threads that a block of a function() may have, by the registers it uses."""
-        if function not in self._most_threads:
-            with driver.uncaptured():
-                self._most_threads[function] = driver.table().max_threads(function)
-        return self._most_threads[function]
 
 
 def load(path: Path) -> tuple[Entry, ...]:

@@ -302,10 +302,6 @@ class Table(ABC):
         """The most threads that a block of a function may have, by the registers it uses."""
 
     @abstractmethod
-    def num_registers(self, function: int) -> int:
-        """The registers that each thread of a function uses."""
-
-    @abstractmethod
     def kernel_node(self, function: int, *, grid: int, block: int, arguments: int) -> Any:
         """The parameters of a graph's kernel node; `arguments`: the address of their addresses."""
 

@@ -111,8 +111,8 @@ def exchange_order(finding: Any, place: Any, other: Any) -> str:
 
 SENTENCES = {
     "incomplete_call": incomplete_call,
-    "threads_differ": different_calls,
-    "arguments_differ": different_arguments,
+    "threads_differ": threads_differ,
+    "arguments_differ": arguments_differ,
     "exchange_order": exchange_order,
 }
 

@@ -168,6 +168,7 @@ class Reporter:
             who="all blocks" if is_exchange else "all ranks",
         )
         return f"{text}; {_replay(finding)}"
+
     def _caller(self, site: int) -> str:
         """The user's line that makes a call; or, for a kernel of the library, who launched it."""
         is_of_user = self.symbols.is_of_user(site)

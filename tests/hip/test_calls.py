@@ -110,27 +110,6 @@ def test_checked_launches_of_kernels(amd, monkeypatch, shape, words):
     assert kccl.run_threads(main, 2, backend="hip") == [{2}] * 2
 
 
-def test_launches_that_no_gpu_can_make_are_refused(amd, monkeypatch):
-    module = kccl.compile(SOURCE, ["mixed"], target="hip")
-
-    def main(comm):
-        kernel = module.kernel("mixed")
-        args = to_gpu(np.zeros(3), ordinal_of(comm)), np.int8(-3), Pair(b"x", 2.5), np.int16(7)
-        with pytest.raises(kccl.InvalidArgument, match=r"shared_bytes is 65537, must be at most"):
-            kernel(comm, *args, shared_bytes=65537)
-        kernel(comm, *args, block=1024)
-        monkeypatch.setitem(vars(driver.table()), "max_threads", lambda function: 512)
-        kernel.entry._most_threads.clear()
-        with pytest.raises(
-            kccl.InvalidArgument,
-            match=r"block is 1024, must be at most 512: mixed needs 128 registers for each thread",
-        ):
-            kernel(comm, *args, block=1024)
-        kernel(comm, *args, block=512)
-
-    kccl.run_threads(main, 1, backend="hip")
-
-
 def test_one_sided_calls(amd):
     def main(comm):
         window = comm.window(4096)

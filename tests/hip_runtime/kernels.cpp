@@ -37,7 +37,6 @@ namespace {
 
 constexpr int kStreams = 128;  // that launch
 constexpr int kHipFuncAttributeMaxThreadsPerBlock = 0;
-constexpr int kHipFuncAttributeNumRegs = 4;
 
 struct Module {
     void* library;
@@ -225,13 +224,8 @@ HIP_API int hipModuleGetFunction(Function** function, Module* module, const char
 
 HIP_API int hipFuncGetAttribute(int* value, int attribute, Function*) {
     HIP_MAY_FAIL();
-    if (attribute == kHipFuncAttributeMaxThreadsPerBlock) {
-        *value = kMostThreads;
-    } else if (attribute == kHipFuncAttributeNumRegs) {
-        *value = kRegisters;
-    } else {
-        return kHipErrorInvalidValue;
-    }
+    if (attribute != kHipFuncAttributeMaxThreadsPerBlock) return kHipErrorInvalidValue;
+    *value = kMostThreads;
     return kHipSuccess;
 }
 

@@ -52,8 +52,6 @@ constexpr int kHipErrorStreamCaptureInvalidated = 901;
 constexpr int kWarpSize = 64;
 constexpr int kMultiprocessors = 304;
 constexpr int kMostThreads = 1024;
-// Of each thread of any kernel.
-constexpr int kRegisters = 128;
 constexpr int kThreadsOfMultiprocessor = 2048;
 constexpr int kSharedBytes = 65536;
 
