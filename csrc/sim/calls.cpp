@@ -1,4 +1,5 @@
 // What kernels tell and ask about their calls (include/kccl/told.cuh).
+#include "answers.h"
 #include "machine.h"
 
 namespace kccl::sim {

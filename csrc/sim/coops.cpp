@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "answers.h"
 #include "machine.h"
 
 namespace kccl::sim {
@@ -167,9 +168,6 @@ bool Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
         if (call.num_bytes != at->num_bytes) {
             return refuse(kKcclSimOtherLength, call.num_bytes, at->num_bytes);
         }
-        if (call.end > call.num_slices) {
-            return refuse(kKcclSimNoSuchSlice, call.end - 1, call.num_slices);
-        }
         at->is_published = false;
     } else {
         if (at->is_published) return refuse(kKcclSimNeverCollects, 0, 0);
@@ -292,6 +290,15 @@ void Machine::report_call(KcclSimFindingKind kind, const Fiber& fiber, const Mad
     report(kind, deed_of(fiber, steps), fiber.address, other.by);
     copy_name(findings.back().call, name);
     copy_name(findings.back().other_call, other.name);
+}
+
+void begin_together(const KcclSimCoopCall* call) {
+    Machine& machine = *running;
+    machine.me().site = reinterpret_cast<uint64_t>(__builtin_return_address(0));
+    machine.me().address = 0;
+    machine.end_poll();
+    machine.begin_call(*call);
+    machine.leave_if_found();
 }
 
 }  // namespace kccl::sim

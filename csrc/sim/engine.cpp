@@ -1,6 +1,7 @@
 // What kernels call, through the table in targets/sim_device.h. All of it runs on a fiber's stack.
 #include <string.h>
 
+#include "answers.h"
 #include "machine.h"
 
 namespace kccl::sim {
@@ -339,28 +340,6 @@ void enter_call(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch
     const uint64_t site = begun.name != nullptr ? begun.site : 0;
     machine.me().knowledge.call = machine.calls.enter(state, kernel, channel, epoch, site);
     machine.trace(kKcclSimEnterCall, 0, epoch);
-}
-
-void* move_bytes(void* to, const void* from, uint64_t num_bytes) {
-    return memmove(to, from, num_bytes);
-}
-
-void* fill_bytes(void* to, int value, uint64_t num_bytes) { return memset(to, value, num_bytes); }
-
-void stop_overrun(const void* site) {
-    running->fault(kKcclSimOverrunLocal, 0, reinterpret_cast<uint64_t>(site), nullptr);
-}
-
-void stop_assertion(const char* text, const void* site) {
-    const uint64_t from = site != nullptr ? reinterpret_cast<uint64_t>(site) : KCCL_SIM_SITE();
-    running->fault(kKcclSimAssertion, 0, from, text);
-}
-
-void begin_together(const KcclSimCoopCall* call) {
-    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
-    machine.end_poll();
-    machine.begin_call(*call);
-    machine.leave_if_found();
 }
 
 constexpr KcclSimEngine kTable = {

@@ -2,7 +2,9 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <string.h>
 
+#include "answers.h"
 #include "machine.h"
 
 namespace kccl::sim {
@@ -85,6 +87,22 @@ void Machine::fault_by_signal(int signal, uint64_t address, uint64_t code) {
         switch_away();
     }
     fault(kKcclSimTrap, address, mine.site, signal == SIGFPE ? "SIGFPE" : "SIGILL");
+}
+
+void* move_bytes(void* to, const void* from, uint64_t num_bytes) {
+    return memmove(to, from, num_bytes);
+}
+
+void* fill_bytes(void* to, int value, uint64_t num_bytes) { return memset(to, value, num_bytes); }
+
+void stop_overrun(const void* site) {
+    running->fault(kKcclSimOverrunLocal, 0, reinterpret_cast<uint64_t>(site), nullptr);
+}
+
+void stop_assertion(const char* text, const void* site) {
+    const uint64_t from = site != nullptr ? reinterpret_cast<uint64_t>(site)
+                                          : reinterpret_cast<uint64_t>(__builtin_return_address(0));
+    running->fault(kKcclSimAssertion, 0, from, text);
 }
 
 }  // namespace kccl::sim

@@ -391,10 +391,4 @@ extern Machine* running;
 void show_self(Fiber& fiber);
 const KcclSimEngine* engine_table();
 
-// Kernels' questions and announcements of calls, for the table (calls.cpp).
-uint64_t window_room(const void* address);
-void call_begins(const KcclSimCall* call);
-void channel_opens(const KcclSimOpening* opening);
-void channel_closes(const KcclSimOpening* opening);
-
 }  // namespace kccl::sim

@@ -98,11 +98,6 @@ def exchange_order(finding: Any, place: Any, other: Any) -> str:
             f"lengths differ: {where} calls {call} for slices of {value} bytes, but its block "
             f"published {known} bytes{published}. Give publish and collect the same count"
         )
-    if finding.mistake == lib.kKcclSimNoSuchSlice:
-        return (
-            f"no such slice: {where} calls {call} for slices up to number {value}, but the "
-            f"exchange has {known} slices, 0 to {known - 1}: one of each block"
-        )
     return (
         f"never collected: {where} closes its GridExchange, but its block has not collected the "
         f"slices that it published{published}. Every block calls publish, then collect, once each"

@@ -6,6 +6,8 @@ from typing import Any
 
 from ..base.abi import DTYPES, KERNELS, OPS, kernel_name, lib, members
 from ..base.errors import ProtocolError
+from ..plan.specs import KERNELS as SPECS
+from ..plan.specs import Counts
 from .call_words import SENTENCES, lack, waiting_table
 from .edges import edge_of
 from .launch_arrays import LaunchArrays
@@ -236,6 +238,7 @@ class Reporter:
         return f"{name}{address}{value}{order}{age}"
 
 
+_REDUCE = {each.name for each in SPECS if each.counts in (Counts.ELEMENTS, Counts.CHUNK_ELEMENTS)}
 _WITH_VALUE = (lib.kKcclSimLoad, lib.kKcclSimStore)
 _WITH_ORDER = (*_WITH_VALUE, lib.kKcclSimFence)
 _WITH_ADDRESS = (
@@ -291,7 +294,7 @@ def made_words(made: Any) -> str:
             words += f" of {made.num_bytes} bytes"
     if made.dtype in DTYPES.values() and made.kernel != lib.kKcclBarrierDirect:
         words += f", {_name(DTYPES, made.dtype)}"
-    if made.op in OPS.values():
+    if made.op in OPS.values() and kernel in _REDUCE:
         words += f", {_name(OPS, made.op)}"
     if kernel.startswith("broadcast"):
         words += f", from root {made.root}"

@@ -18,8 +18,10 @@
 // failures, are left to the simulator.
 #pragma once
 
+#include "credited_call.cuh"
 #include "dependent_launch.cuh"
 #include "failure_latch.cuh"
+#include "opening.cuh"
 #include "scrub.cuh"
 #include "told.cuh"
 
@@ -59,8 +61,8 @@ class Channel {
         : coop_(coop), comm_(comm), channel_(channel), launch_(opening == Opening::kLaunch) {
         // The host has checked what it launches.
         const bool is_checked = opening != Opening::kLaunch;
-        if (is_checked && !may_open(channel, block)) {
-            if (leads(coop)) refuse(comm, kKcclNumKernels, channel, why_not(channel, block));
+        if (is_checked && !may_open<WORLD_SIZE>(comm, channel, block)) {
+            if (leads(coop)) refuse_opening<WORLD_SIZE>(comm, channel, block);
             latch_.refuse();
         } else {
             index_ = channel * comm.blocks_per_channel + block;
@@ -90,14 +92,17 @@ class Channel {
         : Channel(coop, comm, default_channel(coop)) {}
 
     // For a kernel that the host launches for one call. bytes_per_count: of the message, by
-    // call.count, for the call's description.
+    // call.count, for those who compare calls.
     KCCL_DEVICE explicit Channel(const Call& call, uint64_t bytes_per_count = 0)
         : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {
         if constexpr (platform::kComparesCalls) {
             call_ = &call;
             bytes_per_count_ = bytes_per_count;
         }
-        if constexpr (told::kIsTold) tell_launched(call);
+        if constexpr (told::kIsTold) {
+            tell({static_cast<KcclKernel>(call.kernel), call.count * bytes_per_count, call.dtype,
+                  call.op, call.peer});
+        }
         launch_.set_dependent(call.dependent == kKcclEarlyDependent);
     }
 
@@ -220,7 +225,9 @@ class Channel {
             special_ = state_.epoch + step_;
             if constexpr (platform::kCpu) {
                 describe();
-                if (is_described()) describe_to_peers(kKcclFlagCredit);
+                if (is_described()) {
+                    describe_to_peers(coop_, comm_, index_, kKcclFlagCredit, description());
+                }
             }
             arrive<kCreditArrive>(kKcclFlagCredit);
         }
@@ -272,18 +279,6 @@ class Channel {
         }
     }
 
-    // Describes this call in the line of a flag, which arrive() then sets with release. Called by
-    // all threads of the coop.
-    KCCL_DEVICE void describe_to_peers(KcclFlag flag) {
-        const Description mine = description();
-        for (int peer = thread_; peer < world_size(); peer += num_threads_) {
-            // On a CPU describe() has written this rank's own line.
-            if (platform::kCpu && flag == kKcclFlagWritten && peer == comm_.rank) continue;
-            mem::store_plain(description_slot(comm_, peer, index_, flag, comm_.rank, state_.epoch),
-                             mine);
-        }
-    }
-
     // As in barrier.cuh, in this call.
     template <mem::Order order>
     KCCL_DEVICE void arrive(KcclFlag flag) {
@@ -303,31 +298,6 @@ class Channel {
     }
 
   private:
-    // The count of a reduction is in elements, of others in bytes.
-    KCCL_DEVICE void tell_launched(const Call& call) const {
-        const bool is_reduction = call.kernel <= kKcclReduceScatterPullSimple ||
-                                  call.kernel == kKcclReduceScatterPushSimple ||
-                                  call.kernel == kKcclAllReduceTwoShotSentinel;
-        const uint64_t sizes[kKcclNumDtypes] = {4, 8, 2, 2, 4, 8};
-        tell({static_cast<KcclKernel>(call.kernel),
-              call.count * (is_reduction ? sizes[call.dtype] : 1), call.dtype,
-              is_reduction ? call.op : uint32_t{kKcclNumOps}, call.peer});
-    }
-
-    KCCL_DEVICE bool may_open(int channel, int block) const {
-        return !is_outside(channel, comm_.num_channels) &&
-               !is_outside(block, comm_.blocks_per_channel) && world_size() == comm_.world_size;
-    }
-    KCCL_DEVICE Refused why_not(int channel, int block) const {
-        if (world_size() != comm_.world_size) {
-            return {kKcclArgumentWorldSize, uint64_t{WORLD_SIZE}, uint64_t(comm_.world_size)};
-        }
-        if (is_outside(channel, comm_.num_channels)) {
-            return {kKcclArgumentChannel, uint64_t(int64_t{channel}), uint64_t(comm_.num_channels)};
-        }
-        return {kKcclArgumentBlock, uint64_t(int64_t{block}), uint64_t(comm_.blocks_per_channel)};
-    }
-
     KCCL_DEVICE void store_state() const {
         if (leads(coop_)) mem::store_words(channel_state(comm_, index_), state_);
     }
@@ -387,27 +357,15 @@ class Channel {
             entered = kccl::await<kCreditAwait>(coop_, comm_, index_, kKcclFlagCredit, credit, 0,
                                                 world_size());
             if constexpr (platform::kCpu) {
-                if (entered == kKcclOk && is_described()) entered = compare_last(credit);
+                if (entered == kKcclOk && is_described()) {
+                    entered = compare_credited(comm_, index_, credit);
+                }
             }
         }
         state_.credit_due = 0;
         find_special();
         if (entered != kKcclOk) fail();
         return entered;
-    }
-
-    // Compares the call before this one, which did not wait for all peers, with theirs.
-    KCCL_DEVICE Status compare_last(const Awaited& credit) {
-        const Description mine = described(comm_, comm_.rank, index_, credit.wanted);
-        if (mine.call == kUnknownCall) return kKcclOk;
-        for (int source = 0; source < world_size(); ++source) {
-            const Description theirs = mem::load_plain(description_slot(
-                comm_, comm_.rank, index_, kKcclFlagCredit, source, credit.wanted));
-            if (theirs.epoch != credit.wanted || are_same(mine, theirs)) continue;
-            refuse_call(comm_, credit, source, mine, theirs);
-            return status_of(comm_);
-        }
-        return kKcclOk;
     }
 
     const Coop coop_;
@@ -423,7 +381,7 @@ class Channel {
     uint32_t thread_;
     uint32_t num_threads_;
     uint32_t step_;
-    uint32_t special_;  // the next epoch at which a call takes the slow path
+    uint32_t special_ = 0;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
     const Call* call_ = nullptr;  // as the host launched it, which outlives this; or none
     uint64_t bytes_per_count_ = 0;

@@ -126,11 +126,7 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
          {"number of slices", slices.num},
          {"out", out}},
         1,
-        {.step = ExchangeStep::kCollect,
-         .reach = REACH,
-         .num_bytes = uint64_t{count} * sizeof(T),
-         .end = uint64_t{slices.first} + slices.num,
-         .num_slices = ROWS == 1 ? exchange.num_slices() : exchange.num_blocks()});
+        {.step = ExchangeStep::kCollect, .reach = REACH, .num_bytes = uint64_t{count} * sizeof(T)});
     if (exchange.status() != kKcclOk) return exchange.status();
     if constexpr (IS_PART) {
         const uint32_t most = rows.num == 1 ? exchange.num_slices() : exchange.num_blocks();

@@ -12,7 +12,10 @@ template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void say_written(Channel<Coop, WORLD_SIZE>& channel) {
     if constexpr (platform::kComparesCalls) {
         channel.describe();
-        if (channel.is_described()) channel.describe_to_peers(kKcclFlagWritten);
+        if (channel.is_described()) {
+            describe_to_peers(channel.coop(), channel.comm(), channel.index(), kKcclFlagWritten,
+                              channel.description());
+        }
     }
     channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
 }

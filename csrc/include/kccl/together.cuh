@@ -27,13 +27,11 @@ struct Given {
     uint64_t value;
 };
 
-// The slices of an exchange that a call publishes or collects, for the simulator's checks.
+// What a call does in an exchange, for the simulator's checks.
 struct ExchangeUse {
     ExchangeStep step = ExchangeStep::kNone;
     uint32_t reach = 0;
-    uint64_t num_bytes = 0;   // of a slice
-    uint64_t end = 0;         // behind the last slice that is collected
-    uint64_t num_slices = 0;  // of the exchange
+    uint64_t num_bytes = 0;  // of a slice
 };
 
 // The thread begins the call `name` of its coop. All its threads give the same arguments. Of a
@@ -49,9 +47,8 @@ KCCL_DEVICE void begin_together([[maybe_unused]] const DeviceComm& comm,
     KcclSimArgument arguments[NUM];
     for (uint32_t i = 0; i < NUM; ++i) arguments[i] = {given[i].name, given[i].value};
     const KcclSimCoopCall call = {
-        name,          static_cast<uint32_t>(KIND),     comm.state, arguments,     NUM,
-        num_common,    static_cast<uint32_t>(use.step), use.reach,  use.num_bytes, use.end,
-        use.num_slices};
+        name,       static_cast<uint32_t>(KIND),     comm.state, arguments,    NUM,
+        num_common, static_cast<uint32_t>(use.step), use.reach,  use.num_bytes};
     kccl_sim_engine->begin_together(&call);
 #endif
 }

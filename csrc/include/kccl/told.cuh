@@ -27,7 +27,7 @@ struct Call {
     KcclKernel kernel;
     uint64_t num_bytes;
     uint32_t dtype = kKcclNumDtypes;
-    uint32_t op = kKcclNumOps;
+    uint32_t op = kKcclNumOps;  // means nothing where nothing is reduced
     int root = -1;
     uint32_t num_blocks = 0;
 };

@@ -79,7 +79,7 @@ template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL_OF(kMostStepThreads)
 void all_reduce_two_shot_push_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block, WORLD_SIZE> channel(call);
+    Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     const Slice slice = call_slice<T>(call);
     kccl::all_reduce_two_shot_push_simple<T, Op>(channel, output_of<T>(call) + slice.begin,
                                                  input_of<T>(call) + slice.begin, slice.count);

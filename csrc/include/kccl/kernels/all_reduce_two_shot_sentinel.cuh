@@ -83,7 +83,7 @@ template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL_OF(sentinel::kMostThreads)
 void all_reduce_two_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block, WORLD_SIZE> channel(call);
+    Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     const Slice slice = call_slice<T>(call);
     // EXPECTS_END is false, because this kernel has no registers left for it.
     in_rounds<T, false>(channel, call, slice, two_shot_sentinel_bytes(call.comm),

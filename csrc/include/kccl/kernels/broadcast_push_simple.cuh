@@ -89,7 +89,7 @@ template <int WORLD_SIZE>
 KCCL_KERNEL_OF(kMostStepThreads)
 void broadcast_push_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block, WORLD_SIZE> channel(call);
+    Channel<Block, WORLD_SIZE> channel(call, 1);
     const Slice slice = call_slice<uint8_t>(call);
     kccl::broadcast_push_simple(channel, output_of<uint8_t>(call) + slice.begin,
                                 input_of<uint8_t>(call) + slice.begin, slice.count, call.peer);

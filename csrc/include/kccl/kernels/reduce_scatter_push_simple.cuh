@@ -56,7 +56,7 @@ template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL_OF(kMostStepThreads)
 void reduce_scatter_push_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block, WORLD_SIZE> channel(call);
+    Channel<Block, WORLD_SIZE> channel(call, call.comm.world_size * sizeof(T));
     const Slice slice = call_slice<T>(call);
     kccl::reduce_scatter_push_simple<T, Op>(channel, output_of<T>(call) + slice.begin,
                                             input_of<T>(call) + slice.begin, slice.count,

@@ -65,9 +65,7 @@ struct KcclSimCoopCall {
     // Of an exchange between blocks.
     uint32_t step;  // kccl::ExchangeStep
     uint32_t reach;
-    uint64_t num_bytes;   // of a slice
-    uint64_t end;         // behind the last slice that is collected
-    uint64_t num_slices;  // of the exchange
+    uint64_t num_bytes;  // of a slice
 };
 
 // Orders and scopes are the values of mem::Order and mem::Scope.
