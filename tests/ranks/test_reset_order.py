@@ -14,7 +14,7 @@ def test_no_rank_clears_while_a_call_of_a_peer_runs(monkeypatch):
     events = []
     clear = HostBackend.clear
 
-    def wait_for_calls(backend):
+    def wait_for_calls(backend, what):
         if threading.current_thread().name == "slow":
             time.sleep(0.2)
         events.append("ended")

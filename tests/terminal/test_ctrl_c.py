@@ -12,9 +12,10 @@ GENERATE = [*KCCL, "generate"]
 LONG = ["--prompt", "class Stack:", "--max-tokens", "1900", "--temperature", "1", "--seed", "8"]
 
 
-def interrupted(terminal, code=130):
+def interrupted(terminal, *codes):
+    """Types Ctrl-C, and checks the command's end. Its exit code is 130, or one of `codes`."""
     terminal.interrupt()
-    assert terminal.end() == code, terminal.text
+    assert terminal.end() in (130, *codes), terminal.text
     check_ended_well(terminal)
 
 
@@ -80,10 +81,10 @@ def test_within_an_answer(job):
     command = [*job, *GENERATE, *LONG] if job[:1] == KCCL[:1] else [*GENERATE, *LONG, *job]
     with Terminal(command) as terminal:
         terminal.wait_for("def ")
-        interrupted(terminal)
+        # On a busy machine the whole answer may come before the key does.
+        interrupted(terminal, 0)
         # On a line of its own, behind what was generated.
         (line,) = [line for line in terminal.lines if line.startswith("6 tokens of prompt, ")]
-        # On a busy machine the whole answer may come before the key does.
         ends = r"\((interrupted|max_tokens)\)"
         assert re.search(rf", \d+ of answer {ends}, \d ranks?; seed 8; first", line)
 
@@ -91,7 +92,7 @@ def test_within_an_answer(job):
 def test_a_quiet_answer_ends_with_a_new_line():
     with Terminal([*GENERATE, *LONG, "--quiet"]) as terminal:
         terminal.wait_for("def ")
-        interrupted(terminal)
+        interrupted(terminal, 0)
         assert "interrupted" not in terminal.text
         assert terminal.screen.cursor.x == 0
 

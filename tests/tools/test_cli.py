@@ -52,7 +52,7 @@ def test_doctor_shows_what_fails():
     document = json.loads(done.stdout)
     failed = {check["name"] for check in document["checks"] if check["status"] == "no"}
     assert {"variables", "1 rank", "2 ranks"} <= failed
-    assert "KCCL_TIMEOT is unknown, must be one of KCCL_" in done.stderr
+    assert "KCCL_TIMEOT is unknown, must" in done.stderr
     assert document["variables"]["KCCL_TIMEOT"] == {"value": "5", "is_set": True}
 
 

@@ -1,6 +1,6 @@
 """Planted bugs: barriers and collectives of grids."""
 
-from .mutation import ACCEPTED_CALL, RACE, STALE, STUCK, TWO_WRITERS, Edit, bug
+from .mutation import ACCEPTED_CALL, OPENED_TWICE, RACE, STALE, STUCK, TWO_WRITERS, Edit, bug
 
 COLLECTIVES = "include/kccl/collectives.cuh"
 COOP = "include/kccl/coop.cuh"
@@ -227,7 +227,7 @@ MUTATIONS = (
         "one_channel",
         "all blocks use the same channel",
         "collectives of grids",
-        TWO_WRITERS,
+        TWO_WRITERS | OPENED_TWICE,
         Edit(
             COOP,
             "default_channel(Block) { return platform::block_in_grid(); }",

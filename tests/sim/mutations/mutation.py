@@ -5,6 +5,7 @@ from dataclasses import dataclass
 RACE = frozenset({"data_race"})
 NARROW = frozenset({"narrow_scope"})
 TWO_WRITERS = frozenset({"two_writers"})
+OPENED_TWICE = frozenset({"opened_twice"})
 LATE = frozenset({"late_timeout"})
 STUCK = frozenset({"deadlock"})
 DIVERGENT = frozenset({"divergence", "deadlock"})

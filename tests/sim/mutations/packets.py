@@ -349,8 +349,8 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "channel_, last_epoch};",
-            "channel_, last_epoch - step_};",
+            "channel_, last_epoch,",
+            "channel_, last_epoch - step_,",
         ),
     ),
     bug(
@@ -360,8 +360,8 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "            special_ = state_.epoch + step_;\n            arrive",
-            "            arrive",
+            "            state_.credit_due = 1;\n            special_ = state_.epoch + step_;",
+            "            state_.credit_due = 1;",
         ),
     ),
 )
