@@ -156,11 +156,11 @@ constexpr uint64_t kChecked = 12;
 namespace kernels {
 
 // `calls`: `count` for each coop, which makes all of them, whatever they return, or those up to one
-// whose `fit` is kNotMade: there it stays away until the communicator has failed. AT_A_TIME: how many with the same channel, barrier and exchange open; 0:
-// each call opens its own. A coop's word of `wrong` becomes 1 in three cases. A call after a failed
-// one, on the same channel, barrier or exchange, returns another status or waits. A call that must
-// fail is ok. Or a call is ok and one of the first kChecked elements of its result is not
-// call.share.
+// whose `fit` is kNotMade: there it stays away until the communicator has failed. AT_A_TIME: how
+// many with the same channel, barrier and exchange open; 0: each call opens its own. A coop's word
+// of `wrong` becomes 1 in three cases. A call after a failed one, on the same channel, barrier or
+// exchange, returns another status or waits. A call that must fail is ok. Or a call is ok and one
+// of the first kChecked elements of its result is not call.share.
 template <uint32_t AT_A_TIME, uint64_t KERNELS, class Coop>
 KCCL_KERNEL void go_on(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls, uint32_t count,
                        uint32_t* wrong) {
@@ -189,7 +189,7 @@ KCCL_KERNEL void go_on(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls
             is_wrong |= mem::load_plain(output_of<float>(call) + n) != float(call.share);
         }
     };
-    // The simulator refuses a coop that goes elsewhere. One that is late it leaves to the time-outs.
+    // The simulator refuses a coop that goes elsewhere, and leaves a late one to the time-outs.
     const auto stay_away = [&] {
         while (made < count && status_of(comm) == kKcclOk) mem::poll_pause();
     };

@@ -73,7 +73,9 @@ KCCL_DEVICE uint32_t add_and_fetch(uint32_t* word, uint32_t value) {
                                 static_cast<uint32_t>(Scope::kDevice));
 }
 
-KCCL_DEVICE void fail_assertion(const char* text) { kccl_sim_engine->stop_assertion(text, nullptr); }
+KCCL_DEVICE void fail_assertion(const char* text) {
+    kccl_sim_engine->stop_assertion(text, nullptr);
+}
 
 KCCL_DEVICE uint32_t load_shared(const uint32_t* word) {
     return load<Order::kAcquire, Scope::kBlock>(word);
