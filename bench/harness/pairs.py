@@ -49,7 +49,7 @@ def slots_of(comm: Any, problem: Problem) -> tuple[Any, Array]:
 
 
 def mpi_slots_of(mpi: Any, comm: Any, problem: Problem) -> tuple[Any, Array]:
-    """The same of MPI, whose offsets count messages."""
+    """Slots of MPI's windows, whose offsets count messages."""
     window = mpi.Win.Allocate(SLOTS * problem.nbytes, problem.nbytes, comm=comm)
     # Collective, so all ranks free their windows in the same order. MPI ends after that.
     atexit.register(window.Free)

@@ -211,7 +211,7 @@ template <class S>
 struct PrefillShared : BesideVectors<S> {
     using Parts = typename Chunk<S>::Parts;
 
-    // Of the vectors that products multiply.
+    // Has the vectors that products multiply.
     VectorRing<S> ring;
 
     // Attention has its parts in the stages and, where these are too few, in the totals before

@@ -81,7 +81,7 @@ def test_a_rank_that_does_not_wait_for_its_partner_is_counted():
         mine = collective.buffers(asked)
         return table.check(asked, mine, lambda: None, comm.rank, comm.gather_objects, 3)
 
-    # Of two that do not wait, the first leaves before the other arrives.
+    # The first of two that do not wait leaves before the other arrives.
     assert sum(kccl.run_threads(main, 2)) == 1
 
 

@@ -68,6 +68,23 @@ __global__ void beyond(kccl::DeviceComm comm, kccl::Window window, float* x) {
     kccl::put(kccl::block(), comm, window, 1 - comm.rank, 256, x, 512);
 }
 
+__global__ void no_such_channel(kccl::DeviceComm comm, kccl::Window window, float* x) {
+    kccl::all_reduce(kccl::block(), comm, x, x, 4, 1);
+}
+
+__global__ void half_a_block(kccl::DeviceComm comm, kccl::Window window, float* x) {
+    const kccl::Block block = kccl::block();
+    if (block.index() < 16) kccl::all_reduce(block, comm, x, x, 4);
+}
+
+__global__ void own_roots(kccl::DeviceComm comm, kccl::Window window, float* x) {
+    kccl::broadcast(kccl::block(), comm, x, x, 4, comm.rank);
+}
+
+__global__ void past_the_end(kccl::DeviceComm comm, kccl::Window window, float* x) {
+    if (kccl::leads(kccl::block())) x[64] = 1;
+}
+
 __global__ void no_signal(kccl::DeviceComm comm, kccl::Window window, float* x) {
     kccl::wait(kccl::block(), comm, 1 - comm.rank, 3, 1);
 }
@@ -86,6 +103,10 @@ MISTAKES = {
     "a message longer than `max_bytes`": "too_long",
     "`put` or `get` beyond the window": "beyond",
     "a signal that is never sent": "no_signal",
+    "a channel, signal, root or peer that does not exist": "no_such_channel",
+    "half a block makes a block's call": "half_a_block",
+    "ranks make different calls on one channel": "own_roots",
+    "an access beyond an array": "past_the_end",
 }
 
 

@@ -265,7 +265,8 @@ KCCL_DEVICE Status barrier(Coop coop, const DeviceComm& comm) {
 struct Grid {};
 KCCL_DEVICE Grid grid() { return {}; }
 
-// This block's slice. Of a message that no memory can hold every block gets all, and refuses it.
+// This block's slice. If no memory can hold the message, every block takes all of it, and so
+// refuses it.
 template <class T>
 KCCL_DEVICE Slice grid_slice(uint64_t count) {
     return count > kMostElements<T> ? Slice{0, count} : block_slice<T>(count);

@@ -17,14 +17,15 @@ KCCL_DEVICE Status check_window(Coop coop, const DeviceComm& comm, KcclKernel ke
     return refuse_by(coop, comm, kernel, {argument, reinterpret_cast<uint64_t>(address), 0});
 }
 
-// Refuses a peer outside of the world, or bytes from `offset` on that reach beyond the window.
+// Refuses a peer that has no part of the window, or bytes from `offset` on that reach beyond the window.
 // Called by all threads of the coop; all get the status.
 template <class Coop>
 KCCL_DEVICE Status check_part(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                               const Window& window, int peer, uint64_t offset, uint64_t num_bytes) {
-    if (is_outside(peer, comm.world_size)) {
+    // The window's, which may be that of a part of the communicator.
+    if (is_outside(peer, window.world_size)) {
         return refuse_by(coop, comm, kernel,
-                         {kKcclArgumentPeer, uint64_t(int64_t{peer}), uint64_t(comm.world_size)});
+                         {kKcclArgumentPeer, uint64_t(int64_t{peer}), uint64_t(window.world_size)});
     }
     if (offset > window.num_bytes) {
         return refuse_by(coop, comm, kernel, {kKcclArgumentOffset, offset, window.num_bytes});
@@ -36,7 +37,7 @@ KCCL_DEVICE Status check_part(Coop coop, const DeviceComm& comm, KcclKernel kern
     return kKcclOk;
 }
 
-// Refuses a peer below `least` or outside of the world, or a signal_id that no window has. Called
+// Refuses a peer below `least` or outside of the world, or a signal_id outside of 0 to kKcclNumSignals - 1. Called
 // by all threads of the coop; all get the status.
 template <class Coop>
 KCCL_DEVICE Status check_signal(Coop coop, const DeviceComm& comm, KcclKernel kernel, int peer,

@@ -8,12 +8,13 @@ namespace kccl {
 
 enum class CoopKind : uint32_t { kThread, kWarp, kBlock, kGrid };
 
+// The machine does not know who belongs to a coop of the user's own, and compares nothing there.
 template <class Coop>
-constexpr CoopKind kCoopKind = CoopKind::kBlock;
-template <>
-constexpr CoopKind kCoopKind<Thread> = CoopKind::kThread;
+constexpr CoopKind kCoopKind = CoopKind::kThread;
 template <>
 constexpr CoopKind kCoopKind<Warp> = CoopKind::kWarp;
+template <>
+constexpr CoopKind kCoopKind<Block> = CoopKind::kBlock;
 
 // What a call does in an exchange between blocks.
 enum class ExchangeStep : uint32_t { kNone, kOpen, kPublish, kCollect, kClose };

@@ -89,7 +89,7 @@ KCCL_DEVICE void channel_opens([[maybe_unused]] Coop coop, [[maybe_unused]] cons
 #endif
 }
 
-// The coop closes it; the same of a channel that it could not open. Called by all its threads.
+// The coop closes it. Also called for a channel that was refused. Called by all its threads.
 template <class Coop>
 KCCL_DEVICE void channel_closes([[maybe_unused]] Coop coop, [[maybe_unused]] const DeviceComm& comm,
                                 [[maybe_unused]] int channel, [[maybe_unused]] int index) {

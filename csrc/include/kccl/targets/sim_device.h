@@ -62,7 +62,7 @@ struct KcclSimCoopCall {
     const KcclSimArgument* arguments;
     uint32_t num_arguments;
     uint32_t num_common;  // how many of them all blocks of a grid give alike
-    // Of an exchange between blocks.
+    // In an exchange between blocks.
     uint32_t step;  // kccl::ExchangeStep
     uint32_t reach;
     uint64_t num_bytes;  // of a slice
