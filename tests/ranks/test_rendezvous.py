@@ -120,6 +120,38 @@ def test_strangers_do_not_end_the_rendezvous(request, monkeypatch):
     assert results == [["0's", "1's"]] == got
 
 
+@pytest.mark.parametrize("accepted", [3, 6])
+def test_ranks_that_hear_that_rank_0_has_moved_reach_the_new_one(request, monkeypatch, accepted):
+    """Those that the old one has accepted, and those that it has not, before it gives way."""
+    name, size = f"{request.node.name} {time.time()}", 8
+    wait, send_all = Watch.wait, rendezvous._send_all
+    come = []
+
+    def wait_or_give_way(self, source, seconds):
+        if self._rank == 0 and len(come) == accepted:
+            time.sleep(0.2)  # the others connect
+            raise kccl.BackendError("the true rank 0 has come")
+        has_come = wait(self, source, seconds)
+        if self._rank == 0 and has_come:
+            come.append(source)
+        return has_come
+
+    def send_and_wait(*arguments):
+        send_all(*arguments)
+        time.sleep(0.2)  # so long the old one does nothing more
+
+    joining = [join(name, rank) for rank in range(1, size)]
+    with monkeypatch.context() as patch:
+        patch.setattr(rendezvous, "_send_all", send_and_wait)
+        patch.setattr(Watch, "wait", wait_or_give_way)
+        with pytest.raises(kccl.BackendError, match="the true rank 0"):
+            host(name, size, 20)
+    everyone = host(name, size, 20)
+    for thread, got in joining:
+        thread.join()
+        assert got == [everyone]
+
+
 def test_strangers_do_not_end_the_connecting(monkeypatch):
     listener, name = sockets.listen()
     strangers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(4)]
