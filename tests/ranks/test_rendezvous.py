@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from ranks import facts, start
@@ -219,6 +219,21 @@ def test_a_taken_rendezvous_says_which_process_may_be_wrong(request):
 def test_who_is_absent_is_one_rank_or_several(missing, words):
     with pytest.raises(kccl.Timeout, match=words):
         raise losses.absent(0, missing)
+
+
+def test_a_place_that_many_have_asked_for_is_held(request, monkeypatch):
+    """Its holder, which has met the others, accepts nobody."""
+    held = place.Place(request.node.name, 1)
+    monkeypatch.setattr(place, "_held", {})
+    monkeypatch.setattr(place, "_GIVES_BACK_S", 0.2)
+    with ExitStack() as asking:
+        with suppress(BlockingIOError):
+            for _ in range(100):
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                asking.enter_context(connection).setblocking(False)
+                connection.connect(f"\0{held._name}")
+        with pytest.raises(kccl.BackendError, match="another process is rank 1 already"):
+            place.Place(request.node.name, 1)
 
 
 def test_strangers_take_no_place_away(request, monkeypatch):
