@@ -139,6 +139,15 @@ def test_after_the_communicator_a_rank_closes_its_windows_alone():
     assert kccl.run_threads(main, 2)[0] == (True, False)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_after_run_threads_close_gives_the_memory_back(backend):
+    windows = kccl.run_threads(lambda comm: comm.window(NBYTES), 2, backend=backend)
+    addresses = windows[0].addresses
+    for window in windows:
+        window.close()
+    assert [is_mapped(each) for each in addresses] == [False] * 2
+
+
 def test_processes_free_all_parts():
     program = """
 comm = kccl.init()
