@@ -63,7 +63,8 @@ class Symmetric:
             self._num_windows += 1
             name = f"number {self._num_windows}, of {nbytes} bytes"
             # A window does not keep its communicator: the peers of one that is dropped are told.
-            context, calls = ref(self.context), [ref(self.put), ref(self.get)]
+            context = ref(self.context)
+            calls: list[ref[Put] | ref[Get]] = [ref(self.put), ref(self.get)]
             return window.closes_by(partial(_close_window, name, context, calls))
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Any:

@@ -95,17 +95,18 @@ class Place:
                     return
         if is_helper:
             raise BackendError(
-                f"another process is rank {self._rank} already: {_described(pid)}. This process started it, it has inherited the variables, "
-                "and it has called kccl.init() first. Only this one may call that; or start the "
-                "other one without the launcher's variables"
+                f"another process is rank {self._rank} already: {_described(pid)}. This process "
+                "started it, it has inherited the variables, and it has called kccl.init() first. "
+                "Only this one may call that; or start the other one without the launcher's "
+                "variables"
             )
         raise self._is_held(_described(pid))
 
     def _is_held(self, holder: str) -> BackendError:
         return BackendError(
-            f"another process is rank {self._rank} already. If a rank started this process, which has inherited its variables, this "
-            f"one must not call kccl.init(); if this one is rank {self._rank}, the other one must "
-            f"not: {holder}. If that is of another job, give each job a rendezvous of its own"
+            f"another process is rank {self._rank} already. If a rank started this process, which "
+            "has inherited its variables, this one must not call kccl.init(); if this one is rank "
+            f"{self._rank}, the other one must not: {holder}. If that is of another job, give each job a rendezvous of its own"
         )
 
 

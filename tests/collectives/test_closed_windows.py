@@ -167,7 +167,7 @@ def test_a_window_keeps_no_communicator_that_is_dropped(backend):
             return array.size, window.is_closed
         with pytest.raises(kccl.PeerLost, match="peer 1 has closed or dropped the communicator"):
             part.barrier()
-        with pytest.raises(kccl.PeerLost, match="1 .*dropped the communicator without close"):
+        with pytest.raises(kccl.PeerLost, match=r"1 .*dropped the communicator without close"):
             part.reset()
         return None
 
