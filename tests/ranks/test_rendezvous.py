@@ -44,8 +44,12 @@ def test_all_name_the_rank_that_ended_at_the_rendezvous(request):
     assert said == [{"rank": rank, "peer": 1} for rank in (0, 2, 3)], ended
 
 
+def look():
+    """These ranks have nothing to look at while they wait."""
+
+
 def host(name, world_size, seconds):
-    with Watch(0, name) as watch:
+    with Watch(0, name, look) as watch:
         deadline = time.monotonic() + seconds
         return rendezvous._host_rendezvous(name, world_size, "0's", deadline, watch)
 
@@ -55,7 +59,7 @@ def join(name, rank):
     got = []
 
     def run():
-        with Watch(rank, name) as watch:
+        with Watch(rank, name, look) as watch:
             try:
                 deadline = time.monotonic() + 20
                 got.append(rendezvous._join_rendezvous(name, rank, f"{rank}'s", deadline, watch))
@@ -188,12 +192,21 @@ def test_limits_that_no_clock_can_count_are_refused(name, seconds):
         env.read({name: seconds})
 
 
+@pytest.mark.parametrize("wrong", ["nan", "-1", "soon"])
+def test_a_rank_that_cannot_start_keeps_what_is_right(monkeypatch, wrong):
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", wrong)
+    monkeypatch.setenv("KCCL_TIMEOUT", "7")
+    monkeypatch.setenv("KCCL_EPOCH_BITS", "99")
+    kept = env.read_what_is_right()
+    assert (kept.first_timeout, kept.timeout, kept.epoch_bits) == (300.0, 7.0, 32)
+
+
 def test_limits_of_years_are_none_for_poll(monkeypatch):
     assert sockets.poll_ms(1e9) == 2**31 - 1
     assert (sockets.poll_ms(-1), sockets.poll_ms(1e-6)) == (0, 1)
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "1e9")
     kccl.run_threads(lambda comm: comm.split(0).barrier(), 2)
-    with Watch(0, "nobody") as watch:
+    with Watch(0, "nobody", look) as watch:
         left, right = socket.socketpair()
         with left, right:
             right.sendall(b"1")
