@@ -1,6 +1,8 @@
 """kccl.compile(target="host"): the same source on the CPU, where a block is an OS thread."""
 
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from ranks import run
 from test_linking import source_of
 
 import kccl
+from kccl.backends import host_launch
 
 SOURCE = """
 #include <kccl/kccl.cuh>
@@ -83,9 +86,15 @@ def test_a_launch_of_which_a_block_does_not_start_ends(module, monkeypatch, is_s
             patch.setattr(threading.Thread, "start", start_or_raise)
             kernel(comm, device_comm, window, x, seen, grid=4)
 
-    error, text = (KeyboardInterrupt, None) if is_started else (kccl.BackendError, "block 2 of 4 did")
+    error, text = (KeyboardInterrupt, None) if is_started else (kccl.BackendError, "block 2 of 4")
     with pytest.raises(error, match=text):
         kccl.run_threads(main, 1)
+
+
+def test_the_limit_of_shared_memory_is_the_headers():
+    header = Path(kccl.include_dir(), "kccl/platform.cuh").read_text()
+    (limit,) = re.findall(r"\bkDynamicSharedBytes = (\d+);", header)
+    assert int(limit) == host_launch._MOST_SHARED_BYTES
 
 
 def test_ranks_are_processes(tmp_path):
