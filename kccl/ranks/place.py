@@ -106,7 +106,8 @@ class Place:
         return BackendError(
             f"another process is rank {self._rank} already. If a rank started this process, which "
             "has inherited its variables, this one must not call kccl.init(); if this one is rank "
-            f"{self._rank}, the other one must not: {holder}. If that is of another job, give each job a rendezvous of its own"
+            f"{self._rank}, the other one must not: {holder}. If that is of another job, give each "
+            "job a rendezvous of its own"
         )
 
 
