@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -132,7 +132,7 @@ def run_threads(
     *,
     timeout: float | None = None,
     seed: int | None = None,
-    seeds: int | Iterable[int] | None = None,
+    seeds: int | Collection[int] | None = None,
     warp_size: int | None = None,
     model: str | None = None,
     trace: str | os.PathLike[str] | None = None,
@@ -200,7 +200,7 @@ def run_threads(
     return results
 
 
-def _seeds(seed: Any, seeds: Any, default: int) -> list[int]:
+def _seeds(seed: Any, seeds: Any, default: int) -> Collection[int]:
     """The seeds that run_threads() runs a program under; its arguments, and KCCL_SEEDS.
 
     Raises:
@@ -211,12 +211,14 @@ def _seeds(seed: Any, seeds: Any, default: int) -> list[int]:
             raise InvalidArgument(f"seed is {seed!r} and seeds is {seeds!r}, must be one of them")
         return [seed]
     seeds = default if seeds is None else seeds
-    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
-        several = list(seeds)
-        if not several:
+    if isinstance(seeds, Collection) and not isinstance(seeds, str):
+        if not any(True for _ in seeds):
             raise InvalidArgument(f"seeds is {seeds!r}, must have a seed")
-        return several
-    return list(range(arguments.between("seeds", seeds, 1, 2**31 - 1)))
+        return seeds
+    if isinstance(seeds, Iterator):
+        # It may have no end.
+        raise InvalidArgument(f"seeds is {seeds!r}, must be a number or a list of seeds")
+    return range(arguments.between("seeds", seeds, 1, 2**31 - 1))
 
 
 def _connect(ranks: Mesh, rank: int, env: Env, backend: str) -> Communicator:

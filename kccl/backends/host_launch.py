@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..base.abi import MAX_BLOCKS
-from ..base.errors import InvalidArgument
+from ..base.errors import BackendError, InvalidArgument
 
 # kDynamicSharedBytes of csrc/include/kccl/platform.cuh.
 _MOST_SHARED_BYTES = 232448
@@ -33,6 +33,7 @@ def run(
 
     Raises:
         InvalidArgument: The host cannot run this many blocks, or has less shared memory.
+        BackendError: A block's thread did not start. The rank's waits have ended, as after Ctrl-C.
     """
     for name, value, most in (
         ("grid", grid, MAX_BLOCKS),
@@ -43,22 +44,41 @@ def run(
     words = (ctypes.c_uint64 * (-(-len(data) // 8) or 1))()
     ctypes.memmove(words, data, len(data))
     ended = [threading.Event() for _ in range(grid)]
+    running: list[threading.Event] = []
+    is_called_off = False
+    lock = threading.Lock()
 
     def run_block(block: int) -> None:
-        entry.run_block(entry.address, ctypes.addressof(words), block, grid)
-        ended[block].set()
+        with lock:
+            if is_called_off:
+                return
+            running.append(ended[block])
+        try:
+            entry.run_block(entry.address, ctypes.addressof(words), block, grid)
+        finally:
+            ended[block].set()
 
     # The blocks' threads do not hold the interpreter's lock while they wait.
     holds_gil, context.holds_gil = context.holds_gil, 0
     try:
         for block in range(grid):
-            threading.Thread(target=run_block, args=(block,), name=f"kccl block {block}").start()
+            thread = threading.Thread(target=run_block, args=(block,), name=f"kccl block {block}")
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise BackendError(
+                    f"the thread of block {block} of {grid} did not start: {error}; launch fewer "
+                    "blocks, or raise the limit of threads (ulimit -u, the container's pids)"
+                ) from error
         for event in ended:
             event.wait()
     except BaseException:
-        # Only the main thread gets Ctrl-C.
+        # Only the main thread gets Ctrl-C. Blocks that run may wait for those that do not.
         abort()
-        for event in ended:
+        # A thread that has started but does not run its block yet will not do so.
+        with lock:
+            is_called_off = True
+        for event in running:
             event.wait()
         raise
     finally:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
@@ -69,38 +70,39 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
     values: dict[str, Any] = {}
     for field in fields(Env):
         if (text := environ.get(_name(field))) is not None:
-            kind: Any = type(field.default)
-            try:
-                values[field.name] = kind(text)
-            except ValueError:
-                error = f"{_name(field)}={text!r} must be of type {kind.__name__}"
-                raise InvalidArgument(error) from None
-    env = Env(**values)
-    if env.windows not in ("", *WINDOWS):
-        raise InvalidArgument(f"KCCL_WINDOWS={env.windows!r} must be one of {', '.join(WINDOWS)}")
-    if not 4 <= env.epoch_bits <= 32:
-        raise InvalidArgument(f"KCCL_EPOCH_BITS={env.epoch_bits} must be between 4 and 32")
-    if env.seeds < 1:
-        raise InvalidArgument(f"KCCL_SEEDS={env.seeds} must be at least 1")
-    arguments.nanoseconds("KCCL_TIMEOUT", env.timeout)
-    arguments.nanoseconds("KCCL_FIRST_TIMEOUT", env.first_timeout)
-    return env
+            values[field.name] = _value(field, text)
+    return Env(**values)
 
 
 def read_what_is_right() -> Env:
-    """The variables whose values are of the right type, where read() has found a wrong one.
+    """The variables whose values are right, and the others' defaults, where read() has failed.
 
     For a rank that cannot start, and must tell the others.
     """
     env = Env()
     for field in fields(Env):
-        kind: Any = type(field.default)
-        try:
-            value = kind(os.environ[_name(field)])
-        except (KeyError, ValueError):
-            continue
-        env = replace(env, **{field.name: value})
+        with suppress(KeyError, InvalidArgument):
+            env = replace(env, **{field.name: _value(field, os.environ[_name(field)])})
     return env
+
+
+def _value(field: "Field[Any]", text: str) -> Any:
+    """The value of a variable. Raises InvalidArgument if it is of another type or out of range."""
+    name = _name(field)
+    kind: Any = type(field.default)
+    try:
+        value = kind(text)
+    except ValueError:
+        raise InvalidArgument(f"{name}={text!r} must be of type {kind.__name__}") from None
+    if field.name == "windows" and value not in ("", *WINDOWS):
+        raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(WINDOWS)}")
+    if field.name == "epoch_bits" and not 4 <= value <= 32:
+        raise InvalidArgument(f"{name}={value} must be between 4 and 32")
+    if field.name == "seeds" and value < 1:
+        raise InvalidArgument(f"{name}={value} must be at least 1")
+    if field.name in ("timeout", "first_timeout"):
+        arguments.nanoseconds(name, value)
+    return value
 
 
 def _name(field: "Field[Any]") -> str:

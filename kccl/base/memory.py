@@ -29,5 +29,5 @@ def check_room(nbytes: int, count: int) -> None:
             raise BackendError(
                 f"{nbytes} bytes{each} are more than the {left} bytes of memory that {room.limit} "
                 f"has left{earlier if promised else ''}: {room.cure}"
-                + (", or close windows' communicators" if promised else "")
+                + (", or close() earlier windows" if promised else "")
             )

@@ -4,6 +4,7 @@ Collectives, prepared calls, one-sided calls and launches of users' kernels get 
 not know the communicator itself.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +43,8 @@ class Context:
         self._first_timeout = env.first_timeout
         self.mesh = mesh
         self.backend = backend
+        # Windows and arrays keep the mesh. So peers that wait out of band hear of the end by this.
+        weakref.finalize(self, mesh.drop).atexit = False
         self.plan = Planner(backend.name, self.world_size, env, can_attach=backend.can_attach)
 
     def launch(self, kernel: Any, data: bytes, *, stream: Any, **shape: Any) -> None:

@@ -1,8 +1,10 @@
 """window, empty, device_comm: memory that all ranks map."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from ..backends.device_comm import DeviceComm
 from ..base import arguments, dtypes
@@ -10,6 +12,29 @@ from ..ranks import windows
 from ..ranks.agreement import agree_on_arguments
 from .context import Context
 from .one_sided import Get, Put
+
+
+def _close_window(
+    name: str,
+    its_context: "ref[Context]",
+    its_calls: "Sequence[ref[Put] | ref[Get]]",
+    window: windows.Window,
+) -> None:
+    """See Window.close(). `name` is the same on all ranks; the references are the communicator's.
+
+    A communicator that is collected has left.
+    """
+    context = its_context()
+    if context is not None and not context.has_left():
+        with context.out_of_band("window.close") as limit_s:
+            context.backend.wait_for_calls("window.close()")
+            # From here on no rank's call uses the window.
+            agree_on_arguments(context.mesh, {"window": name}, "window.close", limit_s)
+    for its_call in its_calls:
+        call = its_call()
+        if call is not None:
+            call.forget_window(window)
+    window.free()
 
 
 class Symmetric:
@@ -37,19 +62,10 @@ class Symmetric:
             window = self.context.backend.allocate(nbytes, limit_s)
             self._num_windows += 1
             name = f"number {self._num_windows}, of {nbytes} bytes"
-            return window.closes_by(partial(self._close_window, name))
-
-    def _close_window(self, name: str, window: windows.Window) -> None:
-        """See Window.close(). `name` is the same on all ranks."""
-        if not self.context.has_left():
-            with self.context.out_of_band("window.close") as limit_s:
-                self.context.backend.wait_for_calls("window.close()")
-                # From here on no rank's call uses the window.
-                same = {"window": name}
-                agree_on_arguments(self.context.mesh, same, "window.close", limit_s)
-        for call in (self.put, self.get):
-            call.forget_window(window)
-        window.free()
+            # A window does not keep its communicator: the peers of one that is dropped are told.
+            context = ref(self.context)
+            calls: list[ref[Put] | ref[Get]] = [ref(self.put), ref(self.get)]
+            return window.closes_by(partial(_close_window, name, context, calls))
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Any:
         """Allocates an array in a window of its own, filled with zeros. Collective.

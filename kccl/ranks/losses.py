@@ -78,7 +78,7 @@ class Announcer:
 class Watch:
     """The rank's side, for a wait of start-up."""
 
-    def __init__(self, rank: int, job: str, look: Callable[[], None] | None = None) -> None:
+    def __init__(self, rank: int, job: str, look: Callable[[], None]) -> None:
         """Connects with the announcer, if there is one for the job.
 
         Args:
@@ -114,11 +114,10 @@ class Watch:
         Raises:
             PeerLost: A rank has ended.
         """
-        if self._look is not None:
-            seconds = min(seconds, _LOOK_S)
-            if time.monotonic() > self._looked + _LOOK_S:
-                self._looked = time.monotonic()
-                self._look()
+        seconds = min(seconds, _LOOK_S)
+        if time.monotonic() > self._looked + _LOOK_S:
+            self._looked = time.monotonic()
+            self._look()
         poll = select.poll()
         for each in filter(None, (source, self._socket)):
             poll.register(each, select.POLLIN)

@@ -219,3 +219,7 @@ class Mesh(Exchanges):
             unfinished.close()
         if self._release.detach() is not None:
             _release(self._links, self.pidfds, self._pid, _CLOSED)
+
+    def drop(self) -> None:
+        """Closes this rank's streams, for a communicator that is collected without close()."""
+        self._release()

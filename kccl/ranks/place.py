@@ -79,27 +79,35 @@ class Place:
     def _ask_holder(self, deadline: float) -> None:
         """Returns when the place may be free. Raises if the holder keeps it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            # A holder that has met the others accepts nobody. So its backlog may be full.
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 connection.connect(f"\0{self._name}")
             except ConnectionRefusedError:
                 return  # it has just ended, or given the place back
+            except (BlockingIOError, TimeoutError) as error:
+                raise self._is_held("a process that many others have asked for it") from error
             pid = sockets.peer_pid(connection)
             is_helper = os.getpid() in _ancestors(pid)
             while is_helper and time.monotonic() < deadline:
                 time.sleep(_RETRY_S)
                 with contextlib.suppress(OSError), sockets.bind(self._name):
                     return
-        already, holder = f"another process is rank {self._rank} already", _described(pid)
         if is_helper:
             raise BackendError(
-                f"{already}: {holder}. This process started it, it has inherited the variables, "
-                "and it has called kccl.init() first. Only this one may call that; or start the "
-                "other one without the launcher's variables"
+                f"another process is rank {self._rank} already: {_described(pid)}. This process "
+                "started it, it has inherited the variables, and it has called kccl.init() first. "
+                "Only this one may call that; or start the other one without the launcher's "
+                "variables"
             )
-        raise BackendError(
-            f"{already}. If a rank started this process, which has inherited its variables, this "
-            f"one must not call kccl.init(); if this one is rank {self._rank}, the other one must "
-            f"not: {holder}. If that is of another job, give each job a rendezvous of its own"
+        raise self._is_held(_described(pid))
+
+    def _is_held(self, holder: str) -> BackendError:
+        return BackendError(
+            f"another process is rank {self._rank} already. If a rank started this process, which "
+            "has inherited its variables, this one must not call kccl.init(); if this one is rank "
+            f"{self._rank}, the other one must not: {holder}. If that is of another job, give each "
+            "job a rendezvous of its own"
         )
 
 

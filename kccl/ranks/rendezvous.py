@@ -145,11 +145,32 @@ def _host_rendezvous(
         raise
     except BackendError:
         # The true rank 0 has come.
-        _send_all(connections, {"moved": True}, time.monotonic() + _LAST_REPLY_S)
+        _move(listener, connections)
         raise
     finally:
         _close_all(connections)
         listener.close()
+
+
+def _move(listener: socket.socket, connections: dict[int, socket.socket]) -> None:
+    """Closes the listener, and tells all that have come to it to connect again."""
+    # From here on connect() is refused, and accept() still returns those that have connected.
+    listener.shutdown(socket.SHUT_RD)
+    coming = []
+    with contextlib.suppress(OSError):
+        while True:
+            coming.append(listener.accept()[0])
+    # Who hears of it connects again at once, and must not reach this listener.
+    listener.close()
+    ends = time.monotonic() + _LAST_REPLY_S
+    for connection in coming:
+        with contextlib.suppress(OSError, BackendError):
+            sockets.peer_pid(connection)
+            rank, _ = _receive(connection, ends)
+            connections[rank] = connection
+    _send_all(connections, {"moved": True}, ends)
+    for connection in coming:
+        connection.close()
 
 
 def _close_all(connections: dict[int, socket.socket]) -> None:

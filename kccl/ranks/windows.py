@@ -109,8 +109,8 @@ class Window(ABC):
         Where arrays still view this rank's part, the part lives until they are gone. On a GPU it
         first waits for all work on the device, also of other libraries. Later uses of the window
         raise InvalidArgument, prepared calls included. A graph that uses it must not be replayed.
-        Once the communicator is closed, this gives back what this rank has mapped, and is not
-        collective. A window that is not closed lives until nobody refers to it.
+        Once the communicator is closed or collected, this gives back what this rank has mapped, and
+        is not collective. A window that is not closed lives until nobody refers to it.
 
         Raises:
             InvalidArgument: The ranks close different windows. None is closed.

@@ -149,7 +149,8 @@ class Machine:
 
     def remove_window(self, address: int) -> None:
         """Takes back add_window(). No kernel may access the memory any more."""
-        lib.kccl_sim_remove_window(self.handle, address)
+        if self._handle is not None:
+            lib.kccl_sim_remove_window(self._handle, address)
         self.regions.remove(address)
         del self.windows[address]
 

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,40 @@ def test_after_the_communicator_a_rank_closes_its_windows_alone():
         return window.is_closed, is_mapped(address)
 
     assert kccl.run_threads(main, 2)[0] == (True, False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_after_run_threads_close_gives_the_memory_back(backend):
+    windows = kccl.run_threads(lambda comm: comm.window(NBYTES), 2, backend=backend)
+    addresses = windows[0].addresses
+    for window in windows:
+        window.close()
+    assert [is_mapped(each) for each in addresses] == [False] * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_window_keeps_no_communicator_that_is_dropped(backend):
+    """The peers of a communicator that is collected are told, while its windows live."""
+
+    def main(comm):
+        part = comm.split(0)
+        window = part.window(64)
+        array = np.frombuffer(part.empty(4).data, np.float32)
+        part.barrier()
+        if comm.rank == 1:
+            dropped = weakref.ref(part)
+            del part
+            gc.collect()
+            assert dropped() is None
+            window.close()  # alone
+            return array.size, window.is_closed
+        with pytest.raises(kccl.PeerLost, match="peer 1 has closed or dropped the communicator"):
+            part.barrier()
+        with pytest.raises(kccl.PeerLost, match=r"1 .*dropped the communicator without close"):
+            part.reset()
+        return None
+
+    assert kccl.run_threads(main, 2, backend=backend)[1] == (4, True)
 
 
 def test_processes_free_all_parts():

@@ -1,11 +1,16 @@
 """kccl.compile(target="host"): the same source on the CPU, where a block is an OS thread."""
 
+import re
+import threading
+from pathlib import Path
+
 import numpy as np
 import pytest
 from ranks import run
 from test_linking import source_of
 
 import kccl
+from kccl.backends import host_launch
 
 SOURCE = """
 #include <kccl/kccl.cuh>
@@ -58,6 +63,38 @@ def test_blocks_and_ranks_talk_to_each_other(module, ranks):
     want = [total + ranks * block for block in range(BLOCKS) for _ in range(8)]
     results = kccl.run_threads(lambda comm: use_everything(comm, module), ranks)
     assert results == [(want, want, 20 * BLOCKS)] * ranks
+
+
+@pytest.mark.parametrize("is_started", [False, True], ids=["no thread", "Ctrl-C"])
+def test_a_launch_of_which_a_block_does_not_start_ends(module, monkeypatch, is_started):
+    """The blocks before it wait for it in grid_sync()."""
+    start = threading.Thread.start
+
+    def start_or_raise(thread):
+        if thread.name != "kccl block 2":
+            return start(thread)
+        if not is_started:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        raise KeyboardInterrupt
+
+    def main(comm):
+        x, seen = np.zeros(8 * 4, np.float32), np.zeros(1, np.int32)
+        window, device_comm = comm.window(512), comm.device_comm(channels=4, max_bytes=32)
+        kernel = module.kernel("everything")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start_or_raise)
+            kernel(comm, device_comm, window, x, seen, grid=4)
+
+    error, text = (KeyboardInterrupt, None) if is_started else (kccl.BackendError, "block 2 of 4")
+    with pytest.raises(error, match=text):
+        kccl.run_threads(main, 1)
+
+
+def test_the_limit_of_shared_memory_is_the_headers():
+    header = Path(kccl.include_dir(), "kccl/platform.cuh").read_text()
+    (limit,) = re.findall(r"\bkDynamicSharedBytes = (\d+);", header)
+    assert int(limit) == host_launch._MOST_SHARED_BYTES
 
 
 def test_ranks_are_processes(tmp_path):

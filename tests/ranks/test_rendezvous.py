@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from ranks import facts, start
@@ -44,8 +44,12 @@ def test_all_name_the_rank_that_ended_at_the_rendezvous(request):
     assert said == [{"rank": rank, "peer": 1} for rank in (0, 2, 3)], ended
 
 
+def look():
+    """These ranks have nothing to look at while they wait."""
+
+
 def host(name, world_size, seconds):
-    with Watch(0, name) as watch:
+    with Watch(0, name, look) as watch:
         deadline = time.monotonic() + seconds
         return rendezvous._host_rendezvous(name, world_size, "0's", deadline, watch)
 
@@ -55,7 +59,7 @@ def join(name, rank):
     got = []
 
     def run():
-        with Watch(rank, name) as watch:
+        with Watch(rank, name, look) as watch:
             try:
                 deadline = time.monotonic() + 20
                 got.append(rendezvous._join_rendezvous(name, rank, f"{rank}'s", deadline, watch))
@@ -120,6 +124,38 @@ def test_strangers_do_not_end_the_rendezvous(request, monkeypatch):
     assert results == [["0's", "1's"]] == got
 
 
+@pytest.mark.parametrize("accepted", [3, 6])
+def test_ranks_that_hear_that_rank_0_has_moved_reach_the_new_one(request, monkeypatch, accepted):
+    """Those that the old one has accepted, and those that it has not, before it gives way."""
+    name, size = f"{request.node.name} {time.time()}", 8
+    wait, send_all = Watch.wait, rendezvous._send_all
+    come = []
+
+    def wait_or_give_way(self, source, seconds):
+        if self._rank == 0 and len(come) == accepted:
+            time.sleep(0.2)  # the others connect
+            raise kccl.BackendError("the true rank 0 has come")
+        has_come = wait(self, source, seconds)
+        if self._rank == 0 and has_come:
+            come.append(source)
+        return has_come
+
+    def send_and_wait(*arguments):
+        send_all(*arguments)
+        time.sleep(0.2)  # so long the old one does nothing more
+
+    joining = [join(name, rank) for rank in range(1, size)]
+    with monkeypatch.context() as patch:
+        patch.setattr(rendezvous, "_send_all", send_and_wait)
+        patch.setattr(Watch, "wait", wait_or_give_way)
+        with pytest.raises(kccl.BackendError, match="the true rank 0"):
+            host(name, size, 20)
+    everyone = host(name, size, 20)
+    for thread, got in joining:
+        thread.join()
+        assert got == [everyone]
+
+
 def test_strangers_do_not_end_the_connecting(monkeypatch):
     listener, name = sockets.listen()
     strangers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(4)]
@@ -156,12 +192,21 @@ def test_limits_that_no_clock_can_count_are_refused(name, seconds):
         env.read({name: seconds})
 
 
+@pytest.mark.parametrize("wrong", ["nan", "-1", "soon"])
+def test_a_rank_that_cannot_start_keeps_what_is_right(monkeypatch, wrong):
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", wrong)
+    monkeypatch.setenv("KCCL_TIMEOUT", "7")
+    monkeypatch.setenv("KCCL_EPOCH_BITS", "99")
+    kept = env.read_what_is_right()
+    assert (kept.first_timeout, kept.timeout, kept.epoch_bits) == (300.0, 7.0, 32)
+
+
 def test_limits_of_years_are_none_for_poll(monkeypatch):
     assert sockets.poll_ms(1e9) == 2**31 - 1
     assert (sockets.poll_ms(-1), sockets.poll_ms(1e-6)) == (0, 1)
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "1e9")
     kccl.run_threads(lambda comm: comm.split(0).barrier(), 2)
-    with Watch(0, "nobody") as watch:
+    with Watch(0, "nobody", look) as watch:
         left, right = socket.socketpair()
         with left, right:
             right.sendall(b"1")
@@ -187,6 +232,21 @@ def test_a_taken_rendezvous_says_which_process_may_be_wrong(request):
 def test_who_is_absent_is_one_rank_or_several(missing, words):
     with pytest.raises(kccl.Timeout, match=words):
         raise losses.absent(0, missing)
+
+
+def test_a_place_that_many_have_asked_for_is_held(request, monkeypatch):
+    """Its holder, which has met the others, accepts nobody."""
+    held = place.Place(request.node.name, 1)
+    monkeypatch.setattr(place, "_held", {})
+    monkeypatch.setattr(place, "_GIVES_BACK_S", 0.2)
+    with ExitStack() as asking:
+        with suppress(BlockingIOError):
+            for _ in range(100):
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                asking.enter_context(connection).setblocking(False)
+                connection.connect(f"\0{held._name}")
+        with pytest.raises(kccl.BackendError, match="another process is rank 1 already"):
+            place.Place(request.node.name, 1)
 
 
 def test_strangers_take_no_place_away(request, monkeypatch):

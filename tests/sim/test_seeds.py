@@ -1,5 +1,7 @@
 """run_threads() on the simulator: under several seeds, until one finds something."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,15 @@ def test_each_seed_runs_once_and_the_last_results_are_returned(default):
         assert len(runs) == count
 
 
+@pytest.mark.parametrize("seeds", [2**31 - 1, range(2**40), {3, 4}])
+def test_seeds_are_taken_one_at_a_time(seeds):
+    def main(comm):
+        raise StopAsyncIteration
+
+    with pytest.raises(StopAsyncIteration):
+        kccl.run_threads(main, 1, backend="sim", seeds=seeds)
+
+
 def test_the_variable_gives_the_default(monkeypatch):
     monkeypatch.setenv("KCCL_SEEDS", "3")
     runs = []
@@ -105,6 +116,7 @@ def test_a_programs_error_has_a_note_with_its_seed():
         ({"seeds": True}, "seeds is True, must be an integer"),
         ({"seeds": "12"}, "seeds is '12', must be an integer"),
         ({"seeds": []}, r"seeds is \[\], must have a seed"),
+        ({"seeds": itertools.count()}, r"seeds is count\(0\), must be a number or a list"),
         ({"seeds": [0, -1]}, "seed is -1, must be between 0"),
         ({"seeds": 2, "backend": "host"}, "seeds is 2, must be None: backend is 'host'"),
     ],

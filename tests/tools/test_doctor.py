@@ -7,7 +7,7 @@ from kccl.gpu.cuda import CUDA
 from kccl.gpu.hip import HIP
 from kccl.jit.hiprtc import HIPRTC, said
 from kccl.tools import cli, doctor
-from kccl.tools.checks import gpus
+from kccl.tools.checks import gpus, host
 from kccl.tools.checks.finding import Finding
 
 # As hip-python words it.
@@ -49,6 +49,20 @@ def test_names_of_libraries_are_texts(monkeypatch):
     monkeypatch.delitem(vars(HIPRTC), "binding", raising=False)
     with pytest.raises(BackendError, match=r"^hipRTC cannot be loaded: failed to dlopen 'libhip"):
         _ = HIPRTC.binding
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("KCCL_TIMEOUT", "soon", "KCCL_TIMEOUT='soon' must be of type float."),
+        ("KCCL_TIMEOUTS", "1", "KCCL_TIMEOUTS is unknown, must be one of "),
+    ],
+)
+def test_a_wrong_variable_is_named_with_its_cure(monkeypatch, name, value, reason):
+    monkeypatch.setenv(name, value)
+    found = host.variables()
+    assert found.status == "no" and found.reason.startswith(reason)
+    assert found.cure.startswith("Correct the variable, or unset it")
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch, capsys):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...base import extras
 from ...base.env import read
+from ...base.errors import InvalidArgument
 from ...ranks import launchers, sockets
 from ...topology import cgroup_folders
 from .finding import LIMIT_S, Finding
@@ -159,8 +160,16 @@ def exchange(world_size: int) -> Callable[[], Finding]:
 
 def variables() -> Finding:
     """None of KCCL's environment variables is wrong, or costs time."""
-    env = read()
     given = sum(name.startswith("KCCL_") for name in os.environ)
+    try:
+        env = read()
+    except InvalidArgument as error:
+        return Finding(
+            "no",
+            f"{given} variables set",
+            f"{error}.",
+            "Correct the variable, or unset it: kccl.init() raises this.",
+        )
     if env.check:
         return Finding(
             "warn",

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...base import extras
+from ...base.errors import InvalidArgument
 from ...ranks import launchers
 from .finding import LIMIT_S, Finding
 
@@ -80,7 +81,11 @@ def simulator() -> Finding:
     if not name:
         reason = "The simulator's kernels are compiled at run time."
         return Finding("no", "no C++ compiler", reason, compiler_cure())
-    library_kernel("barrier_direct", warp_size=32)
+    try:
+        library_kernel("barrier_direct", warp_size=32)
+    except InvalidArgument as error:
+        # KCCL's variables say where compiled kernels are kept.
+        return Finding("no", f"{error}", "A variable is wrong.", "See the check `variables`.")
     return Finding("ok", f"{name}; compiled kernels are kept in {cache_folder()}")
 
 
