@@ -135,6 +135,33 @@ __global__ void widen(const T* in, float* out, T* back) {
     run(main)
 
 
+def test_min_and_max_of_mixed_types_are_those_of_cuda():
+    pairs = [
+        ("int", "unsigned int", "unsigned int"),
+        ("long", "unsigned long", "unsigned long"),
+        ("long long", "unsigned long long", "unsigned long long"),
+        ("float", "double", "double"),
+    ]
+    checks = "".join(
+        f"static_assert(std::is_same_v<decltype({f}(({a})1, ({b})2)), {want}>);\n"
+        f"static_assert(std::is_same_v<decltype({f}(({b})1, ({a})2)), {want}>);\n"
+        for f in ("min", "max")
+        for a, b, want in pairs
+    )
+    body = """if (threadIdx.x != 0) return;
+n[0] = min(n[0], 3u);
+n[1] = max(2u, n[1]);
+x[0] = max(x[0], 2.0);"""
+    module = kccl.compile(KERNEL.format(body=body) + checks, ["mine"])
+
+    def main(comm):
+        x, n = np.array([1], np.float32), np.array([-1, 1], np.int32)
+        module.kernel("mine")(comm, x, n)
+        return x.tolist(), n.tolist()
+
+    assert run(main) == ([2.0], [3, 2])
+
+
 def test_a_false_assertion_is_a_finding(module):
     def main(comm):
         module.kernel("wrong")(comm, np.zeros(1, np.int32))
