@@ -33,7 +33,7 @@ def lack(finding: Any, place: Any, other: Any) -> str:
 def threads_differ(finding: Any, place: Any, other: Any) -> str:
     """Threads of a coop make different calls."""
     return (
-        f"calls differ: {place} calls {_text(finding.call)} at {place.user_site}, and {other} "
+        f"threads differ: {place} calls {_text(finding.call)} at {place.user_site}, and {other} "
         f"calls {_text(finding.other_call)} at {other.user_site}. All threads of the "
         f"{_COOPS[finding.coop]} must make the same calls in the same order"
     )
