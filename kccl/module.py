@@ -45,7 +45,7 @@ class Module:
     Attributes:
         target: "sim", "cuda", "hip" or "host".
         warp_size: Warp size of the target.
-        arch: For GPUs the architecture, as in "sm_90a" or "gfx942"; for "sim" "".
+        arch: For GPUs the architecture, as in "sm_90a" or "gfx942"; for "sim" and "host" "".
         names: Names of the kernels.
         source: The source text; "" if it is not kept.
     """

@@ -17,10 +17,23 @@ constexpr uint64_t kNearBytes = uint64_t{1} << 24;
 // Programs run over an end more often than they run below a beginning.
 constexpr uint64_t kBeforeIsRarer = 16;
 
-bool is_mapped(uint64_t address) {
+uint64_t page_of(uint64_t address) {
     static const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    return address / page_bytes * page_bytes;
+}
+
+bool is_mapped(uint64_t address) {
     unsigned char unused = 0;
-    return mincore(reinterpret_cast<void*>(address / page_bytes * page_bytes), 1, &unused) == 0;
+    return mincore(reinterpret_cast<void*>(page_of(address)), 1, &unused) == 0;
+}
+
+// Whether all of it is mapped.
+bool are_mapped(const Region& region) {
+    const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    for (uint64_t at = page_of(region.begin); at < region.end(); at += page_bytes) {
+        if (!is_mapped(at)) return false;
+    }
+    return true;
 }
 
 // A variable or a constant of a kernel's library, or of another one.
@@ -127,7 +140,8 @@ bool Machine::is_explained(uint64_t address, uint64_t num_bytes) {
         if (edges.find(each.begin, 1) == nullptr && search(each)) return true;
     }
     for (const auto& [begin, part] : grid.foreign_parts) {
-        if (search(part)) return true;
+        // The program may have unmapped it since.
+        if (are_mapped(part) && search(part)) return true;
     }
     // The pointer that a window has kept since an earlier launch is no pointer to new memory.
     if (is_freed) return false;

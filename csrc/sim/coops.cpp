@@ -8,11 +8,27 @@
 
 #include <algorithm>
 
+#include "../include/kccl/together.cuh"
 #include "answers.h"
 #include "machine.h"
 
 namespace kccl::sim {
 namespace {
+
+// Kernels pass these values by number.
+template <class One, class Other>
+constexpr bool are_equal(One one, Other other) {
+    return static_cast<uint32_t>(one) == static_cast<uint32_t>(other);
+}
+static_assert(are_equal(Coop::kThread, CoopKind::kThread));
+static_assert(are_equal(Coop::kWarp, CoopKind::kWarp));
+static_assert(are_equal(Coop::kBlock, CoopKind::kBlock));
+static_assert(are_equal(Coop::kGrid, CoopKind::kGrid));
+static_assert(are_equal(ExchangeStep::kNone, kccl::ExchangeStep::kNone));
+static_assert(are_equal(ExchangeStep::kOpen, kccl::ExchangeStep::kOpen));
+static_assert(are_equal(ExchangeStep::kPublish, kccl::ExchangeStep::kPublish));
+static_assert(are_equal(ExchangeStep::kCollect, kccl::ExchangeStep::kCollect));
+static_assert(are_equal(ExchangeStep::kClose, kccl::ExchangeStep::kClose));
 
 bool has_failed(uint64_t state) {
     return reinterpret_cast<const KcclState*>(state)->status != kKcclOk;
@@ -139,15 +155,15 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
 }
 
 // The steps of an exchange between the grid's blocks, as the first thread of the block makes them.
-bool Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
+void Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
     const auto step = static_cast<ExchangeStep>(call.step);
-    if (step == ExchangeStep::kNone) return true;
+    if (step == ExchangeStep::kNone) return;
     const auto at = std::find_if(exchanges.begin(), exchanges.end(), [&](const Exchange& each) {
         return each.state == call.state && each.reach == call.reach;
     });
     if (at == exchanges.end()) {
         if (step == ExchangeStep::kOpen) exchanges.push_back({call.state, call.reach});
-        return true;
+        return;
     }
     const auto refuse = [&](KcclSimExchangeMistake mistake, uint64_t value, uint64_t other_value) {
         const Deed by = at->is_published ? at->by : Deed{};
@@ -156,7 +172,6 @@ bool Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
         findings.back().mistake = mistake;
         findings.back().value = value;
         findings.back().other_value = other_value;
-        return false;
     };
     if (step == ExchangeStep::kOpen) {
         at->is_published = false;
@@ -173,7 +188,6 @@ bool Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
         if (at->is_published) return refuse(kKcclSimNeverCollects, 0, 0);
         exchanges.erase(at);
     }
-    return true;
 }
 
 // ---- A thread does not make a call --------------------------------------------------------------

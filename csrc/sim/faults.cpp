@@ -79,7 +79,7 @@ void Machine::fault_by_signal(int signal, uint64_t address, uint64_t code) {
     if (is_in_kernel) mine.site = code + 1;
     mine.address = address;
     if (signal == SIGSEGV || signal == SIGBUS) {
-        if (mine.self.stack - address <= Stacks::kGuardBytes) {
+        if (mine.self.stack - address <= stacks_.guard_bytes()) {
             fault(kKcclSimStackOverflow, address, mine.site, nullptr);
         }
         // The signal does not tell the size of the access.

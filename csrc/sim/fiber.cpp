@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -59,29 +60,33 @@ uint64_t interrupted_at(const void* context) {
 #endif
 }
 
+Stacks::Stacks()
+    : guard_bytes_(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))),
+      stride_(guard_bytes_ + (kBytes + guard_bytes_ - 1) / guard_bytes_ * guard_bytes_) {}
+
 Stacks::~Stacks() {
-    for (uint8_t* slab : slabs_) munmap(slab, kPerSlab * kStride);
+    for (uint8_t* slab : slabs_) munmap(slab, kPerSlab * stride_);
 }
 
 uint8_t* Stacks::at(uint64_t index) {
     while (index / kPerSlab >= slabs_.size()) {
-        void* slab = mmap(nullptr, kPerSlab * kStride, PROT_READ | PROT_WRITE,
+        void* slab = mmap(nullptr, kPerSlab * stride_, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (slab == MAP_FAILED) return nullptr;
         slabs_.push_back(static_cast<uint8_t*>(slab));
     }
     const auto begin = [this](uint64_t each) {
-        return slabs_[each / kPerSlab] + each % kPerSlab * kStride;
+        return slabs_[each / kPerSlab] + each % kPerSlab * stride_;
     };
     for (; num_guards_ <= index && num_guards_ < kMostGuards; ++num_guards_) {
-        if (mprotect(begin(num_guards_), kGuardBytes, PROT_NONE) != 0) return nullptr;
+        if (mprotect(begin(num_guards_), guard_bytes_, PROT_NONE) != 0) return nullptr;
     }
-    return begin(index) + kGuardBytes;
+    return begin(index) + guard_bytes_;
 }
 
 bool Stacks::holds(uint64_t address) const {
-    return std::any_of(slabs_.begin(), slabs_.end(), [address](const uint8_t* slab) {
-        return address - reinterpret_cast<uint64_t>(slab) < kPerSlab * kStride;
+    return std::any_of(slabs_.begin(), slabs_.end(), [this, address](const uint8_t* slab) {
+        return address - reinterpret_cast<uint64_t>(slab) < kPerSlab * stride_;
     });
 }
 

@@ -29,24 +29,27 @@ uint64_t interrupted_at(const void* context);
 class Stacks {
   public:
     static constexpr uint64_t kBytes = 32768;
-    // In front of a stack, where it would grow on: nobody may access this.
-    static constexpr uint64_t kGuardBytes = 4096;
 
-    Stacks() = default;
+    Stacks();
     Stacks(const Stacks&) = delete;
     Stacks& operator=(const Stacks&) = delete;
     ~Stacks();
 
     // The lowest address of stack `index`; nullptr when there is no memory.
     uint8_t* at(uint64_t index);
+    // Bytes below a stack that nobody may access: where it would grow on.
+    uint64_t guard_bytes() const { return guard_bytes_; }
     // Whether the address lies in one of them, or in a guard.
     bool holds(uint64_t address) const;
 
   private:
     static constexpr uint64_t kPerSlab = 1024;
-    static constexpr uint64_t kStride = kGuardBytes + kBytes;
     // A process may have 65,530 mappings, and a guard adds two. The stacks behind these have none.
     static constexpr uint64_t kMostGuards = 16384;
+    // In front of a stack, where it would grow on: a page that nobody may access.
+    const uint64_t guard_bytes_;
+    // From one stack to the next: whole pages.
+    const uint64_t stride_;
     std::vector<uint8_t*> slabs_;
     uint64_t num_guards_ = 0;
 };

@@ -283,7 +283,7 @@ class Machine final : public Reporter {
     void start_thread(Block& block, Warp& warp, uint32_t index);
     void let_dependents_in(Block& block);
     void enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call, uint32_t num_common);
-    bool step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call);
+    void step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call);
     void lack(Coop coop, const Fiber& fiber, uint32_t number);
     void report_lack(const Lack& lack);
     void report_settled();

@@ -34,6 +34,14 @@ void describe(const BegunCall& begun, char* to) {
     add("%s", ")");
 }
 
+int32_t peer_of(const BegunCall& begun) {
+    for (uint32_t i = 0; begun.name != nullptr && i < begun.num_arguments; ++i) {
+        const KcclSimArgument& each = begun.arguments[i];
+        if (strcmp(each.name, "peer") == 0) return static_cast<int32_t>(each.value);
+    }
+    return -1;
+}
+
 }  // namespace
 
 // Does nothing while what is known explains a failure: what waits then, follows from it.
@@ -55,6 +63,9 @@ void Machine::note_waits() {
                 describe(fiber->begun, mine.wait.what);
                 const char* const name = fiber->begun.name;
                 mine.wait.is_signal = name != nullptr && strcmp(name, "wait") == 0 ? 1 : 0;
+                mine.wait.is_polling = fiber->state == Fiber::kPolling ? 1 : 0;
+                mine.wait.peer = peer_of(fiber->begun);
+                mine.wait.state = name != nullptr ? fiber->begun.state : 0;
                 mine.wait.call_site = name != nullptr ? fiber->begun.site : 0;
                 for (const uint32_t count : fiber->num_calls) mine.num_calls += count;
                 const auto known = std::find_if(
@@ -68,13 +79,16 @@ void Machine::note_waits() {
                 } else {
                     ++known->wait.num_threads;
                     // A thread that polls tells more than those that wait for it.
-                    if (fiber->state == Fiber::kPolling) known->wait.place = mine.wait.place;
+                    if (mine.wait.is_polling == 0) continue;
+                    known->wait.is_polling = 1;
+                    known->wait.place = mine.wait.place;
                 }
             }
         }
     }
     // Nothing but its sender makes a signal come. In other calls those that have made fewer calls
-    // are the ones that the others wait for.
+    // are the ones that the others wait for. So the search for the cause (kccl/sim/waits.py) has a
+    // short way from the first.
     std::stable_sort(groups.begin(), groups.end(), [](const Group& one, const Group& other) {
         if (one.wait.is_signal != other.wait.is_signal) return one.wait.is_signal != 0;
         return one.num_calls < other.num_calls;

@@ -28,6 +28,7 @@ struct sigaction before;
 struct Timer {
     Machine* machine = nullptr;  // that the thread moves
     long id = -1;
+    pid_t made_by = 0;  // a child of the process has the id, but not the timer
     std::unique_ptr<uint8_t[]> stack;
 
     bool make();
@@ -89,7 +90,9 @@ bool handle_signal() {
 
 bool Timer::make() {
     static const bool is_handled = handle_signal();
-    if (id >= 0 || !is_handled) return id >= 0;
+    if (!is_handled) return false;
+    if (id >= 0 && made_by == getpid()) return true;
+    id = -1;
     stack_t known = {};
     sigaltstack(nullptr, &known);
     if ((known.ss_flags & SS_DISABLE) != 0) {
@@ -104,8 +107,10 @@ bool Timer::make() {
     event._sigev_un._tid = static_cast<int>(syscall(SYS_gettid));
     // Older C libraries have timer_create() in a library of its own.
     int made = -1;
-    if (syscall(SYS_timer_create, CLOCK_THREAD_CPUTIME_ID, &event, &made) == 0) id = made;
-    return id >= 0;
+    if (syscall(SYS_timer_create, CLOCK_THREAD_CPUTIME_ID, &event, &made) != 0) return false;
+    id = made;
+    made_by = getpid();
+    return true;
 }
 
 void Timer::arm(uint64_t period_ns) const {
@@ -116,7 +121,7 @@ void Timer::arm(uint64_t period_ns) const {
 }
 
 Timer::~Timer() {
-    if (id >= 0) syscall(SYS_timer_delete, id);
+    if (id >= 0 && made_by == getpid()) syscall(SYS_timer_delete, id);
     if (!stack) return;
     const stack_t none = {.ss_sp = nullptr, .ss_flags = SS_DISABLE, .ss_size = 0};
     sigaltstack(&none, nullptr);

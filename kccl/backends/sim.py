@@ -126,7 +126,8 @@ class SimBackend(Backend):
         self._scratches = Scratches(
             mesh, settings, self._memory, state=self.state, polls_per_check=1, timeout=timeout
         )
-        self._machine.add_state(mesh.machine_rank, self.state, state_namer(mesh.rank))
+        namer = state_namer(mesh.rank)
+        self._machine.add_state(mesh.machine_rank, self.state, namer, mesh.machine_ranks)
         host_state.leave_when_collected(self, self._scratches, self.state, self.context)
 
     @staticmethod

@@ -240,8 +240,7 @@ def _compile(
     if cxx is None:
         raise BackendError(
             "the simulator and the host compile kernels at run time, and this machine has no C++ "
-            f"compiler. "
-            f"{compiler_cure()}"
+            f"compiler. {compiler_cure()}"
         )
     include_dirs = [csrc / "include", csrc / "sim" / "cuda", *include_dirs]
     flags = [*options, *(f"-I{at}" for at in include_dirs)]

@@ -8,7 +8,7 @@ import re
 from ..base.errors import CompileError
 
 _SHARED = (
-    "in the simulator block-shared memory is declared by KCCL_BLOCK_SHARED(Tile, tile), with "
+    "on a CPU block-shared memory is declared by KCCL_BLOCK_SHARED(Tile, tile), with "
     "`using Tile = float[64];` for an array; GPUs take that, too"
 )
 # The words, and what to write instead. Said when a source that has them does not compile.
@@ -21,8 +21,7 @@ _INSTEAD = (
     (r"(?<!extern )__shared__", _SHARED),
     (
         r"\basm\b(?:\s+volatile)?\s*\(",
-        "the simulator runs no PTX: kccl::mem has loads, stores, fences and copies by order and "
-        "scope",
+        "a CPU runs no PTX: kccl::mem has loads, stores, fences and copies by order and scope",
     ),
     (r"<<<", "a program in Python launches: module.kernel(name)(comm, ..., grid=1, block=64)"),
     (
@@ -32,12 +31,12 @@ _INSTEAD = (
     ),
     (
         r"#\s*include\s*<(?:cub|thrust|cuda|nv|cutlass|cute)/[^>]*>",
-        "the simulator has none of CUDA's libraries: use kccl::all_reduce and the like, "
+        "on a CPU there are none of CUDA's libraries: use kccl::all_reduce and the like, "
         "__shfl_xor_sync, or a loop",
     ),
     (
         r"#\s*include\s*<(?:mma|cuda_pipeline|cuda_fp8|cuda|curand_kernel)\.h>",
-        "of CUDA's headers the simulator has cuda_runtime.h, cuda_fp16.h and cuda_bf16.h",
+        "of CUDA's headers there are on a CPU cuda_runtime.h, cuda_fp16.h and cuda_bf16.h",
     ),
     (r"\bcooperative_groups\b|\bcg::", "write kccl::block(), kccl::warp() and their sync()"),
     (r"\b__(?:shfl|shfl_xor|shfl_up|shfl_down|any|all|ballot)\s*\(", "write it with _sync"),
@@ -51,8 +50,18 @@ _INSTEAD = (
     (r"\b__(?:cvta|pipeline|cluster|nv_fp8)\w*", "only GPUs have it: write it with kccl::mem"),
 )
 # Up to what ends the declaration of a variable, or shows that it is none.
-_VARIABLE = re.compile(r"(__device__|__managed__|__constant__)((?:(?!operator)[^(){};=])*)([({;=])")
-_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_VARIABLE = re.compile(
+    r"(__device__|__managed__|__constant__)((?:(?!operator)[^(){};=#])*)([({;=])"
+)
+_NO_VARIABLE = re.compile(r"\b(?:using|namespace|typedef|template|friend|concept)\b")
+_TYPE = re.compile(r"\b(?:struct|class|union|enum)\b")
+_QUALIFIER = re.compile(r"\b(?:__\w+__|static|inline|extern|volatile|mutable|noexcept)\b")
+# What stands before the qualifiers of a lambda.
+_LAMBDA = re.compile(r"\](?:\s|__\w+__)*\Z")
+_COMMENT = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<!\w)'(?:\\.|[^'\\\n])'""", re.DOTALL
+)
+_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)((?:\\\n|[^\n])*)", re.MULTILINE)
 
 
 def explanations(source: str, name: str) -> str:
@@ -72,10 +81,14 @@ def check_variables(source: str, name: str) -> None:
     Raises:
         CompileError: There is one.
     """
-    text = _without_comments(source)
+    text = _without_directives(_without_comments(source))
     for match in _VARIABLE.finditer(text):
         word, declared, end = match.groups()
-        if end == "(" or (end == "{" and re.search(r"\b(struct|class|union|enum)\b", declared)):
+        words = re.findall(r"\w+", _QUALIFIER.sub(" ", declared))
+        # A type and a name at least.
+        if end == "(" or len(words) < 2 or _NO_VARIABLE.search(declared):
+            continue
+        if (end == "{" and _TYPE.search(declared)) or _LAMBDA.search(text[: match.start()]):
             continue
         has_value = end in "={"
         if has_value and (word == "__constant__" or re.search(r"\bconst(expr)?\b", declared)):
@@ -93,7 +106,39 @@ def check_variables(source: str, name: str) -> None:
 
 def _without_comments(source: str) -> str:
     """The source with blanks for comments and texts, at the same lines."""
-    return _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
+    return _COMMENT.sub(lambda match: _blank(match[0]), source)
+
+
+def _without_directives(text: str) -> str:
+    """The text without what the preprocessor reads or may leave out, at the same lines.
+
+    Which `#if` holds is for the compiler to know. So only what stands in no `#if` is left; a
+    header's guard is none.
+    """
+    parts = []
+    depths = [False]  # for each open #if: whether it may leave out what stands here
+    end = 0
+    for match in _DIRECTIVE.finditer(text):
+        before = text[end : match.start()]
+        parts.append(_blank(before) if any(depths) else before)
+        parts.append("#" + _blank(match[0])[1:])
+        end = match.end()
+        word, condition = match.groups()
+        if word == "ifndef":
+            guard = rf"\s*#\s*define\s+{re.escape(condition.strip())}\s*$"
+            depths.append(re.match(guard, text[end:], re.MULTILINE) is None)
+        elif word in ("if", "ifdef"):
+            depths.append(True)
+        elif word in ("else", "elif", "elifdef", "elifndef"):
+            depths[-1] = True
+        elif word == "endif" and len(depths) > 1:
+            depths.pop()
+    parts.append(_blank(text[end:]) if any(depths) else text[end:])
+    return "".join(parts)
+
+
+def _blank(text: str) -> str:
+    return re.sub(r"[^\n]", " ", text)
 
 
 def _line(text: str, at: int) -> int:

@@ -1,6 +1,5 @@
 """Sentences about calls that all threads of a coop make together (csrc/sim/coops.cpp)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from ..base.abi import ffi, lib
@@ -31,37 +30,10 @@ def lack(finding: Any, place: Any, other: Any) -> str:
     return f". {_missing(finding, other.rank, other)}"
 
 
-def waiting_table(waits: Sequence[tuple[Any, Any, Any]]) -> str:
-    """Who waits for what, a line each; the wait that others follow from first.
-
-    Args:
-        waits: A KcclSimWait, its Place, and the Symbols that know its lines.
-    """
-    if not waits:
-        return ""
-    lines = []
-    for wait, place, symbols in waits:
-        threads = "1 thread" if wait.num_threads == 1 else f"{wait.num_threads} threads"
-        what = _text(wait.what)
-        in_call = what and place.site.startswith("csrc/include/")
-        call = f"in {what}, called at {symbols.user_line(wait.call_site)}"
-        where = call if in_call else f"at {place.user_site}"
-        lines.append(f"  rank {place.rank} block {place.block}: {threads} {where}")
-    wait, place, symbols = waits[0]
-    first = _text(wait.what)
-    if wait.is_signal:
-        first = f"the signal of {first} on rank {place.rank}"
-    where = symbols.user_line(wait.call_site) if first else place.user_site
-    missing = f"what {first or 'the loop'} at {where} waits for"
-    if wait.is_signal:
-        missing = f"{first}, called at {where}, was never sent"
-    return f"first missing: {missing}\nwho waited for what:\n" + "\n".join(lines)
-
-
 def threads_differ(finding: Any, place: Any, other: Any) -> str:
     """Threads of a coop make different calls."""
     return (
-        f"calls differ: {place} calls {_text(finding.call)} at {place.user_site}, and {other} "
+        f"threads differ: {place} calls {_text(finding.call)} at {place.user_site}, and {other} "
         f"calls {_text(finding.other_call)} at {other.user_site}. All threads of the "
         f"{_COOPS[finding.coop]} must make the same calls in the same order"
     )

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,10 +163,17 @@ class Machine:
         lib.kccl_sim_add_window(self.handle, rank, address, num_bytes)
         lib.kccl_sim_forget_calls(self.handle, int(ffi.cast("uintptr_t", state)))
 
-    def add_state(self, rank: int, state: Any, name: Namer) -> None:
-        """Adds a communicator's KcclState of a rank. destroy() sets its status to closed."""
+    def add_state(self, rank: int, state: Any, name: Namer, members: Sequence[int] = ()) -> None:
+        """Adds a communicator's KcclState of a rank. destroy() sets its status to closed.
+
+        Args:
+            rank, name: See add_window().
+            state: The KcclState.
+            members: The communicator's ranks, as the machine counts them.
+        """
         self._states.append(state)
         address = int(ffi.cast("uintptr_t", state))
+        self._reporter.members[address] = members
         self.add_memory(rank, address, ffi.sizeof("KcclState"), state, name, "the state of rank")
 
     def add_memory(

@@ -8,11 +8,12 @@ from ..base.abi import DTYPES, KERNELS, OPS, kernel_name, lib, members
 from ..base.errors import ProtocolError
 from ..plan.specs import KERNELS as SPECS
 from ..plan.specs import Counts
-from .call_words import SENTENCES, lack, waiting_table
+from .call_words import SENTENCES, lack
 from .edges import edge_of
 from .launch_arrays import LaunchArrays
 from .regions import Regions
 from .symbols import Symbols
+from .waits import waiting_table
 
 # Kind of finding -> its text. _sentence() fills the fields in, and appends call, step and seed.
 _KINDS = {
@@ -106,6 +107,8 @@ class Reporter:
         self._arrays = arrays
         self._model = model
         self.symbols = Symbols()
+        # For the address of each communicator's state its ranks, as the machine counts them.
+        self.members: dict[int, Sequence[int]] = {}
         self._kinds = {
             value: name for name, value in members("KcclSimFindingKind", "kKcclSim").items()
         }
@@ -184,9 +187,10 @@ class Reporter:
         return next((each for each in seen if self.symbols.is_of_user(each.site)), finding.place)
 
     def waits(self, waits: Sequence[Any]) -> str:
-        """Who waits for what (KcclSimWaits, the first missing event first); "" for nobody."""
+        """What is missing first, and who waits for what (KcclSimWaits); "" for nobody."""
         self.symbols.look_up(site for each in waits for site in (each.place.site, each.call_site))
-        return waiting_table([(each, self.place(each.place), self.symbols) for each in waits])
+        placed = [(each, self.place(each.place), self.symbols) for each in waits]
+        return waiting_table(placed, self.members)
 
     def place(self, place: Any) -> Place:
         """The Place for a KcclSimPlace."""

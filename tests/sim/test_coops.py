@@ -143,7 +143,7 @@ MISTAKES = {
     "fewer_calls": (1, r"call not made by all: rank \d block 0 threads 0 to 31 did not call "
     r"all_reduce, which block 0 thread \d+ called at {2}; block 0 thread \d+ waits at {3}. All "
     r"threads of the block must make this call"),
-    "other_call": (1, rf"calls differ: {THREAD} calls \w+ at {{.}}, and {THREAD} calls \w+ at "
+    "other_call": (1, rf"threads differ: {THREAD} calls \w+ at {{.}}, and {THREAD} calls \w+ at "
     r"{{.}}. All threads of the block must make the same calls in the same order"),
     "other_count": (1, rf"arguments differ: {THREAD} calls all_reduce with count \d at {{1}}, and "
     rf"{THREAD} with count \d at {{1}}. All threads of the block must give the same count"),
@@ -162,8 +162,8 @@ MISTAKES = {
     r"bytes, but its block published 4 bytes at {2}. Give publish and collect the same count"),
     "never_collected": (2, rf"never collected: {THREAD} at {{3}} closes its GridExchange, but its "
     rf"block has not collected the slices that it published at {{2}}. {TWICE}"),
-    "one_publishes": (2, rf"(calls differ: {THREAD} calls \w+ at {{.}}, and {THREAD} calls \w+ at "
-    rf"{{.}}. All threads of the grid must make the same calls in the same order|nothing to "
+    "one_publishes": (2, rf"(threads differ: {THREAD} calls \w+ at {{.}}, and {THREAD} calls \w+ "
+    rf"at {{.}}. All threads of the grid must make the same calls in the same order|nothing to "
     rf"collect: {THREAD} at {{3}} calls collect, but its block has published nothing since it "
     rf"collected last. {TWICE})"),
 }  # fmt: skip

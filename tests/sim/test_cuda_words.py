@@ -135,6 +135,33 @@ __global__ void widen(const T* in, float* out, T* back) {
     run(main)
 
 
+def test_min_and_max_of_mixed_types_are_those_of_cuda():
+    pairs = [
+        ("int", "unsigned int", "unsigned int"),
+        ("long", "unsigned long", "unsigned long"),
+        ("long long", "unsigned long long", "unsigned long long"),
+        ("float", "double", "double"),
+    ]
+    checks = "".join(
+        f"static_assert(std::is_same_v<decltype({f}(({a})1, ({b})2)), {want}>);\n"
+        f"static_assert(std::is_same_v<decltype({f}(({b})1, ({a})2)), {want}>);\n"
+        for f in ("min", "max")
+        for a, b, want in pairs
+    )
+    body = """if (threadIdx.x != 0) return;
+n[0] = min(n[0], 3u);
+n[1] = max(2u, n[1]);
+x[0] = max(x[0], 2.0);"""
+    module = kccl.compile(KERNEL.format(body=body) + checks, ["mine"])
+
+    def main(comm):
+        x, n = np.array([1], np.float32), np.array([-1, 1], np.int32)
+        module.kernel("mine")(comm, x, n)
+        return x.tolist(), n.tolist()
+
+    assert run(main) == ([2.0], [3, 2])
+
+
 def test_a_false_assertion_is_a_finding(module):
     def main(comm):
         module.kernel("wrong")(comm, np.zeros(1, np.int32))
@@ -160,7 +187,7 @@ KERNEL = "#include <kccl/kccl.cuh>\n__global__ void mine(float* x, int* n) {{\n{
             "extern __shared__ float tile[]; x[0] = tile[0];",
             r"source:3: extern __shared__: .*kccl::platform::dynamic_shared\(\)\)",
         ),
-        ('asm volatile("bar.sync 0;");', "source:3: asm volatile: the simulator runs no PTX"),
+        ('asm volatile("bar.sync 0;");', "source:3: asm volatile: a CPU runs no PTX"),
         ("atomicAdd(x, 1.0f);", "atomicAdd: here it adds int and unsigned int only"),
         ("atomicCAS(n, 0, 1);", r"atomicCAS: write kccl::mem::claim\(\)"),
         ("atomicMax(n, 1);", "atomicMax: write atomicAdd"),
@@ -175,6 +202,7 @@ def test_what_is_not_there_has_a_sentence(body, message):
     with pytest.raises(kccl.CompileError, match=message) as told:
         kccl.compile(KERNEL.format(body=body), ["mine"])
     assert message.partition(": ")[0].removeprefix("source:3: ") in told.value.log
+    assert told.value.log.count("KCCL_BLOCK_SHARED") <= 1
 
 
 @pytest.mark.parametrize(
@@ -182,13 +210,17 @@ def test_what_is_not_there_has_a_sentence(body, message):
     [
         ("#include <cooperative_groups.h>", r"cooperative_groups.h: here write kccl::block\(\)"),
         ("#include <cub/cub.cuh>", "source:1: #include <cub/cub.cuh>: .* none of CUDA's libraries"),
-        ("#include <mma.h>", "source:1: #include <mma.h>: of CUDA's headers the simulator has"),
+        ("#include <mma.h>", "source:1: #include <mma.h>: of CUDA's headers there are on a CPU"),
         (
             "__device__ int counter;",
             "source:1: __device__ int counter: each GPU has one of its own",
         ),
         ("static __device__ float a[4] = {0};", r"source:1: __device__ float a\[4\]: each GPU"),
         ("__managed__ int n;", "source:1: __managed__ int n: each GPU"),
+        (
+            "#ifndef GUARD\n#define GUARD\n#if 0\n#endif\n__device__ int n;\n#endif",
+            "source:5: __device__ int n: each GPU",
+        ),
         ("__constant__ float table[3];", r"source:1: __constant__ float table\[3\]: give it"),
     ],
 )
@@ -205,6 +237,14 @@ def test_lines_that_a_cpu_cannot_have(line, message):
         "__device__ bool operator==(dim3 a, dim3 b) { return a.x == b.x; }",
         "__device__ __forceinline__ float twice(float x);\nfloat twice(float x) { return 2 * x; }",
         "template <class T> __device__ T half_of(T x) { return x / 2; }",
+        "#define DEV __device__ __forceinline__\nusing T = float;",
+        "#define DEV __device__ \\\n    __forceinline__\nnamespace mine_too {\n}",
+        "#define DEV __device__ __forceinline__\n#include <stdint.h>\nDEV int f() { return 1; }",
+        "inline int g() { return [=] __device__ { return 1; }(); }",
+        "inline int g() { return [=] __host__ __device__ mutable noexcept { return 1; }(); }",
+        "#if 0\n#if 1\n__device__ int counter;\n#endif\n__managed__ int n;\n#endif",
+        "#ifdef __CUDACC__\n__device__ int counter;\n#endif",
+        "constexpr char kQuote = '\"';  // __device__ int counter;",
     ],
 )
 def test_what_is_no_variable_compiles(line):

@@ -1,5 +1,6 @@
 """Kernels that never come back, Ctrl-C in them, and what a time-out says."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -50,6 +51,16 @@ KCCL_KERNEL void works(uint32_t* words) {
 KCCL_KERNEL void never_signalled(kccl::DeviceComm comm, float* x) {
     if (comm.rank == 0) kccl::wait(kccl::block(), comm, 1, 3, 2);
     kccl::all_reduce<float>(kccl::block(), comm, x, x, 4);
+}
+// Rank 0 waits for rank 1, which would signal it behind its own wait. With `forgets` rank 2
+// signals nobody, or else it waits for rank 0.
+KCCL_KERNEL void in_a_row(kccl::DeviceComm comm, float* x, int forgets) {
+    if (forgets != 0 && comm.rank == 2) {
+        kccl::all_reduce<float>(kccl::block(), comm, x, x, 8);
+        return;
+    }
+    kccl::wait(kccl::block(), comm, (comm.rank + 1) % 3, 3, 1);
+    kccl::signal(kccl::block(), comm, (comm.rank + 2) % 3, 3);
 }
 KCCL_KERNEL void other_barriers(float*) {
     if (threadIdx.x < 32) {
@@ -108,6 +119,27 @@ def test_a_machine_goes_on_behind_one_that_was_left(module):
         assert not findings(module, "works", 60)
 
 
+def test_an_interrupt_ends_one_run_only(module):
+    with World(1, Simulation(hang_s=0.2)) as world:
+        window = world.window(256)
+        launch = world.launch(0, module.kernel("counts"), window.ctypes.data, block=32)
+        world._machine.interrupt()
+        assert world.run([[launch]], 0).findings[0].kind == "endless"
+
+
+def test_a_loop_in_a_forked_child_ends_too(module):
+    assert findings(module, "counts", 0.1)[0].kind == "endless"
+    child = multiprocessing.get_context("fork").Process(
+        target=findings, args=(module, "counts", 0.1)
+    )
+    child.start()
+    child.join(60)
+    is_alive = child.is_alive()
+    child.kill()
+    assert not is_alive
+    assert child.exitcode == 0
+
+
 def test_a_kernel_that_only_takes_long_ends(module):
     assert not findings(module, "works", 60)
 
@@ -156,7 +188,7 @@ def cpu_s(pid):
 
 def test_a_time_out_names_the_signal_that_was_never_sent(module):
     first, waits = (n for n, line in enumerate(SOURCE.splitlines(), 1) if "comm.rank == 0" in line
-                    or "all_reduce<float>" in line)  # fmt: skip
+                    or "x, x, 4)" in line)  # fmt: skip
 
     def main(comm):
         with pytest.raises(kccl.Timeout) as caught:
@@ -170,13 +202,38 @@ def test_a_time_out_names_the_signal_that_was_never_sent(module):
             assert re.search(r"after [\d.]+ s of simulated time", head)
             assert table == [
                 "first missing: the signal of wait(peer 1, signal_id 3, wanted 2) on rank 0, "
-                f"called at source:{first}, was never sent",
+                f"called at source:{first}, was never sent; it and rank 1 in all_reduce(channel 0, "
+                f"count 4), called at source:{waits} wait for each other",
                 "who waited for what:",
                 "  rank 0 block 0: 64 threads in wait(peer 1, signal_id 3, wanted 2), called at "
                 f"source:{first}",
                 "  rank 1 block 0: 64 threads in all_reduce(channel 0, count 4), called at "
                 f"source:{waits}",
             ]
+
+
+@pytest.mark.parametrize("forgets", [1, 0])
+def test_a_time_out_names_the_cause_and_not_what_follows(module, forgets):
+    line = next(n for n, text in enumerate(SOURCE.splitlines(), 1) if "% 3, 3, 1)" in text)
+    calls = [f"wait(peer {(r + 1) % 3}, signal_id 3, wanted 1)" for r in range(3)]
+    signal = f"the signal of {calls[1]} on rank 1, called at source:{line}, was never sent"
+    waits = {f"rank {r} in {calls[r]}, called at source:{line}" for r in range(3)}
+
+    def main(comm):
+        with pytest.raises(kccl.Timeout) as caught:
+            x = np.zeros(8, np.float32)
+            module.kernel("in_a_row")(comm, comm.device_comm(), x, forgets)
+            comm.check()
+        return str(caught.value)
+
+    for seed in range(3):
+        told = kccl.run_threads(main, 3, backend="sim", seed=seed)[0].splitlines()[1]
+        if forgets:
+            assert told.startswith(f"first missing: {signal}; it and rank 2 in all_reduce(")
+        else:
+            head, _, cycle = told.partition(", which wait for each other: ")
+            assert head == "first missing: a signal of each of these ranks"
+            assert set(cycle.split(" and ")) == waits
 
 
 def test_divergence_names_both_threads_and_lines(module):

@@ -182,6 +182,20 @@ KCCL_WORD float min(float a, float b) { return __builtin_fminf(a, b); }
 KCCL_WORD float max(float a, float b) { return __builtin_fmaxf(a, b); }
 KCCL_WORD double min(double a, double b) { return __builtin_fmin(a, b); }
 KCCL_WORD double max(double a, double b) { return __builtin_fmax(a, b); }
+// CUDA has these pairs of types, too.
+#define KCCL_MIN_AND_MAX(one, other)                                                        \
+    KCCL_WORD constexpr other min(one a, other b) { return min(static_cast<other>(a), b); } \
+    KCCL_WORD constexpr other min(other a, one b) { return min(a, static_cast<other>(b)); } \
+    KCCL_WORD constexpr other max(one a, other b) { return max(static_cast<other>(a), b); } \
+    KCCL_WORD constexpr other max(other a, one b) { return max(a, static_cast<other>(b)); }
+KCCL_MIN_AND_MAX(int, unsigned int)
+KCCL_MIN_AND_MAX(long, unsigned long)
+KCCL_MIN_AND_MAX(long long, unsigned long long)
+#undef KCCL_MIN_AND_MAX
+KCCL_WORD double min(float a, double b) { return min(static_cast<double>(a), b); }
+KCCL_WORD double min(double a, float b) { return min(a, static_cast<double>(b)); }
+KCCL_WORD double max(float a, double b) { return max(static_cast<double>(a), b); }
+KCCL_WORD double max(double a, float b) { return max(a, static_cast<double>(b)); }
 
 KCCL_WORD float rsqrtf(float x) { return 1.0f / __builtin_sqrtf(x); }
 KCCL_WORD double rsqrt(double x) { return 1.0 / __builtin_sqrt(x); }

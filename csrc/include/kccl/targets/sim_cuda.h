@@ -1,6 +1,6 @@
 // CUDA's qualifiers for kernels that the simulator runs; cuda_words.h has the functions. So a
 // kernel that uses only these and KCCL compiles for both. Block-shared memory has another word:
-// KCCL_BLOCK_SHARED or platform::dynamic_shared().
+// KCCL_BLOCK_SHARED or platform::dynamic_shared(). kccl/jit/cuda_words.py says so of __shared__.
 #pragma once
 
 #define __global__ inline
@@ -10,6 +10,5 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-#define __shared__ _Pragma("GCC error \"use KCCL_BLOCK_SHARED or platform::dynamic_shared()\"")
 // A constant that has its value in the source.
 #define __constant__ static
