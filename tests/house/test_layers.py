@@ -109,7 +109,8 @@ FALLS_BACK_TO = {
 FOR_HOST = {"abi.h", "device_comm.h", "targets/host_idle.h", "kccl.cuh", "mem.cuh"}
 FOR_HOST |= {"reduce.cuh", "wait.cuh", "host/kernel_table.inc", "sim/entries.inc"}
 # The simulator runs the calls that the host binds.
-FOR_SIM = {"abi.h", "targets/host_floats.h", "targets/sim_device.h", "host/api.inc"}
+# It compares its numbers with those of together.cuh.
+FOR_SIM = {"abi.h", "together.cuh", "targets/host_floats.h", "targets/sim_device.h", "host/api.inc"}
 
 
 def may_include(name: str) -> set[str]:
