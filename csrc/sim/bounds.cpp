@@ -80,7 +80,7 @@ void Machine::visit_regions(Visit visit) const {
 }
 
 bool Machine::may_access_slowly(uint64_t address, uint64_t num_bytes, KcclSimEventKind kind) {
-    if (num_bytes == 0) return true;
+    if (num_bytes == 0 || settings.knows_memory == 0) return true;
     const Fiber& me = *current_;
     const Region* const own = own_region(address, num_bytes);
     if (own != nullptr) {

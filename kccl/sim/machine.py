@@ -105,6 +105,7 @@ class Machine:
         ):
             setattr(settings, name, getattr(simulation, name))
         settings.hang_ns = int(simulation.hang_s * 1e9)
+        settings.knows_memory = 1
         self._handle = lib.kccl_sim_create(settings)
         self._lock = threading.Lock()
         self._failure: ProtocolError | None = None

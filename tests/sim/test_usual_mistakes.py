@@ -147,7 +147,7 @@ def test_the_simulator_says_what_readme_says(row, module):
 def test_shared_memory():
     with pytest.raises(kccl.CompileError) as raised:
         kccl.compile(SHARED, ["tile"])
-    check("`__shared__` in the simulator", str(raised.value))
+    check("`__shared__` on a CPU", str(raised.value))
 
 
 def test_a_closed_window(module):

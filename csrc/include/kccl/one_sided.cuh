@@ -17,8 +17,8 @@ KCCL_DEVICE Status check_window(Coop coop, const DeviceComm& comm, KcclKernel ke
     return refuse_by(coop, comm, kernel, {argument, reinterpret_cast<uint64_t>(address), 0});
 }
 
-// Refuses a peer that has no part of the window, or bytes from `offset` on that reach beyond the window.
-// Called by all threads of the coop; all get the status.
+// Refuses a peer that has no part of the window, or bytes from `offset` on that reach beyond the
+// window. Called by all threads of the coop; all get the status.
 template <class Coop>
 KCCL_DEVICE Status check_part(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                               const Window& window, int peer, uint64_t offset, uint64_t num_bytes) {
@@ -37,8 +37,8 @@ KCCL_DEVICE Status check_part(Coop coop, const DeviceComm& comm, KcclKernel kern
     return kKcclOk;
 }
 
-// Refuses a peer below `least` or outside of the world, or a signal_id outside of 0 to kKcclNumSignals - 1. Called
-// by all threads of the coop; all get the status.
+// Refuses a peer below `least` or outside of the world, or a signal_id outside of 0 to
+// kKcclNumSignals - 1. Called by all threads of the coop; all get the status.
 template <class Coop>
 KCCL_DEVICE Status check_signal(Coop coop, const DeviceComm& comm, KcclKernel kernel, int peer,
                                 int signal_id, int least) {

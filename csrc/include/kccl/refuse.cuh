@@ -29,7 +29,8 @@ KCCL_DEVICE_COLD void refuse(const DeviceComm& comm, uint32_t kernel, int32_t ch
                          static_cast<uint32_t>(why.argument), why.value});
 }
 
-// Fails this rank likewise, in a call without a channel. Called by all threads of the coop; all get the status.
+// Fails this rank likewise, in a call without a channel. Called by all threads of the coop; all get
+// the status.
 template <class Coop>
 KCCL_DEVICE Status refuse_by(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                              const Refused& why) {
