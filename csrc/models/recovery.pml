@@ -172,7 +172,7 @@ proctype Program(byte me) {
     /* comm.py reset(): if state.status == lib.kKcclOk: state.status = lib.kKcclAborted */
     :: failed[me] ->
         is_done[me] = 0;
-        /* comm.py reset(): self._backend.wait_for_calls("reset") */
+        /* comm.py reset(): self._backend.wait_for_calls("reset()") */
         if
         :: PLANTED != CALLS_NOT_AWAITED -> !runs[me]
         :: else
