@@ -174,7 +174,7 @@ MUTATIONS = (
         REUSED | STALE,
         Edit(
             COLLECTIVES,
-            "if (is_plain) return true;",
+            "if (is_plain & are_right) return true;",
             "if (count != 0) return true;",
         ),
     ),

@@ -119,8 +119,8 @@ MUTATIONS = (
         )
         for collective, fits in (
             ("all_reduce", "<T, Op>(channel, kKcclAllReduceOneShotLl16, count)"),
-            ("reduce_scatter", "<T, Op>(channel, kKernel, count)"),
-            ("broadcast", "<T>(channel, kKernel, count, root)"),
+            ("reduce_scatter", "<T, Op>(channel, kKernel, count, is_stride<T>(stride, 0))"),
+            ("broadcast", "<T>(channel, kKernel, count, is_rank, root)"),
         )
     ),
     bug(
