@@ -210,8 +210,8 @@ def test_after_reset():
                 with pytest.raises(kccl.Timeout, match=f"peer {number % 3} did not arrive"):
                     reduce(comm, [np.ones(2000, np.float32)] * 3)
             all_failed.wait(20)
-            comm.reset()
             comm.timeout = patience
+            comm.reset()
             run_mixture(comm, 3, seed=number)
 
     kccl.run_threads(main, 3)

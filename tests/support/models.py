@@ -75,7 +75,10 @@ def searches(
         pan = [folder / "pan", f"-m{_MAX_DEPTH}"]
         return subprocess.run(pan, cwd=folder, capture_output=True, text=True).stdout
 
-    with ThreadPoolExecutor(2) as pool:
+    # With vfork, which Python prefers, one of two threads that start programs at once has failed
+    # with EFAULT on a sandboxed kernel.
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(subprocess, "_USE_VFORK", False)
         said: dict[Run, Future[str]] = {one: pool.submit(run, one) for one in folders}
         yield lambda *one: said[one].result()
         pool.shutdown(cancel_futures=True)

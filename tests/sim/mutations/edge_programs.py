@@ -263,7 +263,7 @@ PROGRAMS = {
                     f"second {what}",
                     OPENED_TWICE,
                     {
-                        "second": [(1, 1, index)],
+                        "second": [(1, block, index) for block in range(3)],
                         "calls": _OF_GRIDS,
                         **{"threads": 64, "blocks": 3, "at_a_time": 7},
                     },
