@@ -14,7 +14,7 @@ import pytest
 import kccl
 from kccl.engine import Engine, backends, placement
 from kccl.engine.executors.host import HostExecutor
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
 
 IDS = [1, 2, 3]
 
@@ -31,7 +31,7 @@ def test_threads_that_cannot_start_are_an_error():
 
     import kccl
     from kccl.engine import Engine
-    from kccl.engine.random_weights import random_checkpoint
+    from kccl.engine.files.random_weights import random_checkpoint
 
     checkpoint = random_checkpoint("tiny-llama")
     Engine(checkpoint, blocks=2).close()

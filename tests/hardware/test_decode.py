@@ -19,13 +19,13 @@ from gpu_vendor import BACKEND
 from smollm2 import find_smollm2
 
 from kccl.engine import Engine, backends
-from kccl.engine.checkpoint import Checkpoint, open_checkpoint
-from kccl.engine.models import find_model
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import Checkpoint, open_checkpoint
+from kccl.engine.files.models import find_model
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.sample import SamplingParams, sample
 from kccl.engine.monokernel.tuning import tuning_for
 from kccl.engine.monokernel.variant import parse
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams, sample
 
 pytestmark = pytest.mark.timeout(100)
 
