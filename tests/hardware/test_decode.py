@@ -18,7 +18,8 @@ pytest.importorskip("safetensors", reason="the engine's libraries are not instal
 from gpu_vendor import BACKEND
 from smollm2 import find_smollm2
 
-from kccl.engine import Engine, backends
+from kccl.engine import Engine
+from kccl.engine.executors import opening
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import Checkpoint, open_checkpoint
 from kccl.engine.files.models import find_model
@@ -172,7 +173,7 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return replace(tuning_for(*given), delay_ns=DELAY_NS, slow_rank=1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(backends, "tuning_for", tuning)
+        patch.setattr(opening, "tuning_for", tuning)
         yield
 
 
