@@ -1,35 +1,33 @@
 """The Python interface: an Engine runs a model and yields text as it comes."""
 
-import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 import kccl
 
+from .base.closing import Closing
 from .base.core import lib
 from .executors.measuring import Measuring
 from .executors.opening import read_for, start_ranks
-from .executors.ranks import Ranks
-from .executors.requests import check_room, context_of, integer, no_tokenizer, params_of, prompt_ids
+from .executors.requests import context_of, integer, no_tokenizer, params_of
+from .executors.runner import Runner
 from .files.checkpoint import Checkpoint, open_checkpoint
 from .files.defaults import read_defaults
 from .files.models import find_model
 from .model.config import ModelConfig
-from .model.executor import Executor
-from .model.program import Program
 from .model.sample import SamplingParams
-from .monokernel.variant import USUAL
+from .monokernel.trace import Timeline
+from .monokernel.variant import Variant
 from .text.pieces import Piece, StopText
 from .text.tokenizer import Tokenizer
-
-# A drawn seed has so few bits that a person can type it again.
-_SEED_BITS = 32
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Answer:
     tokens_per_s: float
 
 
-class Engine(Measuring):
+class Engine(Closing):
     """A model, ready to answer. A context manager.
 
     In a job of several processes (mpirun, `kccl run`) each rank makes an Engine of the same model
@@ -73,7 +71,6 @@ class Engine(Measuring):
         nbytes: Of the packed weights of this process's ranks.
         sampling: The model's own defaults for fields of SamplingParams, by name: those of its
             generation_config.json, or of its config.json where there is none.
-        params: How the newest request chooses its tokens, with the seed that was drawn for it.
         notices: What differs from what the files ask for, a sentence each: weights that are
             rounded, fields of generation_config.json that are not used.
     """
@@ -148,19 +145,26 @@ class Engine(Measuring):
             ends = self._tokenizer.eos_ids if self._tokenizer else checkpoint.end_ids()
             self._end_ids: tuple[int, ...] = ends
             self.context = context_of(self.config, context)
-            self._ranks: Ranks[Executor] = start_ranks(
-                checkpoint, backend, ranks, blocks, self.context, progress
-            )
+            self._ranks = start_ranks(checkpoint, backend, ranks, blocks, self.context, progress)
         finally:
             if opened is not None:
                 opened.close()
         self.backend = backend
-        self.params = SamplingParams()
         self.nbytes = sum(each.nbytes for each in self._ranks.mine)
-        # The ids whose keys and values the cache has, and what made them.
-        self._cached: list[int] = []
-        self._cached_by = (True, 0)
-        self._variant = USUAL
+        encode = partial(_encode, self._tokenizer, self._source, self._lacks)
+        self._runner = Runner(self._ranks, self.config, self.context, encode)
+        self._measuring = Measuring(self._runner)
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"cannot pickle or copy {type(self).__name__}: it has threads, kernels and memory of "
+            "this process; open an Engine in each process"
+        )
+
+    @property
+    def params(self) -> SamplingParams:
+        """How the newest request chooses its tokens, with the seed that was drawn for it."""
+        return self._runner.params
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -235,107 +239,74 @@ class Engine(Measuring):
         )
 
     def _pieces(
-        self,
-        ids: list[int],
-        params: SamplingParams,
-        times: list[float] | None = None,
-        *,
-        overlaps: bool = True,
+        self, ids: list[int], params: SamplingParams, times: list[float] | None = None
     ) -> Generator[Piece, None, None]:
+        """Yields an answer, and appends when each token was chosen."""
         text = StopText(self._tokenizer.stream() if self._tokenizer else None, params.stop)
-        length = min(len(ids) + params.max_tokens, self.context)
-        by = overlaps, self._ranks.mine[0].program.reach(length, self.context)
-        # At least one id must run, for its logits. Keys that were rotated otherwise are of no use.
-        cached = (
-            min(_common_prefix(self._cached, ids), len(ids) - 1) if by == self._cached_by else 0
-        )
-        seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
-        what = f"generate {ids} {params} {overlaps}"
-        with self._ranks.request(what, cached, seed) as (start, seed):
-            if params.temperature > 0:
-                params = replace(params, seed=seed)
-            self.params = params
-            self._cached, self._cached_by = [], by
-            self._rotate(length)
-            for each in self._ranks.mine:
-                each.prepare(params, overlaps=overlaps)
-            for each in self._ranks.mine:
-                each.start(ids, params, num_cached=start, overlaps=overlaps)
-            generated: list[int] = []
-            try:
-                for token in self._ranks.mine[0].tokens():
-                    generated.append(token.id)
-                    if times is not None:
-                        times.append(token.time_s)
-                    piece = text.piece(token)
-                    yield piece
-                    if piece.end:
-                        break
-            finally:
-                # What another kernel adds to the cache may be wrong.
-                if self._variant != USUAL:
-                    self._cached = ids[:start]
-                # The last token has not run, or it ran and is forgotten.
-                elif generated:
-                    self._cached = [*ids, *generated[:-1]]
+        with closing(self._runner.tokens(ids, params)) as tokens:
+            for token in tokens:
+                if times is not None:
+                    times.append(token.time_s)
+                piece = text.piece(token)
+                yield piece
+                if piece.end:
+                    break
 
     # ---- logits, ops -----------------------------------------------------------------------------
 
     def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
         """The logits after each token of a prompt: float32 [tokens, vocab_size]."""
-        ids = self._ids(prompt)
-        with self._ranks.request(f"logits {ids}"):
-            self._cached = []
-            self._rotate(len(ids))
-            out = np.empty((len(ids), self.config.vocab_size), np.float32)
-            for index, each in enumerate(self._ranks.mine):
-                each.start_scoring(ids, out, writes_shared=index == 0)
-            for each in self._ranks.mine:
-                each.wait()
-        return out
+        return self._runner.logits(prompt)
 
     def run_until(self, ids: Sequence[int], op_index: int) -> NDArray[np.float32]:
         """An op's output for each id: float32 [lanes or residuals, len(ids), values], as the
         reference has it. Only where the ranks are threads.
         """
-        program: Program = self._ranks.mine[0].program
-        op_index = integer("op_index", op_index)
-        if not 0 <= op_index < len(program.ops):
-            raise kccl.InvalidArgument(f"op_index is {op_index}, must be below {len(program.ops)}")
-        if len(self._ranks.mine) != self.world_size:
-            raise kccl.InvalidArgument("run_until needs ranks that are threads of one process")
-        op, ids = program.ops[op_index], self._ids(ids)
-        with self._ranks.request(f"op {op_index} {ids}"):
-            self._cached = []
-            self._rotate(len(ids))
-            out = np.empty((op.shape[0], len(ids), op.shape[1]), np.float32)
-            for index, each in enumerate(self._ranks.mine):
-                each.start_trace(ids, op, out, writes_shared=index == 0)
-            for each in self._ranks.mine:
-                each.wait()
-        return self._ranks.mine[0].as_reference(op, out)
+        return self._runner.run_until(ids, op_index)
 
-    def _rotate(self, length: int) -> None:
-        """Makes this process's ranks rotate as a request of so many positions does."""
-        for each in self._ranks.mine:
-            each.rotations.choose(length)
+    # ---- measurements: executors/measuring.py ----------------------------------------------------
+
+    def bandwidth(self) -> float:
+        """Bytes a second at which the same threads read all weights, and do nothing else."""
+        return self._measuring.bandwidth()
+
+    def cache_bytes(self) -> int:
+        """Bytes of the caches of all ranks' cores, together; 0 on devices. Collective."""
+        return self._measuring.cache_bytes()
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a token reads."""
+        return self._measuring.weight_bytes()
+
+    def bytes_per_token(self, position: int) -> int:
+        """Bytes of weights, keys and values that the token at a position reads."""
+        return self._measuring.bytes_per_token(position)
+
+    def timed(
+        self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
+    ) -> tuple[list[int], list[float]]:
+        """Greedy tokens and when they came, as Measuring.timed() says."""
+        return self._measuring.timed(prompt, max_tokens, overlaps=overlaps)
+
+    def using(self, variant: Variant) -> AbstractContextManager[None]:
+        """Meanwhile answers come from another decode kernel, as Measuring.using() says."""
+        return self._measuring.using(variant)
+
+    def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
+        """What each rank's blocks do meanwhile, as Measuring.timeline() says."""
+        return self._measuring.timeline(prompt, num_tokens)
 
     # ---- ends ------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Ends the request that runs, if one does, and the threads, and frees the weights."""
-        self._ranks.close()
+        self._runner.close()
 
     # ---- arguments -------------------------------------------------------------------------------
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """The ids of a prompt that leaves room for a token of an answer."""
-        return self._ids(prompt, room=1)
-
-    def _ids(self, prompt: str | Sequence[int], room: int = 0) -> list[int]:
-        ids = prompt_ids(prompt, lambda text: self.tokenizer.encode(text), self.config.vocab_size)
-        check_room(ids, self.context - room, self.config, self.context)
-        return ids
+        return self._runner.ids(prompt, room=1)
 
     def _params(self, params: SamplingParams | None, given: dict[str, Any]) -> SamplingParams:
         params = params_of(params, given, self.sampling, self._end_ids)
@@ -355,7 +326,7 @@ def _rounding(checkpoint: Checkpoint) -> list[str]:
     return [f"weights are rounded from {', '.join(others)} to {checkpoint.dtype}"]
 
 
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+def _encode(tokenizer: Tokenizer | None, source: Path, lacks: str, text: str) -> list[int]:
+    if tokenizer is None:
+        raise no_tokenizer(source, lacks)
+    return tokenizer.encode(text)

@@ -14,8 +14,9 @@ import kccl
 from kccl.engine.base.extras import library
 from kccl.engine.files import gguf as gguf_names
 from kccl.engine.files import hf as hf_names
-from kccl.engine.files.checkpoint import CUT_AXIS, DTYPES, Checkpoint, layer_names
+from kccl.engine.files.checkpoint import CUT_AXIS, DTYPES, Checkpoint
 from kccl.engine.files.hf_config import ARCHITECTURE_OF
+from kccl.engine.files.source import layer_names
 from kccl.engine.model.config import ModelConfig, is_vector
 from kccl.engine.model.rope import LinearScaling, Llama3Scaling, Rope
 

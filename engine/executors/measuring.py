@@ -2,66 +2,30 @@
 
 import math
 import time
-from abc import abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
 
 import kccl
 
-from ..base.closing import Closing
 from ..model.bounds import bytes_per_token
-from ..model.config import ModelConfig
-from ..model.executor import Executor
 from ..model.sample import SamplingParams
 from ..monokernel.trace import Stamps, Timeline, timelines
 from ..monokernel.variant import TRACING, USUAL, Variant
-from ..text.pieces import Piece
-from .ranks import Ranks
+from .runner import Runner
 
 # bandwidth() reads all weights in so many requests, each of at least so many seconds; the fastest
 # counts.
 _READS, _READ_S = 4, 0.02
 
 
-class Measuring(Closing):
-    """The part of Engine (api.py) that times it and looks inside."""
+class Measuring:
+    """Times an engine's requests, and looks inside."""
 
-    config: ModelConfig
-    context: int
-    _ranks: Ranks[Executor]
-    # The ids whose keys and values the cache has.
-    _cached: list[int]
-    # Whether they come from requests that overlap, and the reach of these: see Program.reach().
-    _cached_by: tuple[bool, int]
-    # The decode kernel in use.
-    _variant: Variant
-
-    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
-        raise TypeError(
-            f"cannot pickle or copy {type(self).__name__}: it has threads, kernels and memory of "
-            "this process; open an Engine in each process"
-        )
-
-    @property
-    @abstractmethod
-    def world_size(self) -> int:
-        """Over how many ranks the lanes are spread."""
-
-    @abstractmethod
-    def _ids(self, prompt: str | Sequence[int], room: int = 0) -> list[int]:
-        """The ids of a prompt that leaves room for so many more."""
-
-    @abstractmethod
-    def _pieces(
-        self,
-        ids: list[int],
-        params: SamplingParams,
-        times: list[float] | None = None,
-        *,
-        overlaps: bool = True,
-    ) -> Generator[Piece, None, None]:
-        """Yields an answer, and appends when each token was chosen."""
+    def __init__(self, runner: Runner) -> None:
+        """Measures the requests of a runner, which stays its owner's."""
+        self._runner = runner
+        self._ranks = runner.ranks
+        self._config = runner.config
 
     def bandwidth(self) -> float:
         """Bytes a second at which the same threads read all weights, and do nothing else."""
@@ -71,7 +35,7 @@ class Measuring(Closing):
             slowest = max(self._ranks.all_gather(best))
             turns = math.ceil(_READ_S / slowest)
             best = min([best, *(self._read(turns) for _ in range(_READS - 1))])
-        return self.config.streamed_bytes() / best
+        return self._config.streamed_bytes() / best
 
     def cache_bytes(self) -> int:
         """Bytes of the caches of all ranks' cores, together; 0 on devices. Weights that fit into
@@ -83,7 +47,7 @@ class Measuring(Closing):
 
     def weight_bytes(self) -> int:
         """Bytes of weights that a token reads."""
-        return self.config.streamed_bytes()
+        return self._config.streamed_bytes()
 
     def _read(self, turns: int) -> float:
         """Seconds of one turn."""
@@ -93,7 +57,7 @@ class Measuring(Closing):
 
     def bytes_per_token(self, position: int) -> int:
         """Bytes of weights, keys and values that the token at a position reads."""
-        return bytes_per_token(self.config, position, self._ranks.mine[0].kv_item_bytes)
+        return bytes_per_token(self._config, position, self._ranks.mine[0].kv_item_bytes)
 
     def timed(
         self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
@@ -114,10 +78,10 @@ class Measuring(Closing):
         Raises:
             InvalidArgument: The backend cannot do that.
         """
-        ids, times = self._ids(prompt, room=1), [time.monotonic()]
+        ids, began_s = self._runner.ids(prompt, room=1), time.monotonic()
         params = SamplingParams(max_tokens=max_tokens)
-        pieces = list(self._pieces(ids, params, times, overlaps=overlaps))
-        return [piece.id for piece in pieces], times
+        tokens = list(self._runner.tokens(ids, params, overlaps=overlaps))
+        return [token.id for token in tokens], [began_s, *(token.time_s for token in tokens)]
 
     @contextmanager
     def using(self, variant: Variant) -> Iterator[None]:
@@ -130,15 +94,10 @@ class Measuring(Closing):
         """
         try:
             with self._ranks.request(f"variant {variant}"):
-                self._use(variant)
+                self._runner.use(variant)
             yield
         finally:
-            self._use(USUAL)
-
-    def _use(self, variant: Variant) -> None:
-        self._variant = variant
-        for each in self._ranks.mine:
-            each.use(variant)
+            self._runner.use(USUAL)
 
     def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
         """What each rank's blocks do while tokens are generated: of so many tokens in a row, the
@@ -148,14 +107,14 @@ class Measuring(Closing):
             InvalidArgument: The backend has no kernel, or an argument is wrong.
         """
         # One round before those that are kept, and one behind them.
-        rounds, ids = num_tokens + 2, self._ids(prompt)
-        if not 1 <= num_tokens <= self.context - len(ids) - 2:
+        rounds, ids = num_tokens + 2, self._runner.ids(prompt)
+        most = self._runner.context - len(ids) - 2
+        if not 1 <= num_tokens <= most:
             raise kccl.InvalidArgument(
-                f"num_tokens is {num_tokens}, must be from 1 to {self.context - len(ids) - 2}, for "
-                f"which the context has room behind the prompt"
+                f"num_tokens is {num_tokens}, must be from 1 to {most}, for which the context has "
+                "room behind the prompt"
             )
-        if len(self._ranks.mine) != self.world_size:
-            raise kccl.InvalidArgument("timeline needs ranks that are threads of one process")
+        self._runner.check_threads("timeline")
         # The cache must be that of a request as long as this one.
         self.timed(ids, rounds)
         out: list[Stamps] = []
@@ -163,7 +122,7 @@ class Measuring(Closing):
             self.using(TRACING),
             self._ranks.request(f"timeline {ids}", len(ids) - 1) as (start, _),
         ):
-            self._cached = ids[:start]
+            self._runner.cached = ids[:start]
             for each in self._ranks.mine:
                 each.start_timeline(ids, start, rounds, out)
             for each in self._ranks.mine:

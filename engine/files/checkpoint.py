@@ -6,10 +6,9 @@ it is asked for, and is not kept.
 
 import copy
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,10 +18,11 @@ import kccl
 
 from ..base.closing import Closing
 from ..base.fields import shown
-from ..model.config import ModelConfig, is_vector
-
-if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+from ..model.config import is_vector
+from ..text.tokenizer import Tokenizer
+from .gguf import GgufSource
+from .hf import FolderSource
+from .source import Source
 
 DTYPES: Mapping[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 """What weights may be in memory."""
@@ -38,52 +38,6 @@ _READ = 1 << 18
 # Axis of what is cut into lanes, where the file stores all lanes as one matrix or vector.
 CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
 CUT_AXIS |= dict.fromkeys(("bq", "bk", "bv", "b1", "b3"), 0)
-
-
-class Source(ABC):
-    """A file format: tensors under the names that the file gives them.
-
-    Attributes:
-        path: The folder or file, for messages.
-        config: The model's configuration.
-        shapes: Shape of each tensor in the file.
-        dtypes: How the file stores each of them, as in "F16" or "Q4_1".
-        names: The file's name of each of the config's tensors.
-        ignored: The file's names of tensors that the model does not need.
-        is_stacked: Matrices lie in the file with the lane first, as the config's shapes are.
-        has_tokenizer: Whether there is a tokenizer beside the weights.
-        mapped_bytes: Of address space, which the largest file takes while a tensor is read.
-    """
-
-    path: Path
-    config: ModelConfig
-    shapes: Mapping[str, tuple[int, ...]]
-    dtypes: Mapping[str, str]
-    names: Mapping[str, str]
-    ignored: frozenset[str] = frozenset()
-    is_stacked: bool = False
-    has_tokenizer: bool = False
-    mapped_bytes: int = 0
-
-    @abstractmethod
-    def file_of(self, name: str) -> Path:
-        """The file that holds a tensor, for messages."""
-
-    @abstractmethod
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Entries start to stop - 1 of a tensor's first axis: BF16, FP16 or FP32, a new array."""
-
-    @abstractmethod
-    def tokenizer(self) -> "Tokenizer":
-        """The tokenizer beside the weights."""
-
-    def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a text, where the files say so without their tokenizer."""
-        return ()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Closes the files."""
 
 
 class Checkpoint(Closing):
@@ -282,7 +236,7 @@ class Checkpoint(Closing):
         """
         return self._opened().end_ids()
 
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer beside the weights. It is read once.
 
         Raises:
@@ -314,9 +268,6 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         kccl.Error: It cannot be read, it is damaged, or it holds a model that the engine does not
             know. Names the file, and the tensor or field.
     """
-    from .gguf import GgufSource
-    from .hf import FolderSource
-
     path = Path(path)
     if not os.path.exists(path):
         raise kccl.Error(f"{path} does not exist")
@@ -329,22 +280,3 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     except BaseException:
         source.close()
         raise
-
-
-def layer_names(
-    config: ModelConfig, whole: Mapping[str, str], per_layer: Mapping[str, str]
-) -> dict[str, str]:
-    """The file's name of each of the config's tensors.
-
-    Args:
-        config: The model's configuration.
-        whole: The file's names of "embedding", "norm" and "head".
-        per_layer: Of a layer's tensors, as in "wq", with "{}" for the layer.
-    """
-    parts: Iterable[str] = config.layer_shapes()
-    names = {
-        f"layers.{layer}.{part}": per_layer[part].format(layer)
-        for part in parts
-        for layer in range(config.num_layers)
-    }
-    return {name: names.get(name) or whole[name] for name in config.shapes()}

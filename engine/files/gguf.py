@@ -1,7 +1,7 @@
 """Models in GGUF files: the configuration from the metadata, quantised tensors in BF16."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,11 @@ import kccl
 
 from ..base.fields import Fields
 from ..model.config import BIASES, FAMILIES, ModelConfig, lanes_for
-from .checkpoint import Source, layer_names
+from ..text.tokenizer import Tokenizer
 from .gguf_parts import GgufParts
 from .gguf_rope import ROPE_TABLES, read_rope
 from .gguf_switches import check_switches, check_type
-
-if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+from .source import Source, layer_names
 
 # Mistral's files have the architecture llama, too.
 _FAMILIES = ("llama", "qwen2", "qwen3")
@@ -171,7 +169,7 @@ class GgufSource(Source):
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         return self._file.read(name, start, stop)
 
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         from ..text.tokenizer_gguf import from_gguf
 
         return from_gguf(self.path, self._file.metadata)

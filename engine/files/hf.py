@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,11 @@ import kccl
 
 from ..base.extras import library
 from ..base.fields import one_line, unmapped
+from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_folder import from_folder, has_tokenizer, named_ends
-from .checkpoint import Source, layer_names
 from .hf_config import read_config
 from .hf_files import Held, check_adapter, check_folder, read_headers
-
-if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+from .source import Source, layer_names
 
 # What all names but the head's begin with. Checkpoints of the bare model leave it out.
 _PREFIX = "model."
@@ -131,7 +129,7 @@ class FolderSource(Source):
             told = f"{file}: cannot read tensor {name}: {one_line(error)}"
             raise (unmapped(file, error) or kccl.Error(told)) from error
 
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         return from_folder(
             self.path, self.config.vocab_size, is_laneformer=self.config.family == "laneformer"
         )

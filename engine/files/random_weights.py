@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,9 @@ import kccl
 
 from ..model.config import ModelConfig, is_vector, lanes_for
 from ..model.rope import Llama3Scaling, Rope
-from .checkpoint import DTYPES, Checkpoint, Source
-
-if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
+from .checkpoint import DTYPES, Checkpoint
+from .source import Source
 
 _LEVELS = 1 << 16
 # Norms weigh around 1, so that a forgotten norm, or two that are swapped, show.
@@ -183,7 +182,7 @@ class RandomSource(Source):
         fan_in = {"wo": c.num_heads * c.head_dim, "w2": c.ffn}.get(part)
         return 0.0, (fan_in * 2 * c.num_layers if fan_in else c.hidden) ** -0.5
 
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         raise kccl.Error(f"{self.path}: there is no tokenizer")
 
     def close(self) -> None:

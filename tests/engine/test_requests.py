@@ -124,7 +124,7 @@ def test_an_answer_that_was_given_up_stays_cached(engine):
     pieces = engine.stream(IDS, max_tokens=4000)
     found = [next(pieces).id for _ in range(5)]
     pieces.close()
-    assert engine._cached == [*IDS, *found[:4]]
+    assert engine._runner.cached == [*IDS, *found[:4]]
     expected = engine.generate(IDS, max_tokens=30).ids
     assert found == expected[:5]
     assert engine.generate([*IDS, *found], max_tokens=25).ids == expected[5:]
