@@ -8,9 +8,11 @@ from pathlib import Path
 
 import kccl
 
-from .harness.collective import NAMES, OPS, Collective, Problem, parse_size, sweep
+from .collectives import NAMES
+from .harness.collective import OPS, Collective, parse_size, sweep
 from .harness.measure import REPEATS
 from .harness.memory import check_memory
+from .harness.problem import Problem
 from .in_kernel.data import DTYPES
 from .names import collective_name, did_you_mean, dtype_name
 

@@ -16,12 +16,14 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import kccl
 
 from .arguments import ON_GPUS, add_arguments, check_flags, fill_defaults, problems_of
+from .collectives import load
 from .compare import main as compare
-from .harness.collective import Collective, Problem, load
+from .harness.collective import Collective
 from .harness.document import document, machine, subtitle
 from .harness.interrupts import Interrupts
 from .harness.measure import COLUMNS, Contender, Row, measure
 from .harness.outputs import silence, try_file, try_picture, try_stdout, write, write_csv
+from .harness.problem import Problem
 from .harness.progress import progress
 from .harness.report import Screen, console, size_text
 from .host.places import Places, placed

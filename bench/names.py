@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 import kccl
 
-from .harness.collective import NAMES
+from .collectives import NAMES
 
 _COLLECTIVES = {name.replace("_", ""): name for name in NAMES} | {
     "bcast": "broadcast",

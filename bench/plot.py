@@ -87,13 +87,6 @@ def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def suffixes() -> list[str]:
-    """What names of pictures may end with, as in ".png"."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    return sorted(f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes())
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the newest document of each file. Returns 2 when a file has none with rows."""
     parser = argparse.ArgumentParser(

@@ -10,19 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..harness.collective import (
-    Array,
-    Buffers,
-    Call,
-    Collective,
-    Gather,
-    OnGpus,
-    Problem,
-    TorchCalls,
-)
+from ..harness.chain import Chain
+from ..harness.collective import Collective, OnGpus
 from ..harness.data import count_wrong, make_input, reduced
-from ..in_kernel.data import DISTINCT, Chain, changes, pattern, times, total
-from ..in_kernel.forms import OF_SUMS, Form, of_data
+from ..harness.forms import OF_SUMS, Form, of_data
+from ..harness.problem import Array, Buffers, Call, Gather, Problem, TorchCalls
+from ..in_kernel.data import DISTINCT, changes, pattern, times, total
 
 
 def _check(

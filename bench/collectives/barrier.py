@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..harness.collective import Buffers, Call, Collective, Gather, OnGpus, Problem, TorchCalls
-from ..in_kernel.forms import ORDERS, of_barriers
+from ..harness.collective import Collective, OnGpus
+from ..harness.forms import ORDERS, of_barriers
+from ..harness.problem import Buffers, Call, Gather, Problem, TorchCalls
 
 _LONGEST_DELAY_S = 0.002
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..harness.collective import Array, Buffers, Call, Collective, Gather, OnGpus, Problem
+from ..harness.chain import Chain
+from ..harness.collective import Collective, OnGpus
 from ..harness.data import count_wrong, make_input
-from ..in_kernel.data import Chain, changes, pattern, times
-from ..in_kernel.forms import of_data
+from ..harness.forms import of_data
+from ..harness.problem import Array, Buffers, Call, Gather, Problem
+from ..in_kernel.data import changes, pattern, times
 
 
 def _check(

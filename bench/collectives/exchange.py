@@ -8,7 +8,7 @@ the blocks of one GPU publish together.
 from __future__ import annotations
 
 from ..harness.collective import Collective, OnGpus, call_in_kernels, checks_itself
-from ..in_kernel.forms import ORDERS, Form
+from ..harness.forms import ORDERS, Form
 
 
 def _form(order: str, *, is_within: bool) -> Form:

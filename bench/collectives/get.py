@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..harness.collective import Buffers, Call, Collective, Problem
+from ..harness.collective import Collective
 from ..harness.pairs import SLOTS, check_exchange, mpi_slots_of, partner_of, sendrecv, slots_of
+from ..harness.problem import Buffers, Call, Problem
 
 
 def _prepare(comm: Any, buffers: Buffers, problem: Problem, **_: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..harness.collective import Collective, OnGpus, call_in_kernels, checks_itself
-from ..in_kernel.forms import ORDERS, of_barriers
+from ..harness.forms import ORDERS, of_barriers
 
 COLLECTIVE = Collective(
     name="grid_sync",

@@ -9,8 +9,9 @@ from __future__ import annotations
 from itertools import cycle
 from typing import Any
 
-from ..harness.collective import Buffers, Call, Collective, Problem
+from ..harness.collective import Collective
 from ..harness.pairs import SLOTS, check_exchange, mpi_slots_of, partner_of, sendrecv, slots_of
+from ..harness.problem import Buffers, Call, Problem
 
 
 def _prepare(comm: Any, buffers: Buffers, problem: Problem, **_: Any) -> Any:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..harness.collective import Array, Buffers, Call, Collective, Gather, Problem
+from ..harness.chain import Chain
+from ..harness.collective import Collective
 from ..harness.data import count_wrong, make_input, reduced
-from ..in_kernel.data import DISTINCT, SHORTEST_TIMED, Chain, changes, pattern, times, total
-from ..in_kernel.forms import of_data
+from ..harness.forms import of_data
+from ..harness.problem import Array, Buffers, Call, Gather, Problem
+from ..in_kernel.data import DISTINCT, SHORTEST_TIMED, changes, pattern, times, total
 
 
 def _check(

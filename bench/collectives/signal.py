@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..harness.collective import Buffers, Call, Collective, Gather, Problem
+from ..harness.collective import Collective
 from ..harness.pairs import partner_of, sendrecv
+from ..harness.problem import Buffers, Call, Gather, Problem
 
 _LONGEST_DELAY_S = 0.002
 

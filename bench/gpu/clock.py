@@ -17,8 +17,9 @@ import numpy as np
 import kccl
 
 from ..harness.clock import uncollected
-from ..harness.collective import Array, Call, Collective
+from ..harness.collective import Collective
 from ..harness.measure import Contender
+from ..harness.problem import Array, Call
 from .device import Capture, DeviceBuffers, Gpu
 
 CALLS_IN_GRAPH = 200

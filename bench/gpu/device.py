@@ -15,7 +15,7 @@ import numpy as np
 import kccl
 
 from ..harness.clock import uncollected
-from ..harness.collective import SPOILED, Array, Buffers, Call, Comm, Problem
+from ..harness.problem import SPOILED, Array, Buffers, Call, Comm, Problem
 
 Capture = Callable[[Call], Call]
 """Captures the work that a function enqueues; returns a function that enqueues it as a graph."""

@@ -10,7 +10,7 @@ import numpy as np
 
 import kccl
 
-from ..harness.collective import Array, Comm
+from ..harness.problem import Array, Comm
 
 _LINES = 64
 LINE_BYTES = 128

@@ -177,7 +177,7 @@ def _by_importance(where: Literal["outside", "inside"], *, is_most: bool) -> lis
         is_most: True for all of them, False for those of every world size.
     """
     # Imported late: without NumPy this program still says what is missing.
-    from ..harness.collective import NAMES, load
+    from ..collectives import NAMES, load
 
     tables = [
         table

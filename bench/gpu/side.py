@@ -11,8 +11,9 @@ import numpy as np
 
 import kccl
 
-from ..harness.collective import Collective, Comm, Problem
+from ..harness.collective import Collective
 from ..harness.measure import Contender, Row
+from ..harness.problem import Comm, Problem
 from ..host.side import Floors
 from ..peers.flashinfer import FlashInferPeer
 from ..peers.nvshmem import NvshmemPeer

@@ -22,8 +22,9 @@ from typing import Any
 
 import kccl
 
-from ..harness.collective import NAMES as COLLECTIVES
-from ..harness.collective import Collective, load
+from ..collectives import NAMES as COLLECTIVES
+from ..collectives import load
+from ..harness.collective import Collective
 from ..in_kernel.side import kernels_of, kernels_of_peers
 from .kernels import NAMES, SOURCE
 

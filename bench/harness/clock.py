@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .collective import Array, Call
+from .problem import Array, Call
 
 _BLOCKS = 20
 _LONGEST_BLOCK = 25

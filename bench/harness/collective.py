@@ -7,110 +7,19 @@ communicator and the MPI module arrive as arguments.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from .. import collectives
+from .chain import Chain
+from .forms import Form
+from .problem import Buffers, Call, Gather, Problem, TorchCalls
 
-if TYPE_CHECKING:
-    from ..in_kernel.data import Chain
-    from ..in_kernel.forms import Form
-
-Array = npt.NDArray[Any]
-Call = Callable[[], object]
-Gather = Callable[[Any], list[Any]]
-TorchCalls = dict[str, tuple[Call, Any]]
-
-NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(collectives.__path__)))
-SPOILED = 0xA5
-"""An output is filled with this byte before a call, so that unwritten elements show."""
 OPS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
-class Comm(Protocol):
-    """The public part of a kccl communicator that all benchmarks use."""
-
-    rank: int
-    world_size: int
-    backend: str
-    launcher: str
-    barrier: Any
-
-    def empty(self, shape: int, dtype: Any = ..., /) -> Any: ...
-
-    def window(self, nbytes: int, /) -> Any: ...
-
-    def check(self) -> None: ...
-
-    def device_comm(self, *, channels: int, max_bytes: int, exchange_bytes: int = ...) -> Any: ...
-
-    def gather_objects(self, value: Any, /) -> list[Any]: ...
-
-    def algorithms(self, collective: str) -> list[str]: ...
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One measurement, the same for every library: collective, size, element type and so on.
-
-    `nbytes` is nccl-tests' size: the whole message, with the chunks of all ranks where it has
-    chunks; 0 for barrier. `count` is the same in elements.
-    """
-
-    collective: str
-    nbytes: int
-    count: int
-    dtype: str | None
-    np_dtype: np.dtype[Any] | None
-    op: str | None
-    root: int | None
-    in_place: bool | None
-    world_size: int
-
-    @property
-    def num_chunks(self) -> int:
-        """Chunks of equal length in the message: one for each rank, or 1 where it has none."""
-        return self.world_size if load(self.collective).has_chunks else 1
-
-    def chunk(self, rank: int) -> slice:
-        """The elements of a rank's chunk in the message."""
-        length = self.count // self.world_size
-        return slice(rank * length, (rank + 1) * length)
-
-
-@dataclass(frozen=True)
-class Buffers:
-    """What one library's calls read and write; `out` is `x` itself when the call is in place.
-
-    This class has NumPy arrays. A subclass has arrays that the host cannot index.
-    """
-
-    x: Any
-    out: Any
-
-    def load(self, values: Array) -> None:
-        """Copies `values` to `x`. Fills an `out` other than `x` with SPOILED."""
-        if self.out is not self.x:
-            self.out.view(np.uint8).fill(SPOILED)
-        self.x[:] = values
-
-    def result(self) -> Array:
-        """The contents of `out`, in the problem's element type."""
-        out: Array = self.out
-        return out
-
-    def zero(self) -> None:
-        """Fills both with zeros."""
-        self.x.fill(0)
-        self.out.fill(0)
 
 
 @dataclass(frozen=True)
@@ -253,6 +162,7 @@ class Collective:
                 root if self.has_root else None,
                 in_place,
                 world_size,
+                unit,
             )
             for count in counts
         ]
@@ -273,25 +183,6 @@ def call_in_kernels(*_: Any, **__: Any) -> Any:
         NotImplementedError: Always.
     """
     raise NotImplementedError("this collective is called inside kernels only")
-
-
-def load(name: str) -> Collective:
-    """The table of one collective, from the file of the same name."""
-    table: Collective = importlib.import_module(f"..collectives.{name}", __package__).COLLECTIVE
-    return table
-
-
-def callable_outside_kernels() -> list[str]:
-    """The names of the collectives that have one call outside of kernels."""
-    tables = [load(name) for name in NAMES]
-    return [each.name for each in tables if not (each.only_in_kernels or each.is_composed)]
-
-
-def buffers(problem: Problem) -> Buffers:
-    """Ordinary zeroed arrays for one library; a barrier's are empty."""
-    dtype = problem.np_dtype if problem.np_dtype is not None else np.dtype(np.uint8)
-    x = np.zeros(problem.count, dtype)
-    return Buffers(x, np.zeros(problem.count, dtype) if problem.in_place is False else x)
 
 
 def parse_size(text: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .collective import Array, Problem
+from .problem import Array, Problem
 
 # Every integer up to this magnitude is representable: 2 to the number of significant bits.
 _EXACT_INTEGERS = {

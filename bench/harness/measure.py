@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from .clock import current_cpu, time_calls, waited_s
-from .collective import Array, Buffers, Call, Collective, Comm, Gather, Problem, buffers
+from .collective import Collective
+from .problem import Array, Buffers, Call, Comm, Gather, Problem, buffers
 
 Row = dict[str, Any]
 Clock = Callable[[int, int], tuple[Array, Array]]

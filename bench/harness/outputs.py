@@ -45,15 +45,20 @@ def try_picture(option: str, path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"{option} {path} is a folder: name a file, as in {path / 'latency.png'}")
     _refuse_dash(option, path)
-    from ..plot import suffixes
-
-    if path.suffix.lower() not in suffixes():
+    if path.suffix.lower() not in _suffixes():
         kind = f"has the suffix {path.suffix}" if path.suffix else "has no suffix"
         raise ValueError(
-            f"{option} {path} {kind}: pictures are {', '.join(suffixes())}, as in "
+            f"{option} {path} {kind}: pictures are {', '.join(_suffixes())}, as in "
             f"{path.with_suffix('.png')}"
         )
     try_file(option, path)
+
+
+def _suffixes() -> list[str]:
+    """What names of pictures may end with, as in ".png"."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    return sorted(f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes())
 
 
 def _refuse_dash(option: str, path: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from .collective import SPOILED, Array, Buffers, Call, Gather, Problem
 from .data import count_wrong, make_input
+from .problem import SPOILED, Array, Buffers, Call, Gather, Problem
 
 SLOTS = 2
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import kccl
 
-from ..harness.collective import Comm
+from ..harness.problem import Comm
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Any
 
 import kccl
 
-from ..harness.collective import Collective, Problem
+from ..harness.collective import Collective
 from ..harness.measure import Contender, Row, add_floors, kccl_contenders
+from ..harness.problem import Problem
 from ..peers import mpi
 from ..peers.baselines import InJob
 from ..peers.second_job import SecondJob

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..harness.collective import Array, Problem, load
+from ..collectives import load
 from ..harness.data import count_wrong
+from ..harness.problem import Array, Problem
 from .contenders import MOST_NOTED, InKernel, Notebook, Shape
 from .data import SHIFTS, period, short_period
 

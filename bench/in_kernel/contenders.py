@@ -15,9 +15,10 @@ import numpy as np
 
 from ..gpu.clock import delays_ns
 from ..gpu.kernels import LINE_BYTES
-from ..harness.collective import Array, Buffers, Collective, Comm, Problem
+from ..harness.collective import Collective
+from ..harness.forms import DELAYS_ALONE, NOTES, Form
 from ..harness.measure import Contender
-from .forms import DELAYS_ALONE, NOTES, Form
+from ..harness.problem import Array, Buffers, Comm, Problem
 
 CHECKED = 8
 """Checked calls at the end of a barrier's launch."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ..harness.collective import Array, Problem
 from ..harness.data import make_input
-from .forms import TYPES
+from ..harness.forms import TYPES
+from ..harness.problem import Array, Problem
 
 # Number of elements in a pattern. Not a power of two, so that slices do not start where the pattern
 # does. Small, so that thousands of steps take milliseconds.
@@ -27,35 +27,6 @@ SHORTEST_TIMED = 8  # kShortestTimed of chains.cuh
 DTYPES = tuple(TYPES)
 SHIFTS = 0x9E3779B97F4A7C15
 """Bit k % 64 is set if call k of all_gather moves the chunks by one rank. They have no pattern."""
-
-
-def minus_one(problem: Problem, rank: int, length: int) -> float:
-    """The factor of chains that change signs."""
-    del problem, rank, length
-    return -1.0
-
-
-def everything(problem: Problem, rank: int) -> slice:
-    """The part of `out` that is the result where it is all of it."""
-    del rank
-    return slice(0, problem.count)
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Inputs and expected results of one collective's launches.
-
-    Attributes:
-        start: (problem, rank) -> the contents of a rank's `x` before the first call.
-        end: (problem, rank, calls, period) -> the expected result after the last call.
-        factor: (problem, rank, period) -> the factor that the kernel multiplies by once a period.
-        part: (problem, rank) -> the elements of a rank's `out` that are the result.
-    """
-
-    start: Callable[[Problem, int], Array]
-    end: Callable[[Problem, int, int, int], Array]
-    factor: Callable[[Problem, int, int], float] = minus_one
-    part: Callable[[Problem, int], slice] = everything
 
 
 def period(world_size: int) -> int:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..harness.collective import Array, Problem
 from ..harness.data import count_wrong
+from ..harness.forms import Form
+from ..harness.problem import Array, Problem
 from .chained import Chained
 from .contenders import InKernel, Notebook, Shape
 from .data import period
-from .forms import Form
 
 WORD_BYTES = 8
 """Bytes of a word, as many as a packet's payload."""

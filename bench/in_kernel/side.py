@@ -17,8 +17,10 @@ import kccl
 from ..gpu.device import Gpu
 from ..gpu.kernels import LINES_BYTES, NAMES, SOURCE, BlockPingPong, PingPong
 from ..gpu.side import describe
-from ..harness.collective import Array, Buffers, Collective, Comm, Problem, buffers
+from ..harness.collective import Collective
+from ..harness.forms import DELAYS_ALONE, OF_SUMS, Form
 from ..harness.measure import Contender, Row
+from ..harness.problem import Array, Buffers, Comm, Problem, buffers
 from ..host.side import Floors
 from .chained import Chained
 from .contenders import (
@@ -32,7 +34,6 @@ from .contenders import (
     shape,
 )
 from .exchange import ExchangedSums, Exchanging, exchange_bytes, exchange_shape, sums_shape
-from .forms import DELAYS_ALONE, OF_SUMS, Form
 
 FOLDER = Path(__file__).parent
 _PEERS_KERNELS = FOLDER / "cooperative.cuh"

@@ -9,8 +9,9 @@ from typing import Any
 
 import kccl
 
-from ..harness.collective import Collective, Comm, Problem
+from ..harness.collective import Collective
 from ..harness.measure import Contender
+from ..harness.problem import Comm, Problem
 from . import mpi
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..gpu.clock import GpuClock, both_modes
 from ..gpu.device import Gpu
-from ..harness.collective import Collective, Problem
+from ..harness.collective import Collective
 from ..harness.measure import Contender
+from ..harness.problem import Problem
 from .notes import PeerNotes
 
 _TYPES = ("float16", "bfloat16", "float32")

@@ -10,8 +10,9 @@ import re
 from functools import partial
 from typing import Any
 
-from ..harness.collective import Collective, Problem, buffers
+from ..harness.collective import Collective
 from ..harness.measure import Contender, eager
+from ..harness.problem import Problem, buffers
 
 _RESULT_IN_FRONT = (
     "MPI's reduce_scatter in place leaves the result at the front, not in the rank's chunk: no MPI "

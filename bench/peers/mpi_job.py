@@ -50,10 +50,10 @@ class _Rank:
         """Takes a problem up. Answers the contenders: library and algorithm."""
         import numpy as np
 
-        from bench.harness import collective
+        from bench import collectives
         from bench.peers import mpi
 
-        self._table = collective.load(asked["collective"])
+        self._table = collectives.load(asked["collective"])
         dtype = asked["dtype"] or "float32"
         (self._problem,) = self._table.problems(
             [asked["nbytes"]],

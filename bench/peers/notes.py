@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..harness.collective import Comm
+from ..harness.problem import Comm
 
 
 class PeerNotes:

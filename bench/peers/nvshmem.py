@@ -16,8 +16,9 @@ from typing import Any
 
 from ..gpu.clock import GpuClock, both_modes
 from ..gpu.device import Gpu
-from ..harness.collective import Call, Collective, Problem
+from ..harness.collective import Collective
 from ..harness.measure import Contender
+from ..harness.problem import Call, Problem
 from .notes import PeerNotes
 from .torch import NO_MULTICAST
 

@@ -25,8 +25,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..harness.collective import Array, Comm, Problem, buffers
 from ..harness.measure import Contender, ContenderLost
+from ..harness.problem import Array, Comm, Problem, buffers
 
 LIMIT_S = 180.0
 """Time limit of the job's start and of each of its answers, in seconds."""

@@ -16,8 +16,9 @@ from typing import Any
 from ..gpu.clock import GpuClock, both_modes
 from ..gpu.device import DeviceBuffers, Gpu
 from ..harness.clock import uncollected
-from ..harness.collective import Call, Collective, Comm, Problem
+from ..harness.collective import Collective
 from ..harness.measure import Contender
+from ..harness.problem import Call, Comm, Problem
 from .notes import PeerNotes
 
 # NVLink multicast is off for all libraries: kccl does not use it, and not every machine has it.

@@ -12,10 +12,11 @@ from ..gpu.clock import GpuClock, InGraph
 from ..gpu.device import Gpu
 from ..gpu.kernels import NAMES, SOURCE
 from ..gpu.side import check_gpus
-from ..harness.collective import Collective, Comm, Problem
+from ..harness.collective import Collective
 from ..harness.measure import Contender
+from ..harness.problem import Comm, Problem
+from .candidates import Candidates, Refusals, floats_only
 from .choice import Candidate
-from .tune import Candidates, Refusals, floats_only
 
 Shapes = Sequence[tuple[int, int]]
 """(most blocks of a call, threads of a block until all blocks are used), as in the tables."""

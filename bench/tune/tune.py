@@ -14,40 +14,29 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence, Set
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
-
-import numpy as np
 
 import kccl
 
 from ..arguments import message_size, whole_number
-from ..harness.collective import (
-    Buffers,
-    Collective,
-    Comm,
-    Problem,
-    buffers,
-    callable_outside_kernels,
-    load,
-    sweep,
-)
+from ..collectives import callable_outside_kernels, load
+from ..harness.collective import Collective, sweep
 from ..harness.interrupts import Interrupts
-from ..harness.measure import REPEATS, Contender, Row, looped, measure, spread
+from ..harness.measure import REPEATS, Row, looped, measure, spread
 from ..harness.outputs import try_file
+from ..harness.problem import Comm, Problem, buffers
 from ..harness.report import Screen, console
 from ..host.places import placed
 from ..names import collective_name, dtype_name
+from .candidates import Candidates, Refusals, floats_only
 from .choice import Candidate, Timing, entry_of, read, thresholds, updated
 
 # Bounds on the shape of a call on GPUs.
 BLOCKS = (8, 32, 64, 128)
 THREADS = (64, 128, 256, 512)
-
-Candidates = list[tuple[Candidate, Contender]]
 
 
 class Tuner(Protocol):
@@ -296,57 +285,6 @@ class HostTuner:
 
     def close(self) -> None:
         """Does nothing: there is nothing to release."""
-
-
-def floats_only(
-    comm: Comm, collective: Collective, make_buffers: Callable[[Problem], Buffers]
-) -> Set[str]:
-    """Algorithms of the collective that integers cannot use. Collective.
-
-    It prepares calls with integers and with floats, and compares which algorithms refuse.
-    """
-    kind = np.dtype(np.int32)
-    (problem,) = collective.problems(
-        [kind.itemsize * comm.world_size],
-        dtype="int32",
-        np_dtype=kind,
-        op="sum",
-        root=0,
-        in_place=True,
-        world_size=comm.world_size,
-    )
-
-    def able(problem: Problem) -> set[str]:
-        mine, found = make_buffers(problem), set()
-        for name in comm.algorithms(collective.name):
-            try:
-                collective.prepare(comm, mine, problem, algorithm=name)
-            except kccl.InvalidArgument:
-                continue
-            found.add(name)
-        return found
-
-    is_float = replace(problem, dtype="float32", np_dtype=np.dtype(np.float32))
-    return able(is_float) - able(problem)
-
-
-class Refusals:
-    """Prints, once for each reason, why an algorithm does not run."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._said: set[str] = set()
-
-    @contextmanager
-    def of(self, name: str, problem: Problem) -> Iterator[None]:
-        """Catches kccl.InvalidArgument inside the context: the reason why `name` does not run."""
-        try:
-            yield
-        except kccl.InvalidArgument as error:
-            text = f"# {name} does not run at {problem.nbytes} bytes: {error}"
-            if self._rank == 0 and str(error) not in self._said:
-                print(text, file=sys.stderr)
-            self._said.add(str(error))
 
 
 if __name__ == "__main__":

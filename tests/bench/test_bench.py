@@ -23,7 +23,7 @@ from bench_world import (
 )
 
 import kccl
-from kccl.bench import cli
+from kccl.bench import cli, collectives
 from kccl.bench.harness import collective, data, measure, report
 from kccl.bench.host.side import Floors
 from kccl.tools import probe
@@ -56,7 +56,7 @@ def test_a_sweep_that_is_empty_or_endless_is_refused(begin: int, end: int, facto
 
 
 def test_sizes_become_whole_elements_once() -> None:
-    table = collective.load("all_reduce")
+    table = collectives.load("all_reduce")
     common = {"dtype": "float64", "np_dtype": np.dtype(np.float64), "op": "sum", "root": 0}
     found = table.problems([1, 8, 9, 20], **common, in_place=True, world_size=2)
     assert [(each.nbytes, each.count) for each in found] == [(8, 1), (16, 2)]
@@ -66,18 +66,18 @@ def test_sizes_become_whole_elements_once() -> None:
 def test_sizes_become_whole_chunks(name: str) -> None:
     """As in nccl-tests, a size is that of all ranks' chunks together."""
     common = {"dtype": "float32", "np_dtype": np.dtype(np.float32), "op": "sum", "root": 0}
-    found = collective.load(name).problems([1, 12, 32, 50], **common, in_place=True, world_size=3)
+    found = collectives.load(name).problems([1, 12, 32, 50], **common, in_place=True, world_size=3)
     assert [(each.nbytes, each.count) for each in found] == [(12, 3), (24, 6), (48, 12)]
     assert [found[1].chunk(rank) for rank in range(3)] == [slice(0, 2), slice(2, 4), slice(4, 6)]
 
 
 def test_bandwidth_factors_are_nccl_tests() -> None:
-    assert collective.load("all_reduce").busbw_factor(4) == pytest.approx(1.5)
-    assert collective.load("all_reduce").busbw_factor(1) == 0
-    assert collective.load("reduce_scatter").busbw_factor(4) == pytest.approx(0.75)
-    assert collective.load("all_gather").busbw_factor(4) == pytest.approx(0.75)
-    assert collective.load("broadcast").busbw_factor(4) == 1
-    assert collective.load("barrier").busbw_factor(4) is None
+    assert collectives.load("all_reduce").busbw_factor(4) == pytest.approx(1.5)
+    assert collectives.load("all_reduce").busbw_factor(1) == 0
+    assert collectives.load("reduce_scatter").busbw_factor(4) == pytest.approx(0.75)
+    assert collectives.load("all_gather").busbw_factor(4) == pytest.approx(0.75)
+    assert collectives.load("broadcast").busbw_factor(4) == 1
+    assert collectives.load("barrier").busbw_factor(4) is None
 
 
 # Inputs and oracle
@@ -206,7 +206,7 @@ def test_a_barrier_that_lets_ranks_through_is_wrong() -> None:
 
 
 def measured(comm: FakeComm, name: str, *, in_place: bool = True) -> list[measure.Row]:
-    table = collective.load(name)
+    table = collectives.load(name)
     common = {"dtype": "float32", "np_dtype": np.dtype(np.float32), "op": "sum", "root": 1}
     asked = table.problems([64], **common, in_place=in_place, world_size=comm.world_size)[0]
     return measure.measure(
@@ -220,7 +220,7 @@ def measured(comm: FakeComm, name: str, *, in_place: bool = True) -> list[measur
     )
 
 
-@pytest.mark.parametrize("name", collective.callable_outside_kernels())
+@pytest.mark.parametrize("name", collectives.callable_outside_kernels())
 def test_rows_are_the_same_on_every_rank_and_follow_the_schema(name: str) -> None:
     first, second = FakeWorld(2).run(lambda comm: measured(comm, name))
     assert first == second
@@ -238,7 +238,7 @@ def test_rows_are_the_same_on_every_rank_and_follow_the_schema(name: str) -> Non
 
 
 def test_the_slowest_rank_of_each_repeat_counts() -> None:
-    table = collective.load("all_reduce")
+    table = collectives.load("all_reduce")
     empty = row(time_us=None, bytes=4000, world_size=4)
     medians_us = np.array([[1.0, 9.0, 2.0], [4.0, 1.0, 1.0]])
     measure._fill_times(empty, table, medians_us, 10.0)
@@ -258,7 +258,7 @@ def test_repeats_alternate_over_the_contenders() -> None:
     log: list[str] = []
 
     def main(comm: FakeComm) -> None:
-        table = collective.load("broadcast")
+        table = collectives.load("broadcast")
         asked = replace(problem(n=1), collective="broadcast", root=0)
         contenders = [
             replace(each, enter=partial(log.append, str(i)))

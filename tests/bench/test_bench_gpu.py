@@ -14,9 +14,11 @@ from device_compilers import find_nvrtc
 from gpu_bench_world import NODE_US, Call, FakeBuffers, FakeGpu, FakeModule
 
 import kccl
+from kccl.bench import collectives
 from kccl.bench.gpu import clock as gpu_clock
 from kccl.bench.gpu import kernels
-from kccl.bench.harness import collective, measure
+from kccl.bench.harness import measure
+from kccl.bench.harness import problem as problems
 from kccl.bench.peers import notes as peer_notes
 from kccl.bench.peers import torch
 
@@ -114,7 +116,7 @@ def contender(clock_us, **further):
     def clock(iterations, warmup):
         return np.full(3, clock_us), np.full(3, 2 * clock_us)
 
-    mine = collective.buffers(problem(n=2))
+    mine = problems.buffers(problem(n=2))
     return measure.Contender(
         *("kccl", "all_reduce_one_shot_ll16", "graph", "prepared", mine, lambda: None, clock),
         further=further,
@@ -122,7 +124,7 @@ def contender(clock_us, **further):
 
 
 def measured(comm: FakeComm, *contenders):
-    table = replace(collective.load("all_reduce"), check=lambda *_: 0)
+    table = replace(collectives.load("all_reduce"), check=lambda *_: 0)
     return measure.measure(
         table,
         problem(n=2),
@@ -156,12 +158,12 @@ def test_both_modes_have_their_own_columns():
         ("broadcast", []),
         ("barrier", ["skewed_us"]),
     ):
-        table = collective.load(name)
+        table = collectives.load(name)
         graph, eager = make(table, names, buffers, lambda: None, gpu.capture)
         assert (graph.mode, list(graph.further)) == ("graph", columns)
         assert (eager.mode, list(eager.further)) == ("eager", ["host_us"])
     buffers.problem.world_size = 1
-    graph, _ = make(collective.load("all_reduce"), names, buffers, lambda: None, gpu.capture)
+    graph, _ = make(collectives.load("all_reduce"), names, buffers, lambda: None, gpu.capture)
     assert graph.further == {}
 
 
@@ -261,7 +263,7 @@ def test_peers_that_cannot_be_measured_are_named_once_with_their_cause(monkeypat
 
     def main(comm):
         peers = torch.TorchPeers(SimpleNamespace(comm=comm), None)
-        found = peers.contenders(collective.load("all_reduce"), problem(n=2))
+        found = peers.contenders(collectives.load("all_reduce"), problem(n=2))
         peers.close()
         return found, peers.notes(), peers.libraries
 

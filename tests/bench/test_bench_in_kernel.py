@@ -9,21 +9,22 @@ import pytest
 from device_compilers import find_nvrtc
 
 import kccl
+from kccl.bench import collectives
 from kccl.bench.collectives import all_reduce
 from kccl.bench.gpu import kernels
-from kccl.bench.harness import collective, measure
+from kccl.bench.harness import measure
 from kccl.bench.in_kernel import contenders, data
 from kccl.bench.in_kernel import side as in_kernel_side
 from kccl.gpu import driver
 
-TABLES = [collective.load(name) for name in collective.NAMES]
+TABLES = [collectives.load(name) for name in collectives.NAMES]
 DATA = [table.name for table in TABLES if table.chain]
 # exchange has tests of its own.
 ALL = [table.name for table in TABLES if table.forms and table.name != "exchange"]
 
 
 def problem(name, n, dtype="float32", nbytes=256):
-    table = collective.load(name)
+    table = collectives.load(name)
     (found,) = table.problems(
         [nbytes],
         dtype=dtype,
@@ -47,7 +48,7 @@ def test_periods(n):
     assert n == 1 or {period * k % n for k in range(n)} == set(range(n))
     short = data.short_period(n)
     assert 2 <= short <= 5 and (n == 1 or {short * k % n for k in range(n)} == set(range(n)))
-    chain, given = collective.load("all_reduce").chain, problem("all_reduce", n)
+    chain, given = collectives.load("all_reduce").chain, problem("all_reduce", n)
     for length in (period, short):
         factors = [chain.factor(given, rank, length) for rank in range(n)]
         assert sum(factors) * n ** (length - 1) == pytest.approx(1)
@@ -58,7 +59,7 @@ def test_periods(n):
 @pytest.mark.parametrize("n", [2, 3, 8])
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
 def test_values_stay_in_range_and_every_call_counts(name, n, dtype):
-    chain, long = collective.load(name).chain, problem(name, n, dtype)
+    chain, long = collectives.load(name).chain, problem(name, n, dtype)
     for length in (data.period(n), data.short_period(n)):
         for calls in (6001, 6000 // length * length):
             end, further = (
@@ -71,7 +72,7 @@ def test_values_stay_in_range_and_every_call_counts(name, n, dtype):
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_chunks_move_around(n):
-    chain, few = collective.load("all_gather").chain, problem("all_gather", n)
+    chain, few = collectives.load("all_gather").chain, problem("all_gather", n)
     start = chain.start(few, 0)
     moved = [
         next(by for by in range(n) if (np.roll(start, -few.count // n * by) == end).all())
@@ -85,7 +86,7 @@ def test_chunks_move_around(n):
 def test_messages_of_one_pattern_are_computed_once():
     all_reduce._sum_of_sums.cache_clear()
     ends = [
-        collective.load("all_reduce").chain.end(problem("all_reduce", 2, nbytes=nbytes), 0, 50, 30)
+        collectives.load("all_reduce").chain.end(problem("all_reduce", 2, nbytes=nbytes), 0, 50, 30)
         for nbytes in (8192, 65536)
     ]
     assert all_reduce._sum_of_sums.cache_info().misses == 1
@@ -134,7 +135,7 @@ def test_grid_sync_takes_all_blocks():
 
 def measured(name, comm, *, dtype="float32", nbytes=256, iterations=3):
     made = problem(name, comm.world_size, dtype, nbytes)
-    table = collective.load(name)
+    table = collectives.load(name)
     side = in_kernel_side.InKernelSide(comm, table, [made])
     rows = measure.measure(
         table,
@@ -177,7 +178,7 @@ def test_rows(name):
         assert found["time_us"] > 0 and found["p99_us"] > 0
         # The simulator measures no machine.
         assert found["floor_us"] is found["busbw_gbps"] is found["skewed_us"] is None
-        table = collective.load(name)
+        table = collectives.load(name)
         assert found["in_place"] is (not table.is_apart_in_kernels if table.has_data else None)
     why = ["no row of cooperative groups: backend sim has none"]
     assert notes == (why if name == "grid_sync" else [])
@@ -342,7 +343,7 @@ def test_blocks_of_a_gpu_play_ping_pong():
 @pytest.mark.parametrize("name", ALL)
 def test_the_kernels_compile_for_gpus(name):
     world_size = 8 if name == "barrier" else 2
-    source, names = in_kernel_side.kernels_of(collective.load(name), "bfloat16", world_size)
+    source, names = in_kernel_side.kernels_of(collectives.load(name), "bfloat16", world_size)
     kccl.compile(source, names, target="cuda", arch="sm_90a")
 
 

@@ -7,11 +7,12 @@ import pytest
 from device_compilers import find_nvrtc
 
 import kccl
-from kccl.bench.harness import collective, measure
+from kccl.bench import collectives
+from kccl.bench.harness import measure
 from kccl.bench.in_kernel import contenders, exchange
 from kccl.bench.in_kernel import side as in_kernel_side
 
-TABLE = collective.load("exchange")
+TABLE = collectives.load("exchange")
 
 
 def problem(world_size, nbytes, table=TABLE):
@@ -170,7 +171,7 @@ BROKEN_SUMS = {
 @pytest.mark.parametrize("what", BROKEN_SUMS)
 def test_sums_that_are_wrong_have_no_time(what, monkeypatch, tmp_path):
     spoil(monkeypatch, tmp_path, *BROKEN_SUMS[what])
-    main = partial(measured, nbytes=256, iterations=9, table=collective.load("all_reduce"))
+    main = partial(measured, nbytes=256, iterations=9, table=collectives.load("all_reduce"))
     rows = kccl.run_threads(main, 2, backend="sim")[0][0]
     by_blocks, by_grid, sums = rows
     assert by_blocks["wrong"] == by_grid["wrong"] == 0
@@ -179,13 +180,13 @@ def test_sums_that_are_wrong_have_no_time(what, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("nbytes", [8, 64, 1000, 4096])
 def test_sums_of_any_number_of_words(nbytes):
-    main = partial(measured, nbytes=nbytes, iterations=40, table=collective.load("all_reduce"))
+    main = partial(measured, nbytes=nbytes, iterations=40, table=collectives.load("all_reduce"))
     rows = kccl.run_threads(main, 3, backend="sim")[0][0]
     assert [row["wrong"] for row in rows] == [0, 0, 0]
 
 
 def test_a_message_of_no_whole_words_has_no_row_of_the_grid():
-    main = partial(measured, nbytes=12, iterations=3, table=collective.load("all_reduce"))
+    main = partial(measured, nbytes=12, iterations=3, table=collectives.load("all_reduce"))
     rows, notes = kccl.run_threads(main, 2, backend="sim")[0]
     assert len(rows) == 2
     assert notes == ["12 B have no row of grid_exchange: not whole words of 8"]

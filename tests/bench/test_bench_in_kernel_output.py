@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from bench_world import FakeWorld, parse, row, screen_of
 
-from kccl.bench import arguments, cli, compare, plot, readme
-from kccl.bench.harness import collective, report
+from kccl.bench import arguments, cli, collectives, compare, plot, readme
+from kccl.bench.harness import report
 
 # Tables, records and pictures
 
@@ -190,8 +190,8 @@ def test_defaults():
     for backend, end, iterations, repeats in (("cuda", 65536, 5000, 7), ("sim", 8192, 3, 1)):
         args = parse("all_reduce", "--in-kernel", "--backend", backend)
         args.iterations = args.repeats = None
-        arguments.fill_defaults(args, collective.load("all_reduce"))
+        arguments.fill_defaults(args, collectives.load("all_reduce"))
         assert (args.end, args.iterations, args.repeats) == (end, iterations, repeats)
     args = parse("exchange", "--in-kernel", "--backend", "cuda")
-    arguments.fill_defaults(args, collective.load("exchange"))
+    arguments.fill_defaults(args, collectives.load("exchange"))
     assert (args.end, args.dtype) == (8192, "int64")

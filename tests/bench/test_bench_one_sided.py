@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 import kccl
-from kccl.bench import cli
-from kccl.bench.harness import collective, measure
+from kccl.bench import cli, collectives
+from kccl.bench.harness import measure
+from kccl.bench.harness import problem as bench_problem
 
 NAMES = ("put", "get", "signal")
 
 
 def problem(name, world_size, nbytes=64):
-    table = collective.load(name)
+    table = collectives.load(name)
     (found,) = table.problems(
         [nbytes],
         dtype="float32",
@@ -60,7 +61,7 @@ def test_rows_of_kccl(name, world_size):
 def test_wrong_data_is_counted(name, lost):
     def main(comm):
         table, asked = problem(name, 2)
-        mine = collective.buffers(asked)
+        mine = bench_problem.buffers(asked)
         call = table.direct(comm, mine, asked)
 
         def spoiled():
@@ -78,7 +79,7 @@ def test_wrong_data_is_counted(name, lost):
 def test_a_rank_that_does_not_wait_for_its_partner_is_counted():
     def main(comm):
         table, asked = problem("signal", 2)
-        mine = collective.buffers(asked)
+        mine = bench_problem.buffers(asked)
         return table.check(asked, mine, lambda: None, comm.rank, comm.gather_objects, 3)
 
     # The first of two that do not wait leaves before the other arrives.

@@ -22,8 +22,8 @@ from bench_world import (
 )
 
 import kccl
-from kccl.bench import cli
-from kccl.bench.harness import collective, document, measure
+from kccl.bench import cli, collectives
+from kccl.bench.harness import document, measure
 from kccl.bench.peers import mpi, second_job
 from kccl.bench.tune import choice, tune
 from kccl.tools import cli as commands
@@ -299,7 +299,7 @@ def test_a_tuning_file_keeps_what_was_not_tuned_again() -> None:
 
 
 def tuned(comm: FakeComm, sizes: list[int]) -> Any:
-    table = collective.load("all_reduce")
+    table = collectives.load("all_reduce")
     common = {"dtype": "float32", "np_dtype": np.dtype(np.float32), "op": "sum", "root": 0}
     problems = table.problems(sizes, **common, in_place=True, world_size=comm.world_size)
     return tune.tune(comm, table, problems, repeats=2)
@@ -327,7 +327,7 @@ def test_the_host_has_algorithms_that_integers_cannot_use() -> None:
     def main(comm: kccl.Communicator) -> list[set[str]]:
         tuner = tune.HostTuner(comm)
         return [
-            set(tuner.floats_only(collective.load(name))) for name in ("all_reduce", "all_gather")
+            set(tuner.floats_only(collectives.load(name))) for name in ("all_reduce", "all_gather")
         ]
 
     for found in kccl.run_threads(main, world_size=2):

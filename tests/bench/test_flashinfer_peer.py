@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from bench_world import FakeWorld, problem
 
-from kccl.bench.harness import collective
+from kccl.bench import collectives
 from kccl.bench.peers import flashinfer as flashinfer_peer
 
 WIDTH = 4096
@@ -94,7 +94,7 @@ def on_both(monkeypatch):
 
 
 def test_its_calls_are_out_of_place_on_rows_of_a_width(on_both):
-    all_reduce = collective.load("all_reduce")
+    all_reduce = collectives.load("all_reduce")
 
     def act(peer):
         found = []
@@ -140,7 +140,7 @@ def test_its_calls_are_out_of_place_on_rows_of_a_width(on_both):
 )
 def test_without_what_it_needs_it_has_no_rows(on_both, facts, cause):
     def act(peer):
-        found = peer.contenders(collective.load("all_reduce"), sized(8192))
+        found = peer.contenders(collectives.load("all_reduce"), sized(8192))
         peer.close()
         return found, peer.notes(), peer.libraries
 
@@ -150,7 +150,7 @@ def test_without_what_it_needs_it_has_no_rows(on_both, facts, cause):
 
 def test_if_one_rank_lacks_memory_no_rank_measures(on_both):
     def act(peer):
-        all_reduce = collective.load("all_reduce")
+        all_reduce = collectives.load("all_reduce")
         found = [peer.contenders(all_reduce, sized(8192)) for _ in range(2)]
         peer.close()
         return found, peer.notes()
@@ -162,7 +162,7 @@ def test_if_one_rank_lacks_memory_no_rank_measures(on_both):
 
 def test_notes_name_what_it_cannot_run_and_the_sizes(on_both):
     def act(peer):
-        all_reduce = collective.load("all_reduce")
+        all_reduce = collectives.load("all_reduce")
         given = (
             sized(8192, op="avg"),
             sized(8192, "int32"),
@@ -171,7 +171,7 @@ def test_notes_name_what_it_cannot_run_and_the_sizes(on_both):
             sized(32 << 20),
         )
         found = [peer.contenders(all_reduce, each) for each in given]
-        found.append(peer.contenders(collective.load("all_gather"), sized(8192)))
+        found.append(peer.contenders(collectives.load("all_gather"), sized(8192)))
         return found, peer.notes()
 
     results, library = on_both(act)

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kccl.bench.collectives import NAMES, load
 from kccl.bench.gpu import kernels
 from kccl.bench.gpu import warm as gpu_warm
-from kccl.bench.harness.collective import NAMES, load
 from kccl.bench.in_kernel import side
 from kccl.jit import cache
 from kccl.tools import warm

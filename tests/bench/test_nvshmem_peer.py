@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from bench_world import FakeWorld, problem
 
-from kccl.bench.harness import collective
+from kccl.bench import collectives
 from kccl.bench.peers import nvshmem
 
 HEAP = 0x4000
@@ -63,8 +63,8 @@ def peers(world_size, monkeypatch, act, **facts):
 
 def test_its_calls_are_in_place_on_its_own_memory(monkeypatch):
     def act(peer):
-        found = peer.contenders(collective.load("all_reduce"), problem(n=2))
-        found += peer.contenders(collective.load("barrier"), replace(problem(n=2), nbytes=0))
+        found = peer.contenders(collectives.load("all_reduce"), problem(n=2))
+        found += peer.contenders(collectives.load("barrier"), replace(problem(n=2), nbytes=0))
         peer.close()
         return [(each.library, each.algorithm, each.mode) for each in found], peer.notes()
 
@@ -101,7 +101,7 @@ def test_its_calls_are_in_place_on_its_own_memory(monkeypatch):
 )
 def test_a_start_that_fails_is_noted_and_leaves_no_rows(name, monkeypatch):
     def act(peer):
-        found = peer.contenders(collective.load("all_reduce"), problem(n=2))
+        found = peer.contenders(collectives.load("all_reduce"), problem(n=2))
         peer.close()
         return found, peer.notes(), peer.libraries
 
@@ -126,9 +126,9 @@ def test_notes_name_what_it_cannot_run_and_the_sizes(monkeypatch):
     long = replace(problem(n=2), nbytes=1 << 30)
 
     def act(peer):
-        all_reduce = collective.load("all_reduce")
+        all_reduce = collectives.load("all_reduce")
         found = [peer.contenders(all_reduce, each) for each in (averaged, apart, long)]
-        found.append(peer.contenders(collective.load("all_gather"), problem(n=2)))
+        found.append(peer.contenders(collectives.load("all_gather"), problem(n=2)))
         return found, peer.notes()
 
     ((found, notes), _), _ = peers(2, monkeypatch, act)

@@ -23,8 +23,8 @@ from bench_world import (
 )
 
 from kccl import topology
-from kccl.bench import cli, compare
-from kccl.bench.harness import clock, collective, document, measure
+from kccl.bench import cli, collectives, compare
+from kccl.bench.harness import clock, document, measure
 from kccl.bench.host import places
 
 ALLOWED = sorted(os.sched_getaffinity(0))
@@ -99,7 +99,7 @@ def test_a_system_that_forbids_pinning_is_said_so(monkeypatch: pytest.MonkeyPatc
 
 def rows_of(comm: FakeComm, cpus: list[list[int]], taken: float = 0.0) -> list[measure.Row]:
     """Rows of contenders that say they ran on these CPUs, by rank one for each sample."""
-    table, asked = collective.load("all_reduce"), problem(n=comm.world_size)
+    table, asked = collectives.load("all_reduce"), problem(n=comm.world_size)
     samples, began = iter(cpus[comm.rank]), time.perf_counter()
     contender = measure.Contender(
         *("kccl", "some", "host", "prepared", measure.buffers(asked), lambda: None),
@@ -176,7 +176,7 @@ def test_a_row_has_the_least_the_mean_and_the_most_of_the_ranks() -> None:
 
     made = row(notes=[])
     medians_us = np.array([[1.0, 1.0, 9.0, 1.0], [4.0, 2.0, 2.0, 2.0]])
-    measure._fill_times(made, collective.load("all_reduce"), medians_us, 10.0)
+    measure._fill_times(made, collectives.load("all_reduce"), medians_us, 10.0)
     assert (made["rank_min_us"], made["rank_avg_us"], made["rank_max_us"]) == (1.0, 1.5, 2.0)
     assert (made["q1_us"], made["q3_us"]) == (2.0, 5.25)
     assert made["notes"] == ["spread"]

@@ -18,8 +18,8 @@ from bench_world import (
     problem,
 )
 
-from kccl.bench import cli
-from kccl.bench.harness import collective, measure
+from kccl.bench import cli, collectives
+from kccl.bench.harness import measure
 from kccl.bench.peers import second_job
 
 # A launcher: it starts ranks that do what the real ones do, without MPI.
@@ -76,7 +76,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def measured(comm: FakeComm, times: int = 1) -> tuple[list[measure.Row], str | None]:
     """The rows of a problem, measured so many times beside the second job; why it is missing."""
-    table, asked = collective.load("all_reduce"), problem(n=comm.world_size)
+    table, asked = collectives.load("all_reduce"), problem(n=comm.world_size)
     second = second_job.SecondJob(comm, list(range(comm.world_size)))  # type: ignore[arg-type]
     rows: list[measure.Row] = []
     try:

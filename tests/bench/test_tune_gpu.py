@@ -11,8 +11,8 @@ from gpu_bench_world import Call, FakeBuffers, FakeGpu, FakeModule
 
 import kccl
 from kccl.base import dtypes
+from kccl.bench import collectives
 from kccl.bench.gpu import clock as gpu_clock
-from kccl.bench.harness import collective
 from kccl.bench.tune import gpu as tune_gpu
 from kccl.bench.tune import tune
 from kccl.plan import choice, specs, tuning
@@ -46,7 +46,7 @@ class World:
         self.gpu.buffers = self.buffers
         clock = gpu_clock.GpuClock(self.gpu, FakeModule(self.gpu))
         self.tuner = tune_gpu.GpuTuner(self.comm, shapes=SHAPES, clock=(self.gpu, clock))
-        self.table = replace(collective.load("all_reduce"), prepare=self.prepare, check=self.check)
+        self.table = replace(collectives.load("all_reduce"), prepare=self.prepare, check=self.check)
 
     def buffers(self, problem):
         found = FakeBuffers(self.gpu)
@@ -133,7 +133,7 @@ def test_what_does_not_run_is_said_once_and_a_wrong_result_ends_it(capsys):
 
 def test_a_barrier_has_nothing_to_tune():
     world = World(cost_us)
-    barrier = collective.load("barrier")
+    barrier = collectives.load("barrier")
     problems = barrier.problems(
         [8], dtype="", np_dtype=None, op="", root=0, in_place=True, world_size=2
     )

@@ -68,7 +68,8 @@ import inspect
 import numpy as np
 import programs
 from bench_world import FakeWorld
-from kccl.bench.harness import collective
+from kccl.bench import collectives as bench_collectives
+from kccl.bench.harness import problem as bench_problem
 
 import kccl
 
@@ -89,12 +90,12 @@ def main(comm):
 assert kccl.run_threads(main, 2) == kccl.run_threads(main, 2, backend="sim") == [True, True]
 assert inspect.getdoc(kccl.Communicator.spread).startswith("spread(x, root=0")
 
-TABLE = collective.load("spread")
+TABLE = bench_collectives.load("spread")
 (PROBLEM,) = TABLE.problems([64], dtype="float32", np_dtype=np.dtype(np.float32), op="sum", root=1,
                             in_place=True, world_size=2)
 
 def fake(comm):
-    buffers = collective.buffers(PROBLEM)
+    buffers = bench_problem.buffers(PROBLEM)
     call = TABLE.direct(comm, buffers, PROBLEM)
     return TABLE.check(PROBLEM, buffers, call, comm.rank, comm.gather_objects, 0)
 

@@ -20,7 +20,8 @@ from rich.console import Console
 
 import kccl
 from kccl.bench import cli
-from kccl.bench.harness import collective, measure, report
+from kccl.bench import collectives as bench_collectives
+from kccl.bench.harness import measure, report
 from kccl.ranks.agreement import json_of
 
 Broken = Callable[[np.ndarray, int], None]
@@ -140,7 +141,7 @@ def parse(*argv: str) -> argparse.Namespace:
 
 def problem(dtype: str = "float32", op: str = "sum", count: int = 64, n: int = 4) -> Any:
     numpy_dtype = kccl.dtypes.to_numpy(dtype)
-    table = collective.load("all_reduce")
+    table = bench_collectives.load("all_reduce")
     return table.problems(
         [count * numpy_dtype.itemsize],
         dtype=dtype,

@@ -1,0 +1,37 @@
+"""What a chain of calls in a persistent kernel begins with and must end with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .problem import Array, Problem
+
+
+def minus_one(problem: Problem, rank: int, length: int) -> float:
+    """The factor of chains that change signs."""
+    del problem, rank, length
+    return -1.0
+
+
+def everything(problem: Problem, rank: int) -> slice:
+    """The part of `out` that is the result where it is all of it."""
+    del rank
+    return slice(0, problem.count)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Inputs and expected results of one collective's launches.
+
+    Attributes:
+        start: (problem, rank) -> the contents of a rank's `x` before the first call.
+        end: (problem, rank, calls, period) -> the expected result after the last call.
+        factor: (problem, rank, period) -> the factor that the kernel multiplies by once a period.
+        part: (problem, rank) -> the elements of a rank's `out` that are the result.
+    """
+
+    start: Callable[[Problem, int], Array]
+    end: Callable[[Problem, int, int, int], Array]
+    factor: Callable[[Problem, int, int], float] = minus_one
+    part: Callable[[Problem, int], slice] = everything

@@ -1,0 +1,103 @@
+"""What is measured: one problem, the arrays of its calls, and the communicator that they need.
+
+Nothing here imports kccl: the communicator arrives as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Call = Callable[[], object]
+Gather = Callable[[Any], list[Any]]
+TorchCalls = dict[str, tuple[Call, Any]]
+
+SPOILED = 0xA5
+"""An output is filled with this byte before a call, so that unwritten elements show."""
+
+
+class Comm(Protocol):
+    """The public part of a kccl communicator that all benchmarks use."""
+
+    rank: int
+    world_size: int
+    backend: str
+    launcher: str
+    barrier: Any
+
+    def empty(self, shape: int, dtype: Any = ..., /) -> Any: ...
+
+    def window(self, nbytes: int, /) -> Any: ...
+
+    def check(self) -> None: ...
+
+    def device_comm(self, *, channels: int, max_bytes: int, exchange_bytes: int = ...) -> Any: ...
+
+    def gather_objects(self, value: Any, /) -> list[Any]: ...
+
+    def algorithms(self, collective: str) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One measurement, the same for every library: collective, size, element type and so on.
+
+    `nbytes` is nccl-tests' size: the whole message, with the chunks of all ranks where it has
+    chunks; 0 for barrier. `count` is the same in elements. `num_chunks` is the number of chunks of
+    equal length in it: one for each rank, or 1 where it has none.
+    """
+
+    collective: str
+    nbytes: int
+    count: int
+    dtype: str | None
+    np_dtype: np.dtype[Any] | None
+    op: str | None
+    root: int | None
+    in_place: bool | None
+    world_size: int
+    num_chunks: int = 1
+
+    def chunk(self, rank: int) -> slice:
+        """The elements of a rank's chunk in the message."""
+        length = self.count // self.world_size
+        return slice(rank * length, (rank + 1) * length)
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What one library's calls read and write; `out` is `x` itself when the call is in place.
+
+    This class has NumPy arrays. A subclass has arrays that the host cannot index.
+    """
+
+    x: Any
+    out: Any
+
+    def load(self, values: Array) -> None:
+        """Copies `values` to `x`. Fills an `out` other than `x` with SPOILED."""
+        if self.out is not self.x:
+            self.out.view(np.uint8).fill(SPOILED)
+        self.x[:] = values
+
+    def result(self) -> Array:
+        """The contents of `out`, in the problem's element type."""
+        out: Array = self.out
+        return out
+
+    def zero(self) -> None:
+        """Fills both with zeros."""
+        self.x.fill(0)
+        self.out.fill(0)
+
+
+def buffers(problem: Problem) -> Buffers:
+    """Ordinary zeroed arrays for one library; a barrier's are empty."""
+    dtype = problem.np_dtype if problem.np_dtype is not None else np.dtype(np.uint8)
+    x = np.zeros(problem.count, dtype)
+    return Buffers(x, np.zeros(problem.count, dtype) if problem.in_place is False else x)
