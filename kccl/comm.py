@@ -11,7 +11,7 @@ each call                                          each call
 the first call of a kind                        |  the first call of a kind                        |
   collectives/all_reduce.py  checks x, out, op  |    collectives/all_reduce.py  checks x, out, op  |
   base/arrays.py             where is x?        |    gpu/arrays.py              where is x?        |
-  collectives/prepared.py    teaches it to C    |    collectives/prepared.py    teaches it to C    |
+  collectives/collective.py  teaches it to C    |    collectives/collective.py  teaches it to C    |
   collectives/context.py     rank, plan, errors |    collectives/context.py     rank, plan, errors |
   plan/choice.py             chooses a kernel   |    plan/choice.py             chooses a kernel   |
   backends/host.py           makes a KcclHostOp |    backends/gpu.py            makes a KcclGpuOp  |

@@ -20,7 +20,7 @@ from .base.abi import ffi
 from .base.copying import not_copied
 from .base.errors import InvalidArgument
 from .jit import cache
-from .plan.specs import GPUS, MOST_THREADS
+from .plan.spec import GPUS, MOST_THREADS
 from .ranks.windows import Window, window_at
 from .sim.library import load
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kccl.base import dtypes
 from kccl.jit.names import instance, parameters, path_of
-from kccl.plan.specs import KERNELS, KernelSpec, needs_floats
+from kccl.plan.spec import KernelSpec, needs_floats
+from kccl.plan.specs import KERNELS
 
 CSRC = Path(__file__).resolve().parents[1]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from ..base import arguments
 from ..base.errors import InvalidArgument
-from ..plan.specs import MOST_BLOCKS, MOST_THREADS, KernelSpec
+from ..plan.spec import MOST_BLOCKS, MOST_THREADS, KernelSpec
 
 # The scratch has room for so many blocks in each channel.
 BLOCKS_PER_CHANNEL = MOST_BLOCKS

@@ -3,7 +3,8 @@
 from typing import Any
 
 from ..base import arrays
-from .prepared import Case, Collective, Empty, Prepared
+from .collective import Case, Collective
+from .prepared import Empty, Prepared
 
 
 class AllGather(Collective):

@@ -3,8 +3,9 @@
 from typing import Any
 
 from ..base import arrays
-from ..plan.specs import Op, check_op
-from .prepared import ArrayT, Case, Collective, Empty, Prepared
+from ..plan.ops import Op, check_op
+from .collective import ArrayT, Case, Collective
+from .prepared import Empty, Prepared
 
 
 class AllReduce(Collective):

@@ -3,7 +3,8 @@
 from typing import Any
 
 from ..base import arguments
-from .prepared import ArrayT, Case, Collective, Empty, Prepared
+from .collective import ArrayT, Case, Collective
+from .prepared import Empty, Prepared
 
 
 class Broadcast(Collective):

@@ -12,7 +12,7 @@ from ..base import abi, arguments
 from ..base.arrays import ArrayView
 from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
-from ..plan.specs import Request
+from ..plan.spec import Request
 from ..ranks import windows
 from .context import Context
 from .front import AnsweredByC

@@ -4,8 +4,9 @@ from typing import Any
 
 from ..base import arrays
 from ..base.errors import InvalidArgument
-from ..plan.specs import Op, check_op
-from .prepared import Case, Collective, Empty, Prepared
+from ..plan.ops import Op, check_op
+from .collective import Case, Collective
+from .prepared import Empty, Prepared
 
 
 class ReduceScatter(Collective):

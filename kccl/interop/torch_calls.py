@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ..base.errors import InvalidArgument
-from ..plan.specs import Op
+from ..plan.ops import Op
 
 _OPS: tuple[tuple[Any, Op], ...] = (
     (dist.ReduceOp.SUM, "sum"),

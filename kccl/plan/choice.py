@@ -6,7 +6,8 @@ from pathlib import Path
 from ..base.dtypes import Dtype
 from ..base.env import Env
 from ..base.errors import InvalidArgument
-from .specs import BY_NAME, Request, of_collective
+from .spec import Request
+from .specs import BY_NAME, of_collective
 from .tuning import Threshold, Tuning, tuning_for
 
 # Number of plans that a communicator keeps. When there are more, all are dropped and made again.

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from ..base.errors import InvalidArgument
 from . import specs
-from .specs import MOST_BLOCKS, MOST_THREADS, SPECS, algorithms
+from .spec import MOST_BLOCKS, MOST_THREADS
+from .specs import SPECS, algorithms
 
 _TABLES = Path(__file__).parent / "tables"
 # Backends on which nothing is measured yet -> the backend whose table is the best guess.

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..base.abi import DTYPES, KERNELS, OPS, kernel_name, lib, members
 from ..base.errors import ProtocolError
+from ..plan.spec import Counts
 from ..plan.specs import KERNELS as SPECS
-from ..plan.specs import Counts
 from .call_words import SENTENCES, lack
 from .edges import edge_of
 from .launch_arrays import LaunchArrays

@@ -8,13 +8,13 @@ from ..base import abi, arguments, dtypes, env
 from ..base.errors import InvalidArgument
 from ..bench import names
 from ..bench.harness.collective import parse_size
-from ..plan import choice, specs, tuning
+from ..plan import choice, spec, specs, tuning
 from .screen import fitted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    planned = sorted({spec.collective for spec in specs.SPECS})
+    planned = sorted({each.collective for each in specs.SPECS})
     parser.add_argument(
         "collective",
         type=partial(names.collective_name, among=planned),
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-n", type=int, default=2, metavar="N", help="number of ranks (2)")
     parser.add_argument(
-        "--backend", choices=specs.EVERYWHERE, default="host", help="where they run (host)"
+        "--backend", choices=spec.EVERYWHERE, default="host", help="where they run (host)"
     )
 
 
@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     dtype = None if args.collective == "barrier" else dtypes.of(args.dtype)
     arguments.whole_elements("--bytes", nbytes, dtype)
     variables = env.read()
-    request = specs.Request(args.collective, nbytes, args.n, args.backend, dtype)
+    request = spec.Request(args.collective, nbytes, args.n, args.backend, dtype)
     table = tuning.tuning_for(args.backend, variables.tuning)
     plan = choice.choose(request, table, preferred=variables.algorithm)
     print(fitted(plan.explain(), sys.stdout, hanging=4))

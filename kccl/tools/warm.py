@@ -20,7 +20,9 @@ from ..collectives.one_sided import OneSided
 from ..gpu import driver
 from ..gpu.library import compile_kernel
 from ..jit import cache, names
-from ..plan.specs import KERNELS, OPS, SPECS, Request
+from ..plan.ops import OPS
+from ..plan.spec import Request
+from ..plan.specs import KERNELS, SPECS
 
 ELEMENT_TYPES = tuple(dtype.name for dtype in dtypes.ALL)
 _ONE_SIDED = [spec.name for spec in KERNELS if hasattr(OneSided, spec.name)]

@@ -113,5 +113,5 @@ def is_python(kind):
     return any(
         "__call__" in vars(base)
         for base in kind.__mro__
-        if base.__module__ == "kccl.collectives.prepared"
+        if base.__module__ in ("kccl.collectives.prepared", "kccl.collectives.collective")
     )

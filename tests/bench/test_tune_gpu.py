@@ -15,7 +15,7 @@ from kccl.bench import collectives
 from kccl.bench.gpu import clock as gpu_clock
 from kccl.bench.tune import gpu as tune_gpu
 from kccl.bench.tune import tune
-from kccl.plan import choice, specs, tuning
+from kccl.plan import choice, spec, tuning
 
 LL16, SENTINEL = "all_reduce_one_shot_ll16", "all_reduce_one_shot_sentinel"
 TWO_SHOT, PULL = "all_reduce_two_shot_push_simple", "all_reduce_one_shot_pull_simple"
@@ -146,7 +146,7 @@ def test_a_barrier_has_nothing_to_tune():
 
 
 def request(nbytes, dtype):
-    return specs.Request("all_reduce", nbytes, 2, "cuda", dtypes.of(dtype))
+    return spec.Request("all_reduce", nbytes, 2, "cuda", dtypes.of(dtype))
 
 
 def table(tmp_path, *entries, **more):

@@ -19,7 +19,8 @@ import kccl
 from kccl.base import abi
 from kccl.base.dtypes import ALL as every_dtype
 from kccl.csrc.host.kernel_table import kernel_table
-from kccl.plan.specs import KERNELS, SPECS, needs_floats
+from kccl.plan.spec import needs_floats
+from kccl.plan.specs import KERNELS, SPECS
 
 CSRC = Path(kccl.include_dir()).parent
 DRIVER = Path(__file__).parent / "sanitize" / "ranks_as_threads.cpp"

@@ -19,7 +19,8 @@ from kccl.jit.cache import CSRC
 from kccl.jit.nvrtc import NVRTC
 from kccl.plan import specs
 from kccl.plan.choice import choose
-from kccl.plan.specs import SPECS, Request
+from kccl.plan.spec import Request
+from kccl.plan.specs import SPECS
 from kccl.plan.tuning import tuning_for
 
 needs_nvrtc = pytest.mark.skipif(

@@ -12,7 +12,7 @@ from source_tree import ROOT, source_files
 
 from kccl.base import abi
 from kccl.bench.in_kernel.data import SHORTEST_TIMED
-from kccl.plan import specs
+from kccl.plan import ops, specs
 
 ABI = ROOT / "csrc/include/kccl/abi.inc"
 LINES = 400
@@ -86,7 +86,7 @@ def test_constants_of_kernels_are_the_abis():
 def test_operators_and_dtypes_are_the_abis():
     from kccl.base import dtypes
 
-    assert sorted(abi.OPS, key=abi.OPS.__getitem__) == list(specs.OPS)
+    assert sorted(abi.OPS, key=abi.OPS.__getitem__) == list(ops.OPS)
     assert sorted(abi.DTYPES, key=abi.DTYPES.__getitem__) == [dtype.name for dtype in dtypes.ALL]
 
 

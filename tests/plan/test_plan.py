@@ -9,12 +9,14 @@ from itertools import product
 import pytest
 
 import kccl
+from kccl.plan import spec as spec_types
 from kccl.plan import specs, tuning
 from kccl.plan.choice import choose
-from kccl.plan.specs import KERNELS, SPECS, Counts, KernelSpec, Request
+from kccl.plan.spec import Counts, KernelSpec, Request
+from kccl.plan.specs import KERNELS, SPECS
 from kccl.plan.tuning import Threshold, Tuning, read_tuning, tuning_for
 
-BACKENDS = specs.EVERYWHERE
+BACKENDS = spec_types.EVERYWHERE
 WORLD_SIZES = range(1, 9)
 COLLECTIVES = sorted({spec.collective for spec in SPECS})
 DTYPES = (kccl.float32, kccl.int32)
@@ -266,12 +268,12 @@ def test_explain_says_what_runs_and_why_not_the_others():
 
 # Condition -> facts that it refuses, and the reason that it gives.
 REFUSED = {
-    specs.needs_peers: ({"world_size": 1}, "one rank has no peer to share the work with"),
-    specs.needs_floats: (
+    spec_types.needs_peers: ({"world_size": 1}, "one rank has no peer to share the work with"),
+    spec_types.needs_floats: (
         {"dtype": kccl.int64},
         "int64 has no bit pattern to spare for words that have not arrived",
     ),
-    specs.needs_attach: (
+    spec_types.needs_attach: (
         {"can_attach": False},
         "the ranks' processes may not read each other's memory (process_vm_readv)",
     ),
@@ -279,7 +281,7 @@ REFUSED = {
 
 
 def test_every_condition_is_known_here():
-    conditions = {value for name, value in vars(specs).items() if name.startswith("needs_")}
+    conditions = {value for name, value in vars(spec_types).items() if name.startswith("needs_")}
     assert set(REFUSED) == conditions == {each for spec in KERNELS for each in spec.needs}
 
 

@@ -5,7 +5,8 @@ import numpy as np
 import oracle
 from sim_machine import LL16, LOCAL_EXCHANGE, MAKES, NUMBERS, compiled
 
-from kccl.plan.specs import BY_NAME, Counts
+from kccl.plan.spec import Counts
+from kccl.plan.specs import BY_NAME
 
 # As in kernels/failures.cuh: elements of a call that is not refused, and what `fit` says.
 COUNT = 12

@@ -22,7 +22,8 @@ from device_compilers import (
 import kccl
 from kccl.base import dtypes
 from kccl.jit import names as kernels
-from kccl.plan.specs import SPECS, Request
+from kccl.plan.spec import Request
+from kccl.plan.specs import SPECS
 
 INCLUDE = Path(kccl.include_dir())
 KERNELS = sorted(path.stem for path in (INCLUDE / "kccl" / "kernels").glob("*.cuh"))

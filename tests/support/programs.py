@@ -8,7 +8,8 @@ import numpy as np
 import oracle
 
 from kccl.base import dtypes
-from kccl.plan.specs import SPECS, Request
+from kccl.plan.spec import Request
+from kccl.plan.specs import SPECS
 
 # Mostly short. Some are longer than a packet slot, so that a call takes several epochs.
 COUNTS = (0, 1, 2, 5, 33, 200, 900, 2500)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ...comm import Communicator
-from ...plan.specs import Op
+from ...plan.ops import Op
 from ..torch_calls import first, only, op_of
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import array, order

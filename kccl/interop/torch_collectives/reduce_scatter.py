@@ -6,7 +6,7 @@ import torch
 
 from ...base.errors import InvalidArgument
 from ...comm import Communicator
-from ...plan.specs import Op
+from ...plan.ops import Op
 from ..torch_calls import check_as_many, check_equal, first, only, op_of
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import array, order

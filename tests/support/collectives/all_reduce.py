@@ -6,7 +6,8 @@ import numpy as np
 import oracle
 import sim_rows
 
-from kccl.plan.specs import BY_NAME, needs_floats
+from kccl.plan.spec import needs_floats
+from kccl.plan.specs import BY_NAME
 
 HAS_CHUNKS = False
 AWAITED = 1

@@ -1,0 +1,143 @@
+"""What is known of a kernel (KernelSpec), and on which calls it depends (Request)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from ..base import dtypes
+from ..base.dtypes import Dtype
+
+# The largest launch of a call on a GPU. No GPU has blocks of more threads.
+MOST_BLOCKS, MOST_THREADS = 128, 1024
+SHARE_UNIT_BYTES = 16  # the unit of KcclCall.share, see payload.cuh
+
+GPUS = ("sim", "cuda", "hip")
+EVERYWHERE = ("host", *GPUS)
+
+
+class Counts(Enum):
+    """What KcclCall.count counts in a call of a kernel."""
+
+    ELEMENTS = "elements of the message"
+    CHUNK_ELEMENTS = "elements of one rank's chunk of the message"
+    BYTES = "bytes of the message"
+    CHUNK_BYTES = "bytes of one rank's chunk of the message"
+    EVENTS = "signals or syncs, which move no data"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call to be run, as far as the choice of an algorithm depends on it.
+
+    Attributes:
+        collective: Name of the collective, as in "all_reduce".
+        nbytes: Message size as nccl-tests counts it: the larger of a rank's two arrays.
+        world_size: Number of ranks.
+        backend: "host", "sim", "cuda" or "hip".
+        dtype: Element type; None for barrier.
+        can_attach: True if every rank's process may read every other's memory.
+    """
+
+    collective: str
+    nbytes: int
+    world_size: int
+    backend: str
+    dtype: Dtype | None = None
+    can_attach: bool = True
+
+
+Condition = Callable[[Request], str | None]
+"""Returns why a kernel cannot run a request, or None when it can."""
+
+
+def needs_peers(request: Request) -> str | None:
+    """The algorithm divides the work among two ranks or more."""
+    return "one rank has no peer to share the work with" if request.world_size == 1 else None
+
+
+def needs_floats(request: Request) -> str | None:
+    """The protocol marks a word that has not arrived with a NaN pattern."""
+    if request.dtype is None or request.dtype.is_float:
+        return None
+    return f"{request.dtype.name} has no bit pattern to spare for words that have not arrived"
+
+
+def needs_attach(request: Request) -> str | None:
+    """The kernel reads the memory of the peers' processes."""
+    if request.can_attach:
+        return None
+    return "the ranks' processes may not read each other's memory (process_vm_readv)"
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """The facts about one kernel of the library. They are written in specs.py and nowhere else.
+
+    Attributes:
+        collective: The collective that it runs, as in "all_reduce". A kernel without alternatives,
+            as "put" or "grid_sync", has its own name here.
+        algorithm: Its algorithm, as in "two_shot"; "" for a kernel without alternatives.
+        protocol: Its protocol, as in "ll16"; "" where the algorithm's name says it.
+        moves: One line for people: which data goes where.
+        counts: What KcclCall.count counts.
+        bytes_per_thread: On GPUs, payload bytes that one thread moves at a time. 0: the kernel runs
+            in one block, whose size `one_block` gives.
+        one_block: On GPUs, the size of that block: one warp where only words move, or the largest
+            block where the length of the data is not known when the call is planned.
+        targets: Backends that may choose the kernel.
+        needs: Conditions on a request.
+        unrolls_for_two: The host has a second instance whose loops over ranks are unrolled for two
+            ranks. This pays where instructions cost more than waiting.
+    """
+
+    collective: str
+    algorithm: str = ""
+    protocol: str = ""
+    moves: str = ""
+    counts: Counts = Counts.EVENTS
+    bytes_per_thread: int = 0
+    one_block: Literal["warp", "full"] = "warp"
+    targets: tuple[str, ...] = EVERYWHERE
+    needs: tuple[Condition, ...] = ()
+    unrolls_for_two: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the kernel, its file, its benchmark rows and its lines of tuning tables."""
+        return "_".join(filter(None, (self.collective, self.algorithm, self.protocol)))
+
+    @property
+    def constant(self) -> str:
+        """The kernel's member of KcclKernel in abi.inc."""
+        return "kKccl" + "".join(word.capitalize() for word in self.name.split("_"))
+
+    def why_not(self, request: Request) -> str | None:
+        """Why the kernel cannot run a request; None when it can."""
+        if request.backend not in self.targets:
+            return f"for {' and '.join(self.targets)} only"
+        return next(filter(None, (condition(request) for condition in self.needs)), None)
+
+    def peer_bytes(self, count: int, dtype: str) -> int:
+        """Bytes that a call sends to one peer. The threads of the rank divide them.
+
+        Args:
+            count: KcclCall.count.
+            dtype: Name of the element type; unused by kernels that count bytes.
+        """
+        match self.counts:
+            case Counts.ELEMENTS | Counts.CHUNK_ELEMENTS:
+                return count * dtypes.of(dtype).itemsize
+            case Counts.BYTES | Counts.CHUNK_BYTES:
+                return count
+        return 0
+
+    def share(self, count: int, dtype: str, blocks: int) -> int:
+        """KcclCall.share for a call of `blocks` blocks; other arguments as in peer_bytes()."""
+        units = -(-self.peer_bytes(count, dtype) // SHARE_UNIT_BYTES)
+        return -(-units // blocks) if blocks > 1 else 0
+
+    def message_bytes(self, count: int, dtype: str, world_size: int) -> int:
+        """Bytes of a call's message; arguments as in peer_bytes()."""
+        is_chunk = self.counts in (Counts.CHUNK_ELEMENTS, Counts.CHUNK_BYTES)
+        return self.peer_bytes(count, dtype) * (world_size if is_chunk else 1)
