@@ -107,7 +107,7 @@ $(VENV)/.parity: $(VENV)/.dev
 	@touch $@
 
 FETCH_SMOLLM2 = $(STEP) "fetching SmolLM2" "SmolLM2 fetched" env KCCL_CACHE="$(CACHE)" \
-	$(BIN)/python -c 'from kccl.engine.models import find_model; find_model("smollm2")'
+	$(BIN)/python -c 'from kccl.engine.files.models import find_model; find_model("smollm2")'
 
 # Leaves out the comparison with llama.cpp, and says so at its end.
 test-parity: $(VENV)/.parity

@@ -8,9 +8,9 @@ with Engine("smollm2", ranks=2) as engine:
 """
 
 from .api import Answer, Engine
-from .checkpoint import Checkpoint, open_checkpoint
-from .sample import SamplingParams
-from .text import Piece
+from .files.checkpoint import Checkpoint, open_checkpoint
+from .model.sample import SamplingParams
+from .text.pieces import Piece
 
 __all__ = ["Answer", "Checkpoint", "Engine", "Piece", "SamplingParams", "open_checkpoint"]
 

@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 import kccl
 
-from .backends import read_for, start_ranks
-from .checkpoint import Checkpoint, open_checkpoint
-from .config import ModelConfig
-from .defaults import read_defaults
-from .executors.core import lib
-from .executors.executor import Executor
-from .measuring import Measuring
-from .models import find_model
+from .base.core import lib
+from .executors.measuring import Measuring
+from .executors.opening import read_for, start_ranks
+from .executors.ranks import Ranks
+from .executors.requests import check_room, context_of, integer, no_tokenizer, params_of, prompt_ids
+from .files.checkpoint import Checkpoint, open_checkpoint
+from .files.defaults import read_defaults
+from .files.models import find_model
+from .model.config import ModelConfig
+from .model.executor import Executor
+from .model.program import Program
+from .model.sample import SamplingParams
 from .monokernel.variant import USUAL
-from .program import Program
-from .ranks import Ranks
-from .requests import check_room, context_of, integer, no_tokenizer, params_of, prompt_ids
-from .sample import SamplingParams
-from .text import Piece, StopText
-from .tokenizer import Tokenizer
+from .text.pieces import Piece, StopText
+from .text.tokenizer import Tokenizer
 
 # A drawn seed has so few bits that a person can type it again.
 _SEED_BITS = 32

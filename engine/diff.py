@@ -24,12 +24,12 @@ import numpy as np
 import kccl
 from kccl import Error, InvalidArgument
 
-from .checkpoint import Checkpoint, open_checkpoint
-from .closing import Closing
-from .models import find_model
-from .program import Op, Program
-from .random_weights import MODELS, random_checkpoint
-from .reference import Array, Cache, Reference
+from .base.closing import Closing
+from .executors.reference import Array, Cache, Reference
+from .files.checkpoint import Checkpoint, open_checkpoint
+from .files.models import find_model
+from .files.random_weights import MODELS, random_checkpoint
+from .model.program import Op, Program
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,11 +7,11 @@ from contextlib import closing
 
 import kccl
 
-from . import screen
 from .api import Engine
-from .asked import ask
-from .executors.executor import EndedElsewhere
-from .options import add_arguments
+from .commands import screen
+from .commands.asked import ask
+from .commands.options import add_arguments
+from .model.executor import EndedElsewhere
 
 __all__ = ["add_arguments", "main"]
 

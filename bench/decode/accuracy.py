@@ -19,11 +19,11 @@ import numpy as np
 
 import kccl
 from kccl.engine import Engine
-from kccl.engine.backends import BACKENDS
-from kccl.engine.checkpoint import Checkpoint, open_checkpoint
 from kccl.engine.diff import LIMITS, Diff
-from kccl.engine.models import find_model
-from kccl.engine.random_weights import MODELS, random_checkpoint
+from kccl.engine.executors.opening import BACKENDS
+from kccl.engine.files.checkpoint import Checkpoint, open_checkpoint
+from kccl.engine.files.models import find_model
+from kccl.engine.files.random_weights import MODELS, random_checkpoint
 
 from ..harness.document import Document, document, machine
 from ..harness.measure import Row

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import kccl
 from kccl.engine import Checkpoint, Engine, open_checkpoint
-from kccl.engine.backends import BACKENDS
-from kccl.engine.checkpoint import DTYPES
-from kccl.engine.config import ModelConfig
-from kccl.engine.models import find_model
+from kccl.engine.executors.opening import BACKENDS
+from kccl.engine.files.checkpoint import DTYPES
+from kccl.engine.files.models import find_model
+from kccl.engine.files.random_weights import MODELS, random_checkpoint
+from kccl.engine.model.config import ModelConfig
 from kccl.engine.monokernel.variant import Variant
-from kccl.engine.random_weights import MODELS, random_checkpoint
 
 from ..arguments import whole_number
 from ..harness.document import Document, document, machine

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kccl
-from kccl.engine import gguf as gguf_names
-from kccl.engine import hf as hf_names
-from kccl.engine.checkpoint import CUT_AXIS, DTYPES, Checkpoint, layer_names
-from kccl.engine.config import ModelConfig, is_vector
-from kccl.engine.extras import library
-from kccl.engine.hf_config import ARCHITECTURE_OF
-from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope
+from kccl.engine.base.extras import library
+from kccl.engine.files import gguf as gguf_names
+from kccl.engine.files import hf as hf_names
+from kccl.engine.files.checkpoint import CUT_AXIS, DTYPES, Checkpoint, layer_names
+from kccl.engine.files.hf_config import ARCHITECTURE_OF
+from kccl.engine.model.config import ModelConfig, is_vector
+from kccl.engine.model.rope import LinearScaling, Llama3Scaling, Rope
 
 Array = NDArray[Any]
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import kccl
 from kccl.engine import Engine
-from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.files.checkpoint import Checkpoint
 
 from .peer import Peer, Room, cause_of
 from .peers import Opener, peers_for

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import kccl
-from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.files.checkpoint import Checkpoint
 
 # Characters of a foreign error that are shown.
 _CAUSE = 200

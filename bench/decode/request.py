@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.monokernel.trace import Timeline
 from kccl.engine.monokernel.variant import Variant
 

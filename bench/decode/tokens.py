@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kccl.engine.checkpoint import Checkpoint
-from kccl.engine.reference import Cache, Reference
+from kccl.engine.executors.reference import Cache, Reference
+from kccl.engine.files.checkpoint import Checkpoint
 
 LENGTH = 16
 """Tokens of the first check's prompt, and as many of its answer."""

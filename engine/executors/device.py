@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 import kccl
 
-from ..checkpoint import Checkpoint
+from ..files.checkpoint import Checkpoint
+from ..model.executor import EndedElsewhere, Token, bad_logits, finite
+from ..model.program import Op, Program
+from ..model.sample import SamplingParams
 from ..monokernel import loading, weights
 from ..monokernel import task as structs
 from ..monokernel.compiled import Kernels, wants_sampling
@@ -22,9 +25,6 @@ from ..monokernel.recording import Recording
 from ..monokernel.shape import Tuning, check
 from ..monokernel.trace import Stamps
 from ..monokernel.variant import TRACING, USUAL, Variant
-from ..program import Op, Program
-from ..sample import SamplingParams
-from .executor import EndedElsewhere, Token, bad_logits, finite
 from .work import Work
 
 # As kernels/task.cuh numbers the ends of a request.

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 import kccl
 
-from ..checkpoint import Checkpoint
+from ..base.core import ffi, lib
+from ..files.checkpoint import Checkpoint
+from ..model.executor import EndedElsewhere, Token, bad_logits
+from ..model.program import Op, Program
+from ..model.rotations import Rotations
+from ..model.sample import SamplingParams
 from ..monokernel.trace import Stamps
 from ..monokernel.variant import USUAL, Variant
-from ..program import Op, Program
-from ..sample import SamplingParams
-from .core import ffi, lib
-from .executor import EndedElsewhere, Token, bad_logits
 from .packing import (
     KINDS,
     PANELS_AT_ONCE,
@@ -27,7 +28,6 @@ from .packing import (
     pair_order,
     shape_of,
 )
-from .rotations import Rotations
 
 DTYPE = "bfloat16"
 """The dtype of the weights."""

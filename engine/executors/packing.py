@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 import kccl
 
-from ..checkpoint import Checkpoint
-from ..config import is_vector
-from ..program import Op, Program
-from .core import ffi, lib
+from ..base.core import ffi, lib
+from ..files.checkpoint import Checkpoint
+from ..model.config import is_vector
+from ..model.program import Op, Program
 
 ROWS: int = lib.kKcclEnginePanelRows
 # The executor's name of each kind of op.

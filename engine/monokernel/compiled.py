@@ -2,8 +2,8 @@
 
 import kccl
 
-from ..program import Program
-from ..sample import SamplingParams
+from ..model.program import Program
+from ..model.sample import SamplingParams
 from . import loading, shape
 from .launching import Compiled, Launcher
 from .memory import Arena

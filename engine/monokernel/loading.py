@@ -8,9 +8,9 @@ import numpy as np
 
 import kccl
 
-from ..checkpoint import Checkpoint
-from ..executors.rotations import Rotations
-from ..program import Program
+from ..files.checkpoint import Checkpoint
+from ..model.program import Program
+from ..model.rotations import Rotations
 from . import weights
 from .memory import Arena
 from .outputs import Places

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import kccl
 
-from ..program import Program
+from ..model.program import Program
 from .shape import SHARED_BYTES
 
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import DTYPES, Checkpoint
 from ..executors.packing import pair_order
-from ..executors.rotations import Rotations
-from ..program import Op, Program
+from ..files.checkpoint import DTYPES, Checkpoint
+from ..model.program import Op, Program
+from ..model.rotations import Rotations
 from . import weights
 
 Array = NDArray[Any]

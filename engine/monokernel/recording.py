@@ -4,7 +4,7 @@ from typing import Any
 
 import kccl
 
-from ..program import Program
+from ..model.program import Program
 from .launching import Launcher
 from .memory import Arena
 from .task import Task

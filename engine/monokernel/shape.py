@@ -5,8 +5,8 @@ from pathlib import Path
 
 import kccl
 
-from ..config import BIASES
-from ..program import Program
+from ..model.config import BIASES
+from ..model.program import Program
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 TILE = 16

@@ -2,8 +2,8 @@
 
 import ctypes
 
-from ..program import Op, Program
-from ..sample import SamplingParams
+from ..model.program import Op, Program
+from ..model.sample import SamplingParams
 
 U32, U64 = ctypes.c_uint32, ctypes.c_uint64
 

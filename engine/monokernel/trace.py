@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program import Program
+from ..model.program import Program
 from .shape import PRODUCTS
 
 Array = NDArray[Any]

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator
 
 import kccl
 
-from ..config import ModelConfig
-from ..program import Program
+from ..model.config import ModelConfig
+from ..model.program import Program
 from .machine import Kind, Machine, num_groups
 from .shape import TILE, Tuning
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import Checkpoint
 from ..executors.packing import pair_order
-from ..program import Op, Program
+from ..files.checkpoint import Checkpoint
+from ..model.program import Op, Program
 
 # Rows of the gate in a tile, and of "up" behind them.
 _HALF = 8

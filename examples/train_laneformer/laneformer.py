@@ -4,7 +4,7 @@ A lane is a rank of tensor parallelism with its own residual. Here the lanes are
 every activation, [lanes, sequences, tokens, values], so that one kernel runs all of them. Nothing
 in a lane's slice reads another's except `Laneformer.add`, where the messages land.
 
-A configuration is what config.json says. The rule of `add` is that of kccl/engine/program.py.
+A configuration is what config.json says. The rule of `add` is that of kccl/engine/model/program.py.
 """
 
 import json

@@ -10,7 +10,7 @@ import pytest
 
 import kccl
 from kccl.engine import Answer, Engine, Piece, SamplingParams
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
 from kccl.gpu.table import DriverError
 from kccl.sim.report import Place
 

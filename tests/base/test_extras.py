@@ -17,7 +17,7 @@ import kccl
 from kccl.base import extras
 from kccl.bench.harness import outputs
 from kccl.bench.peers import baselines
-from kccl.engine import extras as of_engine
+from kccl.engine.base import extras as of_engine
 from kccl.gpu.cuda import CUDA
 from kccl.gpu.hip import HIP
 from kccl.jit import cache

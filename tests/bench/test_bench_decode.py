@@ -19,8 +19,8 @@ from kccl.bench.decode import report, tokens, variants
 from kccl.bench.decode.gpu import states
 from kccl.bench.decode.peers import PEERS
 from kccl.engine import Engine
-from kccl.engine.bounds import bytes_per_token
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.bounds import bytes_per_token
 
 
 @pytest.mark.usefixtures("no_peers")

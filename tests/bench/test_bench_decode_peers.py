@@ -14,12 +14,12 @@ import kccl
 from kccl.bench.decode import files, tokens
 from kccl.bench.decode.opened import OpenedPeers
 from kccl.bench.decode.peers import PEERS
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.config import BIASES
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.rope import Llama3Scaling, Rope
-from kccl.engine.rope_scaling import DynamicScaling
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.config import BIASES
+from kccl.engine.model.rope import Llama3Scaling, Rope
+from kccl.engine.model.rope_scaling import DynamicScaling
 
 
 class WrongPeer(ReferenceAsPeer):

@@ -14,7 +14,7 @@ import pytest
 import kccl
 from kccl.engine import Engine
 from kccl.engine.executors import host
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
 
 LIBM = ctypes.CDLL("libm.so.6")
 IS_X86 = platform.machine() == "x86_64"

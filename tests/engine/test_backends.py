@@ -6,10 +6,10 @@ import pytest
 import kccl
 from kccl.engine import Engine
 from kccl.engine.diff import Diff
+from kccl.engine.files.random_weights import MODELS, random_checkpoint
+from kccl.engine.model.program import Program
 from kccl.engine.monokernel.machine import Machine
 from kccl.engine.monokernel.tuning import tuning_for
-from kccl.engine.program import Program
-from kccl.engine.random_weights import MODELS, random_checkpoint
 
 SMALL = {"hidden": 64, "head_dim": 16, "vocab_size": 128, "context": 64, "ffn": 128}
 SMALL |= {"num_lanes": 4, "num_heads": 8, "num_kv_heads": 4, "num_layers": 2}

@@ -6,8 +6,8 @@ import pytest
 from tiny_models import LLAMA, MESSAGES, write_folder, write_gguf
 
 import kccl
-from kccl.engine.chat import ChatTemplate
-from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.text.chat import ChatTemplate
 
 TOOLS = [{"name": "é", "b": 1, "a": 2}]
 

@@ -9,7 +9,7 @@ pytest.importorskip("safetensors", reason="the engine's libraries are not instal
 from tiny_models import LLAMA, random_tensors, shapes_of, write_folder
 
 import kccl
-from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine.files.checkpoint import open_checkpoint
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

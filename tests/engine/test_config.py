@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kccl
-from kccl.engine.config import BIASES, ModelConfig, lanes_for
-from kccl.engine.random_weights import MODELS
-from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope, TableScaling
+from kccl.engine.files.random_weights import MODELS
+from kccl.engine.model.config import BIASES, ModelConfig, lanes_for
+from kccl.engine.model.rope import LinearScaling, Llama3Scaling, Rope, TableScaling
 
 SMALL = {
     "family": "laneformer",

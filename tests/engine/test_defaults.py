@@ -11,7 +11,7 @@ from tiny_models import LLAMA, write_folder, write_gguf
 
 import kccl
 from kccl.engine import Engine, SamplingParams
-from kccl.engine.defaults import read_defaults
+from kccl.engine.files.defaults import read_defaults
 from kccl.tools.cli import main
 
 SAMPLING = {"do_sample": True, "temperature": 5, "top_p": 0.9, "repetition_penalty": 1.1}
@@ -162,7 +162,7 @@ def test_the_command_prints_the_seed_that_repeats_the_answer(folder, capsys):
 def test_all_ranks_of_a_job_have_one_seed():
     program = """
     from kccl.engine import Engine
-    from kccl.engine.random_weights import random_checkpoint
+    from kccl.engine.files.random_weights import random_checkpoint
     with Engine(random_checkpoint("tiny-laneformer", context=64), blocks=1) as engine:
         answer = engine.generate([1, 2, 3], max_tokens=20, temperature=3.0)
         found = engine.of_processes([answer.params.seed, answer.ids])

@@ -7,8 +7,8 @@ import pytest
 import kccl
 from kccl.engine import diff
 from kccl.engine.diff import Diff, Incremental, make_executor
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.random_weights import random_checkpoint
 
 IDS = [5, 250, 17, 17]
 
@@ -189,5 +189,7 @@ def test_the_executor_is_closed():
 
 
 def test_an_executor_may_come_from_any_module():
-    executor = make_executor("kccl.engine.reference:Reference", random_checkpoint("tiny-llama"))
+    executor = make_executor(
+        "kccl.engine.executors.reference:Reference", random_checkpoint("tiny-llama")
+    )
     assert isinstance(executor, Reference)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import kccl
 from kccl.engine import Engine, SamplingParams
+from kccl.engine.base.core import ffi, lib
 from kccl.engine.diff import TOLERANCES, Diff
-from kccl.engine.executors.core import ffi, lib
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.sample import sample
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.sample import sample
 
 # Sizes that fill no panel, no vector and no group of columns, and one lane of many.
 ODD = {"hidden": 70, "ffn": 84, "head_dim": 10, "vocab_size": 203}
@@ -273,7 +273,7 @@ RANK = """
 import sys
 import kccl
 from kccl.engine import Engine
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
 
 checkpoint = random_checkpoint("tiny-laneformer", context=4096)
 with Engine(checkpoint, blocks=1) as engine:

@@ -9,7 +9,8 @@ import pytest
 from tiny_models import write_gguf
 
 import kccl
-from kccl.engine import Checkpoint, Engine, screen
+from kccl.engine import Checkpoint, Engine
+from kccl.engine.commands import screen
 from kccl.tools.cli import main
 
 BEGINNING = "def mean(values):"

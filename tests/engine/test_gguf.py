@@ -7,9 +7,9 @@ import pytest
 from tiny_models import random_tensors, write_gguf
 
 import kccl
-from kccl.engine import gguf_file
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.rope import LinearScaling, Rope, TableScaling
+from kccl.engine.files import gguf_file
+from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.model.rope import LinearScaling, Rope, TableScaling
 
 BF16 = ml_dtypes.bfloat16
 # Sizes that all quantisations divide.

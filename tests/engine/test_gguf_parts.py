@@ -8,8 +8,8 @@ import pytest
 from tiny_models import write_gguf
 
 import kccl
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.gguf_file import GgufFile
+from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.files.gguf_file import GgufFile
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tiny_models import (
 )
 
 import kccl
-from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine.files.checkpoint import open_checkpoint
 
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN3, LANEFORMER], ids=lambda each: each["model_type"])

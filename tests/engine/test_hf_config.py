@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tiny_models import LANEFORMER, LLAMA, MISTRAL, QWEN2, QWEN3, write_folder
 
 import kccl
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.hf_config import read_config
-from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope
+from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.files.hf_config import read_config
+from kccl.engine.model.rope import LinearScaling, Llama3Scaling, Rope
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 from tiny_models import LLAMA, QWEN3, random_tensors, shapes_of, write_folder
 
 import kccl
-from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine.files.checkpoint import open_checkpoint
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TIED = LLAMA | {"tie_word_embeddings": True}

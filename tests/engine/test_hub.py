@@ -9,7 +9,7 @@ from tiny_models import LLAMA, write_folder, write_gguf
 
 import kccl
 from kccl.engine import Engine
-from kccl.engine.models import find_model
+from kccl.engine.files.models import find_model
 from kccl.tools.cli import main
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

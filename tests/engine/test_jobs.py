@@ -11,7 +11,7 @@ RANK = """
 import os, time
 import kccl
 from kccl.engine import Engine
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
 
 checkpoint = random_checkpoint("tiny-laneformer", context=4096)
 """

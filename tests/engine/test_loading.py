@@ -10,7 +10,7 @@ from tiny_models import LANEFORMER, LLAMA, write_folder, write_gguf
 import kccl
 from kccl.engine import Engine, open_checkpoint
 from kccl.engine.executors import packing
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
 
 # 140 MB of BF16 in many layers, so that one layer's tensors are a small part.
 LARGE = {"hidden": 512, "ffn": 2048, "heads": 16, "kv_heads": 8, "head_dim": 32, "layers": 16}

@@ -13,8 +13,8 @@ from tiny_models import LLAMA, write_folder, write_gguf
 
 import kccl
 from kccl.engine import Engine
-from kccl.engine.bounds import kv_bytes
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.bounds import kv_bytes
 from kccl.topology import Room, cgroup_folders, memory_room
 from kccl.topology import memory as rooms
 
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_mapped_is_named(tmp_path, kind):
     program = """
     import resource, sys
     import kccl
-    from kccl.engine.checkpoint import open_checkpoint
+    from kccl.engine.files.checkpoint import open_checkpoint
     import safetensors.numpy, gguf
     resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))
     try:
@@ -88,7 +88,7 @@ def test_all_ranks_of_a_job_refuse_it_together(tmp_path):
     import os, sys
     import kccl
     from kccl.engine import Engine
-    from kccl.engine.random_weights import random_checkpoint
+    from kccl.engine.files.random_weights import random_checkpoint
     from kccl.base import memory
 
     memory.check_room = lambda nbytes, count: None
@@ -155,7 +155,7 @@ def test_closing_gives_the_weights_back():
     program = """
     import gc
     from kccl.engine import Engine
-    from kccl.engine.random_weights import random_checkpoint
+    from kccl.engine.files.random_weights import random_checkpoint
 
     def resident():
         return int(open("/proc/self/statm").read().split()[1]) * 4096

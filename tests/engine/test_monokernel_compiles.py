@@ -6,12 +6,12 @@ import struct
 import pytest
 from device_compilers import compile_cuda, find_nvrtc, ptx_entries
 
+from kccl.engine.files.random_weights import MODELS
+from kccl.engine.model.program import Program
 from kccl.engine.monokernel.machine import Machine
 from kccl.engine.monokernel.shape import kernels_of, source_of
 from kccl.engine.monokernel.tuning import tuning_for
 from kccl.engine.monokernel.variant import TRACING, parse
-from kccl.engine.program import Program
-from kccl.engine.random_weights import MODELS
 
 H200 = Machine(132)
 # (model, GPUs) -> bytes of registers that may go through memory: in the kernel that takes the most

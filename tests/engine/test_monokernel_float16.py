@@ -12,12 +12,12 @@ from test_prefill import CHUNKED
 
 import kccl
 from kccl.engine import Engine
-from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.diff import Diff
 from kccl.engine.executors.device import DeviceExecutor
-from kccl.engine.random_weights import MODELS, RandomSource, random_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.files.random_weights import MODELS, RandomSource, random_checkpoint
+from kccl.engine.model.sample import SamplingParams
 
 # Messages of the first layer land in the third.
 LAYERS = {"tiny-laneformer": 3, "tiny-llama": 1}

@@ -8,9 +8,9 @@ from test_monokernel import CONTEXT, IDS, SMALL, TOLERANCE, TUNING, answer, logi
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.sample import SamplingParams
 
 MODEL = random_checkpoint(
     "tiny-laneformer", num_layers=3, window_layers=0, window=0, lm_head="vocab_parallel", **SMALL

@@ -10,11 +10,11 @@ from test_monokernel import CONTEXT, SMALL, TOLERANCE, logits_of
 from test_prefill import CHUNKED, last_logits
 
 import kccl
-from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.monokernel.shape import Tuning
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
 
 # A chunk that is full, one that is not, and the last id, which decodes.
 IDS = [5, 99, 17, 64, 2, 120]

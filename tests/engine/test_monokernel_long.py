@@ -8,8 +8,8 @@ from test_monokernel import CONTEXT, SMALL, TOLERANCE, TUNING, logits_of
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.random_weights import random_checkpoint
 
 # Three tiles of 16 positions, the last one not full: with two strands, one has two of them.
 IDS = np.random.default_rng(1).integers(SMALL["vocab_size"], size=44).tolist()

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from device_compilers import amd_functions, amd_metadata, compile_hip, has_zig
 
+from kccl.engine.files.random_weights import MODELS
+from kccl.engine.model.program import Program
 from kccl.engine.monokernel.machine import AMD, Machine
 from kccl.engine.monokernel.shape import source_of
 from kccl.engine.monokernel.tuning import tuning_for
-from kccl.engine.program import Program
-from kccl.engine.random_weights import MODELS
 
 MI300X = Machine(304, 64 << 10, AMD)
 MI355X = Machine(256, 160 << 10, AMD)

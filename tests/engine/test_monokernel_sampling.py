@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from test_monokernel import CONTEXT, SMALL, TUNING, answer, kernels, logits_of
 
 import kccl
-from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.executors.device import DeviceExecutor
-from kccl.engine.executors.executor import Token
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.files.random_weights import MODELS, RandomSource
+from kccl.engine.model.executor import Token
+from kccl.engine.model.sample import SamplingParams, gumbel, sample
 from kccl.engine.monokernel.shape import KERNELS
-from kccl.engine.random_weights import MODELS, RandomSource
-from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams, gumbel, sample
 
 __all__ = ["kernels"]  # a fixture
 

@@ -9,13 +9,13 @@ from test_monokernel import CONTEXT, SMALL, TOLERANCE, TUNING, answer
 from test_prefill import CHUNKED
 
 import kccl
-from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel.trace import Stamps, timelines
 from kccl.engine.monokernel.variant import TRACING
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams
 
 # A chunk that is full, one that is not, and the last id, which decodes.
 IDS = [5, 99, 17, 64, 2, 120]

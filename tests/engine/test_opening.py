@@ -12,9 +12,10 @@ import time
 import pytest
 
 import kccl
-from kccl.engine import Engine, backends, placement
+from kccl.engine import Engine
+from kccl.engine.executors import opening, placement
 from kccl.engine.executors.host import HostExecutor
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
 
 IDS = [1, 2, 3]
 
@@ -31,7 +32,7 @@ def test_threads_that_cannot_start_are_an_error():
 
     import kccl
     from kccl.engine import Engine
-    from kccl.engine.random_weights import random_checkpoint
+    from kccl.engine.files.random_weights import random_checkpoint
 
     checkpoint = random_checkpoint("tiny-llama")
     Engine(checkpoint, blocks=2).close()
@@ -54,7 +55,7 @@ def test_threads_that_cannot_start_are_an_error():
 def test_memory_that_is_not_there_is_an_error():
     # 200 TB of keys and values, more than an address space has.
     checkpoint = random_checkpoint("tiny-llama", context=2**31 - 1, num_layers=300)
-    make = backends.HostExecutor
+    make = opening.HostExecutor
 
     class Huge(make):
         def _make_model(self):
@@ -63,7 +64,7 @@ def test_memory_that_is_not_there_is_an_error():
             return model
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "HostExecutor", Huge)
+        patch.setattr(opening, "HostExecutor", Huge)
         with pytest.raises(kccl.BackendError, match="128 positions: Cannot allocate memory"):
             Engine(checkpoint, blocks=1, context=128)
 
@@ -79,7 +80,7 @@ def test_a_rank_that_cannot_open_ends_all(monkeypatch, is_early):
                 time.sleep(0.1)
                 raise kccl.BackendError("no room")
 
-    monkeypatch.setattr(backends, "HostExecutor", Failing)
+    monkeypatch.setattr(opening, "HostExecutor", Failing)
     with pytest.raises(kccl.BackendError, match="no room"):
         Engine(random_checkpoint("tiny-llama"), ranks=3, blocks=1)
     assert threads_of_kccl() == []

@@ -8,8 +8,8 @@ from test_monokernel import CONTEXT, IDS, MERGING, NEW, TUNING, checkpoint, expe
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel.shape import Tuning
-from kccl.engine.sample import SamplingParams
 
 # Ablation in kernels/task.cuh: vectors are taken from the board without waiting for them.
 NO_WAITS = 1

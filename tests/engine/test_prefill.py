@@ -13,9 +13,9 @@ from test_monokernel import CONTEXT, TUNING, answer, checkpoint
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching
 from kccl.engine.monokernel.shape import KERNELS, Tuning
-from kccl.engine.sample import SamplingParams
 
 # Two blocks share a lane's residual.
 UNCHUNKED = replace(TUNING, blocks=8)

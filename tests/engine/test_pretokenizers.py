@@ -5,8 +5,8 @@ import pytest
 from tiny_models import byte_vocabulary, write_gguf
 
 import kccl
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.pretokenizers import PRE_TOKENIZERS
+from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.text.pretokenizers import PRE_TOKENIZERS
 
 TEXT = "Hello HTTPServer's 12345 I'LL don't\n\n  (x)!?\t日本語ÉCOLE `é` 1½"
 # By the rules of each kind: "·" is where a text is split, "_" a space. DeepSeek LLM's punctuation

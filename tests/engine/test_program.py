@@ -4,9 +4,9 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from kccl.engine.program import Program
-from kccl.engine.random_weights import MODELS, random_checkpoint
-from kccl.engine.reference import Reference
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.random_weights import MODELS, random_checkpoint
+from kccl.engine.model.program import Program
 
 # 5 layers are modules 0 to 9; with a delay of 2 layers a message lands 4 modules later.
 LANEFORMER = replace(MODELS["tiny-laneformer"], num_layers=5)

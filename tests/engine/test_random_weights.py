@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 import kccl
-from kccl.engine.random_weights import MODELS, random_checkpoint
-from kccl.engine.reference import Reference
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.random_weights import MODELS, random_checkpoint
 
 
 @pytest.mark.parametrize(

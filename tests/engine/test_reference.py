@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import kccl
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Cache, Reference
-from kccl.engine.rope import Rope
-from kccl.engine.sample import SamplingParams
+from kccl.engine.executors.reference import Cache, Reference
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.rope import Rope
+from kccl.engine.model.sample import SamplingParams
 
 TINY = ("tiny-laneformer", "tiny-llama", "tiny-qwen3")
 # Where a message's FP32 sum is in the middle of two BF16 numbers, the order of a sum decides.

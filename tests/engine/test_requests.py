@@ -10,9 +10,9 @@ import pytest
 
 import kccl
 from kccl.engine import Engine, SamplingParams
-from kccl.engine.executors.core import ffi, lib
+from kccl.engine.base.core import ffi, lib
 from kccl.engine.executors.host import HostExecutor
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
 
 IDS = [1, 2, 3]
 
@@ -153,7 +153,7 @@ def test_an_iterator_may_outlive_its_engine():
     """In a process of its own, because a use after free ends it."""
     program = """
     from kccl.engine import Engine
-    from kccl.engine.random_weights import random_checkpoint
+    from kccl.engine.files.random_weights import random_checkpoint
 
     engine = Engine(random_checkpoint("tiny-llama"), blocks=1)
     pieces = engine.stream([1], max_tokens=100)

@@ -11,11 +11,11 @@ import kccl
 from kccl.engine import Engine, SamplingParams
 from kccl.engine.diff import Diff, Incremental
 from kccl.engine.executors.host import HostExecutor
-from kccl.engine.program import Program
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Cache, Reference
-from kccl.engine.rope import LinearScaling, Rope, TableScaling
-from kccl.engine.rope_scaling import (
+from kccl.engine.executors.reference import Cache, Reference
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.program import Program
+from kccl.engine.model.rope import LinearScaling, Rope, TableScaling
+from kccl.engine.model.rope_scaling import (
     ChainedScaling,
     DynamicScaling,
     LongRopeScaling,

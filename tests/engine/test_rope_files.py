@@ -8,11 +8,11 @@ import pytest
 from tiny_models import LANEFORMER, LLAMA, QWEN3, write_folder, write_gguf
 
 import kccl
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.hf_config import read_config
-from kccl.engine.reference import Reference
-from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope, TableScaling
-from kccl.engine.rope_scaling import (
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.files.hf_config import read_config
+from kccl.engine.model.rope import LinearScaling, Llama3Scaling, Rope, TableScaling
+from kccl.engine.model.rope_scaling import (
     ChainedScaling,
     DynamicScaling,
     LongRopeScaling,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import kccl
 from kccl.engine import Engine
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.sample import SamplingParams, gumbel, kept_ids, philox, sample
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.sample import SamplingParams, gumbel, kept_ids, philox, sample
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.3, 0.15], np.float32))
 

@@ -9,8 +9,8 @@ from loading import memory_of_opening
 from smollm2 import find_smollm2
 
 from kccl.engine import Engine, SamplingParams
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.reference import Reference
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -7,8 +7,8 @@ from tiny_models import LLAMA, write_folder
 
 import kccl
 from kccl.engine import Engine
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.tokenizer_folder import from_folder
+from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.text.tokenizer_folder import from_folder
 
 HELLO = 262
 

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kccl.engine.executors.executor import Token
-from kccl.engine.text import StopText
+from kccl.engine.model.executor import Token
+from kccl.engine.text.pieces import StopText
 
 # Few characters, so that stop strings and their beginnings are found often.
 LETTERS = "ab\ufffd"

@@ -9,6 +9,8 @@ from hand_made_timeline import ROUND_NS, STAMPS_NS, made_stamps
 import kccl
 from kccl.engine import Engine
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel.shape import Tuning
 from kccl.engine.monokernel.trace import (
     ASKED,
@@ -21,8 +23,6 @@ from kccl.engine.monokernel.trace import (
     timelines,
 )
 from kccl.engine.monokernel.variant import TRACING, USUAL, parse
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.sample import SamplingParams
 
 TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, strands=2, splits=1)
 SMALL = {"hidden": 64, "head_dim": 16, "vocab_size": 128, "context": 64, "ffn": 128}

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tiny_models import LLAMA, MESSAGES, byte_vocabulary, write_folder, write_gguf
 
 import kccl
-from kccl.engine.chat import ChatTemplate
-from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.text.chat import ChatTemplate
 
 TEXT = "hello world, 12\n naïve 日本 🙂"
 

@@ -16,14 +16,14 @@ from gcn_machine import SOURCES, Launch, Program, Report
 from gcn_world import World, compiled
 
 import kccl
-from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.model.program import Program as Model
+from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching, loading
 from kccl.engine.monokernel.memory import SimArena
 from kccl.engine.monokernel.shape import KERNELS, Tuning, source_of
 from kccl.engine.monokernel.task import Task, sampling_of
-from kccl.engine.program import Program as Model
-from kccl.engine.sample import SamplingParams
 
 WARP_SIZE = 64
 # A compute unit's.

@@ -12,10 +12,10 @@ import pytest
 from device_compilers import has_zig
 from gcn_engine import SHARED_BYTES, Decoder, simulated
 
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel.shape import Tuning
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -18,14 +18,15 @@ pytest.importorskip("safetensors", reason="the engine's libraries are not instal
 from gpu_vendor import BACKEND
 from smollm2 import find_smollm2
 
-from kccl.engine import Engine, backends
-from kccl.engine.checkpoint import Checkpoint, open_checkpoint
-from kccl.engine.models import find_model
+from kccl.engine import Engine
+from kccl.engine.executors import opening
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import Checkpoint, open_checkpoint
+from kccl.engine.files.models import find_model
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.sample import SamplingParams, sample
 from kccl.engine.monokernel.tuning import tuning_for
 from kccl.engine.monokernel.variant import parse
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams, sample
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -172,7 +173,7 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return replace(tuning_for(*given), delay_ns=DELAY_NS, slow_rank=1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(backends, "tuning_for", tuning)
+        patch.setattr(opening, "tuning_for", tuning)
         yield
 
 

@@ -8,9 +8,9 @@ import kccl
 from kccl.base import abi
 from kccl.base.abi import lib
 from kccl.engine import Engine
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.sample import SamplingParams
 from kccl.gpu import library
 
 SMALL = {"hidden": 64, "head_dim": 16, "vocab_size": 128, "context": 64, "ffn": 128}

@@ -7,8 +7,8 @@ from safetensors.numpy import save_file
 from tiny_models import LLAMA, QWEN3, random_tensors, shapes_of, write_folder
 from transformers import AutoModelForCausalLM
 
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.reference import Reference
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import open_checkpoint
 
 IDS = np.random.default_rng(2).integers(300, size=40).tolist()
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

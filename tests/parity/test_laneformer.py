@@ -8,8 +8,8 @@ import torch
 from laneformer_torch import Laneformer
 from safetensors.torch import save_file
 
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.reference import Reference
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import open_checkpoint
 
 CONFIG = {
     "architectures": ["LaneformerForCausalLM"],

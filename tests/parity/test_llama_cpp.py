@@ -16,7 +16,7 @@ from kccl.bench.decode.files import write_gguf
 from kccl.bench.decode.peer import Room
 from kccl.bench.decode.peers import LlamaCpp
 from kccl.engine import Engine, open_checkpoint
-from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
 
 llama_cpp = pytest.importorskip(
     "llama_cpp",

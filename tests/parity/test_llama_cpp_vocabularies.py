@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import kccl
-from kccl.engine.gguf_file import GgufFile
-from kccl.engine.tokenizer_gguf import from_gguf
+from kccl.engine.files.gguf_file import GgufFile
+from kccl.engine.text.tokenizer_gguf import from_gguf
 
 REQUIREMENT = "llama-cpp-python==0.3.36"
 BETWEEN = "\n__ggml_vocab_test__\n"

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 import kccl
-from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine.files.checkpoint import open_checkpoint
 
 TEXTS = (
     "def mean(values):\n    return sum(values) / len(values)  # 12345 values\n\n\n",

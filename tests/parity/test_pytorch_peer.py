@@ -14,10 +14,10 @@ from kccl.bench.decode.pytorch.decoder import EAGER, Decoder, Weights
 from kccl.bench.decode.pytorch.device import Cpu
 from kccl.bench.decode.pytorch.peer import TorchPeer
 from kccl.bench.decode.pytorch.ranks import Alone, Ranks
-from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Cache, Reference
-from kccl.engine.rope import Rope
-from kccl.engine.rope_scaling import DynamicScaling
+from kccl.engine.executors.reference import Cache, Reference
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.rope import Rope
+from kccl.engine.model.rope_scaling import DynamicScaling
 
 # A window that ends within a page, and one that ends before the last pages.
 CONTEXT = 6 * layers.PAGE

@@ -6,7 +6,7 @@ import pytest
 from tiny_models import LLAMA, MESSAGES, write_folder
 from transformers import AutoTokenizer
 
-from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine.files.checkpoint import open_checkpoint
 
 NEW = ["<|im_start|>", "<|im_end|>", "[PAD]", "<tool>"]
 TEXT = "hello <|im_start|>hello<|im_end|> w</s>[PAD] <tool> <s>he"

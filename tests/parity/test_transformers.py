@@ -23,9 +23,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams, kept_ids, sample
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.model.sample import SamplingParams, kept_ids, sample
 
 SHAPE = {"hidden_size": 96, "intermediate_size": 168, "num_hidden_layers": 4, "vocab_size": 200}
 SHAPE |= {"max_position_embeddings": 256, "pad_token_id": None}

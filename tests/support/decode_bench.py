@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from kccl.bench.decode.peer import Peer, Room
-from kccl.engine.reference import Cache, Reference
+from kccl.engine.executors.reference import Cache, Reference
 from kccl.tools import cli as command
 
 FAST = ("--new-tokens", "5", "--repeats", "3")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from tiny_models import MESSAGES
 
 import kccl
-from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine.files.checkpoint import open_checkpoint
 
 # What loading a damaged tiny file may allocate, and how long it may compute.
 MOST_BYTES = 32 << 20
@@ -65,7 +65,7 @@ def memory_of_opening(path, ranks):
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
     from kccl.engine import Engine, open_checkpoint
-    from kccl.engine.random_weights import random_checkpoint
+    from kccl.engine.files.random_weights import random_checkpoint
 
     Engine(random_checkpoint("tiny-llama"), ranks={ranks}, blocks=1).close()
     with open_checkpoint({str(path)!r}) as checkpoint:

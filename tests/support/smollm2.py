@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kccl.engine import models
+from kccl.engine.files import models
 
 
 def find_smollm2():

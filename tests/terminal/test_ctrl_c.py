@@ -25,7 +25,7 @@ def test_while_a_model_is_read(columns):
     program = """
     import sys, threading
     import kccl
-    from kccl.engine.hf import FolderSource
+    from kccl.engine.files.hf import FolderSource
     from kccl.tools import cli
 
     is_aborted, reads = threading.Event(), []

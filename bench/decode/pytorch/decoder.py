@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 import kccl
-from kccl.engine.checkpoint import Checkpoint
-from kccl.engine.config import BIASES
-from kccl.engine.program import Op, Program
+from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.model.config import BIASES
+from kccl.engine.model.program import Op, Program
 
 from . import layers
 from .layers import PAGE, Heads, Product
@@ -262,7 +262,7 @@ class Decoder:
     def _exchange(
         self, op: Op, out: Tensor, sent: dict[int, tuple[Tensor, Any]]
     ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
-        """What the residual gets, as add_and_norm() takes it, by the rule of engine/program.py."""
+        """What the residual gets, as add_and_norm() takes it, by the rule of model/program.py."""
         if op.sends:
             sent[op.module] = out, self._start_sum(out)
         if op.is_blocking:

@@ -1,0 +1,119 @@
+"""What `kccl generate` is asked for: all that can be wrong with it before the weights are read."""
+
+import argparse
+import os
+import select
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import kccl
+
+from ..executors.requests import check_room, context_of, no_tokenizer, prompt_ids
+from ..files.checkpoint import Checkpoint, open_checkpoint
+from ..files.models import find_model
+from ..text.tokenizer import check_utf8
+from .options import sampling
+from .prompts import check_prompt_arguments, given_ids, prompt_of
+
+# Seconds that the other ranks wait for rank 0, for which somebody may type, or fetch a model. They
+# hear of its end at once.
+_ASKING_S = 3600.0
+# A launcher's pipe that has given nothing for so many seconds may end at somebody's terminal.
+_SILENT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and the opened model for it.
+
+    Attributes:
+        checkpoint: The model, which the caller closes.
+        ids: The prompt.
+        is_text: The prompt was text; else its ids were given.
+        params: The fields of SamplingParams that were given.
+    """
+
+    checkpoint: Checkpoint
+    ids: list[int]
+    is_text: bool
+    params: dict[str, Any]
+
+
+def ask(args: argparse.Namespace) -> Asked | None:
+    """Reads the prompt and opens the model. Collective: the launcher gives its standard input to
+    rank 0 only, so that rank alone reads the prompt, and says what is wrong.
+
+    Returns:
+        None on the other ranks if rank 0 raises.
+
+    Raises:
+        InvalidArgument: An option is wrong, the prompt is empty or too long.
+        kccl.Error: The model cannot be opened, or has no tokenizer or no template for the prompt.
+    """
+    if kccl.launched_rank() is None:
+        return _asked(args)
+    with kccl.init("host") as comm:
+        comm.timeout = max(comm.timeout, _ASKING_S)
+        if comm.rank != 0:
+            ids = comm.gather_objects(None)[0]
+            return None if ids is None else _of_ids(args, ids)
+        try:
+            asked = _asked(args)
+        except Exception:
+            comm.gather_objects(None)
+            raise
+        comm.gather_objects(asked.ids)
+        return asked
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    # Options first: then somebody types a prompt, and opening a model takes longest.
+    params = sampling(args)
+    check_prompt_arguments(args)
+    if args.ids is not None:
+        return _checked(args, _of_ids(args, given_ids(args.ids)))
+    prompt = _standard_input(is_quiet=args.quiet) if args.prompt is None else args.prompt
+    if not prompt:
+        raise kccl.InvalidArgument("the prompt is empty: give --prompt, or pipe it")
+    check_utf8(prompt)
+    checkpoint = open_checkpoint(find_model(args.model))
+    try:
+        if not checkpoint.has_tokenizer:
+            raise no_tokenizer(checkpoint.source)
+        ids = prompt_of(checkpoint.tokenizer(), prompt, args)
+    except BaseException:
+        checkpoint.close()
+        raise
+    return _checked(args, Asked(checkpoint, ids, True, params))
+
+
+def _of_ids(args: argparse.Namespace, ids: list[int]) -> Asked:
+    checkpoint = open_checkpoint(find_model(args.model))
+    return Asked(checkpoint, ids, args.ids is None, sampling(args))
+
+
+def _checked(args: argparse.Namespace, asked: Asked) -> Asked:
+    """The request, if its ids exist and leave room for an answer."""
+    config = asked.checkpoint.config
+    try:
+        ids = prompt_ids(asked.ids, lambda _: [], config.vocab_size)
+        context = context_of(config, args.context)
+        check_room(ids, context - 1, config, context)
+    except BaseException:
+        asked.checkpoint.close()
+        raise
+    return asked
+
+
+def _standard_input(*, is_quiet: bool) -> str:
+    """Bytes that are no UTF-8 become characters that it cannot encode, as in an argument."""
+    if os.isatty(0) or (not is_quiet and _is_silent()):
+        sys.stderr.write("type the prompt, then Enter and Ctrl-D\n")
+        sys.stderr.flush()
+    return sys.stdin.buffer.read().decode(errors="surrogateescape").removesuffix("\n")
+
+
+def _is_silent() -> bool:
+    """Whether a launcher's pipe gives nothing yet."""
+    return kccl.launched_rank() is not None and not select.select([0], [], [], _SILENT_S)[0]

@@ -1,0 +1,131 @@
+"""The arguments of `kccl generate`, and what they ask for."""
+
+import argparse
+import re
+from typing import Any
+
+import kccl
+
+from ..executors.opening import BACKENDS
+from ..files.checkpoint import DTYPES
+from ..model.sample import SamplingParams
+from .prompts import add_prompt_arguments
+
+# Options that are fields of SamplingParams: (field, type, metavar, help).
+_SAMPLING = (
+    ("temperature", float, "X", "divides the logits; 0: always the likeliest token"),
+    ("top_k", int, "K", "only the K likeliest tokens; 0: all"),
+    ("top_p", float, "X", "only the likeliest tokens up to this probability"),
+    ("min_p", float, "X", "only tokens at least this likely, relative to the likeliest"),
+    ("repetition_penalty", float, "X", "divides logits of tokens that were there before"),
+    ("seed", int, "N", "of the choice, if the temperature is above 0 (a random one, printed)"),
+)
+_SIMPLE_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'"}
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[ntr\\\"'])")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--model",
+        default="bundled",
+        metavar="M",
+        help="bundled, smollm2, a folder in Hugging Face's layout, a GGUF file, or a repository "
+        "in the hub's cache, as in Qwen/Qwen3-0.6B (bundled)",
+    )
+    add_prompt_arguments(parser)
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, metavar="N", help="most tokens (256)"
+    )
+    for name, kind, metavar, text in _SAMPLING:
+        option = "--" + name.replace("_", "-")
+        parser.add_argument(option, type=kind, metavar=metavar, help=text)
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help=r"ends the answer; repeatable; knows \n, \t, \\, \x41, \u00e9",
+    )
+    parser.add_argument(
+        "--backend", default="host", choices=BACKENDS, help="what runs the model (host)"
+    )
+    parser.add_argument(
+        "-n", type=int, metavar="RANKS", help="ranks as threads; in a job its processes (1)"
+    )
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="threads of each rank, or blocks on its GPU (all cores)",
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens to make room for (the model's, at most 4096)",
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="of the weights (as stored; on the host bfloat16)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print the answer only")
+    parser.epilog = (
+        "Where no option says how tokens are chosen, the model's generation_config.json does; "
+        "without that file the likeliest token is taken."
+    )
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of SamplingParams that are given.
+
+    Raises:
+        InvalidArgument: One is wrong.
+    """
+    given = {name: getattr(args, name) for name, *_ in _SAMPLING}
+    found = {name: value for name, value in given.items() if value is not None}
+    found["max_tokens"] = args.max_tokens
+    # Otherwise the model's own count.
+    if args.stop:
+        found["stop"] = tuple(map(unescaped, args.stop))
+    try:
+        SamplingParams(**found)
+    except kccl.InvalidArgument as error:
+        # It begins with the field's name.
+        field, _, rest = str(error).partition(" ")
+        raise kccl.InvalidArgument(f"--{field.replace('_', '-')} {rest}") from None
+    return found
+
+
+def unescaped(text: str) -> str:
+    r"""The text that an argument of --stop means: \n, \t, \r, \\, \", \', \xNN, \uNNNN, \UNNNNNNNN.
+
+    Raises:
+        InvalidArgument: It has another escape, or one that is not whole.
+    """
+    parts, at = [], 0
+    while (found := text.find("\\", at)) >= 0:
+        escape = _ESCAPE.match(text, found)
+        if escape is None and found == len(text) - 1:
+            raise kccl.InvalidArgument(
+                f"--stop {text!r} ends in a single backslash: write \\\\ for one"
+            )
+        if escape is None:
+            raise kccl.InvalidArgument(
+                f"--stop {text!r} has the escape {text[found : found + 2]!r} at character {found}, "
+                r"must be \n, \t, \r, \\, \xNN, \uNNNN or \UNNNNNNNN"
+            )
+        parts += [text[at:found], _character(text, escape[1])]
+        at = escape.end()
+    return "".join([*parts, text[at:]])
+
+
+def _character(text: str, escape: str) -> str:
+    if escape in _SIMPLE_ESCAPES:
+        return _SIMPLE_ESCAPES[escape]
+    number = int(escape[1:], 16)
+    # Neither half of a surrogate pair nor a number beyond the last one is a character.
+    if 0xD800 <= number < 0xE000 or number > 0x10FFFF:
+        raise kccl.InvalidArgument(
+            f"--stop {text!r} has the escape \\{escape}, which is no character of Unicode"
+        )
+    return chr(number)

@@ -1,0 +1,110 @@
+"""Options of commands that say what a model continues: text, a chat, or ids."""
+
+import argparse
+import json
+import reprlib
+from typing import Any
+
+import kccl
+
+from ..text.tokenizer import Tokenizer
+
+# What the command itself gives a template.
+_OWN = ("messages",)
+# An id has 31 bits, which are at most 10 digits. Python refuses to read thousands of digits.
+_MOST_DIGITS = 10
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that check_prompt_arguments() and prompt_of() read."""
+    parser.add_argument("--prompt", metavar="TEXT", help="what to continue (standard input)")
+    parser.add_argument(
+        "--ids",
+        metavar="IDS",
+        help='ids to continue, as in "1 15 7", without a tokenizer; the answer is ids, too',
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a message to a chat model"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message")
+    parser.add_argument(
+        "--chat-option",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="with --chat: a variable of the template, as in enable_thinking=false; repeatable",
+    )
+
+
+def check_prompt_arguments(args: argparse.Namespace) -> None:
+    """Refuses options that exclude each other, before a model is read.
+
+    Raises:
+        InvalidArgument: They do, or one is wrong.
+    """
+    if args.ids is not None:
+        for name, value in (
+            ("--prompt", args.prompt),
+            ("--chat", args.chat or None),
+            ("--system", args.system),
+            ("--stop", args.stop or None),
+        ):
+            if value is not None:
+                raise kccl.InvalidArgument(f"--ids and {name} are given, must be one of them")
+    for name, value in (("--system", args.system), ("--chat-option", args.chat_option or None)):
+        if value is not None and not args.chat:
+            raise kccl.InvalidArgument(f"{name} is given, which needs --chat")
+    if args.ids is not None:
+        given_ids(args.ids)
+    chat_options(args.chat_option)
+
+
+def given_ids(text: str) -> list[int]:
+    """The ids of --ids: numbers with spaces or commas between them.
+
+    Raises:
+        InvalidArgument: There are none, or one is no number.
+    """
+    words = text.replace(",", " ").split()
+    wrong = [
+        word
+        for word in words
+        if not (word.isascii() and word.isdecimal() and len(word) <= _MOST_DIGITS)
+    ]
+    if wrong or not words:
+        told = f"has {reprlib.repr(wrong[0])}" if wrong else "is empty"
+        raise kccl.InvalidArgument(f'--ids {told}, must be ids, as in "1 15 7"')
+    return [int(word) for word in words]
+
+
+def chat_options(given: list[str]) -> dict[str, Any]:
+    """The variables of --chat-option by name.
+
+    Raises:
+        InvalidArgument: One has no name, or its value is no JSON.
+    """
+    found: dict[str, Any] = {}
+    for option in given:
+        name, equals, value = option.partition("=")
+        if not equals or not name.isidentifier() or name in _OWN:
+            raise kccl.InvalidArgument(
+                f"--chat-option is {option!r}, must be a variable of the chat template and its "
+                "value, as in enable_thinking=false"
+            )
+        try:
+            found[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            raise kccl.InvalidArgument(
+                f"--chat-option {name} is {value!r}, must be JSON: a text has quotation marks, as "
+                f"in {name}='\"text\"'"
+            ) from None
+    return found
+
+
+def prompt_of(tokenizer: Tokenizer, prompt: str, args: argparse.Namespace) -> list[int]:
+    """The ids of a text, or of a chat whose last message it is."""
+    if not args.chat:
+        return tokenizer.encode(prompt)
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    messages = [*system, {"role": "user", "content": prompt}]
+    return tokenizer.chat(messages, **chat_options(args.chat_option))

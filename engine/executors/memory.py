@@ -1,0 +1,59 @@
+"""Whether a model fits into memory, asked before it is read."""
+
+import kccl
+
+from ..model.bounds import kv_bytes
+from ..model.config import ModelConfig
+
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+def check_memory(
+    comm: kccl.Communicator,
+    weights: list[int],
+    mine: list[int],
+    config: ModelConfig,
+    context: int,
+    mapped: int = 0,
+) -> None:
+    """Compares what the ranks will have on the host with what the machine, the job's cgroup and the
+    process may still use. Collective: all ranks raise, or none.
+
+    Args:
+        comm: The ranks.
+        weights: Bytes of the packed weights of each rank.
+        mine: The ranks in this process.
+        config: The model's configuration.
+        context: Positions that keys and values have room for, in FP32.
+        mapped: Bytes of the largest file, which is mapped while it is read.
+
+    Raises:
+        kccl.Error: The model does not fit.
+    """
+    cache = kv_bytes(config, context - 1, 4) if context else 0
+    everyone = sum(weights) + cache
+    of_process = sum(weights[rank] for rank in mine) + cache * len(mine) // len(weights)
+    shortages = comm.gather_objects(_shortage(everyone, of_process, cache, mapped))
+    told = next(filter(None, shortages), None)
+    if told:
+        raise kccl.Error(told)
+
+
+def _shortage(everyone: int, of_process: int, cache: int, mapped: int) -> str:
+    for room in kccl.topology.memory_room():
+        needed = of_process if room.is_of_process else everyone
+        more = ""
+        if room.counts_mapped and mapped:
+            needed += mapped
+            more = f"and {_shown(mapped)} for its largest file while that is read, "
+        if needed > room.nbytes:
+            return (
+                f"the model needs {_shown(needed)} of memory, {_shown(cache)} of it for the "
+                f"context, {more}and {room.limit} has {_shown(room.nbytes)} left: {room.cure}, or "
+                "use a smaller context or model"
+            )
+    return ""
+
+
+def _shown(nbytes: int) -> str:
+    return f"{nbytes / _GIB:.2f} GiB" if nbytes >= _GIB else f"{nbytes / _MIB:.0f} MiB"

@@ -1,0 +1,286 @@
+"""The engine's oracle: the program of a model in NumPy, in FP32, one op after the other.
+
+Executors differ from it in the order of a product's sum, so each op's output is compared with the
+one here (diff.py). Weights are exact, in the checkpoint's dtype. Activations, the residual, the KV
+cache and all sums are FP32. A lane's message is rounded to `config.message_dtype`, and nothing else
+is. The monokernel rounds more: keys and values to F16, and the vector of a product to twice the
+precision of the weights' dtype (kernels/mma.cuh).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from kccl import InvalidArgument
+
+from ..files.checkpoint import Checkpoint
+from ..model.program import Op, Program
+from ..model.sample import SamplingParams, sample
+
+Array = NDArray[Any]
+MESSAGE_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+
+
+class Cache:
+    """The keys and values of the positions so far: for each layer two arrays [KV heads, length,
+    head_dim], float32.
+
+    Args:
+        request: Positions of the whole request, on which RoPE's frequencies may depend; None: not
+            known.
+    """
+
+    def __init__(self, request: int | None = None) -> None:
+        self.request = request
+        self.length = 0
+        self._layers: dict[int, tuple[Array, Array]] = {}
+
+    def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
+        """Puts what one run adds after the first `length` positions, and returns all."""
+        if self.length:
+            old_keys, old_values = (old[:, : self.length] for old in self._layers[layer])
+            keys = np.concatenate([old_keys, keys], axis=1)
+            values = np.concatenate([old_values, values], axis=1)
+        self._layers[layer] = keys, values
+        return keys, values
+
+
+class Reference:
+    """Runs a checkpoint's program. Keeps each weight that it has read, in FP32, unless told not to.
+
+    Arrays are [lanes or residuals, positions, values], see Op.shape.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, keep_weights: bool = True) -> None:
+        self.config = checkpoint.config
+        self.program = Program(self.config)
+        self._checkpoint = checkpoint
+        self._keep = keep_weights
+        self._kept: dict[str, Array] = {}
+
+    # ---- running -------------------------------------------------------------------------------
+
+    def logits(self, ids: Sequence[int], cache: Cache | None = None) -> Array:
+        """The logits after each of `ids`: float32 [len(ids), vocab_size]."""
+        (logits,) = self.run_until(ids, len(self.program.ops) - 1, cache)
+        return logits
+
+    def trace(self, ids: Sequence[int]) -> dict[str, Array]:
+        """Each op's output by the op's name: float32 [lanes or residuals, len(ids), values]."""
+        return {op.name: output for op, output in self.steps(ids)}
+
+    def run_until(self, ids: Sequence[int], op_index: int, cache: Cache | None = None) -> Array:
+        """The output of one op: float32 [lanes or residuals, len(ids), values]."""
+        for op, output in self.steps(ids, cache):
+            if op.index == op_index:
+                return output
+        raise InvalidArgument(f"op_index is {op_index}, must be below {len(self.program.ops)}")
+
+    def generate(self, ids: Sequence[int], params: SamplingParams) -> Iterator[tuple[int, float]]:
+        """Yields each new id and its log-probability, until a stop id, which it yields too,
+        max_tokens, or the end of the context. Stop strings are the caller's.
+
+        Raises:
+            InvalidArgument: As steps(); or the context has no room after `ids`.
+        """
+        room = self.config.longest_context - len(ids)
+        if room < 1:
+            raise InvalidArgument(
+                f"ids has {len(ids)} tokens, must be fewer than the context, "
+                f"{self.config.longest_context}"
+            )
+        num = min(params.max_tokens, room)
+        history, cache = list(ids), Cache(len(ids) + num)
+        new = history
+        for _ in range(num):
+            logits = self.logits(new, cache)[-1]
+            token, logprob = sample(logits, params, position=len(history), history=history)
+            yield token, logprob
+            if token in params.stop_ids:
+                return
+            new = [token]
+            history.append(token)
+
+    def steps(self, ids: Sequence[int], cache: Cache | None = None) -> Iterator[tuple[Op, Array]]:
+        """Runs `ids` after the positions in the cache; yields each op and its output.
+
+        The cache grows when the last op has run: a caller that stops earlier leaves it as it was.
+
+        Raises:
+            InvalidArgument: No ids, an id outside the vocabulary, or more positions than the
+                context or the cache's request; or the cache has been filled with other frequencies.
+        """
+        tokens = np.asarray(ids)
+        c = self.config
+        cache = Cache() if cache is None else cache
+        if not (tokens.ndim == 1 and tokens.size and tokens.dtype.kind in "iu"):
+            raise InvalidArgument(f"ids is {ids!r}, must be a sequence of at least one integer")
+        if tokens.min() < 0 or tokens.max() >= c.vocab_size:
+            wrong = next(token for token in tokens if not 0 <= token < c.vocab_size)
+            raise InvalidArgument(f"ids has {wrong}, must be from 0 to {c.vocab_size - 1}")
+        end, context = cache.length + tokens.size, c.longest_context
+        if end > context:
+            raise InvalidArgument(
+                f"ids end at position {end}, must be within the context, {context}"
+            )
+        cos, sin = self._rotations(cache, end)
+        x = residual = self._weight("embedding")[tokens][None].repeat(self.program.num_residuals, 0)
+        messages: dict[int, Array] = {}
+        for op in self.program.ops:
+            weights = (self._weight(name) for name in op.weights)
+            biases = [self._weight(name) for name in op.biases]
+            match op.kind:
+                case "qkv":
+                    x = self._qkv(residual, cos, sin, biases, *weights)
+                case "attend":
+                    x = self._attend(op, x, cache)
+                case "gate_up":
+                    x = self._gate_up(residual, biases, *weights)
+                case "out" | "down":
+                    own = product(x, *weights)
+                    x = residual = self._exchange(op, residual, own, messages, *biases)
+                case "final":
+                    x = self._final(residual, *weights)
+                case "head":
+                    x = self._head(x, *weights)
+            if op is self.program.ops[-1]:
+                cache.length = end
+            yield op, x
+
+    def _rotations(self, cache: Cache, end: int) -> tuple[Array, Array]:
+        """The cosines and sines of the positions from the cache's length to end - 1."""
+        request = end if cache.request is None else cache.request
+        if end > request:
+            raise InvalidArgument(
+                f"ids end at position {end}, must be within the cache's request, {request}"
+            )
+        old, new = (
+            self.program.reach(length or end, self.config.longest_context)
+            for length in (cache.length, request)
+        )
+        if cache.request is None and old != new:
+            raise InvalidArgument(
+                f"RoPE's frequencies differ between requests of {cache.length} and {end} "
+                "positions: give Cache the number of the whole request"
+            )
+        return self.program.rotations(request, cache.length, end)
+
+    def _weight(self, name: str) -> Array:
+        if name in self._kept:
+            return self._kept[name]
+        weight = self._checkpoint.tensor(name).astype(np.float32)
+        if self._keep:
+            self._kept[name] = weight
+        return weight
+
+    # ---- ops, in the program's order -----------------------------------------------------------
+
+    def _qkv(
+        self, x: Array, cos: Array, sin: Array, biases: Sequence[Array], *weights: Array
+    ) -> Array:
+        """The queries, keys and values of the new positions, side by side."""
+        norm, wq, wk, wv, *qk_norm = weights
+        n = self._rms_norm(x, norm)
+        parts = []
+        for index, w in enumerate((wq, wk, wv)):
+            heads = self._split(product(n, w, *biases[index : index + 1]))
+            if index < 2:
+                if qk_norm:
+                    heads = self._rms_norm(heads, qk_norm[index])
+                heads = self._rotate(heads, cos[:, None], sin[:, None])
+            parts.append(heads.reshape(*heads.shape[:2], -1))
+        return np.concatenate(parts, axis=-1)
+
+    def _attend(self, op: Op, qkv: Array, cache: Cache) -> Array:
+        """Softmax attention of the new positions' queries over all keys so far."""
+        c = self.config
+        lanes, length, _ = qkv.shape
+        # Heads of all lanes in a row: [heads, positions, head_dim].
+        heads = self._split(qkv).swapaxes(1, 2)
+        cuts = np.cumsum([c.num_heads // lanes, c.num_kv_heads // lanes])
+        q, k, v = (part.reshape(-1, length, c.head_dim) for part in np.split(heads, cuts, axis=1))
+        k, v = cache.append(op.layer, k, v)
+        # Query head h reads KV head h // (query heads per KV head), which its own lane has.
+        grouped = q.reshape(c.num_kv_heads, -1, length, c.head_dim)
+        scores = product(grouped, k[:, None]) * np.float32(c.attention_scale)
+        key = np.arange(k.shape[1])
+        query = key[-length:, None]
+        is_hidden = key > query
+        if op.window:
+            is_hidden |= key <= query - op.window
+        scores[..., is_hidden] = -np.inf
+        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed = (e / e.sum(axis=-1, keepdims=True)) @ v[:, None]
+        by_lane = mixed.reshape(lanes, -1, length, c.head_dim).swapaxes(1, 2)
+        return by_lane.reshape(lanes, length, -1)
+
+    def _exchange(
+        self, op: Op, x: Array, own: Array, messages: dict[int, Array], *bias: Array
+    ) -> Array:
+        """The residual after a module with the outputs `own`, by the rule of program.py."""
+        sent = own.astype(MESSAGE_DTYPES[self.config.message_dtype]).astype(np.float32)
+        if op.sends:
+            messages[op.module] = sent
+        if op.is_blocking:
+            return x + total([*sent, *bias])
+        x = x + np.float32(op.own_scale) * own
+        if op.receives is not None:
+            past = messages.pop(op.receives)
+            x = x + np.stack([total(np.delete(past, lane, axis=0)) for lane in range(len(past))])
+        return x
+
+    def _gate_up(
+        self, x: Array, biases: Sequence[Array], norm: Array, w1: Array, w3: Array
+    ) -> Array:
+        n = self._rms_norm(x, norm)
+        gate, up = (product(n, w, *biases[i : i + 1]) for i, w in enumerate((w1, w3)))
+        # exp overflows to infinity where the gate is 0 in FP32.
+        with np.errstate(over="ignore"):
+            return gate / (1 + np.exp(-gate)) * up
+
+    def _final(self, x: Array, norm: Array) -> Array:
+        """The normalised residual, averaged over the lanes unless each lane has its own logits."""
+        n = self._rms_norm(x, norm)
+        if self.program.num_head_parts == 1:
+            n = total(n)[None] / np.float32(len(n))
+        return n
+
+    def _head(self, n: Array, head: Array) -> Array:
+        """Logits; with a head that is parallel over the vocabulary, lane l's are the l-th part."""
+        parts = product(n, head.reshape(len(n), -1, head.shape[1]))
+        return np.concatenate(parts, axis=-1)[None]
+
+    # ---- what ops share ------------------------------------------------------------------------
+
+    def _rms_norm(self, x: Array, weight: Array) -> Array:
+        mean_square = (x * x).mean(axis=-1, keepdims=True)
+        return x * (1 / np.sqrt(mean_square + np.float32(self.config.norm_eps))) * weight
+
+    def _split(self, x: Array) -> Array:
+        """[lanes, positions, heads, head_dim]"""
+        return x.reshape(*x.shape[:2], -1, self.config.head_dim)
+
+    def _rotate(self, x: Array, cos: Array, sin: Array) -> Array:
+        """Turns the pairs (2i, 2i + 1), or (i, i + head_dim / 2), by their position's angles."""
+        # The two elements of a pair along an axis of their own.
+        axis = -1 if self.config.rope.is_interleaved else -2
+        pairs = x.reshape(*x.shape[:-1], *((-1, 2) if axis == -1 else (2, -1)))
+        a, b = pairs.take(0, axis), pairs.take(1, axis)
+        turned = np.stack([a * cos - b * sin, a * sin + b * cos], axis)
+        return turned.reshape(x.shape)
+
+
+def product(x: Array, w: Array, bias: Array | None = None) -> Array:
+    """x [..., positions, n] times each row of w [..., rows, n], plus the row's bias [..., rows]:
+    [..., positions, rows].
+    """
+    sums = x @ w.swapaxes(-1, -2)
+    return sums if bias is None else sums + bias[..., None, :]
+
+
+def total(parts: Sequence[Array] | Array) -> Array:
+    """The sum of the parts, from the first one to the last."""
+    return sum(parts[1:], start=parts[0])

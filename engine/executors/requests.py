@@ -1,0 +1,128 @@
+"""What a caller asks of an Engine: prompts and parameters, checked before anything runs."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import kccl
+
+from ..base.scalars import as_integer
+from ..model.config import ModelConfig
+from ..model.sample import SamplingParams
+
+
+def integer(name: str, value: Any) -> int:
+    """`value` as Python's integer.
+
+    Raises:
+        InvalidArgument: It is none. Names it.
+    """
+    found = as_integer(value)
+    if found is None:
+        raise kccl.InvalidArgument(f"{name} is {value!r}, must be an integer")
+    return found
+
+
+def prompt_ids(
+    prompt: str | Sequence[int], encode: Callable[[str], list[int]], vocab_size: int
+) -> list[int]:
+    """The ids of a prompt.
+
+    Args:
+        prompt: Text, or ids.
+        encode: Makes text ids.
+        vocab_size: Ids must be below it.
+
+    Raises:
+        InvalidArgument: The prompt is empty, or has an id that does not exist.
+    """
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+        raise kccl.InvalidArgument(
+            f"the prompt is of type {type(prompt).__name__}, must be text or ids"
+        )
+    if isinstance(prompt, str):
+        # An empty text is refused even where the tokenizer would make it one BOS.
+        ids = encode(prompt) if prompt else []
+    else:
+        given = list(prompt)
+        if isinstance(prompt, Mapping) or any(isinstance(each, Mapping) for each in given):
+            raise kccl.InvalidArgument(
+                "the prompt has messages, must be text or ids: engine.tokenizer.chat(messages) "
+                "gives the ids of a conversation"
+            )
+        ids = [integer("an id of the prompt", number) for number in given]
+    if not ids:
+        raise kccl.InvalidArgument("the prompt is empty, must have at least one token")
+    wrong = [i for i in ids if not 0 <= i < vocab_size]
+    if wrong:
+        raise kccl.InvalidArgument(
+            f"the prompt has id {wrong[0]}, must be from 0 to {vocab_size - 1}"
+        )
+    return ids
+
+
+def context_of(config: ModelConfig, context: int | None) -> int:
+    """The tokens that an engine makes room for; None: the model's context, at most 4096.
+
+    Raises:
+        InvalidArgument: It is no integer, or the model has no such positions.
+    """
+    found = min(config.context, 4096) if context is None else integer("context", context)
+    most = config.longest_context
+    if not 1 <= found <= most:
+        raise kccl.InvalidArgument(f"context is {context}, must be from 1 to the model's, {most}")
+    return found
+
+
+def no_tokenizer(source: object, lacks: str = "has no tokenizer") -> kccl.Error:
+    """The error of a text that no tokenizer can make ids."""
+    return kccl.Error(f"{source} {lacks}: give ids instead of text, on the command line by --ids")
+
+
+def check_room(ids: Sequence[int], room: int, config: ModelConfig, context: int) -> None:
+    """Compares a prompt's length with the room for it in a context.
+
+    Raises:
+        InvalidArgument: It is longer.
+    """
+    if len(ids) > room:
+        most = config.longest_context
+        more = f"; give a larger context (--context), at most {most}"
+        raise kccl.InvalidArgument(
+            f"the prompt has {len(ids)} tokens, must have at most {room} in a context of "
+            f"{context}{more if most > context else ''}"
+        )
+
+
+def params_of(
+    params: SamplingParams | None,
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    ends: tuple[int, ...],
+) -> SamplingParams:
+    """The parameters of a request.
+
+    Args:
+        params: All of them, or None.
+        given: Some of them, by name.
+        defaults: The model's own, for those that are not given.
+        ends: The stop ids, unless `stop_ids` is given.
+
+    Raises:
+        InvalidArgument: One is wrong, or there is no such parameter.
+    """
+    if params is None:
+        unknown = given.keys() - SamplingParams.__dataclass_fields__.keys()
+        if unknown:
+            name, known = min(unknown), list(SamplingParams.__dataclass_fields__)
+            meant = difflib.get_close_matches(name, known, 1)
+            told = f"did you mean {meant[0]}?" if meant else f"must be one of {', '.join(known)}"
+            raise kccl.InvalidArgument(f"there is no parameter {name}: {told}")
+        return SamplingParams(**{"stop_ids": ends, **defaults, **given})
+    if given:
+        raise kccl.InvalidArgument(f"both params and {next(iter(given))} are given")
+    if not isinstance(params, SamplingParams):
+        raise kccl.InvalidArgument(
+            f"params is of type {type(params).__name__}, must be SamplingParams"
+        )
+    return params

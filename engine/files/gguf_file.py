@@ -1,0 +1,299 @@
+"""The layout of a GGUF file: metadata, and where each tensor lies.
+
+Types, block sizes and dequantisers are those of the `gguf` package. Its reader is not used: it
+follows whatever length a file gives, so a damaged one fills the memory, and it takes seconds for
+an ordinary vocabulary. Here every length is compared with the file's size before it is used.
+"""
+
+import math
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+import kccl
+
+from ..base.extras import library
+from ..base.fields import one_line, shown, unmapped
+from ..base.lookalikes import lookalike
+
+QUANTISATIONS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_DIMENSIONS = 4
+# Elements that are dequantised at a time: their FP32 copy stays small.
+_CHUNK = 1 << 20
+# The types of values: code -> layout.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
+_SCALARS |= {12: "d"}
+_STRING, _ARRAY = 8, 9
+# Arrays within arrays.
+_MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in the file: its shape, outermost axis first, and its bytes."""
+
+    name: str
+    quantisation: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+class _Cursor:
+    """Reads values one after the other, and never past the end."""
+
+    def __init__(self, path: Path, content: mmap.mmap) -> None:
+        self.path = path
+        self.offset = 0
+        self._content = content
+
+    def take(self, num_bytes: int, what: str) -> bytes:
+        self.need(num_bytes, what)
+        self.offset += num_bytes
+        return self._content[self.offset - num_bytes : self.offset]
+
+    def need(self, num_bytes: int, what: str) -> None:
+        """Raises if fewer bytes follow."""
+        if num_bytes > len(self._content) - self.offset:
+            raise kccl.Error(
+                f"{self.path} is truncated or damaged: {what} needs {num_bytes} bytes at offset "
+                f"{self.offset}, and the file ends at {len(self._content)}"
+            )
+
+    def scalar(self, layout: str, what: str) -> Any:
+        return struct.unpack(f"<{layout}", self.take(struct.calcsize(f"<{layout}"), what))[0]
+
+    def name(self, what: str) -> str:
+        """A string that must be UTF-8."""
+        try:
+            return self._string(what).decode()
+        except UnicodeDecodeError as error:
+            raise kccl.Error(f"{self.path}: {what} is not UTF-8: {one_line(error)}") from error
+
+    def text(self, what: str) -> str:
+        """A value. Bytes that are no UTF-8 stay, as surrogates: it may be one that nobody asks
+        for.
+        """
+        return self._string(what).decode(errors="surrogateescape")
+
+    def _string(self, what: str) -> bytes:
+        return self.take(self.scalar("Q", what), what)
+
+    def value(self, kind: int, what: str) -> Any:
+        """A value of a type: a number, a string, an array of numbers, a list of strings or a list
+        of arrays.
+        """
+        if kind == _STRING:
+            return self.text(what)
+        if kind == _ARRAY:
+            return self.array(what)
+        if kind not in _SCALARS:
+            raise kccl.Error(f"{self.path}: {what} has type {kind}, which GGUF does not have")
+        return self.scalar(_SCALARS[kind], what)
+
+    def array(self, what: str, depth: int = 1) -> Any:
+        kind, length = self.scalar("I", what), self.scalar("Q", what)
+        # Some writers give an empty array a type that says nothing.
+        if length == 0:
+            return [] if kind not in _SCALARS else np.empty(0, _dtype(kind))
+        if kind == _STRING:
+            self.need(length * struct.calcsize("<Q"), what)
+            return [self.text(what) for _ in range(length)]
+        if kind == _ARRAY and depth < _MAX_DEPTH:
+            self.need(length * struct.calcsize("<IQ"), what)
+            return [self.array(what, depth + 1) for _ in range(length)]
+        if kind not in _SCALARS:
+            raise kccl.Error(
+                f"{self.path}: {what} is an array of type {kind}, which GGUF does not have or "
+                "which nests too deep"
+            )
+        return np.frombuffer(self.take(length * _dtype(kind).itemsize, what), _dtype(kind))
+
+
+def _dtype(kind: int) -> np.dtype[Any]:
+    return np.dtype(_SCALARS[kind]).newbyteorder("<")
+
+
+class GgufFile:
+    """An opened GGUF file.
+
+    Attributes:
+        path: The file.
+        metadata: Values by key: numbers, strings, lists of strings or of arrays, arrays of
+            numbers.
+        tensors: Tensors by name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads the header.
+
+        Raises:
+            kccl.Error: It is no GGUF file, or it is damaged. Names the key or the tensor.
+        """
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise kccl.Error(f"cannot read {path}: {error.strerror}") from error
+        try:
+            self._size = os.fstat(self._fd).st_size
+            with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as content:
+                self._read_header(_Cursor(path, content))
+        # An empty file, or a folder, cannot be mapped.
+        except (OSError, ValueError) as error:
+            self.close()
+            if isinstance(error, kccl.Error):
+                raise
+            told = lookalike(path) or f": {one_line(error)}"
+            told = f"{path} is no GGUF file{told}"
+            raise (unmapped(path, error) or kccl.Error(told)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_header(self, cursor: _Cursor) -> None:
+        if cursor.take(len(_MAGIC), "the magic number") != _MAGIC:
+            raise kccl.Error(f"{self.path} is no GGUF file{lookalike(self.path)}")
+        version = cursor.scalar("I", "the version")
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+            raise kccl.Error(
+                f"{self.path} has version {version} of GGUF: it is big-endian; convert it with "
+                f"`gguf-convert-endian {self.path} little`, a command of the package gguf"
+            )
+        if version not in _VERSIONS:
+            raise kccl.Error(
+                f"{self.path} has version {version} of GGUF, must have one of {_VERSIONS}"
+            )
+        num_tensors = cursor.scalar("Q", "the number of tensors")
+        num_values = cursor.scalar("Q", "the number of metadata values")
+        self.metadata: dict[str, Any] = {}
+        # Each takes at least its key's length, its type and a byte.
+        cursor.need(num_values * 13, f"{num_values} metadata values")
+        for _ in range(num_values):
+            key = cursor.name("a metadata key")
+            what = f"key {shown(key)}"
+            if key in self.metadata:
+                raise kccl.Error(f"{self.path}: {what} is there twice")
+            self.metadata[key] = cursor.value(cursor.scalar("I", what), what)
+        self._read_tensors(cursor, num_tensors)
+
+    def _read_tensors(self, cursor: _Cursor, num_tensors: int) -> None:
+        # Each takes at least its name's length, its number of axes, its type and its offset.
+        cursor.need(num_tensors * 24, f"{num_tensors} tensors")
+        found = [self._read_tensor(cursor) for _ in range(num_tensors)]
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise kccl.Error(
+                f"{self.path}: key general.alignment is {alignment!r}, must be a power of two"
+            )
+        base = -(-cursor.offset // alignment) * alignment
+        self.tensors: dict[str, Tensor] = {}
+        end = base
+        for each in sorted(found, key=lambda each: each.offset):
+            if each.name in self.tensors:
+                raise kccl.Error(f"{self.path}: tensor {shown(each.name)} is there twice")
+            start = base + each.offset
+            if start < end or start % alignment:
+                raise kccl.Error(
+                    f"{self.path} is damaged: tensor {shown(each.name)} begins at offset {start}, "
+                    f"inside another or not at a multiple of {alignment}"
+                )
+            end = start + each.num_bytes
+            if end > self._size:
+                raise kccl.Error(
+                    f"{self.path} is truncated or damaged: tensor {shown(each.name)} ends at byte "
+                    f"{end}, and the file at {self._size}"
+                )
+            self.tensors[each.name] = Tensor(
+                each.name, each.quantisation, each.shape, start, each.num_bytes
+            )
+
+    def _read_tensor(self, cursor: _Cursor) -> Tensor:
+        name = cursor.name("a tensor's name")
+        what = f"tensor {shown(name)}"
+        num_dimensions = cursor.scalar("I", what)
+        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+            raise kccl.Error(f"{self.path}: {what} has {num_dimensions} axes, must have 1 to 4")
+        shape = tuple(cursor.scalar("Q", what) for _ in range(num_dimensions))[::-1]
+        code, offset = cursor.scalar("I", what), cursor.scalar("Q", what)
+        constants = library("gguf.constants")
+        try:
+            quantisation = constants.GGMLQuantizationType(code)
+        except ValueError:
+            raise kccl.Error(f"{self.path}: {what} has the unknown quantisation {code}") from None
+        if quantisation.name not in QUANTISATIONS:
+            raise kccl.Error(
+                f"{self.path}: {what} has quantisation {quantisation.name}, must be one of "
+                f"{', '.join(QUANTISATIONS)}"
+            )
+        block, block_bytes = constants.GGML_QUANT_SIZES[quantisation]
+        if shape[-1] % block or not all(shape):
+            raise kccl.Error(
+                f"{self.path}: {what} has shape {list(shape)}, whose last axis must be a positive "
+                f"multiple of {block} for {quantisation.name}"
+            )
+        num_bytes = math.prod(shape) // block * block_bytes
+        return Tensor(name, quantisation.name, shape, offset, num_bytes)
+
+    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Entries start to stop - 1 of a tensor's first axis, as a new array.
+
+        Returns:
+            FP32 and FP16 as they are; all else in BF16, rounded from FP32.
+
+        Raises:
+            kccl.Error: The file cannot be read.
+        """
+        tensor = self.tensors[name]
+        each_bytes = tensor.num_bytes // tensor.shape[0]
+        shape = (stop - start, *tensor.shape[1:])
+        plain = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+        offset = tensor.offset + start * each_bytes
+        if tensor.quantisation in plain:
+            raw = self._bytes(tensor, offset, (stop - start) * each_bytes)
+            whole: NDArray[Any] = raw.view(plain[tensor.quantisation])
+            return whole.reshape(shape)
+        gguf = library("gguf")
+        quantisation = gguf.GGMLQuantizationType[tensor.quantisation]
+        block, block_bytes = gguf.GGML_QUANT_SIZES[quantisation]
+        values = np.empty(math.prod(shape), ml_dtypes.bfloat16)
+        chunk = _CHUNK // block * block
+        for first in range(0, values.size, chunk):
+            size = min(chunk, values.size - first)
+            raw = self._bytes(
+                tensor, offset + first // block * block_bytes, size // block * block_bytes
+            )
+            # A damaged scale may be NaN or too large for BF16: who reads the values checks them.
+            with np.errstate(all="ignore"):
+                values[first : first + size] = gguf.quants.dequantize(raw, quantisation)
+        return values.reshape(shape)
+
+    def _bytes(self, tensor: Tensor, offset: int, num_bytes: int) -> NDArray[np.uint8]:
+        raw = np.empty(num_bytes, np.uint8)
+        view, done = raw.data, 0
+        while done < num_bytes:
+            try:
+                count = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise kccl.Error(
+                    f"{self.path}: cannot read tensor {tensor.name}: {error.strerror}"
+                ) from error
+            if count == 0:
+                raise kccl.Error(f"{self.path}: tensor {tensor.name} was cut off since it opened")
+            done += count
+        return raw
+
+    def close(self) -> None:
+        """Closes the file. May be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

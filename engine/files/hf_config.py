@@ -1,0 +1,176 @@
+"""A model's configuration from Hugging Face's config.json.
+
+Every switch that changes the logits is read, and a value that the engine cannot honour is refused.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import kccl
+
+from ..base.fields import Fields, read_json
+from ..model.config import FAMILIES, ModelConfig, lanes_for
+from .hf_layers import biases, windows
+from .hf_rope import read_rope
+from .hf_switches import check_switches
+
+# model_type -> family, and the family's class in `architectures`.
+_FAMILY_OF = {"laneformer": "laneformer", "laneformer_tp": "laneformer"}
+_FAMILY_OF |= {family: family for family in ("llama", "mistral", "qwen2", "qwen3")}
+ARCHITECTURE_OF = {
+    "laneformer": "LaneformerForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+# Fields of ModelConfig, and what the file calls them. Of several names any may be given.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "num_layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size",),
+    "ffn": ("intermediate_size",),
+    "num_heads": ("num_attention_heads",),
+    "num_kv_heads": ("num_key_value_heads",),
+    "context": ("max_position_embeddings",),
+    "norm_eps": ("rms_norm_eps",),
+    "window": ("sliding_window",),
+    "window_layers": ("swa_layers", "sliding_window_n_layers"),
+    "is_tied": ("tie_word_embeddings",),
+    "delay": ("broadcast_delay",),
+    "early_comm": ("use_early_comm",),
+    "early_messages": ("use_early_messages",),
+    "attention_comm": ("use_attention_comm",),
+    "mlp_comm": ("use_mlp_comm",),
+    "lm_head": ("lm_head_type",),
+}
+# Fields that must have this value if they are given.
+_ONLY: dict[str, tuple[object, str]] = {
+    "hidden_act": ("silu", '"silu"'),
+    # Laneformer's: the mean over the lanes follows the norm, and one norm serves all lanes.
+    "pre_norm_lane_agg": (False, "false, because the engine averages lanes after the norm"),
+    "replicated_rmsn_scale": (True, "true, because the lanes share their norms' weights"),
+}
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Reads config.json.
+
+    Raises:
+        kccl.Error: It is no configuration that the engine knows. Names the file and the field.
+    """
+    fields = Fields(path, read_json(path))
+    family = _family(fields)
+    for name, (wanted, text) in _ONLY.items():
+        # Another name of SiLU in transformers.
+        if name == "hidden_act" and fields.value(name) == "swish":
+            continue
+        if name in fields and fields.value(name) != wanted:
+            raise fields.wrong(name, text)
+    if "quantization_config" in fields:
+        raise fields.wrong("quantization_config", "absent: of quantised files only GGUF is read")
+    shape: dict[str, Any] = _shape(fields, family)
+    own = _laneformer(fields) if family == "laneformer" else _ordinary(fields, family, shape)
+    try:
+        return ModelConfig(**shape, **own, names=_names(fields))
+    except kccl.InvalidArgument as error:
+        raise kccl.Error(f"{path}: {error}") from error
+
+
+def _family(fields: Fields) -> str:
+    architectures = fields.value("architectures") or []
+    by_class = {name: family for family, name in ARCHITECTURE_OF.items()}
+    if not isinstance(architectures, list) or not all(
+        isinstance(name, str) and name in by_class for name in architectures
+    ):
+        raise fields.wrong("architectures", f"one of {', '.join(by_class)}")
+    families = {by_class[name] for name in architectures}
+    if "model_type" in fields:
+        model_type = fields.text("model_type")
+        if model_type not in _FAMILY_OF:
+            raise fields.wrong("model_type", f"one of {', '.join(_FAMILY_OF)}")
+        families.add(_FAMILY_OF[model_type])
+    if len(families) != 1:
+        raise kccl.Error(
+            f"{fields.path}: fields model_type and architectures name "
+            f"{' and '.join(sorted(families)) or 'no model'}, must name one of "
+            f"{', '.join(FAMILIES)}"
+        )
+    return families.pop()
+
+
+def _names(fields: Fields) -> dict[str, str]:
+    """What this file calls the fields of ModelConfig."""
+    names = {own: fields.name_of(*theirs) for own, theirs in _NAMES.items()}
+    for own in ("attention_comm", "mlp_comm"):
+        names[own] = fields.name_of(names[own], "use_comm")
+    if "head_dim" not in fields:
+        names["head_dim"] = f"{names['hidden']} / {names['num_heads']}"
+    return names
+
+
+def _shape(fields: Fields, family: str) -> dict[str, Any]:
+    """What all families have."""
+    hidden = fields.integer(*_NAMES["hidden"])
+    num_heads = fields.integer(*_NAMES["num_heads"], least=1)
+    if family == "qwen3":
+        # Why no default: transformers' own depends on its version.
+        head_dim = fields.integer("head_dim")
+    else:
+        head_dim = fields.integer("head_dim", default=hidden // num_heads)
+    context = fields.integer(*_NAMES["context"])
+    norm_eps = 1e-5 if family == "laneformer" else 1e-6
+    return {
+        "family": family,
+        "num_layers": fields.integer(*_NAMES["num_layers"]),
+        "hidden": hidden,
+        "ffn": fields.integer(*_NAMES["ffn"], least=1),
+        "num_heads": num_heads,
+        "num_kv_heads": fields.integer(*_NAMES["num_kv_heads"], default=num_heads, least=1),
+        "head_dim": head_dim,
+        "vocab_size": fields.integer("vocab_size"),
+        "context": context,
+        "norm_eps": fields.number(*_NAMES["norm_eps"], default=norm_eps),
+        "is_tied": fields.boolean(*_NAMES["is_tied"], default=False),
+        "rope": read_rope(fields, family, context, head_dim),
+    }
+
+
+def _laneformer(fields: Fields) -> dict[str, Any]:
+    window = fields.integer(*_NAMES["window"], default=0)
+    comm = fields.boolean("use_comm", default=True)
+
+    def switch(own: str, default: bool) -> bool:
+        return fields.boolean(*_NAMES[own], default=default)
+
+    return {
+        "num_lanes": fields.integer("num_lanes"),
+        "window": window,
+        "window_layers": _window_layers(fields) if window else 0,
+        "biases": biases(fields, "laneformer"),
+        "delay": fields.integer(*_NAMES["delay"], default=2),
+        "early_comm": switch("early_comm", False),
+        "early_messages": switch("early_messages", True),
+        "attention_comm": switch("attention_comm", comm),
+        "mlp_comm": switch("mlp_comm", comm),
+        "lm_head": fields.text(*_NAMES["lm_head"], default="replicate"),
+        "message_dtype": fields.text("message_dtype", default="bfloat16"),
+    }
+
+
+def _window_layers(fields: Fields) -> int | tuple[int, ...]:
+    """Which layers have the window: the first so many, or a list of layers."""
+    names = _NAMES["window_layers"]
+    layers = fields.value(*names)
+    return tuple(layers) if isinstance(layers, list) else fields.integer(*names)
+
+
+def _ordinary(fields: Fields, family: str, shape: dict[str, Any]) -> dict[str, Any]:
+    check_switches(fields)
+    window, window_layers = windows(fields, family, shape["num_layers"])
+    return {
+        "num_lanes": lanes_for(shape["num_heads"], shape["num_kv_heads"], shape["ffn"]),
+        "has_qk_norm": family == "qwen3",
+        "window": window,
+        "window_layers": window_layers,
+        "biases": biases(fields, family),
+    }

@@ -1,0 +1,185 @@
+"""Finds the files that hold a folder's weights. They are those that transformers would load."""
+
+import json
+import struct
+from pathlib import Path
+
+import kccl
+
+from ..base.extras import library
+from ..base.fields import one_line, read_json, shown, unmapped
+from ..base.lookalikes import lookalike
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_DTYPES = ("BF16", "F16", "F32")
+# Bytes of a safetensors file's header; more are refused by the format.
+_MAX_HEADER = 100_000_000
+# Weights that belong on top of others. transformers applies them, where `peft` is installed.
+_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+# Weights of formats that are not read, the likeliest first.
+_OTHER_FORMATS = ("pytorch_model*.bin*", "*.bin", "*.pth", "*.pt", "*.h5", "*.msgpack", "*.npz")
+
+Held = dict[str, tuple[str, tuple[int, ...]]]
+"""Dtype and shape of each tensor in a file."""
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a folder without a configuration that has a model in another way.
+
+    Raises:
+        kccl.Error: It has. Says what to give instead.
+    """
+    if (folder / "config.json").exists():
+        return
+    if files := _names(folder, "*.gguf"):
+        raise kccl.Error(f"{folder} has {files[0]} and no config.json: give that file as the model")
+    if snapshots := sorted(folder.glob("snapshots/*")):
+        raise kccl.Error(
+            f"{folder} has snapshots of a model: give one as the model, {snapshots[0]}"
+        )
+
+
+def check_adapter(folder: Path) -> None:
+    """Refuses a folder with an adapter.
+
+    Raises:
+        kccl.Error: There is one. Names the file and the base model.
+    """
+    for name in _ADAPTERS:
+        if not (folder / name).exists():
+            continue
+        base = ""
+        if name == _ADAPTERS[0]:
+            named = read_json(folder / name).get("base_model_name_or_path")
+            base = f" of {shown(named)}" if isinstance(named, str) and named else ""
+        raise kccl.Error(
+            f"{folder / name}: the folder has an adapter{base}, which changes the weights and "
+            "which the engine does not apply: merge it into its base (peft: merge_and_unload()), "
+            "or remove it"
+        )
+
+
+def read_headers(folder: Path) -> tuple[dict[str, Path], Held]:
+    """The file that holds each tensor, and what the tensors are.
+
+    Raises:
+        kccl.Error: A file is missing, damaged or of another format.
+    """
+    file, index = folder / WEIGHTS, folder / INDEX
+    # As transformers: the single file counts, and an index beside it does not.
+    if file.exists() or file.is_symlink():
+        tensors = _known(file, _headers(file))
+        return dict.fromkeys(tensors, file), tensors
+    if index.exists():
+        return _sharded(folder, index)
+    raise kccl.Error(_no_weights(folder))
+
+
+def _no_weights(folder: Path) -> str:
+    """What the folder has instead of the weights."""
+    missing = f"{folder} has neither {WEIGHTS} nor {INDEX}"
+    others = _names(folder, "*.safetensors")
+    if parts := _names(folder, "model-*-of-*.safetensors"):
+        return f"{missing}; {parts[0]} is a part of a model, whose index is missing"
+    variants = [name for name in others if name.startswith("model.")]
+    if variants:
+        return f"{missing}; {variants[0]} is a variant: to use it, name it {WEIGHTS}"
+    if "consolidated.safetensors" in others:
+        return (
+            f"{missing}; consolidated.safetensors has Mistral's own names for tensors, which are "
+            "not read: take the model's files for transformers"
+        )
+    if others:
+        return f"{missing}; {others[0]} is not a name that transformers reads: name it {WEIGHTS}"
+    if gguf := _names(folder, "*.gguf"):
+        return f"{missing}; it has {gguf[0]}: give that file as the model"
+    found = [name for pattern in _OTHER_FORMATS for name in _names(folder, pattern)]
+    if found:
+        return (
+            f"{missing}; {found[0]} is of a format that is not read: load the folder with "
+            "transformers, and save it with save_pretrained()"
+        )
+    return missing
+
+
+def _names(folder: Path, pattern: str) -> list[str]:
+    return sorted(each.name for each in folder.glob(pattern))
+
+
+def _sharded(folder: Path, index: Path) -> tuple[dict[str, Path], Held]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise kccl.Error(f"{index}: field weight_map is missing or names no tensor")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+            raise kccl.Error(
+                f"{index}: tensor {shown(name)} is in {shown(str(file))}, "
+                "must be in a file beside it"
+            )
+    tensors: Held = {}
+    for file in sorted(set(weight_map.values())):
+        held = _headers(folder / file)
+        for name in sorted(held):
+            if weight_map.get(name) != file:
+                raise kccl.Error(
+                    f"{folder / file}: tensor {shown(name)} is here, but not by {INDEX}"
+                )
+        for name in sorted(name for name in weight_map if weight_map[name] == file):
+            if name not in held:
+                raise kccl.Error(f"{folder / file}: tensor {shown(name)} is missing")
+        tensors |= _known(folder / file, held)
+    return {name: folder / file for name, file in weight_map.items()}, tensors
+
+
+def _known(file: Path, held: Held) -> Held:
+    """A file's tensors, all of a dtype that the engine reads."""
+    for name, (dtype, _) in held.items():
+        if dtype not in _DTYPES:
+            raise kccl.Error(
+                f"{file}: tensor {shown(name)} has dtype {dtype}, must be one of "
+                f"{', '.join(_DTYPES)}"
+            )
+    return held
+
+
+def _headers(file: Path) -> Held:
+    safetensors = library("safetensors")
+    if file.is_symlink() and not file.exists():
+        raise kccl.Error(
+            f"{file} is a link to a file that does not exist: run `hf download` for its model"
+        )
+    if not file.is_file():
+        raise kccl.Error(f"{file} does not exist")
+    try:
+        with safetensors.safe_open(file, framework="np") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {
+                name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()
+            }
+    except (MemoryError, OSError) as error:
+        told = f"cannot read {file}: {one_line(error)}"
+        raise (unmapped(file, error) or kccl.Error(told)) from error
+    except (safetensors.SafetensorError, ValueError) as error:
+        told = lookalike(file) or _truncated(file) or f": {one_line(error)}"
+        raise kccl.Error(f"{file} is no safetensors file{told}") from error
+
+
+def _truncated(file: Path) -> str:
+    """As lookalike(), for a file that ends before its tensors do."""
+    try:
+        size = file.stat().st_size
+        with open(file, "rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            if length > size - 8:
+                is_header = length <= _MAX_HEADER
+                return f": it is truncated; its header has {length} bytes" if is_header else ""
+            header = json.loads(opened.read(length))
+        ends = [each["data_offsets"][1] for each in header.values() if "data_offsets" in each]
+        needed = 8 + length + max(ends, default=0)
+    # A damaged header may hold anything: the reader's own message says what is wrong with it.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error):
+        return ""
+    if needed <= size:
+        return ""
+    return f": it is truncated; its tensors end at byte {needed}, and the file at {size}"

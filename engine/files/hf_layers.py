@@ -1,0 +1,81 @@
+"""What config.json says of single layers of ordinary models, read as transformers reads it: windows
+and biases.
+"""
+
+from ..base.fields import Fields
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+# What transformers takes where the file does not have the field. There null means no window.
+_DEFAULT_WINDOW, _DEFAULT_FIRST = 4096, 28
+
+
+def windows(fields: Fields, family: str, num_layers: int) -> tuple[int, tuple[int, ...]]:
+    """The window, and the layers that have it; (0, ()) if none has.
+
+    Raises:
+        kccl.Error: A field is wrong; the text names it.
+    """
+    if family in ("qwen2", "qwen3"):
+        is_used = fields.boolean("use_sliding_window", default=False)
+        window = _window(fields) if is_used else 0
+        layers = _layers_of_qwen(fields, num_layers, window)
+    elif family == "mistral":
+        window = _window(fields)
+        layers = tuple(range(num_layers)) if window else ()
+        if (kinds := _kinds(fields, num_layers)) is not None and _sliding(kinds) != layers:
+            wanted = _SLIDING if window else _FULL
+            raise fields.wrong("layer_types", f"{num_layers} times {wanted!r}, as in all Mistrals")
+    else:
+        return 0, ()
+    return (window, layers) if layers else (0, ())
+
+
+def biases(fields: Fields, family: str) -> tuple[str, ...]:
+    """The kinds of ops whose products have biases: ModelConfig.biases.
+
+    Raises:
+        kccl.Error: A field is wrong, or says that there are biases which the family does not have.
+    """
+    has_attention = fields.boolean("attention_bias", default=False)
+    has_mlp = fields.boolean("mlp_bias", default=False)
+    if has_mlp and family != "llama":
+        raise fields.wrong("mlp_bias", f"false in a model of the family {family}")
+    if family == "qwen2":
+        # Its class has these biases whatever the file says.
+        return ("qkv",)
+    if has_attention and family not in ("llama", "qwen3"):
+        raise fields.wrong("attention_bias", f"false in a model of the family {family}")
+    return ("qkv", "out") * has_attention + ("gate_up", "down") * has_mlp
+
+
+def _window(fields: Fields) -> int:
+    """The window; 0: none."""
+    if "sliding_window" in fields:
+        return fields.integer("sliding_window", least=1)
+    return 0 if fields.is_null("sliding_window") else _DEFAULT_WINDOW
+
+
+def _layers_of_qwen(fields: Fields, num_layers: int, window: int) -> tuple[int, ...]:
+    kinds = _kinds(fields, num_layers)
+    if kinds is None:
+        first = fields.integer("max_window_layers", default=_DEFAULT_FIRST) if window else 0
+        return tuple(range(max(first, 0), num_layers)) if window else ()
+    if _SLIDING in kinds and not window:
+        name = "sliding_window" if fields.value("use_sliding_window") else "use_sliding_window"
+        raise fields.wrong("layer_types", f"all {_FULL!r}, because {name} gives no window")
+    return _sliding(kinds)
+
+
+def _kinds(fields: Fields, num_layers: int) -> list[str] | None:
+    kinds = fields.value("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise fields.wrong("layer_types", f"a list of {num_layers} entries")
+    if any(kind not in (_SLIDING, _FULL) for kind in kinds):
+        raise fields.wrong("layer_types", f"a list of {_SLIDING!r} and {_FULL!r}")
+    return kinds
+
+
+def _sliding(kinds: list[str]) -> tuple[int, ...]:
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == _SLIDING)

@@ -1,0 +1,1 @@
+"""A model as the engine sees it: configuration, ops, and what an executor does."""

@@ -1,0 +1,286 @@
+"""The shape and the switches of a model, whatever file they come from."""
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field, fields
+from typing import Literal, get_args
+
+from kccl import InvalidArgument
+
+from ..base.core import lib
+from .rope import Rope, check_positive
+
+Family = Literal["laneformer", "llama", "mistral", "qwen2", "qwen3"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+LM_HEADS = ("replicate", "vocab_parallel")
+MESSAGE_DTYPES = ("bfloat16", "float32")
+# Kinds of ops whose products may have biases -> the biases, in the order of the op's matrices.
+BIASES = {"qkv": ("bq", "bk", "bv"), "out": ("bo",), "gate_up": ("b1", "b3"), "down": ("b2",)}
+_BIAS_NAMES = frozenset(name for names in BIASES.values() for name in names)
+MAX_LANES: int = lib.kKcclEngineMaxLanes
+# Far above any dense model. A damaged file may hold any number, and loops run over the layers.
+_MAX_LAYERS = 4096
+_MAX_SIZE = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A model's configuration, checked when it is made.
+
+    Attributes:
+        family: One of FAMILIES.
+        num_layers, num_lanes: Lanes do not depend on the number of ranks.
+        hidden, ffn: Width of the residual, and of the feed-forward block over all lanes.
+        num_heads, num_kv_heads, head_dim: Query heads and KV heads over all lanes; elements each.
+        vocab_size: Rows of the embedding.
+        context: Most positions that a sequence should have, in tokens, as the model's file says.
+            See longest_context.
+        norm_eps: Added to the mean square in RMSNorm.
+        rope: The rotary position embedding.
+        window: Keys that a query sees in the layers that have a window, its own included; 0: no
+            layer has one.
+        window_layers: The layers that have the window: the first so many, or their numbers in
+            ascending order. Numbers that are those of the first layers become their count.
+        biases: The kinds of ops whose products have biases, in the order of BIASES.
+        is_tied: The head is the embedding.
+        has_qk_norm: Queries and keys pass an RMSNorm over head_dim before RoPE (Qwen3).
+        attention_scale: Multiplies the products of queries and keys; 0: head_dim ** -0.5.
+        delay: Layers until a lane's message lands at the other lanes. 0: blocking sums in lane
+            order and one shared residual, as in ordinary models.
+        early_comm: The first `delay` layers sum over all lanes at once. Otherwise they scale each
+            lane's own output by sqrt(num_lanes).
+        early_messages: The first `delay` layers send messages, which land `delay` layers later.
+        attention_comm, mlp_comm: Attention blocks, and feed-forward blocks, send messages.
+        lm_head: "replicate", or "vocab_parallel": lane l makes the logits of the l-th part of the
+            vocabulary from its own residual, and nothing is averaged.
+        message_dtype: What a lane's message is rounded to before the others add it.
+
+    Args:
+        names: What the model's file calls these fields, for messages; None: as above.
+
+    Raises:
+        InvalidArgument: A field is wrong; the text names it.
+    """
+
+    family: Family
+    num_layers: int
+    num_lanes: int
+    hidden: int
+    ffn: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context: int
+    norm_eps: float = 1e-5
+    rope: Rope = field(default_factory=Rope)
+    window: int = 0
+    window_layers: int | tuple[int, ...] = 0
+    biases: tuple[str, ...] = ()
+    is_tied: bool = False
+    has_qk_norm: bool = False
+    attention_scale: float = 0.0
+    delay: int = 0
+    early_comm: bool = False
+    early_messages: bool = True
+    attention_comm: bool = True
+    mlp_comm: bool = True
+    lm_head: Literal["replicate", "vocab_parallel"] = "replicate"
+    message_dtype: Literal["bfloat16", "float32"] = "float32"
+    names: InitVar[Mapping[str, str] | None] = None
+
+    def __post_init__(self, names: Mapping[str, str] | None) -> None:
+        called = {each.name: each.name for each in fields(self)} | dict(names or {})
+
+        def check_ints(names: str, least: int, most: int) -> None:
+            for name in names.split():
+                _check_int(called[name], getattr(self, name), least, most)
+
+        _check_choice(called["family"], self.family, FAMILIES)
+        _check_choice(called["lm_head"], self.lm_head, LM_HEADS)
+        _check_choice(called["message_dtype"], self.message_dtype, MESSAGE_DTYPES)
+        check_ints("hidden ffn num_heads num_kv_heads head_dim vocab_size context", 1, _MAX_SIZE)
+        check_ints("num_layers", 1, _MAX_LAYERS)
+        check_ints("num_lanes", 1, MAX_LANES)
+        check_ints("window", 0, _MAX_SIZE)
+        self._check_window_layers(called["window_layers"])
+        check_ints("delay", 0, self.num_layers)
+        if not isinstance(self.biases, tuple) or list(self.biases) != [
+            kind for kind in BIASES if kind in self.biases
+        ]:
+            raise InvalidArgument(
+                f"{called['biases']} is {reprlib.repr(self.biases)}, must be a tuple of some of "
+                f"{', '.join(BIASES)}, in this order"
+            )
+        switches = ("is_tied", "has_qk_norm", "early_comm", "early_messages")
+        for name in (*switches, "attention_comm", "mlp_comm"):
+            _check_bool(called[name], getattr(self, name))
+        check_positive(called["norm_eps"], self.norm_eps)
+        if self.attention_scale == 0:
+            object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
+        check_positive(called["attention_scale"], self.attention_scale)
+        self._check_together(called)
+        # Raises where a scaling does not suit the head.
+        self.rope.frequencies(self.head_dim)
+
+    def _check_window_layers(self, called: str) -> None:
+        layers = self.window_layers
+        if not isinstance(layers, tuple):
+            _check_int(called, layers, 0, self.num_layers)
+            return
+        if not all(isinstance(each, int) for each in layers) or list(layers) != [
+            layer for layer in range(self.num_layers) if layer in layers
+        ]:
+            raise InvalidArgument(
+                f"{called} is {reprlib.repr(layers)}, must be numbers of layers in ascending "
+                f"order, from 0 to {self.num_layers - 1}"
+            )
+        if layers == tuple(range(len(layers))):
+            object.__setattr__(self, "window_layers", len(layers))
+
+    def _check_together(self, called: Mapping[str, str]) -> None:
+        """Checks fields against each other."""
+
+        def check_divisible(name: str, by: str) -> None:
+            value, divisor = getattr(self, name), getattr(self, by)
+            if value % divisor:
+                raise InvalidArgument(
+                    f"{called[name]} is {value}, must be divisible by {called[by]}, {divisor}"
+                )
+
+        if self.head_dim % 2 or self.head_dim > 2**16:
+            raise InvalidArgument(
+                f"{called['head_dim']} is {self.head_dim}, must be even, because RoPE turns "
+                "pairs, and at most 65536"
+            )
+        for name in ("num_heads", "num_kv_heads", "ffn"):
+            check_divisible(name, "num_lanes")
+        check_divisible("num_heads", "num_kv_heads")
+        if (self.window == 0) != (self.window_layers == 0):
+            raise InvalidArgument(
+                f"{called['window']} is {self.window} and {called['window_layers']} is "
+                f"{self.window_layers}, must be both 0 or neither"
+            )
+        if self.lm_head == "vocab_parallel":
+            check_divisible("vocab_size", "num_lanes")
+            if self.is_tied:
+                raise InvalidArgument(
+                    f"{called['lm_head']} is 'vocab_parallel', so {called['is_tied']} must be False"
+                )
+        if self.family == "laneformer":
+            if self.biases:
+                raise InvalidArgument(
+                    f"{called['biases']} is {self.biases!r}, which a Laneformer does not have"
+                )
+        else:
+            changed = [
+                name
+                for name, ordinary in (
+                    *(("delay", 0), ("lm_head", "replicate"), ("message_dtype", "float32")),
+                    *(("attention_comm", True), ("mlp_comm", True)),
+                )
+                if getattr(self, name) != ordinary
+            ]
+            if changed:
+                raise InvalidArgument(
+                    f"{called[changed[0]]} is {getattr(self, changed[0])!r}, "
+                    f"which models of the family {self.family} do not have"
+                )
+        for name in ("attention_comm", "mlp_comm"):
+            if self.delay == 0 and not getattr(self, name):
+                raise InvalidArgument(
+                    f"{called[name]} is False, must be True where {called['delay']} is 0: lanes "
+                    "that share a residual add up each module's outputs"
+                )
+
+    @property
+    def longest_context(self) -> int:
+        """Most positions that a sequence may have: a RoPE scaling permits more than `context`."""
+        return self.rope.longest(self.context)
+
+    def window_of(self, layer: int) -> int:
+        """Keys that a query of this layer sees, its own included; 0: all of them."""
+        layers = self.window_layers
+        has_window = layer in layers if isinstance(layers, tuple) else layer < layers
+        return self.window if has_window else 0
+
+    def layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of one layer's tensors by their names within the layer, as in "wq".
+
+        Matrices are cut into lanes, lane first: [lanes, rows, columns].
+        """
+        lanes = self.num_lanes
+        heads, kv_heads = (n // lanes * self.head_dim for n in (self.num_heads, self.num_kv_heads))
+        shapes: dict[str, tuple[int, ...]] = {
+            "wq": (lanes, heads, self.hidden),
+            "wk": (lanes, kv_heads, self.hidden),
+            "wv": (lanes, kv_heads, self.hidden),
+            "wo": (lanes, self.hidden, heads),
+            "w1": (lanes, self.ffn // lanes, self.hidden),
+            "w3": (lanes, self.ffn // lanes, self.hidden),
+            "w2": (lanes, self.hidden, self.ffn // lanes),
+            "attention_norm": (self.hidden,),
+            "ffn_norm": (self.hidden,),
+        }
+        if self.has_qk_norm:
+            shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
+        for kind in self.biases:
+            for name in BIASES[kind]:
+                *of_lane, _ = shapes[name.replace("b", "w")]
+                # What is added once, to the sum over all lanes, is not cut.
+                shapes[name] = (self.hidden,) if kind in ("out", "down") else tuple(of_lane)
+        return shapes
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors by their names, as in "embedding", "layers.3.wq", "head"."""
+        shapes: dict[str, tuple[int, ...]] = {"embedding": (self.vocab_size, self.hidden)}
+        each = self.layer_shapes()
+        for layer in range(self.num_layers):
+            shapes |= {f"layers.{layer}.{name}": shape for name, shape in each.items()}
+        shapes["norm"] = (self.hidden,)
+        if not self.is_tied:
+            shapes["head"] = (self.vocab_size, self.hidden)
+        return shapes
+
+    def num_parameters(self) -> int:
+        """Elements of all tensors."""
+        return sum(math.prod(shape) for shape in self.shapes().values())
+
+    def streamed_bytes(self) -> int:
+        """Bytes of weights that a token reads, in 16 bits: all but the embedding's table, which is
+        read as the head if it is tied.
+        """
+        table = 0 if self.is_tied else self.vocab_size * self.hidden
+        return 2 * (self.num_parameters() - table)
+
+
+def is_vector(name: str) -> bool:
+    """Whether a tensor is a norm's or a bias: small, and kept in FP32."""
+    part = name.rpartition(".")[2]
+    return part.endswith("norm") or part in _BIAS_NAMES
+
+
+def lanes_for(num_heads: int, num_kv_heads: int, ffn: int) -> int:
+    """The lanes of an ordinary model: the most, up to 8, that divide its heads and its ffn."""
+    return max(
+        lanes
+        for lanes in range(1, MAX_LANES + 1)
+        if num_kv_heads % lanes == num_heads % lanes == ffn % lanes == 0
+    )
+
+
+def _check_int(name: str, value: int, least: int, most: int) -> None:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_int and least <= value <= most):
+        raise InvalidArgument(f"{name} is {value!r}, must be an integer from {least} to {most}")
+
+
+def _check_bool(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} is {value!r}, must be True or False")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidArgument(f"{name} is {value!r}, must be one of {', '.join(choices)}")

@@ -1,0 +1,231 @@
+"""Chat templates: messages to the text that a model was trained on."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn
+
+import kccl
+
+from ..base.extras import library
+from ..base.fields import one_line
+
+DEFAULT = "default"
+# The template that counts where tools are given, if there is one of this name.
+_WITH_TOOLS = "tool_use"
+# Arguments of transformers' apply_chat_template() that are no variables of a template.
+_NOT_VARIABLES = frozenset(
+    {"chat_template", "continue_final_message", "conversation", "max_length", "messages"}
+    | {
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+    }
+    | {"tokenize", "tokenizer_kwargs", "truncation"}
+)
+# What chat() itself names. A template that does not use these passes over them.
+_ALWAYS = frozenset({"tools", "documents"})
+# What every template has, and nobody gives as a variable.
+_GIVEN = frozenset({"add_generation_prompt", "messages", "raise_exception", "strftime_now"})
+# Names under which a message may have what its author thought.
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template in Jinja, and the file that has it, for messages."""
+
+    source: str
+    where: str
+
+
+class ChatTemplates:
+    """The templates of a model, by name."""
+
+    def __init__(self, templates: Mapping[str, Template], tokens: Mapping[str, str]) -> None:
+        """Takes templates, which are compiled when they are first used.
+
+        Args:
+            templates: Templates by name; a single one is called "default".
+            tokens: What a template may use besides the messages, as in "bos_token".
+        """
+        self._templates = dict(templates)
+        self._tokens = dict(tokens)
+        self._compiled: dict[str, ChatTemplate] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._templates)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+        name: str | None = None,
+    ) -> str:
+        """As ChatTemplate.render(), by the template of this name; None: by the one that suits.
+
+        Raises:
+            InvalidArgument: There is no such template, or it does not use one of the variables.
+        """
+        if wrong := _NOT_VARIABLES & variables.keys():
+            raise kccl.InvalidArgument(
+                f"{min(wrong)} is no variable of a chat template: chat() gives ids, chat_text() "
+                "text, and template=... names one of several templates"
+            )
+        if name is None and variables.get("tools") is not None and _WITH_TOOLS in self._templates:
+            name = _WITH_TOOLS
+        name = DEFAULT if name is None else name
+        if not isinstance(name, str) or name not in self._templates:
+            known = ", ".join(map(repr, self._templates))
+            raise kccl.InvalidArgument(f"template is {name!r}, must be one of {known}")
+        if name not in self._compiled:
+            template = self._templates[name]
+            self._compiled[name] = ChatTemplate(template.source, self._tokens, template.where)
+        found = self._compiled[name]
+        own = found.variables - _GIVEN
+        if unused := variables.keys() - own - self._tokens.keys() - _ALWAYS:
+            known = ", ".join(sorted(own - self._tokens.keys()))
+            raise kccl.InvalidArgument(
+                f"{min(unused)} is no variable of the chat template, which has "
+                f"{known or 'none of its own'}"
+            )
+        return found.render(messages, variables, add_generation_prompt=add_generation_prompt)
+
+
+class ChatTemplate:
+    """A template in Jinja, rendered in its sandbox as Hugging Face's libraries do.
+
+    Attributes:
+        variables: Names of what it uses and does not set itself.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
+        """Compiles the template.
+
+        Args:
+            source: The template.
+            tokens: What the template may use besides the messages, as in "bos_token".
+            where: The file, for messages.
+
+        Raises:
+            kccl.Error: It is no template.
+        """
+        jinja2 = library("jinja2")
+        sandbox = library("jinja2.sandbox")
+        self._where = where
+        self._tokens = dict(tokens)
+        environment = sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _generation_blocks()],
+        )
+        # Jinja's own filter escapes for HTML.
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+        try:
+            self._template = environment.from_string(source)
+            self.variables = frozenset(
+                library("jinja2.meta").find_undeclared_variables(environment.parse(source))
+            )
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise kccl.Error(f"{where}: the chat template is wrong: {one_line(error)}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: Each has "role", and "content" or "tool_calls". A field that is None counts
+                as absent.
+            variables: Of the template, by name, as in "enable_thinking"; "tools", JSON schemas of
+                functions that the model may call; "documents", texts to answer from, each with
+                "title" and "text".
+            add_generation_prompt: Ends with what precedes the model's answer.
+
+        Raises:
+            InvalidArgument: The messages are no list, or a message lacks its role or its content.
+            kccl.Error: The template refuses the messages, or fails.
+        """
+        if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+            raise kccl.InvalidArgument(
+                f"messages is of type {type(messages).__name__}, must be a list of messages"
+            )
+        given = {
+            **{"tools": None, "documents": None, **self._tokens, **variables},
+            "messages": [_message(index, message) for index, message in enumerate(messages)],
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            text: str = self._template.render(given)
+        # A template is a program: what it does with these messages may fail in any way.
+        except Exception as error:
+            raise kccl.Error(
+                f"{self._where}: the chat template fails: {one_line(error)}"
+            ) from error
+        return text
+
+
+def _message(index: int, message: Any) -> dict[str, Any]:
+    """A message as templates expect it."""
+    given = {}
+    if isinstance(message, Mapping):
+        given = {name: value for name, value in message.items() if value is not None}
+    has_content = isinstance(given.get("content"), str | list) or "tool_calls" in given
+    if not isinstance(given.get("role"), str) or not has_content:
+        raise kccl.InvalidArgument(
+            f"messages[{index}] is {message!r}, must have a role and a content"
+        )
+    thought = next((given[name] for name in _THOUGHTS if name in given), None)
+    if thought is not None:
+        given = {"thinking": thought, **given, "reasoning_content": thought}
+    return given
+
+
+def _generation_blocks() -> Any:
+    """An extension of Jinja: a `generation` block, which marks an assistant's text for training,
+    is its text.
+    """
+    jinja2, extensions = library("jinja2"), library("jinja2.ext")
+
+    def parse(self: Any, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("text_of")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def text_of(self: Any, caller: Any) -> Any:
+        return caller()
+
+    members = {"tags": {"generation"}, "parse": parse, "text_of": text_of, "__module__": __name__}
+    return type("GenerationBlocks", (extensions.Extension,), members)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise kccl.Error(message)

@@ -1,0 +1,138 @@
+"""Special tokens of a folder: five files may name them. Their ids are those of transformers."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import kccl
+
+from ..base.extras import library
+from ..base.fields import Fields, read_optional
+
+_MAP = "special_tokens_map.json"
+_ADDED = "added_tokens.json"
+# Beside them, a file may name tokens of its own that end in "_token".
+_NAMED = (
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token"),
+    "mask_token",
+)
+_NEEDED = ("bos_token", "eos_token")
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def add_special_tokens(
+    folder: Path, config: Fields, values: dict[str, Any], backend: Any, content: dict[str, Any]
+) -> dict[str, str]:
+    """Adds what the files beside a tokenizer name to its vocabulary.
+
+    Args:
+        folder: The folder.
+        config, values: tokenizer_config.json, as fields and as it is.
+        backend: A tokenizers.Tokenizer, which is changed.
+        content: Its tokenizer.json; empty where there is none.
+
+    Returns:
+        The texts of named tokens, as in "bos_token".
+
+    Raises:
+        kccl.Error: A file is damaged. Names it and the field.
+    """
+    values = dict(values)
+    added: dict[int, Any] = {}
+    if "added_tokens_decoder" in config:
+        decoder = config.value("added_tokens_decoder")
+        if not isinstance(decoder, dict):
+            raise config.wrong("added_tokens_decoder", "an object")
+        for number, token in decoder.items():
+            if not number.isdecimal() or not isinstance(token, dict):
+                raise config.wrong("added_tokens_decoder", "an object with ids and tokens")
+            added[int(number)] = _token(config, "added_tokens_decoder", token)
+    else:
+        values |= read_optional(folder / _MAP)
+        added = _older(folder, config, values, content)
+    texts = {name: text for name in _names(values) if (text := _text(config, values, name))}
+    extras = _extras(values)
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    missing = [token for _, token in sorted(added.items()) if repr(token) not in known]
+    seen = {token.content for token in backend.get_added_tokens_decoder().values()}
+    seen |= {token.content for token in missing}
+    special = library("tokenizers").AddedToken
+    for text in dict.fromkeys([*texts.values(), *extras]):
+        if text not in seen:
+            missing.append(special(text, special=True, normalized=False))
+    named = {*texts.values(), *extras}
+    for token in missing:
+        token.special = token.special or token.content in named
+    backend.add_tokens(missing)
+    _mark(backend, named)
+    return texts
+
+
+def _mark(backend: Any, named: set[str]) -> None:
+    """Makes what is named a control token, even if the tokenizer has it as ordinary text."""
+    tokens = [each for each in backend.get_added_tokens_decoder().values() if each.content in named]
+    backend.add_special_tokens(tokens)
+
+
+def _older(
+    folder: Path, config: Fields, values: dict[str, Any], content: dict[str, Any]
+) -> dict[int, Any]:
+    """Tokens by id where tokenizer_config.json does not list them."""
+    named = {text for name in _names(values) if (text := _text(config, values, name))}
+    named |= set(_extras(values))
+    make = library("tokenizers").AddedToken
+    file = Fields(folder / _ADDED, read_optional(folder / _ADDED))
+    added: dict[int, Any] = {}
+    for text, number in read_optional(folder / _ADDED).items():
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise file.wrong(text, "an id")
+        is_special = text in named
+        added[number] = make(text, normalized=not is_special, special=is_special)
+    for token in content.get("added_tokens") or []:
+        if isinstance(token, dict) and isinstance(token.get("id"), int):
+            added[token["id"]] = _token(config, "added_tokens", token)
+    return added
+
+
+def _names(values: dict[str, Any]) -> Iterable[str]:
+    """The fields that name one token each."""
+    own = [
+        name
+        for name, value in values.items()
+        if name.endswith("_token") and name not in _NAMED and isinstance(value, str | dict)
+    ]
+    return (*_NAMED, *own)
+
+
+def _text(config: Fields, values: dict[str, Any], name: str) -> str | None:
+    """The text of a named token, which some files give as an object with more fields."""
+    value = values.get(name)
+    if isinstance(value, dict):
+        value = value.get("content")
+    if value is None or isinstance(value, str):
+        return value
+    if name in _NEEDED:
+        raise kccl.Error(f"{config.path}: field {name} is {value!r:.80}, must be a string")
+    # Decoding needs no other.
+    return None
+
+
+def _extras(values: dict[str, Any]) -> list[str]:
+    """The texts of further special tokens, which have no name."""
+    found: Any = next((values[name] for name in _EXTRA if values.get(name)), [])
+    if isinstance(found, dict):
+        found = list(found.values())
+    if not isinstance(found, list):
+        return []
+    texts = [each.get("content") if isinstance(each, dict) else each for each in found]
+    return [text for text in texts if isinstance(text, str) and text]
+
+
+def _token(config: Fields, name: str, token: dict[str, Any]) -> Any:
+    """A token as a file describes it."""
+    text = token.get("content")
+    flags = {flag: token[flag] for flag in _FLAGS if flag in token}
+    if not isinstance(text, str) or not all(isinstance(flag, bool) for flag in flags.values()):
+        raise config.wrong(name, "tokens with a content and flags")
+    return library("tokenizers").AddedToken(text, **flags)

@@ -1,0 +1,282 @@
+"""Text to token ids and back."""
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import kccl
+
+from ..base.fields import one_line
+from .chat import ChatTemplates, Template
+
+# How SentencePiece spells a space.
+_SPACE = "\u2581"
+
+
+class Pieces(Protocol):
+    """How a vocabulary spells bytes."""
+
+    def __call__(self, token: str) -> bytes:
+        """The bytes that a token of the vocabulary stands for."""
+
+
+def byte_level(token: str) -> bytes:
+    """Of GPT-2's kind: each character stands for one byte."""
+    if all(character in _BYTE_OF for character in token):
+        return bytes(_BYTE_OF[character] for character in token)
+    return token.encode()
+
+
+def sentence_piece(token: str) -> bytes:
+    """Of SentencePiece's kind: text, or one byte as in "<0x0A>"."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    return token.replace(_SPACE, " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes of Latin-1 as they are, the others from 256 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {chr(byte): byte for byte in printable}
+    return characters | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+class Tokenizer:
+    """A model's tokenizer.
+
+    Attributes:
+        bos_id, pad_id: Ids of these tokens; None where there is none.
+        eos_ids: Ids that end a text; the model's own end of text first. They may be ids of the
+            model that have no token.
+        special_ids: Ids of control tokens. They decode to nothing.
+        vocab_size: Ids are below this. A model may have more, which decode to nothing.
+        prefix, suffix: Ids that encode() puts before and behind a text, as the model was trained.
+        adds_bos: bos_id is in the prefix.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        *,
+        pieces: Pieces,
+        where: Path,
+        bos_id: int | None,
+        eos_ids: Sequence[int],
+        pad_id: int | None,
+        prefix: Sequence[int],
+        suffix: Sequence[int],
+        adds_space: bool,
+        templates: Mapping[str, Template],
+        texts: Mapping[str, str],
+        begins_chats: bool = False,
+    ) -> None:
+        """Wraps a tokenizer of the `tokenizers` library.
+
+        Args:
+            backend: A tokenizers.Tokenizer.
+            pieces: How its vocabulary spells bytes.
+            where: The file, for messages.
+            bos_id, eos_ids, pad_id, prefix, suffix: As the attributes; the ids but eos_ids are in
+                the vocabulary.
+            adds_space: The backend puts a space in front of a text.
+            templates: Chat templates by name.
+            texts: Texts of special tokens for the template, as in "bos_token".
+            begins_chats: A conversation has the prefix even if its template does not write it.
+        """
+        self._backend = backend
+        self._pieces = pieces
+        self._where = where
+        self.vocab_size = vocab_size_of(backend)
+        self.bos_id = bos_id
+        self.eos_ids = tuple(dict.fromkeys(eos_ids))
+        self.pad_id = pad_id
+        self.prefix, self.suffix = tuple(prefix), tuple(suffix)
+        self.adds_bos = bos_id is not None and bos_id in self.prefix
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self._adds_space = adds_space
+        self._templates = ChatTemplates(templates, texts)
+        self._begins_chats = begins_chats
+        # Texts of added tokens are spelt as they are.
+        self._bytes = {
+            number: b"" if token.special else token.content.encode()
+            for number, token in added.items()
+        }
+
+    def fit(self, rows: int, source: Path) -> None:
+        """Compares the ids with the embedding's rows. A model may lack rows for tokens that were
+        added to its tokenizer, as padding often is: such a token ends no text.
+
+        Raises:
+            kccl.Error: The vocabulary has more ids than there are rows, or a text's beginning or
+                end has no row.
+        """
+        size = vocab_size_of(self._backend, with_added=False)
+        if size > rows:
+            raise kccl.Error(
+                f"{source}: the tokenizer has {size} ids, must have at most {rows}, the rows of "
+                "the embedding"
+            )
+        for number in (*self.prefix, *self.suffix):
+            if number >= rows:
+                raise kccl.Error(
+                    f"{source}: texts begin or end with id {number}, must be below {rows}, the "
+                    "rows of the embedding"
+                )
+        self.eos_ids = tuple(number for number in self.eos_ids if number < rows)
+        if self.pad_id is not None and self.pad_id >= rows:
+            self.pad_id = None
+
+    def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
+        """The ids of a text. Control tokens that are spelt out in it become one id each.
+
+        Args:
+            text: Any text.
+            add_bos: Put the prefix in front, if the text does not spell it out itself, and the
+                suffix behind. In most models that is BOS, or nothing.
+
+        Raises:
+            InvalidArgument: The text has a character that UTF-8 cannot encode, as text that was
+                decoded from invalid UTF-8 has.
+        """
+        check_utf8(text)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return [*self._begun(ids), *self.suffix] if add_bos else ids
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """Ids with the prefix in front, once."""
+        has_it = tuple(ids[: len(self.prefix)]) == self.prefix
+        return ids if has_it else [*self.prefix, *ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, those of encode() included. Bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            InvalidArgument: An id is negative.
+        """
+        spelt = b"".join(map(self.bytes_of, ids))
+        if self._adds_space:
+            spelt = spelt.removeprefix(b" ")
+        return spelt.decode(errors="replace")
+
+    def stream(self) -> "TextStream":
+        """Decodes ids as they come, as text that follows a prompt."""
+        return TextStream(self)
+
+    def bytes_of(self, number: int) -> bytes:
+        """The bytes that an id stands for; none for control tokens and ids without a token."""
+        found = self._bytes.get(number)
+        if found is None:
+            if number < 0:
+                raise kccl.InvalidArgument(f"id {number} is negative")
+            token = self._backend.id_to_token(number) if number < self.vocab_size else None
+            found = b"" if token is None else self._pieces(token)
+            self._bytes[number] = found
+        return found
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The ids of a conversation by the model's chat template, ready for Engine.stream().
+
+        Args:
+            messages: Each has "role" ("system", "user", "assistant" or "tool") and "content".
+            add_generation_prompt: Ends with what precedes the model's answer.
+            template: Name of one of several templates; None: "tool_use" with tools, else "default".
+            variables: `tools` and `documents`, lists of objects, and variables that the template
+                knows, as in `enable_thinking=False`.
+
+        Raises:
+            InvalidArgument: The messages are no list, a message lacks its role or its content,
+                there is no such template, or it does not know a variable.
+            kccl.Error: The model has no template, or the template refuses the messages.
+        """
+        text = self.chat_text(
+            messages, add_generation_prompt=add_generation_prompt, template=template, **variables
+        )
+        # In folders the template alone decides how a conversation begins.
+        ids = self.encode(text, add_bos=False)
+        return self._begun(ids) if self._begins_chats else ids
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The text whose ids chat() gives; arguments and errors as there."""
+        if not self._templates:
+            raise kccl.Error(
+                f"{self._where} has no chat template: give text, on the command line leave out "
+                "--chat"
+            )
+        return self._templates.render(
+            messages, variables, name=template, add_generation_prompt=add_generation_prompt
+        )
+
+
+class TextStream:
+    """Text of ids that come one by one. A character appears when its last byte has come."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, number: int) -> str:
+        """The text that this id completes; may be empty."""
+        return self._decoder.decode(self._tokenizer.bytes_of(number))
+
+    def flush(self) -> str:
+        """What remains at the end: U+FFFD if a character is incomplete."""
+        return self._decoder.decode(b"", final=True)
+
+
+def vocab_size_of(backend: Any, *, with_added: bool = True) -> int:
+    """All ids of a tokenizers.Tokenizer are below this, those of added tokens included unless asked
+    otherwise. A vocabulary may leave ids out.
+    """
+    return max(backend.get_vocab(with_added_tokens=with_added).values(), default=-1) + 1
+
+
+def check_utf8(text: str) -> None:
+    """Raises InvalidArgument if the text has a character that UTF-8 cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise kccl.InvalidArgument(
+            f"the text is not valid UTF-8: character {error.start} is {text[error.start]!a}"
+        ) from None
+
+
+def guarded(where: Path, make: Any, *args: Any) -> Any:
+    """Calls the `tokenizers` library, whose failures have many types.
+
+    Raises:
+        kccl.Error: The call failed.
+    """
+    try:
+        return make(*args)
+    except kccl.Error:
+        raise
+    # Panics of the library are no Exception.
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise kccl.Error(f"{where}: the tokenizer is wrong: {one_line(error)}") from error
+        raise

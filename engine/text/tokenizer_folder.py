@@ -1,0 +1,174 @@
+"""The tokenizer of a folder in Hugging Face's layout."""
+
+from pathlib import Path
+from typing import Any
+
+import kccl
+
+from ..base.extras import library
+from ..base.fields import Fields, read_json, read_optional
+from .chat_files import read_templates
+from .special_tokens import add_special_tokens
+from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, vocab_size_of
+from .tokenizer_merges import MERGES, VOCABULARY, read_merges
+from .tokenizer_model import MODEL, read_model
+
+TOKENIZER = "tokenizer.json"
+_CONFIG = "tokenizer_config.json"
+# Files that name ids. The first that gives one counts.
+_WITH_IDS = ("generation_config.json", "config.json")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer, damaged or not."""
+    return any((folder / name).exists() for name in (TOKENIZER, MODEL, VOCABULARY))
+
+
+def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokenizer:
+    """Reads tokenizer.json, or where there is none tokenizer.model or vocab.json, and what the
+    files beside it say about special tokens.
+
+    Args:
+        folder: The folder.
+        vocab_size: Of the model, which may have rows for more ids than the tokenizer has tokens.
+        is_laneformer: The model is a Laneformer, whose texts begin as add_bos_token says.
+
+    Raises:
+        kccl.Error: A file is missing or damaged, or the tokenizer is of an unknown kind.
+    """
+    values = read_optional(folder / _CONFIG)
+    config = Fields(folder / _CONFIG, values)
+    file, content = folder / TOKENIZER, {}
+    is_there = file.exists() or file.is_symlink()
+    is_model = not is_there and (folder / MODEL).exists()
+    is_merges = not is_there and not is_model and (folder / VOCABULARY).exists()
+    pieces: Pieces = byte_level
+    if is_model:
+        file = folder / MODEL
+        backend, adds_space, texts = guarded(file, read_model, file, config)
+        values = texts | values
+        pieces = sentence_piece
+    elif is_merges:
+        file = folder / VOCABULARY
+        backend, adds_space, texts = guarded(file, read_merges, folder, config)
+        values = texts | values
+    else:
+        if not is_there:
+            raise kccl.Error(
+                f"{folder} has neither {TOKENIZER} nor {MODEL}, nor {VOCABULARY} with {MERGES}"
+            )
+        content = read_json(file)
+        backend = guarded(file, library("tokenizers").Tokenizer.from_file, str(file))
+        pieces, adds_space = _kind(file, content)
+    # A text is never cut or filled up unseen.
+    backend.no_truncation()
+    backend.no_padding()
+    texts = guarded(file, add_special_tokens, folder, config, values, backend, content)
+    ids = {
+        name: None if (text := texts.get(f"{name}_token")) is None else backend.token_to_id(text)
+        for name in ("bos", "eos", "pad")
+    }
+    others = _with_ids(folder)
+    size = vocab_size_of(backend)
+    eos_ids = _first_ids(others, "eos_token_id", max(size, vocab_size))
+    if not eos_ids and ids["eos"] is not None:
+        eos_ids = [ids["eos"]]
+    bos_id = ids["bos"]
+    if bos_id is None:
+        bos_id = _usable_id(others, "bos_token_id", size)
+    prefix: list[int] = []
+    suffix: list[int] = []
+    if backend.post_processor is not None:
+        prefix, suffix = _around(file, backend)
+    # transformers takes the post-processor of a tokenizer.json, or none, whatever these fields say.
+    # It does not read Laneformers: the tokenizers that they are trained with have none.
+    elif is_model or is_merges or is_laneformer:
+        prefix = _if_asked(config, "add_bos_token", bos_id)
+        suffix = _if_asked(config, "add_eos_token", ids["eos"])
+    return Tokenizer(
+        backend,
+        pieces=pieces,
+        where=file,
+        bos_id=bos_id,
+        eos_ids=eos_ids,
+        pad_id=_usable_id(others, "pad_token_id", size) if ids["pad"] is None else ids["pad"],
+        prefix=prefix,
+        suffix=suffix,
+        adds_space=adds_space,
+        templates=read_templates(folder, config),
+        texts=texts,
+    )
+
+
+def named_ends(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end a text by the folder's configurations, whatever its tokenizer is.
+
+    Raises:
+        kccl.Error: They are no ids of the vocabulary.
+    """
+    return tuple(_first_ids(_with_ids(folder), "eos_token_id", vocab_size))
+
+
+def _with_ids(folder: Path) -> list[Fields]:
+    return [Fields(folder / name, read_optional(folder / name)) for name in _WITH_IDS]
+
+
+def _around(file: Path, backend: Any) -> tuple[list[int], list[int]]:
+    """The ids that the tokenizer itself puts before and behind a text."""
+    bare = guarded(file, backend.encode, "a", None, False, False).ids
+    whole = guarded(file, backend.encode, "a").ids
+    for start in range(len(whole) - len(bare) + 1):
+        if bare and whole[start : start + len(bare)] == bare:
+            return whole[:start], whole[start + len(bare) :]
+    raise kccl.Error(f"{file}: field post_processor changes a text's own ids, which is not known")
+
+
+def _if_asked(config: Fields, name: str, number: int | None) -> list[int]:
+    is_asked = config.boolean(name, default=False)
+    return [number] if is_asked and number is not None else []
+
+
+def _first_ids(others: list[Fields], name: str, vocab_size: int) -> list[int]:
+    """The ids of the first file that gives some."""
+    for fields in others:
+        if ids := _ids(fields, name, vocab_size):
+            return ids
+    return []
+
+
+def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
+    """One id, or a list of ids."""
+    value = fields.value(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(number, bool) or not isinstance(number, int) for number in ids):
+        raise fields.wrong(name, "an id or a list of ids")
+    # As in transformers, -1 stands for none.
+    ids = [number for number in ids if number != -1]
+    if not all(0 <= number < vocab_size for number in ids):
+        raise fields.wrong(name, f"from 0 to {vocab_size - 1}, the ids of the vocabulary")
+    return ids
+
+
+def _usable_id(others: list[Fields], name: str, vocab_size: int) -> int | None:
+    """The first id that is one: decoding may not need it, so a wrong one counts as none."""
+    for fields in others:
+        value = fields.value(name)
+        for number in value if isinstance(value, list) else [value]:
+            is_id = isinstance(number, int) and not isinstance(number, bool)
+            if is_id and 0 <= number < vocab_size:
+                return int(number)
+    return None
+
+
+def _kind(file: Path, content: dict[str, Any]) -> tuple[Pieces, bool]:
+    """How the vocabulary spells bytes, and whether a space is put in front of a text."""
+    decoder = content.get("decoder")
+    steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
+    kinds = {step.get("type"): step for step in steps if isinstance(step, dict)}
+    if "ByteLevel" in kinds:
+        return byte_level, False
+    if "Metaspace" in kinds:
+        return sentence_piece, kinds["Metaspace"].get("prepend_scheme", "always") != "never"
+    if "ByteFallback" in kinds:
+        return sentence_piece, "Strip" in kinds
+    raise kccl.Error(f"{file}: field decoder has {sorted(map(str, kinds))}, which is not known")

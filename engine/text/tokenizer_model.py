@@ -1,0 +1,147 @@
+"""The tokenizer of a folder that has SentencePiece's own file, tokenizer.model."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import kccl
+
+from ..base.extras import library
+from ..base.fields import Fields, one_line
+from ..base.lookalikes import lookalike
+from .tokenizer_pieces import (
+    NORMAL,
+    SPACE,
+    USER_DEFINED,
+    add_control_tokens,
+    bpe_of_pieces,
+)
+
+MODEL = "tokenizer.model"
+# Kinds of models in the file.
+_UNIGRAM, _BPE = 1, 2
+# Classes for which transformers puts a space in front of a whole text only, and of none that
+# begins with one.
+_SPACE_ONCE = ("LlamaTokenizer", "LlamaTokenizerFast")
+# A line of tiktoken's: a token in base 64, and its rank.
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
+CONVERT = "let transformers write a tokenizer.json (AutoTokenizer and save_pretrained())"
+
+
+def read_model(file: Path, config: Fields) -> tuple[Any, bool, dict[str, str]]:
+    """Reads the file.
+
+    Args:
+        file: The file.
+        config: tokenizer_config.json.
+
+    Returns:
+        A tokenizers.Tokenizer, whether it puts a space in front of a text, and the texts of the
+        tokens that the file itself names.
+
+    Raises:
+        kccl.Error: It is damaged, or of a kind that is not known.
+    """
+    proto = _proto(file)
+    trained, normal = proto.trainer_spec, proto.normalizer_spec
+    if trained.model_type not in (_UNIGRAM, _BPE):
+        raise kccl.Error(f"{file} is neither a BPE nor a unigram model: {CONVERT}")
+    tokens = [each.piece for each in proto.pieces]
+    scores, kinds = [each.score for each in proto.pieces], [each.type for each in proto.pieces]
+    if not tokens:
+        raise kccl.Error(f"{file} has no pieces{lookalike(file)}")
+    if len(set(tokens)) != len(tokens):
+        raise kccl.Error(f"{file} has a piece twice")
+    backend = _backend(trained, tokens, scores, kinds)
+    is_of_llama = config.text("tokenizer_class", default="") in _SPACE_ONCE
+    is_once = is_of_llama or not config.boolean("legacy", default=True)
+    _prepare(backend, normal, is_once=is_once)
+    if is_of_llama:
+        add_control_tokens(backend, tokens, kinds)
+    else:
+        add_control_tokens(
+            backend, tokens, [kind if kind != USER_DEFINED else NORMAL for kind in kinds]
+        )
+        _keep_whole(
+            backend, [t for t, kind in zip(tokens, kinds, strict=True) if kind == USER_DEFINED]
+        )
+    named = {
+        "bos_token": (trained.bos_id, trained.bos_piece),
+        "eos_token": (trained.eos_id, trained.eos_piece),
+        "unk_token": (trained.unk_id, trained.unk_piece),
+    }
+    return (
+        backend,
+        bool(normal.add_dummy_prefix),
+        {name: text for name, (number, text) in named.items() if number >= 0},
+    )
+
+
+def _backend(trained: Any, tokens: list[str], scores: list[float], kinds: list[int]) -> Any:
+    if trained.model_type == _BPE:
+        return bpe_of_pieces(tokens, scores, kinds, only=NORMAL)
+    tokenizers = library("tokenizers")
+    return tokenizers.Tokenizer(
+        tokenizers.models.Unigram(
+            list(zip(tokens, scores, strict=True)),
+            unk_id=trained.unk_id if trained.unk_id >= 0 else None,
+            byte_fallback=bool(trained.byte_fallback),
+        )
+    )
+
+
+def _prepare(backend: Any, normal: Any, *, is_once: bool) -> None:
+    """What happens to a text before it is cut into pieces.
+
+    Args:
+        backend: A tokenizers.Tokenizer.
+        normal: The file's own rules.
+        is_once: A space is put in front of a whole text only. Otherwise one is put in front of each
+            text between control tokens.
+    """
+    tokenizers = library("tokenizers")
+    made, regex = tokenizers.normalizers, tokenizers.Regex
+    steps = []
+    if normal.precompiled_charsmap:
+        steps.append(made.Precompiled(normal.precompiled_charsmap))
+    if normal.remove_extra_whitespaces:
+        steps += [made.Replace(regex(r"\A +| +\z"), ""), made.Replace(regex(" {2,}"), " ")]
+    if normal.escape_whitespaces:
+        steps.append(made.Replace(" ", SPACE))
+    if normal.add_dummy_prefix and not is_once:
+        steps.append(made.Prepend(SPACE))
+    backend.normalizer = made.Sequence(steps)
+    if normal.add_dummy_prefix and is_once:
+        spaces = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        backend.pre_tokenizer = spaces
+
+
+def _keep_whole(backend: Any, pieces: list[str]) -> None:
+    """Pieces that a user has defined are always found, and never merged."""
+    if not pieces:
+        return
+    tokenizers = library("tokenizers")
+    pattern = "|".join(map(re.escape, sorted(pieces, key=len, reverse=True)))
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    before = [] if backend.pre_tokenizer is None else [backend.pre_tokenizer]
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([*before, split])
+    if isinstance(backend.model, tokenizers.models.BPE):
+        backend.model.ignore_merges = True
+
+
+def _proto(file: Path) -> Any:
+    # Its own reader names a piece's kind only in part.
+    messages = library("sentencepiece.sentencepiece_model_pb2")
+    errors = library("google.protobuf.message")
+    proto = messages.ModelProto()
+    try:
+        content = file.read_bytes()
+        if _TIKTOKEN.match(content):
+            raise kccl.Error(f"{file} is a file of tiktoken, which is not read: {CONVERT}")
+        proto.ParseFromString(content)
+    except OSError as error:
+        raise kccl.Error(f"cannot read {file}: {error.strerror}") from error
+    except (errors.DecodeError, ValueError) as error:
+        told = lookalike(file) or f": {one_line(error)}"
+        raise kccl.Error(f"{file} is no model of SentencePiece{told}") from error
+    return proto
