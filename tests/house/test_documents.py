@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device_compilers import find_nvrtc
+from source_tree import identifiers, source_files
 
 import kccl
 from kccl.bench import readme, summary
@@ -170,6 +171,15 @@ def test_readme_tables_come_from_the_records(path, kind):
     assert readme.update(text, ROOT / "bench" / "records") == text
 
 
+def test_measured_tables_are_in_readme_and_in_that_of_the_bench_alone():
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in source_files(".", "md")
+        if re.search(r"^<!-- (summary|record \S+ \S+.*) -->$", path.read_text(), re.MULTILINE)
+    }
+    assert found == {"README.md", "bench/README.md"}
+
+
 def test_the_one_table_of_readme_is_short():
     """Its lines name the fastest peer of the same job, and those that lose are among them."""
     rows = summary.table(readme.RECORDS).splitlines()[2:-2]
@@ -185,9 +195,21 @@ def test_the_table_refuses_a_record_without_the_row(monkeypatch):
         summary.table(readme.RECORDS)
 
 
-@pytest.mark.parametrize(("path", "most"), [("README.md", 200)])
+@pytest.mark.parametrize(("path", "most"), [("README.md", 200), ("engine/README.md", 180)])
 def test_front_doors_are_short(path, most):
     assert (ROOT / path).read_text().count("\n") <= most
+
+
+def test_the_engines_glossary_is_short_and_names_what_the_code_has():
+    text = (ROOT / "engine/README.md").read_text()
+    _, _, rest = text.partition("| word | what it means here | in the code |\n|---|---|---|\n")
+    rows = re.findall(r"^\| (.+?) \| .+ \| (.*)\|$", rest.partition("\n\n")[0], re.MULTILINE)
+    words = [word for terms, _ in rows for word in terms.split(", ")]
+    assert 10 <= len(words) <= 25
+    known = {
+        name for path in source_files("engine", "py", "cuh", "h") for name in identifiers(path)
+    }
+    assert {name for _, cell in rows for name in re.findall(r"`(\w+)`", cell)} <= known
 
 
 def test_check_names_the_files_that_are_stale(tmp_path, capsys):

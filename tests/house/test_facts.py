@@ -156,6 +156,25 @@ def test_paths_in_documents_exist(document: Path):
     assert missing == []
 
 
+def anchors(document: Path) -> set[str]:
+    """What links to headings of the document may say behind the "#", by GitHub's rules."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_in_documents_lead_somewhere(document: Path):
+    lost = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        where, _, anchor = link.partition("#")
+        if "://" in where:
+            continue
+        target = document if not where else document.parent / where
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            lost.append(link)
+    assert lost == []
+
+
 @pytest.mark.parametrize(
     ("document", "lines", "width"), [("bench/LOG.md", 12, 160), ("DECISIONS.md", 15, 120)]
 )
