@@ -354,7 +354,7 @@ LAZY_ONLY = {
     "mpi4py": {"kccl/ranks/bootstrap.py", "bench/peers/baselines.py", "bench/peers/mpi_job.py"},
     "torch": {*ON_TORCH, "bench/decode/peers.py", "bench/peers/torch.py"},
     "matplotlib": {"bench/decode/picture.py", "bench/plot.py", "topology/heatmap.py"},
-    # Of the engine, which loads them through extras.py.
+    # The engine loads these through extras.py.
     **{name: set() for name in ("safetensors", "gguf", "tokenizers", "jinja2")},
     "rich": None,  # anywhere
 }
