@@ -6,7 +6,8 @@ document of bench/records/FILE that has rows of the collective.
 `<!-- record FILE in_kernel -->` shows the calls inside kernels, of each collective from its newest
 document. `<!-- record FILE decode -->` shows how fast the engine decodes, `<!-- record FILE
 ablation -->` what its parts cost, `<!-- record FILE accuracy -->` how far its ops are from the
-reference. `--check` changes nothing and prints whether the tables are up to date.
+reference. `<!-- summary -->` is README's one table (summary.py). `--check` changes nothing and
+prints whether the tables are up to date.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
+from . import summary
 from .decode import accuracy, variants
 from .decode import report as decode_report
 from .harness.document import Document, load
@@ -26,6 +28,7 @@ from .harness.report import best_peer
 
 RECORDS = Path(__file__).parent / "records"
 _TABLE = re.compile(r"(<!-- record (\S+) (\S+)( headline)? -->\n).*?(<!-- end -->)", re.DOTALL)
+_SUMMARY = re.compile(r"(<!-- summary -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEAD = (
     "| bytes | from C | `op()` | `comm.{collective}(x)` | best MPI | MPI / `op()` | floor |\n"
     "|---:|---:|---:|---:|---:|---:|---:|\n"
@@ -41,15 +44,6 @@ _PEERS_ON_GPUS = {
     "NVSHMEM": ("nvshmem", None),
 }
 
-
-_NAMES = {
-    "nccl": "NCCL",
-    "torch_symm_mem": "PyTorch",
-    "flashinfer": "FlashInfer",
-    "nvshmem": "NVSHMEM",
-    "mpich": "MPICH",
-    "openmpi": "Open MPI",
-}
 _IN_KERNEL = "in_kernel"
 _MOST_HEADLINES = 12
 # The sizes shown; records have more.
@@ -97,7 +91,7 @@ def headline(document: Document, collective: str) -> str:
         ]
         best = min(peers, key=lambda each: each["time_us"], default=None)
         cells = [f"{nbytes:,}", _text(row["time_us"]), _text(_time(best))]
-        cells.append(_NAMES[best["library"]] if best else "")
+        cells.append(summary.NAMES[best["library"]] if best else "")
         cells.append(f"{best['time_us'] / row['time_us']:.2f}" if best else "")
         cells.append(_text(row["floor_us"]))
         lines.append("| " + " | ".join(cells) + " |\n")
@@ -248,7 +242,8 @@ def update(text: str, records: Path = RECORDS) -> str:
         made = in_kernels(documents) if what == _IN_KERNEL else table(documents[0], what)
         return begin + made + end
 
-    return _TABLE.sub(replace, text)
+    text = _TABLE.sub(replace, text)
+    return _SUMMARY.sub(lambda match: match[1] + summary.table(records) + match[2], text)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -52,9 +52,9 @@ class Limit:
     cosine: float
 
 
-# Of every kind of op. What moves an output: sums in another order, by 1e-6; keys and values in F16,
-# by 2**-12; messages in BF16 that round the other way, by 2**-8 of an element; and vectors that
-# lose the lowest bits of FP32.
+# The limits of every kind of op. What moves an output: sums in another order, by 1e-6; keys and
+# values in F16, by 2**-12; messages in BF16 that round the other way, by 2**-8 of an element; and
+# vectors that lose the lowest bits of FP32.
 LIMITS: dict[str, Limit] = {
     "embed": Limit(0.0, 1 - 1e-12),
     "qkv": Limit(2e-3, 1 - 2e-6),

@@ -34,7 +34,7 @@ def gpu_facts(engine: Engine) -> dict[str, Any]:
 
 
 def _state(engine: Engine) -> list[dict[str, str]] | str:
-    """Of each GPU that this process may use; or why it is not known."""
+    """The state of each GPU that this process may use, or why it is not known."""
     if kccl.gpu.backend() != "cuda":
         return "clocks and power are read of NVIDIA's GPUs only"
     command = shutil.which("nvidia-smi")

@@ -218,7 +218,7 @@ class _Measurement:
         return None
 
     def _without_overlap(self, prompt: list[int], num: int) -> list[int] | None:
-        """The same tokens where nothing overlaps; None on the host, which has no such executor."""
+        """The tokens where nothing overlaps; None on the host, which has no such executor."""
         is_host = self._engine.backend == "host"
         return None if is_host else self._engine.timed(prompt, num, overlaps=False)[0]
 
@@ -333,7 +333,7 @@ class _Measurement:
                     steps = first_s * 1e6 / row["us_per_token"]
                     row |= {"ttft_ms": first_s * 1e3, "ttft_steps": steps}
                 if is_ours:
-                    # Of the token in the middle.
+                    # The bytes of the token in the middle.
                     nbytes = self._engine.bytes_per_token(position + num // 2)
                     row["bandwidth_share"] = found.share(nbytes)
             elif is_ours:

@@ -62,7 +62,7 @@ def _names(timeline: Timeline) -> Iterator[Event]:
 
 
 def _events(timeline: Timeline, index: int) -> Iterator[Event]:
-    """Of one kept round."""
+    """The events of one kept token step."""
     yield from _slices(timeline, index)
     yield from _counters(timeline, float(timeline.begins[index]), float(timeline.begins[index + 1]))
 

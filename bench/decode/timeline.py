@@ -96,7 +96,7 @@ def _parts_of(timeline: Timeline) -> dict[str, dict[str, Part]]:
         of_kind = found.setdefault(op.kind, {})
         for phase in op.phases:
             took = timeline.ops[:, index, phase.end] - timeline.ops[:, index, phase.begin]
-            # Of each block, in a round.
+            # The time of each block in a token step.
             mean = np.nan_to_num(took).mean(axis=0)
             of_kind[phase.name] = of_kind.get(phase.name, 0) + mean
     return {

@@ -19,10 +19,10 @@ LENGTH = 16
 # The reference is sure of a token if its logit is above the next one's by this. A BF16 message
 # that is rounded the other way moves a logit by about a hundredth.
 _SURE = {"bfloat16": 1e-2, "float32": 1e-3}
-# The same where keys and values are F16, as a share of the largest logit: eight times the largest
+# Where keys and values are F16, it is a share of the largest logit: eight times the largest
 # error that was seen, on the bundled model.
 _SURE_WITH_F16 = 2.0**-7
-# The same for an engine that computes in BF16 throughout, as a share of the largest logit: eight
+# For an engine that computes in BF16 throughout, it is a share of the largest logit: eight
 # roundings of BF16.
 _SURE_IN_BF16 = 2.0**-5
 # Positions that the reference runs at once: few enough for the memory of their attention and

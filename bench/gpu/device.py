@@ -49,7 +49,7 @@ class Gpu:
     def wrap(
         self, x: Any, out: Any, x_address: int, out_address: int, problem: Problem
     ) -> DeviceBuffers:
-        """The same for arrays that exist already, of any library. Collective."""
+        """Makes Buffers of arrays that exist already, of any library. Collective."""
         saved = self.comm.empty(max(problem.count, 1), problem.dtype or "int32")
         return DeviceBuffers(x, out, self, problem, x_address, out_address, saved)
 

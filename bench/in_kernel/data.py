@@ -40,7 +40,7 @@ def period(world_size: int) -> int:
 
 
 def short_period(world_size: int) -> int:
-    """The same for launches whose data change often.
+    """The period of launches whose data change often.
 
     Not in every call: the sign would then be the same as two calls before, when the slot was last
     written. With this period a stale word differs from the new one in at least two of five calls.

@@ -220,7 +220,7 @@ def kernels_of(
 
 
 def kernels_of_peers(world_size: int) -> tuple[Path, list[str], list[Path]]:
-    """The same for grid_sync's peer, and its include folders: none if its headers are missing."""
+    """The kernels of grid_sync's peer, and its include folders: none if its headers are missing."""
     return _PEERS_KERNELS, _PEER.names(None, world_size), cooperative_groups()
 
 

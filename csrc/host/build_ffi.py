@@ -11,7 +11,7 @@ from cffi import FFI
 
 CSRC = Path(__file__).resolve().parents[1]
 ENGINE = CSRC.parent / "engine" / "host"
-# Of what is written before the compiler runs.
+# Where files lie that are written before the compiler runs.
 GENERATED = Path("build", "generated")
 DECLARATIONS = (
     CSRC / "include/kccl/abi.inc",

@@ -268,7 +268,7 @@ void Machine::name_missing(Coop coop, const Fiber& fiber, uint32_t number,
     });
 }
 
-// Of a deadlock: a block or warp of which some threads are in a call and others are not.
+// Names, in a deadlock, a block or warp of which some threads are in a call and others are not.
 void Machine::name_first_lack(KcclSimFinding& finding) {
     for (const std::shared_ptr<Grid>& grid : running_) {
         for (const std::unique_ptr<Block>& block : grid->blocks) {

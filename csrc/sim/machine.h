@@ -110,7 +110,7 @@ struct Grid {
     int32_t rank = 0;
     uint64_t number = 0;  // a dependent has that of the launch before it
     uint32_t lane = 0;
-    // Of a dependent: the launch before it.
+    // The launch before it, if this one is a dependent.
     std::shared_ptr<Grid> before;
     Known at_begin;
     Known at_end;

@@ -79,7 +79,7 @@ class DeviceExecutor:
         device = self._launcher.device
         self.device = "" if device is None else device.name
         self._arena: Arena = SimArena(comm) if device is None else GpuArena(comm, device)
-        # Of the requests from now on.
+        # The variant of the kernel that requests use from now on.
         self._variant = USUAL
         self._kernels = Kernels(
             self.program, comm, self._launcher, self._arena, tuning, context, checkpoint.dtype
@@ -89,7 +89,7 @@ class DeviceExecutor:
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
         # Passes that all prefills before made.
         self._passes = 0
-        # Of the request that runs.
+        # The state of the request that runs.
         self._is_running = self._makes_tokens = False
         self._work = Work()
         self._is_closed = False
@@ -365,7 +365,7 @@ class DeviceExecutor:
         prefill = structs.Task.from_buffer_copy(task)
         task.start = prefill.num_ids = last
         prefill.round = self._passes
-        # The same on all ranks; a failed request is the last one.
+        # All ranks have the same number; a failed request is the last one.
         self._passes += -(-(last - first) // chunk)
         return prefill
 

@@ -100,8 +100,8 @@ class HostExecutor:
         comm.barrier()
         comm.barrier()
         self._kept: Any = None
-        # Of the pointer that close() makes invalid. The garbage collector may end a request in the
-        # midst of a call.
+        # Guards the pointer that close() makes invalid. The garbage collector may end a request in
+        # the midst of a call.
         self._guard = threading.RLock()
         self._engine = lib.kccl_engine_open(self._model, self._team)
         if self._engine == ffi.NULL:

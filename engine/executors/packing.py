@@ -25,7 +25,7 @@ KINDS = {
     kind: "kKcclEngine" + kind.title().replace("_", "")
     for kind in ("embed", "qkv", "attend", "out", "gate_up", "down", "final", "head")
 }
-# Of "embedding" and "head", which are too large to be read at once.
+# "embedding" and "head" are too large to be read at once.
 PANELS_AT_ONCE = 32
 _HUGE_PAGE = 2 << 20
 

@@ -78,7 +78,7 @@ class Checkpoint(Closing):
         self.dtype = "float16" if self.stored == ("F16",) else "bfloat16"
 
     def as_dtype(self, dtype: str) -> "Checkpoint":
-        """The same files, with weights read in another dtype: rounded to the nearest. What GGUF has
+        """Reads the same files with weights in another dtype, rounded to the nearest. What GGUF has
         quantised is rounded to BF16 first.
 
         Raises:

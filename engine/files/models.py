@@ -81,7 +81,7 @@ def fetch_smollm2() -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.parent / ".lock", "w") as lock:
-            # Of ranks that start together, one downloads.
+            # Where ranks start together, one downloads.
             _take(lock)
             if not _is_there(path):
                 _fetch(path)

@@ -65,7 +65,7 @@ struct Compute {
     Peak (*peak)(const float* x, uint32_t n);
 };
 
-// Of the CPU that this runs on.
+// The functions for the CPU that this runs on.
 const Compute& compute();
 
 }  // namespace kccl::engine

@@ -82,7 +82,7 @@ class Pass {
     bool gate_up(const KcclEngineOp& op);
     void add_biases(const KcclEngineOp& op, uint32_t lane, uint32_t unit, float* gate) const;
 
-    // Of the residuals and columns of this run, counted together, those that this block updates.
+    // What this block updates of this run's residuals and columns, which are counted together.
     Share own_columns() const {
         const uint32_t total = num_residuals() * num_;
         return is_alone() ? Share{0, total} : share_of(total, block_.index(), team_.num_blocks);
@@ -94,7 +94,7 @@ class Pass {
 
     void prefetch(const KcclEngineOp& op) const;
 
-    // Of lane `lane` of the model in the window of the rank that has it.
+    // The address of lane `lane` of the model, in the window of the rank that has it.
     template <class Element>
     const Element* in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
         int rank = 0;
@@ -104,7 +104,7 @@ class Pass {
         return reinterpret_cast<const Element*>(team_.window[rank] + region) +
                vector * memory_.hidden_stride;
     }
-    // The same of a lane of this rank.
+    // The address of lane `lane` of this rank, in its own window.
     template <class Element>
     Element* own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
         return const_cast<Element*>(in_window<Element>(region, slot, first_lane_ + lane, column));

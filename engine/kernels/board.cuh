@@ -167,7 +167,7 @@ struct Places {
     KCCL_DEVICE static uint32_t end(uint32_t round, uint32_t rank, uint32_t block) {
         return kEnds + ((round & 1u) * S::kWorldSize + rank) * S::kBlocks + block;
     }
-    // Of block 0 of rank 0; the others follow.
+    // The place of the note of block 0 of rank 0; the others' follow.
     KCCL_DEVICE static uint32_t note(uint32_t exchange, uint32_t kind) {
         return kNotes + ((exchange & 1u) * kNumNotes + kind) * S::kWorldSize * S::kBlocks;
     }

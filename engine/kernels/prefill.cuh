@@ -93,7 +93,7 @@ KCCL_DEVICE bool look_out_normed(Lookout<S>& lookout, uint32_t pass, uint32_t mo
     return lookout.let_go();
 }
 
-// Of a module's last product.
+// look_out() for a module's last product.
 template <class M, class S>
 KCCL_DEVICE bool look_out_last(Lookout<S>& lookout, uint32_t pass, uint32_t module,
                                uint32_t place) {

@@ -38,7 +38,7 @@ class ChunkMultiplier {
     using Plan = ChunkPlan<S, M>;
     using Unit = Mma<typename S::Weight>;
     static constexpr uint32_t kRun = Plan::kRun;
-    // Of a part of the columns.
+    // Runs of a part of the columns.
     static constexpr uint32_t kRunsOfPart = M::kSteps / kRun;
 
     KCCL_DEVICE void skip() {
@@ -105,7 +105,7 @@ class ChunkMultiplier {
         }
     }
 
-    // Of a run's first tile within a row, of all parts of the columns.
+    // The offset of a run's first tile within a row that has all parts of the columns.
     KCCL_DEVICE static uint64_t offset_of(uint32_t run) {
         return uint64_t{run % kRunsOfPart * kRun} * M::kStepBytes + run / kRunsOfPart * kTileBytes;
     }
@@ -118,7 +118,7 @@ class ChunkMultiplier {
         }
     }
 
-    // Of a part.
+    // Vectors of a part.
     static constexpr uint32_t kVectors = Plan::kEach * Unit::kVectors;
 
     Crew<S>& crew_;

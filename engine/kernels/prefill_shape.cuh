@@ -154,7 +154,7 @@ struct Chunk {
     KCCL_CONSTEXPR static uint32_t at(uint32_t quad, uint32_t number) {
         return (quad / 4 * kNum + number) * 4 + quad % 4;
     }
-    // Of a lane of all ranks, among the messages.
+    // Where a quad of a lane's message lies; `lane` counts those of all ranks.
     KCCL_CONSTEXPR static uint32_t message_at(uint32_t module, uint32_t lane, uint32_t quad,
                                               uint32_t number) {
         return (module * S::kNumLanes + lane) * kHiddenQuads + at(quad, number);
@@ -166,7 +166,7 @@ struct Chunk {
 
     // ---- Steps ----------------------------------------------------------------------------------
 
-    // Of a pass; the last one is its end.
+    // Steps of a pass; the last one is its end.
     static constexpr uint32_t kSteps = S::kNumLayers * static_cast<uint32_t>(Step::kNum) + 1;
     // A step's number, which grows from pass to pass.
     KCCL_DEVICE static uint32_t number_of(uint32_t pass, uint32_t layer, Step step) {

@@ -21,7 +21,7 @@ KCCL_CONSTEXPR Steps steps_of(uint32_t num_tiles) {
     return {num_tiles * M::kAllSteps, M::kSteps, M::kAllSteps};
 }
 
-// Of a block, which has so many of the product's rows.
+// What a warp of this block does in a product: as many steps as the block's rows have.
 template <class S>
 KCCL_DEVICE Steps steps_of_product(uint32_t block, Product product) {
     using Dims = Shape<S>;
@@ -138,7 +138,7 @@ class Multiplier {
         }
     }
 
-    // The same, but loads a stage before the one before it is multiplied. Each turn of the loop has
+    // Multiplies, and loads a stage before the one before it is multiplied. A turn of the loop has
     // two, so that none moves from registers to registers.
     template <class Multiply>
     KCCL_DEVICE void one_ahead(const FirstStage<S>& first, Multiply multiply) {

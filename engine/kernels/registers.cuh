@@ -6,7 +6,7 @@
 
 namespace kccl::decode {
 
-// Of `computing` warps, which come first, and `others`, which need few.
+// Registers of `computing` warps, which come first, and of `others`, which need few.
 struct RegisterPlan {
     bool moves;
     uint32_t of_computing;

@@ -68,7 +68,7 @@ KCCL_DEVICE Quad sum_here(Worker<S>& worker, uint32_t k, uint32_t num) {
     return mine;
 }
 
-// The same, where other ranks have lanes as well. Sends them this block's.
+// The sum over the lanes where other ranks have lanes as well. Sends them this block's.
 template <class S>
 KCCL_DEVICE Quad sum_over_ranks(Worker<S>& worker, uint32_t module, uint32_t quad, uint32_t row,
                                 bool is_there) {

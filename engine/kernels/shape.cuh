@@ -41,7 +41,7 @@ struct Matrix {
     static constexpr uint32_t kColumns = COLUMNS;
     static constexpr uint32_t kLanes = LANES;
     static constexpr uint32_t kBlocks = BLOCKS;
-    // Of one block.
+    // Row tiles of one block.
     static constexpr uint32_t kMostTiles = ceil_div(kTiles, BLOCKS);
     // Steps of a row tile for one lane. Where they are not whole, zeros fill up.
     static constexpr uint32_t kSteps = ceil_div(COLUMNS / kTileColumns, S::kWarps);

@@ -191,7 +191,7 @@ class Strand {
 
     StrandArea<NUM>& area_;
     const Lanes<NUM>& lanes_;
-    // Of this thread's query.
+    // The state of this thread's query.
     float maximum_ = kNoPositions;
     float weight_ = 0;
     typename Unit::Sums sums_[kTurns][Dims::kHeadTilesOfDim] = {};

@@ -18,7 +18,7 @@ class Worker {
   public:
     using Dims = Shape<S>;
 
-    // Of what all ranks exchange.
+    // The scope of what all ranks exchange.
     static constexpr mem::Scope kReach =
         S::kWorldSize == 1 ? mem::Scope::kDevice : mem::Scope::kSystem;
 
@@ -92,7 +92,7 @@ class Worker {
             Trace<S>::note_begin(task_, round_ - task_.round);
         }
     }
-    // The same as stamp(), when the warp lets go of the next stage.
+    // Does what stamp() does, when the warp lets go of the next stage.
     KCCL_DEVICE void stamp_stage() {
         if constexpr (S::kTraces) {
             const uint32_t index = Trace<S>::of_stage(traced_stage_++, kLetGo);

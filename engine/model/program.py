@@ -39,7 +39,7 @@ class Op:
     weights: tuple[str, ...]
     """The checkpoint's tensors, in the order in which the op reads them."""
     shape: tuple[int, int]
-    """Of the output for one position: (lanes or residuals, values each)."""
+    """The shape of the output for one position: (lanes or residuals, values each)."""
     layer: int = 0
     biases: tuple[str, ...] = ()
     """Tensors too: one for each of its matrices, or none. They are added to the sum of a row, in
@@ -78,7 +78,7 @@ class Program:
 
     @property
     def num_in_flight(self) -> int:
-        """Of how many modules messages may be under way at once: module n lands at n + this."""
+        """How many modules' messages may be under way at once: module n's land at n + this."""
         return 2 * self.config.delay
 
     def lanes_of(self, rank: int, world_size: int) -> range:
@@ -87,7 +87,7 @@ class Program:
         return range(num * rank // world_size, num * (rank + 1) // world_size)
 
     def most_lanes(self, world_size: int) -> int:
-        """Of any rank of so many."""
+        """The most lanes that any of so many ranks has."""
         return -(-self.config.num_lanes // world_size)
 
     @cached_property

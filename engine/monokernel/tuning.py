@@ -17,10 +17,10 @@ _MOST_STAGES = 16
 _STAGGERS, _STAGGERS_OF_LAYER = 4, 6
 # The strands of an ordinary model are split until a split has so many.
 _LEAST_STRANDS = 4
-# Of all ranks. At a round's end a thread of 32 waits for a word of each 32nd block, and has 32 bits
+# Blocks of all ranks. At a round's end a thread of 32 waits for each 32nd block, and has 32 bits
 # to tell them apart (Waiter::await in kernels/watch.cuh).
 _MOST_BLOCKS = 32 * 32
-# Of prefill. Attention has its parts where the vectors' ring is: that is at most so much of a
+# In prefill, attention has its parts where the vectors' ring is: that is at most so much of a
 # block's shared memory, because the rest needs some, too.
 _LEAST_CHUNK_STAGES, _MOST_OF_SHARED = 5, 2 / 3
 
@@ -179,7 +179,7 @@ def _strands(c: ModelConfig, machine: Machine) -> int:
 
 
 def _part_bytes(c: ModelConfig, kind: Kind, strands: int) -> int:
-    """Of all strands' parts of the queries that share a multiplication, and of the nodes above
+    """Bytes of all strands' parts of queries that share a multiplication, and of the nodes above
     them: Chunk::Parts in kernels/prefill_shape.cuh.
     """
     nodes = -(-strands // 8)

@@ -108,7 +108,7 @@ def head_rows(program: Program, world_size: int) -> int:
 
 
 def total_bytes(program: Program, rank: int, world_size: int) -> int:
-    """Of all matrices that matrices() yields for a rank."""
+    """Bytes of all matrices that matrices() yields for a rank."""
     c = program.config
     lanes = len(program.lanes_of(rank, world_size))
     heads = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
@@ -120,7 +120,7 @@ def total_bytes(program: Program, rank: int, world_size: int) -> int:
 
 
 def most_bytes(program: Program, world_size: int) -> int:
-    """Of the largest matrix that matrices() yields for any rank."""
+    """Bytes of the largest matrix that matrices() yields for any rank."""
     c = program.config
     lanes = program.most_lanes(world_size) if program.num_residuals == 1 else 1
     heads = (c.num_heads + 2 * c.num_kv_heads) // c.num_lanes * lanes * c.head_dim

@@ -22,14 +22,14 @@ class Pieces(Protocol):
 
 
 def byte_level(token: str) -> bytes:
-    """Of GPT-2's kind: each character stands for one byte."""
+    """The bytes of a token of GPT-2's kind: each character stands for one byte."""
     if all(character in _BYTE_OF for character in token):
         return bytes(_BYTE_OF[character] for character in token)
     return token.encode()
 
 
 def sentence_piece(token: str) -> bytes:
-    """Of SentencePiece's kind: text, or one byte as in "<0x0A>"."""
+    """The bytes of a token of SentencePiece's kind: text, or one byte as in "<0x0A>"."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
             return bytes([int(token[3:5], 16)])

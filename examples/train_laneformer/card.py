@@ -92,7 +92,7 @@ def trained(run: dict) -> str:
 
 
 def figures(result: dict) -> str:
-    """Of evaluation.json: what `evaluate.py` says of the terms in its head."""
+    """The figures of evaluation.json; `evaluate.py` explains the terms in its head."""
     names = ("model", "5-gram", "xz -9", "xz -9, primed")
     lines = [f"Of {result['files']:,} held-out files, {result['bytes']:,} bytes:", ""]
     lines += ["| | bits per byte |", "|---|---:|"]

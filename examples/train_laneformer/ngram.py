@@ -41,7 +41,7 @@ class Table:
         self.left = np.add.reduceat(taken, starts) / self.totals
 
     def probabilities(self, grams: np.ndarray, lower: np.ndarray) -> np.ndarray:
-        """Of the last tokens of n-grams, given those of the order below."""
+        """The probabilities of the last tokens of n-grams, given those of the order below."""
         where, is_known = find(self.contexts, grams >> np.uint64(BITS))
         at, is_seen = find(self.grams, grams)
         counts = np.where(is_seen, self.counts[at], 0)

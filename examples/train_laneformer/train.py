@@ -170,7 +170,7 @@ def write_state(path: Path, trainer: Trainer, steps: int, sittings: list[dict]) 
 
 
 def bits_per_byte(loss: float, data: Path) -> float:
-    """Of a loss in nats a held-out token, by the mean length of held-out tokens."""
+    """Turns a loss in nats a held-out token into bits a byte, by these tokens' mean length."""
     held_out = json.loads((data / "corpus.json").read_text())["heldout"]
     return loss / np.log(2) * held_out["tokens"] / held_out["bytes"]
 

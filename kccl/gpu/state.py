@@ -77,7 +77,7 @@ class DeviceState:
 
     @property
     def first_limit_ns(self) -> int:
-        """The same until the first call has completed."""
+        """How long one wait may last until the first call has completed."""
         return int(self.host.first_limit_ns)
 
     @first_limit_ns.setter

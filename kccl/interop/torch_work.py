@@ -58,12 +58,12 @@ class Work(dist.Work):
 
     @untraced
     def synchronize(self) -> None:
-        """The same as wait()."""
+        """Does what wait() does."""
         self.wait()
 
     @untraced
     def block_current_stream(self) -> None:
-        """The same as wait()."""
+        """Does what wait() does."""
         self.wait()
 
     @untraced

@@ -171,5 +171,5 @@ def read(path: Path) -> tuple[list[str], bytes]:
 
 
 def _text_of(name: Any) -> str:
-    # Of one binding these are bytes, of the other objects that str() takes.
+    # One vendor's binding gives bytes, the other's an object that str() takes.
     return name.decode() if isinstance(name, bytes) else str(name)

@@ -125,8 +125,8 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
         return f"byte {at} of the {what} in the staging slot of channel {channel}, parity {parity}"
 
     def name(offset: int) -> str:
-        # Of regions with the same begin all but the last are empty. The list is reversed and max()
-        # takes the first of equals, so this finds the last one.
+        # Where regions begin at one offset, all but the last are empty. The list is reversed and
+        # max() takes the first of equals, so this finds the last one.
         before = (each for each in reversed(regions) if layout[each] <= offset)
         region = max(before, key=layout.__getitem__)
         return f"{words(region, offset - layout[region])}, in rank {rank}'s window"

@@ -21,6 +21,7 @@ from . import streams
 from .parser import USAGE_ERROR, Parser, complain
 from .screen import console
 
+DESCRIPTION = "Collectives for messages so small that latency is everything."
 _FAILED = 1
 # As a shell says of a command that signal 2 or 13 ended.
 _INTERRUPTED = 130
@@ -129,7 +130,7 @@ class _Version(argparse.Action):
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = Parser(prog="kccl", description="Collectives whose latency is everything.")
+    parser = Parser(prog="kccl", description=DESCRIPTION)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     named = next((word for word in arguments if not word.startswith("-")), "")
     commands = parser.add_subparsers(metavar="command", required=True)

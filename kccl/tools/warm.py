@@ -106,7 +106,7 @@ def _combinations(
             dtype = dtypes.of(element_type)
             allowed = [op for op in ops if dtype.is_float or op != "avg"]
             for spec in SPECS:
-                # The same on every backend for GPUs.
+                # Every backend for GPUs has the same kernels.
                 request = Request(spec.collective, 0, world_size, "cuda", dtype)
                 if spec.why_not(request) is None:
                     # A kernel that does not reduce is the same for all operators.

@@ -85,7 +85,7 @@ int main() {
     compare("exponential2", 2, floats(-1, 1), exponential2, exp2);
     compare("exponential", 2, doubles(-708, 708), of_double, exp);
     compare("exponential", 2, doubles(-1, 1), of_double, exp);
-    // Of all sizes.
+    // Numbers of all sizes.
     const auto sizes = [exponents = Between(-1020.0, 1023.0)]() mutable {
         return std::exp2(exponents.next());
     };

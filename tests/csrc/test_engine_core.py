@@ -19,7 +19,7 @@ FLAGS = {
     "compute_x86_64_v4": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
 }
 COMPUTE = ("compute_baseline", *FLAGS)
-# Of the threads' program, besides these.
+# The files of the threads' program, besides these.
 CORE = ("engine", "pass", "logits", "sampler", "compute")
 SANITIZERS = {
     "thread": ["-O1", "-fsanitize=thread"],
@@ -120,7 +120,7 @@ def can_sanitize(compiler, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def objects(can_sanitize, compiler, tmp_path_factory):
-    """Of all sources, for ThreadSanitizer."""
+    """The objects of all sources, for ThreadSanitizer."""
     folder = tmp_path_factory.mktemp("thread")
     return compile_all(compiler, folder, sources_of_threads(), SANITIZERS["thread"])
 

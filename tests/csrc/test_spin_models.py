@@ -266,7 +266,7 @@ PYTHON_MODELLED = {
 STEP = r"self\._(?:look|say|begin|stop_listening|votes|alive|is_\w+|contradicts|has_members|"
 STEP += r"try_to_make)\(|ranks\.(?:hear|tell|ended|is_flushed)\(|link\.\w+\(|(?:make|listen)\(|"
 STEP += r"self\._(?:attempt|ended|name|part|members|heard|told)(?:,self\.\w+)*=(?!=)|"
-# Of reset().
+# The steps of reset().
 STEP += r"state\.status=(?!=)|self\._backend\.\w+\(|self\._mesh\.\w+\(|(?<![\w.])clear\(\)|"
 STEP += r"self\._(?:announce_phase|exchange|check_complete)\(|"
 STEP += r"self\._(?:phase|completed|number)\+?=(?!=)"

@@ -95,7 +95,7 @@ def test_two_thousand_tokens_are_the_same_on_any_number_of_ranks(model):
             answer = engine.generate(
                 [1, 2, 3], temperature=1.0, max_tokens=2000, seed=7, logprobs=True
             )
-            # Of decoding, bit for bit.
+            # Decoding is compared bit for bit.
             found.append((answer.ids, np.array(answer.logprobs).tobytes()))
     assert len(found[0][0]) == 2000
     for each in found[1:]:

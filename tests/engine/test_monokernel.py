@@ -272,7 +272,7 @@ def test_a_rank_may_come_seconds_later():
         executor = DeviceExecutor(
             checkpoint("tiny-laneformer"), comm, tuning=TUNING, context=CONTEXT
         )
-        # So that no rank compiles while the other one sleeps.
+        # No rank is to compile while the other one sleeps.
         first = generate(executor, NEW)
         if comm.rank == 0:
             time.sleep(3.5)

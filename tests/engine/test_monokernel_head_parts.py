@@ -31,7 +31,7 @@ def final_of(executor: DeviceExecutor, comm: kccl.Communicator) -> Array:
 
 
 def run(ranks: int, *, samples: bool = False) -> list[Any]:
-    """Of each rank: the logits after IDS, the op "final", and the tokens if samples."""
+    """Gives, for each rank, the logits after IDS, the op "final", and the tokens if samples."""
 
     def main(comm: kccl.Communicator) -> tuple[Array, Array, list[int]]:
         executor = DeviceExecutor(MODEL, comm, tuning=TUNING, context=CONTEXT)

@@ -79,7 +79,7 @@ def run(
     warp_size: int = 32,
     **simulation: Any,
 ) -> list[tuple[list[Token], NDArray[np.float32]]]:
-    """Of each case: the tokens, which all ranks agree on, and the logits before each of them."""
+    """Gives, for each case, the tokens, which all ranks agree on, and the logits before each."""
 
     def main(comm: kccl.Communicator) -> list[Any]:
         executor = DeviceExecutor(

@@ -103,7 +103,7 @@ def test_the_log_probability_is_the_models():
         ([0.1, 0.4, 0.05, 0.3, 0.15], {"top_p": 0.39}, [1]),
         ([0.1, 0.4, 0.05, 0.3, 0.15], {"top_p": 0.41}, [1, 3]),
         ([0.1, 0.4, 0.05, 0.3, 0.15], {"top_p": 0.8}, [1, 3, 4]),
-        # Of equal ones the lowest ids.
+        # Where probabilities are equal, the lowest ids.
         ([0.25, 0.25, 0.25, 0.25], {"top_p": 0.49}, [0, 1]),
         ([1 / 512] * 512, {"top_p": 0.0194}, list(range(10))),
         ([0.1, 0.4, 0.05, 0.3, 0.15], {"min_p": 0.3}, [1, 3, 4]),

@@ -92,8 +92,8 @@ def test_intervals():
 
 @pytest.fixture(scope="module")
 def traced():
-    """Of each of two ranks: the stamps of ROUNDS rounds behind IDS, the tokens that the usual
-    kernel makes before and after, and the bytes of packed weights.
+    """Gives, for each of two ranks, the stamps of ROUNDS rounds behind IDS, the tokens that the
+    usual kernel makes before and after, and the bytes of packed weights.
     """
 
     def main(comm):
@@ -192,7 +192,7 @@ def test_what_is_left_out_shows_in_tokens_and_is_forgotten():
         with engine.using(parse("attention+weights")):
             wrong, _ = engine.timed(prompt, 4)
         assert (wrong, set(usual) != {0}) == ([0] * 4, True)
-        # The same prompt, and one that begins as the wrong answer did.
+        # Now the prompt again, and one that begins as the wrong answer did.
         assert engine.timed(prompt, 4)[0] == usual
         (timeline,) = engine.timeline(prompt, 2)
         assert timeline.num_rounds == 2

@@ -96,7 +96,7 @@ def test_the_engine_has_the_modules_logits(
 
 
 def test_each_way_of_adding_up_is_another_model(data):
-    """So that the agreement above says something about each."""
+    """Without this, the agreement above would say nothing about each."""
     ids = torch.arange(60)[None]
     found = []
     for changes in compare.VARIANTS.values():

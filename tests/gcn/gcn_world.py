@@ -52,7 +52,7 @@ def kernel_program(
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of each rank's scratch."""
+    """The sizes of each rank's scratch."""
 
     num_channels: int = 1
     blocks_per_channel: int = 8

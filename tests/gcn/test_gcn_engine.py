@@ -67,7 +67,7 @@ def words(values):
     ids=MODELS,
 )
 def test_every_bit_is_the_simulators(model, world_size, tuning, tmp_path):
-    """Of packed weights, vectors of all ops, the cache, and logits."""
+    """It compares packed weights, vectors of all ops, the cache, and logits."""
     setting = MODELS[model](), world_size, tuning, CONTEXT
     wanted = simulated(*setting, IDS, tmp_path / "kernels")
     for seed in range(2):

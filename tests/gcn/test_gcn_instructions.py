@@ -18,7 +18,7 @@ ODD += [np.inf, -np.inf, np.nan, 2.0**31, -(2.0**31) - 300, 2.0**32, 1e-40, -1e-
 
 
 def floats(num=LANES):
-    """Of all sizes, among them those that need care."""
+    """Gives floats of all sizes, among them those that need care."""
     some = RANDOM.integers(0, 2**32, num, np.uint32).view(np.float32)
     some[num // 2 :] = RANDOM.standard_normal(num - num // 2).astype(np.float32)
     some[: len(ODD)] = ODD

@@ -78,7 +78,7 @@ def test_few_lines_differ():
     lines = {target: _lines_of(target) for target in MOST_LINES}
     total = sum(len(_without_comments(text)) for _, text in _device_sources())
     assert all(lines[target] <= most for target, most in MOST_LINES.items()), lines
-    # Of all device code, what is AMD's alone.
+    # The share of AMD's own code among all device code.
     assert lines["hip"] < 0.06 * total, (lines, total)
 
 

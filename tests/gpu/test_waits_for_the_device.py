@@ -29,7 +29,7 @@ def world(toys):
     for thread in threading.enumerate():
         if thread.name == "kccl synchronize":
             thread.join()
-    # So that its memory is dropped while that driver is there.
+    # Its memory is to be dropped while that driver is there.
     del world.comm
 
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(100)
 PROMPT = "def fibonacci(n):\n"
 # Keys and values are F16: an error of 0.064 was seen, at logits of up to 38.
 TOLERANCE = 0.2
-# The same as a share of the largest logit, for models of other sizes.
+# For models of other sizes, TOLERANCE as a share of the largest logit.
 RELATIVE_TOLERANCE = TOLERANCE / 38
 SMALL = {"num_layers": 4, "hidden": 512, "ffn": 1024, "head_dim": 32, "vocab_size": 2048}
 SMALL |= {"window_layers": 3}
@@ -111,7 +111,7 @@ def test_logits_around_the_window_and_at_the_end_of_the_context(small, small_eng
     at = [1, 100, WINDOW - 1, WINDOW + 1, small.config.context - 1]
     np.testing.assert_allclose(found[at], wanted[at], atol=tolerance, rtol=0)
     check_choices(found, wanted, tolerance, least_share=0.5)
-    # The same where prefill has filled the cache.
+    # The choices are the same where prefill has filled the cache.
     for position in at[:-1]:
         (token,) = small_engine.generate(ids[: position + 1], max_tokens=1).ids
         assert token == found[position].argmax()

@@ -11,7 +11,7 @@ from gpu_ranks import PRELUDE, ranks
 from preloaded import run
 from ranks import Job
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "kccl/interop/README.md"
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -46,8 +46,8 @@ say(rank=comm.rank)
 
 
 @pytest.mark.parametrize("world_size", [2])
-def test_readme_python_block_for_gpus(world_size):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def test_the_guides_python_block_for_gpus(world_size):
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (block,) = (block for block in blocks if "torch.cuda.graph" in block and "import kccl" in block)
     # The sum of two ones, twice: at once and by the graph.
     code, facts, err = run(world_size, f"{block}assert (x == 4).all()\nsay(rank=comm.rank)\n")

@@ -59,7 +59,7 @@ constexpr int kSharedBytes = 65536;
 int told_to_fail(const char* name);
 
 int num_devices();
-// Of the calling thread.
+// The device of the calling thread.
 int current_device();
 
 // Whether a stream that this thread captures forbids calls such as an allocation. Such a call ends

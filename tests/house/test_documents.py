@@ -1,4 +1,4 @@
-"""What README and examples promise: every command runs, every table comes from its record."""
+"""What READMEs and examples promise: every command runs, every table comes from its record."""
 
 import os
 import re
@@ -6,17 +6,23 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from device_compilers import find_nvrtc
+from source_tree import identifiers, source_files
 
 import kccl
-from kccl.bench import readme
+from kccl.bench import readme, summary
+from kccl.tools import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+OF_KERNELS = (ROOT / "csrc/include/kccl/README.md").read_text()
+OF_PYTORCH = (ROOT / "kccl/interop/README.md").read_text()
 BIN = Path(sys.executable).parent
 ENVIRONMENT = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 
@@ -69,11 +75,33 @@ def test_readme_command(words, folder):
     assert done.stdout.strip(), done.stderr
 
 
-PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_readme_says_of_each_command_what_its_help_says():
+    """In the comment behind the first line of the command, more words may follow."""
+    listed = {name: command.help for name, command in cli._COMMANDS.items() if "-dir" not in name}
+    said = {}
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL):
+        for line in block.splitlines():
+            found = re.search(r"(?:^| )kccl (\w+)\b.*? # (.*)$", line)
+            if found:
+                said.setdefault(found[1], found[2].strip())
+    assert said.keys() == listed.keys()
+    assert [name for name in listed if not said[name].startswith(listed[name])] == []
+
+
+def test_the_library_describes_itself_in_one_way():
+    first = README.split("\n\n")[1].partition(".")[0]
+    assert f"{first}." == cli.DESCRIPTION
+    assert kccl.__doc__.startswith(f"KCCL: {first[0].lower()}{first[1:]}.")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["description"] == first
+
+
+def python_blocks(text):
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 def test_readme_python_block(folder):
-    block, _, _ = PYTHON_BLOCKS
+    (block,) = python_blocks(README)
     # 1 + 2 = 3 on both ranks, then twice that by op().
     (folder / "block.py").write_text(block + "assert x.tolist() == [6.0] * 4, x\n")
     done = run(["mpirun", "-n", "2", "python", "block.py"], folder)
@@ -82,24 +110,24 @@ def test_readme_python_block(folder):
 
 def test_the_checkout_does_not_shadow_the_package():
     """In its root, `kccl/` is the package that is installed, compiled core included."""
-    block, _, _ = PYTHON_BLOCKS
+    (block,) = python_blocks(README)
     for words in (["-c", block], ["-m", "kccl", "doctor"]):
         done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_readme_python_block_for_torch(folder):
-    # The one between them is for GPUs: tests/hardware/test_processes.py.
-    _, _, block = PYTHON_BLOCKS
+def test_python_block_for_torch(folder):
+    # The one before it is for GPUs: tests/hardware/test_processes.py.
+    _, block = python_blocks(OF_PYTORCH)
     program = folder / "block.py"
     program.write_text(block + "assert x.tolist() == [2.0] * 4, x\nassert (y == 4).all()\n")
     done = run([*torchrun(program), program], folder)
     assert done.returncode == 0, done.stderr
 
 
-def test_readme_kernel():
+def test_kernel_of_the_guide():
     """It compiles for GPUs, and the simulator runs it with two blocks."""
-    (source,) = re.findall(r"```cpp\n(.*?)```", README, re.DOTALL)
+    (source,) = re.findall(r"```cpp\n(.*?)```", OF_KERNELS, re.DOTALL)
     source = "#include <kccl/kccl.cuh>\n" + source
     module = kccl.compile(source, ["mine"])
 
@@ -134,11 +162,54 @@ def test_example_runs_as_its_head_says(path, folder):
             assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("path", ["README.md", "bench/README.md", "engine/README.md"])
-def test_readme_tables_come_from_the_records(path):
+@pytest.mark.parametrize(
+    ("path", "kind"), [("README.md", "<!-- summary -->"), ("bench/README.md", "<!-- record ")]
+)
+def test_readme_tables_come_from_the_records(path, kind):
     text = (ROOT / path).read_text()
-    assert "<!-- record " in text
+    assert kind in text
     assert readme.update(text, ROOT / "bench" / "records") == text
+
+
+def test_measured_tables_are_in_readme_and_in_that_of_the_bench_alone():
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in source_files(".", "md")
+        if re.search(r"^<!-- (summary|record \S+ \S+.*) -->$", path.read_text(), re.MULTILINE)
+    }
+    assert found == {"README.md", "bench/README.md"}
+
+
+def test_the_one_table_of_readme_is_short():
+    """Its lines name the fastest peer of the same job, and those that lose are among them."""
+    rows = summary.table(readme.RECORDS).splitlines()[2:-2]
+    assert len(rows) == len(summary.LINES) <= 12
+    ratios = [float(row.split("|")[-2]) for row in rows if row.split("|")[-2].strip()]
+    assert min(ratios) < 1 < max(ratios)
+
+
+def test_the_table_refuses_a_record_without_the_row(monkeypatch):
+    (line, *_) = summary.LINES
+    monkeypatch.setattr(summary, "LINES", [replace(line, problem={"collective": "scan"})])
+    with pytest.raises(ValueError, match="has no row of all_reduce in a CUDA graph"):
+        summary.table(readme.RECORDS)
+
+
+@pytest.mark.parametrize(("path", "most"), [("README.md", 200), ("engine/README.md", 180)])
+def test_front_doors_are_short(path, most):
+    assert (ROOT / path).read_text().count("\n") <= most
+
+
+def test_the_engines_glossary_is_short_and_names_what_the_code_has():
+    text = (ROOT / "engine/README.md").read_text()
+    _, _, rest = text.partition("| word | what it means here | in the code |\n|---|---|---|\n")
+    rows = re.findall(r"^\| (.+?) \| .+ \| (.*)\|$", rest.partition("\n\n")[0], re.MULTILINE)
+    words = [word for terms, _ in rows for word in terms.split(", ")]
+    assert 10 <= len(words) <= 25
+    known = {
+        name for path in source_files("engine", "py", "cuh", "h") for name in identifiers(path)
+    }
+    assert {name for _, cell in rows for name in re.findall(r"`(\w+)`", cell)} <= known
 
 
 def test_check_names_the_files_that_are_stale(tmp_path, capsys):
@@ -155,8 +226,9 @@ def test_check_names_the_files_that_are_stale(tmp_path, capsys):
 
 
 def test_headline_tables_are_short():
-    found = re.findall(r"<!-- record \S+ \S+ headline -->\n(.*?)<!-- end -->", README, re.DOTALL)
-    assert len(found) == 2
+    text = (ROOT / "bench/README.md").read_text()
+    found = re.findall(r"<!-- record \S+ \S+ headline -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    assert found
     for table in found:
         rows = [line for line in table.splitlines() if line.startswith("|")][2:]
         assert 6 <= len(rows) <= 12

@@ -156,17 +156,45 @@ def test_paths_in_documents_exist(document: Path):
     assert missing == []
 
 
+def anchors(document: Path) -> set[str]:
+    """What links to headings of the document may say behind the "#", by GitHub's rules."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_in_documents_lead_somewhere(document: Path):
+    lost = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        where, _, anchor = link.partition("#")
+        if "://" in where:
+            continue
+        target = document if not where else document.parent / where
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            lost.append(link)
+    assert lost == []
+
+
 @pytest.mark.parametrize(
     ("document", "lines", "width"), [("bench/LOG.md", 12, 160), ("DECISIONS.md", 15, 120)]
 )
 def test_dated_entries_are_short(document, lines, width):
     text = (ROOT / document).read_text()
-    assert [line for line in text.splitlines() if len(line) > width] == []
+    # A link of an index cannot be broken into lines.
+    lengthy = [line for line in text.splitlines() if len(line) > width]
+    assert [line for line in lengthy if not re.fullmatch(r"- \[.*\]\(#[^)]*\)", line)] == []
     _, *entries = re.split(r"^## (?=\d{4}-\d\d-\d\d )", text, flags=re.MULTILINE)
     assert len(entries) == text.count("\n## "), "a heading has no date"
     for entry in entries:
         heading, *body = filter(str.strip, entry.splitlines())
         assert len(body) < lines, heading
+
+
+def test_the_index_of_decisions_names_each_entry_once():
+    index, *entries = re.split(r"^## ", (ROOT / "DECISIONS.md").read_text(), flags=re.MULTILINE)
+    listed = re.findall(r"^- \[(.*)\]\(#(\d{4}-\d\d-\d\d)", index, re.MULTILINE)
+    headings = [entry.splitlines()[0] for entry in entries]
+    assert sorted(f"{date} {title}" for title, date in listed) == sorted(headings)
 
 
 FOLDERS = {"csrc", "kccl", "bench", "engine", "topology", "tests", "examples"}

@@ -359,7 +359,7 @@ LAZY_ONLY = {
         "bench/plot.py",
         "topology/heatmap.py",
     },
-    # Of the engine, which loads them through extras.py.
+    # The engine loads these through extras.py.
     **{name: set() for name in ("safetensors", "gguf", "tokenizers", "jinja2")},
     "rich": None,  # anywhere
 }

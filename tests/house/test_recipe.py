@@ -62,7 +62,7 @@ print(
 """
 
 
-# The same for the collective: calls, plans, documentation, random programs, a row of the bench.
+# What finds the collective: calls, plans, documentation, random programs, a row of the bench.
 FINDS_SPREAD = """
 import inspect
 import numpy as np

@@ -17,6 +17,7 @@ import kccl
 from kccl.base import abi
 
 EXAMPLES = ROOT / "examples"
+GUIDE = ROOT / "csrc/include/kccl/README.md"
 # In each of these kernels a block's threads write what its call then sends.
 IN_A_KERNEL = {
     "07_all_reduce_in_a_kernel": "descend",
@@ -72,8 +73,8 @@ def test_kernels_of_examples_compile_with_nvrtc(example, arch):
 
 
 @pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
-def test_the_kernel_of_the_readme_compiles():
-    (block,) = re.findall(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_kernel_of_the_guide_compiles():
+    (block,) = re.findall(r"```cpp\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     source = "#include <kccl/kccl.cuh>\n" + block
     assert kccl.compile(source, ["mine"], target="cuda", arch="sm_90a").names == ("mine",)
 
@@ -87,9 +88,9 @@ def test_nvcc_needs_the_include_dir_only(tmp_path, arch):
     assert b"scaled_sum" in (tmp_path / "mine.cubin").read_bytes()
 
 
-def test_the_readmes_nvcc_line_needs_no_python(tmp_path):
+def test_the_guides_nvcc_line_needs_no_python(tmp_path):
     tool("nvcc")
-    (line,) = re.findall(r"`(nvcc [^`]+ mine\.cu)`", (ROOT / "README.md").read_text())
+    (line,) = re.findall(r"`(nvcc [^`]+ mine\.cu)`", GUIDE.read_text())
     (tmp_path / "csrc").symlink_to(ROOT / "csrc")
     (tmp_path / "mine.cu").write_text(source_of("07_all_reduce_in_a_kernel"))
     run(*line.split(), cwd=tmp_path)

@@ -59,7 +59,7 @@ KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
     return status;
 }
 
-// The same with collect_reduced(): a slice has `count` elements, and `output` gets the sums.
+// An exchange by collect_reduced(): a slice has `count` elements, and `output` gets the sums.
 template <class T, class Op, mem::Order order>
 KCCL_DEVICE Status exchange_reduced(const DeviceComm& comm, const Call& call) {
     GridExchange<kKcclReachAllRanks> blocks(comm);

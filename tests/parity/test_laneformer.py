@@ -109,7 +109,7 @@ def test_logits_with_messages_in_16_bits(tmp_path, assert_close):
     ],
 )
 def test_each_switch_changes_the_logits(tmp_path, name, value):
-    """So that the agreement above says something about each."""
+    """Without this, the agreement above would say nothing about each."""
     module = write(tmp_path, CONFIG)
     changed = Laneformer(CONFIG | {name: value})
     changed.load_state_dict(module.state_dict())

@@ -116,7 +116,7 @@ def test_logits(kind, config, tmp_path, assert_close):
 
 
 def test_rope_scaling_matters_here(tmp_path):
-    """So that the agreement above says something about it."""
+    """Without this, the agreement above would say nothing about it."""
     scaled = write(tmp_path, LlamaForCausalLM, LlamaConfig(**LLAMA, rope_parameters=LLAMA_31))
     path = tmp_path / "config.json"
     plain = json.loads(path.read_text())

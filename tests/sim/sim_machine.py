@@ -123,7 +123,7 @@ def sequence(machine, coop, kinds, exchanges, dtype, op):
         exchanges: Which forms of grid_exchange the list has: they take seconds to compile.
         dtype, op: Of the reductions.
     """
-    # So that programs of all kinds need few kernels.
+    # Programs of all kinds are to need few kernels.
     if exchanges and kinds is ALL_KINDS:
         exchanges = range(NUM_EXCHANGES)
     bits = sum(1 << NUMBERS[kind] for kind in kinds)

@@ -14,7 +14,7 @@ from mutations import MUTATIONS
 from mutations.programs import PROGRAMS
 from sim_mutations import BY_NAME, control, controls, edited, hunt
 
-# The same ones every time, and others than a name's neighbours.
+# Every run hunts the same ones, and others than a name's neighbours.
 HUNTED = [name for name in BY_NAME if crc32(name.encode()) % 3 == 0]
 
 

@@ -1,4 +1,4 @@
-"""README's table of usual mistakes: each is made here, and the simulator says what README says."""
+"""The guide's table of usual mistakes: each is made here, and the simulator says what it says."""
 
 import re
 
@@ -8,6 +8,7 @@ from source_tree import ROOT
 
 import kccl
 
+GUIDE = ROOT / "csrc/include/kccl/README.md"
 HEADING = "| usual mistake | what KCCL says |"
 
 SOURCE = """
@@ -116,23 +117,24 @@ def module():
 
 
 def table():
-    """README's rows: what is done wrong -> what is said."""
-    text = (ROOT / "README.md").read_text()
-    _, _, rest = text.partition(f"{HEADING}\n|---|---|\n")
+    """The guide's rows: what is done wrong -> what is said."""
+    _, _, rest = GUIDE.read_text().partition(f"{HEADING}\n|---|---|\n")
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", rest.partition("\n\n")[0], re.MULTILINE)
     assert len(rows) >= 10
     return dict(rows)
 
 
 def check(row, said):
-    """What README says, where "..." stands for anything, is part of what was said."""
+    """What the guide says, where "..." stands for anything, is part of what was said."""
     (words,) = re.findall(r"`([^`]+)`", table()[row])
     pattern = ".*".join(re.escape(part) for part in words.split("..."))
-    assert re.search(pattern, said.partition("\nlast steps")[0]), f"README: {words}\nsaid: {said}"
+    assert re.search(pattern, said.partition("\nlast steps")[0]), (
+        f"the guide: {words}\nsaid: {said}"
+    )
 
 
 @pytest.mark.parametrize("row", MISTAKES)
-def test_the_simulator_says_what_readme_says(row, module):
+def test_the_simulator_says_what_the_guide_says(row, module):
     def main(comm):
         comm.timeout = 1.0
         window, x = comm.window(512), np.zeros(64, np.float32)

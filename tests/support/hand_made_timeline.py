@@ -13,12 +13,12 @@ from kccl.engine.monokernel.trace import (
 OPS = ("qkv", "attend", "out", "gate_up", "down")
 ROUND_NS, OP_NS = 10_000, 1_000
 STAGE_BYTES = 2048
-# Of an op, in nanoseconds from its beginning: see Stamp in trace.cuh.
+# The stamps of an op, in nanoseconds from its beginning: see Stamp in trace.cuh.
 STAMPS_NS = (0, 400, 700, 900, 1_000)
 
 
 def made_stamps(*, rank=0, rounds=5, ns_per_tick=0.5, origin_ns=10**15, late_ns=0):
-    """Of two blocks. An op takes OP_NS, a round ROUND_NS: its last 3,000 ns are in no op.
+    """Stamps of two blocks. An op takes OP_NS, a round ROUND_NS: its last 3,000 ns are in no op.
 
     Block 1's clock began 12,345 ticks before block 0's. It has no part of attention, and one stage
     less: block 0 has a stage for each product, block 1 none for "down". A stage is asked for 500 ns

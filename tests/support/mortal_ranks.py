@@ -189,7 +189,7 @@ def plant(bug):
 
 def main():
     what, number, *bugs = sys.argv[1:]
-    # So that no rank has to import.
+    # No rank is to import later.
     kccl.init(backend="host").close()
     for bug in bugs:
         plant(bug)

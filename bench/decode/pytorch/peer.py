@@ -45,7 +45,7 @@ def _use_gpu_of(room: Room) -> int:
 
 
 class TorchPeer(Peer):
-    """The same model in PyTorch. Prompts run without compiler and graph."""
+    """The engine's model in PyTorch. Prompts run without compiler and graph."""
 
     def __init__(self, room: Room, ranks: Ranks, device: Device) -> None:
         self.library = "+".join(filter(None, ("torch", ranks.name)))

@@ -146,7 +146,7 @@ class GridExchange {
         return kIsLocal ? 1 : WORLD_SIZE > 0 ? WORLD_SIZE : comm_.world_size;
     }
     KCCL_DEVICE uint32_t num_blocks() const { return num_blocks_; }
-    // Of an exchange.
+    // Slices of an exchange.
     KCCL_DEVICE uint32_t num_slices() const { return num_senders() * num_blocks_; }
 
     // Whether slices of num_packets packets fit. If not, next() refuses them.
@@ -371,7 +371,7 @@ class GridExchange {
 
     const DeviceComm& comm_;
     const uint32_t num_blocks_;
-    // Of slot 0.
+    // Addresses of slot 0.
     mem::Packet* outbox_[kNumPeers > 0 ? kNumPeers : 1] = {};
     mem::Packet* inbox_ = nullptr;
     uint32_t slot_packets_ = 0;  // length of a slot

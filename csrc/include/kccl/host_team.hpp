@@ -122,7 +122,7 @@ class Team {
         }
         std::string errors;
         for (const auto& each : allgather(mine)) {
-            // The same words from several ranks appear once.
+            // Words that several ranks say appear once.
             if (errors.find(each.data()) != std::string::npos) continue;
             errors += (errors.empty() ? "" : "; ") + std::string(each.data());
         }

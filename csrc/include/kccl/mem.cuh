@@ -163,7 +163,7 @@ KCCL_DEVICE T load_streamed(const T* address) {
 }
 #endif
 
-// The same for a struct of 16 bytes, as two words: compilers would wait for each member's load by
+// Loads a struct of 16 bytes plainly, as two words: compilers would wait for each member's load by
 // itself.
 template <class T>
 KCCL_DEVICE T load_words(const T* address) {

@@ -122,8 +122,8 @@ KCCL_DEVICE Slice block_slice(uint64_t count) {
     return slice_of(count, (num_units + blocks - 1) / blocks * kUnit);
 }
 
-// The same when the host launched the call. The host divided, because a division here would delay
-// the first push.
+// This block's slice where the host launched the call. The host divided: a division here would
+// delay the first push.
 template <class T>
 KCCL_DEVICE Slice call_slice(const Call& call) {
     constexpr uint64_t kUnit = 16 / sizeof(T);

@@ -315,7 +315,7 @@ KCCL_DEVICE const T& first_parameter([[maybe_unused]] const T& parameter) {
 #endif
 }
 
-// The same of the second parameter; `first` is the one before it.
+// The kernel's second parameter, likewise; `first` is the one before it.
 template <class First, class T>
 KCCL_DEVICE const T& second_parameter([[maybe_unused]] const First& first,
                                       [[maybe_unused]] const T& parameter) {

@@ -177,7 +177,7 @@ KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, ui
                                       [](const uint64_t* payloads) { return payloads[0]; });
 }
 
-// The same for some of these slices: [slice][count]. In one exchange some blocks may collect all
+// Collects some of these slices: [slice][count]. In one exchange some blocks may collect all
 // slices and others any part. But where a rank has two blocks or more, each slice must be collected
 // on it by a block other than the one that published it: a packet that nobody has seen may still be
 // on its way when its position is written again.
@@ -209,7 +209,7 @@ KCCL_DEVICE Status collect_reduced(GridExchange<kKcclReachAllRanks, WORLD_SIZE>&
     return collect_sums<Op, order, false>(exchange, out, count, Slices{0, exchange.num_blocks()});
 }
 
-// The same for the slices of some blocks: [slice][count]. Which ones: see collect().
+// Collects and reduces the slices of some blocks: [slice][count]. Which ones: see collect().
 template <class Op = Sum, mem::Order order = mem::Order::kAcqRel, class T, int WORLD_SIZE>
 KCCL_DEVICE Status collect_reduced(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& exchange, T* out,
                                    uint32_t count, Slices slices) {

@@ -232,7 +232,7 @@ KCCL_DEVICE uint64_t reduce_payloads(const uint64_t (&payloads)[MAX_RANKS], int 
     return reduce_payloads<T, Op, 1, MAX_RANKS>(payloads, world_size);
 }
 
-// The same with N payloads of each rank.
+// Reduces N payloads of each rank.
 template <class T, class Op, int MAX_RANKS, uint32_t N>
 KCCL_DEVICE void reduce_packets(uint64_t (&results)[N], const uint64_t (&payloads)[MAX_RANKS][N],
                                 int world_size) {

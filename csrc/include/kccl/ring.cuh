@@ -73,7 +73,7 @@ class Producer {
         return wait_until(comm_, awaited, poll, missing) ? kKcclOk : status_of(comm_);
     }
 
-    // The same without waiting. False: it could not start yet.
+    // Starts the next copy without waiting. False: it could not start yet.
     KCCL_DEVICE bool try_push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
         // In the first round, the round before it counts as consumed.
         const bool is_free = mem::has_completed(&ring_.empty[next_.stage], next_.parity ^ 1u);
@@ -156,7 +156,7 @@ class Consumer {
         return wait_until(comm_, awaited, poll, missing) ? ring_.stage[next_.stage] : nullptr;
     }
 
-    // The same without a limit, for producers that copy until the consumers have ended.
+    // Waits without a limit, for producers that copy until the consumers have ended.
     KCCL_DEVICE const uint8_t* await_front() {
         while (platform::warp_any(!mem::has_completed(&ring_.full[next_.stage], next_.parity))) {
             mem::poll_pause();

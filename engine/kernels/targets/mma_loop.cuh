@@ -11,7 +11,7 @@ struct Mma {
     struct Weights {
         float value[kTileColumns];
     };
-    // The same in all threads: both parts of a vector, added up, are one FP32 value.
+    // All threads have all inputs: both parts of a vector, added up, are one FP32 value.
     struct Inputs {
         float value[kVectors][kTileColumns];
     };

@@ -18,7 +18,7 @@ def cuda() -> Finding:
 
 
 def hip() -> Finding:
-    """The same of AMD."""
+    """Reports AMD's GPUs and their driver, as cuda() does NVIDIA's."""
     return _gpus("hip")
 
 

@@ -47,7 +47,7 @@ void matrix(const Rank& rank) {
     }
 }
 
-// The same random sequence of calls on every rank, each rank at its own pace.
+// Every rank makes the same random sequence of calls, at its own pace.
 void mixture(const Rank& rank, int num_calls, uint64_t seed) {
     for (int i = 0; i < num_calls; ++i, ++seed) {
         const Algorithm& algorithm = kAlgorithms[oracle::mix(seed, 1, 0) % std::size(kAlgorithms)];

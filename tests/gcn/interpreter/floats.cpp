@@ -29,7 +29,7 @@ void unary(Wave& w, In in) {
     w.set_lanes(in, in.at[0], a);
 }
 
-// Of F, which has more digits than a float, to one unit of the last place.
+// The result of F, which has more digits than a float, to one unit of the last place.
 template <auto F>
 void nearly(Wave& w, In in) {
     Lanes a = w.lanes(in, 1);

@@ -109,7 +109,7 @@ def _sentinels_opened_anew(script):
 
 
 def _last_words(kernel, most, period, long_ones):
-    """Of `period` calls only these use the last words of a slot."""
+    """Only these of `period` calls use the last words of a slot."""
 
     def make(script):
         script.begin(threads=64)

@@ -31,7 +31,7 @@ def _reductions(kernel, counts=(2, 37, 75, 3, 64, 1, 37, 0, 75, 64, 5, 75)):
 
 
 def _seldom_long(kernel, period, long_ones):
-    """Of `period` calls only these use the words behind the first."""
+    """Only these of `period` calls use the words behind the first."""
 
     def make(script):
         script.begin(threads=64)

@@ -155,7 +155,7 @@ KCCL_DEVICE void prefetch(const void* address) {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
 
-// The same value, in registers from here on. ptxas reads kernel parameters and special registers
+// Returns the value, in registers from here on. ptxas reads kernel parameters and special registers
 // again at each use, in hot loops too, but not values loaded from memory. So keep() sends the value
 // through memory.
 template <class T>
@@ -174,7 +174,7 @@ KCCL_DEVICE T keep(T value) {
     return value;
 }
 
-// The same value, of which the compiler knows nothing.
+// Returns the value; the compiler knows nothing of it.
 KCCL_DEVICE uint32_t forget(uint32_t value) {
     asm volatile("" : "+r"(value));
     return value;
@@ -285,7 +285,7 @@ KCCL_DEVICE uint16_t half_from_float(float value) {
     return bits;
 }
 
-// The same.
+// Rounds to nearest even; `value` is not NaN.
 KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     uint16_t bits;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
