@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device_compilers import find_nvrtc
+from long import long_after
 
 import kccl
 from kccl.bench.collectives import all_reduce
@@ -183,9 +184,9 @@ def test_rows(name):
     assert notes == (why if name == "grid_sync" else [])
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.long
+@pytest.mark.parametrize(("world_size", "dtype"), [(1, "float64"), (3, "bfloat16")])
 @pytest.mark.parametrize("name", DATA)
-@pytest.mark.parametrize("world_size", [1, 3])
 def test_chains_over_several_periods(name, world_size, dtype):
     rows, _ = on_simulator(name, world_size, 1, dtype=dtype, nbytes=72, iterations=210)
     assert all(row["wrong"] == 0 for row in rows)
@@ -225,13 +226,14 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", long_after(1, BROKEN))
 def test_a_launch_that_goes_wrong_has_no_time(what, spoiled):
     spoiled("all_reduce", *BROKEN[what])
     (first, *_), _ = on_simulator("all_reduce", iterations=140)
     assert first["wrong"] > 0 and first["time_us"] is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["reduce_scatter", "all_gather"])
 def test_a_call_that_is_left_out_shows(name, spoiled):
     spoiled(name, *BROKEN["a call is left out"])
@@ -242,6 +244,7 @@ def test_a_call_that_is_left_out_shows(name, spoiled):
 MEMBERS = "\n    T before_[2] = {};\n    uint32_t calls_ = 0;\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world_size", "call"), [(2, 13), (3, 17)])
 def test_an_old_word_of_a_broadcast_shows(world_size, call, spoiled):
     """Rank 0, the next root, gets the first element that it had two calls before."""
@@ -260,6 +263,7 @@ def test_an_old_word_of_a_broadcast_shows(world_size, call, spoiled):
     assert row["wrong"] > 0 and row["time_us"] is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_an_old_word_of_reduce_scatter_shows(world_size, spoiled):
     """Rank 1 sends rank 0 the first element that it sent two calls before."""
@@ -282,6 +286,7 @@ def test_an_old_word_of_reduce_scatter_shows(world_size, spoiled):
     assert row["wrong"] > 0 and row["time_us"] is None
 
 
+@pytest.mark.long
 def test_a_broadcast_that_does_not_arrive_shows(spoiled):
     call = "return kccl::broadcast<T>(channel_, slice_, slice_, count_, root);"
     spoiled("broadcast", call, call.replace("count_", "count_ / 2"))
@@ -289,6 +294,7 @@ def test_a_broadcast_that_does_not_arrive_shows(spoiled):
     assert row["wrong"] > 0 and row["time_us"] is None
 
 
+@pytest.mark.long
 def test_a_message_that_is_taken_before_all_blocks_are_there_is_found(spoiled):
     spoiled("all_reduce", "status : blocks_.sync();", "status : kKcclOk;")
     with pytest.raises(kccl.ProtocolError):
@@ -308,6 +314,7 @@ def test_barriers_that_do_not_wait_are_found(name, call, spoiled):
     assert all(row["wrong"] > 0 and row["time_us"] is None for row in rows)
 
 
+@pytest.mark.long
 def test_a_relaxed_barrier_orders_nothing_else(spoiled):
     """Without fences the words that the bench checks may arrive late. The check finds that."""
     spoiled("barrier", "ORDER == Order::kAcqRel", "true")
@@ -339,6 +346,7 @@ def test_blocks_of_a_gpu_play_ping_pong():
 
 
 @pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 def test_the_kernels_compile_for_gpus(name):
     world_size = 8 if name == "barrier" else 2

@@ -30,7 +30,10 @@ DECODE_SPILLS = {
 WIDEST = 12288
 FACTS = ("sizeof(Shared<Model>)", "sizeof(PrefillShared<Model>)")
 
-pytestmark = pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
+]
 
 
 def programs():

@@ -1,5 +1,5 @@
 """RoPE's scalings by their formulas, and requests whose frequencies depend on their length.
-tests/parity/test_rope.py has transformers' logits.
+tests/parity/test_rope_scaling.py has transformers' logits.
 """
 
 import math

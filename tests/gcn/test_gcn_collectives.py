@@ -14,6 +14,7 @@ from gcn_world import CHAIN, Sizes, World, compiled
 import kccl
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]

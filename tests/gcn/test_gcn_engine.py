@@ -18,6 +18,7 @@ from kccl.engine.reference import Reference
 from kccl.engine.sample import SamplingParams
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]

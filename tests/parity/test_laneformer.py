@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from kccl.engine.checkpoint import open_checkpoint
 from kccl.engine.reference import Reference
 
+pytestmark = pytest.mark.long
+
 CONFIG = {
     "architectures": ["LaneformerForCausalLM"],
     "model_type": "laneformer",
