@@ -70,9 +70,8 @@ def module():
     return kccl.compile(SOURCE, KERNELS)
 
 
-@pytest.mark.parametrize("element", TYPES)
+@pytest.mark.parametrize(("world_size", "element"), zip((1, 2, 3), TYPES, strict=True))
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_on_simulated_gpus(module, world_size, name, element):
     def main(comm):
         device_comm = comm.device_comm(channels=4, max_bytes=2048)

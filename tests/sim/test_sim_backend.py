@@ -58,9 +58,9 @@ def test_every_algorithm_runs_or_says_why_not(algorithm):
 
 
 @pytest.mark.parametrize(
-    ("warp_size", "model"), [(32, "sm_90"), (64, "gfx942"), (64, "sm_90"), (32, "gfx942")]
+    ("world_size", "warp_size", "model"),
+    [(1, 32, "sm_90"), (2, 64, "gfx942"), (4, 32, "gfx942"), (2, 64, "sm_90")],
 )
-@pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_calls_of_all_kinds(world_size, warp_size, model):
     def main(comm):
         x = np.arange(40, dtype=np.float64) + comm.rank
