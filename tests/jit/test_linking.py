@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from compilers import cxx
 from device_compilers import find_cuda_headers, find_nvrtc
+from long import long_after
 from source_tree import ROOT
 
 import kccl
@@ -61,10 +62,13 @@ def told(command):
 # The library itself compiles for other chips in test_device_compile.py.
 @pytest.mark.parametrize(
     ("example", "arch"),
-    [
-        *((example, "sm_90") for example in WITH_NVRTC),
-        *(("10_monokernel_step", other) for other in ("sm_80", "sm_120a")),
-    ],
+    long_after(
+        len(WITH_NVRTC),
+        [
+            *((example, "sm_90") for example in WITH_NVRTC),
+            *(("10_monokernel_step", other) for other in ("sm_80", "sm_120a")),
+        ],
+    ),
 )
 def test_kernels_of_examples_compile_with_nvrtc(example, arch):
     kernel = WITH_NVRTC[example]
@@ -96,7 +100,7 @@ def test_the_readmes_nvcc_line_needs_no_python(tmp_path):
     assert (tmp_path / "mine.o").is_file()
 
 
-@pytest.mark.parametrize("example", IN_A_KERNEL)
+@pytest.mark.parametrize("example", long_after(1, IN_A_KERNEL))
 def test_the_simulator_finds_an_examples_missing_sync(example, tmp_path):
     text = (EXAMPLES / f"{example}.py").read_text()
     assert text.count("block.sync();") == 1
