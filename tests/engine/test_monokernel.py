@@ -94,17 +94,24 @@ def on_one_rank(name: str, tuning: Tuning = TUNING) -> tuple[Array, Any]:
 
 
 @pytest.mark.parametrize(
-    ("model", "tuning"),
+    ("model", "tuning", "numbers"),
     # Blocks have several units of attention.
-    long_after(1, [("tiny-laneformer", TUNING), ("tiny-llama", MERGING), ("tiny-qwen3", TUNING)]),
-    ids=["tiny-laneformer", "tiny-llama", "tiny-qwen3"],
+    long_after(
+        1,
+        [
+            ("tiny-laneformer", TUNING, (2,)),
+            ("tiny-laneformer", TUNING, (4,)),
+            ("tiny-llama", MERGING, (2, 4)),
+            ("tiny-qwen3", TUNING, (2,)),
+        ],
+    ),
 )
-def test_equals_the_reference_on_any_number_of_ranks(model, tuning):
+def test_equals_the_reference_on_any_number_of_ranks(model, tuning, numbers):
     wanted, tokens = expected(model)
     one, found = on_one_rank(model, tuning)
     np.testing.assert_allclose(one, wanted, atol=TOLERANCE)
     assert found == [tokens]
-    for ranks in (2, 4):
+    for ranks in numbers:
         more, found = run(model, ranks, tuning, seed=ranks)
         np.testing.assert_array_equal(more.view(np.uint32), one.view(np.uint32))
         assert found == [tokens] * ranks
@@ -153,6 +160,7 @@ def test_other_sizes_equal_the_reference(fields, tuning):
     np.testing.assert_allclose(found, Reference(model).logits(IDS), atol=TOLERANCE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("machine", "change"),
     long_after(1, [({"model": "gfx942"}, {"weights_in_registers": True}), ({}, {})]),
@@ -166,6 +174,7 @@ def test_warps_of_64(machine, change):
     assert found == [tokens] * 2
 
 
+@pytest.mark.long
 def test_a_request_may_be_given_up(monkeypatch):
     """The next request has the rounds of the first one behind it."""
     _, tokens = expected("tiny-laneformer")
@@ -265,6 +274,7 @@ def test_a_rank_that_does_not_come_is_named():
         kccl.run_threads(main, 2, backend="sim")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60)
 def test_a_rank_may_come_seconds_later():
     """After 3 s the simulator moves rank 1 alone. While rank 1 waits, it lets rank 0 in."""

@@ -80,6 +80,7 @@ def test_weights_are_used_as_they_are_stored(name, warp_size):
     assert np.abs(first - rounded).max() > 2 * TOLERANCE
 
 
+@pytest.mark.long
 def test_a_vector_beyond_float16_is_an_error():
     """A value of the residual, times the norm, is about 1e5 here."""
 
@@ -116,6 +117,7 @@ class OneIsLarge(RandomSource):
         return (values * 4 if name == "layers.0.ffn_norm" else values).astype(np.float16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "tuning", long_after(1, [CHUNKED, TUNING]), ids=["in chunks", "by position"]
 )

@@ -76,6 +76,7 @@ MODELS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", long_after(1, MODELS))
 def test_logits_are_the_references_on_any_number_of_ranks(case):
     name, fields, tuning, numbers = MODELS[case]

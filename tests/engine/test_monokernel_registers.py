@@ -32,6 +32,7 @@ REGISTERS = replace(TUNING, weights_in_registers=True)
 SHORT = {"blocks": 6, "stage_steps": 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "tuning"),
     long_after(
@@ -53,6 +54,7 @@ def test_the_bits_are_those_of_a_ring(model, tuning):
     assert found == tokens == [expected(model)[1]]
 
 
+@pytest.mark.long
 def test_weights_are_read_alone_or_not_at_all():
     def main(comm: kccl.Communicator) -> list[list[int]]:
         executor = DeviceExecutor(
@@ -98,6 +100,7 @@ BUGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", long_after(1, BUGS))
 def test_planted_bugs_change_logits_or_tokens(bug, kernels):
     right, wrong = BUGS[bug]

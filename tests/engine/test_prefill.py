@@ -84,7 +84,7 @@ def check(model: str, logits: list[Array], tokens: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "ranks"),
-    long_after(1, [(MODELS[0], 2), (MODELS[0], 1), (MODELS[1], 2), (MODELS[2], 1)]),
+    long_after(0, [(MODELS[0], 2), (MODELS[0], 1), (MODELS[1], 2), (MODELS[2], 1)]),
 )
 def test_chunks_change_no_bit(model, ranks):
     """Also chunks that are not full, and requests behind others."""
@@ -118,6 +118,7 @@ def test_many_strands_are_merged_in_two_turns():
     assert found_tokens == tokens
 
 
+@pytest.mark.long
 def test_a_request_may_be_given_up_within_its_prompt():
     """By any rank, and on all ranks behind the same pass. The next request is whole."""
 
@@ -194,7 +195,7 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", long_after(1, BUGS))
+@pytest.mark.parametrize("bug", long_after(0, BUGS))
 def test_the_simulator_finds_planted_bugs(bug, tmp_path: Path, monkeypatch):
     name, right, wrong = BUGS[bug]
     folder = tmp_path / "kernels"

@@ -34,6 +34,7 @@ def checkpoint(model):
     return random_checkpoint(model, **SMALL, **layers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "ranks"),
     [("tiny-laneformer", 2), pytest.param("tiny-llama", 1, marks=pytest.mark.long)],

@@ -58,6 +58,7 @@ def test_readme_names_make_demo_and_make_test():
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", [words for words in commands(README) if words[0] != "make"], ids=shlex.join
 )

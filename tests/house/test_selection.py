@@ -51,12 +51,10 @@ def told(tmp_path):
     [
         ([], ["test_short"]),
         (["tests/test_some.py"], ["test_short", "test_long"]),
-        (["-m", "not long"], ["test_short"]),
-        (["-m", "long"], ["test_long"]),
     ],
     ids=str,
 )
-def test_long_tests_run_where_a_file_or_the_mark_is_named(arguments, passed, told):
+def test_long_tests_run_where_a_file_is_named(arguments, passed, told):
     assert re.findall(r"::(\w+) PASSED", told(*arguments)) == passed
 
 

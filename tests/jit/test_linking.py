@@ -153,6 +153,7 @@ def test_cmake_finds_the_headers_for_cxx(tmp_path):
     assert scratch_bytes == regions.scratch_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_driver", [True, False])
 def test_cmake_and_nvcc_build_the_example_without_python(tmp_path, has_driver):
     """libcuda comes with the driver, which machines without a GPU lack."""

@@ -114,6 +114,7 @@ def test_length_of_a_chunk(module, name, is_too_long):
     kccl.run_threads(main, 2, backend="sim")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
 def test_they_compile_for_a_gpu():
     kernels = [f"{name}<float>" for name in SHAPES]

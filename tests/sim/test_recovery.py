@@ -19,12 +19,13 @@ def run(program, seed, world_size=3):
     return kccl.run_threads(program, world_size, backend="sim", seed=seed, timeout=0.01)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", long_after(1, range(SEEDS)))
 def test_reset_of_two_ranks(seed):
     run(sim_recovery.go_on, seed, 2)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", long_after(1, range(SEEDS)))
 def test_reset_of_three_ranks(monkeypatch, seed):
     """Functions in which bugs are planted below are planted with the text they have."""
     for module, owner, name, old, _ in BUGS.values():
@@ -33,7 +34,7 @@ def test_reset_of_three_ranks(monkeypatch, seed):
     run(sim_recovery.go_on, seed, 3)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", long_after(1, range(SEEDS)))
 def test_shrink(seed):
     assert run(sim_recovery.shrink, seed, 3) == [0, None, 1]
 

@@ -27,7 +27,8 @@ from source_tree import ROOT
 from kccl.jit import cache
 
 # What `make test` runs: both models and widths of epochs with kernels of one warp size.
-MACHINES = {(32, "sm_90", 4), (32, "gfx942", 32)}
+MACHINES = ((32, "sm_90", 4), (32, "gfx942", 32))
+FEW = ("odd",)
 # (warp size, model, epoch bits): half of the combinations, with every pair of values.
 PAIRS = {(32, "sm_90", 4), (32, "gfx942", 32), (64, "sm_90", 32), (64, "gfx942", 4)}
 # A quarter of the combinations, with every value.
@@ -65,11 +66,13 @@ def share(collective, size):
 
 
 def few(collective, size):
-    """Of these tasks those that `make test` runs: of two ranks, and of three for an odd length."""
+    """Of these tasks those that `make test` runs: on one machine of two ranks, on the other of
+    three.
+    """
     for task in share(collective, size):
         cell = Cell.parse(task.cell)
-        is_small = cell.world_size == 2 or (cell.world_size == 3 and size == "odd")
-        if is_small and (cell.warp_size, cell.model, cell.epoch_bits) in MACHINES:
+        machine = cell.warp_size, cell.model, cell.epoch_bits
+        if (cell.world_size, machine) in zip((2, 3), MACHINES, strict=True):
             yield task
 
 
@@ -84,7 +87,7 @@ def assert_nothing_is_found(tasks, size):
     assert size == "0" or total["old_loads"] > 0
 
 
-@pytest.mark.parametrize("size", ["odd", "8K"])
+@pytest.mark.parametrize("size", FEW)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_nothing_is_found(collective, size):
     assert_nothing_is_found(list(few(collective, size)), size)
@@ -94,7 +97,7 @@ def test_nothing_is_found(collective, size):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_nothing_is_found_on_more_machines(collective, size):
-    done = set(few(collective, size)) if size in ("odd", "8K") else set()
+    done = set(few(collective, size)) if size in FEW else set()
     assert_nothing_is_found([task for task in share(collective, size) if task not in done], size)
 
 
