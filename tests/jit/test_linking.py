@@ -63,7 +63,7 @@ def told(command):
 @pytest.mark.parametrize(
     ("example", "arch"),
     long_after(
-        len(WITH_NVRTC),
+        1,
         [
             *((example, "sm_90") for example in WITH_NVRTC),
             *(("10_monokernel_step", other) for other in ("sm_80", "sm_120a")),
@@ -82,6 +82,7 @@ def test_the_kernel_of_the_readme_compiles():
     assert kccl.compile(source, ["mine"], target="cuda", arch="sm_90a").names == ("mine",)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_nvcc_needs_the_include_dir_only(tmp_path, arch):
     nvcc = tool("nvcc")
@@ -91,6 +92,7 @@ def test_nvcc_needs_the_include_dir_only(tmp_path, arch):
     assert b"scaled_sum" in (tmp_path / "mine.cubin").read_bytes()
 
 
+@pytest.mark.long
 def test_the_readmes_nvcc_line_needs_no_python(tmp_path):
     tool("nvcc")
     (line,) = re.findall(r"`(nvcc [^`]+ mine\.cu)`", (ROOT / "README.md").read_text())
