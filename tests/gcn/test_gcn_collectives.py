@@ -100,7 +100,7 @@ KCCL_KERNEL void tell(KCCL_KERNEL_PARAM(KcclDeviceComm) parameter, uint64_t tabl
 """
 
 
-@pytest.mark.parametrize(("meeting", "world_size"), zip(MEETINGS, (2, 4), strict=True))
+@pytest.mark.parametrize(("meeting", "world_size"), list(zip(MEETINGS, (2, 4), strict=True)))
 def test_ranks_see_what_the_others_wrote_before_they_met(meeting, world_size):
     """By ordinary stores to peers, which stay in the caches of a die until they are released."""
     opens, meets = MEETINGS[meeting]

@@ -70,7 +70,7 @@ def module():
     return kccl.compile(SOURCE, KERNELS)
 
 
-@pytest.mark.parametrize(("world_size", "element"), zip((1, 2, 3), TYPES, strict=True))
+@pytest.mark.parametrize(("world_size", "element"), list(zip((1, 2, 3), TYPES, strict=True)))
 @pytest.mark.parametrize("name", SHAPES)
 def test_on_simulated_gpus(module, world_size, name, element):
     def main(comm):

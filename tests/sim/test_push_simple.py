@@ -126,7 +126,7 @@ def test_all_gather_in_the_form_of_a_gpu(wide_world, count):
         assert (output == np.concatenate(inputs)).all()
 
 
-@pytest.mark.parametrize(("count", "root"), zip(MANY, (0, 1), strict=True))
+@pytest.mark.parametrize(("count", "root"), list(zip(MANY, (0, 1), strict=True)))
 def test_broadcast_in_the_form_of_a_gpu(wide_world, count, root):
     ranks = range(wide_world.world_size)
     sent = oracle.exact("int32", "sum", 4 * count, root, 7)

@@ -48,13 +48,15 @@ def share(collective, size):
             # Up to three blocks of each rank: slow.
             takes = is_first and (cell.world_size < 4 if size == "8K" else size == "odd")
         elif size in ("0", "8", "odd"):
-            if cell.world_size == 2 and not is_grid:
+            # The length that is no whole number of packets runs on most machines.
+            is_odd = size == "odd"
+            is_pair = is_odd and cell.world_size == 2 and not is_grid
+            if is_pair:
                 num_seeds = 2
-            # Large worlds run the length that is no whole number of packets.
-            few = {min(PAIRS)} if size == "odd" else set()
-            machines = {2: PAIRS, 3: PAIRS, 4: ONCE if size == "odd" else {min(PAIRS)}, 8: few}
-            takes = machine in machines[cell.world_size]
-            takes = takes or (cell.world_size == 2 and size != "0" and not is_grid)
+            one = {min(PAIRS)}
+            machines = {2: PAIRS, 3: PAIRS if is_odd else ONCE}
+            machines |= {4: ONCE if is_odd else one, 8: one if is_odd else set()}
+            takes = is_pair or machine in machines[cell.world_size]
         elif size == "8K":
             takes = (machine in PAIRS and cell.world_size < 4) or (
                 is_first and (cell.world_size == 4 or collective == LL16)
