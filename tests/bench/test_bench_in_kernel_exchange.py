@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 from device_compilers import find_nvrtc
+from long import long_after
 
 import kccl
 from kccl.bench import collectives
@@ -79,7 +80,7 @@ def on_simulator(world_size=2, seed=0, nbytes=64, iterations=9):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("nbytes", [8, 500])
+@pytest.mark.parametrize("nbytes", long_after(1, [8, 500]))
 def test_rows(world_size, nbytes):
     rows, notes = on_simulator(world_size, nbytes=nbytes)
     # With one rank both reaches are the same, and one is measured.
@@ -127,6 +128,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_launch_that_goes_wrong_has_no_time(what, monkeypatch, tmp_path):
     spoil(monkeypatch, tmp_path, *BROKEN[what])
@@ -141,6 +143,7 @@ def test_a_single_buffer_for_collect_is_a_race(monkeypatch, tmp_path):
         on_simulator(1, nbytes=500)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_the_kernels_compile_for_gpus(world_size):
@@ -168,6 +171,7 @@ BROKEN_SUMS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", BROKEN_SUMS)
 def test_sums_that_are_wrong_have_no_time(what, monkeypatch, tmp_path):
     spoil(monkeypatch, tmp_path, *BROKEN_SUMS[what])
@@ -178,6 +182,7 @@ def test_sums_that_are_wrong_have_no_time(what, monkeypatch, tmp_path):
     assert (sums["algorithm"], sums["time_us"]) == ("grid_exchange", None) and sums["wrong"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nbytes", [8, 64, 1000, 4096])
 def test_sums_of_any_number_of_words(nbytes):
     main = partial(measured, nbytes=nbytes, iterations=40, table=collectives.load("all_reduce"))

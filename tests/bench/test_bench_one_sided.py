@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from long import long_after
 
 import kccl
 from kccl.bench import cli, collectives
@@ -100,7 +101,8 @@ def test_they_have_no_rows_on_gpus_and_in_kernels(name, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "second"), [("put", "put_fence"), ("get", "get_fence"), ("signal", "fence")]
+    ("name", "second"),
+    long_after(1, [("put", "put_fence"), ("get", "get_fence"), ("signal", "fence")]),
 )
 def test_mpis_rows(name, second):
     pytest.importorskip("mpi4py")

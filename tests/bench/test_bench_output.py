@@ -342,6 +342,7 @@ def test_tuning_refuses_a_wrong_algorithm() -> None:
 # The whole, under MPI
 
 
+@pytest.mark.long
 def test_kccl_bench_under_mpirun(tmp_path: Path) -> None:
     tools = Path(sys.executable).parent
     for name in ("mpirun", "kccl"):

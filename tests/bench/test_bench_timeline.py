@@ -167,6 +167,7 @@ def test_ablated_rows_are_no_speeds() -> None:
 # ---- the command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_command_in_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, table = tmp_path / "t.json", tmp_path / "rows.csv"
     asked = ["--random-weights", "tiny-tiles", "--backend", "sim", "--positions", "3"]

@@ -47,6 +47,7 @@ def own(tmp_path, monkeypatch):
 FEW = ["-n", "2", "--arch", ARCH, "-d", "bfloat16", "--op", "sum"]
 
 
+@pytest.mark.long
 def test_the_librarys_kernels_are_compiled_too(own, capfd):
     own((kernels.SOURCE, kernels.NAMES, ()))
     assert gpu_warm.main(FEW) == 0
@@ -56,6 +57,7 @@ def test_the_librarys_kernels_are_compiled_too(own, capfd):
     assert len(list(Path(cache.cache_folder()).glob("*/*.cubin"))) == count + 1
 
 
+@pytest.mark.long
 def test_what_does_not_compile_is_left_to_the_bench(own, tmp_path, capfd):
     wrong = tmp_path / "wrong.cuh"
     wrong.write_text("nonsense")

@@ -210,6 +210,7 @@ def test_ranks_of_a_job_do_not_share_a_core() -> None:
     assert [line.split()[-1] for line in heads] == [str(ALLOWED[1]), str(ALLOWED[0])]
 
 
+@pytest.mark.long
 @needs_two
 def test_the_document_of_pinned_ranks_has_the_machine_as_it_was_before(
     capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -98,6 +98,7 @@ def sources_of_threads():
     return [HERE / "sanitize/engine_threads.cpp", *engine, ROOT / "csrc/host/idle.cpp"]
 
 
+@pytest.mark.long
 def test_every_instruction_set_gives_the_same_bits(compiler, tmp_path):
     sources = [HERE / "engine_compute.cpp", *(HOST / f"{name}.cpp" for name in COMPUTE)]
     done = run(build(compiler, tmp_path / "compute", sources, ["-O2"]))
@@ -130,15 +131,18 @@ def assert_silent(done):
     assert (done.returncode, done.stdout) == (0, "all results are the same\n")
 
 
+@pytest.mark.long
 def test_blocks_and_ranks_have_no_race(objects, compiler, tmp_path):
     assert_silent(run(link(compiler, objects, SANITIZERS["thread"], tmp_path / "program")))
 
 
+@pytest.mark.long
 def test_memory_is_used_as_it_may_be(can_sanitize, compiler, tmp_path):
     sources = sources_of_threads()
     assert_silent(run(build(compiler, tmp_path / "address", sources, SANITIZERS["address"])))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted_races_are_found(what, objects, compiler, tmp_path):
     right, wrong = PLANTED[what]

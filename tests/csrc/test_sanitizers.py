@@ -32,7 +32,7 @@ THREAD = ["-O1", "-fsanitize=thread"]
 OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
 # Three builds of some ten seconds each, on two cores that others may be using too.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 def _works(compiler: str, folder: Path) -> bool:

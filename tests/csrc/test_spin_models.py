@@ -157,16 +157,19 @@ def search(tmp_path_factory) -> Iterator[Search]:
     yield from searches(ALL_RUNS.values(), ALL_BUGS, lambda: tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ALL_RUNS.values(), ids=ALL_RUNS)
 def test_no_run_goes_wrong(search, run):
     check_complete(search(*run))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_every_statement_of_the_model_is_reached_in_some_run(search, model):
     assert never_reached(search(model, each) for each in MODELS[model][0].values()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", ALL_BUGS, ids=" ".join)
 def test_planted_bug_is_found(search, bug):
     check_found(search(*bug), ALL_BUGS[bug])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from long import long_after
 
 import kccl
 from kccl.engine import Engine
@@ -23,7 +24,9 @@ def checkpoint(model):
     return random_checkpoint(model, **SMALL, **layers)
 
 
-@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama", "tiny-qwen2", "tiny-qwen3"])
+@pytest.mark.parametrize(
+    "model", long_after(1, ["tiny-laneformer", "tiny-llama", "tiny-qwen2", "tiny-qwen3"])
+)
 def test_every_op_equals_the_reference(model):
     """Within diff.LIMITS, and no single value is far off."""
     with Engine(checkpoint(model), "sim") as engine:
@@ -52,6 +55,7 @@ def test_answers_are_those_of_the_host():
         assert engine.bytes_per_token(3) < host.bytes_per_token(3)
 
 
+@pytest.mark.long
 def test_the_end_of_the_context_ends_an_answer():
     model = random_checkpoint("tiny-llama", **SMALL)
     with Engine(model, "sim", context=16) as engine:

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from loading import outcome
+from long import long_after
 from tiny_models import LANEFORMER, write_folder, write_gguf
 
 NUM_FLIPS = 100
@@ -61,7 +62,7 @@ def test_damaged_gguf(models, tmp_path, seed):
     check(file, file, content, random.Random(seed), header=len(content) - 4 * 300 * 16)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", long_after(2, FILES))
 def test_damaged_folder(models, tmp_path, name):
     folder = tmp_path / "folder"
     shutil.copytree(models / "folder", folder)

@@ -28,22 +28,29 @@ def folder(tmp_path):
     return tmp_path / "m"
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, {}),
-        (SAMPLING, {"temperature": 5.0, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.1}),
-        ({"do_sample": True}, {"temperature": 1.0, "top_k": 50}),
-        ({"do_sample": True, "top_k": 0, "top_p": None}, {"temperature": 1.0, "top_k": 0}),
-        # transformers then takes the likeliest token, and the filters are for who gives more.
-        ({"temperature": 0.6, "top_k": 20, "min_p": 0.1}, {"top_k": 20, "min_p": 0.1}),
-        ({"do_sample": False, "temperature": 0.6, "num_beams": 1}, {}),
-    ],
-)
-def test_the_file_says_what_transformers_would_do(folder, fields, expected):
+# (fields of generation_config.json, what is read from them)
+CASES = [
+    ({}, {}),
+    (SAMPLING, {"temperature": 5.0, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.1}),
+    ({"do_sample": True}, {"temperature": 1.0, "top_k": 50}),
+    ({"do_sample": True, "top_k": 0, "top_p": None}, {"temperature": 1.0, "top_k": 0}),
+    # transformers then takes the likeliest token, and the filters are for who gives more.
+    ({"temperature": 0.6, "top_k": 20, "min_p": 0.1}, {"top_k": 20, "min_p": 0.1}),
+    ({"do_sample": False, "temperature": 0.6, "num_beams": 1}, {}),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), CASES)
+def test_the_file_says_how_to_sample(folder, fields, expected):
     write(folder, **fields)
     assert read_defaults(folder) == (expected, [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("fields", "expected"), CASES)
+def test_the_file_says_what_transformers_would_do(folder, fields, expected):
     generation = pytest.importorskip("transformers").GenerationConfig
+    write(folder, **fields)
     theirs = generation.from_pretrained(folder)
     known = generation._get_default_generation_params()
     if theirs.do_sample:
@@ -53,15 +60,26 @@ def test_the_file_says_what_transformers_would_do(folder, fields, expected):
             assert expected.get(name, default) == (known[name] if value is None else value)
 
 
-def test_without_the_file_config_json_says_it(folder):
+@pytest.fixture
+def config(folder):
+    """What config.json has where it says how to sample, and there is no generation_config.json."""
     (folder / "generation_config.json").unlink()
-    config = folder / "config.json"
+    path = folder / "config.json"
     more = {"do_sample": True, "temperature": 0.5, "top_p": 0.8, "num_beams": 3, "max_length": 20}
-    config.write_text(json.dumps(json.loads(config.read_text()) | more))
+    made = json.loads(path.read_text()) | more
+    path.write_text(json.dumps(made))
+    return made
+
+
+def test_without_the_file_config_json_says_it(folder, config):
     told = "config.json asks for num_beams = 3, which the engine does not have"
     assert read_defaults(folder) == ({"temperature": 0.5, "top_k": 50, "top_p": 0.8}, [told])
+
+
+@pytest.mark.long
+def test_transformers_reads_that_from_config_json(config):
     generation = pytest.importorskip("transformers").GenerationConfig
-    theirs = generation.from_model_config(json.loads(config.read_text()))
+    theirs = generation.from_model_config(config)
     assert (theirs.do_sample, theirs.temperature, theirs.top_p) == (True, 0.5, 0.8)
 
 

@@ -86,6 +86,7 @@ def test_any_number_of_ranks_and_blocks_gives_the_same_bits(case):
         assert (each == logits[0]).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama"])
 def test_two_thousand_tokens_are_the_same_on_any_number_of_ranks(model):
     checkpoint = random_checkpoint(model, context=2048, num_layers=3, window=0, window_layers=0)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from long import long_after
 from tiny_models import write_gguf
 
 import kccl
@@ -311,7 +312,7 @@ def test_a_job_whose_output_fails_says_so_once(kind):
         (["--model", "no/such/model"], b"Hi", b"model 'no/such/model' is neither"),
     ],
 )
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", long_after(1, [2, 1]))
 def test_a_job_refuses_what_is_wrong_once_and_on_all_ranks(arguments, text, told, ranks):
     # A rank 0 that ended by itself would leave the others in MPI_Init.
     done = generate(*arguments, text=text, ranks=ranks)

@@ -5,6 +5,7 @@ import mmap
 
 import pytest
 from loading import memory_of_opening
+from long import long_after
 from tiny_models import LANEFORMER, LLAMA, write_folder, write_gguf
 
 import kccl
@@ -33,7 +34,7 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("ranks", long_after(1, [1, 8]))
 @pytest.mark.parametrize("name", ["folder", "m.gguf"])
 def test_loading_takes_little_more_than_the_packed_weights(files, name, ranks):
     """The least of two runs: ranks that are threads hold more or fewer buffers at the same time."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from long import long_after
 from numpy.typing import NDArray
 
 import kccl
@@ -93,22 +94,30 @@ def on_one_rank(name: str, tuning: Tuning = TUNING) -> tuple[Array, Any]:
 
 
 @pytest.mark.parametrize(
-    ("model", "tuning"),
+    ("model", "tuning", "numbers"),
     # Blocks have several units of attention.
-    [("tiny-laneformer", TUNING), ("tiny-llama", MERGING), ("tiny-qwen3", TUNING)],
-    ids=["tiny-laneformer", "tiny-llama", "tiny-qwen3"],
+    long_after(
+        1,
+        [
+            ("tiny-laneformer", TUNING, (2,)),
+            ("tiny-laneformer", TUNING, (4,)),
+            ("tiny-llama", MERGING, (2, 4)),
+            ("tiny-qwen3", TUNING, (2,)),
+        ],
+    ),
 )
-def test_equals_the_reference_on_any_number_of_ranks(model, tuning):
+def test_equals_the_reference_on_any_number_of_ranks(model, tuning, numbers):
     wanted, tokens = expected(model)
     one, found = on_one_rank(model, tuning)
     np.testing.assert_allclose(one, wanted, atol=TOLERANCE)
     assert found == [tokens]
-    for ranks in (2, 4):
+    for ranks in numbers:
         more, found = run(model, ranks, tuning, seed=ranks)
         np.testing.assert_array_equal(more.view(np.uint32), one.view(np.uint32))
         assert found == [tokens] * ranks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "change"),
     [
@@ -130,6 +139,7 @@ def test_tuning_changes_no_bit(model, change):
     np.testing.assert_array_equal(other.view(np.uint32), one.view(np.uint32))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fields", "tuning"),
     [
@@ -150,20 +160,21 @@ def test_other_sizes_equal_the_reference(fields, tuning):
     np.testing.assert_allclose(found, Reference(model).logits(IDS), atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("machine", "change"),
-    [({}, {}), ({"model": "gfx942"}, {"weights_in_registers": True})],
-    ids=["ring", "gfx942 with registers"],
+    long_after(1, [({"model": "gfx942"}, {"weights_in_registers": True}), ({}, {})]),
+    ids=["gfx942 with registers", "ring"],
 )
-def test_warps_of_64(machine, change, seed):
+def test_warps_of_64(machine, change):
     wanted, tokens = expected("tiny-laneformer")
     tuning = replace(MERGING, **change)
-    logits, found = run("tiny-laneformer", 2, tuning, seed=seed, warp_size=64, **machine)
+    logits, found = run("tiny-laneformer", 2, tuning, seed=1, warp_size=64, **machine)
     np.testing.assert_allclose(logits, wanted, atol=TOLERANCE)
     assert found == [tokens] * 2
 
 
+@pytest.mark.long
 def test_a_request_may_be_given_up(monkeypatch):
     """The next request has the rounds of the first one behind it."""
     _, tokens = expected("tiny-laneformer")
@@ -234,7 +245,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", long_after(1, BUGS))
 def test_the_simulator_finds_planted_bugs(bug, kernels):
     name, right, wrong = BUGS[bug]
     text = (kernels / name).read_text()
@@ -263,6 +274,7 @@ def test_a_rank_that_does_not_come_is_named():
         kccl.run_threads(main, 2, backend="sim")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60)
 def test_a_rank_may_come_seconds_later():
     """After 3 s the simulator moves rank 1 alone. While rank 1 waits, it lets rank 0 in."""

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 from device_compilers import compile_cuda, find_nvrtc, ptx_entries
+from long import long_after
 
 from kccl.engine.files.random_weights import MODELS
 from kccl.engine.model.program import Program
@@ -30,14 +31,17 @@ PREFILL_BYTES = 320
 
 @pytest.mark.parametrize(
     ("model", "gpus", "dtype", "samples"),
-    [
-        *(
-            (*shape, "bfloat16", samples)
-            for shape, most in MOST_BYTES.items()
-            for samples in (False, True)[: len(most)]
-        ),
-        ("laneformer-2b", 1, "float16", False),
-    ],
+    long_after(
+        1,
+        [
+            *(
+                (*shape, "bfloat16", samples)
+                for shape, most in MOST_BYTES.items()
+                for samples in (False, True)[: len(most)]
+            ),
+            ("laneformer-2b", 1, "float16", False),
+        ],
+    ),
 )
 def test_it_compiles_for_hopper_and_keeps_its_registers(model, gpus, dtype, samples, headers):
     library = find_nvrtc()
@@ -68,6 +72,7 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, gpus, dtype, samp
         assert sum(map(int, numbers)) <= most
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [model for model in MODELS if not model.startswith("tiny")])
 def test_a_tuning_fits_a_multiprocessor(model, headers):
     library = find_nvrtc()
@@ -90,6 +95,7 @@ __device__ const unsigned long long kFacts[] = {{{facts}}};
         assert 0 < size <= H200.shared_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", [TRACING, parse("exchanges+weights+attention+pin:head")])
 def test_variants_compile_for_hopper(variant, headers):
     library = find_nvrtc()

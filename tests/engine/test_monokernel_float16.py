@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from long import long_after
 from numpy.typing import NDArray
 from test_monokernel import CONTEXT, SMALL, TOLERANCE, TUNING, answer, generate, logits_of
 from test_prefill import CHUNKED
@@ -56,8 +57,9 @@ def run(
     return logits_of(executor, SCORED), generate(executor, NEW)
 
 
-@pytest.mark.parametrize("warp_size", MACHINES)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "warp_size"), long_after(1, [("tiny-laneformer", 32), ("tiny-llama", 64)])
+)
 def test_weights_are_used_as_they_are_stored(name, warp_size):
     model = checkpoint(name)
     assert (model.dtype, model.stored) == ("float16", ("F16",))
@@ -78,6 +80,7 @@ def test_weights_are_used_as_they_are_stored(name, warp_size):
     assert np.abs(first - rounded).max() > 2 * TOLERANCE
 
 
+@pytest.mark.long
 def test_a_vector_beyond_float16_is_an_error():
     """A value of the residual, times the norm, is about 1e5 here."""
 
@@ -114,7 +117,10 @@ class OneIsLarge(RandomSource):
         return (values * 4 if name == "layers.0.ffn_norm" else values).astype(np.float16)
 
 
-@pytest.mark.parametrize("tuning", [TUNING, CHUNKED], ids=["by position", "in chunks"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "tuning", long_after(1, [CHUNKED, TUNING]), ids=["in chunks", "by position"]
+)
 def test_a_vector_beyond_float16_within_a_prompt_is_an_error(tuning):
     """Also where the tokens behind it have finite logits; the next request is not touched."""
     model = Checkpoint(OneIsLarge())

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from test_monokernel import CONTEXT, IDS, SMALL, TOLERANCE, TUNING, answer, logits_of
 
@@ -11,6 +12,8 @@ from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.sample import SamplingParams
+
+pytestmark = pytest.mark.long
 
 MODEL = random_checkpoint(
     "tiny-laneformer", num_layers=3, window_layers=0, window=0, lm_head="vocab_parallel", **SMALL

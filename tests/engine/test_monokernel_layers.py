@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from long import long_after
 from numpy.typing import NDArray
 from test_monokernel import CONTEXT, SMALL, TOLERANCE, logits_of
 from test_prefill import CHUNKED, last_logits
@@ -75,7 +76,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("case", MODELS)
+@pytest.mark.long
+@pytest.mark.parametrize("case", long_after(1, MODELS))
 def test_logits_are_the_references_on_any_number_of_ranks(case):
     name, fields, tuning, numbers = MODELS[case]
     model = random_checkpoint(name, **SMALLER | fields)
@@ -86,6 +88,7 @@ def test_logits_are_the_references_on_any_number_of_ranks(case):
         np.testing.assert_array_equal(more.view(np.uint32), one.view(np.uint32))
 
 
+@pytest.mark.long
 def test_eight_query_heads_and_biases_with_warps_of_64():
     eight = {"num_lanes": 1, "num_heads": 8, "num_kv_heads": 1}
     model = random_checkpoint("tiny-qwen2", **SMALLER | eight)
@@ -93,6 +96,7 @@ def test_eight_query_heads_and_biases_with_warps_of_64():
     np.testing.assert_allclose(found, Reference(model).logits(IDS), atol=TOLERANCE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("window", "layers"),
     [

@@ -11,6 +11,8 @@ from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.random_weights import random_checkpoint
 
+pytestmark = pytest.mark.long
+
 # Three tiles of 16 positions, the last one not full: with two strands, one has two of them.
 IDS = np.random.default_rng(1).integers(SMALL["vocab_size"], size=44).tolist()
 MODEL = random_checkpoint("tiny-llama", num_layers=1, **SMALL)

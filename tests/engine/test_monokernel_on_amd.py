@@ -30,27 +30,39 @@ DECODE_SPILLS = {
 WIDEST = 12288
 FACTS = ("sizeof(Shared<Model>)", "sizeof(PrefillShared<Model>)")
 
-pytestmark = pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
+]
 
 
-def programs():
-    """Models that are no tests' own, with the numbers of ranks that they have most work for."""
-    for model in MODELS:
-        program = Program(MODELS[model])
-        for ranks in (1, 2, 8):
-            if not model.startswith("tiny") and ranks <= program.config.num_lanes:
-                yield pytest.param(program, ranks, id=f"{model}-{ranks}")
+PROGRAMS = {model: Program(MODELS[model]) for model in MODELS if not model.startswith("tiny")}
+
+
+def least_ranks(program, machine):
+    """So few have room for the model. With more ranks a block has fewer rows."""
+    return 2 if machine is MI300X and program.config.ffn > WIDEST else 1
 
 
 @pytest.mark.parametrize("machine", [MI300X, MI355X], ids=["MI300X", "MI355X"])
-@pytest.mark.parametrize(("program", "ranks"), list(programs()))
-def test_a_tuning_fits_a_compute_unit(program, ranks, machine, headers, tmp_path):
-    if (ranks, machine) == (1, MI300X) and program.config.ffn > WIDEST:
-        pytest.skip("a block of an MI300X has 64 KB of shared memory")
+@pytest.mark.parametrize("model", PROGRAMS)
+def test_all_blocks_and_their_waves_have_room(model, machine):
+    program = PROGRAMS[model]
+    for ranks in range(least_ranks(program, machine), min(8, program.config.num_lanes) + 1):
+        if program.config.num_lanes % ranks:
+            continue
+        tuning = tuning_for(program, ranks, machine)
+        assert ranks * tuning.blocks <= 32 * 32 and tuning.blocks <= machine.multiprocessors
+        # A thread has 256 registers: at most two waves are on each of four SIMDs.
+        assert max(tuning.warps + tuning.others, tuning.chunk_warps + tuning.chunk_others) <= 8
+
+
+@pytest.mark.parametrize("machine", [MI300X, MI355X], ids=["MI300X", "MI355X"])
+@pytest.mark.parametrize("model", PROGRAMS)
+def test_a_tuning_fits_a_compute_unit(model, machine, headers, tmp_path):
+    program = PROGRAMS[model]
+    ranks = least_ranks(program, machine)
     tuning = tuning_for(program, ranks, machine)
-    assert ranks * tuning.blocks <= 32 * 32 and tuning.blocks <= machine.multiprocessors
-    # A thread has 256 registers: at most two waves are on each of four SIMDs.
-    assert max(tuning.warps + tuning.others, tuning.chunk_warps + tuning.chunk_others) <= 8
     source, _, _ = source_of(program, ranks, CONTEXT, tuning).partition("KCCL_KERNEL_OF(")
     facts = ", ".join(FACTS)
     source += f"""

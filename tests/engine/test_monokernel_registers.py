@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from long import long_after
 from test_monokernel import (
     CONTEXT,
     MERGING,
@@ -31,14 +32,18 @@ REGISTERS = replace(TUNING, weights_in_registers=True)
 SHORT = {"blocks": 6, "stage_steps": 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "tuning"),
-    [
-        ("tiny-laneformer", REGISTERS),
-        ("tiny-llama", replace(MERGING, weights_in_registers=True, **SHORT)),
-        # Each block has rows of one product or two.
-        ("tiny-llama", replace(MERGING, weights_in_registers=True, blocks=20)),
-    ],
+    long_after(
+        1,
+        [
+            ("tiny-laneformer", REGISTERS),
+            ("tiny-llama", replace(MERGING, weights_in_registers=True, **SHORT)),
+            # Each block has rows of one product or two.
+            ("tiny-llama", replace(MERGING, weights_in_registers=True, blocks=20)),
+        ],
+    ),
     ids=["laneformer", "short stages", "few rows"],
 )
 def test_the_bits_are_those_of_a_ring(model, tuning):
@@ -49,6 +54,7 @@ def test_the_bits_are_those_of_a_ring(model, tuning):
     assert found == tokens == [expected(model)[1]]
 
 
+@pytest.mark.long
 def test_weights_are_read_alone_or_not_at_all():
     def main(comm: kccl.Communicator) -> list[list[int]]:
         executor = DeviceExecutor(
@@ -94,7 +100,8 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.long
+@pytest.mark.parametrize("bug", long_after(1, BUGS))
 def test_planted_bugs_change_logits_or_tokens(bug, kernels):
     right, wrong = BUGS[bug]
     path = kernels / "weights_registers.cuh"

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from long import long_after
 from numpy.typing import NDArray
 from test_monokernel import CONTEXT, SMALL, TUNING, answer, kernels, logits_of
 
@@ -137,14 +138,18 @@ def test_tokens_are_the_oracles(name):
     assert [token.id for token in tokens] == [token for token, _ in wanted]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "machine",
-    [
-        {"ranks": 2},
-        {"ranks": 4, "blocks": 2},
-        {"blocks": 8},
-        {"ranks": 2, "warp_size": 64, "model": "gfx942"},
-    ],
+    long_after(
+        1,
+        [
+            {"ranks": 2},
+            {"ranks": 4, "blocks": 2},
+            {"blocks": 8},
+            {"ranks": 2, "warp_size": 64, "model": "gfx942"},
+        ],
+    ),
     ids=str,
 )
 def test_any_number_of_ranks_and_blocks_chooses_the_same(machine):
@@ -153,6 +158,7 @@ def test_any_number_of_ranks_and_blocks_chooses_the_same(machine):
         assert str(chosen(tokens)) == str(chosen(results()[name][0])), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", ["ties", "equal"])
 def test_equal_logits(head):
     """top_k keeps all that are equal to the k-th; top_p of equal ones the lowest ids."""
@@ -168,6 +174,7 @@ def test_logits_that_are_no_numbers_are_an_error():
         run("huge", ["all"])
 
 
+@pytest.mark.long
 def test_requests_that_sample_and_that_do_not_take_turns():
     """A request may be given up; exchanges and marks of one do not disturb the next."""
 
@@ -216,7 +223,7 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", long_after(0, BUGS))
 def test_planted_bugs_are_found(bug, kernels, monkeypatch):
     # Ranks that choose different tokens may wait for each other: that shows the bug, too.
     monkeypatch.setenv("KCCL_TIMEOUT", "30")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from test_monokernel import CONTEXT, SMALL, TOLERANCE, TUNING, answer
 from test_prefill import CHUNKED
@@ -16,6 +17,8 @@ from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel.trace import Stamps, timelines
 from kccl.engine.monokernel.variant import TRACING
+
+pytestmark = pytest.mark.long
 
 # A chunk that is full, one that is not, and the last id, which decodes.
 IDS = [5, 99, 17, 64, 2, 120]

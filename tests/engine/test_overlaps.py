@@ -52,6 +52,7 @@ def run(
     return tokens, [cache for _, cache in results]
 
 
+@pytest.mark.long
 def test_the_tokens_are_the_same_without_overlap():
     """As on AMD's GPUs. The other test here has a ring of weights."""
     tuning = replace(MERGING, weights_in_registers=True)
@@ -59,6 +60,7 @@ def test_the_tokens_are_the_same_without_overlap():
     assert tokens == expected("tiny-llama")[1]
 
 
+@pytest.mark.long
 def test_without_overlap_all_is_there_before_it_is_read():
     """So a kernel that waits for no vector has the same bits. With overlap the simulator sees that
     it reads too early.

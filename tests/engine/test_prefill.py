@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from long import long_after
 from numpy.typing import NDArray
 from test_monokernel import CONTEXT, TUNING, answer, checkpoint
 
@@ -83,7 +84,7 @@ def check(model: str, logits: list[Array], tokens: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "ranks"),
-    [(model, ranks) for model in MODELS for ranks in (1, 2) if (model, ranks) != (MODELS[2], 2)],
+    long_after(0, [(MODELS[0], 2), (MODELS[0], 1), (MODELS[1], 2), (MODELS[2], 1)]),
 )
 def test_chunks_change_no_bit(model, ranks):
     """Also chunks that are not full, and requests behind others."""
@@ -91,6 +92,7 @@ def test_chunks_change_no_bit(model, ranks):
     check(model, *run(model, ranks, lasts=lasts, seed=ranks))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "change"),
     [
@@ -105,6 +107,7 @@ def test_tuning_of_chunks_changes_no_bit(model, change):
     check(model, *run(model, tuning=replace(CHUNKED, **change)))
 
 
+@pytest.mark.long
 def test_many_strands_are_merged_in_two_turns():
     """Strands change bits, so those without chunks are cut in the same way."""
     tuning = replace(TUNING, strands=16, splits=4)
@@ -115,6 +118,7 @@ def test_many_strands_are_merged_in_two_turns():
     assert found_tokens == tokens
 
 
+@pytest.mark.long
 def test_a_request_may_be_given_up_within_its_prompt():
     """By any rank, and on all ranks behind the same pass. The next request is whole."""
 
@@ -141,6 +145,7 @@ def test_a_request_may_be_given_up_within_its_prompt():
         assert begun / (4 + 1) == pytest.approx(whole / (8 + NEW), rel=0.01)
 
 
+@pytest.mark.long
 def test_warps_of_64():
     check("tiny-laneformer", *run("tiny-laneformer", warp_size=64, model="gfx942"))
 
@@ -190,7 +195,7 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", long_after(0, BUGS))
 def test_the_simulator_finds_planted_bugs(bug, tmp_path: Path, monkeypatch):
     name, right, wrong = BUGS[bug]
     folder = tmp_path / "kernels"

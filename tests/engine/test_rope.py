@@ -1,5 +1,5 @@
 """RoPE's scalings by their formulas, and requests whose frequencies depend on their length.
-tests/parity/test_rope.py has transformers' logits.
+tests/parity/test_rope_scaling.py has transformers' logits.
 """
 
 import math
@@ -169,6 +169,7 @@ def test_every_op_of_the_host_is_the_references(kind, model):
             assert max(each.relative for each in differences) < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_op_of_the_monokernel_is_the_references(kind):
     checkpoint = checkpoint_of(kind, "tiny-qwen3", num_layers=1)

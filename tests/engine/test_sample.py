@@ -61,14 +61,23 @@ def test_tokens_are_drawn_by_their_probabilities():
     np.testing.assert_allclose(shares, np.exp(LOGITS), atol=0.04)
 
 
-def test_numbers_of_other_kinds():
-    torch = pytest.importorskip("torch")
-    for value in (torch.tensor(0.5), Fraction(1, 2), Decimal("0.5"), np.float16(0.5)):
+def check_numbers(right, wrong):
+    for value in right:
         given = SamplingParams(temperature=value).temperature
         assert type(given) is float and given == 0.5
-    for wrong in (torch.tensor(True), torch.tensor([0.5]), np.array([0.5]), 1j):
+    for value in wrong:
         with pytest.raises(kccl.InvalidArgument, match=r"^temperature is "):
-            SamplingParams(temperature=wrong)
+            SamplingParams(temperature=value)
+
+
+def test_numbers_of_other_kinds():
+    check_numbers((Fraction(1, 2), Decimal("0.5"), np.float16(0.5)), (np.array([0.5]), 1j))
+
+
+@pytest.mark.long
+def test_numbers_of_pytorch():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    check_numbers([torch.tensor(0.5)], (torch.tensor(True), torch.tensor([0.5])))
 
 
 def test_temperature_sharpens():

@@ -119,6 +119,7 @@ def traced():
     return kccl.run_threads(main, 2, backend="sim")
 
 
+@pytest.mark.long
 def test_tracing_changes_no_token(traced):
     (_, first, _), (_, second, _) = traced
     assert first[0] == first[1] == second[0] == second[1]
@@ -184,6 +185,7 @@ def _multiplied_what_they_let_go(timeline):
             last = op
 
 
+@pytest.mark.long
 def test_what_is_left_out_shows_in_tokens_and_is_forgotten():
     """The cache has what the usual kernel made."""
     with Engine(random_checkpoint("tiny-tiles"), "sim") as engine:

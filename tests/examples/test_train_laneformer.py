@@ -19,7 +19,7 @@ from tokenizers import Tokenizer  # noqa: E402
 from kccl.engine import Engine, open_checkpoint  # noqa: E402
 
 # The engine's threads poll, and suffer where other programs want the same cores.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 VOCAB_SIZE = 384
 STEPS = 6

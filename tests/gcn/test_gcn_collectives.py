@@ -14,6 +14,7 @@ from gcn_world import CHAIN, Sizes, World, compiled
 import kccl
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]
@@ -21,12 +22,12 @@ pytestmark = [
 SEEDS = range(5)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+# test_gcn_mutations.py has each protocol on two ranks.
 @pytest.mark.parametrize("kernel", RESULTS)
-def test_results_are_those_in_rank_order(kernel, world_size):
+def test_results_are_those_in_rank_order(kernel):
     for seed in SEEDS:
         # 1000 elements: slices of several waves, whose last one is not full.
-        outcome = collective(kernel, world_size, seed=seed)
+        outcome = collective(kernel, 4, seed=seed)
         assert outcome.wrong is None, f"seed {seed}: {outcome.wrong}"
 
 
@@ -99,8 +100,7 @@ KCCL_KERNEL void tell(KCCL_KERNEL_PARAM(KcclDeviceComm) parameter, uint64_t tabl
 """
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("meeting", MEETINGS)
+@pytest.mark.parametrize(("meeting", "world_size"), list(zip(MEETINGS, (2, 4), strict=True)))
 def test_ranks_see_what_the_others_wrote_before_they_met(meeting, world_size):
     """By ordinary stores to peers, which stay in the caches of a die until they are released."""
     opens, meets = MEETINGS[meeting]
@@ -126,8 +126,7 @@ def test_ranks_see_what_the_others_wrote_before_they_met(meeting, world_size):
         assert all((each == want).all() for each in sums), f"seed {seed}"
 
 
-@pytest.mark.parametrize("grid", [8, 16])
-def test_blocks_of_a_grid_see_what_the_others_wrote(grid):
+def test_blocks_of_a_grid_see_what_the_others_wrote():
     """Each block adds up what all blocks stored before the sync, over the dies' caches."""
     source = """#include <kccl/kccl.cuh>
 KCCL_KERNEL void rounds(KCCL_KERNEL_PARAM(KcclDeviceComm) parameter, uint64_t words,
@@ -153,7 +152,8 @@ KCCL_KERNEL void rounds(KCCL_KERNEL_PARAM(KcclDeviceComm) parameter, uint64_t wo
 }
 """.replace("kccl::kKcclOk", "kKcclOk")
     program = Program(compiled(source))
-    block = 128
+    # Two blocks on each die.
+    grid, block = 16, 128
     each = (np.arange(grid * block, dtype=np.uint32).reshape(grid, block) + 1).sum(
         0, dtype=np.uint32
     )
@@ -188,9 +188,9 @@ def test_blocks_exchange_slices():
         assert (out == (calls - 1) * 1000 + np.arange(grid, dtype=np.uint64)).all(), f"seed {seed}"
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_blocks_of_all_ranks_exchange_slices(world_size):
+def test_blocks_of_all_ranks_exchange_slices():
     """Gathered and summed in rank order, bit for bit; slices that end within a packet."""
+    world_size = 4
     arguments = "KcclDeviceComm, const float*, float*, float*, uint32_t, uint32_t"
     kernel = f"rank_exchanges<{world_size}>(const {arguments})"
     source = f'#include "{CHAIN}"\ntemplate KCCL_KERNEL void kccl::gcn::{kernel};\n'

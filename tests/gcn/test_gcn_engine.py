@@ -18,6 +18,7 @@ from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel.shape import Tuning
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]

@@ -11,6 +11,7 @@ from gcn_mutations import STUCK, Edit, replaced
 from test_gcn_engine import CONTEXT, IDS, MODELS, TUNING, words
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]

@@ -8,6 +8,7 @@ from estimate import RECORD, all_reduce, grid_sync
 from gcn_machine import LATENCIES
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]

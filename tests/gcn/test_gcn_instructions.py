@@ -8,6 +8,7 @@ from device_compilers import has_zig
 from gcn_snippets import LANES, assemble, compute, execute
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]

@@ -7,6 +7,7 @@ from gcn_machine import Launch, Program
 from gcn_world import World, compiled
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]

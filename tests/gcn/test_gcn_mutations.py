@@ -12,6 +12,7 @@ from gcn_programs import Outcome, collective
 from gcn_world import World, compiled, kernel_assembly
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]

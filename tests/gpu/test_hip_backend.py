@@ -8,8 +8,10 @@ from source_tree import ROOT
 
 
 @pytest.mark.timeout(400)
-def test_the_hip_backend():
+@pytest.mark.parametrize("which", ["not long", pytest.param("long", marks=pytest.mark.long)])
+def test_the_hip_backend(which, pytestconfig):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/hip"]
+    command += ["-m", which, *["--complete"][: pytestconfig.option.complete]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
     print(done.stdout.splitlines()[-1])

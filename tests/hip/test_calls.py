@@ -35,6 +35,7 @@ class Pair(ctypes.Structure):
     _fields_ = (("tag", ctypes.c_char), ("value", ctypes.c_double))
 
 
+@pytest.mark.long
 def test_a_capture_is_replayed(amd):
     gpu = driver.table()
 

@@ -9,6 +9,7 @@ from programs import OF_DATA
 import kccl
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", OF_DATA)
 def test_bits_are_the_oracles(amd, kernels_are_warm, name, world_size):

@@ -34,8 +34,11 @@ def checkpoint(model):
     return random_checkpoint(model, **SMALL, **layers)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "ranks"),
+    [("tiny-laneformer", 2), pytest.param("tiny-llama", 1, marks=pytest.mark.long)],
+)
 def test_tokens_are_the_references(model, ranks):
     expected = Reference(checkpoint(model)).generate(IDS, SamplingParams(max_tokens=NEW))
     wanted = [token for token, _ in expected]

@@ -123,6 +123,7 @@ def test_the_device_of_an_interfaces_address_is_asked_of_the_driver(amd, librari
         arrays.view(x, "x", writable=True, device=1)
 
 
+@pytest.mark.long
 def test_groups_of_pytorch_drive_amds_gpus(amd):
     torch = pytest.importorskip("torch")
     group = pytest.importorskip("kccl.interop.torch_group")

@@ -64,6 +64,7 @@ def test_readme_names_make_demo_and_make_test():
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", [words for words in commands(README) if words[0] != "make"], ids=shlex.join
 )
@@ -116,6 +117,7 @@ def test_the_checkout_does_not_shadow_the_package():
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_python_block_for_torch(folder):
     # The one before it is for GPUs: tests/hardware/test_processes.py.
     _, block = python_blocks(OF_PYTORCH)
@@ -142,7 +144,13 @@ def test_kernel_of_the_guide():
         assert kccl.compile(source, ["mine"], target="cuda", arch="sm_90a").names == ("mine",)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.long] if "torch" in path.stem else [])
+        for path in sorted((ROOT / "examples").glob("*.py"))
+    ],
+)
 def test_example_runs_as_its_head_says(path, folder):
     head = path.read_text().split('"""')[1]
     starts = ("mpirun ", "kccl run ", "python ", "torchrun ")

@@ -8,11 +8,14 @@ import sys
 import pytest
 from source_tree import ROOT, identifiers, source_files
 
-PUBLIC = ["kccl", "kccl.base.dtypes", "kccl.bench", "kccl.engine", "kccl.gpu", "kccl.interop"]
-PUBLIC += ["kccl.interop.torch", "kccl.tools.probe", "kccl.topology"]
+PUBLIC = ["kccl", "kccl.base.dtypes", "kccl.bench", "kccl.engine", "kccl.gpu"]
+PUBLIC += ["kccl.tools.probe", "kccl.topology"]
+FOR_PYTORCH = [
+    pytest.param(name, marks=pytest.mark.long) for name in ("kccl.interop", "kccl.interop.torch")
+]
 
 
-@pytest.mark.parametrize("package", PUBLIC)
+@pytest.mark.parametrize("package", [*PUBLIC, *FOR_PYTORCH])
 def test_a_public_module_shows_what_is_public_and_nothing_else(package):
     if package.startswith("kccl.interop"):
         pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -18,7 +18,7 @@ from compilers import cxx
 from source_tree import ROOT
 
 # The build compiles all kernels for every instruction set, without optimisation in a minute.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 NOT_SOURCE = (".*", "build", "dist", "out", "*.egg-info", "*.so", "__pycache__", "kccl._*.cpp")
 

@@ -305,6 +305,7 @@ def built(tree):
     return tree
 
 
+@pytest.mark.long
 def test_the_algorithm_is_found_built_chosen_and_right(built):
     assert python(built, FINDS_IT) == "[True, True] [True, True]\n"
     assert python(built, TESTS_FIND_IT) == "True True True True True True\n"
@@ -312,6 +313,7 @@ def test_the_algorithm_is_found_built_chosen_and_right(built):
     assert " passed" in run(built, sys.executable, "-m", "pytest", "-q", *tests)
 
 
+@pytest.mark.long
 def test_the_collective_is_found_built_and_right(built):
     assert python(built, FINDS_SPREAD) == "right\n"
     assert python(built, TESTS_FIND_SPREAD) == "True True True True True\n"
@@ -322,6 +324,7 @@ def test_the_collective_is_found_built_and_right(built):
     assert all(row["collective"] == "spread" and row["wrong"] == 0 for row in rows)
 
 
+@pytest.mark.long
 def test_the_simulator_runs_the_collective(built):
     assert python(built, SIMULATES_SPREAD) == "True True\n"
     bench = ("-m", "kccl", "bench", "spread", "--in-kernel", "--backend", "sim", "-n", "2")
@@ -330,6 +333,7 @@ def test_the_simulator_runs_the_collective(built):
     assert (row["algorithm"], row["wrong"]) == ("spread_direct_ll16", 0)
 
 
+@pytest.mark.long
 def test_pytorch_has_the_collective(built):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     assert python(built, PYTORCH_HAS_SPREAD) == "[5.0, 5.0] [6.0, 6.0] True\n"

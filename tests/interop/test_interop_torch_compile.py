@@ -9,6 +9,8 @@ import kccl
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def ranks(tmp_path):

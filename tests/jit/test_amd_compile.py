@@ -29,7 +29,7 @@ from device_compilers import amd_functions, amd_metadata
 
 from kccl.engine.monokernel.shape import KERNELS as ENGINE
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -163,6 +163,7 @@ def test_cuda_ring_copies_through_registers_elsewhere():
 
 
 @needs_nvrtc
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "sm_120"])
 def test_cuda_kernels_compile_for_other_chips(arch):
     on_gpus = [kernel for kernel in KERNELS if runs_on_gpus(kernel)]

@@ -153,6 +153,7 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
     assert jit.cache_folder() == Path.home() / ".cache" / "kccl"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", abi.KERNELS)
 def test_every_kernel_of_the_library_compiles(kernel):
     """All kernels take one KcclCall; which of them are templates is read from their files."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from compilers import cxx
 from device_compilers import find_cuda_headers, find_nvrtc
+from long import long_after
 from source_tree import ROOT
 
 import kccl
@@ -62,10 +63,13 @@ def told(command):
 # The library itself compiles for other chips in test_device_compile.py.
 @pytest.mark.parametrize(
     ("example", "arch"),
-    [
-        *((example, "sm_90") for example in WITH_NVRTC),
-        *(("10_monokernel_step", other) for other in ("sm_80", "sm_120a")),
-    ],
+    long_after(
+        1,
+        [
+            *((example, "sm_90") for example in WITH_NVRTC),
+            *(("10_monokernel_step", other) for other in ("sm_80", "sm_120a")),
+        ],
+    ),
 )
 def test_kernels_of_examples_compile_with_nvrtc(example, arch):
     kernel = WITH_NVRTC[example]
@@ -79,6 +83,7 @@ def test_the_kernel_of_the_guide_compiles():
     assert kccl.compile(source, ["mine"], target="cuda", arch="sm_90a").names == ("mine",)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_nvcc_needs_the_include_dir_only(tmp_path, arch):
     nvcc = tool("nvcc")
@@ -88,6 +93,7 @@ def test_nvcc_needs_the_include_dir_only(tmp_path, arch):
     assert b"scaled_sum" in (tmp_path / "mine.cubin").read_bytes()
 
 
+@pytest.mark.long
 def test_the_guides_nvcc_line_needs_no_python(tmp_path):
     tool("nvcc")
     (line,) = re.findall(r"`(nvcc [^`]+ mine\.cu)`", GUIDE.read_text())
@@ -97,7 +103,7 @@ def test_the_guides_nvcc_line_needs_no_python(tmp_path):
     assert (tmp_path / "mine.o").is_file()
 
 
-@pytest.mark.parametrize("example", IN_A_KERNEL)
+@pytest.mark.parametrize("example", long_after(1, IN_A_KERNEL))
 def test_the_simulator_finds_an_examples_missing_sync(example, tmp_path):
     text = (EXAMPLES / f"{example}.py").read_text()
     assert text.count("block.sync();") == 1
@@ -150,6 +156,7 @@ def test_cmake_finds_the_headers_for_cxx(tmp_path):
     assert scratch_bytes == regions.scratch_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_driver", [True, False])
 def test_cmake_and_nvcc_build_the_example_without_python(tmp_path, has_driver):
     """libcuda comes with the driver, which machines without a GPU lack."""

@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.long
+
 IDS = np.random.default_rng(2).integers(300, size=40).tolist()
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

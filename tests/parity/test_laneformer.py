@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.long
+
 CONFIG = {
     "architectures": ["LaneformerForCausalLM"],
     "model_type": "laneformer",

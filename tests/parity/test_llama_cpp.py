@@ -22,6 +22,8 @@ llama_cpp = pytest.importorskip(
     "llama_cpp",
     reason="llama-cpp-python is not installed: `make test-llama` compiles it for minutes",
 )
+
+pytestmark = pytest.mark.long
 POSITIONS = 2000
 CLEAR = 0.1  # least margin of the first token over the second, in the second run of a pair
 

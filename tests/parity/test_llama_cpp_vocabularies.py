@@ -14,6 +14,8 @@ import kccl
 from kccl.engine.files.gguf_file import GgufFile
 from kccl.engine.text.tokenizer_gguf import from_gguf
 
+pytestmark = pytest.mark.long
+
 REQUIREMENT = "llama-cpp-python==0.3.36"
 BETWEEN = "\n__ggml_vocab_test__\n"
 NAMES = ("llama-bpe", "qwen2", "qwen35", "gpt-2", "mpt", "starcoder", "refact", "command-r")

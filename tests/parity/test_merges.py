@@ -10,6 +10,8 @@ from transformers import AutoTokenizer
 import kccl
 from kccl.engine.files.checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.long
+
 TEXTS = (
     "def mean(values):\n    return sum(values) / len(values)  # 12345 values\n\n\n",
     "I'LL say it's 3.14,\r\n\tcafe\u0301 and caf\u00e9; \u4f60\u597d\U0001f600  end <|endoftext|>x",

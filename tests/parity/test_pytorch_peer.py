@@ -19,6 +19,8 @@ from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.rope import Rope
 from kccl.engine.model.rope_scaling import DynamicScaling
 
+pytestmark = pytest.mark.long
+
 # A window that ends within a page, and one that ends before the last pages.
 CONTEXT = 6 * layers.PAGE
 LONG = {"context": CONTEXT, "window": 300}

@@ -8,6 +8,8 @@ from transformers import AutoTokenizer
 
 from kccl.engine.files.checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.long
+
 NEW = ["<|im_start|>", "<|im_end|>", "[PAD]", "<tool>"]
 TEXT = "hello <|im_start|>hello<|im_end|> w</s>[PAD] <tool> <s>he"
 

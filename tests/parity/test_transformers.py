@@ -27,6 +27,8 @@ from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import open_checkpoint
 from kccl.engine.model.sample import SamplingParams, kept_ids, sample
 
+pytestmark = pytest.mark.long
+
 SHAPE = {"hidden_size": 96, "intermediate_size": 168, "num_hidden_layers": 4, "vocab_size": 200}
 SHAPE |= {"max_position_embeddings": 256, "pad_token_id": None}
 # Grouped queries. The factors of Llama 3.1, for a context short enough that scaling matters here.

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from long import long_after
 from ranks import PRELUDE, environment, facts, run
 
 import kccl
@@ -191,7 +192,7 @@ ENDS = ["raise RuntimeError('mishap')", "sys.exit(0)", "os._exit(3)"]
 
 
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("before", ["", "from mpi4py import MPI"])
+@pytest.mark.parametrize("before", long_after(1, ["", "from mpi4py import MPI"]))
 def test_a_rank_ends_before_init_under_mpirun(before, end):
     """A rank ends while the others wait for it in MPI_Init, or while it waits in MPI_Finalize."""
     program = ENDS_BEFORE_INIT.replace("BEFORE", before).replace("END", end)

@@ -70,9 +70,8 @@ def module():
     return kccl.compile(SOURCE, KERNELS)
 
 
-@pytest.mark.parametrize("element", TYPES)
+@pytest.mark.parametrize(("world_size", "element"), list(zip((1, 2, 3), TYPES, strict=True)))
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_on_simulated_gpus(module, world_size, name, element):
     def main(comm):
         device_comm = comm.device_comm(channels=4, max_bytes=2048)
@@ -115,6 +114,7 @@ def test_length_of_a_chunk(module, name, is_too_long):
     kccl.run_threads(main, 2, backend="sim")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
 def test_they_compile_for_a_gpu():
     kernels = [f"{name}<float>" for name in SHAPES]

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from long import long_after
 from worlds import World
 
 import kccl
@@ -150,7 +151,7 @@ def test_the_limit_must_be_a_time(hang_s):
         Simulation(hang_s=hang_s)
 
 
-@pytest.mark.parametrize("kernel", ["reads", "counts"])
+@pytest.mark.parametrize("kernel", long_after(1, ["reads", "counts"]))
 def test_ctrl_c_ends_it(kernel, tmp_path):
     program = f"""
     import kccl, numpy as np

@@ -113,6 +113,7 @@ def cases(rows):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("row", "place", "model"), cases([*OUTCOMES, *VERDICTS]))
 def test_litmus(row, place, model):
     for answer in answers_of(row, place, model):
@@ -120,6 +121,7 @@ def test_litmus(row, place, model):
         assert answer.is_whole or answer.word not in ("never", "none") or answer.runs == SEEDS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", BOTH)
 @pytest.mark.parametrize("row", KERNELS, ids=lambda row: row.kernel.replace("kccl::", ""))
 def test_kernel(row, model):

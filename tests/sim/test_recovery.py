@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 import sim_recovery
+from long import long_after
 from source_tree import replace_once
 
 import kccl
@@ -18,12 +19,13 @@ def run(program, seed, world_size=3):
     return kccl.run_threads(program, world_size, backend="sim", seed=seed, timeout=0.01)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", long_after(1, range(SEEDS)))
 def test_reset_of_two_ranks(seed):
     run(sim_recovery.go_on, seed, 2)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", long_after(1, range(SEEDS)))
 def test_reset_of_three_ranks(monkeypatch, seed):
     """Functions in which bugs are planted below are planted with the text they have."""
     for module, owner, name, old, _ in BUGS.values():
@@ -32,7 +34,7 @@ def test_reset_of_three_ranks(monkeypatch, seed):
     run(sim_recovery.go_on, seed, 3)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", long_after(1, range(SEEDS)))
 def test_shrink(seed):
     assert run(sim_recovery.shrink, seed, 3) == [0, None, 1]
 
@@ -81,7 +83,7 @@ def plant(monkeypatch, module, owner, name, old, new):
     monkeypatch.setattr(owner, name, functions[name])
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", long_after(1, BUGS))
 def test_a_planted_bug_is_caught(monkeypatch, bug):
     """Ranks fail, get wrong data, or the machine has a finding."""
     plant(monkeypatch, *BUGS[bug])

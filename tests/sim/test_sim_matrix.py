@@ -16,15 +16,19 @@ from multiprocessing import get_context
 import pytest
 import sim_matrix
 import sim_soak
+from long import long_after
 from rich.console import Console
 from sim_machine import LL16, Machine
-from sim_matrix import CELLS, COLLECTIVES, GRIDS, SIZES, Task
+from sim_matrix import CELLS, COLLECTIVES, GRIDS, SIZES, Cell, Task
 from sim_mutations import BY_NAME, plant
 from sim_programs import Script
 from source_tree import ROOT
 
 from kccl.jit import cache
 
+# What `make test` runs: both models and widths of epochs with kernels of one warp size.
+MACHINES = ((32, "sm_90", 4), (32, "gfx942", 32))
+FEW = ("odd",)
 # (warp size, model, epoch bits): half of the combinations, with every pair of values.
 PAIRS = {(32, "sm_90", 4), (32, "gfx942", 32), (64, "sm_90", 32), (64, "gfx942", 4)}
 # A quarter of the combinations, with every value.
@@ -44,13 +48,15 @@ def share(collective, size):
             # Up to three blocks of each rank: slow.
             takes = is_first and (cell.world_size < 4 if size == "8K" else size == "odd")
         elif size in ("0", "8", "odd"):
-            if cell.world_size == 2 and not is_grid:
+            # The length that is no whole number of packets runs on most machines.
+            is_odd = size == "odd"
+            is_pair = is_odd and cell.world_size == 2 and not is_grid
+            if is_pair:
                 num_seeds = 2
-            # Large worlds run the length that is no whole number of packets.
-            few = {min(PAIRS)} if size == "odd" else set()
-            machines = {2: PAIRS, 3: PAIRS, 4: ONCE if size == "odd" else {min(PAIRS)}, 8: few}
-            takes = machine in machines[cell.world_size]
-            takes = takes or (cell.world_size == 2 and size != "0" and not is_grid)
+            one = {min(PAIRS)}
+            machines = {2: PAIRS, 3: PAIRS if is_odd else ONCE}
+            machines |= {4: ONCE if is_odd else one, 8: one if is_odd else set()}
+            takes = is_pair or machine in machines[cell.world_size]
         elif size == "8K":
             takes = (machine in PAIRS and cell.world_size < 4) or (
                 is_first and (cell.world_size == 4 or collective == LL16)
@@ -61,10 +67,18 @@ def share(collective, size):
             yield Task(str(cell), 0, 1, num_seeds)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_nothing_is_found(collective, size):
-    tasks = list(share(collective, size))
+def few(collective, size):
+    """Of these tasks those that `make test` runs: on one machine of two ranks, on the other of
+    three.
+    """
+    for task in share(collective, size):
+        cell = Cell.parse(task.cell)
+        machine = cell.warp_size, cell.model, cell.epoch_bits
+        if (cell.world_size, machine) in zip((2, 3), MACHINES, strict=True):
+            yield task
+
+
+def assert_nothing_is_found(tasks, size):
     assert tasks
     total = Counter()
     for task in tasks:
@@ -73,6 +87,20 @@ def test_nothing_is_found(collective, size):
         total.update(result.stats)
     # Memory must have reordered something, or the runs show nothing.
     assert size == "0" or total["old_loads"] > 0
+
+
+@pytest.mark.parametrize("size", FEW)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_nothing_is_found(collective, size):
+    assert_nothing_is_found(list(few(collective, size)), size)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_nothing_is_found_on_more_machines(collective, size):
+    done = set(few(collective, size)) if size in FEW else set()
+    assert_nothing_is_found([task for task in share(collective, size) if task not in done], size)
 
 
 def in_another_process(function, *arguments):
@@ -84,6 +112,7 @@ def run_all(tasks):
     return [sim_matrix.run(task) for task in tasks]
 
 
+@pytest.mark.long
 def test_a_seed_is_a_run_in_any_process():
     """A finding can be replayed, because nothing depends on the addresses of memory."""
     cells = [cell for cell in CELLS if cell.size == "odd" and cell.world_size == 3]
@@ -106,6 +135,7 @@ def largest():
     return outcome, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@pytest.mark.long
 def test_the_largest_machine():
     """270,336 threads run: each block makes an all_reduce of its own, then all blocks sync."""
     outcome, peak_bytes = in_another_process(largest)
@@ -126,7 +156,7 @@ def smallest(threads, calls, csrc=cache.CSRC):
 
 @pytest.mark.parametrize(
     ("threads", "calls", "least"),
-    [(32, 1, 500), (32, 2, 1000), (32, 3, 1500), (64, 1, 1700), (64, 2, 3000)],
+    long_after(1, [(32, 1, 500), (32, 2, 1000), (32, 3, 1500), (64, 1, 1700), (64, 2, 3000)]),
 )
 def test_all_schedules_of_the_smallest(threads, calls, least):
     """All with one deviation."""
@@ -136,7 +166,9 @@ def test_all_schedules_of_the_smallest(threads, calls, least):
     assert least < len(outcomes) < 20000
 
 
-@pytest.mark.parametrize("name", ["one_flag_of_two", "packets_tear_at_4_bytes", "wrong_parity"])
+@pytest.mark.parametrize(
+    "name", long_after(1, ["one_flag_of_two", "packets_tear_at_4_bytes", "wrong_parity"])
+)
 def test_one_deviation_shows_a_bug(name, tmp_path):
     csrc = plant(BY_NAME[name], tmp_path)
     outcomes = smallest(32, 1, csrc).explore(2, limit=20000)
@@ -146,6 +178,7 @@ def test_one_deviation_shows_a_bug(name, tmp_path):
 # ---- The soak ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_soak_counts_what_it_does():
     console = Console(record=True, width=140)
     results = sim_soak.soak(0.03, first=1, console=console)
@@ -156,6 +189,7 @@ def test_the_soak_counts_what_it_does():
     assert "overtaken stores" in console.export_text()
 
 
+@pytest.mark.long
 def test_a_finding_can_be_replayed(tmp_path):
     result = sim_matrix.Result(Task("broadcast/odd/3/64/gfx942/4", 2, 5, 1), "deadlock", seed=6)
     script, *arguments = shlex.split(result.replay)[1:]

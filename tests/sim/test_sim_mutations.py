@@ -1,6 +1,7 @@
 """The simulator finds bugs of the folder mutations, and nothing in the source as it is.
 
-A third of the bugs are hunted here, and `make sim-mutations` hunts all.
+`make test` hunts a bug of each file, `make test-all` another third of all, and `make sim-mutations`
+every one.
 """
 
 import subprocess
@@ -8,14 +9,22 @@ import sys
 from pathlib import Path
 from zlib import crc32
 
+import mutations
 import pytest
 import sim_mutations
+from long import long_after
 from mutations import MUTATIONS
 from mutations.programs import PROGRAMS
 from sim_mutations import BY_NAME, control, controls, edited, hunt
 
 # Every run hunts the same ones, and others than a name's neighbours.
 HUNTED = [name for name in BY_NAME if crc32(name.encode()) % 3 == 0]
+FILES = [vars(file)["MUTATIONS"] for file in vars(mutations).values() if hasattr(file, "MUTATIONS")]
+# A bug of each file.
+FIRST = [next(bug.name for bug in bugs if bug.name in HUNTED) for bugs in FILES]
+REST = [name for name in HUNTED if name not in FIRST]
+CONTROLS = controls(FIRST)
+OTHERS = [case for case in controls(HUNTED) if case not in CONTROLS]
 
 
 def test_every_bug_can_be_planted():
@@ -23,13 +32,17 @@ def test_every_bug_can_be_planted():
         edited(mutation)
 
 
-@pytest.mark.parametrize("name", HUNTED)
+@pytest.mark.parametrize("name", long_after(len(FIRST), FIRST + REST))
 def test_it_is_caught(name):
     row = hunt(name)
     assert row.is_right, f"{row.verdict or 'nothing'} after {row.seeds} seeds: {row.message}"
 
 
-@pytest.mark.parametrize("case", controls(BY_NAME), ids=lambda case: f"{case[0]} {dict(case[1])}")
+@pytest.mark.parametrize(
+    "case",
+    long_after(0, [(case,) for case in CONTROLS + OTHERS]),
+    ids=lambda case: f"{case[0]} {dict(case[1])}",
+)
 def test_the_source_as_it_is_passes(case):
     row = control(case)
     assert row.is_right, f"{row.verdict} with seed {row.seeds - 1}: {row.message}"

@@ -54,6 +54,7 @@ def test_the_commands_are_found():
     assert named >= {"topo", "doctor", "plan", "warm", "bench", "run", "generate"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", list(commands()), ids=shlex.join)
 def test_a_command_on_a_terminal(words, folder):
     if "smollm2" in words:

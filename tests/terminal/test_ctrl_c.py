@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+from long import long_after
 from terminal import Terminal, check_ended_well
 
 KCCL = [sys.executable, "-m", "kccl"]
@@ -76,7 +77,9 @@ def test_a_prompt_that_is_typed():
         assert "7 tokens of prompt, 8 of answer" in terminal.words
 
 
-@pytest.mark.parametrize("job", [[], ["-n", "2"], [*KCCL, "run", "-n", "2", "--"]], ids=len)
+@pytest.mark.parametrize(
+    "job", long_after(1, [[], ["-n", "2"], [*KCCL, "run", "-n", "2", "--"]]), ids=len
+)
 def test_within_an_answer(job):
     command = [*job, *GENERATE, *LONG] if job[:1] == KCCL[:1] else [*GENERATE, *LONG, *job]
     with Terminal(command) as terminal:
@@ -111,15 +114,21 @@ def test_within_a_probe():
 
 @pytest.mark.parametrize(
     ("command", "shown"),
-    [
-        # A shell that waits for a child can miss a signal while it starts the child.
-        (["run", "-n", "2", "--", "sh", "-c", "echo started; exec sleep 60"], "started"),
-        (["bench", "all_reduce", "--backend", "sim", "-n", "4", "--repeats", "99"], "# kccl bench"),
-        (
-            ["run", "-n", "2", "--", *KCCL, "bench", "all_reduce", "--repeats", "999"],
-            "# kccl bench",
-        ),
-    ],
+    long_after(
+        1,
+        [
+            # A shell that waits for a child can miss a signal while it starts the child.
+            (["run", "-n", "2", "--", "sh", "-c", "echo started; exec sleep 60"], "started"),
+            (
+                ["bench", "all_reduce", "--backend", "sim", "-n", "4", "--repeats", "99"],
+                "# kccl bench",
+            ),
+            (
+                ["run", "-n", "2", "--", *KCCL, "bench", "all_reduce", "--repeats", "999"],
+                "# kccl bench",
+            ),
+        ],
+    ),
     ids=["run", "bench", "bench in a job"],
 )
 def test_within_a_command(command, shown):

@@ -50,6 +50,7 @@ def test_a_plan_in_a_narrow_window_breaks_no_word():
     assert max(map(len, through_a_pipe(PLAN).stdout.splitlines())) > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command", ["", "plan", "bench", "bench decode", "generate", "run", "topo"]
 )
@@ -139,6 +140,7 @@ def test_a_bench_in_a_narrow_window_breaks_no_word():
     assert lines[begin + 1].startswith("  ") and lines[begin + 2].startswith("# floor: ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("command", [BENCH, ANSWER], ids=["bench", "generate"])
 def test_several_ranks_draw_no_bar(command, ranks):

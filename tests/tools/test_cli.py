@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from long import long_after
 from ranks import environment
 
 from kccl import gpu, run_threads, topology
@@ -72,6 +73,7 @@ def test_topo_probes_some_cpus():
     assert sum(us is not None for row in rows for us in row) == 2
 
 
+@pytest.mark.long
 def test_topo_plot_probes(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "distances.svg"
@@ -150,6 +152,7 @@ def test_plan_says_what_the_library_does(backend):
         assert run_threads(main, 2, backend="sim")[0] + "\n" == kccl(*plan).stdout
 
 
+@pytest.mark.long
 def test_warm(tmp_path):
     pytest.importorskip("cuda.bindings.nvrtc")
     wanted = ("-n", "2", "-d", "bfloat16", "--op", "sum", "--arch", "sm_90a")
@@ -334,7 +337,7 @@ def test_start_is_cheap():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-@pytest.mark.parametrize("way", ["mpirun", "kccl run"])
+@pytest.mark.parametrize("way", long_after(1, ["kccl run", "mpirun"]))
 def test_under_a_launcher_rank_0_prints(arguments, first, way):
     if way == "mpirun":
         if not MPIRUN.exists():

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from long import long_after
 from ranks import AT_ONCE, LAUNCHER, Job, environment, eventually, run, traces
 
 from kccl.tools.run import _Labelled
@@ -79,7 +80,8 @@ def test_a_signal_is_named():
 
 
 @pytest.mark.parametrize(
-    ("world_size", "victims"), [(2, [0]), (2, [1]), (3, [1]), (4, [0]), (4, [1, 2]), (4, [0, 3])]
+    ("world_size", "victims"),
+    long_after(2, [(2, [0]), (2, [1]), (3, [1]), (4, [0]), (4, [1, 2]), (4, [0, 3])]),
 )
 def test_survivors_go_on(world_size, victims):
     code, facts, err = run(world_size, LOST.replace("VICTIMS", str(victims)))

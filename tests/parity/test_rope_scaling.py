@@ -12,6 +12,8 @@ from kccl.engine import Engine
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.long
+
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 SHAPE |= {"max_position_embeddings": 64, "pad_token_id": None}
