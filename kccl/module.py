@@ -20,6 +20,7 @@ from .base.abi import ffi
 from .base.copying import not_copied
 from .base.errors import InvalidArgument
 from .jit import cache
+from .jit.source import read_source
 from .plan.spec import GPUS, MOST_THREADS
 from .ranks.windows import Window, window_at
 from .sim.library import load
@@ -323,7 +324,7 @@ def compile(
     """Compiles kernels, or takes them from the cache on disk.
 
     Args:
-        source: The source text, or the path of a file.
+        source: The source text as a str, or the path of a file as a pathlib.Path.
         kernels: Names of kernels in the source, or of template instances, as in "scale<float>".
         target: "sim" for the simulator, which runs on this machine's CPU; "cuda" for NVIDIA's
             GPUs, "hip" for AMD's; "host" for the CPU itself, where each block is an OS thread and
@@ -344,30 +345,22 @@ def compile(
         raise InvalidArgument(f"target is {target!r}, must be one of {', '.join(TARGETS)}")
     if isinstance(kernels, str) or not kernels or not all(isinstance(k, str) for k in kernels):
         raise InvalidArgument(f"kernels is {kernels!r}, must be a list of names")
-    folders = [Path(folder) for folder in include_dirs]
-    name = "source"
-    if not isinstance(source, str):
-        path = Path(source)
-        try:
-            source = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidArgument(f"source {path} cannot be read: {error}") from error
-        name = str(path)
-        folders.insert(0, path.absolute().parent)
+    text, name, own_folder = read_source(source)
+    folders = own_folder + [Path(folder) for folder in include_dirs]
     if target not in _ON_CPU:
-        return _compile_for_gpus(target, source, kernels, arch, name, folders, warp_size)
+        return _compile_for_gpus(target, text, kernels, arch, name, folders, warp_size)
     if arch:
         raise InvalidArgument(f'arch is {arch!r}, must be "": target is {target!r}')
     if target == "host":
         if warp_size not in (None, 1):
             raise InvalidArgument(f"warp_size is {warp_size!r}, must be 1: target is 'host'")
-        file = cache.compile_host(source, kernels, name=name, include_dirs=folders)
+        file = cache.compile_host(text, kernels, name=name, include_dirs=folders)
         loaded = load(file, len(kernels), on_host=True).entries
         return Module(target, 1, kernels, lambda: loaded)
     warp_size = 32 if warp_size is None else warp_size
-    file = cache.compile_sim(source, kernels, warp_size=warp_size, name=name, include_dirs=folders)
+    file = cache.compile_sim(text, kernels, warp_size=warp_size, name=name, include_dirs=folders)
     entries = load(file, len(kernels)).entries
-    return Module(target, warp_size, kernels, lambda: entries, source=source)
+    return Module(target, warp_size, kernels, lambda: entries, source=text)
 
 
 def _compile_for_gpus(

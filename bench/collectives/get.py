@@ -1,6 +1,10 @@
 """get: a halo exchange that pulls. Each rank puts its array into its own window, signals, waits for
 its partner's signal, and gets the partner's array.
 
+The data are new in each call, in MPI's calls too: each copies its array to where it is sent from.
+Without that Sendrecv finds in its own cache what it read the time before, and nothing moves between
+the cores.
+
 A rank fills a slot again two calls later. Its partner has signalled in the call between, and has
 read the slot before that. MPI's ways of doing the same are Sendrecv, and Get between two fences.
 """
@@ -13,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..harness.collective import Collective
-from ..harness.pairs import SLOTS, check_exchange, mpi_slots_of, partner_of, sendrecv, slots_of
+from ..harness.pairs import SLOTS, check_exchange, mpi_slots_of, partner_of, sendrecv_of, slots_of
 from ..harness.problem import Buffers, Call, Problem
 
 
@@ -59,6 +63,17 @@ def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
     return exchange
 
 
+def _sendrecv(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
+    mine, x = np.zeros_like(buffers.x), buffers.x
+    send = sendrecv_of(comm, mine)
+
+    def exchange() -> object:
+        mine[:] = x
+        return send()
+
+    return exchange
+
+
 def _get_fence(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     partner = partner_of(comm.rank, comm.size)
     x, found = buffers.x, np.zeros_like(buffers.x)
@@ -89,7 +104,7 @@ COLLECTIVE = Collective(
     check=check_exchange,
     prepare=_prepare,
     direct=_direct,
-    mpi=sendrecv,
+    mpi=_sendrecv,
     mpi_default="sendrecv",
     mpi_others={"get_fence": _get_fence},
     is_composed=True,

@@ -58,8 +58,12 @@ def mpi_slots_of(mpi: Any, comm: Any, problem: Problem) -> tuple[Any, Array]:
 
 def sendrecv(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     """MPI's two-sided way of an exchange."""
-    partner = partner_of(comm.rank, comm.size)
-    x, found = buffers.x, np.zeros_like(buffers.x)
+    return sendrecv_of(comm, buffers.x)
+
+
+def sendrecv_of(comm: Any, x: Array) -> Call:
+    """An exchange of this array with the partner."""
+    partner, found = partner_of(comm.rank, comm.size), np.zeros_like(x)
 
     def exchange() -> object:
         comm.Sendrecv(x, partner, 0, found, partner, 0)

@@ -82,9 +82,25 @@ def _missing(waits: Sequence[_Wait]) -> str:
         if all(each.is_signal for each in cycle):
             ends = " and ".join(f"rank {each.rank} {each.where}" for each in cycle)
             return f"a signal of each of these ranks, which wait for each other: {ends}"
-        first = next((each for each in cycle if each.is_signal), cycle[0])
-        others = " and ".join(f"rank {each.rank} {each.where}" for each in cycle if each != first)
-        return f"{_words(first)}; it and {others} wait for each other"
+        at = next((i for i, each in enumerate(cycle) if each.is_signal), 0)
+        return _circle([*cycle[at:], *cycle[:at]])
+
+
+def _circle(cycle: Sequence[_Wait]) -> str:
+    """Waits of which each is for the next, and the last for the first."""
+    first, *others = cycle
+    ends = []
+    for wait, after in zip(others, [*others[1:], first], strict=True):
+        whom = "its own block" if after.rank == wait.rank else f"rank {after.rank}"
+        ends.append(f"for {whom} {wait.where}")
+    if not first.is_signal:
+        told = [f"rank {each.rank} waits {end}" for each, end in zip(others, ends, strict=True)]
+        return f"{_words(first)}, and it cannot come: {', and '.join(told)}"
+    told = [f"rank {others[0].rank}, which could send it, itself waits {ends[0]}"]
+    told += [
+        f"rank {each.rank} waits {end}" for each, end in zip(others[1:], ends[1:], strict=True)
+    ]
+    return f"{_words(first)}, because {', and '.join(told)}"
 
 
 def _before(wait: _Wait, waits: Sequence[_Wait]) -> list[_Wait]:

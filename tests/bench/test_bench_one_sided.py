@@ -122,3 +122,47 @@ def test_mpis_rows(name, second):
     found = {(row["library"], row["algorithm"]) for row in rows}
     assert {("kccl", name), ("mpich", "sendrecv"), ("mpich", second)} <= found
     assert all(row["wrong"] == 0 and row["floor_us"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("rival", ["sendrecv", "get_fence"])
+def test_mpi_sends_data_that_are_new_in_each_call_as_get_does(rival):
+    """Data that stay are in the receiver's cache from the call before: nothing would be moved."""
+    sent = []
+
+    class Window:
+        def Fence(self):
+            sent.append(memory.copy())
+
+        def Get(self, found, partner, slot):
+            pass
+
+        def Free(self):
+            pass
+
+        def tomemory(self):
+            return memory
+
+    class Comm:
+        rank, size = 0, 2
+
+        def Sendrecv(self, x, *_):
+            sent.append(x.copy())
+            x[:] = 0  # the next call writes it again
+
+    class Mpi:
+        class Win:
+            @staticmethod
+            def Allocate(*_, **__):
+                return Window()
+
+    table, asked = problem("get", 2)
+    memory = np.zeros(2 * asked.nbytes // 4, np.float32)
+    mine = collective.buffers(asked)
+    make = table.mpi if rival == "sendrecv" else table.mpi_others[rival]
+    call = make(Mpi, Comm(), mine, asked)
+    for value in (3, 5):
+        mine.x[:] = value
+        del sent[:]
+        call()
+        assert (sent[0] == value).any(), sent
+        assert (mine.x == value).all()

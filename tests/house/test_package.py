@@ -119,7 +119,7 @@ def test_wheel_holds_the_package_and_nothing_else(dist):
     csrc = ROOT / "kccl" / "csrc"
     read = [*csrc.glob("cmake/*"), *csrc.glob("include/kccl/**/*.*"), *csrc.glob("sim/cuda/*")]
     # What a unit that is compiled at run time includes at its end.
-    read += [csrc / "sim" / name for name in ("module.inc", "entries.inc")]
+    read += [csrc / "sim" / name for name in ("module.inc", "entries.inc", "exported.h")]
     read += [csrc / "host" / name for name in ("module.inc", "idle.cpp", "host.h", "api.inc")]
     wanted = {path.relative_to(ROOT).as_posix() for path in read}
     wanted.add("kccl/csrc/cmake/kcclVersion.cmake")

@@ -20,13 +20,28 @@ const KcclDeviceComm& own(const kccl::cpu::Communicator& comm, int rank) {
 PROGRAM = """
 #include <kccl/cpu.hpp>
 
+#include <dlfcn.h>
+#include <pthread.h>
+
 #include <cstdio>
 #include <string>
 
 const KcclDeviceComm& own(const kccl::cpu::Communicator& comm, int rank);
 
+// A machine that refuses the third thread of a program.
+bool has_no_third = false;
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*main)(void*), void* argument) noexcept {
+    static int count = 0;
+    if (has_no_third && ++count == 3) return EAGAIN;
+    static const auto real = reinterpret_cast<decltype(&pthread_create)>(
+        dlsym(RTLD_NEXT, "pthread_create"));
+    return real(thread, attributes, main, argument);
+}
+
 int main(int, char** arguments) {
     const std::string part = arguments[1];
+    has_no_third = part == "threads";
     try {
         const kccl::cpu::Options options = {
             .channels = part == "options" ? 0 : 1, .max_bytes = 64, .timeout_s = 0.2};
@@ -67,6 +82,7 @@ def program(tmp_path_factory):
         ("late", "all_reduce_one_shot_ll16 on channel 0: peer 1 did not arrive; rank"),
         ("long", "has 128 bytes, must have at most 64, the max_bytes of its Options"),
         ("options", "channels, max_bytes, exchange_bytes and timeout_s must be positive"),
+        ("threads", "no thread could be started for rank 2 of 3 (Resource temporarily unavailable"),
         ("world", "world_size is 9, must be between 1 and 8"),
     ],
 )

@@ -214,6 +214,9 @@ def test_a_compiler_that_does_not_run(monkeypatch):
         ({"kernels": "answer"}, "kernels is 'answer', must be a list of names"),
         ({"kernels": []}, "kernels is \\[\\], must be a list"),
         ({"source": Path("/no/such/file.cuh")}, "source /no/such/file.cuh cannot be read"),
+        ({"source": "mine.cu"}, r"is 'mine.cu', which looks like a path \(no such file is there"),
+        ({"source": " a/b.hip\n"}, r"for a file pass pathlib.Path\('a/b.hip'\)"),
+        ({"source": __file__}, "which looks like a path: a str is the text of a source"),
     ],
     ids=lambda value: "",
 )

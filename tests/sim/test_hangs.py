@@ -203,8 +203,9 @@ def test_a_time_out_names_the_signal_that_was_never_sent(module):
             assert re.search(r"after [\d.]+ s of simulated time", head)
             assert table == [
                 "first missing: the signal of wait(peer 1, signal_id 3, wanted 2) on rank 0, "
-                f"called at source:{first}, was never sent; it and rank 1 in all_reduce(channel 0, "
-                f"count 4), called at source:{waits} wait for each other",
+                f"called at source:{first}, was never sent, because rank 1, which could send it, "
+                "itself waits for rank 0 in all_reduce(channel 0, count 4), called at "
+                f"source:{waits}",
                 "who waited for what:",
                 "  rank 0 block 0: 64 threads in wait(peer 1, signal_id 3, wanted 2), called at "
                 f"source:{first}",
@@ -230,7 +231,8 @@ def test_a_time_out_names_the_cause_and_not_what_follows(module, forgets):
     for seed in range(3):
         told = kccl.run_threads(main, 3, backend="sim", seed=seed)[0].splitlines()[1]
         if forgets:
-            assert told.startswith(f"first missing: {signal}; it and rank 2 in all_reduce(")
+            assert told.startswith(f"first missing: {signal}, because rank 2, which could ")
+            assert re.search(r"itself waits for rank [01] in all_reduce\(", told)
         else:
             head, _, cycle = told.partition(", which wait for each other: ")
             assert head == "first missing: a signal of each of these ranks"

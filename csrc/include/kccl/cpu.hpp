@@ -166,22 +166,36 @@ class Communicator {
     }
 
     // Calls main(rank) in a thread for each rank, and returns when all have ended. When a rank
-    // throws, the others' waits fail. Throws what was thrown first.
+    // throws, the others' waits fail. The same where no thread can be started for a rank. Throws
+    // what was thrown first.
     template <class Main>
     void run(Main main) const {
         std::mutex mutex;
         std::exception_ptr first;
         std::vector<std::thread> threads;
+        threads.reserve(comms_.size());
+        const auto fail = [&](int rank, std::exception_ptr thrown) {
+            const std::lock_guard lock(mutex);
+            if (first == nullptr) first = thrown;
+            give_up(comms_[rank], Record{kKcclAborted, rank, rank, 0, 0, 0, 0, 0, 0});
+        };
         for (int rank = 0; rank < world_size(); ++rank) {
-            threads.emplace_back([&, rank] {
-                try {
-                    main(rank);
-                } catch (...) {
-                    const std::lock_guard lock(mutex);
-                    if (first == nullptr) first = std::current_exception();
-                    give_up(comms_[rank], Record{kKcclAborted, rank, rank, 0, 0, 0, 0, 0, 0});
-                }
-            });
+            try {
+                threads.emplace_back([&, rank] {
+                    try {
+                        main(rank);
+                    } catch (...) {
+                        fail(rank, std::current_exception());
+                    }
+                });
+            } catch (const std::exception& error) {
+                // The ranks that run already end with it.
+                fail(rank, std::make_exception_ptr(Error(
+                               "no thread could be started for rank " + std::to_string(rank) +
+                               " of " + std::to_string(world_size()) + " (" + error.what() +
+                               "): raise the limit of threads, as by ulimit -u, or of memory")));
+                break;
+            }
         }
         for (std::thread& thread : threads) thread.join();
         if (first != nullptr) std::rethrow_exception(first);

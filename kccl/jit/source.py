@@ -1,0 +1,46 @@
+"""What a caller gives as the source of its kernels: a text, or the path of a file."""
+
+import os
+from pathlib import Path
+
+from ..base.errors import InvalidArgument
+
+# Of files with kernels, and of headers.
+_SUFFIXES = (".cu", ".cuh", ".hip", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp", ".inc")
+_LONGEST_PATH = 4096
+
+
+def read_source(source: "str | os.PathLike[str]") -> tuple[str, str, list[Path]]:
+    """The text, its name in messages, and the file's folder, if it is a file.
+
+    Args:
+        source: A text as a str, or the path of a file as a Path.
+
+    Raises:
+        InvalidArgument: The file cannot be read. Or the text is a path.
+    """
+    if isinstance(source, str):
+        _check_text(source)
+        return source, "source", []
+    path = Path(source)
+    try:
+        return path.read_text(), str(path), [path.absolute().parent]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"source {path} cannot be read: {error}") from error
+
+
+def _check_text(source: str) -> None:
+    line = source.strip()
+    # No path has a zero byte, or so many characters.
+    if not line or "\n" in line or "\0" in line or len(line) > _LONGEST_PATH:
+        return
+    try:
+        is_there = Path(line).is_file()
+    except OSError:  # a part of it is longer than a name can be
+        is_there = False
+    if is_there or line.endswith(_SUFFIXES):
+        there = "" if is_there else " (no such file is there now)"
+        raise InvalidArgument(
+            f"source is {source!r}, which looks like a path{there}: a str is the text of a source; "
+            f"for a file pass pathlib.Path({line!r})"
+        )
