@@ -94,6 +94,9 @@ _LAZY_MODULES = {
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 if not environ.keys().isdisjoint(_MPI_RANKS):
     import_module(".ranks.last_word", __name__).prepare()
+# Under any launcher: what this process starts is no rank.
+if not environ.keys().isdisjoint((*_MPI_RANKS, "KCCL_RENDEZVOUS", "RANK", "SLURM_PROCID")):
+    import_module(".ranks.job", __name__).claim_at_import()
 
 
 def __getattr__(name: str) -> Any:

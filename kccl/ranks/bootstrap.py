@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import socket
-import stat
 import struct
 import sys
 import time
@@ -22,7 +21,6 @@ from ..base import extras
 from ..base.env import Env
 from ..base.errors import BackendError, Error, InvalidArgument
 from . import job, last_word, launchers, losses, mesh, refusal, rendezvous, sockets
-from .place import Place
 from .siblings import Siblings, of_mpi, of_torchrun
 
 _RETRY_S = 0.002
@@ -142,16 +140,10 @@ def _machine_id() -> str:
 
 def _by_mpi(timeout: float, environ: Mapping[str, str]) -> JobRank:
     siblings = of_mpi(environ)
-    if siblings.launcher:
-        # Two processes that enter MPI_Init as one rank end the whole job.
-        text = f"mpirun {siblings.launcher} {job.digest_of(environ)}"
-        Place(text, launchers.rank_of(environ), holder_may_give_back=False)
     try:
         if "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
         else:
-            _check_connection(environ)
-            siblings.check_ancestors()
             # The import calls MPI_Init.
             with siblings.guarding(timeout):
                 from mpi4py import MPI
@@ -178,22 +170,6 @@ def _by_mpi(timeout: float, environ: Mapping[str, str]) -> JobRank:
     machines = exchange(_machine_id(), timeout)
     local_rank = machines[:rank].count(machines[rank])
     return JobRank("mpi", rank, world.Get_size(), local_rank, exchange)
-
-
-def _check_connection(environ: Mapping[str, str]) -> None:
-    """Raises BackendError if MPI_Init would end this process for want of MPICH's descriptor."""
-    number = environ.get("PMI_FD", "")
-    if not number.isdigit():
-        return
-    with contextlib.suppress(OSError):
-        if stat.S_ISSOCK(os.fstat(int(number)).st_mode):
-            return
-    raise BackendError(
-        f"this process is no rank of mpirun: PMI_FD={number} names the descriptor that leads to "
-        "mpirun, and it is not open here, because the process that started this one has closed it. "
-        "If that one is the rank, call kccl.init() there only. If this one is, the other must pass "
-        "its descriptors on, as subprocess.run(..., close_fds=False) does"
-    )
 
 
 def _check_mpi(mpi: Any) -> None:

@@ -9,8 +9,9 @@ import hashlib
 import os
 import resource
 from collections.abc import Mapping
+from contextlib import suppress
 
-from ..base.errors import BackendError
+from ..base.errors import BackendError, Error
 from . import launchers
 
 _KINDS = ("net", "pid", "user")
@@ -50,35 +51,31 @@ def check_namespaces(launchers_own: str) -> None:
 def claim(environ: Mapping[str, str]) -> None:
     """Makes this process the rank that its launcher's variables name. Idempotent.
 
-    Processes that it starts afterwards inherit the variables, and this claim. kccl.init() makes it;
-    importing kccl claims nothing. So a program that imports kccl and starts the one that calls
-    kccl.init() is no rank, and that one is. For processes that were started before the claim, see
-    place.py.
+    Processes that it starts inherit the variables, and this claim. It is made when kccl is imported
+    and again by kccl.init(). So it counts for helpers that a rank starts before its kccl.init().
 
     Raises:
         BackendError: A process that started this one, or a fork's parent, is the rank.
     """
-    digest = digest_of(environ)
-    if not digest:
+    variables = launchers.own_variables(environ)
+    if not variables:
         return
-    pid, _, its_digest = environ.get(_CLAIM, "").partition("/")
-    if its_digest == digest and int(pid) != os.getpid():
-        names = ", ".join(sorted(launchers.own_variables(environ)))
+    job = hashlib.sha256(repr(sorted(variables.items())).encode()).hexdigest()[:16]
+    pid, _, its_job = environ.get(_CLAIM, "").partition("/")
+    if its_job == job and int(pid) != os.getpid():
         raise BackendError(
             f"this process is no rank: process {pid} is rank {launchers.rank_of(environ)}, and "
             f"this one (process {os.getpid()}) was started by it and inherits its variables. Call "
-            "kccl.init() in the rank only, which is the process that has called it first; or "
-            f"start this process without {names}"
+            "kccl.init() in the rank only, which is the process that has imported kccl first; or "
+            f"start this process without {', '.join(sorted(variables))}"
         )
-    os.environ[_CLAIM] = f"{os.getpid()}/{digest}"
+    os.environ[_CLAIM] = f"{os.getpid()}/{job}"
 
 
-def digest_of(environ: Mapping[str, str]) -> str:
-    """A short text that differs between ranks, and between most jobs; "" without a launcher."""
-    variables = launchers.own_variables(environ)
-    if not variables:
-        return ""
-    return hashlib.sha256(repr(sorted(variables.items())).encode()).hexdigest()[:16]
+def claim_at_import() -> None:
+    """Claims as claim() does. What is wrong there is an error only where kccl.init() is called."""
+    with suppress(Error):
+        claim(os.environ)
 
 
 def check_descriptors(needed: int, what: str) -> None:

@@ -1,14 +1,9 @@
-"""Which of the processes with a rank's variables is the rank: a name held while it lives.
+"""Which process is a rank, where the ranks find each other by sockets: a name held while it lives.
 
-The first to call kccl.init() is. It cannot be known earlier: a program that imports kccl and starts
-a process may be a wrapper around the rank, or a rank with a helper. What follows:
-
-- Processes that the rank starts after its kccl.init() inherit its claim (job.py), and are told.
-- One that it has started before has the place if it calls kccl.init() first. When the rank comes,
-  and the helper is still waiting for the others, the helper gives the place back and is told so.
-  When the helper has met the others, or waits in MPI_Init, which nothing can end, the rank is told
-  who has its place.
-- A helper that has met the others and has ended leaves a job without them. No rule can undo that.
+A helper process may inherit a rank's variables and call kccl.init() before the rank does. It then
+has the rank's place. When the rank comes, and the helper is still waiting for the others, the
+helper gives the place back and is told so. When it has met the others, the rank is told who has the
+place.
 """
 
 import contextlib
@@ -32,13 +27,12 @@ _held: dict[str, socket.socket] = {}
 class Place:
     """The place of a rank in a job, taken by this process."""
 
-    def __init__(self, job: str, rank: int, *, holder_may_give_back: bool = True) -> None:
+    def __init__(self, job: str, rank: int) -> None:
         """Takes the place. Idempotent.
 
         Args:
             job: The job's unique name.
             rank: The rank.
-            holder_may_give_back: A holder that waits calls check(). Not so where it waits in MPI.
 
         Raises:
             BackendError: Another process has it.
@@ -46,7 +40,7 @@ class Place:
         self._rank = rank
         text = f"place {rank} {os.getuid()} {job}"
         self._name = "kccl-" + hashlib.sha256(text.encode()).hexdigest()[:32]
-        deadline = time.monotonic() + _GIVES_BACK_S * holder_may_give_back
+        deadline = time.monotonic() + _GIVES_BACK_S
         while self._name not in _held:
             try:
                 listener = sockets.bind(self._name)

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..base.errors import BackendError
 from . import launchers
 from .losses import absent, ended_before
 from .processes import is_running
@@ -44,29 +43,11 @@ class Siblings:
         self._pids = {self._rank: os.getpid()}
         self._began = time.monotonic()
 
-    @property
-    def launcher(self) -> int:
-        """The process that started the ranks; 0 if it is not known, or there is one rank."""
-        return self._launcher
-
     def check(self) -> None:
         """Raises PeerLost if a rank has ended, or will not call kccl.init()."""
         lost = self._lost()
         if lost is not None:
             raise ended_before(self._rank, lost)
-
-    def check_ancestors(self) -> None:
-        """Raises BackendError if a process that started this one uses MPI as the same rank.
-
-        A second MPI_Init of one rank ends the job, or disturbs it.
-        """
-        for pid in _behind_launcher(self._variable):
-            if self._launcher and _uses_mpi(pid):
-                raise BackendError(
-                    f"this process is no rank: process {pid}, which started it, has loaded MPI as "
-                    f"rank {self._rank}, and each rank is one process. Call kccl.init() there, or "
-                    "let that process not import mpi4py.MPI"
-                )
 
     def _lost(self) -> int | None:
         if not self._launcher:
@@ -203,28 +184,14 @@ def _name(launcher: int, rank: int) -> str:
 
 
 def _launcher(variable: str) -> int:
-    """The process that started the ranks: the nearest ancestor that is none. 0 if there is none."""
-    pid = _parent((os.getpid(), *_behind_launcher(variable))[-1])
-    return pid if pid > 1 else 0
-
-
-def _behind_launcher(variable: str) -> list[int]:
-    """The ancestors that the launcher started, from the parent on.
+    """The process that started the ranks: the nearest ancestor that is none. 0 if there is none.
 
     A rank may stand behind a shell or another program, which has its variables too.
     """
-    found: list[int] = []
     pid = os.getppid()
     while pid > 1 and _variable_of(pid, variable) is not None:
-        found.append(pid)
         pid = _parent(pid)
-    return found
-
-
-def _uses_mpi(pid: int) -> bool:
-    with suppress(OSError):
-        return "/libmpi" in Path(f"/proc/{pid}/maps").read_text()
-    return False
+    return pid if pid > 1 else 0
 
 
 def _variable_of(pid: int, name: str) -> str | None:
