@@ -1,4 +1,4 @@
-"""Describes the extension kccl._core to cffi, from abi.inc and both api.inc read verbatim.
+"""Describes the extension kccl._core to cffi, from every abi.inc and api.inc read verbatim.
 
 Paths of sources are relative to setup.py, which is where it runs, and go through the package's
 symbolic link: so they are the same in checkout and sdist.
@@ -10,14 +10,15 @@ from pathlib import Path
 from cffi import FFI
 
 CSRC = Path(__file__).resolve().parents[1]
-ENGINE = CSRC.parent / "engine" / "host"
+ENGINE = CSRC.parent / "engine"
 # Where files lie that are written before the compiler runs.
 GENERATED = Path("build", "generated")
 DECLARATIONS = (
     CSRC / "include/kccl/abi.inc",
     CSRC / "host/api.inc",
     CSRC / "sim/api.inc",
-    ENGINE / "api.inc",
+    ENGINE / "abi.inc",
+    ENGINE / "host/api.inc",
 )
 
 SOURCES = [
@@ -87,7 +88,7 @@ ffibuilder.cdef("".join(path.read_text() for path in DECLARATIONS))
 ffibuilder.set_source(
     "kccl._core",
     '#include "csrc/host/host.h"\nextern "C" {\n#include "csrc/sim/api.inc"\n'
-    '#include "engine/host/api.inc"\n}\n',
+    '#include "engine/abi.inc"\n#include "engine/host/api.inc"\n}\n',
     sources=[
         *(f"kccl/csrc/{name}" for name in SOURCES),
         *(f"kccl/engine/host/{name}" for name in ENGINE_SOURCES),
@@ -95,9 +96,16 @@ ffibuilder.set_source(
     depends=[
         # The flags.
         "setup.py",
+        str(ENGINE / "abi.inc"),
         *(
             str(path)
-            for folder in (CSRC / "include", CSRC / "host", CSRC / "sim", ENGINE, GENERATED)
+            for folder in (
+                CSRC / "include",
+                CSRC / "host",
+                CSRC / "sim",
+                ENGINE / "host",
+                GENERATED,
+            )
             for path in folder.rglob("*")
             if path.suffix in (".cuh", ".h", ".hpp", ".inc")
         ),

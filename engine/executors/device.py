@@ -1,6 +1,5 @@
 """One rank of the monokernel: a GPU, or one in the simulator, that decodes a whole request."""
 
-import ctypes
 import time
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 import kccl
 
+from ..base.core import ENDS, as_argument, lib
 from ..files.checkpoint import Checkpoint
 from ..model.executor import EndedElsewhere, Token, bad_logits, finite
 from ..model.program import Op, Program
@@ -27,14 +27,10 @@ from ..monokernel.trace import Stamps
 from ..monokernel.variant import TRACING, USUAL, Variant
 from .work import Work
 
-# As kernels/task.cuh numbers the ends of a request.
-_ENDS = {0: "", 1: "stop", 2: "max_tokens", 3: "context"}
-_CANCELLED, _BAD_LOGITS = 4, 5
 # Seconds between two looks at the tokens, and without a token until the communicator is checked.
 _LOOK_S, _CHECK_S = 20e-6, 0.1
 # Warps of a block that packs.
 _PACKERS = 8
-_NO_LOGITS = (ctypes.c_uint64 * 8)()
 
 
 class DeviceExecutor:
@@ -186,12 +182,13 @@ class DeviceExecutor:
         """See Executor."""
         for index in count():
             token = self._await(self._loaded.tokens[index])
-            if token.end == _BAD_LOGITS:
+            token_id, end = structs.id_and_end(token)
+            if end == lib.kKcclEngineBadLogits:
                 raise bad_logits(self._dtype)
-            if token.end == _CANCELLED:
+            if end == lib.kKcclEngineCancelled:
                 raise EndedElsewhere
-            yield Token(token.id, token.logprob, _ENDS[token.end], time.monotonic())
-            if token.end:
+            yield Token(token_id, token.logprob, ENDS[end], time.monotonic())
+            if ENDS[end]:
                 break
         self.wait()
 
@@ -330,7 +327,7 @@ class DeviceExecutor:
         task.round, task.exchange = self._mailbox.rounds, self._mailbox.exchanges
         task.number += 1
         task.max_tokens = task.only_reads = task.marks = task.traced = 0
-        task.logits = _NO_LOGITS
+        task.logits = structs.NO_LOGITS
         self._decoder = self._kernels.get(self._variant)
 
     def _set_sampling(self, params: SamplingParams, overlaps: bool) -> None:
@@ -344,7 +341,7 @@ class DeviceExecutor:
     def _run_ids(self, ids: Sequence[int], first: int, *, logits: Sequence[int]) -> None:
         """Runs the ids from `first` on, and returns when this rank's kernel has ended."""
         self._set_ids(ids, first)
-        self._task.logits = type(_NO_LOGITS)(*logits)
+        self._task.logits = list(logits)
         self._launch_decode()
         self._launcher.wait()
         self._comm.check()
@@ -356,20 +353,20 @@ class DeviceExecutor:
         data = self._arena.read(self._loaded.logits[self._comm.rank], nbytes)
         return np.frombuffer(data, np.float32).reshape(num, vocab_size)
 
-    def _split_off_prefill(self) -> structs.Task | None:
+    def _split_off_prefill(self) -> Any:
         """Leaves the last id to decode; the task that runs the others in chunks, or None."""
         task, chunk = self._task, self._tuning.chunk
         first, last = task.start, task.num_ids - 1
         if chunk == 1 or first == last:
             return None
-        prefill = structs.Task.from_buffer_copy(task)
+        prefill = structs.new_task(task)
         task.start = prefill.num_ids = last
         prefill.round = self._passes
         # All ranks have the same number; a failed request is the last one.
         self._passes += -(-(last - first) // chunk)
         return prefill
 
-    def _launch_prefill(self, task: structs.Task) -> None:
+    def _launch_prefill(self, task: Any) -> None:
         warps = self._tuning.chunk_warps + self._tuning.chunk_others
         self._launch(self._module, "prefill", task, warps, self._sizes.prefill_shared)
 
@@ -377,13 +374,13 @@ class DeviceExecutor:
         (module, sizes), warps = self._decoder, self._tuning.warps + self._tuning.others
         self._launch(module, "decode", self._task, warps, sizes.shared)
 
-    def _launch(self, module: Any, name: str, task: structs.Task, warps: int, nbytes: int) -> None:
+    def _launch(self, module: Any, name: str, task: Any, warps: int, nbytes: int) -> None:
         """Launches a kernel on all blocks, with so many bytes of shared memory each."""
-        blocks, arguments = self._tuning.blocks, (self._device_comm, task)
+        blocks, arguments = self._tuning.blocks, (self._device_comm, as_argument(task))
         kernel = module.kernel(name)
         self._launcher.launch(kernel, *arguments, grid=blocks, warps=warps, shared_bytes=nbytes)
 
-    def _await(self, token: structs.Token) -> structs.Token:
+    def _await(self, token: Any) -> Any:
         """Waits for the kernel to write a token. Raises if it fails so that it cannot."""
         number, looked = self._task.number, time.monotonic()
         while token.number != number or token.number_again != number:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import kccl
 
-from ..base.core import ffi, lib
+from ..base.core import ENDS, ffi, lib
 from ..files.checkpoint import Checkpoint
 from ..model.executor import EndedElsewhere, Token, bad_logits
 from ..model.program import Op, Program
@@ -33,11 +33,6 @@ DTYPE = "bfloat16"
 """The dtype of the weights."""
 # Nanoseconds of one wait in C for the next token. Between two waits Python handles Ctrl-C.
 _LOOK_NS = 100_000_000
-_ENDS = {
-    lib.kKcclEngineStopId: "stop",
-    lib.kKcclEngineMaxTokens: "max_tokens",
-    lib.kKcclEngineContextFull: "context",
-}
 
 
 class HostExecutor:
@@ -209,7 +204,7 @@ class HostExecutor:
                 raise bad_logits(DTYPE)
             if token.end == lib.kKcclEngineCancelled:
                 raise EndedElsewhere
-            yield Token(token.id, token.logprob, _ENDS.get(token.end, ""), token.time_ns * 1e-9)
+            yield Token(token.id, token.logprob, ENDS[token.end], token.time_ns * 1e-9)
         self._check()
 
     def end(self) -> None:

@@ -148,9 +148,9 @@ class Attention {
         : worker_(worker),
           layer_(layer),
           position_(position),
-          first_position_((S::kAblated & kAttention) != 0     ? position
-                          : window != 0 && position >= window ? position - window + 1
-                                                              : 0),
+          first_position_((S::kAblated & kKcclDecodeNoAttention) != 0 ? position
+                          : window != 0 && position >= window         ? position - window + 1
+                                                                      : 0),
           lane_(unit / S::kSplits / S::kKvHeads),
           kv_head_(unit / S::kSplits % S::kKvHeads),
           split_(unit % S::kSplits),
@@ -174,7 +174,7 @@ class Attention {
         if (worker_.warp_index() < Dims::kSplitStrands)
             ask_for_tile(first_tile(worker_.warp_index()));
         stage_queries();
-        worker_.stamp(kArrived);
+        worker_.stamp(kKcclDecodeArrived);
         if (is_own_warp) store_own_part();
 #pragma unroll 1
         for (uint32_t i = worker_.warp_index(); i < Dims::kSplitStrands; i += S::kWarps) {
@@ -371,9 +371,9 @@ KCCL_DEVICE bool attend(Worker<S>& worker, uint32_t layer, uint32_t window, uint
         worker.next_op();
         Attention<S> attention(worker, layer, window, unit, position);
         attention.run();
-        worker.stamp(kMultiplied);
+        worker.stamp(kKcclDecodeMultiplied);
         if (!worker.meet()) return false;
-        worker.stamp(kMet);
+        worker.stamp(kKcclDecodeMet);
         attention.publish();
         // The next unit's parts come to the same place.
         if (Dims::kUnits > Dims::kGroupBlocks && !worker.meet()) return false;

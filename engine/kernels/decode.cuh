@@ -93,11 +93,11 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
             load_first(worker, &first);
             stage_vector(worker, product, layer, token);
         }
-        worker.stamp(kArrived);
+        worker.stamp(kKcclDecodeArrived);
         multiply(worker, steps, first);
-        worker.stamp(kMultiplied);
+        worker.stamp(kKcclDecodeMultiplied);
         if (!worker.meet()) return false;
-        worker.stamp(kMet);
+        worker.stamp(kKcclDecodeMet);
         if (product == Product::kQkv) {
             finish_qkv(worker, layer);
             worker.meet_all();
@@ -120,7 +120,7 @@ template <class S>
 KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     Worker<S> worker(comm, task, shared);
     const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
-    Verdict verdict = {0, kGoesOn};
+    Verdict verdict = {0, kKcclEngineGoesOn};
     for (uint32_t turn = 0; task.only_reads != 0 && turn < task.max_tokens; ++turn) {
         worker.weights().begin_round(true);
         for_each_stage<S>(worker.block(), true, [&](uint32_t num_bytes, Product, bool) {
@@ -128,9 +128,9 @@ KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
             return true;
         });
     }
-    if (task.only_reads != 0) verdict.end = kMaxTokens;
+    if (task.only_reads != 0) verdict.end = kKcclEngineMaxTokens;
     if constexpr (S::kSamples) mark_ids(worker);
-    for (uint32_t position = task.start; verdict.end == kGoesOn; ++position) {
+    for (uint32_t position = task.start; verdict.end == kKcclEngineGoesOn; ++position) {
         const int32_t token =
             position < task.num_ids ? mem::load_plain(ids + position) : verdict.id;
         Best best = {0, -1, false};

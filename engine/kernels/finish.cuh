@@ -85,29 +85,29 @@ KCCL_DEVICE void judge(Worker<S>& worker, uint32_t position, const Ending& all,
     Shared<S>& shared = worker.shared();
     const bool is_prompt = position + 1 < task.num_ids;
     const uint32_t count = position + 2 - task.num_ids;
-    const uint32_t end = all.is_cancelled                     ? kCancelled
-                         : is_prompt                          ? kGoesOn
-                         : !makes_token(task, position)       ? kMaxTokens
-                         : all.best.is_nan || all.best.id < 0 ? kBadLogits
-                         : is_stop_id(task, chosen.id)        ? kStopId
-                         : count == task.max_tokens           ? kMaxTokens
-                         : position + 2 == S::kContext        ? kContextFull
-                                                              : kGoesOn;
+    const uint32_t end = all.is_cancelled                     ? kKcclEngineCancelled
+                         : is_prompt                          ? kKcclEngineGoesOn
+                         : !makes_token(task, position)       ? kKcclEngineMaxTokens
+                         : all.best.is_nan || all.best.id < 0 ? kKcclEngineBadLogits
+                         : is_stop_id(task, chosen.id)        ? kKcclEngineStopId
+                         : count == task.max_tokens           ? kKcclEngineMaxTokens
+                         : position + 2 == S::kContext        ? kKcclEngineContextFull
+                                                              : kKcclEngineGoesOn;
     if (!leads(warp())) return;
     mem::store_plain(&shared.token, chosen.id);
     mem::store_plain(&shared.end, end);
     if constexpr (S::kSamples) {
-        if (end == kGoesOn && makes_token(task, position)) mark(worker, chosen.id);
+        if (end == kKcclEngineGoesOn && makes_token(task, position)) mark(worker, chosen.id);
     }
     if (worker.block() == 0 && !worker.failed() &&
-        (makes_token(task, position) || end == kCancelled)) {
+        (makes_token(task, position) || end == kKcclEngineCancelled)) {
         auto* const tokens = reinterpret_cast<mem::Packet*>(task.tokens);
-        const uint32_t id = static_cast<uint32_t>(chosen.id) & ((1u << kEndAt) - 1);
+        const uint32_t id = static_cast<uint32_t>(chosen.id) & ((1u << kKcclDecodeEndAt) - 1);
         const auto logprob = platform::bit_cast<uint32_t>(chosen.logprob);
         const uint64_t number = uint64_t{task.number} << 32;
         mem::store_packet<mem::Scope::kSystem>(
             tokens + (is_prompt ? 0 : count - 1),
-            mem::Packet{{(id | end << kEndAt) | number, logprob | number}});
+            mem::Packet{{(id | end << kKcclDecodeEndAt) | number, logprob | number}});
     }
 }
 
@@ -119,7 +119,7 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
     Shared<S>& shared = worker.shared();
     auto* const mailbox = reinterpret_cast<Mailbox*>(task.mailbox);
     uint32_t cancelled = 0, bad = 0;
-    worker.stamp(kBegan);
+    worker.stamp(kKcclDecodeBegan);
     if (worker.block() == 0 && worker.warp_index() == 0 && leads(warp())) {
         cancelled = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->cancelled);
         bad = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
@@ -144,10 +144,10 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
                 Places<S>::end(worker.round(), worker.comm().rank, worker.block()),
                 quad_of(note_of(mine)), tag_of_end(worker.round()));
         }
-        worker.stamp(kArrived);
+        worker.stamp(kKcclDecodeArrived);
         all = collect_endings(worker);
         mem::fence<mem::Order::kAcquire, Worker<S>::kReach>();
-        worker.stamp(kMultiplied);
+        worker.stamp(kKcclDecodeMultiplied);
         if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, note_of(all));
     }
     // What an ablated kernel computes means nothing.

@@ -90,16 +90,16 @@ KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
     } else {
         stage_residual<M>(worker, Dims::kModules - 1, 2 * S::kNumLayers, 0);
     }
-    worker.stamp(kArrived);
+    worker.stamp(kKcclDecodeArrived);
     float inverse = 1;
     for (uint32_t first = 0; first < tiles.num; first += Dims::kHeadTiles) {
         const uint32_t rest = tiles.num - first;
         const uint32_t num = rest < Dims::kHeadTiles ? rest : Dims::kHeadTiles;
         if (first != 0) worker.next_area();
         multiply(worker, steps_of<M>(num), FirstStage<S>{});
-        worker.stamp(kMultiplied);
+        worker.stamp(kKcclDecodeMultiplied);
         if (!worker.meet()) return false;
-        worker.stamp(kMet);
+        worker.stamp(kKcclDecodeMet);
         if (!kHasMean && first == 0) inverse = inverse_rms(worker);
         for (uint32_t k = 0; k < ceil_div(Dims::kHeadTiles * kTileQuads, Dims::kConsumers); ++k) {
             const uint32_t quad = own_quad(worker, k);

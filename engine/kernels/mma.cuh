@@ -26,7 +26,7 @@
 //   lane.for_each_place(f)          calls f(row, vector) in the same order: Mma<T>::kTotals calls
 #pragma once
 
-#include <kccl/kccl.cuh>
+#include "abi.cuh"
 
 #if defined(KCCL_TARGET_HIP)
 // From here on, in all kernels of the engine: every product and every sum is rounded. By default
@@ -37,9 +37,9 @@
 
 namespace kccl::decode {
 
-constexpr uint32_t kTileRows = 16;
-constexpr uint32_t kTileColumns = 16;
-constexpr uint32_t kTileBytes = kTileRows * kTileColumns * 2;
+constexpr uint32_t kTileRows = kKcclDecodeTileRows;
+constexpr uint32_t kTileColumns = kKcclDecodeTileColumns;
+constexpr uint32_t kTileBytes = kKcclDecodeTileBytes;
 
 // Four values.
 struct alignas(16) Quad {

@@ -67,26 +67,26 @@ KCCL_DEVICE void pack(uint16_t* weights, const uint16_t* matrix, uint64_t produc
     }
 }
 
-// What the host must know of the shape: in this order.
+// What the host must know of the shape.
 template <class S>
-KCCL_DEVICE void describe(uint64_t* out) {
+KCCL_DEVICE void describe(KcclDecodeSizes* out) {
     if (platform::block_in_grid() != 0 || !leads(block())) return;
     using Dims = Shape<S>;
-    out[0] = sizeof(Shared<S>);
-    out[1] = Places<S>::kQuads * sizeof(Quad);
-    out[8] = 0;
+    out->shared = sizeof(Shared<S>);
+    out->board = Places<S>::kQuads * sizeof(Quad);
+    out->prefill_shared = 0;
     if constexpr (S::kChunk > 1) {
-        out[1] = Chunk<S>::kEnd * sizeof(Quad);
-        out[8] = sizeof(PrefillShared<S>);
+        out->board = Chunk<S>::kEnd * sizeof(Quad);
+        out->prefill_shared = sizeof(PrefillShared<S>);
     }
-    out[2] = Dims::stream_of(S::kBlocks) * kTileBytes;
-    out[3] = uint64_t{S::kNumLayers} * Dims::kLanesHere * S::kKvHeads * Dims::kCacheTiles *
-             Dims::kCacheTileBytes;
-    out[4] = Places<S>::kResiduals;
-    out[5] = Places<S>::kQkv;
-    out[6] = Places<S>::kParts;
-    out[7] = Places<S>::kActs;
-    out[9] = Trace<S>::kOfRound;
+    out->weights = Dims::stream_of(S::kBlocks) * kTileBytes;
+    out->cache = uint64_t{S::kNumLayers} * Dims::kLanesHere * S::kKvHeads * Dims::kCacheTiles *
+                 Dims::kCacheTileBytes;
+    out->residuals = Places<S>::kResiduals;
+    out->qkv = Places<S>::kQkv;
+    out->attended = Places<S>::kParts;
+    out->acts = Places<S>::kActs;
+    out->stamps = Trace<S>::kOfRound;
 }
 
 }  // namespace kccl::decode

@@ -61,8 +61,9 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
             trace.see(flying);
             if (flying >= bound || !producer.has_free_stages(1)) return false;
         }
-        const bool is_pinned = (S::kAblated / kPinned >> static_cast<uint32_t>(product) & 1u) != 0;
-        const uint32_t copied = (S::kAblated & kWeights) != 0 ? 16 : num_bytes;
+        const bool is_pinned =
+            (S::kAblated / kKcclDecodePinned >> static_cast<uint32_t>(product) & 1u) != 0;
+        const uint32_t copied = (S::kAblated & kKcclDecodeNoWeights) != 0 ? 16 : num_bytes;
         return producer.try_push(is_pinned ? begin : from, copied, bound);
     };
     uint32_t asked_parity = 0;

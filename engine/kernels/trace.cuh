@@ -12,15 +12,6 @@
 
 namespace kccl::decode {
 
-// When a block's first warp: began an op, had its vector, had multiplied, had met the other warps,
-// and had finished its rows. The head multiplies kHeadTiles row tiles at a time. It has kMultiplied
-// and kMet of the last ones. A round's end, its last op, has kArrived when the block has told its
-// own word, kMultiplied when it has heard all others', and no kMet.
-enum Stamp : uint32_t { kBegan, kArrived, kMultiplied, kMet, kFinished, kNumStamps };
-
-// When a stage was asked for, was there, and was let go by the first warp.
-enum StageStamp : uint32_t { kAsked, kLanded, kLetGo, kNumStageStamps };
-
 template <class S>
 struct Trace {
     // Five of each layer, the head, the end.
@@ -42,7 +33,8 @@ struct Trace {
             (stages_of<typename Shape<S>::Qkv>(~0u) + stages_of<typename Shape<S>::Out>(~0u) +
              stages_of<typename Shape<S>::GateUp>(~0u) + stages_of<typename Shape<S>::Down>(~0u)) +
         stages_of<typename Shape<S>::Head>(Shape<S>::kHeadTiles);
-    static constexpr uint32_t kOfRound = kOps * kNumStamps + kStages * kNumStageStamps + 2;
+    static constexpr uint32_t kOfRound =
+        kOps * kKcclDecodeNumStamps + kStages * kKcclDecodeNumStageStamps + 2;
 
     // Called by one thread. round: of the request.
     KCCL_DEVICE static void note(const Task& task, uint32_t round, uint32_t index, uint64_t time) {
@@ -59,10 +51,10 @@ struct Trace {
         note(task, round, kOfRound - 1, mem::clock_ns());
     }
     KCCL_CONSTEXPR static uint32_t of_op(uint32_t op, Stamp stamp) {
-        return op * kNumStamps + stamp;
+        return op * kKcclDecodeNumStamps + stamp;
     }
     KCCL_CONSTEXPR static uint32_t of_stage(uint32_t stage, StageStamp stamp) {
-        return kOps * kNumStamps + stage * kNumStageStamps + stamp;
+        return kOps * kKcclDecodeNumStamps + stage * kKcclDecodeNumStageStamps + stamp;
     }
 };
 
@@ -72,7 +64,7 @@ class StageTrace {
   public:
     KCCL_DEVICE explicit StageTrace(const Task& task) : task_(task) {}
 
-    KCCL_DEVICE void ask() { note(round_, asked_++, kAsked); }
+    KCCL_DEVICE void ask() { note(round_, asked_++, kKcclDecodeAsked); }
     KCCL_DEVICE void end_round() {
         of_last_round_ = asked_;
         asked_ = 0;
@@ -85,7 +77,7 @@ class StageTrace {
                 landing_round_ = round_;
                 landed_ = 0;
             }
-            note(landing_round_, landed_++, kLanded);
+            note(landing_round_, landed_++, kKcclDecodeLanded);
         }
     }
 

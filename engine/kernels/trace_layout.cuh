@@ -5,35 +5,26 @@
 
 namespace kccl::decode {
 
-// Numbers of describe_trace() that come before those of stages.
-constexpr uint32_t kTraceNumbers = 7;
-
-// Behind these numbers come the stages of a round with a head, [block][stage], a word each. Its low
-// kProductAt bits are the stage's bytes, and the bits above are 1 + its Product. A word is zero if
-// the block has no such stage. Each block writes its own words.
-constexpr uint32_t kProductAt = 32;
-
+// Writes the sizes, and behind them the stages. Each block writes its own stages.
 template <class S>
-KCCL_DEVICE void describe_trace(uint64_t* out) {
+KCCL_DEVICE void describe_trace(KcclDecodeTraceSizes* out) {
     if (!leads(block())) return;
     using T = Trace<S>;
     const uint32_t mine = platform::block_in_grid();
     if (mine == 0) {
-        out[0] = T::kOps;
-        out[1] = kNumStamps;
-        out[2] = T::kStages;
-        out[3] = kNumStageStamps;
-        out[4] = T::kOfRound;
-        out[5] = num_stages<S>();
-        out[6] = Shape<S>::kGroups;
+        out->num_ops = T::kOps;
+        out->num_stages = T::kStages;
+        out->of_round = T::kOfRound;
+        out->ring_stages = num_stages<S>();
+        out->num_groups = Shape<S>::kGroups;
     }
-    uint64_t* const stages = out + kTraceNumbers + uint64_t{mine} * T::kStages;
+    auto* const stages = reinterpret_cast<KcclDecodeStage*>(out + 1) + uint64_t{mine} * T::kStages;
     uint32_t num = 0;
     for_each_stage<S>(mine, true, [&](uint32_t num_bytes, Product product, bool) {
-        stages[num++] = (static_cast<uint64_t>(product) + 1) << kProductAt | num_bytes;
+        stages[num++] = {num_bytes, static_cast<uint32_t>(product) + 1};
         return true;
     });
-    for (; num < T::kStages; ++num) stages[num] = 0;
+    for (; num < T::kStages; ++num) stages[num] = {0, 0};
 }
 
 }  // namespace kccl::decode

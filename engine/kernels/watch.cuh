@@ -42,7 +42,8 @@ class Waiter {
         mem::Packet packets[N];
         const auto* const board = reinterpret_cast<const mem::Packet*>(task_.boards[comm_.rank]);
         // Rounds end together all the same.
-        const bool takes_any = (S::kAblated & kExchanges) != 0 && places[0] < Places<S>::kEnds;
+        const bool takes_any =
+            (S::kAblated & kKcclDecodeNoExchanges) != 0 && places[0] < Places<S>::kEnds;
         // Where threads want several, the warp's first thread polls for its first one alone until
         // that comes. All blocks of the device wait at the same time, and their polls take the L2
         // cache's bandwidth from the copies of weights and from each other.

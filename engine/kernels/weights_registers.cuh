@@ -18,7 +18,8 @@ class RegisterWeights {
     using Unit = Mma<typename S::Weight>;
     using Dims = Shape<S>;
     static_assert(!S::kTraces, "a stage has no moment at which it lands");
-    static_assert(S::kAblated < kPinned, "a product has no stages of its own to be pinned");
+    static_assert(S::kAblated < kKcclDecodePinned,
+                  "a product has no stages of its own to be pinned");
 
     KCCL_DEVICE RegisterWeights(const DeviceComm&, const Task& task, Shared<S>& shared)
         : shared_(shared) {
@@ -51,7 +52,7 @@ class RegisterWeights {
     KCCL_DEVICE void has_multiplied(uint32_t num) {
         next_ += least_of(num, S::kStageSteps);
         if (next_ == end_) next_ = 0;
-        if constexpr (S::kOverlaps && (S::kAblated & kWeights) == 0) load();
+        if constexpr (S::kOverlaps && (S::kAblated & kKcclDecodeNoWeights) == 0) load();
     }
 
     // Only what depends on loads makes the compiler keep them.

@@ -67,7 +67,7 @@ class Worker {
     KCCL_DEVICE void next_op() {
         delays_.wait();
         next_area();
-        stamp(kBegan);
+        stamp(kKcclDecodeBegan);
     }
 
     // Within an op of several parts: the other area takes its turn.
@@ -75,7 +75,7 @@ class Worker {
 
     // Ends an op that next_op() has begun.
     KCCL_DEVICE void end_op() {
-        stamp(kFinished);
+        stamp(kKcclDecodeFinished);
         if constexpr (S::kTraces) ++traced_op_;
     }
 
@@ -95,7 +95,7 @@ class Worker {
     // Does what stamp() does, when the warp lets go of the next stage.
     KCCL_DEVICE void stamp_stage() {
         if constexpr (S::kTraces) {
-            const uint32_t index = Trace<S>::of_stage(traced_stage_++, kLetGo);
+            const uint32_t index = Trace<S>::of_stage(traced_stage_++, kKcclDecodeLetGo);
             if (warp_index() != 0 || thread() != 0) return;
             Trace<S>::note(task_, round_ - task_.round, index);
         }

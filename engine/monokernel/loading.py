@@ -1,6 +1,5 @@
 """Places what a rank's kernels need in its device's memory."""
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,13 +7,14 @@ import numpy as np
 
 import kccl
 
+from ..base.core import ffi
 from ..files.checkpoint import Checkpoint
 from ..model.program import Program
 from ..model.rotations import Rotations
 from . import weights
 from .memory import Arena
 from .outputs import Places
-from .task import Mailbox, Task, Token, layers
+from .task import MAILBOX_BYTES, TOKEN_BYTES, layers, mailbox_at, new_task, tokens_at
 
 MOST_STOP_IDS = 64
 # Positions whose logits a launch writes at most.
@@ -22,7 +22,7 @@ SCORED_AT_ONCE = 64
 
 
 class Sizes(NamedTuple):
-    """What the kernel tells of a shape, in bytes, as kernels/pack.cuh has it.
+    """What the kernel tells of a shape, in bytes: KcclDecodeSizes.
 
     Attributes:
         shared: Of a block's shared memory.
@@ -47,28 +47,31 @@ class Loaded(NamedTuple):
     """A rank's memory.
 
     Attributes:
-        task: What it tells the kernel.
+        task: KcclDecodeTask: what it tells the kernel.
         rotations: What it rotates by, of which the kernel has a copy.
-        tokens, mailbox: Host memory that the kernel reads and writes.
+        tokens, mailbox: KcclDecodeToken [context] and KcclDecodeMailbox, in host memory that the
+            kernel reads and writes.
         logits: Addresses of every rank's logits, of SCORED_AT_ONCE positions.
         marks: Address of the marks of ids that a penalty asks for.
     """
 
-    task: Task
+    task: Any
     rotations: Rotations
     tokens: Any
-    mailbox: Mailbox
+    mailbox: Any
     logits: list[int]
     marks: int
 
 
 def sizes_of(data: bytes) -> Sizes:
     """What the kernel `describe` has written."""
-    shared, board, packed, cache, *places, prefill, stamps = np.frombuffer(data, np.uint64).tolist()
-    return Sizes(shared, board, packed, cache, Places(*places), prefill, stamps)
+    told = ffi.from_buffer("KcclDecodeSizes *", data)
+    places = Places(*(getattr(told, name) for name in Places._fields))
+    fields = {name: getattr(told, name) for name in Sizes._fields if name != "places"}
+    return Sizes(places=places, **fields)
 
 
-SIZES_BYTES = 8 * (6 + len(Places._fields))
+SIZES_BYTES: int = ffi.sizeof("KcclDecodeSizes")
 
 
 def load(
@@ -100,7 +103,7 @@ def load(
     biases = weights.biases(checkpoint, program, lanes)
     needs = comm.gather_objects([sizes.weights, sizes.cache, sizes.board, biases.nbytes])
     weights_bytes, cache_bytes, board_bytes, biases_bytes = map(max, zip(*needs, strict=True))
-    task = Task()
+    task = new_task()
     task.weights = arena.allocate(weights_bytes)
     staging = arena.allocate(weights.most_bytes(program, world_size))
     for product, layer, group, matrix in weights.matrices(
@@ -133,13 +136,13 @@ def load(
     own_logits_bytes = 4 * weights.head_rows(program, world_size)
     task.own_logits = arena.allocate(own_logits_bytes)
     marks = arena.allocate(own_logits_bytes)
-    task.tokens = arena.on_host(ctypes.sizeof(Token) * context)
-    task.mailbox = arena.on_host(ctypes.sizeof(Mailbox))
+    task.tokens = arena.on_host(TOKEN_BYTES * context)
+    task.mailbox = arena.on_host(MAILBOX_BYTES)
     return Loaded(
         task,
         rotations,
-        (Token * context).from_address(task.tokens),
-        Mailbox.from_address(task.mailbox),
+        tokens_at(task.tokens, context),
+        mailbox_at(task.mailbox),
         logits,
         marks,
     )

@@ -22,7 +22,7 @@ _QUAD_BYTES = 16
 
 
 class Places(NamedTuple):
-    """Where vectors begin on a board, in quads, as kernels/pack.cuh tells."""
+    """Where vectors begin on a board, in quads, as KcclDecodeSizes has them."""
 
     residuals: int
     qkv: int

@@ -7,7 +7,6 @@ import kccl
 from ..model.program import Program
 from .launching import Launcher
 from .memory import Arena
-from .task import Task
 from .trace import Stamps, layout_of, numbers_bytes
 
 
@@ -48,8 +47,8 @@ class Recording:
         # All ranks have loaded it: a GPU may load nothing while another rank's kernel runs.
         comm.gather_objects(None)
 
-    def give_to(self, task: Task) -> None:
-        """Has a request leave its stamps here."""
+    def give_to(self, task: Any) -> None:
+        """Has a request, a KcclDecodeTask, leave its stamps here."""
         task.trace, task.traced = self._stamps, self._rounds
 
     def read(self, program: Program, rank: int) -> Stamps:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import kccl
 
+from ..base.core import lib
 from ..model.config import BIASES
 from ..model.program import Program
 
 KERNELS = Path(__file__).parents[1] / "kernels"
-TILE = 16
+TILE: int = lib.kKcclDecodeTileRows
 # As kernels/shape.cuh numbers them: enum class Product.
 PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 # What a block may have on sm_90.
@@ -40,7 +41,7 @@ class Tuning:
         staggers: See stagger_ns.
         delay_ns: For tests: warps wait at each op, a random time of at most so many nanoseconds.
         slow_rank: For tests: the rank whose warps always wait that long; -1: none.
-        ablated: What is left out to learn what it costs, as bits of Ablation in kernels/task.cuh.
+        ablated: What is left out to learn what it costs, as bits of KcclDecodeAblation.
         weights_in_registers: Whether each warp that multiplies loads a stage of its weights ahead,
             into registers. If not, a ring of stages is in block-shared memory: stages, in_flight
             and urgent_in_flight are the ring's alone.
@@ -149,7 +150,9 @@ void prefill(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
 """
 
 _TRACE = """
-KCCL_KERNEL void describe_trace(uint64_t* out) { kccl::decode::describe_trace<Model>(out); }
+KCCL_KERNEL void describe_trace(KcclDecodeTraceSizes* out) {
+    kccl::decode::describe_trace<Model>(out);
+}
 """
 
 
@@ -257,5 +260,5 @@ KCCL_KERNEL void pack(uint16_t* weights, const uint16_t* matrix, uint64_t produc
     kccl::decode::pack<Model>(weights, matrix, product, layer, group);
 }}
 
-KCCL_KERNEL void describe(uint64_t* out) {{ kccl::decode::describe<Model>(out); }}
+KCCL_KERNEL void describe(KcclDecodeSizes* out) {{ kccl::decode::describe<Model>(out); }}
 {trace}"""

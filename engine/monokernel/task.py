@@ -1,105 +1,68 @@
-"""The structs that kernels/task.cuh declares, as ctypes."""
+"""Fills and reads the structs of abi.inc that the host and the monokernel give each other."""
 
-import ctypes
+from typing import Any
 
+from ..base.core import ffi, lib
 from ..model.program import Op, Program
 from ..model.sample import SamplingParams
 
-U32, U64 = ctypes.c_uint32, ctypes.c_uint64
+TOKEN_BYTES: int = ffi.sizeof("KcclDecodeToken")
+MAILBOX_BYTES: int = ffi.sizeof("KcclDecodeMailbox")
+NO_LOGITS = len(ffi.new("KcclDecodeTask *").logits) * (0,)
 
 
-class Sampling(ctypes.Structure):
-    """kccl::decode::Sampling."""
-
-    _fields_ = (
-        *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p")),
-        ("repetition_penalty", ctypes.c_double),
-        ("seed", U64),
-        *((name, U32) for name in ("top_k", "wants_logprobs")),
-    )
+def new_task(copied: Any = None) -> Any:
+    """A KcclDecodeTask with zeros in its fields, or a copy of one."""
+    return ffi.new("KcclDecodeTask *") if copied is None else ffi.new("KcclDecodeTask *", copied[0])
 
 
-class Task(ctypes.Structure):
-    """kccl::decode::Task."""
-
-    _fields_ = (
-        *((name, U64) for name in ("weights", "embedding", "norms", "qk_norms", "biases")),
-        *((name, U64) for name in ("cosines", "sines", "cache", "layers")),
-        ("boards", U64 * 8),
-        *((name, U64) for name in ("ids", "stop_ids")),
-        ("logits", U64 * 8),
-        *((name, U64) for name in ("own_logits", "marks")),
-        *((name, U64) for name in ("mailbox", "tokens")),
-        *((name, U32) for name in ("num_ids", "num_stop_ids", "start", "max_tokens")),
-        *((name, U32) for name in ("round", "exchange", "number", "only_reads")),
-        *((name, U32) for name in ("traced", "reserved")),
-        ("sampling", Sampling),
-        ("trace", U64),
-    )
+def mailbox_at(address: int) -> Any:
+    """The KcclDecodeMailbox at an address."""
+    return ffi.cast("KcclDecodeMailbox *", address)
 
 
-class Module(ctypes.Structure):
-    """kccl::decode::Module."""
-
-    _fields_ = (
-        ("own_scale", ctypes.c_float),
-        ("receives", ctypes.c_int32),
-        ("is_blocking", U32),
-        ("sends", U32),
-    )
+def tokens_at(address: int, num: int) -> Any:
+    """So many KcclDecodeTokens at an address."""
+    return ffi.cast(f"KcclDecodeToken(*)[{num}]", address)[0]
 
 
-class Layer(ctypes.Structure):
-    """kccl::decode::Layer."""
-
-    _fields_ = (("attention", Module), ("mlp", Module), ("window", U32), ("reserved", U32 * 3))
-
-
-class Token(ctypes.Structure):
-    """kccl::decode::Token."""
-
-    _fields_ = (
-        ("id", U32, 28),
-        ("end", U32, 4),
-        ("number", U32),
-        ("logprob", ctypes.c_float),
-        ("number_again", U32),
-    )
-
-
-class Mailbox(ctypes.Structure):
-    """kccl::decode::Mailbox."""
-
-    _fields_ = (("cancelled", U32), ("rounds", U32), ("exchanges", U32))
+def id_and_end(token: Any) -> tuple[int, int]:
+    """The id of a KcclDecodeToken, and its KcclEngineEnd."""
+    end, token_id = divmod(token.id_and_end, 1 << lib.kKcclDecodeEndAt)
+    return token_id, end
 
 
 def layers(program: Program) -> bytes:
-    """The rules of all layers, as the kernel reads them."""
+    """The rules of all layers, as the kernel reads them: KcclDecodeLayer [layers]."""
 
-    def rule(op: Op) -> Module:
-        receives = -1 if op.receives is None else op.receives
-        return Module(op.own_scale, receives, int(op.is_blocking), int(op.sends))
+    def rule(op: Op) -> dict[str, Any]:
+        return {
+            "own_scale": op.own_scale,
+            "receives": -1 if op.receives is None else op.receives,
+            "is_blocking": op.is_blocking,
+            "sends": op.sends,
+        }
 
     ops = program.by_name
     rules = [
-        Layer(
-            rule(ops[f"layers.{i}.out"]),
-            rule(ops[f"layers.{i}.down"]),
-            ops[f"layers.{i}.attend"].window,
-        )
+        {
+            "attention": rule(ops[f"layers.{i}.out"]),
+            "mlp": rule(ops[f"layers.{i}.down"]),
+            "window": ops[f"layers.{i}.attend"].window,
+        }
         for i in range(program.config.num_layers)
     ]
-    return b"".join(map(bytes, rules))
+    return bytes(ffi.buffer(ffi.new("KcclDecodeLayer[]", rules)))
 
 
-def sampling_of(params: SamplingParams) -> Sampling:
-    """How the kernel chooses tokens."""
-    return Sampling(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        seed=params.noise_seed,
-        top_k=params.top_k,
-        wants_logprobs=params.logprobs,
-    )
+def sampling_of(params: SamplingParams) -> dict[str, Any]:
+    """How tokens are chosen: the fields of a KcclEngineSampling."""
+    return {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "seed": params.noise_seed,
+        "top_k": params.top_k,
+        "wants_logprobs": params.logprobs,
+    }

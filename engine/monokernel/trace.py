@@ -13,16 +13,28 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.core import ffi, lib
 from ..model.program import Program
 from .shape import PRODUCTS
 
 Array = NDArray[Any]
 
-# As kernels/trace.cuh numbers an op's stamps, and a stage's.
-BEGAN, ARRIVED, MULTIPLIED, MET, FINISHED = range(NUM_STAMPS := 5)
-ASKED, LANDED, LET_GO = range(NUM_STAGE_STAMPS := 3)
-# As kernels/trace_layout.cuh has them.
-_NUMBERS, _PRODUCT_AT = 7, 32
+# KcclDecodeStamp, of an op.
+BEGAN: int = lib.kKcclDecodeBegan
+ARRIVED: int = lib.kKcclDecodeArrived
+MULTIPLIED: int = lib.kKcclDecodeMultiplied
+MET: int = lib.kKcclDecodeMet
+FINISHED: int = lib.kKcclDecodeFinished
+NUM_STAMPS: int = lib.kKcclDecodeNumStamps
+# KcclDecodeStageStamp, of a stage.
+ASKED: int = lib.kKcclDecodeAsked
+LANDED: int = lib.kKcclDecodeLanded
+LET_GO: int = lib.kKcclDecodeLetGo
+NUM_STAGE_STAMPS: int = lib.kKcclDecodeNumStageStamps
+_SIZES_BYTES: int = ffi.sizeof("KcclDecodeTraceSizes")
+_STAGE_BYTES: int = ffi.sizeof("KcclDecodeStage")
+# KcclDecodeStage, for NumPy.
+_STAGE = np.dtype([(name, np.uint32) for name, _ in ffi.typeof("KcclDecodeStage").fields])
 
 
 class Phase(NamedTuple):
@@ -98,13 +110,12 @@ class Layout:
 
 def numbers_bytes(of_round: int, blocks: int) -> int:
     """Room for what describe_trace() writes, for so many stamps of a round."""
-    return 8 * (_NUMBERS + of_round // NUM_STAGE_STAMPS * blocks)
+    return _SIZES_BYTES + _STAGE_BYTES * (of_round // NUM_STAGE_STAMPS * blocks)
 
 
 def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
     """Reads what describe_trace() has written for a model."""
-    numbers = np.frombuffer(data, np.uint64).astype(np.int64)
-    num_ops, stamps, num_stages, stage_stamps, *others = numbers[:_NUMBERS].tolist()
+    sizes = ffi.from_buffer("KcclDecodeTraceSizes *", data)
     # The kernel has one op for the last norm and the head, and one for the round's end.
     ops = [
         TracedOp(op.kind, op.layer if op.name != op.kind else -1)
@@ -112,17 +123,25 @@ def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
         if op.kind not in ("embed", "final")
     ]
     ops.append(TracedOp("end", -1))
-    assert (num_ops, stamps, stage_stamps) == (len(ops), NUM_STAMPS, NUM_STAGE_STAMPS)
-    words = numbers[_NUMBERS : _NUMBERS + blocks * num_stages].reshape(blocks, num_stages).T
-    products, stage_bytes = words >> _PRODUCT_AT, words & ((1 << _PRODUCT_AT) - 1)
-    stage_ops = np.full(words.shape, -1)
+    assert sizes.num_ops == len(ops)
+    num = blocks * sizes.num_stages
+    stages = np.frombuffer(data, _STAGE, num, _SIZES_BYTES).reshape(blocks, sizes.num_stages).T
+    products, stage_bytes = stages["product"], stages["num_bytes"].astype(np.int64)
+    stage_ops = np.full(stages.shape, -1)
     for number, product in enumerate(PRODUCTS, start=1):
         at = np.array([index for index, op in enumerate(ops) if op.kind == product])
         for block in range(blocks):
             # Each layer has equally many.
             mine = np.flatnonzero(products[:, block] == number)
             stage_ops[mine, block] = np.repeat(at, len(mine) // len(at))
-    return Layout(tuple(ops), stage_ops, stage_bytes, *others)
+    return Layout(
+        tuple(ops),
+        stage_ops,
+        stage_bytes,
+        of_round=sizes.of_round,
+        ring_stages=sizes.ring_stages,
+        num_groups=sizes.num_groups,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,12 +4,13 @@ from collections.abc import Collection, Iterator
 
 import kccl
 
+from ..base.core import lib
 from ..model.config import ModelConfig
 from ..model.program import Program
 from .machine import Kind, Machine, num_groups
 from .shape import TILE, Tuning
 
-_TILE_BYTES = 2 * TILE * TILE
+_TILE_BYTES: int = lib.kKcclDecodeTileBytes
 _MOST_STEPS = 8
 _MOST_STAGES = 16
 # Residuals begin a round at so many moments. They are a sixth of a layer apart, and at most as long

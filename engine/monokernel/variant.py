@@ -4,12 +4,17 @@ from dataclasses import dataclass, replace
 
 import kccl
 
+from ..base.core import lib
 from .shape import PRODUCTS, Tuning
 
-# As kernels/task.cuh numbers them: enum Ablation, and from bit _PINNED on the products.
-_PINNED = 3
-_LEFT_OUT = {"exchanges": 1 << 0, "weights": 1 << 1, "attention": 1 << 2}
-_LEFT_OUT |= {f"pin:{product}": 1 << _PINNED + index for index, product in enumerate(PRODUCTS)}
+# Bits of KcclDecodeAblation.
+_LEFT_OUT: dict[str, int] = {
+    "exchanges": lib.kKcclDecodeNoExchanges,
+    "weights": lib.kKcclDecodeNoWeights,
+    "attention": lib.kKcclDecodeNoAttention,
+}
+_PINNED: int = lib.kKcclDecodePinned
+_LEFT_OUT |= {f"pin:{product}": _PINNED << index for index, product in enumerate(PRODUCTS)}
 _NUMBERS = ("in-flight", "stage-steps")
 
 
@@ -54,7 +59,7 @@ class Variant:
         )
 
     def _check_without_ring(self) -> None:
-        pinned = self.ablated >> _PINNED
+        pinned = self.ablated // _PINNED
         for is_asked, what in (
             (self.traces, "a timeline"),
             (self.in_flight, "in-flight=N"),

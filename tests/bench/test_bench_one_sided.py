@@ -157,7 +157,7 @@ def test_mpi_sends_data_that_are_new_in_each_call_as_get_does(rival):
 
     table, asked = problem("get", 2)
     memory = np.zeros(2 * asked.nbytes // 4, np.float32)
-    mine = collective.buffers(asked)
+    mine = bench_problem.buffers(asked)
     make = table.mpi if rival == "sendrecv" else table.mpi_others[rival]
     call = make(Mpi, Comm(), mine, asked)
     for value in (3, 5):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from kernel_copies import ABI
 
 import kccl
 from kccl.engine.monokernel.shape import KERNELS
@@ -14,6 +15,7 @@ def headers(tmp_path: Path) -> Path:
     folder = tmp_path / "include"
     folder.mkdir()
     (folder / "kccl").symlink_to(Path(kccl.include_dir()) / "kccl")
+    (tmp_path / "abi.inc").symlink_to(ABI)
     for path in KERNELS.iterdir():
         (folder / path.name).symlink_to(path.resolve())
     return folder

@@ -1,6 +1,5 @@
 """The monokernel in the simulator: the logits of the reference, and no bug of its protocols."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_copies import copy_kernels
 from long import long_after
 from numpy.typing import NDArray
 
@@ -21,7 +21,7 @@ from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.executor import Token
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching
-from kccl.engine.monokernel.shape import KERNELS, Tuning
+from kccl.engine.monokernel.shape import Tuning
 
 TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, strands=2, splits=1)
 MERGING = replace(TUNING, splits=2, merges_first=True)
@@ -239,8 +239,7 @@ BUGS = {
 @pytest.fixture
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the kernels that the executor compiles."""
-    folder = tmp_path / "kernels"
-    shutil.copytree(KERNELS, folder)
+    folder = copy_kernels(tmp_path)
     monkeypatch.setattr(launching, "KERNELS", folder)
     yield folder
 

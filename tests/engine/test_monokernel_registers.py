@@ -96,7 +96,10 @@ BUGS = {
         "next_ += S::kStageSteps;",
     ),
     "the head's weights come in every round": ("if (next_ == end_)", "if (next_ == num_)"),
-    "a stage is not loaded": ("(S::kAblated & kWeights) == 0) load();", "false) load();"),
+    "a stage is not loaded": (
+        "(S::kAblated & kKcclDecodeNoWeights) == 0) load();",
+        "false) load();",
+    ),
 }
 
 

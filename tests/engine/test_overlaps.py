@@ -10,9 +10,10 @@ import kccl
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel.shape import Tuning
+from kccl.engine.monokernel.variant import parse
 
-# Ablation in kernels/task.cuh: vectors are taken from the board without waiting for them.
-NO_WAITS = 1
+# Vectors are taken from the board without waiting for them.
+NO_WAITS = parse("exchanges").ablated
 
 
 def run(

@@ -1,6 +1,5 @@
 """Prompts that the monokernel reads in chunks: the same bits as position by position."""
 
-import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_copies import copy_kernels
 from long import long_after
 from numpy.typing import NDArray
 from test_monokernel import CONTEXT, TUNING, answer, checkpoint
@@ -16,7 +16,7 @@ import kccl
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching
-from kccl.engine.monokernel.shape import KERNELS, Tuning
+from kccl.engine.monokernel.shape import Tuning
 
 # Two blocks share a lane's residual.
 UNCHUNKED = replace(TUNING, blocks=8)
@@ -198,8 +198,7 @@ BUGS = {
 @pytest.mark.parametrize("bug", long_after(0, BUGS))
 def test_the_simulator_finds_planted_bugs(bug, tmp_path: Path, monkeypatch):
     name, right, wrong = BUGS[bug]
-    folder = tmp_path / "kernels"
-    shutil.copytree(KERNELS, folder)
+    folder = copy_kernels(tmp_path)
     text = (folder / name).read_text()
     assert text.count(right) == 1
     (folder / name).write_text(text.replace(right, wrong))

@@ -14,8 +14,10 @@ from unittest.mock import patch
 import numpy as np
 from gcn_machine import SOURCES, Launch, Program, Report
 from gcn_world import World, compiled
+from kernel_copies import copy_kernels
 
 import kccl
+from kccl.engine.base.core import ffi
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.model.program import Program as Model
@@ -23,7 +25,7 @@ from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching, loading
 from kccl.engine.monokernel.memory import SimArena
 from kccl.engine.monokernel.shape import KERNELS, Tuning, source_of
-from kccl.engine.monokernel.task import Task, sampling_of
+from kccl.engine.monokernel.task import NO_LOGITS, id_and_end, new_task, sampling_of
 
 WARP_SIZE = 64
 # A compute unit's.
@@ -172,13 +174,13 @@ class Decoder:
             task.round, task.exchange = mailbox.rounds, mailbox.exchanges
             task.number += 1
             if params is None:
-                task.max_tokens, task.logits = 0, type(task.logits)(*loaded.logits)
+                task.max_tokens, task.logits = 0, loaded.logits
             else:
-                task.max_tokens, task.logits = params.max_tokens, type(task.logits)()
+                task.max_tokens, task.logits = params.max_tokens, NO_LOGITS
                 task.marks = loaded.marks if params.repetition_penalty != 1 else 0
                 task.sampling = sampling_of(params)
                 launches += self._prefill(rank, task)
-            arguments = self._world.comm_bytes(rank) + bytes(task)
+            arguments = self._world.comm_bytes(rank) + bytes(ffi.buffer(task))
             shape = (
                 self._tuning.blocks,
                 self._tuning.warps + self._tuning.others,
@@ -192,7 +194,7 @@ class Decoder:
         return Answer(
             report,
             [
-                [token.id for token in each.tokens if token.number == each.task.number]
+                [id_and_end(token)[0] for token in each.tokens if token.number == each.task.number]
                 for each in self._loaded
             ],
             [
@@ -203,15 +205,15 @@ class Decoder:
             ],
         )
 
-    def _prefill(self, rank: int, task: Task) -> list[Launch]:
+    def _prefill(self, rank: int, task: Any) -> list[Launch]:
         """Lets all ids but the last run in chunks, if the tuning has them."""
         tuning, last = self._tuning, task.num_ids - 1
         if tuning.chunk == 1 or last == 0:
             return []
-        chunks = Task.from_buffer_copy(task)
+        chunks = new_task(task)
         chunks.num_ids = task.start = last
         chunks.round = self._passes
-        arguments = self._world.comm_bytes(rank) + bytes(chunks)
+        arguments = self._world.comm_bytes(rank) + bytes(ffi.buffer(chunks))
         shape = tuning.blocks, tuning.chunk_warps + tuning.chunk_others, self._sizes.prefill_shared
         return [self._launch(rank, self._program, "prefill", arguments, *shape)]
 
@@ -263,10 +265,10 @@ def simulated(
 
 @contextmanager
 def _matrix_units(folder: Path) -> Iterator[None]:
-    shutil.copytree(KERNELS, folder)
-    shutil.copy(_UNITS, folder / "targets/mma_loop.cuh")
-    shutil.copy(_MATRIX, folder)
-    with patch.object(launching, "KERNELS", folder):
+    kernels = copy_kernels(folder)
+    shutil.copy(_UNITS, kernels / "targets/mma_loop.cuh")
+    shutil.copy(_MATRIX, kernels)
+    with patch.object(launching, "KERNELS", kernels):
         yield
 
 

@@ -70,7 +70,7 @@ def words(values):
 def test_every_bit_is_the_simulators(model, world_size, tuning, tmp_path):
     """It compares packed weights, vectors of all ops, the cache, and logits."""
     setting = MODELS[model](), world_size, tuning, CONTEXT
-    wanted = simulated(*setting, IDS, tmp_path / "kernels")
+    wanted = simulated(*setting, IDS, tmp_path)
     for seed in range(2):
         decoder = Decoder(*setting)
         answer = decoder.score(IDS, seed=seed, limit=LIMIT)

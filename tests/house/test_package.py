@@ -115,6 +115,8 @@ def test_wheel_holds_the_package_and_nothing_else(dist):
     ]
     missing = {path.relative_to(ROOT).as_posix() for path in sources} - set(names)
     assert missing == only_in_checkout()
+    # The kernels include it.
+    assert "kccl/engine/abi.inc" in names
     # What csrc has that is read at run time. The core's own source is in the sdist.
     csrc = ROOT / "kccl" / "csrc"
     read = [*csrc.glob("cmake/*"), *csrc.glob("include/kccl/**/*.*"), *csrc.glob("sim/cuda/*")]
