@@ -5,13 +5,11 @@ from pathlib import Path
 
 import kccl
 
-from ..model.config import BIASES
+from ..model.ops import BIASES
 from ..model.program import Program
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 TILE = 16
-# As kernels/shape.cuh numbers them: enum class Product.
-PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 # What a block may have on sm_90.
 SHARED_BYTES = 227 << 10
 

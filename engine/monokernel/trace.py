@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..model.ops import KINDS, PRODUCTS, Place
 from ..model.program import Program
-from .shape import PRODUCTS
 
 Array = NDArray[Any]
 
@@ -106,10 +106,11 @@ def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
     numbers = np.frombuffer(data, np.uint64).astype(np.int64)
     num_ops, stamps, num_stages, stage_stamps, *others = numbers[:_NUMBERS].tolist()
     # The kernel has one op for the last norm and the head, and one for the round's end.
+    kinds = [(op, KINDS[op.kind]) for op in program.ops]
     ops = [
-        TracedOp(op.kind, op.layer if op.name != op.kind else -1)
-        for op in program.ops
-        if op.kind not in ("embed", "final")
+        TracedOp(op.kind, op.layer if kind.place is Place.LAYER else -1)
+        for op, kind in kinds
+        if kind.place is Place.LAYER or kind.is_product
     ]
     ops.append(TracedOp("end", -1))
     assert (num_ops, stamps, stage_stamps) == (len(ops), NUM_STAMPS, NUM_STAGE_STAMPS)

@@ -4,12 +4,14 @@ from dataclasses import dataclass, replace
 
 import kccl
 
-from .shape import PRODUCTS, Tuning
+from ..model.ops import PRODUCTS
+from .shape import Tuning
 
 # As kernels/task.cuh numbers them: enum Ablation, and from bit _PINNED on the products.
 _PINNED = 3
+PINS = tuple(f"pin:{product}" for product in PRODUCTS)
 _LEFT_OUT = {"exchanges": 1 << 0, "weights": 1 << 1, "attention": 1 << 2}
-_LEFT_OUT |= {f"pin:{product}": 1 << _PINNED + index for index, product in enumerate(PRODUCTS)}
+_LEFT_OUT |= {pin: 1 << _PINNED + index for index, pin in enumerate(PINS)}
 _NUMBERS = ("in-flight", "stage-steps")
 
 
@@ -76,8 +78,8 @@ def parse(name: str) -> Variant:
     Args:
         name: Parts are "exchanges" (takes what others have told, without waiting), "weights"
             (copies none), "attention" (sees its own position only), "pin:P" (takes every stage of
-            the product P, one of qkv, out, gate_up, down and head, from the same place, so that it
-            comes from the cache), "in-flight=N" (at most N stages are copied at the same time) and
+            the product P, a name in ops.PRODUCTS, from the same place, so that it comes from the
+            cache), "in-flight=N" (at most N stages are copied at the same time) and
             "stage-steps=N" (tiles of each warp in a stage). Without a ring of weights there is no
             pin:P and no in-flight=N, which applied_to() says.
 
