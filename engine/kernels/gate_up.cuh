@@ -12,9 +12,9 @@ template <class S>
 KCCL_DEVICE Quad act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_t i,
                         const Quad& gate_sums, const Quad& up_sums, float inverse) {
     const uint32_t quad = tile * kTileQuads + i;
-    const Quad gate = scaled<S>(task, Product::kGateUp, layer, quad, gate_sums, inverse);
+    const Quad gate = scaled<S>(task, Product<S>::kGateUp, layer, quad, gate_sums, inverse);
     const Quad up =
-        scaled<S>(task, Product::kGateUp, layer, quad + kTileQuads / 2, up_sums, inverse);
+        scaled<S>(task, Product<S>::kGateUp, layer, quad + kTileQuads / 2, up_sums, inverse);
     Quad act;
     KCCL_UNROLL
     for (int j = 0; j < 4; ++j) act.value[j] = silu(gate.value[j]) * up.value[j];

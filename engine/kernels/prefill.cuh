@@ -38,10 +38,10 @@ KCCL_DEVICE bool compute_pass(Crew<S>& crew, const Pass& pass) {
         if (!crew.is_ready()) return false;
         make_scales(crew);
         crew.finish(number_of(layer, Step::kAttentionScale), false);
-        multiply_chunk<typename Dims::Qkv>(crew, Product::kQkv, layer);
+        multiply_chunk<typename Dims::Qkv>(crew, Product<S>::kQkv, layer);
         crew.meet();
         if (layer + 1 < S::kNumLayers)
-            prefetch_weights<typename Dims::Out>(crew, Product::kOut, layer);
+            prefetch_weights<typename Dims::Out>(crew, Product<S>::kOut, layer);
         if (!crew.is_ready()) return false;
         finish_qkv(crew, layer);
         crew.finish(number_of(layer, Step::kQkv), false);
@@ -55,23 +55,23 @@ KCCL_DEVICE bool compute_pass(Crew<S>& crew, const Pass& pass) {
         attend_chunk(crew, pass, layer, mem::load_plain(&rules->window));
         crew.finish(number_of(layer, Step::kAttended), false);
         if (!crew.is_ready()) return false;
-        multiply_chunk<typename Dims::Out>(crew, Product::kOut, layer);
+        multiply_chunk<typename Dims::Out>(crew, Product<S>::kOut, layer);
         crew.meet();
-        prefetch_weights<typename Dims::GateUp>(crew, Product::kGateUp, layer);
+        prefetch_weights<typename Dims::GateUp>(crew, Product<S>::kGateUp, layer);
         if (!add_to_residual(crew, pass, 2 * layer)) return false;
         if (!crew.is_ready()) return false;
         make_scales(crew);
         crew.finish(number_of(layer, Step::kMlpScale), false);
-        multiply_chunk<typename Dims::GateUp>(crew, Product::kGateUp, layer);
+        multiply_chunk<typename Dims::GateUp>(crew, Product<S>::kGateUp, layer);
         crew.meet();
-        prefetch_weights<typename Dims::Down>(crew, Product::kDown, layer);
+        prefetch_weights<typename Dims::Down>(crew, Product<S>::kDown, layer);
         if (!crew.is_ready()) return false;
         finish_acts(crew, layer);
         crew.finish(number_of(layer, Step::kActs), false);
         if (!crew.is_ready()) return false;
-        multiply_chunk<typename Dims::Down>(crew, Product::kDown, layer);
+        multiply_chunk<typename Dims::Down>(crew, Product<S>::kDown, layer);
         crew.meet();
-        prefetch_weights<typename Dims::Qkv>(crew, Product::kQkv, layer + 1);
+        prefetch_weights<typename Dims::Qkv>(crew, Product<S>::kQkv, layer + 1);
         if (!add_to_residual(crew, pass, 2 * layer + 1)) return false;
     }
     crew.look_at_host(pass.number);

@@ -148,7 +148,7 @@ KCCL_DEVICE void finish_qkv(Crew<S>& crew, uint32_t layer) {
     const Cut tiles = Dims::Qkv::tiles_of(crew.member());
     for_each_row(crew, tiles.num, kTileQuads, [&](uint32_t tile, uint32_t number, uint32_t i) {
         const uint32_t quad = (tiles.first + tile) * kTileQuads + i;
-        const Quad total = scaled<S>(crew.task(), Product::kQkv, layer, quad,
+        const Quad total = scaled<S>(crew.task(), Product<S>::kQkv, layer, quad,
                                      total_of(crew, tile, number, i), scale_of(crew, number));
         const uint32_t row = crew.first_lane_here() * kTiles + tiles.first + tile;
         const uint32_t place = Chunk<S>::kQkv + row * Chunk<S>::kStripe + number * kTileQuads + i;

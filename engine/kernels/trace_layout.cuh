@@ -29,7 +29,7 @@ KCCL_DEVICE void describe_trace(uint64_t* out) {
     }
     uint64_t* const stages = out + kTraceNumbers + uint64_t{mine} * T::kStages;
     uint32_t num = 0;
-    for_each_stage<S>(mine, true, [&](uint32_t num_bytes, Product product, bool) {
+    for_each_stage<S>(mine, true, [&](uint32_t num_bytes, Product<S> product, bool) {
         stages[num++] = (static_cast<uint64_t>(product) + 1) << kProductAt | num_bytes;
         return true;
     });

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import kccl
 
-from ..model.ops import BIASES
 from ..model.program import Program
+from .sequence import cases_of, sequence_of
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 TILE = 16
@@ -125,8 +125,6 @@ def _head_rows(program: Program, world_size: int) -> dict[str, int]:
     return {f"vocab_size / {world_size} ranks": vocab_size // world_size}
 
 
-# As kernels/biases.cuh calls them.
-_BIAS = {kind: kind.title().replace("_", "") for kind in BIASES}
 # Device types of weights.
 _WEIGHTS = {"bfloat16": "bf16", "float16": "f16"}
 
@@ -217,7 +215,6 @@ def source_of(
         "Context": context,
     }
     flags = {"HasQkNorm": c.has_qk_norm, "RoundsMessages": c.message_dtype == "bfloat16"}
-    flags |= {f"Has{_BIAS[kind]}Bias": kind in c.biases for kind in BIASES}
     flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
     flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
     flags |= {"Samples": samples, "Traces": traces}
@@ -235,12 +232,14 @@ def source_of(
     prefill = _PREFILL if has_prefill else ""
     trace = _TRACE if traces else ""
     return f"""
+{cases_of(program)}
+
 #include "decode.cuh"
 #include "pack.cuh"
 #include "prefill.cuh"
 #include "trace_layout.cuh"
-
-struct Model {{
+{sequence_of(program)}
+struct Model : Ops {{
     {(chr(10) + "    ").join(members)}
 }};
 
