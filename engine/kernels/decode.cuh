@@ -107,7 +107,7 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
             worker.meet_all();
             if (!attend(worker, layer, mem::load_plain(&rules->window), position)) return false;
         } else if (gives<S, Vector::kActs>(product)) {
-            finish_gate_up(worker, layer);
+            finish_acts(worker, layer);
         } else {
             const Module rule =
                 mem::load_plain(product == Product<S>::kOut ? &rules->attention : &rules->mlp);

@@ -23,7 +23,7 @@ KCCL_DEVICE Quad act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_
 
 // Finishes the rows of the product. Called by all warps that multiply, when they have met.
 template <class S>
-KCCL_DEVICE void finish_gate_up(Worker<S>& worker, uint32_t layer) {
+KCCL_DEVICE void finish_acts(Worker<S>& worker, uint32_t layer) {
     using M = typename Shape<S>::GateUp;
     const Cut tiles = M::tiles_of(worker.member());
     const float inverse = inverse_rms(worker);

@@ -153,7 +153,15 @@ KCCL_CONSTEXPR bool gives(Product<S> product) {
     return is_one_of<that_give<S>(VECTOR)>(product);
 }
 
-// The product that ends a layer's module.
+// The op that ends a layer's module, and its product.
+template <class S, uint32_t MODULE = 0>
+KCCL_CONSTEXPR uint32_t op_of_module(uint32_t module) {
+    if constexpr (MODULE + 1 < S::kNumModules) {
+        if (module != MODULE) return op_of_module<S, MODULE + 1>(module);
+    }
+    constexpr uint32_t kOp = end_of_module<S>(MODULE);
+    return kOp;
+}
 template <class S, uint32_t MODULE = 0>
 KCCL_CONSTEXPR Product<S> last_of_module(uint32_t module) {
     if constexpr (MODULE + 1 < S::kNumModules) {
@@ -163,19 +171,15 @@ KCCL_CONSTEXPR Product<S> last_of_module(uint32_t module) {
     return kLast;
 }
 
-// Calls run(a constant, OP) for each op of a layer, until one of them says that the walk is over.
+// What a walk over a layer's ops comes to.
 enum class Walk : uint32_t { kGoesOn, kIsOver, kFailed };
 
-template <uint32_t OP>
-struct OpAt {
-    static constexpr uint32_t kOp = OP;
-};
-
-template <class S, uint32_t OP = 0, class Run>
-KCCL_DEVICE Walk walk_layer(Run& run) {
+// Calls role.run<OP>(layer) for each op of a layer, in the order of the program, while it goes on.
+template <class S, uint32_t OP = 0, class Role>
+KCCL_DEVICE Walk walk_layer(Role& role, uint32_t layer) {
     if constexpr (OP < S::kNumOps) {
-        const Walk walk = run(OpAt<OP>{});
-        return walk == Walk::kGoesOn ? walk_layer<S, OP + 1>(run) : walk;
+        const Walk walk = role.template run<OP>(layer);
+        return walk == Walk::kGoesOn ? walk_layer<S, OP + 1>(role, layer) : walk;
     } else {
         return Walk::kGoesOn;
     }

@@ -244,4 +244,18 @@ struct Shape : S {
 template <class S>
 using Products = typename S::template Products<Shape<S>>;
 
+// The matrix of product number I.
+template <uint32_t I, class FIRST, class... M>
+struct MatrixAt : MatrixAt<I - 1, M...> {};
+template <class FIRST, class... M>
+struct MatrixAt<0, FIRST, M...> {
+    using Type = FIRST;
+};
+template <uint32_t I, class... M>
+KCCL_CONSTEXPR typename MatrixAt<I, M...>::Type matrix_at(Matrices<M...>) {
+    return {};
+}
+template <class S, Product<S> PRODUCT>
+using MatrixOf = decltype(matrix_at<static_cast<uint32_t>(PRODUCT)>(Products<S>{}));
+
 }  // namespace kccl::decode

@@ -15,6 +15,7 @@ from kccl.engine.model import ops
 from kccl.engine.model.ops import BIASES, KINDS, PRODUCTS, Place, Rows, Vector
 from kccl.engine.model.program import Program
 from kccl.engine.monokernel import weights
+from kccl.engine.monokernel.sequence import name_of, sequence_of
 from kccl.engine.monokernel.variant import PINS, parse
 
 MODEL = Program(MODELS["tiny-qwen3"])
@@ -104,6 +105,25 @@ def test_the_monokernels_packer_gets_each_product():
     sizes = [matrix.nbytes for *_, matrix in found]
     assert sum(sizes) == weights.total_bytes(program, 0, 1)
     assert max(sizes) == weights.most_bytes(program, 1)
+
+
+@pytest.mark.parametrize("name", ["tiny-laneformer", "tiny-llama", "tiny-qwen2"])
+def test_the_monokernel_has_the_programs_ops_in_its_order(name):
+    program = Program(MODELS[name])
+    text = sequence_of(program)
+    of_layer = [op for op in program.ops if op.name.startswith("layers.0.")]
+    rows = re.findall(r"\{Product::k(\w+), Vector::k(\w+), Vector::k(\w+), (\w+)\},", text)
+    assert rows == [
+        (
+            name_of(op.kind) if op.kind in PRODUCTS else "None",
+            name_of(KINDS[op.kind].takes.value),
+            name_of(KINDS[op.kind].gives.value),
+            str(bool(op.biases)).lower(),
+        )
+        for op in of_layer
+    ]
+    (numbered,) = re.findall(r"enum class Product : uint32_t \{ (.*?) \}", text)
+    assert numbered.split(", ") == [*(f"k{name_of(each)}" for each in PRODUCTS), "kNone"]
 
 
 def test_each_product_can_be_pinned():
