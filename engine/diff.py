@@ -29,6 +29,7 @@ from .executors.reference import Array, Cache, Reference
 from .files.checkpoint import Checkpoint, open_checkpoint
 from .files.models import find_model
 from .files.random_weights import MODELS, random_checkpoint
+from .model.ops import KINDS
 from .model.program import Op, Program
 
 if TYPE_CHECKING:
@@ -39,32 +40,7 @@ if TYPE_CHECKING:
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
-@dataclass(frozen=True)
-class Limit:
-    """How far an op's output may be from the reference's.
-
-    Attributes:
-        rmse: Root mean square of the errors, in relation to that of the reference's output.
-        cosine: At least, between the output and the reference's, all positions together.
-    """
-
-    rmse: float
-    cosine: float
-
-
-# The limits of every kind of op. What moves an output: sums in another order, by 1e-6; keys and
-# values in F16, by 2**-12; messages in BF16 that round the other way, by 2**-8 of an element; and
-# vectors that lose the lowest bits of FP32.
-LIMITS: dict[str, Limit] = {
-    "embed": Limit(0.0, 1 - 1e-12),
-    "qkv": Limit(2e-3, 1 - 2e-6),
-    "attend": Limit(2e-3, 1 - 2e-6),
-    "out": Limit(2e-3, 1 - 2e-6),
-    "gate_up": Limit(2e-3, 1 - 2e-6),
-    "down": Limit(2e-3, 1 - 2e-6),
-    "final": Limit(2e-3, 1 - 2e-6),
-    "head": Limit(2e-3, 1 - 2e-6),
-}
+LIMITS = {name: kind.limit for name, kind in KINDS.items()}
 
 
 class Executor(Protocol):

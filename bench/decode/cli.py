@@ -18,7 +18,7 @@ from kccl.engine.files.checkpoint import DTYPES
 from kccl.engine.files.models import find_model
 from kccl.engine.files.random_weights import MODELS, random_checkpoint
 from kccl.engine.model.config import ModelConfig
-from kccl.engine.monokernel.variant import Variant
+from kccl.engine.monokernel.variant import PINS, Variant
 
 from ..arguments import whole_number
 from ..harness.document import Document, document, machine
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="V[,V]",
         help="also time kernels without: exchanges, weights, attention; with a product's weights "
-        "from the cache: pin:qkv, pin:out, pin:gate_up, pin:down, pin:head; or changed: "
+        f"from the cache: {', '.join(PINS)}; or changed: "
         "in-flight=N, stage-steps=N; several at once: exchanges+weights",
     )
     parser.add_argument(

@@ -18,6 +18,7 @@ from kccl.engine.files.checkpoint import CUT_AXIS, DTYPES, Checkpoint
 from kccl.engine.files.hf_config import ARCHITECTURE_OF
 from kccl.engine.files.source import layer_names
 from kccl.engine.model.config import ModelConfig, is_vector
+from kccl.engine.model.ops import ATTENTION, MLP, products_of_module
 from kccl.engine.model.rope import LinearScaling, Llama3Scaling, Rope
 
 Array = NDArray[Any]
@@ -171,7 +172,8 @@ def _hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
 def _hf_layers(config: ModelConfig) -> dict[str, Any]:
     """Biases and windows, as far as the family has them."""
     found: dict[str, Any] = {"sliding_window": config.window or None}
-    switches = {"attention_bias": ("qkv", "out"), "mlp_bias": ("gate_up", "down")}
+    switches = {"attention_bias": products_of_module(ATTENTION)}
+    switches["mlp_bias"] = products_of_module(MLP)
     known = {"qwen3": ("attention_bias",), "llama": tuple(switches)}.get(config.family, ())
     found |= {name: set(switches[name]) <= set(config.biases) for name in known}
     expressed = [kind for name in known if found[name] for kind in switches[name]]

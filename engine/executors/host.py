@@ -13,18 +13,19 @@ import kccl
 from ..base.core import ENDS, ffi, lib
 from ..files.checkpoint import Checkpoint
 from ..model.executor import EndedElsewhere, Token, bad_logits
+from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
 from ..model.rotations import Rotations
 from ..model.sample import SamplingParams
 from ..monokernel.trace import Stamps
 from ..monokernel.variant import USUAL, Variant
 from .packing import (
-    KINDS,
     PANELS_AT_ONCE,
     ROWS,
     PackedWeights,
     Parts,
     Progress,
+    number_of,
     pair_order,
     shape_of,
 )
@@ -132,12 +133,15 @@ class HostExecutor:
         return model
 
     def _op(self, op: Op) -> dict[str, Any]:
-        def address(suffix: str) -> int:
-            names = [n for n in op.weights if n.rpartition(".")[2] in suffix.split()]
-            return self._weights.norms[names[0]].ctypes.data if names else 0
+        kind = KINDS[op.kind]
+        names = {name.rpartition(".")[2]: name for name in op.weights}
 
+        def address(norm: str) -> int:
+            return self._weights.norms[names[norm]].ctypes.data if norm in names else 0
+
+        q_norm, k_norm = kind.head_norms or ("", "")
         return {
-            "kind": getattr(lib, KINDS[op.kind]),
+            "kind": number_of(op),
             "layer": op.layer,
             "window": op.window,
             "module": op.module,
@@ -146,9 +150,9 @@ class HostExecutor:
             "sends": op.sends,
             "own_scale": op.own_scale,
             "weights": self._weights.address_of[op.index],
-            "norm": address("attention_norm ffn_norm norm"),
-            "q_norm": address("q_norm"),
-            "k_norm": address("k_norm"),
+            "norm": address(kind.norm),
+            "q_norm": address(q_norm),
+            "k_norm": address(k_norm),
             "bias": self._weights.biases[op.index].ctypes.data if op.biases else 0,
         }
 
@@ -244,7 +248,7 @@ class HostExecutor:
     def as_reference(self, op: Op, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """See Executor."""
         c = self.program.config
-        if op.kind != "qkv":
+        if KINDS[op.kind].gives is not Vector.HEADS:
             return out
         turned = (c.num_heads + c.num_kv_heads) // c.num_lanes * c.head_dim
         heads = out[..., :turned].reshape(*out.shape[:2], -1, c.head_dim)

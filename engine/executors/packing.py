@@ -17,20 +17,22 @@ import kccl
 from ..base.core import ffi, lib
 from ..files.checkpoint import Checkpoint
 from ..model.config import is_vector
+from ..model.ops import KINDS, Rows, Vector
 from ..model.program import Op, Program
 
 ROWS: int = lib.kKcclEnginePanelRows
-# The executor's name of each kind of op.
-KINDS = {
-    kind: "kKcclEngine" + kind.title().replace("_", "")
-    for kind in ("embed", "qkv", "attend", "out", "gate_up", "down", "final", "head")
-}
 # "embedding" and "head" are too large to be read at once.
 PANELS_AT_ONCE = 32
 _HUGE_PAGE = 2 << 20
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were packed since the last call."""
+
+
+def number_of(op: Op) -> int:
+    """The executor's number of an op's kind: KcclEngineKind."""
+    name = "kKcclEngine" + op.kind.title().replace("_", "")
+    return int(getattr(lib, name))
 
 
 def panels_for(num_rows: int) -> int:
@@ -119,12 +121,12 @@ class Sizes:
         self.op: dict[int, int] = {}
         panels, columns = ffi.new("uint32_t *"), ffi.new("uint32_t *")
         for op in program.ops:
-            lib.kccl_engine_matrix(model, getattr(lib, KINDS[op.kind]), panels, columns)
+            lib.kccl_engine_matrix(model, number_of(op), panels, columns)
             panel = 2 * int(lib.kccl_engine_panel_elements(columns[0]))
             self.panel[op.index] = panel
             self.lane[op.index] = panels[0] * panel
-            is_head = op.kind == "head"
-            self.op[op.index] = panels_of_head * panel if is_head else lanes * panels[0] * panel
+            num = panels_of_head if op.kind == "head" else lanes * panels[0]
+            self.op[op.index] = num * panel
         rows = parts.first_row[rank + 1] - parts.first_row[rank]
         self.embedding = 2 * rows * program.config.hidden
         self.total = self.embedding + sum(self.op.values())
@@ -178,26 +180,27 @@ class PackedWeights:
                 self.norms[name] = self._norm(name)
         if op.biases:
             self.biases[op.index] = self._bias(op)
-        if op.kind == "head":
+        kind = KINDS[op.kind]
+        if kind.gives is Vector.LOGITS:
             self._pack_head(op, at)
             return
         matrices = [name for name in op.weights if not is_vector(name)]
-        if op.kind == "embed" or not matrices or not self._lanes:
+        if not kind.is_product or not self._lanes:
             return
-        of_lanes = {
-            name.rpartition(".")[2]: self._checkpoint.tensor(name, self._lanes) for name in matrices
-        }
+        of_lanes = [self._checkpoint.tensor(name, self._lanes) for name in matrices]
         for lane in range(len(self._lanes)):
-            of_lane = {name: tensor[lane] for name, tensor in of_lanes.items()}
-            if op.kind == "qkv":
-                both = [self._reordered(of_lane["wq"]), self._reordered(of_lane["wk"])]
-                _pack(at, np.concatenate([*both, of_lane["wv"]]))
-            elif op.kind == "gate_up":
-                _pack(at, of_lane["w1"], step=2)
-                _pack(at + self._sizes.panel[op.index], of_lane["w3"], step=2)
-            else:
-                (only,) = of_lane.values()
-                _pack(at, only)
+            parts = [tensor[lane] for tensor in of_lanes]
+            match kind.rows:
+                case Rows.HEADS:
+                    *turned, last = parts
+                    _pack(at, np.concatenate([*map(self._reordered, turned), last]))
+                case Rows.IN_TURN:
+                    for number, part in enumerate(parts):
+                        first = at + number * self._sizes.panel[op.index]
+                        _pack(first, part, step=len(parts))
+                case Rows.ONE:
+                    (only,) = parts
+                    _pack(at, only)
             at += self._sizes.lane[op.index]
 
     def _pack_head(self, op: Op, at: int) -> None:
@@ -226,15 +229,16 @@ class PackedWeights:
         return weight[self._order] if is_of_head else weight
 
     def _bias(self, op: Op) -> NDArray[np.float32]:
-        if op.kind in ("out", "down"):
+        kind = KINDS[op.kind]
+        if kind.ends_module:
             (name,) = op.biases
             return np.ascontiguousarray(self._checkpoint.tensor(name))
         if not self._lanes:
             return np.empty(0, np.float32)
         parts = [self._checkpoint.tensor(name, self._lanes) for name in op.biases]
-        if op.kind == "qkv":
+        if kind.rows is Rows.HEADS:
             shape = len(self._lanes), -1, self._config.head_dim
-            for part in parts[:2]:
+            for part in parts[:-1]:
                 part[:] = part.reshape(shape)[..., self._order].reshape(part.shape)
         return np.concatenate(parts, axis=1)
 

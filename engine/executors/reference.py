@@ -7,7 +7,8 @@ is. The monokernel rounds more: keys and values to F16, and the vector of a prod
 precision of the weights' dtype (kernels/mma.cuh).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from kccl import InvalidArgument
 
 from ..files.checkpoint import Checkpoint
+from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
 from ..model.sample import SamplingParams, sample
 
@@ -46,6 +48,36 @@ class Cache:
             values = np.concatenate([old_values, values], axis=1)
         self._layers[layer] = keys, values
         return keys, values
+
+
+@dataclass
+class _Run:
+    """What the ops of one run share.
+
+    Attributes:
+        tokens: The ids.
+        cache: Grows in "attend".
+        cos, sin: Of the ids' positions.
+        vectors: The newest one of each kind.
+        messages: By the module that sent them, until they land.
+    """
+
+    tokens: Array
+    cache: Cache
+    cos: Array
+    sin: Array
+    vectors: dict[Vector, Array] = field(default_factory=dict)
+    messages: dict[int, Array] = field(default_factory=dict)
+
+    def taken_by(self, op: Op) -> Array:
+        """The vector that an op takes, which may not be the ids."""
+        takes = KINDS[op.kind].takes
+        assert takes is not None
+        return self.vectors[takes]
+
+
+Oracle = Callable[..., Array]
+"""Makes an op's output: (op, run, biases, *weights)."""
 
 
 class Reference:
@@ -126,26 +158,13 @@ class Reference:
             raise InvalidArgument(
                 f"ids end at position {end}, must be within the context, {context}"
             )
-        cos, sin = self._rotations(cache, end)
-        x = residual = self._weight("embedding")[tokens][None].repeat(self.program.num_residuals, 0)
-        messages: dict[int, Array] = {}
+        run = _Run(tokens, cache, *self._rotations(cache, end))
         for op in self.program.ops:
-            weights = (self._weight(name) for name in op.weights)
+            kind = KINDS[op.kind]
+            oracle: Oracle = getattr(self, f"_{kind.oracle}")
+            weights = [self._weight(name) for name in op.weights]
             biases = [self._weight(name) for name in op.biases]
-            match op.kind:
-                case "qkv":
-                    x = self._qkv(residual, cos, sin, biases, *weights)
-                case "attend":
-                    x = self._attend(op, x, cache)
-                case "gate_up":
-                    x = self._gate_up(residual, biases, *weights)
-                case "out" | "down":
-                    own = product(x, *weights)
-                    x = residual = self._exchange(op, residual, own, messages, *biases)
-                case "final":
-                    x = self._final(residual, *weights)
-                case "head":
-                    x = self._head(x, *weights)
+            x = run.vectors[kind.gives] = oracle(op, run, biases, *weights)
             if op is self.program.ops[-1]:
                 cache.length = end
             yield op, x
@@ -176,33 +195,35 @@ class Reference:
             self._kept[name] = weight
         return weight
 
-    # ---- ops, in the program's order -----------------------------------------------------------
+    # ---- oracles: OpKind.oracle names them. Each has the arguments of Oracle --------------------
 
-    def _qkv(
-        self, x: Array, cos: Array, sin: Array, biases: Sequence[Array], *weights: Array
-    ) -> Array:
+    def _embed(self, op: Op, run: _Run, biases: Sequence[Array], table: Array) -> Array:
+        return table[run.tokens][None].repeat(self.program.num_residuals, 0)
+
+    def _qkv(self, op: Op, run: _Run, biases: Sequence[Array], *weights: Array) -> Array:
         """The queries, keys and values of the new positions, side by side."""
         norm, wq, wk, wv, *qk_norm = weights
-        n = self._rms_norm(x, norm)
+        n = self._rms_norm(run.taken_by(op), norm)
         parts = []
         for index, w in enumerate((wq, wk, wv)):
             heads = self._split(product(n, w, *biases[index : index + 1]))
             if index < 2:
                 if qk_norm:
                     heads = self._rms_norm(heads, qk_norm[index])
-                heads = self._rotate(heads, cos[:, None], sin[:, None])
+                heads = self._rotate(heads, run.cos[:, None], run.sin[:, None])
             parts.append(heads.reshape(*heads.shape[:2], -1))
         return np.concatenate(parts, axis=-1)
 
-    def _attend(self, op: Op, qkv: Array, cache: Cache) -> Array:
+    def _attend(self, op: Op, run: _Run, biases: Sequence[Array]) -> Array:
         """Softmax attention of the new positions' queries over all keys so far."""
         c = self.config
+        qkv = run.taken_by(op)
         lanes, length, _ = qkv.shape
         # Heads of all lanes in a row: [heads, positions, head_dim].
         heads = self._split(qkv).swapaxes(1, 2)
         cuts = np.cumsum([c.num_heads // lanes, c.num_kv_heads // lanes])
         q, k, v = (part.reshape(-1, length, c.head_dim) for part in np.split(heads, cuts, axis=1))
-        k, v = cache.append(op.layer, k, v)
+        k, v = run.cache.append(op.layer, k, v)
         # Query head h reads KV head h // (query heads per KV head), which its own lane has.
         grouped = q.reshape(c.num_kv_heads, -1, length, c.head_dim)
         scores = product(grouped, k[:, None]) * np.float32(c.attention_scale)
@@ -217,39 +238,39 @@ class Reference:
         by_lane = mixed.reshape(lanes, -1, length, c.head_dim).swapaxes(1, 2)
         return by_lane.reshape(lanes, length, -1)
 
-    def _exchange(
-        self, op: Op, x: Array, own: Array, messages: dict[int, Array], *bias: Array
-    ) -> Array:
-        """The residual after a module with the outputs `own`, by the rule of program.py."""
+    def _exchange(self, op: Op, run: _Run, bias: Sequence[Array], w: Array) -> Array:
+        """The residual after a module, by the rule of program.py."""
+        x, own = run.vectors[Vector.RESIDUAL], product(run.taken_by(op), w)
         sent = own.astype(MESSAGE_DTYPES[self.config.message_dtype]).astype(np.float32)
         if op.sends:
-            messages[op.module] = sent
+            run.messages[op.module] = sent
         if op.is_blocking:
             return x + total([*sent, *bias])
         x = x + np.float32(op.own_scale) * own
         if op.receives is not None:
-            past = messages.pop(op.receives)
+            past = run.messages.pop(op.receives)
             x = x + np.stack([total(np.delete(past, lane, axis=0)) for lane in range(len(past))])
         return x
 
-    def _gate_up(
-        self, x: Array, biases: Sequence[Array], norm: Array, w1: Array, w3: Array
+    def _swiglu(
+        self, op: Op, run: _Run, biases: Sequence[Array], norm: Array, w1: Array, w3: Array
     ) -> Array:
-        n = self._rms_norm(x, norm)
+        n = self._rms_norm(run.taken_by(op), norm)
         gate, up = (product(n, w, *biases[i : i + 1]) for i, w in enumerate((w1, w3)))
         # exp overflows to infinity where the gate is 0 in FP32.
         with np.errstate(over="ignore"):
             return gate / (1 + np.exp(-gate)) * up
 
-    def _final(self, x: Array, norm: Array) -> Array:
+    def _final(self, op: Op, run: _Run, biases: Sequence[Array], norm: Array) -> Array:
         """The normalised residual, averaged over the lanes unless each lane has its own logits."""
-        n = self._rms_norm(x, norm)
+        n = self._rms_norm(run.taken_by(op), norm)
         if self.program.num_head_parts == 1:
             n = total(n)[None] / np.float32(len(n))
         return n
 
-    def _head(self, n: Array, head: Array) -> Array:
+    def _head(self, op: Op, run: _Run, biases: Sequence[Array], head: Array) -> Array:
         """Logits; with a head that is parallel over the vocabulary, lane l's are the l-th part."""
+        n = run.taken_by(op)
         parts = product(n, head.reshape(len(n), -1, head.shape[1]))
         return np.concatenate(parts, axis=-1)[None]
 

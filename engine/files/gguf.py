@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 import kccl
 
 from ..base.fields import Fields
-from ..model.config import BIASES, FAMILIES, ModelConfig, lanes_for
+from ..model.config import FAMILIES, ModelConfig, lanes_for
+from ..model.ops import BIASES
 from ..text.tokenizer import Tokenizer
 from .gguf_parts import GgufParts
 from .gguf_rope import ROPE_TABLES, read_rope

@@ -3,6 +3,7 @@ and biases.
 """
 
 from ..base.fields import Fields
+from ..model.ops import ATTENTION, MLP, products_of_module
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 # What transformers takes where the file does not have the field. There null means no window.
@@ -45,7 +46,7 @@ def biases(fields: Fields, family: str) -> tuple[str, ...]:
         return ("qkv",)
     if has_attention and family not in ("llama", "qwen3"):
         raise fields.wrong("attention_bias", f"false in a model of the family {family}")
-    return ("qkv", "out") * has_attention + ("gate_up", "down") * has_mlp
+    return products_of_module(ATTENTION) * has_attention + products_of_module(MLP) * has_mlp
 
 
 def _window(fields: Fields) -> int:

@@ -37,12 +37,14 @@ KCCL_DEVICE void stagger(const Worker<S>& worker) {
 
 // Waits for this warp's part of what a product multiplies, and stages it.
 template <class S>
-KCCL_DEVICE void stage_vector(Worker<S>& worker, Product product, uint32_t layer, int32_t token) {
+KCCL_DEVICE void stage_vector(Worker<S>& worker, const Turn<S>& turn, int32_t token) {
     using Dims = Shape<S>;
-    if (product == Product::kQkv || product == Product::kGateUp) {
-        const uint32_t module = 2 * layer + (product == Product::kQkv ? 0 : 1);
+    using Vector = Vector<S>;
+    const uint32_t layer = turn.layer;
+    if (takes<S, Vector::kResidual>(turn.product)) {
+        const uint32_t module = turn.module;
         stage_residual<typename Dims::Qkv>(worker, static_cast<int32_t>(module) - 1, module, token);
-    } else if (product == Product::kDown) {
+    } else if (takes<S, Vector::kActs>(turn.product)) {
         stage_lanes<typename Dims::Down>(
             worker, [&](uint32_t lane) { return Places<S>::act(layer, lane); });
     } else if constexpr (S::kMergesFirst) {
@@ -57,6 +59,7 @@ KCCL_DEVICE void stage_vector(Worker<S>& worker, Product product, uint32_t layer
 template <class S>
 KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token) {
     using Dims = Shape<S>;
+    using Vector = Vector<S>;
     using M = typename Shape<S>::Out;
     const Cut tiles = M::tiles_of(worker.member());
     KCCL_UNROLL
@@ -78,35 +81,36 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
     stagger(worker);
     // One loop over the products, so that what they share is in the code once.
 #pragma unroll 1
-    for (uint32_t i = 0; i < 4 * S::kNumLayers; ++i) {
-        const uint32_t layer = i / 4, module = i / 2;
-        const auto product = static_cast<Product>(i % 4);
+    for (uint32_t i = 0; i < kTurnsOfLayers<S>; ++i) {
+        const Turn<S> turn = turn_at<S>(i);
+        const uint32_t layer = turn.layer, module = turn.module;
+        const Product<S> product = turn.product;
         const Layer* const rules = worker.shared().layers + layer;
         worker.next_op();
         const Steps steps = steps_of_product<S>(worker.block(), product);
-        if (product == Product::kOut) prefetch_norm<typename Dims::GateUp>(worker, module);
-        if (product == Product::kDown) prefetch_norm<typename Dims::Qkv>(worker, module + 1);
+        if (product == Product<S>::kOut) prefetch_norm<typename Dims::GateUp>(worker, module);
+        if (product == Product<S>::kDown) prefetch_norm<typename Dims::Qkv>(worker, module + 1);
         prefetch_biases(worker, product, layer);
         // A block without rows of the product needs no vector.
         FirstStage<S> first;
         if (steps.num != 0) {
             load_first(worker, &first);
-            stage_vector(worker, product, layer, token);
+            stage_vector(worker, turn, token);
         }
         worker.stamp(kKcclDecodeArrived);
         multiply(worker, steps, first);
         worker.stamp(kKcclDecodeMultiplied);
         if (!worker.meet()) return false;
         worker.stamp(kKcclDecodeMet);
-        if (product == Product::kQkv) {
+        if (gives<S, Vector::kHeads>(product)) {
             finish_qkv(worker, layer);
             worker.meet_all();
             if (!attend(worker, layer, mem::load_plain(&rules->window), position)) return false;
-        } else if (product == Product::kGateUp) {
-            finish_gate_up(worker, layer);
+        } else if (gives<S, Vector::kActs>(product)) {
+            finish_acts(worker, layer);
         } else {
             const Module rule =
-                mem::load_plain(product == Product::kOut ? &rules->attention : &rules->mlp);
+                mem::load_plain(product == Product<S>::kOut ? &rules->attention : &rules->mlp);
             add_to_residual(worker, module, rule, module + 1 == Shape<S>::kModules);
         }
         worker.meet_all();
@@ -123,7 +127,7 @@ KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
     Verdict verdict = {0, kKcclEngineGoesOn};
     for (uint32_t turn = 0; task.only_reads != 0 && turn < task.max_tokens; ++turn) {
         worker.weights().begin_round(true);
-        for_each_stage<S>(worker.block(), true, [&](uint32_t num_bytes, Product, bool) {
+        for_each_stage<S>(worker.block(), true, [&](uint32_t num_bytes, Product<S>, bool) {
             worker.weights().skip(num_bytes / (S::kWarps * kTileBytes));
             return true;
         });

@@ -12,9 +12,9 @@ template <class S>
 KCCL_DEVICE Quad act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_t i,
                         const Quad& gate_sums, const Quad& up_sums, float inverse) {
     const uint32_t quad = tile * kTileQuads + i;
-    const Quad gate = scaled<S>(task, Product::kGateUp, layer, quad, gate_sums, inverse);
+    const Quad gate = scaled<S>(task, Product<S>::kGateUp, layer, quad, gate_sums, inverse);
     const Quad up =
-        scaled<S>(task, Product::kGateUp, layer, quad + kTileQuads / 2, up_sums, inverse);
+        scaled<S>(task, Product<S>::kGateUp, layer, quad + kTileQuads / 2, up_sums, inverse);
     Quad act;
     KCCL_UNROLL
     for (int j = 0; j < 4; ++j) act.value[j] = silu(gate.value[j]) * up.value[j];
@@ -23,7 +23,7 @@ KCCL_DEVICE Quad act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_
 
 // Finishes the rows of the product. Called by all warps that multiply, when they have met.
 template <class S>
-KCCL_DEVICE void finish_gate_up(Worker<S>& worker, uint32_t layer) {
+KCCL_DEVICE void finish_acts(Worker<S>& worker, uint32_t layer) {
     using M = typename Shape<S>::GateUp;
     const Cut tiles = M::tiles_of(worker.member());
     const float inverse = inverse_rms(worker);

@@ -8,7 +8,7 @@
 namespace kccl::decode {
 
 template <class M, class S>
-KCCL_DEVICE void pack_product(Product product, uint16_t* weights, const uint16_t* matrix,
+KCCL_DEVICE void pack_product(Product<S> product, uint16_t* weights, const uint16_t* matrix,
                               uint32_t layer, uint32_t group) {
     using Dims = Shape<S>;
     const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;
@@ -20,11 +20,11 @@ KCCL_DEVICE void pack_product(Product product, uint16_t* weights, const uint16_t
         const uint32_t step = in_row / S::kWarps % M::kSteps, warp_index = in_row % S::kWarps;
         const uint32_t column = (warp_index * M::kSteps + step) * kTileColumns;
         const uint32_t owner = M::owner_of(tile);
-        const bool is_of_all = product == Product::kHead && !Dims::kHasHeadParts;
+        const bool is_of_all = product == Product<S>::kHead && !Dims::kHasHeadParts;
         const uint32_t block = is_of_all ? owner : Dims::block_of(group, owner);
         const uint32_t member = Dims::member_of(block);
         const uint64_t to = Dims::stream_of(block) + layer * Dims::packed_by(member) +
-                            (product == Product::kHead ? 0 : packed_before<S>(product, member)) +
+                            (product == Product<S>::kHead ? 0 : packed_before<S>(product, member)) +
                             uint64_t{tile - M::tiles_of(owner).first} * M::kPacked + in_row;
         uint16_t* const packed = weights + to * (kTileBytes / 2);
         for (uint32_t at = warp().index(); at < kTileRows * kTileColumns; at += warp().size()) {
@@ -39,32 +39,23 @@ KCCL_DEVICE void pack_product(Product product, uint16_t* weights, const uint16_t
 }
 
 // Packs one product of a layer and group; the head counts as that of layer kNumLayers, and of group
-// 0 if it has no parts. `matrix` is
-// row-major, [rows][lanes of the group][columns], 16 bits each; of gate and up, 8 rows of the one
-// and 8 of the other take turns.
+// 0 if it has no parts. `matrix` is row-major, [rows][lanes of the group][columns], 16 bits each.
 template <class S>
 KCCL_DEVICE void pack(uint16_t* weights, const uint16_t* matrix, uint64_t product, uint64_t layer,
                       uint64_t group) {
     using Dims = Shape<S>;
-    const auto which = static_cast<Product>(product);
+    const auto which = static_cast<Product<S>>(product);
     const auto l = static_cast<uint32_t>(layer), g = static_cast<uint32_t>(group);
+#define KCCL_PACK(NAME)                                                     \
+    case Product<S>::k##NAME:                                               \
+        pack_product<typename Dims::NAME, S>(which, weights, matrix, l, g); \
+        break;
     switch (which) {
-        case Product::kQkv:
-            pack_product<typename Dims::Qkv, S>(which, weights, matrix, l, g);
-            break;
-        case Product::kOut:
-            pack_product<typename Dims::Out, S>(which, weights, matrix, l, g);
-            break;
-        case Product::kGateUp:
-            pack_product<typename Dims::GateUp, S>(which, weights, matrix, l, g);
-            break;
-        case Product::kDown:
-            pack_product<typename Dims::Down, S>(which, weights, matrix, l, g);
-            break;
-        case Product::kHead:
-            pack_product<typename Dims::Head, S>(which, weights, matrix, l, g);
-            break;
+        KCCL_OF_PRODUCTS(KCCL_PACK)
+        KCCL_PACK(Head)
+        default: break;
     }
+#undef KCCL_PACK
 }
 
 // What the host must know of the shape.

@@ -24,55 +24,75 @@ constexpr uint32_t kPrefillThreads = (S::kChunkWarps + S::kChunkOthers) * platfo
 
 // ---- The crew -----------------------------------------------------------------------------------
 
-// The crew's part of a pass. False: the lookout has given up.
+// The crew's part of a pass.
+template <class S>
+struct CrewOfPass {
+    using C = Chunk<S>;
+    using V = Vector<S>;
+    Crew<S>& crew;
+    const Pass& pass;
+
+    // Nobody reads what comes behind the last layer's keys and values.
+    template <uint32_t OP>
+    KCCL_DEVICE Walk run(uint32_t layer) {
+        constexpr auto kOp = S::kLayer[OP];
+        if (!crew.is_ready()) return Walk::kFailed;
+        if constexpr (kOp.product == Product<S>::kNone) {
+            turn_chunk(crew, pass, layer);
+            if (layer + 1 == S::kNumLayers) return Walk::kIsOver;
+            finish<OP>(layer, Step::kHalf);
+            if (!crew.is_ready()) return Walk::kFailed;
+            const auto* const rules = reinterpret_cast<const Layer*>(crew.task().layers) + layer;
+            attend_chunk(crew, pass, layer, mem::load_plain(&rules->window));
+            finish<OP>(layer, Step::kDone);
+            return Walk::kGoesOn;
+        } else {
+            if constexpr (kOp.takes == V::kResidual) {
+                make_scales(crew);
+                finish<OP>(layer, Step::kHalf);
+            }
+            multiply_chunk<MatrixOf<S, kOp.product>>(crew, kOp.product, layer);
+            crew.meet();
+            prefetch_next<OP>(layer);
+            if constexpr (kOp.gives == V::kResidual) {
+                return add_to_residual<OP>(crew, pass, layer) ? Walk::kGoesOn : Walk::kFailed;
+            } else {
+                if (!crew.is_ready()) return Walk::kFailed;
+                if constexpr (kOp.gives == V::kHeads) finish_qkv(crew, layer);
+                if constexpr (kOp.gives == V::kActs) finish_acts(crew, layer);
+                finish<OP>(layer, Step::kDone);
+                return Walk::kGoesOn;
+            }
+        }
+    }
+
+  private:
+    template <uint32_t OP>
+    KCCL_DEVICE void finish(uint32_t layer, Step step) {
+        crew.finish(C::number_of(pass.number, layer, OP, step), false);
+    }
+    template <uint32_t OP>
+    KCCL_DEVICE void prefetch_next(uint32_t layer) {
+        constexpr bool kIsLast = OP + 1 == S::kNumOps;
+        constexpr Product<S> kNext = next_product<S>(kIsLast ? 0 : OP + 1);
+        // In the last layer, only ops before attention get here.
+        constexpr bool kEndsHere = S::kLayer[OP].gives == V::kHeads;
+        if (kEndsHere && layer + 1 == S::kNumLayers) return;
+        prefetch_weights<MatrixOf<S, kNext>>(crew, kNext, layer + (kIsLast ? 1 : 0));
+    }
+};
+
+// False: the lookout has given up.
 template <class S>
 KCCL_DEVICE bool compute_pass(Crew<S>& crew, const Pass& pass) {
-    using Dims = Shape<S>;
-    const auto number_of = [&](uint32_t layer, Step step) {
-        return Chunk<S>::number_of(pass.number, layer, step);
-    };
     if (!crew.is_ready()) return false;
     embed_chunk(crew, pass);
-    crew.finish(number_of(0, Step::kEmbedded), false);
+    crew.finish(Chunk<S>::embedded_in(pass.number), false);
+    CrewOfPass<S> role = {crew, pass};
     for (uint32_t layer = 0; layer < S::kNumLayers; ++layer) {
-        if (!crew.is_ready()) return false;
-        make_scales(crew);
-        crew.finish(number_of(layer, Step::kAttentionScale), false);
-        multiply_chunk<typename Dims::Qkv>(crew, Product::kQkv, layer);
-        crew.meet();
-        if (layer + 1 < S::kNumLayers)
-            prefetch_weights<typename Dims::Out>(crew, Product::kOut, layer);
-        if (!crew.is_ready()) return false;
-        finish_qkv(crew, layer);
-        crew.finish(number_of(layer, Step::kQkv), false);
-        if (!crew.is_ready()) return false;
-        turn_chunk(crew, pass, layer);
-        // Nobody reads what comes behind the last layer's keys and values.
-        if (layer + 1 == S::kNumLayers) break;
-        crew.finish(number_of(layer, Step::kTurned), false);
-        if (!crew.is_ready()) return false;
-        const auto* const rules = reinterpret_cast<const Layer*>(crew.task().layers) + layer;
-        attend_chunk(crew, pass, layer, mem::load_plain(&rules->window));
-        crew.finish(number_of(layer, Step::kAttended), false);
-        if (!crew.is_ready()) return false;
-        multiply_chunk<typename Dims::Out>(crew, Product::kOut, layer);
-        crew.meet();
-        prefetch_weights<typename Dims::GateUp>(crew, Product::kGateUp, layer);
-        if (!add_to_residual(crew, pass, 2 * layer)) return false;
-        if (!crew.is_ready()) return false;
-        make_scales(crew);
-        crew.finish(number_of(layer, Step::kMlpScale), false);
-        multiply_chunk<typename Dims::GateUp>(crew, Product::kGateUp, layer);
-        crew.meet();
-        prefetch_weights<typename Dims::Down>(crew, Product::kDown, layer);
-        if (!crew.is_ready()) return false;
-        finish_acts(crew, layer);
-        crew.finish(number_of(layer, Step::kActs), false);
-        if (!crew.is_ready()) return false;
-        multiply_chunk<typename Dims::Down>(crew, Product::kDown, layer);
-        crew.meet();
-        prefetch_weights<typename Dims::Qkv>(crew, Product::kQkv, layer + 1);
-        if (!add_to_residual(crew, pass, 2 * layer + 1)) return false;
+        const Walk walk = walk_layer<S>(role, layer);
+        if (walk == Walk::kFailed) return false;
+        if (walk == Walk::kIsOver) break;
     }
     crew.look_at_host(pass.number);
     crew.finish(Chunk<S>::end_of(pass.number), true);
@@ -81,57 +101,69 @@ KCCL_DEVICE bool compute_pass(Crew<S>& crew, const Pass& pass) {
 
 // ---- The lookout --------------------------------------------------------------------------------
 
-// The lookout's part of a module's first product, whose vector has a norm.
-template <class M, class S>
-KCCL_DEVICE bool look_out_normed(Lookout<S>& lookout, uint32_t pass, uint32_t module) {
+// As CrewOfPass.
+template <class S>
+struct LookoutOfPass {
     using C = Chunk<S>;
-    lookout.await_group(module_before<S>(pass, module));
-    if (!lookout.let_go()) return false;
-    lookout.template copy<M>(C::kNormed + lookout.group() * C::QkvPlan::kTiles * C::kStripe,
-                             M::tiles_of(lookout.member()).num);
-    lookout.await_group(C::number_of(pass, module / 2, scale_step(module)));
-    return lookout.let_go();
-}
+    using V = Vector<S>;
+    Lookout<S>& lookout;
+    uint32_t pass;
 
-// look_out() for a module's last product.
-template <class M, class S>
-KCCL_DEVICE bool look_out_last(Lookout<S>& lookout, uint32_t pass, uint32_t module,
-                               uint32_t place) {
-    using C = Chunk<S>;
-    const Step before = module % 2 == 0 ? Step::kAttended : Step::kActs;
-    const Module rule = rule_of<S>(lookout.task(), module);
-    lookout.await_group(C::number_of(pass, module / 2, before));
-    if (receives<S>(rule)) {
-        lookout.await_row(module_of<S>(pass, static_cast<uint32_t>(rule.receives)));
+    template <uint32_t OP>
+    KCCL_DEVICE Walk run(uint32_t layer) {
+        constexpr auto kOp = S::kLayer[OP];
+        lookout.await_group(C::template number_before<OP>(pass, layer));
+        if constexpr (kOp.product == Product<S>::kNone) {
+            if (!lookout.let_go()) return Walk::kFailed;
+            if (layer + 1 == S::kNumLayers) return Walk::kIsOver;
+            lookout.await_group(C::number_of(pass, layer, OP, Step::kHalf));
+            if (!lookout.let_go()) return Walk::kFailed;
+            return Walk::kGoesOn;
+        } else if constexpr (kOp.takes == V::kResidual) {
+            using M = MatrixOf<S, kOp.product>;
+            if (!lookout.let_go()) return Walk::kFailed;
+            const uint32_t before = lookout.group() * C::QkvPlan::kTiles * C::kStripe;
+            lookout.template copy<M>(C::kNormed + before, M::tiles_of(lookout.member()).num);
+            lookout.await_group(C::number_of(pass, layer, OP, Step::kHalf));
+            return lookout.let_go() ? Walk::kGoesOn : Walk::kFailed;
+        } else {
+            return add_up<OP>(layer);
+        }
     }
-    if (!lookout.let_go()) return false;
-    lookout.template copy<M>(
-        place + lookout.first_lane_here() * ChunkPlan<S, M>::kTiles * C::kStripe,
-        M::tiles_of(lookout.member()).num);
-    if (!blocks<S>(rule)) return true;
-    lookout.await_row(C::number_of(pass, module / 2, sent_step(module)));
-    return lookout.let_go();
-}
+
+  private:
+    // A module's last product.
+    template <uint32_t OP>
+    KCCL_DEVICE Walk add_up(uint32_t layer) {
+        constexpr auto kOp = S::kLayer[OP];
+        static_assert(kOp.gives == V::kResidual, "others take the residual");
+        using M = MatrixOf<S, kOp.product>;
+        constexpr uint32_t kPlace = kOp.takes == V::kAttended ? C::kAttended : C::kActs;
+        const uint32_t module = S::kNumModules * layer + module_of_op<S>(OP);
+        const Module rule = rule_of<S>(lookout.task(), module);
+        if (receives<S>(rule)) {
+            lookout.await_row(C::number_of_module(pass, static_cast<uint32_t>(rule.receives)));
+        }
+        if (!lookout.let_go()) return Walk::kFailed;
+        const uint32_t before = lookout.first_lane_here() * ChunkPlan<S, M>::kTiles * C::kStripe;
+        lookout.template copy<M>(kPlace + before, M::tiles_of(lookout.member()).num);
+        if (!blocks<S>(rule)) return Walk::kGoesOn;
+        lookout.await_row(C::number_of(pass, layer, OP, Step::kHalf));
+        return lookout.let_go() ? Walk::kGoesOn : Walk::kFailed;
+    }
+};
 
 // As compute_pass().
 template <class S>
 KCCL_DEVICE bool look_out(Lookout<S>& lookout, uint32_t pass) {
-    using Dims = Shape<S>;
-    using C = Chunk<S>;
     // All places are written anew.
-    lookout.await_all(C::end_of(pass - 1));
+    lookout.await_all(Chunk<S>::end_of(pass - 1));
     if (!lookout.let_go(lookout.was_given_up(pass - 1))) return false;
+    LookoutOfPass<S> role = {lookout, pass};
     for (uint32_t layer = 0; layer < S::kNumLayers; ++layer) {
-        const uint32_t module = 2 * layer;
-        if (!look_out_normed<typename Dims::Qkv>(lookout, pass, module)) return false;
-        lookout.await_group(C::number_of(pass, layer, Step::kQkv));
-        if (!lookout.let_go()) return false;
-        if (layer + 1 == S::kNumLayers) break;
-        lookout.await_group(C::number_of(pass, layer, Step::kTurned));
-        if (!lookout.let_go()) return false;
-        if (!look_out_last<typename Dims::Out>(lookout, pass, module, C::kAttended)) return false;
-        if (!look_out_normed<typename Dims::GateUp>(lookout, pass, module + 1)) return false;
-        if (!look_out_last<typename Dims::Down>(lookout, pass, module + 1, C::kActs)) return false;
+        const Walk walk = walk_layer<S>(role, layer);
+        if (walk == Walk::kFailed) return false;
+        if (walk == Walk::kIsOver) break;
     }
     return true;
 }

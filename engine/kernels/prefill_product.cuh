@@ -129,7 +129,7 @@ class ChunkMultiplier {
 
 // Where the weights of the block's rows begin.
 template <class S>
-KCCL_DEVICE const uint8_t* weights_of(Crew<S>& crew, Product product, uint32_t layer) {
+KCCL_DEVICE const uint8_t* weights_of(Crew<S>& crew, Product<S> product, uint32_t layer) {
     using Dims = Shape<S>;
     const uint64_t tile = Dims::stream_of(crew.block()) + layer * Dims::packed_by(crew.member()) +
                           packed_before<S>(product, crew.member());
@@ -139,7 +139,7 @@ KCCL_DEVICE const uint8_t* weights_of(Crew<S>& crew, Product product, uint32_t l
 // Asks for the first weights of a row tile, each warp for another one. Called while the block has
 // other things to do, so that the memory has none of that time to rest.
 template <class M, class S>
-KCCL_DEVICE void prefetch_weights(Crew<S>& crew, Product product, uint32_t layer) {
+KCCL_DEVICE void prefetch_weights(Crew<S>& crew, Product<S> product, uint32_t layer) {
     constexpr uint32_t kAhead = 8 < M::kSteps * S::kWarps ? 8 : M::kSteps * S::kWarps;
     constexpr uint32_t kLines = kTileBytes / kKcclLineBytes;
     const uint32_t mine = crew.warp_index();
@@ -155,7 +155,7 @@ KCCL_DEVICE void prefetch_weights(Crew<S>& crew, Product product, uint32_t layer
 
 // One product of the block, in a layer.
 template <class M, class S>
-KCCL_DEVICE void multiply_chunk(Crew<S>& crew, Product product, uint32_t layer) {
+KCCL_DEVICE void multiply_chunk(Crew<S>& crew, Product<S> product, uint32_t layer) {
     ChunkMultiplier<M, S> multiplier(crew, weights_of(crew, product, layer),
                                      M::tiles_of(crew.member()).num);
     multiplier.run();

@@ -12,24 +12,6 @@ namespace kccl::decode {
 template <class S>
 constexpr bool kHasOthers = S::kNumLanes > Shape<S>::kGroupLanes;
 
-KCCL_DEVICE Step scale_step(uint32_t module) {
-    return module % 2 == 0 ? Step::kAttentionScale : Step::kMlpScale;
-}
-KCCL_DEVICE Step sent_step(uint32_t module) {
-    return module % 2 == 0 ? Step::kAttentionSent : Step::kMlpSent;
-}
-// The step that ends a module.
-template <class S>
-KCCL_DEVICE uint32_t module_of(uint32_t pass, uint32_t module) {
-    return Chunk<S>::number_of(pass, module / 2, module % 2 == 0 ? Step::kAttention : Step::kMlp);
-}
-// The step that gives a module its residual.
-template <class S>
-KCCL_DEVICE uint32_t module_before(uint32_t pass, uint32_t module) {
-    return module == 0 ? Chunk<S>::number_of(pass, 0, Step::kEmbedded)
-                       : module_of<S>(pass, module - 1);
-}
-
 template <class S>
 KCCL_DEVICE Module rule_of(const Task& task, uint32_t module) {
     const auto* const layer = reinterpret_cast<const Layer*>(task.layers) + module / 2;
@@ -148,7 +130,7 @@ KCCL_DEVICE void finish_qkv(Crew<S>& crew, uint32_t layer) {
     const Cut tiles = Dims::Qkv::tiles_of(crew.member());
     for_each_row(crew, tiles.num, kTileQuads, [&](uint32_t tile, uint32_t number, uint32_t i) {
         const uint32_t quad = (tiles.first + tile) * kTileQuads + i;
-        const Quad total = scaled<S>(crew.task(), Product::kQkv, layer, quad,
+        const Quad total = scaled<S>(crew.task(), Product<S>::kQkv, layer, quad,
                                      total_of(crew, tile, number, i), scale_of(crew, number));
         const uint32_t row = crew.first_lane_here() * kTiles + tiles.first + tile;
         const uint32_t place = Chunk<S>::kQkv + row * Chunk<S>::kStripe + number * kTileQuads + i;
@@ -323,15 +305,18 @@ KCCL_DEVICE void add_to_rows(Crew<S>& crew, uint32_t module, bool is_blocking, f
     }
 }
 
-// Adds what shared().totals has of a module to the residual. False: the lookout has given up.
-template <class S>
-KCCL_DEVICE bool add_to_residual(Crew<S>& crew, const Pass& pass, uint32_t module) {
+// Adds what shared().totals has of a module, which op OP ends, to the residual. False: the lookout
+// has given up.
+template <uint32_t OP, class S>
+KCCL_DEVICE bool add_to_residual(Crew<S>& crew, const Pass& pass, uint32_t layer) {
+    using C = Chunk<S>;
+    const uint32_t module = S::kNumModules * layer + module_of_op<S>(OP);
     const Module rule = rule_of<S>(crew.task(), module);
     const bool is_blocking = S::kHasBlocking && rule.is_blocking != 0;
     const bool sends = kHasOthers<S> && (is_blocking || rule.sends != 0);
     if (sends) send_messages(crew, module);
     if (blocks<S>(rule)) {
-        crew.finish(Chunk<S>::number_of(pass.number, module / 2, sent_step(module)), true);
+        crew.finish(C::number_of(pass.number, layer, OP, Step::kHalf), true);
         if (!crew.is_ready()) return false;
     }
     if (is_blocking) {
@@ -342,7 +327,7 @@ KCCL_DEVICE bool add_to_residual(Crew<S>& crew, const Pass& pass, uint32_t modul
     } else {
         add_to_rows<false>(crew, module, false, rule.own_scale, 0);
     }
-    crew.finish(module_of<S>(pass.number, module), sends);
+    crew.finish(C::number_of(pass.number, layer, OP, Step::kDone), sends);
     return true;
 }
 

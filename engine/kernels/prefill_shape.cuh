@@ -10,20 +10,11 @@
 
 namespace kccl::decode {
 
-// The steps of a layer, in their order. When a block has done one, it says so to the others. Steps
+// The steps of an op, in their order. When a block has done one, it says so to the others. Steps
 // that a model does not need are left out.
 enum class Step : uint32_t {
-    kEmbedded,  // before the first layer; the others are of each layer
-    kAttentionScale,
-    kQkv,
-    kTurned,
-    kAttended,
-    kAttentionSent,
-    kAttention,
-    kMlpScale,
-    kActs,
-    kMlpSent,
-    kMlp,
+    kHalf,  // the scales of what it multiplies, its messages, or its keys and values are there
+    kDone,  // what it gives is there
     kNum,
 };
 
@@ -166,12 +157,28 @@ struct Chunk {
 
     // ---- Steps ----------------------------------------------------------------------------------
 
-    // Steps of a pass; the last one is its end.
-    static constexpr uint32_t kSteps = S::kNumLayers * static_cast<uint32_t>(Step::kNum) + 1;
-    // A step's number, which grows from pass to pass.
-    KCCL_DEVICE static uint32_t number_of(uint32_t pass, uint32_t layer, Step step) {
-        return pass * kSteps + layer * static_cast<uint32_t>(Step::kNum) +
-               static_cast<uint32_t>(step) + 1;
+    // A layer has those of its ops, and one before them, which the first layer uses alone: the
+    // embedding is there.
+    static constexpr uint32_t kEach = static_cast<uint32_t>(Step::kNum);
+    static constexpr uint32_t kOfLayer = S::kNumOps * kEach + 1;
+    // Of a pass; the last one is its end.
+    static constexpr uint32_t kSteps = S::kNumLayers * kOfLayer + 1;
+    // A step's number, which grows from pass to pass. op: of the layer.
+    KCCL_DEVICE static uint32_t number_of(uint32_t pass, uint32_t layer, uint32_t op, Step step) {
+        return pass * kSteps + layer * kOfLayer + op * kEach + static_cast<uint32_t>(step) + 2;
+    }
+    KCCL_DEVICE static uint32_t embedded_in(uint32_t pass) { return pass * kSteps + 1; }
+    // The step that gives an op what it reads: the op before it has done its last one.
+    template <uint32_t OP>
+    KCCL_DEVICE static uint32_t number_before(uint32_t pass, uint32_t layer) {
+        if constexpr (OP != 0) return number_of(pass, layer, OP - 1, Step::kDone);
+        return layer == 0 ? embedded_in(pass)
+                          : number_of(pass, layer - 1, S::kNumOps - 1, Step::kDone);
+    }
+    // The step that ends a module.
+    KCCL_DEVICE static uint32_t number_of_module(uint32_t pass, uint32_t module) {
+        const uint32_t op = op_of_module<S>(module % S::kNumModules);
+        return number_of(pass, module / S::kNumModules, op, Step::kDone);
     }
     KCCL_DEVICE static uint32_t end_of(uint32_t pass) { return (pass + 1) * kSteps; }
 };

@@ -23,29 +23,25 @@ KCCL_CONSTEXPR Steps steps_of(uint32_t num_tiles) {
 
 // What a warp of this block does in a product: as many steps as the block's rows have.
 template <class S>
-KCCL_DEVICE Steps steps_of_product(uint32_t block, Product product) {
+KCCL_DEVICE Steps steps_of_product(uint32_t block, Product<S> product) {
     using Dims = Shape<S>;
     const uint32_t member = Dims::member_of(block);
+#define KCCL_STEPS(NAME)                             \
+    case Product<S>::k##NAME: {                      \
+        using M = typename Dims::NAME;               \
+        return steps_of<M>(M::tiles_of(member).num); \
+    }
     switch (product) {
-        case Product::kQkv: return steps_of<typename Dims::Qkv>(Dims::Qkv::tiles_of(member).num);
-        case Product::kOut: return steps_of<typename Dims::Out>(Dims::Out::tiles_of(member).num);
-        case Product::kGateUp:
-            return steps_of<typename Dims::GateUp>(Dims::GateUp::tiles_of(member).num);
-        case Product::kDown: return steps_of<typename Dims::Down>(Dims::Down::tiles_of(member).num);
+        KCCL_OF_PRODUCTS(KCCL_STEPS)
         default: return steps_of<typename Dims::Head>(Dims::head_tiles_of(block).num);
     }
+#undef KCCL_STEPS
 }
 
 // Where the tiles of a product begin in what a block has of a layer.
 template <class S>
-KCCL_DEVICE uint64_t packed_before(Product product, uint32_t member) {
-    using Dims = Shape<S>;
-    typename Dims::Rows rows = {};
-    if (product > Product::kQkv) rows.qkv = Dims::Qkv::tiles_of(member).num;
-    if (product > Product::kOut) rows.out = Dims::Out::tiles_of(member).num;
-    if (product > Product::kGateUp) rows.gate_up = Dims::GateUp::tiles_of(member).num;
-    if (product > Product::kDown) rows.down = Dims::Down::tiles_of(member).num;
-    return Dims::packed_of_layer(rows);
+KCCL_DEVICE uint64_t packed_before(Product<S> product, uint32_t member) {
+    return Products<S>::packed_of(member, static_cast<uint32_t>(product));
 }
 
 // A product's first stage of weights, if the warp has loaded it before its vector came.
@@ -118,8 +114,11 @@ class Multiplier {
     KCCL_CONSTEXPR static bool fits(uint32_t each) {
         return each % kAtOnce == 0 || (each == kShort && kAtOnce % kShort == 0);
     }
-    static constexpr bool kHasOthers =
-        !(fits(Shape<S>::Qkv::kSteps) && fits(kShort) && fits(Shape<S>::Down::kSteps));
+    template <class... M>
+    KCCL_CONSTEXPR static bool all_fit(Matrices<M...>) {
+        return (fits(M::kSteps) && ...);
+    }
+    static constexpr bool kHasOthers = !(all_fit(Products<S>{}) && fits(Shape<S>::Head::kSteps));
 
     struct Loaded {
         typename Unit::Weights tiles[kAtOnce];

@@ -16,7 +16,7 @@ KCCL_DEVICE void finish_qkv(Worker<S>& worker, uint32_t layer) {
         if (quad >= tiles.num * kTileQuads) break;
         const uint32_t row = tiles.first * kTileQuads + quad;
         const Quad total =
-            scaled<S>(worker.task(), Product::kQkv, layer, row,
+            scaled<S>(worker.task(), Product<S>::kQkv, layer, row,
                       total_of(worker, quad / kTileQuads, quad % kTileQuads), inverse);
         const uint32_t lane = worker.first_lane() + row / Places<S>::kQkvQuads;
         worker.publish(Places<S>::qkv(layer, lane) + row % Places<S>::kQkvQuads, total);

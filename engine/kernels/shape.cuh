@@ -9,15 +9,13 @@
 #pragma once
 
 #include "mma.cuh"
+#include "sequence.cuh"
 
 namespace kccl::decode {
 
 KCCL_CONSTEXPR uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 KCCL_CONSTEXPR uint32_t most_of(uint32_t a, uint32_t b) { return a < b ? b : a; }
 KCCL_CONSTEXPR uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
-// The products of a layer, in their order, and the one behind the last layer.
-enum class Product : uint32_t { kQkv, kOut, kGateUp, kDown, kHead };
 
 // Part i of n, of `total` things.
 struct Cut {
@@ -79,6 +77,33 @@ struct Matrix {
     }
     // Packed tiles of a row tile.
     static constexpr uint32_t kPacked = LANES * kSteps * S::kWarps;
+};
+
+// The products of a layer, M, in the order of the program.
+template <class... M>
+struct Matrices {
+    KCCL_CONSTEXPR static uint32_t most_staged() {
+        uint32_t most = 0;
+        ((most = most_of(most, M::kStaged)), ...);
+        return most;
+    }
+    // Row tiles of all lanes, whose sums stay apart, of a block.
+    KCCL_CONSTEXPR static uint32_t most_sums() {
+        uint32_t most = 0;
+        ((most = most_of(most, M::kMostTiles * M::kLanes)), ...);
+        return most;
+    }
+    // Packed tiles of all blocks before one of them.
+    KCCL_CONSTEXPR static uint64_t packed_before(uint32_t block) {
+        return (... + (uint64_t{M::tiles_of(block).first} * M::kPacked));
+    }
+    // Packed tiles of a block, of the first `num` products.
+    KCCL_CONSTEXPR static uint64_t packed_of(uint32_t block, uint32_t num) {
+        uint64_t packed = 0;
+        uint32_t i = 0;
+        ((packed += uint64_t{num > i++ ? M::tiles_of(block).num : 0} * M::kPacked), ...);
+        return packed;
+    }
 };
 
 template <class S>
@@ -148,9 +173,6 @@ struct Shape : S {
         const Cut of_group = Head::tiles_of(member_of(block));
         return {group_of(block) * Head::kTiles + of_group.first, of_group.num};
     }
-    // So many row tiles of the head are multiplied before their logits are looked at. With more,
-    // their sums would take room from the ring of weights.
-    static constexpr uint32_t kHeadTiles = 8;
 
     // Attention. Positions are cut into tiles of 16. Tile t belongs to strand t % kStrands, which
     // one warp goes through. Of the strands of a KV head, strand s belongs to split s % kSplits,
@@ -177,8 +199,7 @@ struct Shape : S {
     // A warp's staged vector, or the queries of a KV head, in quads.
     KCCL_CONSTEXPR static uint32_t most_staged() {
         const uint32_t queries = kHeadsPerKv * kHeadQuads;
-        const uint32_t most = most_of(most_of(Qkv::kStaged, Head::kStaged), queries);
-        return most_of(most, most_of(Out::kStaged, Down::kStaged));
+        return most_of(most_of(S::template Products<Shape>::most_staged(), Head::kStaged), queries);
     }
     static constexpr uint32_t kMostStaged = most_staged();
 
@@ -186,10 +207,9 @@ struct Shape : S {
     static constexpr uint32_t kAttendQuads =
         kHeadsPerKv * 2 * kTileQuads + ceil_div(kHeadsPerKv, 4);
     KCCL_CONSTEXPR static uint32_t most_sums() {
-        const uint32_t head = Head::kMostTiles < kHeadTiles ? Head::kMostTiles : kHeadTiles;
-        uint32_t tiles = most_of(Out::kMostTiles, Down::kMostTiles) * kGroupLanes;
-        tiles = most_of(tiles, most_of(Qkv::kMostTiles, GateUp::kMostTiles));
-        return most_of(kAttendQuads, most_of(tiles, head) * kTileQuads);
+        const uint32_t head = least_of(Head::kMostTiles, S::kHeadTiles);
+        const uint32_t tiles = most_of(S::template Products<Shape>::most_sums(), head);
+        return most_of(kAttendQuads, tiles * kTileQuads);
     }
     static constexpr uint32_t kMostSums = most_sums();
 
@@ -197,17 +217,9 @@ struct Shape : S {
     static constexpr uint32_t kConsumers = S::kWarps * platform::kWarpSize;
     static constexpr uint32_t kOwnQuads = ceil_div(Out::kMostTiles * kTileQuads, kConsumers);
 
-    // Packed tiles of a layer before those of an op, for the first `rows` row tiles of each op.
-    struct Rows {
-        uint32_t qkv, out, gate_up, down;
-    };
-    KCCL_CONSTEXPR static uint64_t packed_of_layer(const Rows& rows) {
-        return uint64_t{rows.qkv} * Qkv::kPacked + uint64_t{rows.out} * Out::kPacked +
-               uint64_t{rows.gate_up} * GateUp::kPacked + uint64_t{rows.down} * Down::kPacked;
-    }
+    // Packed tiles of a layer of the group's blocks before one of them.
     KCCL_CONSTEXPR static uint64_t packed_before(uint32_t member) {
-        return packed_of_layer({Qkv::tiles_of(member).first, Out::tiles_of(member).first,
-                                GateUp::tiles_of(member).first, Down::tiles_of(member).first});
+        return S::template Products<Shape>::packed_before(member);
     }
     KCCL_CONSTEXPR static uint64_t packed_by(uint32_t member) {
         return packed_before(member + 1) - packed_before(member);
@@ -228,5 +240,22 @@ struct Shape : S {
 
     static constexpr uint32_t kStageBytes = S::kStageSteps * S::kWarps * kTileBytes;
 };
+
+template <class S>
+using Products = typename S::template Products<Shape<S>>;
+
+// The matrix of product number I.
+template <uint32_t I, class FIRST, class... M>
+struct MatrixAt : MatrixAt<I - 1, M...> {};
+template <class FIRST, class... M>
+struct MatrixAt<0, FIRST, M...> {
+    using Type = FIRST;
+};
+template <uint32_t I, class... M>
+KCCL_CONSTEXPR typename MatrixAt<I, M...>::Type matrix_at(Matrices<M...>) {
+    return {};
+}
+template <class S, Product<S> PRODUCT>
+using MatrixOf = decltype(matrix_at<static_cast<uint32_t>(PRODUCT)>(Products<S>{}));
 
 }  // namespace kccl::decode

@@ -12,12 +12,12 @@ namespace kccl::decode {
 // product; of the head, of kHeadTiles row tiles.
 template <class S, class Push>
 KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
-    constexpr uint32_t kProducts = 4, kStepBytes = S::kWarps * kTileBytes;
+    constexpr uint32_t kStepBytes = S::kWarps * kTileBytes;
     constexpr uint32_t kOfHead = Shape<S>::kHeadTiles * Shape<S>::Head::kSteps;
-    const uint32_t num = S::kNumLayers * kProducts + (has_head ? 1 : 0);
+    const uint32_t num = kTurnsOfLayers<S> + (has_head ? 1 : 0);
     for (uint32_t i = 0; i < num; ++i) {
-        const bool is_head = i == S::kNumLayers * kProducts;
-        const auto product = is_head ? Product::kHead : static_cast<Product>(i % kProducts);
+        const bool is_head = i == kTurnsOfLayers<S>;
+        const Product<S> product = is_head ? Product<S>::kHead : turn_at<S>(i).product;
         uint32_t steps = steps_of_product<S>(block, product).num;
         bool is_first = true;
         while (steps > 0) {
@@ -47,7 +47,7 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
     StageTrace<S> trace(task);
     // Stages of the current product that were asked for so far.
     uint32_t num_asked = 0;
-    const auto try_push = [&](uint32_t num_bytes, Product product) {
+    const auto try_push = [&](uint32_t num_bytes, Product<S> product) {
         // Urgent: the warps have let go of two stages of this product. So they are multiplying it,
         // and only weights hold them up. Else they may be in an exchange, which copies in flight
         // delay. One stage is no sign, because they load it before the vector (load_first).
@@ -71,7 +71,7 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
         return S::kOverlaps ||
                !platform::warp_any(!mem::has_completed_now(&shared.asked, asked_parity));
     };
-    const auto push = [&](uint32_t num_bytes, Product product, bool is_first) {
+    const auto push = [&](uint32_t num_bytes, Product<S> product, bool is_first) {
         if (is_first) num_asked = 0;
         while (!is_asked_for() || !try_push(num_bytes, product)) {
             if (platform::warp_any(mem::has_completed_now(&shared.ended, 0))) return false;

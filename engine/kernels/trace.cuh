@@ -14,8 +14,8 @@ namespace kccl::decode {
 
 template <class S>
 struct Trace {
-    // Five of each layer, the head, the end.
-    static constexpr uint32_t kOps = 5 * S::kNumLayers + 2;
+    // Those of each layer, the head, the end.
+    static constexpr uint32_t kOps = S::kNumOps * S::kNumLayers + 2;
 
     template <class M>
     KCCL_CONSTEXPR static uint32_t stages_of(uint32_t at_once) {
@@ -27,12 +27,13 @@ struct Trace {
         }
         return stages;
     }
+    template <class... M>
+    KCCL_CONSTEXPR static uint32_t stages_of_all(Matrices<M...>) {
+        return (stages_of<M>(~0u) + ...);
+    }
     // The most that a block has.
-    static constexpr uint32_t kStages =
-        S::kNumLayers *
-            (stages_of<typename Shape<S>::Qkv>(~0u) + stages_of<typename Shape<S>::Out>(~0u) +
-             stages_of<typename Shape<S>::GateUp>(~0u) + stages_of<typename Shape<S>::Down>(~0u)) +
-        stages_of<typename Shape<S>::Head>(Shape<S>::kHeadTiles);
+    static constexpr uint32_t kStages = S::kNumLayers * stages_of_all(Products<S>{}) +
+                                        stages_of<typename Shape<S>::Head>(S::kHeadTiles);
     static constexpr uint32_t kOfRound =
         kOps * kKcclDecodeNumStamps + kStages * kKcclDecodeNumStageStamps + 2;
 

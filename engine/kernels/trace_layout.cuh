@@ -20,7 +20,7 @@ KCCL_DEVICE void describe_trace(KcclDecodeTraceSizes* out) {
     }
     auto* const stages = reinterpret_cast<KcclDecodeStage*>(out + 1) + uint64_t{mine} * T::kStages;
     uint32_t num = 0;
-    for_each_stage<S>(mine, true, [&](uint32_t num_bytes, Product product, bool) {
+    for_each_stage<S>(mine, true, [&](uint32_t num_bytes, Product<S> product, bool) {
         stages[num++] = {num_bytes, static_cast<uint32_t>(product) + 1};
         return true;
     });

@@ -9,14 +9,13 @@ from typing import Literal, get_args
 from kccl import InvalidArgument
 
 from ..base.core import lib
+from .ops import BIASES, KINDS
 from .rope import Rope, check_positive
 
 Family = Literal["laneformer", "llama", "mistral", "qwen2", "qwen3"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 LM_HEADS = ("replicate", "vocab_parallel")
 MESSAGE_DTYPES = ("bfloat16", "float32")
-# Kinds of ops whose products may have biases -> the biases, in the order of the op's matrices.
-BIASES = {"qkv": ("bq", "bk", "bv"), "out": ("bo",), "gate_up": ("b1", "b3"), "down": ("b2",)}
 _BIAS_NAMES = frozenset(name for names in BIASES.values() for name in names)
 MAX_LANES: int = lib.kKcclEngineMaxLanes
 # Far above any dense model. A damaged file may hold any number, and loops run over the layers.
@@ -226,10 +225,11 @@ class ModelConfig:
         if self.has_qk_norm:
             shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
         for kind in self.biases:
-            for name in BIASES[kind]:
-                *of_lane, _ = shapes[name.replace("b", "w")]
+            op = KINDS[kind]
+            for name, matrix in zip(op.biases, op.matrices, strict=True):
+                *of_lane, _ = shapes[matrix]
                 # What is added once, to the sum over all lanes, is not cut.
-                shapes[name] = (self.hidden,) if kind in ("out", "down") else tuple(of_lane)
+                shapes[name] = (self.hidden,) if op.ends_module else tuple(of_lane)
         return shapes
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

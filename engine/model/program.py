@@ -19,13 +19,12 @@ so that it is the same bits on every lane.
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from .config import BIASES, ModelConfig
-
-Kind = Literal["embed", "qkv", "attend", "out", "gate_up", "down", "final", "head"]
+from .config import ModelConfig
+from .ops import IN_LAYER, KINDS, MODULES, OpKind, Place, Vector, module_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,8 @@ class Op:
     """One step. Its output is what an executor that stops here returns: see diff.py."""
 
     index: int
-    kind: Kind
+    kind: str
+    """A name in ops.KINDS."""
     name: str
     """As in "layers.3.out"; of the four ops outside layers the kind alone."""
     weights: tuple[str, ...]
@@ -116,30 +116,45 @@ class Program:
         return cosines.astype(np.float32), sines.astype(np.float32)
 
     def _ops(self) -> list[Op]:
-        c, residuals = self.config, self.num_residuals
-        lanes, head_dim = c.num_lanes, c.head_dim
-        queries = c.num_heads // lanes * head_dim
-        keys = c.num_kv_heads // lanes * head_dim
-        ops: list[Op] = []
+        c = self.config
+        found: list[Op] = []
 
-        def add(kind: Kind, weights: str, shape: tuple[int, int], **fields: Any) -> None:
-            prefix = f"layers.{fields['layer']}." if "layer" in fields else ""
-            names = tuple(prefix + name for name in weights.split())
-            biases = tuple(prefix + name for name in BIASES[kind]) if kind in c.biases else ()
-            ops.append(Op(len(ops), kind, prefix + kind, names, shape, biases=biases, **fields))
+        def add(kind: OpKind, prefix: str = "", **fields: Any) -> None:
+            biases = kind.biases if kind.name in c.biases else ()
+            found.append(
+                Op(
+                    len(found),
+                    kind.name,
+                    prefix + kind.name,
+                    tuple(prefix + name for name in kind.tensors(c)),
+                    (self._num_vectors(kind.gives), kind.width(c)),
+                    biases=tuple(prefix + name for name in biases),
+                    **fields,
+                )
+            )
 
-        add("embed", "embedding", (residuals, c.hidden))
+        for kind in (kind for kind in KINDS.values() if kind.place is Place.BEFORE):
+            add(kind)
         for layer in range(c.num_layers):
-            qk_norm = " q_norm k_norm" if c.has_qk_norm else ""
-            projections = "attention_norm wq wk wv" + qk_norm
-            add("qkv", projections, (lanes, queries + 2 * keys), layer=layer)
-            add("attend", "", (lanes, queries), layer=layer, window=c.window_of(layer))
-            add("out", "wo", (residuals, c.hidden), layer=layer, **self._exchange(2 * layer))
-            add("gate_up", "ffn_norm w1 w3", (lanes, c.ffn // lanes), layer=layer)
-            add("down", "w2", (residuals, c.hidden), layer=layer, **self._exchange(2 * layer + 1))
-        add("final", "norm", (self.num_head_parts, c.hidden))
-        add("head", "embedding" if c.is_tied else "head", (1, c.vocab_size))
-        return ops
+            for kind in IN_LAYER:
+                fields: dict[str, Any] = {"layer": layer}
+                if kind.takes is Vector.HEADS:
+                    fields["window"] = c.window_of(layer)
+                if kind.ends_module:
+                    fields |= self._exchange(len(MODULES) * layer + module_of(kind))
+                add(kind, f"layers.{layer}.", **fields)
+        for kind in (kind for kind in KINDS.values() if kind.place is Place.BEHIND):
+            add(kind)
+        return found
+
+    def _num_vectors(self, vector: Vector) -> int:
+        """How many of a vector there are at one position."""
+        nums = {
+            Vector.RESIDUAL: self.num_residuals,
+            Vector.NORMED: self.num_head_parts,
+            Vector.LOGITS: 1,
+        }
+        return nums.get(vector, self.config.num_lanes)
 
     def _exchange(self, module: int) -> dict[str, Any]:
         """The rule of delayed tensor parallelism for one module, as fields of its op."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..executors.packing import pair_order
 from ..files.checkpoint import DTYPES, Checkpoint
+from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
 from ..model.rotations import Rotations
 from . import weights
@@ -67,17 +68,17 @@ class Outputs:
 
     def of(self, op: Op, position: int) -> dict[int, Array]:
         """An op's output by lane or residual: float32 [values]. Not of "embed" and "head"."""
-        match op.kind:
-            case "qkv":
+        match KINDS[op.kind].gives:
+            case Vector.HEADS:
                 return {lane: self._qkv(op, lane, position) for lane in self._lanes}
-            case "attend":
+            case Vector.ATTENDED:
                 return {lane: self._attended(op, lane) for lane in self._lanes}
-            case "gate_up":
+            case Vector.ACTS:
                 begin = self._places.acts
                 return {lane: self._of_lane(op, lane, begin, op.shape[1]) for lane in self._lanes}
-            case "out" | "down":
+            case Vector.RESIDUAL:
                 return {each: self._residual(op.module, each) for each in self.residuals()}
-            case "final":
+            case Vector.NORMED:
                 return self._final()
             case _:
                 raise ValueError(op.kind)

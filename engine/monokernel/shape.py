@@ -6,13 +6,11 @@ from pathlib import Path
 import kccl
 
 from ..base.core import lib
-from ..model.config import BIASES
 from ..model.program import Program
+from .sequence import cases_of, sequence_of
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 TILE: int = lib.kKcclDecodeTileRows
-# As kernels/shape.cuh numbers them: enum class Product.
-PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 # What a block may have on sm_90.
 SHARED_BYTES = 227 << 10
 
@@ -128,8 +126,6 @@ def _head_rows(program: Program, world_size: int) -> dict[str, int]:
     return {f"vocab_size / {world_size} ranks": vocab_size // world_size}
 
 
-# As kernels/biases.cuh calls them.
-_BIAS = {kind: kind.title().replace("_", "") for kind in BIASES}
 # Device types of weights.
 _WEIGHTS = {"bfloat16": "bf16", "float16": "f16"}
 
@@ -222,7 +218,6 @@ def source_of(
         "Context": context,
     }
     flags = {"HasQkNorm": c.has_qk_norm, "RoundsMessages": c.message_dtype == "bfloat16"}
-    flags |= {f"Has{_BIAS[kind]}Bias": kind in c.biases for kind in BIASES}
     flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
     flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
     flags |= {"Samples": samples, "Traces": traces}
@@ -240,12 +235,14 @@ def source_of(
     prefill = _PREFILL if has_prefill else ""
     trace = _TRACE if traces else ""
     return f"""
+{cases_of(program)}
+
 #include "decode.cuh"
 #include "pack.cuh"
 #include "prefill.cuh"
 #include "trace_layout.cuh"
-
-struct Model {{
+{sequence_of(program)}
+struct Model : Ops {{
     {(chr(10) + "    ").join(members)}
 }};
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.core import ffi, lib
+from ..model.ops import KINDS, PRODUCTS, Place
 from ..model.program import Program
-from .shape import PRODUCTS
 
 Array = NDArray[Any]
 
@@ -117,10 +117,11 @@ def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
     """Reads what describe_trace() has written for a model."""
     sizes = ffi.from_buffer("KcclDecodeTraceSizes *", data)
     # The kernel has one op for the last norm and the head, and one for the round's end.
+    kinds = [(op, KINDS[op.kind]) for op in program.ops]
     ops = [
-        TracedOp(op.kind, op.layer if op.name != op.kind else -1)
-        for op in program.ops
-        if op.kind not in ("embed", "final")
+        TracedOp(op.kind, op.layer if kind.place is Place.LAYER else -1)
+        for op, kind in kinds
+        if kind.place is Place.LAYER or kind.is_product
     ]
     ops.append(TracedOp("end", -1))
     assert sizes.num_ops == len(ops)

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 import kccl
 
 from ..base.core import lib
-from .shape import PRODUCTS, Tuning
+from ..model.ops import PRODUCTS
+from .shape import Tuning
 
+PINS = tuple(f"pin:{product}" for product in PRODUCTS)
 # Bits of KcclDecodeAblation.
 _LEFT_OUT: dict[str, int] = {
     "exchanges": lib.kKcclDecodeNoExchanges,
@@ -14,7 +16,7 @@ _LEFT_OUT: dict[str, int] = {
     "attention": lib.kKcclDecodeNoAttention,
 }
 _PINNED: int = lib.kKcclDecodePinned
-_LEFT_OUT |= {f"pin:{product}": _PINNED << index for index, product in enumerate(PRODUCTS)}
+_LEFT_OUT |= {pin: _PINNED << index for index, pin in enumerate(PINS)}
 _NUMBERS = ("in-flight", "stage-steps")
 
 
@@ -81,8 +83,8 @@ def parse(name: str) -> Variant:
     Args:
         name: Parts are "exchanges" (takes what others have told, without waiting), "weights"
             (copies none), "attention" (sees its own position only), "pin:P" (takes every stage of
-            the product P, one of qkv, out, gate_up, down and head, from the same place, so that it
-            comes from the cache), "in-flight=N" (at most N stages are copied at the same time) and
+            the product P, a name in ops.PRODUCTS, from the same place, so that it comes from the
+            cache), "in-flight=N" (at most N stages are copied at the same time) and
             "stage-steps=N" (tiles of each warp in a stage). Without a ring of weights there is no
             pin:P and no in-flight=N, which applied_to() says.
 

@@ -1,5 +1,6 @@
 """Gives a rank's weights to the device, which packs them."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,9 +9,11 @@ from numpy.typing import NDArray
 
 from ..executors.packing import pair_order
 from ..files.checkpoint import Checkpoint
+from ..model.config import is_vector
+from ..model.ops import IN_LAYER, KINDS, PRODUCTS, Place, Rows
 from ..model.program import Op, Program
 
-# Rows of the gate in a tile, and of "up" behind them.
+# Rows of each of two matrices in a tile: of the gate, and of "up" behind them.
 _HALF = 8
 _ROWS_AT_ONCE = 4096
 
@@ -24,30 +27,30 @@ def matrices(
     """A rank's matrices as the device packs them, one after another.
 
     Yields:
-        The index in shape.PRODUCTS, the layer, the group; and the matrix, uint16 [rows, columns]: a
-        group's lanes lie one below the other, in "out" and "down" side by side.
+        The index in ops.PRODUCTS, the layer, the group; and the matrix, uint16 [rows, columns]: a
+        group's lanes lie one below the other; side by side where they add to one residual.
     """
     c = program.config
     groups = [lanes] if program.num_residuals == 1 else [range(i, i + 1) for i in lanes]
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
-    for layer in range(c.num_layers):
+    for op in program.ops:
+        names = [name for name in op.weights if not is_vector(name)]
+        if not names or KINDS[op.kind].place is not Place.LAYER:
+            continue
         for group, those in enumerate(groups):
-
-            def read(name: str, layer: int = layer, those: range = those) -> NDArray[np.uint16]:
-                tensor = checkpoint.tensor(f"layers.{layer}.{name}", those)
-                return np.ascontiguousarray(tensor).view(np.uint16)
-
-            yield 0, layer, group, _qkv_rows([read(name) for name in ("wq", "wk", "wv")], order)
-            yield 1, layer, group, _side_by_side(read("wo"))
-            yield 2, layer, group, _gate_up_rows([read("w1"), read("w3")])
-            yield 3, layer, group, _side_by_side(read("w2"))
-    name = program.by_name["head"].weights[0]
+            parts = [
+                np.ascontiguousarray(checkpoint.tensor(name, those)).view(np.uint16)
+                for name in names
+            ]
+            yield PRODUCTS.index(op.kind), op.layer, group, _product_of(op, parts, order)
+    (name,) = program.by_name["head"].weights
     has_parts = program.num_head_parts > 1
     cuts = lanes if has_parts else range(rank, rank + 1)
     rows = c.vocab_size // (program.num_head_parts if has_parts else world_size)
     for group, cut in enumerate(cuts):
         head = checkpoint.rows(name, cut * rows, (cut + 1) * rows)
-        yield 4, c.num_layers, group, np.ascontiguousarray(head).view(np.uint16)
+        number = PRODUCTS.index("head")
+        yield number, c.num_layers, group, np.ascontiguousarray(head).view(np.uint16)
 
 
 def embedding(checkpoint: Checkpoint, program: Program) -> NDArray[np.uint16]:
@@ -89,11 +92,11 @@ def biases(checkpoint: Checkpoint, program: Program, lanes: range) -> NDArray[np
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
 
     def rows(op: Op) -> NDArray[np.float32]:
-        if op.kind in ("out", "down"):
+        if KINDS[op.kind].ends_module:
             return checkpoint.tensor(op.biases[0])
         # Columns of their own, as a matrix has them.
         parts = [checkpoint.tensor(name, lanes)[..., None] for name in op.biases]
-        return (_qkv_rows(parts, order) if op.kind == "qkv" else _gate_up_rows(parts))[:, 0]
+        return _product_of(op, parts, order)[:, 0]
 
     found = [rows(op) for op in program.ops if op.biases]
     return np.concatenate([np.empty(0, np.float32), *found])
@@ -111,24 +114,48 @@ def total_bytes(program: Program, rank: int, world_size: int) -> int:
     """Bytes of all matrices that matrices() yields for a rank."""
     c = program.config
     lanes = len(program.lanes_of(rank, world_size))
-    heads = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
-    layers = c.num_layers * (heads + 3 * c.ffn) * lanes // c.num_lanes
+    layers = c.num_layers * sum(_lane_elements(program).values()) * lanes
     head = c.vocab_size * lanes // c.num_lanes
     if program.num_head_parts == 1:
         head = c.vocab_size // world_size
-    return 2 * c.hidden * (layers + head)
+    return 2 * (layers + c.hidden * head)
 
 
 def most_bytes(program: Program, world_size: int) -> int:
     """Bytes of the largest matrix that matrices() yields for any rank."""
     c = program.config
     lanes = program.most_lanes(world_size) if program.num_residuals == 1 else 1
-    heads = (c.num_heads + 2 * c.num_kv_heads) // c.num_lanes * lanes * c.head_dim
-    rows = max(heads, 2 * c.ffn // c.num_lanes * lanes, head_rows(program, world_size))
-    return 2 * c.hidden * rows
+    of_layers = max(_lane_elements(program).values()) * lanes
+    return 2 * max(of_layers, c.hidden * head_rows(program, world_size))
 
 
-def _qkv_rows(parts: list[NDArray[Any]], order: NDArray[np.intp]) -> NDArray[Any]:
+def _lane_elements(program: Program) -> dict[str, int]:
+    """A layer's products -> the elements of their matrices for one lane."""
+    shapes = program.config.layer_shapes()
+    return {
+        kind.name: sum(math.prod(shapes[name][1:]) for name in kind.matrices)
+        for kind in IN_LAYER
+        if kind.is_product
+    }
+
+
+def _product_of(op: Op, parts: list[NDArray[Any]], order: NDArray[np.intp]) -> NDArray[Any]:
+    """One product's matrix of an op's, [lanes, rows, columns] each, as OpKind.rows says. order: of
+    the rows of a head: pair_order().
+    """
+    kind = KINDS[op.kind]
+    match kind.rows:
+        case Rows.HEADS:
+            rows = _below_each_other(parts, order)
+        case Rows.IN_TURN:
+            rows = _in_turn(parts)
+        case Rows.ONE:
+            (only,) = parts
+            rows = _side_by_side(only) if kind.ends_module else only.reshape(-1, only.shape[2])
+    return rows
+
+
+def _below_each_other(parts: list[NDArray[Any]], order: NDArray[np.intp]) -> NDArray[Any]:
     """Rows of one matrix from queries, keys and values, [lanes, rows, columns] each. Heads of the
     first two have the elements side by side that RoPE turns together.
     """
@@ -138,8 +165,8 @@ def _qkv_rows(parts: list[NDArray[Any]], order: NDArray[np.intp]) -> NDArray[Any
     return np.concatenate(heads, axis=1).reshape(-1, columns)
 
 
-def _gate_up_rows(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """The gate and "up", [lanes, rows, columns] each, as rows of one matrix, in turn."""
+def _in_turn(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Two matrices, [lanes, rows, columns] each, as rows of one: _HALF of each in turn."""
     halves = [part.reshape(-1, 1, _HALF, part.shape[2]) for part in parts]
     return np.concatenate(halves, axis=1).reshape(-1, parts[0].shape[2])
 

@@ -17,7 +17,7 @@ from kccl.bench.decode.peers import PEERS
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import open_checkpoint
 from kccl.engine.files.random_weights import random_checkpoint
-from kccl.engine.model.config import BIASES
+from kccl.engine.model.ops import BIASES
 from kccl.engine.model.rope import Llama3Scaling, Rope
 from kccl.engine.model.rope_scaling import DynamicScaling
 

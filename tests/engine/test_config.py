@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import kccl
 from kccl.engine.files.random_weights import MODELS
-from kccl.engine.model.config import BIASES, ModelConfig, lanes_for
+from kccl.engine.model.config import ModelConfig, lanes_for
+from kccl.engine.model.ops import BIASES
 from kccl.engine.model.rope import LinearScaling, Llama3Scaling, Rope, TableScaling
 
 SMALL = {

@@ -164,17 +164,20 @@ BUGS = {
     ),
     "nobody waits for the cache": (
         "prefill.cuh",
-        "        lookout.await_group(C::number_of(pass, layer, Step::kTurned));\n",
-        "",
+        "            lookout.await_group(C::number_of(pass, layer, OP, Step::kHalf));\n"
+        "            if (!",
+        "            if (!",
     ),
     "nobody waits for the scales": (
         "prefill.cuh",
-        "    lookout.await_group(C::number_of(pass, module / 2, scale_step(module)));\n",
-        "",
+        "            lookout.await_group(C::number_of(pass, layer, OP, Step::kHalf));\n"
+        "            return",
+        "            return",
     ),
     "a block does not wait for messages": (
         "prefill.cuh",
-        "        lookout.await_row(module_of<S>(pass, static_cast<uint32_t>(rule.receives)));\n",
+        "            lookout.await_row("
+        "C::number_of_module(pass, static_cast<uint32_t>(rule.receives)));\n",
         "",
     ),
     "no fence before a step": (

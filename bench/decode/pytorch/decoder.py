@@ -17,7 +17,7 @@ from torch import Tensor
 
 import kccl
 from kccl.engine.files.checkpoint import Checkpoint
-from kccl.engine.model.config import BIASES
+from kccl.engine.model.ops import BIASES, KINDS
 from kccl.engine.model.program import Op, Program
 
 from . import layers
@@ -117,7 +117,7 @@ class Weights:
         "down", so the first rank has their whole bias.
         """
         names = [f"layers.{layer}.{name}" for name in BIASES[kind]]
-        if kind in ("out", "down"):
+        if KINDS[kind].ends_module:
             bias = self._norm(*names)
             return bias if self._lanes.start == 0 else torch.zeros_like(bias)
         parts = [torch.from_numpy(self._checkpoint.tensor(name, self._lanes)) for name in names]
@@ -190,7 +190,7 @@ class Decoder:
             op.own_scale: torch.tensor(op.own_scale, dtype=torch.float32, device=self.device)
             for op in weights.program.ops
         }
-        self._modules = [op for op in weights.program.ops if op.kind in ("out", "down")]
+        self._modules = [op for op in weights.program.ops if KINDS[op.kind].ends_module]
         is_overlapped = ranks.world_size > 1 and self.device.type == "cuda"
         self._side = torch.cuda.Stream() if is_overlapped else None
 

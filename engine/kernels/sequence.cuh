@@ -1,0 +1,188 @@
+// The sequence of a model's ops. Python writes it once (engine/monokernel/sequence.py), from the
+// program. All roles walk it: the warps that multiply, the one that copies weights, the packer, and
+// both roles of prefill.
+//
+// S has it as constants:
+//
+//     enum class Vector, Product    the vectors; and the products, numbered in the order of the
+//                                   program: those of a layer, and the head behind the last layer
+//     kLayer[kNumOps]               the ops of a layer, in the order of the program
+//     kNumProducts                  of a layer
+//     kHeadTiles                    most row tiles of the head whose sums a block holds
+//     Products<D>                   Matrices<...>, a layer's, of the types in D: shape.cuh
+//
+// What follows from the table is computed by the compiler. At run time there is no table. Before
+// all headers stands KCCL_OF_PRODUCTS(CASE), which is CASE(name) for each product of a layer. It
+// makes switches. Compilers make better code of a switch than of a chain of comparisons: with a
+// chain, the loops of products (product.cuh) have more instructions.
+#pragma once
+
+#include <kccl/kccl.cuh>
+
+namespace kccl::decode {
+
+template <class S>
+using Product = typename S::Product;
+template <class S>
+using Vector = typename S::Vector;
+
+// An op of a layer.
+template <class VECTOR, class PRODUCT>
+struct Op {
+    PRODUCT product;  // kNone: it multiplies nothing
+    VECTOR takes;
+    VECTOR gives;
+    bool has_bias;
+};
+
+// ---- Questions to the table ---------------------------------------------------------------------
+
+// The op of a layer's product.
+template <class S>
+KCCL_CONSTEXPR uint32_t op_of(Product<S> product) {
+    uint32_t op = 0;
+    while (S::kLayer[op].product != product) ++op;
+    return op;
+}
+
+// The products of a layer that take, or give, a vector: a bit each.
+template <class S>
+KCCL_CONSTEXPR uint32_t that_take(Vector<S> vector) {
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < S::kNumProducts; ++i) {
+        const auto& op = S::kLayer[op_of<S>(static_cast<Product<S>>(i))];
+        if (op.takes == vector) bits |= 1u << i;
+    }
+    return bits;
+}
+template <class S>
+KCCL_CONSTEXPR uint32_t that_give(Vector<S> vector) {
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < S::kNumProducts; ++i) {
+        const auto& op = S::kLayer[op_of<S>(static_cast<Product<S>>(i))];
+        if (op.gives == vector) bits |= 1u << i;
+    }
+    return bits;
+}
+template <class S>
+KCCL_CONSTEXPR uint32_t that_have_biases() {
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < S::kNumProducts; ++i) {
+        if (S::kLayer[op_of<S>(static_cast<Product<S>>(i))].has_bias) bits |= 1u << i;
+    }
+    return bits;
+}
+
+// The op that ends a layer's module.
+template <class S>
+KCCL_CONSTEXPR uint32_t end_of_module(uint32_t module) {
+    uint32_t op = 0;
+    for (;; ++op) {
+        if (S::kLayer[op].gives == Vector<S>::kResidual && module-- == 0) return op;
+    }
+}
+// The module that an op belongs to, in its layer.
+template <class S>
+KCCL_CONSTEXPR uint32_t module_of_op(uint32_t op) {
+    uint32_t module = 0;
+    for (uint32_t i = 0; i < op; ++i) module += S::kLayer[i].gives == Vector<S>::kResidual ? 1 : 0;
+    return module;
+}
+// The product of an op, or the next one behind it; that of the next layer behind the last one.
+template <class S>
+KCCL_CONSTEXPR Product<S> next_product(uint32_t op) {
+    while (op < S::kNumOps && S::kLayer[op].product == Product<S>::kNone) ++op;
+    return op < S::kNumOps ? S::kLayer[op].product : Product<S>{};
+}
+
+// Whether each module of a layer has as many products.
+template <class S>
+KCCL_CONSTEXPR bool have_equal_modules() {
+    constexpr uint32_t kEach = S::kNumProducts / S::kNumModules;
+    uint32_t ends = 0;
+    for (uint32_t module = 1; module <= S::kNumModules; ++module)
+        ends |= 1u << (module * kEach - 1);
+    return ends == that_give<S>(Vector<S>::kResidual) && kEach * S::kNumModules == S::kNumProducts;
+}
+
+// Whether a product is one of BITS. A comparison for each, so that the compiler folds them.
+template <uint32_t BITS, class PRODUCT, uint32_t I = 0>
+KCCL_CONSTEXPR bool is_one_of(PRODUCT product) {
+    if constexpr (BITS >> I == 0) {
+        return false;
+    } else {
+        return ((BITS >> I & 1u) != 0 && product == static_cast<PRODUCT>(I)) ||
+               is_one_of<BITS, PRODUCT, I + 1>(product);
+    }
+}
+
+// ---- Walking ------------------------------------------------------------------------------------
+
+// A product's turn in a round.
+template <class S>
+struct Turn {
+    uint32_t layer;
+    uint32_t module;  // over all layers
+    Product<S> product;
+};
+template <class S>
+constexpr uint32_t kTurnsOfLayers = S::kNumProducts * S::kNumLayers;
+
+// Turn i of those of a round's layers. The head's comes behind them.
+template <class S>
+KCCL_CONSTEXPR Turn<S> turn_at(uint32_t i) {
+    const uint32_t layer = i / S::kNumProducts, number = i % S::kNumProducts;
+    uint32_t module = i / (S::kNumProducts / S::kNumModules);
+    if constexpr (!have_equal_modules<S>()) {
+        module = layer * S::kNumModules;
+        KCCL_UNROLL
+        for (uint32_t k = 0; k + 1 < S::kNumProducts; ++k) {
+            module += (that_give<S>(Vector<S>::kResidual) >> k & 1u) != 0 && number > k ? 1 : 0;
+        }
+    }
+    return {layer, module, static_cast<Product<S>>(number)};
+}
+
+// Whether a product of a layer takes, or gives, a vector.
+template <class S, Vector<S> VECTOR>
+KCCL_CONSTEXPR bool takes(Product<S> product) {
+    return is_one_of<that_take<S>(VECTOR)>(product);
+}
+template <class S, Vector<S> VECTOR>
+KCCL_CONSTEXPR bool gives(Product<S> product) {
+    return is_one_of<that_give<S>(VECTOR)>(product);
+}
+
+// The op that ends a layer's module, and its product.
+template <class S, uint32_t MODULE = 0>
+KCCL_CONSTEXPR uint32_t op_of_module(uint32_t module) {
+    if constexpr (MODULE + 1 < S::kNumModules) {
+        if (module != MODULE) return op_of_module<S, MODULE + 1>(module);
+    }
+    constexpr uint32_t kOp = end_of_module<S>(MODULE);
+    return kOp;
+}
+template <class S, uint32_t MODULE = 0>
+KCCL_CONSTEXPR Product<S> last_of_module(uint32_t module) {
+    if constexpr (MODULE + 1 < S::kNumModules) {
+        if (module != MODULE) return last_of_module<S, MODULE + 1>(module);
+    }
+    constexpr Product<S> kLast = S::kLayer[end_of_module<S>(MODULE)].product;
+    return kLast;
+}
+
+// What a walk over a layer's ops comes to.
+enum class Walk : uint32_t { kGoesOn, kIsOver, kFailed };
+
+// Calls role.run<OP>(layer) for each op of a layer, in the order of the program, while it goes on.
+template <class S, uint32_t OP = 0, class Role>
+KCCL_DEVICE Walk walk_layer(Role& role, uint32_t layer) {
+    if constexpr (OP < S::kNumOps) {
+        const Walk walk = role.template run<OP>(layer);
+        return walk == Walk::kGoesOn ? walk_layer<S, OP + 1>(role, layer) : walk;
+    } else {
+        return Walk::kGoesOn;
+    }
+}
+
+}  // namespace kccl::decode

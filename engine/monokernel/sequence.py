@@ -1,0 +1,64 @@
+"""The sequence of a model's ops as the monokernel is compiled with: kernels/sequence.cuh."""
+
+from collections.abc import Iterable, Sequence
+
+from ..model.ops import KINDS, MODULES, PRODUCTS, OpKind, Place, Vector
+from ..model.program import Program
+
+
+def sequence_of(program: Program) -> str:
+    """The struct Ops, which sequence.cuh describes."""
+    layer = _layer_of(program)
+    products = [kind.name for kind in layer if kind.is_product]
+    (head,) = (KINDS[name] for name in PRODUCTS if name not in products)
+    rows = [_row(kind, program) for kind in layer]
+    matrices = ", ".join(f"typename D::{name_of(product)}" for product in products)
+    return f"""
+struct Ops {{
+    enum class Vector : uint32_t {{ {_enumerators(vector.value for vector in Vector)} }};
+    enum class Product : uint32_t {{ {_enumerators([*products, head.name])}, kNone }};
+    static constexpr kccl::decode::Op<Vector, Product> kLayer[] = {{
+        {(chr(10) + "        ").join(rows)}
+    }};
+    static constexpr uint32_t kNumOps = {len(layer)};
+    static constexpr uint32_t kNumProducts = {len(products)};
+    static constexpr uint32_t kNumModules = {len(MODULES)};
+    static constexpr uint32_t kHeadTiles = {head.at_once};
+    template <class D>
+    using Products = kccl::decode::Matrices<{matrices}>;
+}};
+"""
+
+
+def cases_of(program: Program) -> str:
+    """The macro that the kernels' switches over products consist of: sequence.cuh."""
+    cases = (f"CASE({name_of(kind.name)})" for kind in _layer_of(program) if kind.is_product)
+    return f"#define KCCL_OF_PRODUCTS(CASE) {' '.join(cases)}"
+
+
+def name_of(kind: str) -> str:
+    """How the kernels call a kind of op, as in "GateUp"."""
+    return kind.title().replace("_", "")
+
+
+def _layer_of(program: Program) -> Sequence[OpKind]:
+    """The ops of a layer, which all layers have, in their order."""
+    ops = [op for op in program.ops if KINDS[op.kind].place is Place.LAYER]
+    layers = {
+        tuple(op.kind for op in ops if op.layer == layer)
+        for layer in range(program.config.num_layers)
+    }
+    (layer,) = layers
+    return [KINDS[kind] for kind in layer]
+
+
+def _row(kind: OpKind, program: Program) -> str:
+    product = name_of(kind.name) if kind.is_product else "None"
+    assert kind.takes is not None
+    vectors = (f"Vector::k{vector.value.title()}" for vector in (kind.takes, kind.gives))
+    has_bias = str(kind.name in program.config.biases).lower()
+    return f"{{Product::k{product}, {', '.join(vectors)}, {has_bias}}},"
+
+
+def _enumerators(names: Iterable[str]) -> str:
+    return ", ".join(f"k{name_of(name)}" for name in names)

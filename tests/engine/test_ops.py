@@ -1,0 +1,141 @@
+"""The table of ops, and all that must know each op or each product: nobody may miss one."""
+
+import math
+import re
+from inspect import getmembers, isfunction, signature
+
+import pytest
+from source_tree import ROOT, without_comments
+
+from kccl.engine.diff import LIMITS
+from kccl.engine.executors.packing import number_of
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.random_weights import MODELS, random_checkpoint
+from kccl.engine.model import ops
+from kccl.engine.model.ops import BIASES, KINDS, PRODUCTS, Place, Rows, Vector
+from kccl.engine.model.program import Program
+from kccl.engine.monokernel import weights
+from kccl.engine.monokernel.sequence import name_of, sequence_of
+from kccl.engine.monokernel.variant import PINS, parse
+
+MODEL = Program(MODELS["tiny-qwen3"])
+
+
+def test_a_program_has_each_kind_in_the_order_of_the_table():
+    kinds = [op.kind for op in MODEL.ops]
+    layers = [kind.name for kind in ops.IN_LAYER] * MODEL.config.num_layers
+    before, behind = (
+        [kind.name for kind in KINDS.values() if kind.place is place]
+        for place in (Place.BEFORE, Place.BEHIND)
+    )
+    assert kinds == before + layers + behind and set(kinds) == set(KINDS)
+
+
+def test_each_op_takes_what_an_op_before_it_gives():
+    given = set()
+    for op in MODEL.ops:
+        takes = KINDS[op.kind].takes
+        assert takes is None or takes in given, op.name
+        given.add(KINDS[op.kind].gives)
+    assert given == set(Vector)
+
+
+def test_each_tensor_belongs_to_one_op():
+    """But the embedding, which is the head, too, if they are tied."""
+    biased = Program(MODELS["tiny-qwen2"])
+    assert biased.config.biases and MODEL.config.has_qk_norm and MODEL.config.is_tied
+    for program in (MODEL, biased, Program(MODELS["tiny-laneformer"])):
+        names = [name for op in program.ops for name in (*op.weights, *op.biases)]
+        shapes = program.config.shapes()
+        assert set(names) == set(shapes)
+        assert len(names) - len(shapes) == int(program.config.is_tied)
+
+
+def test_matrices_agree_with_the_vectors_that_ops_take_and_give():
+    c = MODEL.config
+    shapes, made = c.layer_shapes(), {Vector.RESIDUAL: c.hidden}
+    for kind in ops.IN_LAYER:
+        rows = [math.prod(shapes[name][1:2]) for name in kind.matrices]
+        assert all(shapes[name][2] == made[kind.takes] for name in kind.matrices)
+        if kind.is_product:
+            assert (kind.rows is Rows.ONE) == (len(kind.matrices) == 1)
+            assert kind.width(c) == (rows[0] if kind.rows is Rows.IN_TURN else sum(rows))
+            assert len(kind.biases) == len(kind.matrices)
+        made[kind.gives] = kind.width(c)
+
+
+def test_the_reference_has_an_oracle_for_each_op():
+    methods = dict(getmembers(Reference, isfunction))
+    for kind in KINDS.values():
+        assert list(signature(methods[f"_{kind.oracle}"]).parameters)[1:3] == ["op", "run"]
+
+
+def test_the_host_executor_numbers_each_op():
+    by_number = {number_of(op): op.kind for op in MODEL.ops}
+    assert [by_number[number] for number in range(len(KINDS))] == list(KINDS)
+    text = (ROOT / "engine/host/api.inc").read_text()
+    (enum,) = re.findall(r"enum KcclEngineKind \{(.*?)\}", text, re.DOTALL)
+    assert len(re.findall(r"\w+ = \d+", enum)) == len(KINDS)
+
+
+def test_the_host_executor_runs_each_op_of_a_layer():
+    source = without_comments(ROOT / "engine/host/pass.cpp")
+    (run,) = re.findall(r"bool Pass::run\(.*?\n}", source, re.DOTALL)
+    for kind in ops.IN_LAYER:
+        assert f"kKcclEngine{kind.name.title().replace('_', '')}:" in run
+
+
+def test_each_op_has_limits():
+    assert list(LIMITS) == list(KINDS)
+
+
+def test_the_monokernels_packer_gets_each_product():
+    checkpoint = random_checkpoint("tiny-tiles")
+    program = Program(checkpoint.config)
+    lanes = program.lanes_of(0, 1)
+    found = list(weights.matrices(checkpoint, program, lanes, 0, 1))
+    of_layers = [
+        (PRODUCTS.index(op.kind), op.layer, group)
+        for op in program.ops
+        if KINDS[op.kind].is_product and op.kind != "head"
+        for group in range(len(lanes))
+    ]
+    head = PRODUCTS.index("head"), program.config.num_layers, 0
+    assert [each[:3] for each in found] == [*of_layers, head]
+    sizes = [matrix.nbytes for *_, matrix in found]
+    assert sum(sizes) == weights.total_bytes(program, 0, 1)
+    assert max(sizes) == weights.most_bytes(program, 1)
+
+
+@pytest.mark.parametrize("name", ["tiny-laneformer", "tiny-llama", "tiny-qwen2"])
+def test_the_monokernel_has_the_programs_ops_in_its_order(name):
+    program = Program(MODELS[name])
+    text = sequence_of(program)
+    of_layer = [op for op in program.ops if op.name.startswith("layers.0.")]
+    rows = re.findall(r"\{Product::k(\w+), Vector::k(\w+), Vector::k(\w+), (\w+)\},", text)
+    assert rows == [
+        (
+            name_of(op.kind) if op.kind in PRODUCTS else "None",
+            name_of(KINDS[op.kind].takes.value),
+            name_of(KINDS[op.kind].gives.value),
+            str(bool(op.biases)).lower(),
+        )
+        for op in of_layer
+    ]
+    (numbered,) = re.findall(r"enum class Product : uint32_t \{ (.*?) \}", text)
+    assert numbered.split(", ") == [*(f"k{name_of(each)}" for each in PRODUCTS), "kNone"]
+
+
+def test_each_product_can_be_pinned():
+    pins = [parse(pin).ablated for pin in PINS]
+    assert [pin.removeprefix("pin:") for pin in PINS] == list(PRODUCTS)
+    assert len(set(pins)) == len(pins) and all(pin.bit_count() == 1 for pin in pins)
+
+
+@pytest.mark.parametrize("module", [ops.ATTENTION, ops.MLP])
+def test_the_last_product_of_a_module_adds_to_the_residual(module):
+    *others, last = ops.products_of_module(module)
+    assert KINDS[last].ends_module and not any(KINDS[name].ends_module for name in others)
+    assert [name for each in (ops.ATTENTION, ops.MLP) for name in ops.products_of_module(each)] == [
+        name for name in PRODUCTS if name in BIASES
+    ]
