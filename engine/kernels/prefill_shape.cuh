@@ -161,7 +161,7 @@ struct Chunk {
     // embedding is there.
     static constexpr uint32_t kEach = static_cast<uint32_t>(Step::kNum);
     static constexpr uint32_t kOfLayer = S::kNumOps * kEach + 1;
-    // Of a pass; the last one is its end.
+    // Steps of a pass; the last one is its end.
     static constexpr uint32_t kSteps = S::kNumLayers * kOfLayer + 1;
     // A step's number, which grows from pass to pass. op: of the layer.
     KCCL_DEVICE static uint32_t number_of(uint32_t pass, uint32_t layer, uint32_t op, Step step) {

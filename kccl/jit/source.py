@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..base.errors import InvalidArgument
 
-# Of files with kernels, and of headers.
+# The suffixes of files with kernels, and of headers.
 _SUFFIXES = (".cu", ".cuh", ".hip", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp", ".inc")
 _LONGEST_PATH = 4096
 

@@ -9,6 +9,7 @@ import pytest
 
 from kccl.bench.decode import accuracy
 from kccl.engine import diff
+from kccl.engine.model.ops import Limit
 
 
 def test_rows_have_the_worst_op_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +26,7 @@ def test_rows_have_the_worst_op_of_each_kind(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_op_beyond_its_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(diff.LIMITS, "down", diff.Limit(0.0, 1.0))
+    monkeypatch.setitem(diff.LIMITS, "down", Limit(0.0, 1.0))
     assert accuracy.main(["tiny-llama", "--tokens", "4"]) == 1
 
 

@@ -168,6 +168,8 @@ OTHERS = {
     # Which methods PyTorch may call, and what to say if no collective of KCCL has one.
     "kccl/interop/torch_group.py",
     "kccl/interop/torch_absent.py",
+    # Which rows the table of README shows.
+    "bench/summary.py",
     # Short names of kernels, for tests and for planted bugs.
     "tests/sim/sim_machine.py",
     # What the interpreter of AMD's assembly runs: the collectives for GPUs that push.

@@ -68,9 +68,7 @@ def share(collective, size):
 
 
 def few(collective, size):
-    """Of these tasks those that `make test` runs: on one machine of two ranks, on the other of
-    three.
-    """
+    """The tasks that `make test` runs: two ranks on one machine, three on the other."""
     for task in share(collective, size):
         cell = Cell.parse(task.cell)
         machine = cell.warp_size, cell.model, cell.epoch_bits
