@@ -24,8 +24,8 @@ from .files.defaults import read_defaults
 from .files.models import find_model
 from .model.config import ModelConfig
 from .model.sample import SamplingParams
-from .monokernel.trace import Timeline
-from .monokernel.variant import Variant
+from .model.timeline import Timeline
+from .model.variant import Variant
 from .text.pieces import Piece, StopText
 from .text.tokenizer import Tokenizer
 

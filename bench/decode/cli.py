@@ -18,7 +18,7 @@ from kccl.engine.files.checkpoint import DTYPES
 from kccl.engine.files.models import find_model
 from kccl.engine.files.random_weights import MODELS, random_checkpoint
 from kccl.engine.model.config import ModelConfig
-from kccl.engine.monokernel.variant import PINS, Variant
+from kccl.engine.model.variant import PINS, Variant
 
 from ..arguments import whole_number
 from ..harness.document import Document, document, machine

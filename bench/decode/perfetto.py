@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kccl.engine.monokernel.trace import ASKED, LANDED, LET_GO, Timeline, level
+from kccl.engine.model.timeline import ASKED, LANDED, LET_GO, Timeline, level
 
 from .timeline import WINDOW_NS
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kccl.engine.monokernel.trace import (
+from kccl.engine.model.timeline import (
     ARRIVED,
     ASKED,
     BEGAN,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kccl.engine.files.checkpoint import Checkpoint
-from kccl.engine.monokernel.trace import Timeline
-from kccl.engine.monokernel.variant import Variant
+from kccl.engine.model.timeline import Timeline
+from kccl.engine.model.variant import Variant
 
 from ..harness.measure import Row
 from .tokens import LENGTH

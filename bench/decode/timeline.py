@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kccl
-from kccl.engine.monokernel.trace import ASKED, LANDED, LET_GO, PHASES, Timeline, covered
+from kccl.engine.model.timeline import ASKED, LANDED, LET_GO, PHASES, Timeline, covered
 
 if TYPE_CHECKING:
     from rich.console import Console

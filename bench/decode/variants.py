@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import kccl
 from kccl.engine import Engine
-from kccl.engine.monokernel.variant import USUAL, Variant, parse
+from kccl.engine.model.variant import USUAL, Variant, parse
 
 from ..harness.document import Document
 from ..harness.measure import Row

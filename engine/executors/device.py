@@ -15,16 +15,17 @@ from ..files.checkpoint import Checkpoint
 from ..model.executor import EndedElsewhere, Token, bad_logits, finite
 from ..model.program import Op, Program
 from ..model.sample import SamplingParams
+from ..model.timeline import Stamps
+from ..model.variant import TRACING, USUAL, Variant
 from ..monokernel import loading, weights
 from ..monokernel import task as structs
 from ..monokernel.compiled import Kernels, wants_sampling
 from ..monokernel.launching import Compiled, Launcher
+from ..monokernel.limits import check
 from ..monokernel.memory import Arena, GpuArena, SimArena
 from ..monokernel.outputs import Outputs, embedded
 from ..monokernel.recording import Recording
-from ..monokernel.shape import Tuning, check
-from ..monokernel.trace import Stamps
-from ..monokernel.variant import TRACING, USUAL, Variant
+from ..monokernel.shape import Tuning
 from .work import Work
 
 # Seconds between two looks at the tokens, and without a token until the communicator is checked.

@@ -15,20 +15,11 @@ from ..files.checkpoint import Checkpoint
 from ..model.executor import EndedElsewhere, Token, bad_logits
 from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
-from ..model.rotations import Rotations
+from ..model.rotations import Rotations, pair_order
 from ..model.sample import SamplingParams
-from ..monokernel.trace import Stamps
-from ..monokernel.variant import USUAL, Variant
-from .packing import (
-    PANELS_AT_ONCE,
-    ROWS,
-    PackedWeights,
-    Parts,
-    Progress,
-    number_of,
-    pair_order,
-    shape_of,
-)
+from ..model.timeline import Stamps
+from ..model.variant import USUAL, Variant
+from .packing import PANELS_AT_ONCE, ROWS, PackedWeights, Parts, Progress, number_of, shape_of
 
 DTYPE = "bfloat16"
 """The dtype of the weights."""

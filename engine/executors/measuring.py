@@ -9,8 +9,8 @@ import kccl
 
 from ..model.bounds import bytes_per_token
 from ..model.sample import SamplingParams
-from ..monokernel.trace import Stamps, Timeline, timelines
-from ..monokernel.variant import TRACING, USUAL, Variant
+from ..model.timeline import Stamps, Timeline, timelines
+from ..model.variant import TRACING, USUAL, Variant
 from .runner import Runner
 
 # bandwidth() reads all weights in so many requests, each of at least so many seconds; the fastest

@@ -10,8 +10,8 @@ import kccl
 from ..files.checkpoint import DTYPES, Checkpoint
 from ..model.executor import Executor
 from ..model.program import Program
+from ..monokernel.limits import check
 from ..monokernel.machine import machine_of
-from ..monokernel.shape import check
 from ..monokernel.tuning import tuning_for
 from ..monokernel.weights import total_bytes
 from .device import DeviceExecutor

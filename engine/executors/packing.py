@@ -19,6 +19,7 @@ from ..files.checkpoint import Checkpoint
 from ..model.config import is_vector
 from ..model.ops import KINDS, Rows, Vector
 from ..model.program import Op, Program
+from ..model.rotations import pair_order
 
 ROWS: int = lib.kKcclEnginePanelRows
 # "embedding" and "head" are too large to be read at once.
@@ -38,12 +39,6 @@ def number_of(op: Op) -> int:
 def panels_for(num_rows: int) -> int:
     """Panels of a matrix with so many rows."""
     return -(-num_rows // ROWS)
-
-
-def pair_order(head_dim: int, *, is_interleaved: bool) -> NDArray[np.intp]:
-    """Where the executor's element i of a head lies in the checkpoint's head."""
-    order = np.arange(head_dim)
-    return order if is_interleaved else order.reshape(2, -1).T.ravel()
 
 
 class Parts:

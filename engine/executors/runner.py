@@ -13,7 +13,7 @@ from ..model.config import ModelConfig
 from ..model.executor import Executor, Token
 from ..model.program import Program
 from ..model.sample import SamplingParams
-from ..monokernel.variant import USUAL, Variant
+from ..model.variant import USUAL, Variant
 from .ranks import Ranks
 from .requests import check_room, integer, prompt_ids
 

@@ -1,5 +1,5 @@
 // What of a model and a machine is known when the kernel is compiled: S, a struct that Python
-// writes (engine/monokernel/shape.py), and what follows from it.
+// writes (engine/monokernel/source.py), and what follows from it.
 //
 // A *group* is the blocks that share a residual. A Laneformer has one group for each of the rank's
 // lanes; an ordinary model has one group with all of the rank's lanes. The rows of a product are

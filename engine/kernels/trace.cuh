@@ -3,7 +3,7 @@
 // A round's stamps are ticks of the block's multiprocessor (mem::clock_ticks): those of its ops,
 // [op][Stamp], and behind them those of its stages of weights, [stage][StageStamp]. The last two
 // are the ticks and the nanoseconds at its beginning, so that the host can compare blocks. A stamp
-// that a block does not reach stays zero. The host reads them in engine/monokernel/trace.py, which
+// that a block does not reach stays zero. The host reads them in engine/model/timeline.py, which
 // knows from trace_layout.cuh what lies where.
 #pragma once
 

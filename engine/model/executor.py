@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 import kccl
 
-from ..monokernel.trace import Stamps
-from ..monokernel.variant import Variant
 from .program import Op, Program
 from .rotations import Rotations
 from .sample import SamplingParams
+from .timeline import Stamps
+from .variant import Variant
 
 
 class Token(NamedTuple):

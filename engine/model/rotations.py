@@ -8,6 +8,12 @@ from numpy.typing import NDArray
 from .program import Program
 
 
+def pair_order(head_dim: int, *, is_interleaved: bool) -> NDArray[np.intp]:
+    """Where the executor's element i of a head lies in the checkpoint's head."""
+    order = np.arange(head_dim)
+    return order if is_interleaved else order.reshape(2, -1).T.ravel()
+
+
 class Rotations:
     """A rank's tables. Executors read them where they lie, so they stay in place.
 

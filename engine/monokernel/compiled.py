@@ -4,10 +4,13 @@ import kccl
 
 from ..model.program import Program
 from ..model.sample import SamplingParams
-from . import loading, shape
+from ..model.variant import USUAL, Variant
+from . import loading
 from .launching import Compiled, Launcher
 from .memory import Arena
-from .variant import USUAL, Variant
+from .shape import Tuning
+from .source import kernels_of, source_of
+from .tuning import with_variant
 
 
 class Kernels:
@@ -25,7 +28,7 @@ class Kernels:
         comm: kccl.Communicator,
         launcher: Launcher,
         arena: Arena,
-        tuning: shape.Tuning,
+        tuning: Tuning,
         context: int,
         dtype: str,
     ) -> None:
@@ -61,8 +64,8 @@ class Kernels:
         """The kernels of a variant. `samples` and `overlaps` are source_of()'s."""
         key = variant, samples, overlaps
         if key not in self._known:
-            tuning = variant.applied_to(self._tuning)
-            source = shape.source_of(
+            tuning = with_variant(self._tuning, variant)
+            text = source_of(
                 self._program,
                 self._comm.world_size,
                 self._context,
@@ -73,10 +76,10 @@ class Kernels:
                 traces=variant.traces,
                 overlaps=overlaps,
             )
-            names = shape.kernels_of(tuning, traces=variant.traces)
+            names = kernels_of(tuning, traces=variant.traces)
             if samples or not overlaps:
                 names = ["decode", "describe"]
-            module = self._launcher.compile(source, names)
+            module = self._launcher.compile(text, names)
             self._launcher.launch(module.kernel("describe"), self._numbers, grid=1, warps=1)
             self._launcher.wait()
             sizes = loading.sizes_of(self._arena.read(self._numbers, loading.SIZES_BYTES))

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import kccl
 
 from .loading import Sizes
-from .shape import KERNELS
+from .source import KERNELS
 
 
 class Compiled(NamedTuple):
-    """A module of shape.py, and what it tells of itself."""
+    """A module of source.py, and what it tells of itself."""
 
     module: Any
     sizes: Sizes
@@ -41,7 +41,7 @@ class Launcher:
                 self._stream = kccl.gpu.make_stream()
 
     def compile(self, source: str, names: Sequence[str]) -> Any:
-        """The module of a source of shape.py, with these kernels."""
+        """The module of a source of source.py, with these kernels."""
         return kccl.compile(
             source,
             list(names),

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..executors.packing import pair_order
 from ..files.checkpoint import DTYPES, Checkpoint
 from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
-from ..model.rotations import Rotations
+from ..model.rotations import Rotations, pair_order
 from . import weights
 
 Array = NDArray[Any]

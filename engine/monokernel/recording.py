@@ -5,9 +5,10 @@ from typing import Any
 import kccl
 
 from ..model.program import Program
+from ..model.timeline import Stamps
 from .launching import Launcher
 from .memory import Arena
-from .trace import Stamps, layout_of, numbers_bytes
+from .trace import layout_of, numbers_bytes
 
 
 class Recording:

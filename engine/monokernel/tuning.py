@@ -1,12 +1,14 @@
 """Chooses how the monokernel uses a machine: shape.Tuning."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import kccl
 
 from ..base.core import lib
 from ..model.config import ModelConfig
 from ..model.program import Program
+from ..model.variant import USUAL, Variant
 from .machine import Kind, Machine, num_groups
 from .shape import TILE, Tuning
 
@@ -213,3 +215,36 @@ def _chunk_stages(c: ModelConfig, kind: Kind, strands: int) -> int:
     """Enough for attention's parts."""
     stage = kind.chunk_steps * kind.chunk * TILE * 4
     return max(_LEAST_CHUNK_STAGES, -(-_part_bytes(c, kind, strands) // stage))
+
+
+def with_variant(usual: Tuning, variant: Variant) -> Tuning:
+    """The tuning of a variant of the decode kernel. It fills no cache in chunks: the usual kernel
+    does.
+
+    Raises:
+        InvalidArgument: The variant is of a ring of weights, and the tuning has none.
+    """
+    if variant == USUAL:
+        return usual
+    if usual.weights_in_registers:
+        _check_without_ring(variant)
+    return replace(
+        usual,
+        chunk=1,
+        ablated=variant.ablated,
+        stage_steps=variant.stage_steps or usual.stage_steps,
+        in_flight=variant.in_flight or usual.in_flight,
+        urgent_in_flight=variant.in_flight or usual.urgent_in_flight,
+    )
+
+
+def _check_without_ring(variant: Variant) -> None:
+    for is_asked, what in (
+        (variant.traces, "a timeline"),
+        (variant.in_flight, "in-flight=N"),
+        (variant.pins, "pin:P"),
+    ):
+        if is_asked:
+            raise kccl.InvalidArgument(
+                f"{what} is of stages in a ring, and this device has its weights in registers"
+            )

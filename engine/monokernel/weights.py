@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..executors.packing import pair_order
 from ..files.checkpoint import Checkpoint
 from ..model.config import is_vector
 from ..model.ops import IN_LAYER, KINDS, PRODUCTS, Place, Rows
 from ..model.program import Op, Program
+from ..model.rotations import pair_order
 
 # Rows of each of two matrices in a tile: of the gate, and of "up" behind them.
 _HALF = 8

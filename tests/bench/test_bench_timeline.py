@@ -14,8 +14,8 @@ from hand_made_timeline import OP_NS, ROUND_NS, STAGE_BYTES, made_stamps
 from kccl.bench import compare
 from kccl.bench.decode import perfetto, picture, report, variants
 from kccl.bench.decode.timeline import Part, landed_in_windows, summary_of
-from kccl.engine.monokernel.trace import Timeline, timelines
-from kccl.engine.monokernel.variant import USUAL, Variant, parse
+from kccl.engine.model.timeline import Timeline, timelines
+from kccl.engine.model.variant import USUAL, Variant, parse
 from kccl.tools import cli as command
 
 

@@ -6,7 +6,7 @@ import pytest
 from kernel_copies import ABI
 
 import kccl
-from kccl.engine.monokernel.shape import KERNELS
+from kccl.engine.monokernel.source import KERNELS
 
 
 @pytest.fixture

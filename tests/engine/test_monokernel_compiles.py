@@ -9,10 +9,10 @@ from long import long_after
 
 from kccl.engine.files.random_weights import MODELS
 from kccl.engine.model.program import Program
+from kccl.engine.model.variant import TRACING, parse
 from kccl.engine.monokernel.machine import Machine
-from kccl.engine.monokernel.shape import kernels_of, source_of
-from kccl.engine.monokernel.tuning import tuning_for
-from kccl.engine.monokernel.variant import TRACING, parse
+from kccl.engine.monokernel.source import kernels_of, source_of
+from kccl.engine.monokernel.tuning import tuning_for, with_variant
 
 H200 = Machine(132)
 # (model, GPUs) -> bytes of registers that may go through memory: in the kernel that takes the most
@@ -102,7 +102,7 @@ def test_variants_compile_for_hopper(variant, headers):
     if library is None:
         pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
     program = Program(MODELS["laneformer-2b"])
-    tuning = variant.applied_to(tuning_for(program, 1, H200))
+    tuning = with_variant(tuning_for(program, 1, H200), variant)
     source = source_of(program, 1, CONTEXT, tuning, traces=variant.traces)
     names = kernels_of(tuning, traces=variant.traces)
     ptx, _ = compile_cuda(library, source, names, "sm_90a", headers)

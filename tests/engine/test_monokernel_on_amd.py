@@ -11,7 +11,7 @@ from device_compilers import amd_functions, amd_metadata, compile_hip, has_zig
 from kccl.engine.files.random_weights import MODELS
 from kccl.engine.model.program import Program
 from kccl.engine.monokernel.machine import AMD, Machine
-from kccl.engine.monokernel.shape import source_of
+from kccl.engine.monokernel.source import source_of
 from kccl.engine.monokernel.tuning import tuning_for
 
 MI300X = Machine(304, 64 << 10, AMD)

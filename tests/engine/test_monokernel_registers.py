@@ -23,7 +23,8 @@ from test_monokernel import (
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
-from kccl.engine.monokernel.variant import TRACING, USUAL, parse
+from kccl.engine.model.variant import TRACING, USUAL, parse
+from kccl.engine.monokernel.tuning import with_variant
 
 __all__ = ["kernels"]
 
@@ -86,7 +87,7 @@ def test_weights_are_read_alone_or_not_at_all():
 )
 def test_what_asks_for_a_ring_is_refused(variant, message):
     with pytest.raises(kccl.InvalidArgument, match=message):
-        variant.applied_to(REGISTERS)
+        with_variant(REGISTERS, variant)
 
 
 # Text of weights_registers.cuh that is there once, and what takes its place.

@@ -20,7 +20,7 @@ from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import MODELS, RandomSource
 from kccl.engine.model.executor import Token
 from kccl.engine.model.sample import SamplingParams, gumbel, sample
-from kccl.engine.monokernel.shape import KERNELS
+from kccl.engine.monokernel.source import KERNELS
 
 __all__ = ["kernels"]  # a fixture
 

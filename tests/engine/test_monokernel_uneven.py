@@ -15,8 +15,8 @@ from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.sample import SamplingParams
-from kccl.engine.monokernel.trace import Stamps, timelines
-from kccl.engine.monokernel.variant import TRACING
+from kccl.engine.model.timeline import Stamps, timelines
+from kccl.engine.model.variant import TRACING
 
 pytestmark = pytest.mark.long
 

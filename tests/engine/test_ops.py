@@ -14,9 +14,9 @@ from kccl.engine.files.random_weights import MODELS, random_checkpoint
 from kccl.engine.model import ops
 from kccl.engine.model.ops import BIASES, KINDS, PRODUCTS, Place, Rows, Vector
 from kccl.engine.model.program import Program
+from kccl.engine.model.variant import PINS, parse
 from kccl.engine.monokernel import weights
 from kccl.engine.monokernel.sequence import name_of, sequence_of
-from kccl.engine.monokernel.variant import PINS, parse
 
 MODEL = Program(MODELS["tiny-qwen3"])
 

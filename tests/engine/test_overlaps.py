@@ -9,8 +9,8 @@ from test_monokernel import CONTEXT, IDS, MERGING, NEW, TUNING, checkpoint, expe
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.model.sample import SamplingParams
+from kccl.engine.model.variant import parse
 from kccl.engine.monokernel.shape import Tuning
-from kccl.engine.monokernel.variant import parse
 
 # Vectors are taken from the board without waiting for them.
 NO_WAITS = parse("exchanges").ablated

@@ -11,8 +11,7 @@ from kccl.engine import Engine
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.sample import SamplingParams
-from kccl.engine.monokernel.shape import Tuning
-from kccl.engine.monokernel.trace import (
+from kccl.engine.model.timeline import (
     ASKED,
     LANDED,
     LET_GO,
@@ -22,7 +21,9 @@ from kccl.engine.monokernel.trace import (
     level,
     timelines,
 )
-from kccl.engine.monokernel.variant import TRACING, USUAL, parse
+from kccl.engine.model.variant import TRACING, USUAL, parse
+from kccl.engine.monokernel.shape import Tuning
+from kccl.engine.monokernel.tuning import with_variant
 
 TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, strands=2, splits=1)
 SMALL = {"hidden": 64, "head_dim": 16, "vocab_size": 128, "context": 64, "ffn": 128}
@@ -209,10 +210,10 @@ def test_what_is_left_out_shows_in_tokens_and_is_forgotten():
 def test_variants_by_name():
     assert parse("none") == USUAL
     usual = replace(TUNING, chunk=64)
-    assert USUAL.applied_to(usual) == usual
-    pinned = parse("weights+pin:head").applied_to(usual)
+    assert with_variant(usual, USUAL) == usual
+    pinned = with_variant(usual, parse("weights+pin:head"))
     assert pinned == replace(usual, chunk=1, ablated=1 << 1 | 1 << 7)
-    tuned = parse("in-flight=3+stage-steps=6").applied_to(usual)
+    tuned = with_variant(usual, parse("in-flight=3+stage-steps=6"))
     assert tuned == replace(usual, chunk=1, in_flight=3, urgent_in_flight=3, stage_steps=6)
     assert parse("exchanges").has_races
     assert not parse("attention").has_races

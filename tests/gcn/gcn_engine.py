@@ -24,7 +24,8 @@ from kccl.engine.model.program import Program as Model
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching, loading
 from kccl.engine.monokernel.memory import SimArena
-from kccl.engine.monokernel.shape import KERNELS, Tuning, source_of
+from kccl.engine.monokernel.shape import Tuning
+from kccl.engine.monokernel.source import KERNELS, source_of
 from kccl.engine.monokernel.task import NO_LOGITS, id_and_end, new_task, sampling_of
 
 WARP_SIZE = 64

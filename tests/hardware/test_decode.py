@@ -25,8 +25,8 @@ from kccl.engine.files.checkpoint import Checkpoint, open_checkpoint
 from kccl.engine.files.models import find_model
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.sample import SamplingParams, sample
+from kccl.engine.model.variant import parse
 from kccl.engine.monokernel.tuning import tuning_for
-from kccl.engine.monokernel.variant import parse
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -298,6 +298,47 @@ def test_backends_are_siblings_behind_a_pure_interface():
         incomplete(None, None, shares_cores=False, are_threads=True, timeout=1)
 
 
+# ---- engine and bench: the same ------------------------------------------------------------------
+
+# As ROOMS. `generate`, a command, lies above what commands share.
+ROOMS_OF_ENGINE = ("base", "model", "text", "files", "monokernel", "executors", "", "commands")
+TOP_OF_ENGINE = {"__init__", "api", "diff", "generate"}
+
+
+def test_the_engine_imports_only_downwards():
+    def room_of(module: str) -> int:
+        parts = module.split(".")
+        if module == "generate":
+            return len(ROOMS_OF_ENGINE)
+        return ROOMS_OF_ENGINE.index(parts[0] if parts[0] in ROOMS_OF_ENGINE else "")
+
+    for path in python_files("engine"):
+        module = ".".join(path.relative_to(ROOT / "engine").with_suffix("").parts)
+        if "." in module:
+            assert module.split(".")[0] in ROOMS_OF_ENGINE, f"add {module} to ROOMS_OF_ENGINE"
+        for name, when in python_imports(path):
+            if name.startswith("kccl.engine."):
+                below = name.removeprefix("kccl.engine.")
+                assert room_of(below) <= room_of(module), f"{module} imports {name} ({when})"
+
+
+def test_the_top_of_the_engine_has_only_what_a_reader_meets_first():
+    assert {path.stem for path in (ROOT / "engine").glob("*.py")} == TOP_OF_ENGINE
+
+
+@pytest.mark.parametrize("folder", ["bench", "engine"])
+def test_modules_import_each_other_in_no_circle(folder):
+    left = {}
+    for path in python_files(folder):
+        module = ".".join(("kccl", *path.relative_to(ROOT).with_suffix("").parts))
+        names = {name for name, when in python_imports(path) if when != "annotation"}
+        left[module.removesuffix(".__init__")] = names
+    while free := [module for module, names in left.items() if not names & left.keys() - {module}]:
+        for module in free:
+            del left[module]
+    assert left == {}
+
+
 # The drivers' own names: functions, types, constants, libraries and packages.
 OF_NVIDIA = r"\bcu[A-Z]\w+|\bCU[a-z]\w+|\bCU_[A-Z]\w+|\bCUDA_(?!VISIBLE)\w+|\bcuda\.bindings"
 OF_NVIDIA += r"|\bkDLCUDA"

@@ -27,7 +27,7 @@ from compiled_kernels import (
 )
 from device_compilers import amd_functions, amd_metadata
 
-from kccl.engine.monokernel.shape import KERNELS as ENGINE
+from kccl.engine.monokernel.source import KERNELS as ENGINE
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

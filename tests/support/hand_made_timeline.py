@@ -2,13 +2,7 @@
 
 import numpy as np
 
-from kccl.engine.monokernel.trace import (
-    NUM_STAGE_STAMPS,
-    NUM_STAMPS,
-    Layout,
-    Stamps,
-    TracedOp,
-)
+from kccl.engine.model.timeline import NUM_STAGE_STAMPS, NUM_STAMPS, Layout, Stamps, TracedOp
 
 OPS = ("qkv", "attend", "out", "gate_up", "down")
 ROUND_NS, OP_NS = 10_000, 1_000

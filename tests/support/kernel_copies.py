@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from kccl.engine.monokernel.shape import KERNELS
+from kccl.engine.monokernel.source import KERNELS
 
 # The kernels include it by its place beside their folder.
 ABI = (KERNELS.parent / "abi.inc").resolve()

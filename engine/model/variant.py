@@ -1,12 +1,11 @@
 """How a decode kernel may differ from the usual one, to learn what costs how much."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import kccl
 
 from ..base.core import lib
-from ..model.ops import PRODUCTS
-from .shape import Tuning
+from .ops import PRODUCTS
 
 PINS = tuple(f"pin:{product}" for product in PRODUCTS)
 # Bits of KcclDecodeAblation.
@@ -41,36 +40,10 @@ class Variant:
         """Whether it reads what others may be writing. The simulator refuses that."""
         return self.ablated & _LEFT_OUT["exchanges"] != 0
 
-    def applied_to(self, usual: Tuning) -> Tuning:
-        """The tuning of this kernel. It fills no cache in chunks: the usual kernel does.
-
-        Raises:
-            InvalidArgument: The variant is of a ring of weights, and the tuning has none.
-        """
-        if self == USUAL:
-            return usual
-        if usual.weights_in_registers:
-            self._check_without_ring()
-        return replace(
-            usual,
-            chunk=1,
-            ablated=self.ablated,
-            stage_steps=self.stage_steps or usual.stage_steps,
-            in_flight=self.in_flight or usual.in_flight,
-            urgent_in_flight=self.in_flight or usual.urgent_in_flight,
-        )
-
-    def _check_without_ring(self) -> None:
-        pinned = self.ablated // _PINNED
-        for is_asked, what in (
-            (self.traces, "a timeline"),
-            (self.in_flight, "in-flight=N"),
-            (pinned, "pin:P"),
-        ):
-            if is_asked:
-                raise kccl.InvalidArgument(
-                    f"{what} is of stages in a ring, and this device has its weights in registers"
-                )
+    @property
+    def pins(self) -> bool:
+        """Whether it takes the stages of a product from one place."""
+        return self.ablated >= _PINNED
 
 
 USUAL = Variant()
@@ -86,7 +59,7 @@ def parse(name: str) -> Variant:
             the product P, a name in ops.PRODUCTS, from the same place, so that it comes from the
             cache), "in-flight=N" (at most N stages are copied at the same time) and
             "stage-steps=N" (tiles of each warp in a stage). Without a ring of weights there is no
-            pin:P and no in-flight=N, which applied_to() says.
+            pin:P and no in-flight=N, which monokernel/tuning.py says.
 
     Raises:
         InvalidArgument: There is no such variant.

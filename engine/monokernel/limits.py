@@ -1,0 +1,57 @@
+"""Which models the monokernel can run."""
+
+import kccl
+
+from ..model.program import Program
+from .shape import TILE
+
+
+def check(program: Program, world_size: int) -> None:
+    """Refuses a model that the monokernel cannot run.
+
+    Raises:
+        InvalidArgument: The text names what does not fit.
+    """
+    c = program.config
+    lane_heads, lane_kv_heads = c.num_heads // c.num_lanes, c.num_kv_heads // c.num_lanes
+    rows = {
+        "hidden": c.hidden,
+        "head_dim": c.head_dim,
+        "ffn / num_lanes": c.ffn // c.num_lanes,
+        **_head_rows(program, world_size),
+    }
+    for name, size in rows.items():
+        if size % TILE:
+            raise kccl.InvalidArgument(
+                f"{name} is {size}, must be a multiple of {TILE} for the monokernel"
+            )
+    if world_size > c.num_lanes:
+        raise kccl.InvalidArgument(
+            f"world_size is {world_size}, must be at most the model's {c.num_lanes} lanes for the "
+            "monokernel"
+        )
+    if c.num_lanes % world_size and program.num_residuals > 1:
+        raise kccl.InvalidArgument(
+            f"world_size is {world_size}, must divide the {c.num_lanes} lanes of a Laneformer for "
+            "the monokernel; backend 'host' takes any number"
+        )
+    if c.vocab_size % world_size and program.num_head_parts == 1:
+        raise kccl.InvalidArgument(
+            f"world_size is {world_size}, must divide the model's {c.vocab_size} tokens for the "
+            "monokernel"
+        )
+    if c.head_dim > 128:
+        raise kccl.InvalidArgument(f"head_dim is {c.head_dim}, must be at most 128")
+    if lane_heads // lane_kv_heads > 8:
+        raise kccl.InvalidArgument(
+            f"num_heads / num_kv_heads is {lane_heads // lane_kv_heads}, must be at most 8 for the "
+            "monokernel"
+        )
+
+
+def _head_rows(program: Program, world_size: int) -> dict[str, int]:
+    """Rows of the head that are multiplied together."""
+    vocab_size, parts = program.config.vocab_size, program.num_head_parts
+    if parts > 1:
+        return {f"vocab_size / {parts} lanes": vocab_size // parts}
+    return {f"vocab_size / {world_size} ranks": vocab_size // world_size}

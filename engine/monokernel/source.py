@@ -1,0 +1,142 @@
+"""The monokernel's source for one model and machine: constants, sequence of ops, kernels."""
+
+from pathlib import Path
+
+from ..model.program import Program
+from .sequence import cases_of, sequence_of
+from .shape import Tuning
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+# Device types of weights.
+_WEIGHTS = {"bfloat16": "bf16", "float16": "f16"}
+
+
+def kernels_of(tuning: Tuning, *, traces: bool = False) -> list[str]:
+    """The names of the kernels in source_of()."""
+    prefill = ["prefill"] if tuning.chunk > 1 else []
+    return ["decode", "pack", "describe", *prefill, *(["describe_trace"] if traces else [])]
+
+
+_PREFILL = """
+KCCL_KERNEL_OF(kccl::decode::kPrefillThreads<Model>)
+void prefill(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
+             KCCL_KERNEL_PARAM(kccl::decode::Task) task) {
+    using namespace kccl::platform;
+    kccl::decode::run_prefill<Model>(first_parameter(comm), second_parameter(comm, task));
+}
+"""
+
+_TRACE = """
+KCCL_KERNEL void describe_trace(KcclDecodeTraceSizes* out) {
+    kccl::decode::describe_trace<Model>(out);
+}
+"""
+
+
+def source_of(
+    program: Program,
+    world_size: int,
+    context: int,
+    tuning: Tuning,
+    dtype: str = "bfloat16",
+    *,
+    rank: int = 0,
+    samples: bool = False,
+    traces: bool = False,
+    overlaps: bool = True,
+) -> str:
+    """The translation unit: the kernels that kernels_of() names, for one shape.
+
+    Args:
+        program: The model's.
+        world_size: Ranks that share it.
+        context: Positions that the KV cache has room for.
+        tuning: How a GPU is used.
+        dtype: Of the weights: a name in _WEIGHTS.
+        rank: Whose kernels. Those of ranks with equally many lanes are the same.
+        samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
+            and the ops have more registers. A source that samples has the kernel decode alone.
+        traces: Whether the kernel notes the times of its ops. Then there is describe_trace, too.
+        overlaps: Whether anything happens at the same time as something else. If not, all blocks of
+            all ranks wait for each other behind each op, and a stage of weights is copied when all
+            warps wait for it. The results have the same bits. Such a source has the kernel decode
+            alone, too.
+    """
+    c = program.config
+    lanes = c.num_lanes
+    numbers = {
+        "WorldSize": world_size,
+        "Blocks": tuning.blocks,
+        "Warps": tuning.warps,
+        "Others": tuning.others,
+        "MostStages": tuning.stages,
+        "SharedBytes": tuning.shared_bytes,
+        "StageSteps": tuning.stage_steps,
+        "InFlight": tuning.in_flight,
+        "UrgentInFlight": tuning.urgent_in_flight or tuning.in_flight,
+        "Strands": tuning.strands,
+        "Splits": tuning.splits,
+        "StaggerNs": tuning.stagger_ns,
+        "Staggers": tuning.staggers,
+        "DelayNs": tuning.delay_ns,
+        "Ablated": tuning.ablated,
+        "Chunk": tuning.chunk,
+        "ChunkWarps": tuning.chunk_warps,
+        "ChunkOthers": tuning.chunk_others,
+        "ChunkStages": tuning.chunk_stages,
+        "ChunkSteps": tuning.chunk_steps,
+        "NumLayers": c.num_layers,
+        "NumLanes": lanes,
+        "LanesHere": len(program.lanes_of(rank, world_size)),
+        "NumResiduals": program.num_residuals,
+        "NumHeadParts": program.num_head_parts,
+        "Hidden": c.hidden,
+        "Heads": c.num_heads // lanes,
+        "KvHeads": c.num_kv_heads // lanes,
+        "HeadDim": c.head_dim,
+        "Ffn": c.ffn // lanes,
+        "Vocab": c.vocab_size,
+        "Context": context,
+    }
+    flags = {"HasQkNorm": c.has_qk_norm, "RoundsMessages": c.message_dtype == "bfloat16"}
+    flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
+    flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
+    flags |= {"Samples": samples, "Traces": traces}
+    flags |= {"Overlaps": overlaps, "MergesFirst": tuning.merges_first}
+    flags["WeightsInRegisters"] = tuning.weights_in_registers
+    floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
+    members = [
+        f"using Weight = kccl::{_WEIGHTS[dtype]};",
+        *(f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items()),
+        f"static constexpr int kSlowRank = {tuning.slow_rank};",
+        *(f"static constexpr bool k{name} = {str(on).lower()};" for name, on in flags.items()),
+        *(f"static constexpr float k{name} = {float(x):.9e}f;" for name, x in floats.items()),
+    ]
+    has_prefill = tuning.chunk > 1 and not samples and overlaps
+    prefill = _PREFILL if has_prefill else ""
+    trace = _TRACE if traces else ""
+    return f"""
+{cases_of(program)}
+
+#include "decode.cuh"
+#include "pack.cuh"
+#include "prefill.cuh"
+#include "trace_layout.cuh"
+{sequence_of(program)}
+struct Model : Ops {{
+    {(chr(10) + "    ").join(members)}
+}};
+
+KCCL_KERNEL_OF(kccl::decode::kDecodeThreads<Model>)
+void decode(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, KCCL_KERNEL_PARAM(kccl::decode::Task) task) {{
+    using namespace kccl::platform;
+    kccl::decode::run<Model>(first_parameter(comm), second_parameter(comm, task));
+}}
+{prefill}
+KCCL_KERNEL void pack(uint16_t* weights, const uint16_t* matrix, uint64_t product, uint64_t layer,
+                      uint64_t group) {{
+    kccl::decode::pack<Model>(weights, matrix, product, layer, group);
+}}
+
+KCCL_KERNEL void describe(KcclDecodeSizes* out) {{ kccl::decode::describe<Model>(out); }}
+{trace}"""
