@@ -226,6 +226,7 @@ def test_the_ping_pong_goes_to_and_fro(seed):
     assert all(us > 0 for us in first)
 
 
+@pytest.mark.long
 def test_a_ping_pong_without_an_answer_ends_and_says_so(monkeypatch):
     monkeypatch.setattr(kernels, "_LIMIT_NS", 10_000)
 

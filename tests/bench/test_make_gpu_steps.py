@@ -15,6 +15,7 @@ import kccl
 from kccl.bench.gpu import steps
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.long
 
 
 def run_pytest(*options):
@@ -26,7 +27,6 @@ def run_pytest(*options):
     return done.stdout
 
 
-@pytest.mark.long
 def test_each_test_on_gpus_is_of_one_of_the_world_sizes():
     def collected(*options):
         printed = run_pytest("tests/hardware", "--collect-only", *options)
@@ -36,7 +36,6 @@ def test_each_test_on_gpus_is_of_one_of_the_world_sizes():
     assert all(parts) and sorted(chain(*parts)) == sorted(collected())
 
 
-@pytest.mark.long
 def test_of_each_test_on_gpus_there_is_one_with_most_ranks(tmp_path):
     """--most-of takes each test's largest world size up to a limit; --world-sizes filters these."""
     sizes = {"test_all": (1, 2, 4), "test_few": (1, 2), "test_two": (2,), "test_many": (2, 4)}
@@ -74,7 +73,6 @@ def test_of_each_test_on_gpus_there_is_one_with_most_ranks(tmp_path):
     ) | named({"test_many": 4})
 
 
-@pytest.mark.long
 def test_a_worker_of_xdist_has_gpus_of_its_own(tmp_path, monkeypatch):
     """Runs both conftest.py files on a fake machine of five GPUs."""
     folder = tmp_path / "tests" / "hardware"

@@ -141,6 +141,7 @@ def test_a_job_that_does_not_start_says_why(job: Any) -> None:
         assert "no Open MPI rows: its job returned 1: not enough slots" in str(missing)
 
 
+@pytest.mark.long
 def test_a_job_that_hangs_is_ended(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = job(before="import time; time.sleep(600)")
     monkeypatch.setattr(second_job, "LIMIT_S", 2.0)
@@ -150,6 +151,7 @@ def test_a_job_that_hangs_is_ended(job: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert are_gone(launcher)
 
 
+@pytest.mark.long
 def test_an_answer_that_does_not_come_is_not_awaited_forever(
     job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("name", "warp_size"), long_after(1, [("tiny-laneformer", 32), ("tiny-llama", 64)])
+    ("name", "warp_size"), long_after(0, [("tiny-laneformer", 32), ("tiny-llama", 64)])
 )
 def test_weights_are_used_as_they_are_stored(name, warp_size):
     model = checkpoint(name)

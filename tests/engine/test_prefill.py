@@ -217,6 +217,7 @@ def test_the_simulator_finds_planted_bugs(bug, tmp_path: Path, monkeypatch):
     pytest.fail("8 seeds did not show it")
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_come_is_named():
     def main(comm: kccl.Communicator) -> None:
         executor = DeviceExecutor(

@@ -126,6 +126,7 @@ def test_tracing_changes_no_token(traced):
     assert first[0] == first[1] == second[0] == second[1]
 
 
+@pytest.mark.long
 def test_every_stage_of_the_rank_is_stamped(traced):
     for stamps, _, nbytes in traced:
         layout = stamps.layout
@@ -143,6 +144,7 @@ def test_every_stage_of_the_rank_is_stamped(traced):
             assert kinds == {"qkv", "out", "gate_up", "down", "head"}
 
 
+@pytest.mark.long
 def test_stamps_are_in_their_order(traced):
     found = timelines([stamps for stamps, _, _ in traced])
     for timeline in found:

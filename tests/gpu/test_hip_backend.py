@@ -8,7 +8,8 @@ from source_tree import ROOT
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("which", ["not long", pytest.param("long", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("which", ["not long", "long"])
 def test_the_hip_backend(which, pytestconfig):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/hip"]
     command += ["-m", which, *["--complete"][: pytestconfig.option.complete]]

@@ -26,7 +26,7 @@ from compiled_kernels import (
 )
 from device_compilers import compile_cuda, find_nvrtc, ptx_entries
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,6 @@ def test_cuda_ring_copies_through_registers_elsewhere():
 
 
 @needs_nvrtc
-@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "sm_120"])
 def test_cuda_kernels_compile_for_other_chips(arch):
     on_gpus = [kernel for kernel in KERNELS if runs_on_gpus(kernel)]

@@ -29,7 +29,7 @@ except kccl.PeerLost as error:
 """
 
 
-@pytest.mark.parametrize("seconds", [0, 0.7])
+@pytest.mark.parametrize("seconds", long_after(1, [0, 0.7]))
 @pytest.mark.parametrize(("victim", "code"), [(0, 3), (1, 0), (2, 5)])
 def test_a_rank_ends_before_init(victim, code, seconds):
     program = BEFORE_INIT.replace("VICTIM", str(victim)).replace("CODE", str(code))
@@ -153,6 +153,7 @@ except kccl.InvalidArgument as error:
         assert ("start-up failed on rank 1: " in fact["message"]) == (fact["rank"] != 1)
 
 
+@pytest.mark.long
 def test_a_rank_comes_too_late_under_mpirun():
     """The others have timed out, and make no more calls of MPI."""
     program = """
@@ -211,6 +212,7 @@ def test_a_rank_ends_before_init_under_mpirun(before, end):
     assert all(f"kccl: rank {rank} lost rank 1 at start-up" in err for rank in ended) or code == 15
 
 
+@pytest.mark.long
 def test_a_rank_ends_while_the_others_are_in_mpi_init():
     program = ENDS_BEFORE_INIT.replace("BEFORE", "").replace("END", "sys.exit(0)")
     program = program.replace("VICTIM", "0").replace("SECONDS", "5")
