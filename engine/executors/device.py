@@ -98,7 +98,7 @@ class DeviceExecutor:
         self.rotations = self._loaded.rotations
         self._outputs = Outputs(
             self.program,
-            checkpoint,
+            self._loaded.norms,
             self.program.lanes_of(comm.rank, comm.world_size),
             self.rotations,
             self._sizes.places,

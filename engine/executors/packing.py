@@ -16,6 +16,7 @@ import kccl
 
 from ..base.core import ffi, lib
 from ..files.checkpoint import Checkpoint
+from ..files.vectors import norms_of
 from ..model.config import is_vector
 from ..model.ops import KINDS, Rows, Vector
 from ..model.program import Op, Program
@@ -133,7 +134,7 @@ class PackedWeights:
     Attributes:
         nbytes: Of the panels.
         address_of: Op index -> address of its panels; 0 where the rank has none.
-        norms: Tensor name -> float32 array, in the executor's order of elements.
+        norms: See norms_of().
         biases: Index of an op that has biases -> float32 array, as api.inc has it.
     """
 
@@ -155,7 +156,7 @@ class PackedWeights:
         start = int(ffi.cast("uintptr_t", ffi.from_buffer(self._memory)))
         at = start + -start % _HUGE_PAGE
         self.address_of: dict[int, int] = {}
-        self.norms: dict[str, NDArray[np.float32]] = {}
+        self.norms = norms_of(checkpoint, program)
         self.biases: dict[int, NDArray[np.float32]] = {}
         for op in program.ops:
             self.address_of[op.index] = at if sizes[op.index] else 0
@@ -169,10 +170,7 @@ class PackedWeights:
         self.norms.clear()
 
     def _pack(self, op: Op, at: int) -> None:
-        """Packs an op's matrices at an address, and keeps its norms and biases."""
-        for name in op.weights:
-            if is_vector(name):
-                self.norms[name] = self._norm(name)
+        """Packs an op's matrices at an address, and keeps its biases."""
         if op.biases:
             self.biases[op.index] = self._bias(op)
         kind = KINDS[op.kind]
@@ -217,11 +215,6 @@ class PackedWeights:
             end = min(self._panels.stop, (group + 1) * per_group)
             yield group, panel - group * per_group, end - group * per_group
             panel = end
-
-    def _norm(self, name: str) -> NDArray[np.float32]:
-        weight = np.ascontiguousarray(self._checkpoint.tensor(name), np.float32)
-        is_of_head = name.endswith(("q_norm", "k_norm"))
-        return weight[self._order] if is_of_head else weight
 
     def _bias(self, op: Op) -> NDArray[np.float32]:
         kind = KINDS[op.kind]

@@ -56,6 +56,17 @@ class Op:
     receives: int | None = None
     """The module whose messages land here."""
 
+    def norms(self) -> tuple[str, ...]:
+        """The tensor of the RMSNorm that the vector passes before, or none."""
+        return self._tensors(KINDS[self.kind].norm)
+
+    def head_norms(self) -> tuple[str, ...]:
+        """The tensors of the RMSNorms of queries and keys, if the model has them."""
+        return self._tensors(*KINDS[self.kind].head_norms)
+
+    def _tensors(self, *parts: str) -> tuple[str, ...]:
+        return tuple(name for name in self.weights if name.rpartition(".")[2] in parts)
+
 
 class Program:
     """The ops of a model, and what they share."""

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 import kccl
 
 from ..base.core import ffi
 from ..files.checkpoint import Checkpoint
+from ..files.vectors import norms_of
 from ..model.program import Program
 from ..model.rotations import Rotations
 from . import weights
@@ -48,6 +50,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         task: KcclDecodeTask: what it tells the kernel.
+        norms: See norms_of(). The kernel has a copy.
         rotations: What it rotates by, of which the kernel has a copy.
         tokens, mailbox: KcclDecodeToken [context] and KcclDecodeMailbox, in host memory that the
             kernel reads and writes.
@@ -56,6 +59,7 @@ class Loaded(NamedTuple):
     """
 
     task: Any
+    norms: dict[str, NDArray[np.float32]]
     rotations: Rotations
     tokens: Any
     mailbox: Any
@@ -113,9 +117,11 @@ def load(
         pack(task.weights, staging, product, layer, group)
         progress(matrix.nbytes)
     task.embedding = arena.place(weights.embedding(checkpoint, program))
-    task.norms = arena.place(weights.norms(checkpoint, program))
-    if c.has_qk_norm:
-        task.qk_norms = arena.place(weights.qk_norms(checkpoint, program))
+    norms = norms_of(checkpoint, program)
+    task.norms = arena.place(np.stack([norms[name] for op in program.ops for name in op.norms()]))
+    of_heads = [norms[name] for op in program.ops for name in op.head_norms()]
+    if of_heads:
+        task.qk_norms = arena.place(np.stack(of_heads))
     if c.biases:
         task.biases = arena.allocate(biases_bytes)
         arena.write(task.biases, biases)
@@ -140,6 +146,7 @@ def load(
     task.mailbox = arena.on_host(MAILBOX_BYTES)
     return Loaded(
         task,
+        norms,
         rotations,
         tokens_at(task.tokens, context),
         mailbox_at(task.mailbox),

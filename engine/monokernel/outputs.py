@@ -5,17 +5,16 @@ queries and keys before norm and RoPE, parts of attention, the last residual bef
 the kernel itself makes of them shows in the op behind.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.checkpoint import DTYPES, Checkpoint
+from ..files.checkpoint import DTYPES
 from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
 from ..model.rotations import Rotations, pair_order
-from . import weights
 
 Array = NDArray[Any]
 _QUAD_BYTES = 16
@@ -35,7 +34,7 @@ class Outputs:
 
     Args:
         program: The model's.
-        checkpoint: The model; may be closed afterwards.
+        norms: See norms_of().
         lanes: The rank's.
         rotations: The rank's.
         places: Of the board.
@@ -46,7 +45,7 @@ class Outputs:
     def __init__(
         self,
         program: Program,
-        checkpoint: Checkpoint,
+        norms: Mapping[str, Array],
         lanes: range,
         rotations: Rotations,
         places: Places,
@@ -57,8 +56,7 @@ class Outputs:
         self._rotations = rotations
         self._splits, self._read = splits, read
         c = program.config
-        self._norms = weights.norms(checkpoint, program)
-        self._qk_norms = weights.qk_norms(checkpoint, program) if c.has_qk_norm else None
+        self._norms = norms
         self._order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
 
     def residuals(self) -> Sequence[int]:
@@ -100,9 +98,9 @@ class Outputs:
         num_queries = c.num_heads // c.num_lanes
         num_turned = num_queries + c.num_kv_heads // c.num_lanes
         turned = heads[:num_turned]
-        if self._qk_norms is not None:
+        if op.head_norms():
             squares = (turned * turned).mean(axis=-1, keepdims=True)
-            both = self._qk_norms[2 * op.layer : 2 * op.layer + 2]
+            both = np.stack([self._norms[name] for name in op.head_norms()])
             norms = both[(np.arange(num_turned) >= num_queries).astype(int)]
             turned = turned / np.sqrt(squares + np.float32(c.norm_eps)) * norms
         cosine, sine = self._rotations.cosines[position], self._rotations.sines[position]
@@ -125,11 +123,12 @@ class Outputs:
 
     def _final(self) -> dict[int, Array]:
         c, program = self._program.config, self._program
+        (norm,) = program.by_name["final"].norms()
         has_parts = program.num_head_parts > 1
         which = self.residuals() if has_parts else range(program.num_residuals)
         x = np.stack([self._residual(2 * c.num_layers - 1, each) for each in which])
         squares = (x * x).mean(axis=-1, keepdims=True)
-        n = x / np.sqrt(squares + np.float32(c.norm_eps)) * self._norms[-1]
+        n = x / np.sqrt(squares + np.float32(c.norm_eps)) * self._norms[norm]
         if has_parts:
             return dict(zip(which, n, strict=True))
         return {0: n.mean(axis=0, dtype=np.float32)}

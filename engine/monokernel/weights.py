@@ -64,28 +64,6 @@ def embedding(checkpoint: Checkpoint, program: Program) -> NDArray[np.uint16]:
     return out
 
 
-def norms(checkpoint: Checkpoint, program: Program) -> NDArray[np.float32]:
-    """float32 [2 * layers + 1, hidden], in the order of their use."""
-    names = [
-        f"layers.{layer}.{name}"
-        for layer in range(program.config.num_layers)
-        for name in ("attention_norm", "ffn_norm")
-    ]
-    return np.stack([np.asarray(checkpoint.tensor(n), np.float32) for n in [*names, "norm"]])
-
-
-def qk_norms(checkpoint: Checkpoint, program: Program) -> NDArray[np.float32]:
-    """float32 [layers, queries and keys, head_dim], in the order of the packed rows."""
-    c = program.config
-    order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
-    rows = [
-        np.asarray(checkpoint.tensor(f"layers.{layer}.{name}"), np.float32)[order]
-        for layer in range(c.num_layers)
-        for name in ("q_norm", "k_norm")
-    ]
-    return np.stack(rows)
-
-
 def biases(checkpoint: Checkpoint, program: Program, lanes: range) -> NDArray[np.float32]:
     """float32 [...]: a rank's, as kernels/biases.cuh has them."""
     c = program.config
