@@ -79,6 +79,14 @@ HANGS = ["reads", "reads_volatile", "writes", "counts", "looks_at_the_clock"]
 NAMES = re.findall(r"KCCL_KERNEL void (\w+)\(", SOURCE)
 
 
+SUM = """
+#include <kccl/kccl.cuh>
+KCCL_KERNEL void total(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, float* x) {
+    kccl::all_reduce<float, kccl::Sum>(kccl::block(), comm, x, x, 4);
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def module():
     return kccl.compile(SOURCE, NAMES)
@@ -237,6 +245,26 @@ def test_a_time_out_names_the_cause_and_not_what_follows(module, forgets):
             head, _, cycle = told.partition(", which wait for each other: ")
             assert head == "first missing: a signal of each of these ranks"
             assert set(cycle.split(" and ")) == waits
+
+
+@pytest.mark.long
+def test_a_rank_that_leaves_after_a_long_wait_is_lost(module):
+    """The simulator's clock follows the host's while a rank's program runs for seconds. When the
+    rank leaves, the others have not waited longer than they may.
+    """
+
+    def main(comm):
+        comm.timeout = 5
+        device_comm, x = comm.device_comm(channels=1, max_bytes=64), np.ones(4, np.float32)
+        kernel = kccl.compile(SUM, ["total"]).kernel("total")
+        if comm.rank == 0:
+            kernel(comm, device_comm, x, grid=1, block=32)
+        else:
+            # Beyond the 3 s after which the others go on without it.
+            time.sleep(4)
+
+    with pytest.raises(kccl.PeerLost, match="peer 1 has closed or dropped the communicator"):
+        kccl.run_threads(main, 2, backend="sim", seed=0)
 
 
 def test_divergence_names_both_threads_and_lines(module):
