@@ -9,6 +9,7 @@ from typing import Any
 
 import kccl
 
+from ..executors.opening import read_for
 from ..executors.requests import check_room, context_of, no_tokenizer, prompt_ids
 from ..files.checkpoint import Checkpoint, open_checkpoint
 from ..files.models import find_model
@@ -94,9 +95,10 @@ def _of_ids(args: argparse.Namespace, ids: list[int]) -> Asked:
 
 
 def _checked(args: argparse.Namespace, asked: Asked) -> Asked:
-    """The request, if its ids exist and leave room for an answer."""
+    """The request, if the backend has the dtype, and its ids exist and leave room for an answer."""
     config = asked.checkpoint.config
     try:
+        read_for(asked.checkpoint, args.backend, args.dtype)
         ids = prompt_ids(asked.ids, lambda _: [], config.vocab_size)
         context = context_of(config, args.context)
         check_room(ids, context - 1, config, context)

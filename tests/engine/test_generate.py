@@ -310,6 +310,7 @@ def test_a_job_whose_output_fails_says_so_once(kind):
         (["--chat"], b"Hi", b"has no chat template"),
         (["--prompt", ""], None, EMPTY.encode()),
         (["--model", "no/such/model"], b"Hi", b"model 'no/such/model' is neither"),
+        (["--dtype", "float16"], b"Hi", b"dtype is 'float16', must be 'bfloat16'"),
     ],
 )
 @pytest.mark.parametrize("ranks", long_after(1, [2, 1]))
