@@ -285,7 +285,9 @@ class Engine(Closing):
     def timed(
         self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
     ) -> tuple[list[int], list[float]]:
-        """Greedy tokens and when they came, as Measuring.timed() says."""
+        """Greedy tokens, which no stop id ends; and the times of the call and of each token, by
+        time.monotonic(), one more than tokens. Measuring.timed() says more.
+        """
         return self._measuring.timed(prompt, max_tokens, overlaps=overlaps)
 
     def using(self, variant: Variant) -> AbstractContextManager[None]:

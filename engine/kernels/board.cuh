@@ -56,7 +56,8 @@ KCCL_DEVICE mem::Packet tagged(const Quad& quad, uint32_t tag) {
     return {{words[0] | uint64_t{words[1]} << 32, words[2] | uint64_t{words[3]} << 32}};
 }
 
-// The lowest bit is not set if all words have the tag: for one look at several packets.
+// Bit 0 of the result is 0 if all four words have the tag; its other bits mean nothing. Results of
+// several packets may be ORed and tested once.
 KCCL_DEVICE uint32_t without_tag(mem::Packet packet, uint32_t tag) {
     uint32_t wrong = 0;
     KCCL_UNROLL
@@ -171,7 +172,7 @@ struct Places {
     KCCL_DEVICE static uint32_t note(uint32_t exchange, uint32_t kind) {
         return kNotes + ((exchange & 1u) * kNumNotes + kind) * S::kWorldSize * S::kBlocks;
     }
-    // Likewise.
+    // The place of the meeting word of block 0 of rank 0; the others' follow.
     KCCL_DEVICE static uint32_t meeting(uint32_t number) {
         return kMeetings + (number & 1u) * S::kWorldSize * S::kBlocks;
     }

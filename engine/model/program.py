@@ -168,7 +168,9 @@ class Program:
         return nums.get(vector, self.config.num_lanes)
 
     def _exchange(self, module: int) -> dict[str, Any]:
-        """The rule of delayed tensor parallelism for one module, as fields of its op."""
+        """How the op that ends a module exchanges messages, as fields of Op. The module's docstring
+        has the rules.
+        """
         c, delay = self.config, self.num_in_flight
         is_early = module < delay
         if delay == 0 or (is_early and c.early_comm):

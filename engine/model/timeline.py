@@ -56,11 +56,11 @@ PHASES = tuple(phase.name for phase in _PHASES)
 
 
 class TracedOp(NamedTuple):
-    """An op as blocks run it.
+    """An op that has stamps. The last norm and the head count as one, and so does the round's end.
 
     Attributes:
         kind: As Op.kind in program.py; or "end": all blocks agree on the next token.
-        layer: -1 behind the last layer.
+        layer: -1 for the head and for the end.
     """
 
     kind: str

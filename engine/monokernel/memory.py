@@ -35,8 +35,8 @@ class Arena(ABC):
 
     @abstractmethod
     def on_host(self, nbytes: int) -> int:
-        """Allocates host memory that kernels read and write at the same address. It lives as long
-        as this.
+        """Allocates host memory that kernels read and write at the same address. It is freed
+        with this Arena.
         """
 
     @abstractmethod

@@ -311,7 +311,7 @@ def built(tree):
 def test_the_algorithm_is_found_built_chosen_and_right(built):
     assert python(built, FINDS_IT) == "[True, True] [True, True]\n"
     assert python(built, TESTS_FIND_IT) == "True True True True True True\n"
-    tests = ("tests/house/test_facts.py", "tests/house/test_layers.py")
+    tests = ("tests/house/test_facts.py", "tests/house/test_layers.py", "tests/house/test_rooms.py")
     assert " passed" in run(built, sys.executable, "-m", "pytest", "-q", *tests)
 
 

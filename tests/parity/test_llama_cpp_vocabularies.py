@@ -22,7 +22,7 @@ NAMES = ("llama-bpe", "qwen2", "qwen35", "gpt-2", "mpt", "starcoder", "refact", 
 NAMES += ("deepseek-llm", "deepseek-coder", "falcon", "llama-spm", "phi-3")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def vocabularies():
     """The folder that has them."""
     folder = Path(kccl.cache_dir()) / "llama-cpp-vocabularies"
