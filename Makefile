@@ -18,7 +18,8 @@ STEP = @$(PYTHON) .ci/step.py
 # What the compiled core is made of; other Python files need no new set-up, because the checkout is
 # installed editable.
 CORE_SOURCES := pyproject.toml setup.py kccl/plan/spec.py kccl/plan/specs.py kccl/jit/names.py kccl/base/dtypes.py \
-	$(shell find csrc/host csrc/sim csrc/include engine/host -type f -not -path '*/__pycache__/*')
+	engine/abi.inc $(shell find csrc/host csrc/sim csrc/include engine/host -type f \
+	-not -path '*/__pycache__/*' -not -name '*.md')
 
 # What KCCL, its MPI extra, its benches and its engine need, a line each.
 REQUIREMENTS := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \

@@ -50,6 +50,7 @@ FLAGS_BY_FILE = {
 # Tools of the checkout: they need its records and its tests.
 ONLY_IN_CHECKOUT = {
     ("kccl.bench", "readme"),
+    ("kccl.bench", "summary"),
     ("kccl.bench.gpu", "__main__"),
     ("kccl.bench.gpu", "make_gpu"),
     ("kccl.bench.gpu", "steps"),

@@ -271,7 +271,9 @@ class Engine(Closing):
         return self._measuring.bandwidth()
 
     def cache_bytes(self) -> int:
-        """Bytes of the caches of all ranks' cores, together; 0 on devices. Collective."""
+        """Bytes of the caches of all ranks' cores, together; 0 on devices. Weights that fit into
+        them are read faster than memory allows. Collective.
+        """
         return self._measuring.cache_bytes()
 
     def weight_bytes(self) -> int:
@@ -285,17 +287,41 @@ class Engine(Closing):
     def timed(
         self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
     ) -> tuple[list[int], list[float]]:
-        """Greedy tokens, which no stop id ends; and the times of the call and of each token, by
-        time.monotonic(), one more than tokens. Measuring.timed() says more.
+        """Greedy tokens, of which no id ends the answer, and when they came: for benchmarks.
+
+        Args:
+            prompt: Text, or ids.
+            max_tokens: Number of tokens.
+            overlaps: False: nothing happens at the same time as something else, and nothing that
+                was cached otherwise is used. All blocks of all ranks wait for each other behind
+                each op, and weights are copied when they are needed. The tokens are the same. So
+                these are what fast ones are compared with. Not on backend "host".
+
+        Returns:
+            The ids; and the time of the call and of each token, in seconds of time.monotonic().
+
+        Raises:
+            InvalidArgument: The backend cannot do that.
         """
         return self._measuring.timed(prompt, max_tokens, overlaps=overlaps)
 
     def using(self, variant: Variant) -> AbstractContextManager[None]:
-        """Meanwhile answers come from another decode kernel, as Measuring.using() says."""
+        """Meanwhile answers come from another decode kernel, to learn what costs how much. Their
+        tokens may be wrong. Collective.
+
+        Raises:
+            InvalidArgument: The backend has no kernel.
+            BackendError: The kernel cannot be compiled for this model.
+        """
         return self._measuring.using(variant)
 
     def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
-        """What each rank's blocks do meanwhile, as Measuring.timeline() says."""
+        """What each rank's blocks do while tokens are generated: of so many tokens in a row, the
+        second after the prompt being the first. Only where the ranks are threads.
+
+        Raises:
+            InvalidArgument: The backend has no kernel, or an argument is wrong.
+        """
         return self._measuring.timeline(prompt, num_tokens)
 
     # ---- ends ------------------------------------------------------------------------------------

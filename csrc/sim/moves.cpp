@@ -268,11 +268,11 @@ bool Machine::pass_time(uint64_t at_least_ns) {
     if (passed_ns_ == 0) {
         halted_ns_ = clock_ns;
         note_waits();
+        passed_ns_ = kFirstPassNs;
+    } else if (at_least_ns == 0) {
+        // Not while the clock follows the host's: a rank's program may end the halt at any time.
+        passed_ns_ += passed_ns_ / 8;
     }
-    if (passed_ns_ == 0) passed_ns_ = kFirstPassNs;
-    // The steps of a clock that follows the host's stay short, because a rank's program may end
-    // the halt at any time.
-    if (at_least_ns == 0) passed_ns_ += passed_ns_ / 8;
     clock_ns += at_least_ns != 0 ? at_least_ns : passed_ns_;
     idle_rounds_ = 0;
     return clock_ns < kAllWaitsEndNs;

@@ -38,9 +38,7 @@ class Measuring:
         return self._config.streamed_bytes() / best
 
     def cache_bytes(self) -> int:
-        """Bytes of the caches of all ranks' cores, together; 0 on devices. Weights that fit into
-        them are read faster than memory allows. Collective.
-        """
+        """See Engine.cache_bytes()."""
         mine = sorted({cpu for each in self._ranks.mine for cpu in each.cpus})
         cpus = {cpu for some in self._ranks.all_gather(mine) for cpu in some}
         return kccl.topology.discover().cache_bytes(cpus)
@@ -62,22 +60,7 @@ class Measuring:
     def timed(
         self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
     ) -> tuple[list[int], list[float]]:
-        """Greedy tokens, of which no id ends the answer, and when they came: for benchmarks.
-
-        Args:
-            prompt: Text, or ids.
-            max_tokens: Number of tokens.
-            overlaps: False: nothing happens at the same time as something else, and nothing that
-                was cached otherwise is used. All blocks of all ranks wait for each other behind
-                each op, and weights are copied when they are needed. The tokens are the same. So
-                these are what fast ones are compared with. Not on backend "host".
-
-        Returns:
-            The ids; and the time of the call and of each token, in seconds of time.monotonic().
-
-        Raises:
-            InvalidArgument: The backend cannot do that.
-        """
+        """See Engine.timed()."""
         ids, began_s = self._runner.ids(prompt, room=1), time.monotonic()
         params = SamplingParams(max_tokens=max_tokens)
         tokens = list(self._runner.tokens(ids, params, overlaps=overlaps))
@@ -85,13 +68,7 @@ class Measuring:
 
     @contextmanager
     def using(self, variant: Variant) -> Iterator[None]:
-        """Meanwhile answers come from another decode kernel, to learn what costs how much. Their
-        tokens may be wrong. Collective.
-
-        Raises:
-            InvalidArgument: The backend has no kernel.
-            BackendError: The kernel cannot be compiled for this model.
-        """
+        """See Engine.using()."""
         try:
             with self._ranks.request(f"variant {variant}"):
                 self._runner.use(variant)
@@ -100,12 +77,7 @@ class Measuring:
             self._runner.use(USUAL)
 
     def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
-        """What each rank's blocks do while tokens are generated: of so many tokens in a row, the
-        second after the prompt being the first. Only where the ranks are threads.
-
-        Raises:
-            InvalidArgument: The backend has no kernel, or an argument is wrong.
-        """
+        """See Engine.timeline()."""
         # One round before those that are kept, and one behind them.
         rounds, ids = num_tokens + 2, self._runner.ids(prompt)
         most = self._runner.context - len(ids) - 2

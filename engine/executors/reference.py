@@ -162,9 +162,9 @@ class Reference:
         for op in self.program.ops:
             kind = KINDS[op.kind]
             oracle: Oracle = getattr(self, f"_{kind.oracle}")
-            weights = [self._weight(name) for name in op.weights]
             biases = [self._weight(name) for name in op.biases]
-            x = run.vectors[kind.gives] = oracle(op, run, biases, *weights)
+            # Nothing here keeps the weights while the next op's are read.
+            x = run.vectors[kind.gives] = oracle(op, run, biases, *map(self._weight, op.weights))
             if op is self.program.ops[-1]:
                 cache.length = end
             yield op, x

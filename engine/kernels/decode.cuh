@@ -38,6 +38,8 @@ KCCL_DEVICE void stagger(const Worker<S>& worker) {
 // Waits for this warp's part of what a product multiplies, and stages it.
 template <class S>
 KCCL_DEVICE void stage_vector(Worker<S>& worker, const Turn<S>& turn, int32_t token) {
+    static_assert(has_only_attention_between<S>(), "decode has no code for another such op");
+    static_assert(S::kNumModules == 2, "a layer is attention and an MLP");
     using Dims = Shape<S>;
     using Vector = Vector<S>;
     const uint32_t layer = turn.layer;

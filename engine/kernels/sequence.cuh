@@ -7,7 +7,7 @@
 //     enum class Vector, Product    the vectors; and the products, numbered in the order of the
 //                                   program: those of a layer, and the head behind the last layer
 //     kLayer[kNumOps]               the ops of a layer, in the order of the program
-//     kNumProducts                  of a layer
+//     kNumProducts, kNumModules     of a layer
 //     kHeadTiles                    most row tiles of the head whose sums a block holds
 //     Products<D>                   Matrices<...>, a layer's, of the types in D: shape.cuh
 //
@@ -114,6 +114,19 @@ KCCL_CONSTEXPR bool is_one_of(PRODUCT product) {
         return ((BITS >> I & 1u) != 0 && product == static_cast<PRODUCT>(I)) ||
                is_one_of<BITS, PRODUCT, I + 1>(product);
     }
+}
+
+// Whether the ops without a product are what decode and prefill take them for: attention, right
+// behind the product that gives the heads.
+template <class S>
+KCCL_CONSTEXPR bool has_only_attention_between() {
+    for (uint32_t op = 0; op < S::kNumOps; ++op) {
+        if (S::kLayer[op].product != Product<S>::kNone) continue;
+        if (op == 0 || S::kLayer[op - 1].gives != Vector<S>::kHeads) return false;
+        if (S::kLayer[op].takes != Vector<S>::kHeads) return false;
+        if (S::kLayer[op].gives != Vector<S>::kAttended) return false;
+    }
+    return true;
 }
 
 // ---- Walking ------------------------------------------------------------------------------------

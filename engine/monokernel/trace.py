@@ -11,6 +11,7 @@ _SIZES_BYTES: int = ffi.sizeof("KcclDecodeTraceSizes")
 _STAGE_BYTES: int = ffi.sizeof("KcclDecodeStage")
 # KcclDecodeStage, for NumPy.
 _STAGE = np.dtype([(name, np.uint32) for name, _ in ffi.typeof("KcclDecodeStage").fields])
+assert _STAGE.itemsize == _STAGE_BYTES
 
 
 def numbers_bytes(of_round: int, blocks: int) -> int:

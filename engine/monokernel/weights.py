@@ -34,15 +34,11 @@ def matrices(
     groups = [lanes] if program.num_residuals == 1 else [range(i, i + 1) for i in lanes]
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
     for op in program.ops:
-        names = [name for name in op.weights if not is_vector(name)]
-        if not names or KINDS[op.kind].place is not Place.LAYER:
+        if not _matrices_of(op) or KINDS[op.kind].place is not Place.LAYER:
             continue
         for group, those in enumerate(groups):
-            parts = [
-                np.ascontiguousarray(checkpoint.tensor(name, those)).view(np.uint16)
-                for name in names
-            ]
-            yield PRODUCTS.index(op.kind), op.layer, group, _product_of(op, parts, order)
+            product = _read_product(checkpoint, op, those, order)
+            yield PRODUCTS.index(op.kind), op.layer, group, product
     (name,) = program.by_name["head"].weights
     has_parts = program.num_head_parts > 1
     cuts = lanes if has_parts else range(rank, rank + 1)
@@ -115,6 +111,21 @@ def _lane_elements(program: Program) -> dict[str, int]:
         for kind in IN_LAYER
         if kind.is_product
     }
+
+
+def _matrices_of(op: Op) -> list[str]:
+    return [name for name in op.weights if not is_vector(name)]
+
+
+def _read_product(
+    checkpoint: Checkpoint, op: Op, lanes: range, order: NDArray[np.intp]
+) -> NDArray[np.uint16]:
+    """An op's product from its tensors, which are not kept."""
+    parts = [
+        np.ascontiguousarray(checkpoint.tensor(name, lanes)).view(np.uint16)
+        for name in _matrices_of(op)
+    ]
+    return _product_of(op, parts, order)
 
 
 def _product_of(op: Op, parts: list[NDArray[Any]], order: NDArray[np.intp]) -> NDArray[Any]:

@@ -38,7 +38,7 @@ def _check_text(source: str) -> None:
         is_there = Path(line).is_file()
     except OSError:  # a part of it is longer than a name can be
         is_there = False
-    if is_there or line.endswith(_SUFFIXES):
+    if is_there or (line.endswith(_SUFFIXES) and len(line.split()) == 1):
         there = "" if is_there else " (no such file is there now)"
         raise InvalidArgument(
             f"source is {source!r}, which looks like a path{there}: a str is the text of a source; "

@@ -33,7 +33,6 @@ REGISTERS = replace(TUNING, weights_in_registers=True)
 SHORT = {"blocks": 6, "stage_steps": 4}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "tuning"),
     long_after(

@@ -53,7 +53,6 @@ def run(
     return tokens, [cache for _, cache in results]
 
 
-@pytest.mark.long
 def test_the_tokens_are_the_same_without_overlap():
     """As on AMD's GPUs. The other test here has a ring of weights."""
     tuning = replace(MERGING, weights_in_registers=True)

@@ -84,7 +84,7 @@ def check(model: str, logits: list[Array], tokens: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "ranks"),
-    long_after(0, [(MODELS[0], 2), (MODELS[0], 1), (MODELS[1], 2), (MODELS[2], 1)]),
+    long_after(1, [(MODELS[0], 2), (MODELS[0], 1), (MODELS[1], 2), (MODELS[2], 1)]),
 )
 def test_chunks_change_no_bit(model, ranks):
     """Also chunks that are not full, and requests behind others."""

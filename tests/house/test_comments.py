@@ -43,6 +43,9 @@ def comments_of_cpp(text):
             if not is_in_block:
                 yield number, stripped.removeprefix("//")
             is_in_block = True
+        elif "/*" in line:
+            is_in_block = False
+            yield number, line.partition("/*")[2].lstrip("*")
         else:
             is_in_block = False
             _, found, behind = line.partition("  // ")

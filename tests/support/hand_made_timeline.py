@@ -7,7 +7,7 @@ from kccl.engine.model.timeline import NUM_STAGE_STAMPS, NUM_STAMPS, Layout, Sta
 OPS = ("qkv", "attend", "out", "gate_up", "down")
 ROUND_NS, OP_NS = 10_000, 1_000
 STAGE_BYTES = 2048
-# The stamps of an op, in nanoseconds from its beginning: see Stamp in trace.cuh.
+# The stamps of an op, in nanoseconds from its beginning: see KcclDecodeStamp in engine/abi.inc.
 STAMPS_NS = (0, 400, 700, 900, 1_000)
 
 
