@@ -1,9 +1,9 @@
 """get: a halo exchange that pulls. Each rank puts its array into its own window, signals, waits for
 its partner's signal, and gets the partner's array.
 
-The data are new in each call, in MPI's calls too: each copies its array to where it is sent from.
-Without that Sendrecv finds in its own cache what it read the time before, and nothing moves between
-the cores.
+Each call moves new data, and so do MPI's calls: a call first copies its array into the buffer that
+the others read. Otherwise Sendrecv would find in its own cache what it read the time before, and
+nothing would move between the cores.
 
 A rank fills a slot again two calls later. Its partner has signalled in the call between, and has
 read the slot before that. MPI's ways of doing the same are Sendrecv, and Get between two fences.

@@ -71,7 +71,8 @@ struct KcclEngine {
     uint32_t number = 0;   // of the request; the same on all ranks
     uint32_t running = 0;  // blocks that work on it
     bool is_closing = false;
-    // The request's tokens. [num_taken, num_tokens) wait to be taken; there are at most `context`.
+    // The request's tokens, at most `context`. Those from index num_taken to num_tokens - 1 have
+    // not been taken yet.
     const kccl::engine::Array<KcclEngineToken> tokens;
     uint32_t num_tokens = 0, num_taken = 0;
     uint64_t started_ns = 0, ended_ns = 0;

@@ -189,7 +189,7 @@ def test_measured_tables_are_in_readme_and_in_that_of_the_bench_alone():
 
 
 def test_the_one_table_of_readme_is_short():
-    """Its lines name the fastest peer of the same job, and those that lose are among them."""
+    """Each line has the fastest other library of its run, and some lines show KCCL slower."""
     rows = summary.table(readme.RECORDS).splitlines()[2:-2]
     assert len(rows) == len(summary.LINES) <= 12
     ratios = [float(row.split("|")[-2]) for row in rows if row.split("|")[-2].strip()]
