@@ -12,7 +12,25 @@ from importlib import import_module
 from os import environ
 from typing import TYPE_CHECKING, Any
 
-from .base.dtypes import bfloat16, float16, float32, float64, int32, int64
+from .base.dtypes import (
+    bfloat16,
+    bool_,
+    complex64,
+    complex128,
+    float8_e4m3fn,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
 from .base.errors import (
     BackendError,
     CompileError,
@@ -27,9 +45,11 @@ from .base.errors import (
 if TYPE_CHECKING:
     from . import gpu, topology
     from .base import dtypes
+    from .base.memory import memory_room
     from .comm import Communicator
     from .module import Kernel, Module, compile
     from .plan.choice import Plan
+    from .plan.ops import premul_sum
     from .ranks.windows import Window
     from .start import init, run_threads
     from .tools import probe, screen
@@ -50,10 +70,15 @@ __all__ = [
     "Window",
     "__version__",
     "bfloat16",
+    "bool_",
     "cache_dir",
     "cmake_dir",
     "compile",
+    "complex64",
+    "complex128",
     "dtypes",
+    "float8_e4m3fn",
+    "float8_e5m2",
     "float16",
     "float32",
     "float64",
@@ -61,13 +86,21 @@ __all__ = [
     "include_dir",
     "init",
     "install_command",
+    "int8",
+    "int16",
     "int32",
     "int64",
     "launched_rank",
+    "memory_room",
+    "premul_sum",
     "probe",
     "run_threads",
     "screen",
     "topology",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
 ]
 
 # Loaded at first use, so that `import kccl` is fast.
@@ -79,6 +112,8 @@ _LAZY = {
     "Window": "ranks.windows",
     "compile": "module",
     "init": "start",
+    "memory_room": "base.memory",
+    "premul_sum": "plan.ops",
     "run_threads": "start",
 }
 _LAZY_MODULES = {

@@ -21,6 +21,9 @@ each call                                       |    backends/shapes.py         
                                                      csrc/host/fastcall.cpp     runs a handle  <---'
                                                      csrc/host/gpu.cpp          launches the kernel
 
+With more than 8 ranks on the host, plan/grouped.py chooses a list of steps, backends/grouped.py
+makes a KcclHostChain of them, and csrc/host/chain.cpp makes each step with one team of the rank.
+
 The kernel is the same source for both, in csrc/include/kccl:
   kernels/all_reduce_one_shot_ll16.cuh   the algorithm; reduce.cuh reduces in rank order
   channel.cuh                            which slots the call uses, and why it may reuse them
@@ -38,20 +41,16 @@ from typing import TYPE_CHECKING, Any
 
 from .backends.base import Opener
 from .backends.settings import Settings
-from .base import abi, arguments, dtypes, lifetime
+from .base import arguments, dtypes, lifetime
 from .base.abi import lib
 from .base.copying import not_copied
 from .base.env import Env
-from .base.errors import Error, InvalidArgument, PeerLost
-from .collectives.all_gather import AllGather
-from .collectives.all_reduce import AllReduce
-from .collectives.barrier import Barrier, barrier
-from .collectives.broadcast import Broadcast
+from .base.errors import BackendError, Error, InvalidArgument, PeerLost
+from .collectives import TEXTS, Collectives, forget_all, make_all
 from .collectives.context import Context
 from .collectives.one_sided import OneSided
-from .collectives.reduce_scatter import ReduceScatter
+from .collectives.point_to_point import PointToPoint
 from .collectives.symmetric import Symmetric
-from .plan import specs
 from .plan.choice import Plan
 from .ranks import agreement, survivors
 from .ranks.mesh import Mesh
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from .topology import Machine
 
 
-class Communicator(OneSided, Symmetric):
+class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
     """The ranks of a job, or of a part of it.
 
     One thread at a time uses a communicator. A call that another thread, or a signal handler within
@@ -70,28 +69,19 @@ class Communicator(OneSided, Symmetric):
     Attributes:
         rank, world_size: This rank, and the number of ranks.
         local_rank: Index of this process within the machine; the same in all parts of a job.
+        node, num_nodes: The number of this rank's node, below 8, and how many nodes there are; 0
+            and 1 in a part of one node.
         launcher: "mpi", "torchrun", "srun", "torch.distributed", "kccl run", "threads" or "alone".
         backend: "host", "sim", "cuda" or "hip".
         num_channels: Number of channels, for the `channel` arguments.
         context: The part of the communicator that its calls use; for modules of KCCL.
-        all_gather, all_reduce, barrier, broadcast, reduce_scatter: See kccl/collectives.
+        all_reduce and every other collective: See kccl/collectives.
         put, get, signal, wait: See kccl/collectives/one_sided.py.
+        send, recv, isend, irecv, group: See kccl/collectives/point_to_point.py.
         window, empty, device_comm: See kccl/collectives/symmetric.py.
     """
 
-    # The texts are for help(). C answers these calls, without a Python frame in between.
-    __slots__ = {
-        "all_gather": AllGather.__doc__,
-        "all_reduce": AllReduce.__doc__,
-        "barrier": Barrier.__doc__,
-        "broadcast": Broadcast.__doc__,
-        "reduce_scatter": ReduceScatter.__doc__,
-    }
-    all_gather: AllGather
-    all_reduce: AllReduce
-    barrier: Barrier
-    broadcast: Broadcast
-    reduce_scatter: ReduceScatter
+    __slots__ = TEXTS
 
     __reduce_ex__ = not_copied(
         "a communicator belongs to its process", "call kccl.init() in each process"
@@ -112,13 +102,21 @@ class Communicator(OneSided, Symmetric):
 
         `timeout` is how many seconds each wait for the other ranks may last here.
         """
-        if ranks.world_size > abi.MAX_WORLD_SIZE:
+        if ranks.world_size > opens.most_ranks:
             raise InvalidArgument(
-                f"world_size is {ranks.world_size}, must be at most {abi.MAX_WORLD_SIZE}"
+                f"world_size is {ranks.world_size}, must be at most {opens.most_ranks} on backend "
+                f"{opens.name!r}"
+            )
+        if ranks.homes and not opens.spans_nodes:
+            raise BackendError(
+                f"the ranks are on several nodes, and backend {opens.name!r} works within one: "
+                "use backend 'host', or start a job on each node"
             )
         self.rank = ranks.rank
         self.world_size = ranks.world_size
         self.local_rank = local_rank
+        self.node = ranks.homes[ranks.rank].node if ranks.homes else 0
+        self.num_nodes = len({home.node for home in ranks.homes}) or 1
         self.launcher = launcher
         self.backend = opens.name
         self.num_channels = settings.num_channels
@@ -147,11 +145,8 @@ class Communicator(OneSided, Symmetric):
                     setattr(self._backend.state, name, limit)
                 self.context = Context(ranks, self._backend, env, settings.num_channels)
                 super().__init__()
-                self.all_gather = AllGather(self.context)
-                self.all_reduce = AllReduce(self.context)
-                self.broadcast = Broadcast(self.context)
-                self.reduce_scatter = ReduceScatter(self.context)
-                self.barrier = barrier(self.context)
+                self._open_messages()
+                make_all(self, self.context)
                 self._meet_at_start(timeout)
             except BaseException:
                 self._backend.leave()
@@ -181,11 +176,13 @@ class Communicator(OneSided, Symmetric):
         """Most seconds that one wait may last, in every call; on GPUs at least a millisecond.
 
         A value that is set here holds for all calls. What split() and shrink() make has the limits
-        that this communicator has then. Where nobody has set it, the limit is KCCL_TIMEOUT, and
-        KCCL_FIRST_TIMEOUT until the first call has completed, also after reset(). On a GPU the
-        calls that return when they are enqueued do not count as a first call for the others, as
-        split(). kccl.init() has KCCL_FIRST_TIMEOUT. Simulated calls count virtual time; split() and
-        the like have KCCL_FIRST_TIMEOUT there. Any thread may set it at any time.
+        that this communicator has then. With more than 8 ranks a call has steps. Each step with
+        other ranks may wait an eighth longer than the one before it. Where nobody has set it, the
+        limit is KCCL_TIMEOUT, and KCCL_FIRST_TIMEOUT until the first call has completed, also after
+        reset(). On a GPU the calls that return when they are enqueued do not count as a first call
+        for the others, as split(). kccl.init() has KCCL_FIRST_TIMEOUT. Simulated calls count
+        virtual time; split() and the like have KCCL_FIRST_TIMEOUT there. Any thread may set it at
+        any time.
         """
         return float(self._backend.state.limit_ns / 1e9)
 
@@ -200,6 +197,11 @@ class Communicator(OneSided, Symmetric):
         from .topology import discover
 
         return discover()
+
+    @property
+    def layout(self) -> str:
+        """How KCCL_LAYOUT says that threads are placed on cores: "topology" or "flat"."""
+        return self._env.layout
 
     def check(self) -> None:
         """Raises if an earlier call is known to have failed. Does not wait.
@@ -221,7 +223,7 @@ class Communicator(OneSided, Symmetric):
 
     def algorithms(self, collective: str) -> list[str]:
         """Names of a collective's algorithms, for the `algorithm` arguments."""
-        return specs.algorithms(collective)
+        return self.context.plan.algorithms(collective)
 
     def _refuse_in_fork(self) -> None:
         """Makes every use an error. From then on close() does not tell the parent's peers."""
@@ -268,9 +270,9 @@ class Communicator(OneSided, Symmetric):
     def reset(self) -> None:
         """Makes the communicator usable again after a time-out. Collective; needs all ranks alive.
 
-        Drops all unfinished calls and signals. Until reset() succeeds, all calls fail except
-        reset(), shrink() and close(). On a GPU it first waits for all work on the device, also of
-        other libraries.
+        Drops all unfinished calls, messages and signals. Until reset() succeeds, all calls fail
+        except reset(), shrink() and close(). On a GPU it first waits for all work on the device,
+        also of other libraries.
 
         Raises:
             PeerLost: A rank is gone; use shrink().
@@ -281,6 +283,7 @@ class Communicator(OneSided, Symmetric):
 
         def clear() -> None:
             self._backend.clear()
+            self._drop_messages()
             state.status = lib.kKcclAborted
 
         with self.context.alone():
@@ -311,8 +314,9 @@ class Communicator(OneSided, Symmetric):
             # Peers that still wait in a call, perhaps for this rank, get an error and can come too.
             self.context.give_up()
             smaller = survivors.shrink(self._mesh, self._part, self.context.limit_s())
-            self.close()
-            return smaller
+        # Within alone(), close() would leave the memory to the call that is under way.
+        self.close()
+        return smaller
 
     def _part(self, ranks: Mesh) -> "Communicator":
         """A communicator of the ranks of a mesh. Collective among them."""
@@ -361,9 +365,9 @@ class Communicator(OneSided, Symmetric):
         finally:
             self._mesh.close()
             self._backend.state.status = lib.kKcclClosed
-            for known in (self.all_gather, self.all_reduce, self.broadcast, self.reduce_scatter):
-                known.forget()
+            forget_all(self)
             self._forget_one_sided()
+            self._forget_messages()
             lifetime.discard(self)
             if not self._backend.context.is_used:
                 self._backend.drop_memory()

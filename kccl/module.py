@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _COMM_BYTES = ffi.sizeof("KcclDeviceComm")
 _PASS_IT = "pass comm.device_comm(), by which the kernel reaches its peers"
-# Those that are this machine's CPU.
+# The targets that run on this machine's CPU.
 _ON_CPU = ("sim", "host")
 TARGETS = (*GPUS, "host")
 _WINDOW_BYTES: int = ffi.sizeof("KcclWindow")
@@ -75,7 +75,7 @@ class Module:
         return dict(zip(self.names, self._load(), strict=True))
 
     def kernel(self, name: str) -> "Kernel":
-        """The kernel with this name.
+        """Returns the kernel with this name.
 
         Raises:
             InvalidArgument: The module has no such kernel.
@@ -173,7 +173,7 @@ class Kernel:
         current = next((each.stream for _, each in pointers), None)
         if stream is None and current is not None:
             stream = current()
-        if self.module.target != "sim" and any(isinstance(arg, DeviceComm) for arg in args):
+        if any(isinstance(arg, DeviceComm) for arg in args):
             comm.context.check_agreement(
                 f"launch of {self.name}, grid {grid}, block {block}, shared_bytes {shared_bytes}"
             )
@@ -189,7 +189,8 @@ class Kernel:
         del keep
 
     def pack(self, args: Sequence[Any]) -> tuple[bytes, list[Any]]:
-        """The bytes of the arguments one after another, and objects that keep their memory alive.
+        """Returns the bytes of the arguments one after another, and objects that keep their memory
+        alive.
 
         Raises:
             InvalidArgument: The number of arguments, or the size of one, is not the kernel's, or a
@@ -238,14 +239,16 @@ def _a(arg: Any) -> str:
 
 
 def _is_struct(arg: Any) -> bool:
-    """Whether an argument may be passed by value as a struct."""
+    """Tells whether an argument may be passed by value as a struct."""
     import numpy as np
 
     return isinstance(arg, DeviceComm | np.generic | ctypes.Structure | ctypes.Union)
 
 
 def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tuple[bytes, Any]:
-    """The bytes of an argument as the kernel gets it, and an object that keeps its memory alive."""
+    """Returns the bytes of an argument as the kernel gets it, and an object that keeps its memory
+    alive.
+    """
     import numpy as np
 
     if isinstance(arg, DeviceComm):
@@ -273,7 +276,7 @@ def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tu
 
 
 def _number(arg: Any, name: str, num_bytes: int, kind: str) -> bool | int | float | None:
-    """The number that an argument is; None if its bytes are what the kernel gets."""
+    """Returns the number that an argument is; None if its bytes are what the kernel gets."""
     import numpy as np
 
     is_known = kind in scalars.NUMBERS
@@ -295,7 +298,9 @@ def _number(arg: Any, name: str, num_bytes: int, kind: str) -> bool | int | floa
 
 
 def _alone(number: Any) -> bytes:
-    """What a number is without a parameter to fit; the message that refuses it gives its size."""
+    """Returns what a number is without a parameter to fit; the message that refuses it gives its
+    size.
+    """
     return bytes(ctypes.c_double(number) if isinstance(number, float) else ctypes.c_int64(number))
 
 

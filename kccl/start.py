@@ -8,13 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .backends.base import Opener
-from .backends.openers import OF_PROCESSES, OF_THREADS, opener
+from .backends.openers import OF_PROCESSES, OF_THREADS, most_ranks, opener
 from .base import arguments
-from .base.abi import MAX_WORLD_SIZE
 from .base.env import Env, read, read_what_is_right
 from .base.errors import BackendError, Error, InvalidArgument, ProtocolError, WaitFailed
 from .comm import Communicator
-from .ranks import bootstrap, job
+from .ranks import agreement, bootstrap, job
 from .ranks.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ def _check_backend(backend: str, known: Sequence[str]) -> None:
         )
 
 
-def init(backend: str = "auto") -> Communicator:
-    """Makes the communicator of all ranks of this job. Collective.
+def init(backend: str = "auto", *, comm: Any = None) -> Communicator:
+    """Makes the communicator of all ranks of this job, or of a communicator of MPI. Collective.
 
     Works under mpirun, torchrun, srun and `kccl run`, and without a launcher as one rank. Under
     mpirun a process whose init() timed out does not end alone: MPI_Finalize, which mpi4py calls at
@@ -45,13 +44,19 @@ def init(backend: str = "auto") -> Communicator:
             on AMD's. On a GPU the rank uses the one that is current in this thread. If none is
             current, it uses the GPU with the number of its local rank. HIP does not tell GPU 0 from
             none.
+        comm: An intracommunicator of mpi4py, as MPI.COMM_WORLD or what its Split() returned. Its
+            ranks make the communicator, with the same numbers, and only they call init(). It stays
+            usable, and the caller's to free. If it spans nodes, it must have all ranks of
+            MPI.COMM_WORLD in their order. None: all ranks of the job.
 
     Raises:
         BackendError: The backend, or the launcher's library, is not available on this machine. Or
             this process is a helper of a rank, is in other namespaces than `kccl run`, or may open
             too few files. Or the communicator could not be made on some rank, whose number and
             reason the text has.
-        InvalidArgument: Environment variables are wrong, are missing or differ between ranks.
+        InvalidArgument: Environment variables are wrong, are missing or differ between ranks. Or
+            `comm` is no intracommunicator: where only some ranks give a wrong one, the others wait
+            for KCCL_FIRST_TIMEOUT.
         Timeout, PeerLost: A rank did not come, or went.
     """
     wrong: Error | None = None
@@ -71,13 +76,13 @@ def init(backend: str = "auto") -> Communicator:
     if wrong is not None:
         # Whatever else goes wrong follows from that.
         with suppress(Error):
-            bootstrap.refuse(bootstrap.detect(env, os.environ), wrong)
+            bootstrap.refuse(bootstrap.detect(env, os.environ, comm), wrong)
         raise wrong
-    job_rank = bootstrap.detect(env, os.environ)
+    job_rank = bootstrap.detect(env, os.environ, comm)
     return join(job_rank, env, lambda: opener(backend, "of_process", job_rank.local_rank))
 
 
-def join(job_rank: bootstrap.JobRank, env: Env, find: Callable[[], Opener]) -> Communicator:
+def join(job_rank: job.JobRank, env: Env, find: Callable[[], Opener]) -> Communicator:
     """Makes the communicator of all ranks of a job. Collective.
 
     Args:
@@ -87,22 +92,20 @@ def join(job_rank: bootstrap.JobRank, env: Env, find: Callable[[], Opener]) -> C
             others.
 
     Raises:
-        InvalidArgument: Settings differ between ranks.
+        InvalidArgument: Settings differ between ranks, or KCCL_ALGORITHM is unknown.
         BackendError: It could not be made on some rank, whose number and reason the text has.
         Timeout, PeerLost: A rank did not come, or went.
     """
     size = job_rank.world_size
-    try:
+    with bootstrap.telling(job_rank):
+        agreement.check_algorithm(env)
         needed = _DESCRIPTORS + _OF_A_PEER * (size - 1)
         job.check_descriptors(needed, f"kccl.init() of {size} ranks")
-    except BackendError as error:
-        bootstrap.refuse(job_rank, error)
-        raise
-    ranks = bootstrap.connect(job_rank, env.first_timeout)
+    ranks = bootstrap.connect(job_rank, env.first_timeout, env.ranks_per_node)
     try:
         return _meet(ranks, env, job_rank.launcher, job_rank.local_rank, find)
     except BaseException:
-        # So the peers see at once that this rank gave up.
+        # Closing tells the peers at once that this rank gave up.
         ranks.close()
         raise
 
@@ -110,7 +113,7 @@ def join(job_rank: bootstrap.JobRank, env: Env, find: Callable[[], Opener]) -> C
 def _meet(
     ranks: Mesh, env: Env, launcher: str, local_rank: int, find: Callable[[], Opener]
 ) -> Communicator:
-    """The communicator of ranks that are connected. Collective; see join()."""
+    """Returns the communicator of ranks that are connected. Collective; see join()."""
     with ranks.call("start-up"):
         opens = find()
         settings = opens.settings(env.epoch_bits)
@@ -150,7 +153,7 @@ def run_threads(
 
     Args:
         main: The program of each rank.
-        world_size: Number of ranks, 1 to 8.
+        world_size: Number of ranks: 1 to 64 on the host, 1 to 8 on the other backends.
         backend: "auto" or "host", "cuda", "hip" or "sim".
         timeout: As `comm.timeout`; KCCL_TIMEOUT when None.
         seed: The only seed of the simulation. The same seed gives the same run.
@@ -170,8 +173,14 @@ def run_threads(
         Exception: Whatever `main` raised. On the simulator a note has the seed.
     """
     _check_backend(backend, OF_THREADS)
-    world_size = arguments.between("world_size", world_size, 1, MAX_WORLD_SIZE)
+    world_size = arguments.between("world_size", world_size, 1, most_ranks(backend))
     env = read()
+    agreement.check_algorithm(env)
+    if env.ranks_per_node:
+        raise InvalidArgument(
+            f"KCCL_RANKS_PER_NODE is {env.ranks_per_node}, must be unset: nodes exchange by "
+            "MPI, where all threads of a process are one rank"
+        )
     connect = partial(_connect, env=env, backend=backend)
     simulated: dict[str, Any] = {"seed": seed, "seeds": seeds, "warp_size": warp_size}
     simulated |= {"model": model, "trace": trace}
@@ -179,6 +188,9 @@ def run_threads(
     if backend != "sim":
         for name, value in given.items():
             raise InvalidArgument(f"{name} is {value!r}, must be None: backend is {backend!r}")
+        # A stream between each two, and the memory of a team while it is mapped.
+        needed = world_size * (world_size - 1 + _OF_A_PEER)
+        job.check_descriptors(needed, f"kccl.run_threads() of {world_size} ranks")
         streams = bootstrap.thread_streams(world_size)
         meshes = [Mesh(rank, world_size, streams[rank]) for rank in range(world_size)]
         return _run(main, meshes, connect, timeout)
@@ -201,7 +213,7 @@ def run_threads(
 
 
 def _seeds(seed: Any, seeds: Any, default: int) -> Collection[int]:
-    """The seeds that run_threads() runs a program under; its arguments, and KCCL_SEEDS.
+    """Returns the seeds that run_threads() runs a program under; its arguments, and KCCL_SEEDS.
 
     Raises:
         InvalidArgument: They name no seed, or both are given.
@@ -216,13 +228,13 @@ def _seeds(seed: Any, seeds: Any, default: int) -> Collection[int]:
             raise InvalidArgument(f"seeds is {seeds!r}, must have a seed")
         return seeds
     if isinstance(seeds, Iterator):
-        # It may have no end.
+        # The iterable may have no end.
         raise InvalidArgument(f"seeds is {seeds!r}, must be a number or a list of seeds")
     return range(arguments.between("seeds", seeds, 1, 2**31 - 1))
 
 
 def _connect(ranks: Mesh, rank: int, env: Env, backend: str) -> Communicator:
-    """The communicator of a rank that is a thread."""
+    """Returns the communicator of a rank that is a thread."""
     return _meet(ranks, env, "threads", rank, lambda: opener(backend, "of_thread", rank))
 
 
@@ -248,7 +260,7 @@ def _run(
             if timeout is not None:
                 comm.timeout = timeout
             results[rank] = main(comm)
-            # As at the end of a process: waits for this rank fail.
+            # From here on waits for this rank fail, as at the end of a process.
             comm.close()
         except BaseException as error:
             errors.append(error)

@@ -3,7 +3,8 @@
 namespace kccl::host {
 namespace {
 
-// The last type of arrays that offered DLPack's C interface, and what it offered. Programs use one.
+// The last type of arrays that offered DLPack's C interface, and the interface. Most programs use
+// one type.
 PyObject* exchange_type = nullptr;
 const DlpackExchange* exchange = nullptr;
 
@@ -12,7 +13,7 @@ PyObject* unmasked_type = nullptr;
 
 PyObject* name_of(const char* text) { return PyUnicode_InternFromString(text); }
 
-// Whether arrays of this type give their memory by DLPack's C interface.
+// Tells whether arrays of this type give their memory by DLPack's C interface.
 bool offers_exchange(PyObject* type) {
     if (type == exchange_type) return true;
     PyObject* capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
@@ -37,8 +38,8 @@ bool has_attribute(PyObject* object, PyObject* name) {
     return found != nullptr;
 }
 
-// Whether arrays of this type mask elements, as NumPy's masked arrays do: their buffers show masked
-// elements too. kccl/base/arrays.py refuses such arrays, by the same rule.
+// Tells whether arrays of this type mask elements, as NumPy's masked arrays do: their buffers show
+// masked elements too. kccl/base/arrays.py refuses such arrays, by the same rule.
 bool has_mask(PyObject* type) {
     if (type == unmasked_type) return false;
     static PyObject* const mask = name_of("mask");
@@ -48,20 +49,27 @@ bool has_mask(PyObject* type) {
     return false;
 }
 
+// Tells whether a method returns false. Arrays of other libraries may lack it.
+bool is_denied(PyObject* array, PyObject* method) {
+    PyObject* said = PyObject_CallMethodObjArgs(array, method, nullptr);
+    PyErr_Clear();
+    Py_XDECREF(said);
+    return said == nullptr || said == Py_False;
+}
+
 // PyTorch's function gives the memory of tensors that must not be used as they are: of those that
-// record gradients, and of views that negate what they show.
-bool is_plain(PyObject* array) {
+// record gradients, and of views that negate or conjugate what they show.
+bool is_plain(PyObject* array, const DlpackTensor& tensor) {
     static PyObject* const requires_grad = name_of("requires_grad");
     static PyObject* const is_neg = name_of("is_neg");
-    // Arrays of other libraries have neither.
+    static PyObject* const is_conj = name_of("is_conj");
+    // Arrays of other libraries lack this method.
     PyObject* records = PyObject_GetAttr(array, requires_grad);
     PyErr_Clear();
     Py_XDECREF(records);
     if (records != nullptr && records != Py_False) return false;
-    PyObject* negates = PyObject_CallMethodObjArgs(array, is_neg, nullptr);
-    PyErr_Clear();
-    Py_XDECREF(negates);
-    return negates == nullptr || negates == Py_False;
+    // Only complex numbers have a conjugate.
+    return is_denied(array, is_neg) && (tensor.code != kDlpackComplex || is_denied(array, is_conj));
 }
 
 }  // namespace
@@ -72,7 +80,7 @@ bool Argument::look_by_dlpack(PyObject* array) {
         PyErr_Clear();
         return false;
     }
-    if (!is_contiguous(tensor) || !is_plain(array)) return false;
+    if (!is_contiguous(tensor) || !is_plain(array, tensor)) return false;
     address_ = reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset;
     num_bytes_ = kccl::host::num_bytes(tensor);
     type_ = reinterpret_cast<PyObject*>(Py_TYPE(array));

@@ -1,5 +1,5 @@
-// The memory of an array that Python passes: by DLPack's C interface where its type has that, else
-// by the buffer protocol.
+// The memory of an array that Python passes: by DLPack's C interface if its type has that, else by
+// the buffer protocol.
 #pragma once
 
 #include "dlpack.h"
@@ -17,8 +17,8 @@ class Argument {
         Py_XDECREF(dtype_);
     }
 
-    // Looks at an array. False, without an exception: it is none that C can use at once, and Python
-    // has to say what is wrong with it, if anything is.
+    // Looks at an array. Returns false without an exception if C cannot use the array. Then Python
+    // must find out what is wrong with it, if anything is.
     bool look(PyObject* array, bool is_written);
 
     uint64_t address() const { return address_; }
@@ -27,11 +27,11 @@ class Argument {
     PyObject* type() const { return type_; }
     // Its `dtype`. Borrowed.
     PyObject* dtype() const { return dtype_; }
-    // Where its memory is.
+    // The address of its memory.
     DlpackDevice device() const { return device_; }
 
-    // The stream that the library of an array on a GPU uses now. False, without an exception: C
-    // cannot know it.
+    // Gets the stream that the array's library uses on its GPU now. Returns false without an
+    // exception if C cannot know it.
     bool current_stream(uint64_t* stream) const;
 
   private:

@@ -11,11 +11,14 @@ from cffi import FFI
 
 CSRC = Path(__file__).resolve().parents[1]
 ENGINE = CSRC.parent / "engine"
-# Where files lie that are written before the compiler runs.
+# The folder of files that are written before the compiler runs.
 GENERATED = Path("build", "generated")
 DECLARATIONS = (
     CSRC / "include/kccl/abi.inc",
     CSRC / "host/api.inc",
+    CSRC / "host/nodes.inc",
+    CSRC / "host/chain.inc",
+    CSRC / "host/routes.inc",
     CSRC / "sim/api.inc",
     ENGINE / "abi.inc",
     ENGINE / "host/api.inc",
@@ -23,13 +26,22 @@ DECLARATIONS = (
 
 SOURCES = [
     "host/core.cpp",
+    "host/chain.cpp",
+    "host/routes.cpp",
+    "host/far_link.cpp",
+    "host/mpi_progress.cpp",
+    "host/nodes.cpp",
     "host/idle.cpp",
     "host/probe.cpp",
     "host/arguments.cpp",
     "host/dispatcher.cpp",
     "host/fastcall.cpp",
+    "host/group.cpp",
     "host/gpu.cpp",
+    "host/messages.cpp",
     "host/one_sided.cpp",
+    "host/postings.cpp",
+    "host/scaled.cpp",
     "host/kernels_baseline.cpp",
     "host/kernels_x86_64_v3.cpp",
     "host/kernels_x86_64_v4.cpp",
@@ -64,15 +76,20 @@ ENGINE_SOURCES = [
     "compute_baseline.cpp",
     "compute_x86_64_v3.cpp",
     "compute_x86_64_v4.cpp",
+    "compute_x86_64_vnni.cpp",
+    "drafts.cpp",
     "engine.cpp",
+    "experts.cpp",
+    "generate.cpp",
     "logits.cpp",
     "pass.cpp",
     "sampler.cpp",
+    "tasks.cpp",
 ]
 
 
 def write_kernel_table() -> None:
-    """Writes the host's table of kernels, unless it is there as it should be."""
+    """Writes the host's table of kernels, unless it is up to date."""
     sys.path.insert(0, str(Path.cwd()))
     from kccl.csrc.host.kernel_table import kernel_table
 
@@ -85,9 +102,16 @@ def write_kernel_table() -> None:
 write_kernel_table()
 ffibuilder = FFI()
 ffibuilder.cdef("".join(path.read_text() for path in DECLARATIONS))
+# A drafter in Python: a KcclEngineDrafter of the host executor.
+ffibuilder.cdef(
+    'extern "Python" uint32_t kccl_engine_ask_python(void *, const int32_t *, uint32_t, uint32_t, '
+    "int32_t *);"
+)
 ffibuilder.set_source(
     "kccl._core",
-    '#include "csrc/host/host.h"\nextern "C" {\n#include "csrc/sim/api.inc"\n'
+    '#include "csrc/host/host.h"\nextern "C" {\n'
+    '#include "csrc/host/nodes.inc"\n#include "csrc/host/chain.inc"\n'
+    '#include "csrc/host/routes.inc"\n#include "csrc/sim/api.inc"\n'
     '#include "engine/abi.inc"\n#include "engine/host/api.inc"\n}\n',
     sources=[
         *(f"kccl/csrc/{name}" for name in SOURCES),

@@ -21,7 +21,8 @@ struct InstructionSet {
 constexpr uint64_t kYmm = 0x06, kZmm = 0xe6;
 __attribute__((target("xsave"))) uint64_t saved_registers() { return _xgetbv(0); }
 
-// Why not __builtin_cpu_supports: the clang of the ziglang wheel lacks its run-time part.
+// __builtin_cpu_supports is not used, because the clang of the ziglang wheel lacks its run-time
+// part.
 const InstructionSet* best_of_x86_64() {
     static constexpr InstructionSet kV3 = {"x86-64-v3", &kKernelsV3};
     static constexpr InstructionSet kV4 = {"x86-64-v4", &kKernelsV4};
@@ -53,8 +54,8 @@ const InstructionSet& instruction_set() {
 // A peer that has sent its packets describes its call right behind them, unless it is interrupted.
 constexpr uint64_t kDescribesWithinNs = 1'000'000;
 
-// Compares a call that has just been made with what the peers say about theirs. This rank has not
-// entered its next call, so what they say is still there.
+// Compares a call that has just been made with the peers' descriptions of theirs. This rank has not
+// entered its next call, so these descriptions are still there.
 void compare_once(KcclHostOp* op) {
     const DeviceComm& comm = op->call.comm;
     if (status_of(comm) != kKcclOk) return;
@@ -73,6 +74,11 @@ void compare_once(KcclHostOp* op) {
 }
 
 }  // namespace
+
+RowsReducer rows_reducer(uint32_t dtype, uint32_t op) {
+    return instruction_set().kernels->rows[dtype][op];
+}
+
 }  // namespace kccl::host
 
 extern "C" {

@@ -1,38 +1,51 @@
-// Makes calls that were made before, without Python: Dispatcher(slow, option, is_positional).
+// Repeats calls that were made before, without Python: Dispatcher(slow, (first, second),
+// is_positional), with the names of the options, which may be "".
 //
-//   dispatcher(x), dispatcher(x, out=out), either with option=value;
-//   dispatcher(x, value) too if the option is positional
+//   dispatcher(x), dispatcher(x, out=out), dispatcher(None, out=out), each with first=value and
+//   second=value; dispatcher(x, value) too if the first option is positional
 //
-// This finds the call for x's dtype and size, out's size and the value, points it at the arrays and
-// makes it. Unknown calls and wrong arguments go to `slow`, which raises the error. learn() teaches
-// a call.
+// This finds the call for x's dtype and size, out's size and the values, points it at the arrays
+// and makes it. Unknown calls and wrong arguments go to `slow`, which raises the error. learn()
+// teaches a call.
 #include "arguments.h"
 
 namespace kccl::host {
 namespace {
 
-// A call taught by `learn`: for arrays of this dtype object and size, on this device, which give
-// their memory as those did, and this object as the option's value (null: not given). Values are
+// The values of a call's options; null: not given.
+struct Values {
+    PyObject* first;
+    PyObject* second;
+    bool operator==(const Values&) const = default;
+};
+
+// A call taught by `learn`. It is for arrays of this dtype object and size, on this device, that
+// give their memory in the same way, and for these objects as the options' values. Values are
 // compared by identity: literals in a program are one object.
 struct Known {
     PyObject* dtype;
     PyObject* type;  // as Argument::type()
-    PyObject* value;
+    Values values;
     DlpackDevice device;
     Py_ssize_t num_bytes;
     Py_ssize_t out_bytes;   // 0: x is the result, and no out is given
     Py_ssize_t own_offset;  // where in the larger of x and out this rank's chunk begins, in bytes
+    int has_result;         // 0: on this rank the call returns None
+    int lacks_x;            // this rank gives None for x, and the sizes are those of out
     KcclHostOp* op;         // on a GPU a KcclGpuOp's
     PyObject* owner;        // keeps `op` alive
     PyObject* on_failure;
 };
 
 constexpr uint32_t kKnown = 64;  // a power of two
+// How many places a call may have. So many calls with one first place do not evict each other.
+constexpr uint32_t kPlaces = 4;
 
 struct Dispatcher {
     PyObject_HEAD
     PyObject* slow;
-    PyObject* option;
+    PyObject* first;
+    PyObject* second;
     PyObject* out_name;
     int is_positional;
     Known known[kKnown];
@@ -40,40 +53,60 @@ struct Dispatcher {
 
 Dispatcher* as_dispatcher(PyObject* self) { return reinterpret_cast<Dispatcher*>(self); }
 
-Known* known_at(Dispatcher* self, PyObject* dtype, PyObject* value, Py_ssize_t num_bytes,
+bool is_of(const Known& known, PyObject* dtype, const Values& values, Py_ssize_t num_bytes,
+           Py_ssize_t out_bytes) {
+    return known.dtype == dtype && known.values == values && known.num_bytes == num_bytes &&
+           known.out_bytes == out_bytes;
+}
+
+// Returns the place of a call: the one that has it, else a free one, else its first one.
+Known* known_at(Dispatcher* self, PyObject* dtype, const Values& values, Py_ssize_t num_bytes,
                 Py_ssize_t out_bytes) {
     const uint64_t key =
-        (reinterpret_cast<uint64_t>(dtype) ^ reinterpret_cast<uint64_t>(value) * 3) +
+        (reinterpret_cast<uint64_t>(dtype) ^ reinterpret_cast<uint64_t>(values.first) * 3 ^
+         reinterpret_cast<uint64_t>(values.second) * 5) +
         static_cast<uint64_t>(num_bytes + 3 * out_bytes) * 0x9E3779B97F4A7C15u;
-    return &self->known[(key >> 40 ^ key >> 20 ^ key >> 6) % kKnown];
+    const uint64_t home = key >> 40 ^ key >> 20 ^ key >> 6;
+    for (uint32_t i = 0; i < kPlaces; ++i) {
+        Known& known = self->known[(home + i) % kKnown];
+        // Calls are forgotten all at once, so a free place ends the search.
+        if (known.dtype == nullptr || is_of(known, dtype, values, num_bytes, out_bytes)) {
+            return &known;
+        }
+    }
+    return &self->known[home % kKnown];
 }
 
 int dispatcher_init(PyObject* self, PyObject* args, PyObject*) {
-    PyObject *slow, *option;
+    PyObject *slow, *first, *second;
     int is_positional;
-    if (!PyArg_ParseTuple(args, "OUp", &slow, &option, &is_positional)) return -1;
+    if (!PyArg_ParseTuple(args, "O(UU)p", &slow, &first, &second, &is_positional)) return -1;
     as_dispatcher(self)->is_positional = is_positional;
     PyObject* out_name = PyUnicode_InternFromString("out");
     if (out_name == nullptr) return -1;
     set_reference(&as_dispatcher(self)->slow, Py_NewRef(slow));
-    set_reference(&as_dispatcher(self)->option, Py_NewRef(option));
+    set_reference(&as_dispatcher(self)->first, Py_NewRef(first));
+    set_reference(&as_dispatcher(self)->second, Py_NewRef(second));
     set_reference(&as_dispatcher(self)->out_name, out_name);
     return 0;
 }
 
-// The arguments of a call but for x, null when not given. False: there is something else.
-bool only_known_arguments(Dispatcher* self, PyObject* args, PyObject* kwargs, PyObject** value,
+// Reads the arguments of a call except x; null when not given. Returns false if there are others.
+bool only_known_arguments(Dispatcher* self, PyObject* args, PyObject* kwargs, Values* values,
                           PyObject** out) {
-    *value = *out = nullptr;
+    *values = {nullptr, nullptr};
+    *out = nullptr;
     const Py_ssize_t count = PyTuple_Size(args);
     if (count != 1 && !(count == 2 && self->is_positional)) return false;
-    if (count == 2) *value = PyTuple_GetItem(args, 1);
+    if (count == 2) values->first = PyTuple_GetItem(args, 1);
     if (kwargs == nullptr) return true;
     Py_ssize_t position = 0;
     PyObject *name, *given;
     while (PyDict_Next(kwargs, &position, &name, &given) != 0) {
-        if (*value == nullptr && is_name(name, self->option)) {
-            *value = given;
+        if (values->first == nullptr && is_name(name, self->first)) {
+            values->first = given;
+        } else if (is_name(name, self->second)) {
+            values->second = given;
         } else if (is_name(name, self->out_name)) {
             *out = given;
         } else {
@@ -83,7 +116,8 @@ bool only_known_arguments(Dispatcher* self, PyObject* args, PyObject* kwargs, Py
     return true;
 }
 
-// True when the smaller of the two lies at its own_offset in the larger, or they do not overlap.
+// Returns true if the smaller of the two lies at its own_offset in the larger, or they do not
+// overlap.
 bool may_be_used(const Argument& x, const Argument& out, Py_ssize_t own_offset) {
     const uint64_t x_begin = x.address(), out_begin = out.address();
     if (x_begin + x.num_bytes() <= out_begin || out_begin + out.num_bytes() <= x_begin) return true;
@@ -91,16 +125,17 @@ bool may_be_used(const Argument& x, const Argument& out, Py_ssize_t own_offset) 
                                            : out_begin == x_begin + own_offset;
 }
 
-// The taught call for the arrays and the value; null when the slow path must look. `out` may be
-// null.
-Known* find(Dispatcher* self, PyObject* x, PyObject* out, PyObject* value, Argument& x_memory,
-            Argument& out_memory) {
+// Returns the taught call for the arrays and the values; null if the slow path must look. `out` may
+// be null. lacks_x: the caller gave None for x, and `x` is `out`.
+Known* find(Dispatcher* self, PyObject* x, PyObject* out, const Values& values, bool lacks_x,
+            Argument& x_memory, Argument& out_memory) {
     if (!x_memory.look(x, out == nullptr)) return nullptr;
     if (out != nullptr && !out_memory.look(out, true)) return nullptr;
     const Py_ssize_t out_bytes = out_memory.num_bytes();
-    Known* known = known_at(self, x_memory.dtype(), value, x_memory.num_bytes(), out_bytes);
+    Known* known = known_at(self, x_memory.dtype(), values, x_memory.num_bytes(), out_bytes);
     const bool is_taught = known->dtype == x_memory.dtype() && known->type == x_memory.type() &&
-                           known->device == x_memory.device() && known->value == value &&
+                           known->device == x_memory.device() && known->values == values &&
+                           (known->lacks_x != 0) == lacks_x &&
                            known->num_bytes == x_memory.num_bytes() &&
                            known->out_bytes == out_bytes;
     if (!is_taught) return nullptr;
@@ -113,7 +148,8 @@ Known* find(Dispatcher* self, PyObject* x, PyObject* out, PyObject* value, Argum
 
 bool is_on_gpu(const Known& known) { return known.device.type != kDlpackCpu; }
 
-// The stream for a call on x; unchanged on the host. False: the slow path must look.
+// Finds the stream for a call on x; leaves it unchanged on the host. Returns false if the slow path
+// must look.
 bool find_stream(const Known& known, const Argument& x, uint64_t* stream) {
     if (!is_on_gpu(known)) return true;
     // The slow path notes the library of the last arrays, because barrier() follows its stream.
@@ -142,22 +178,27 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         PyErr_SetString(PyExc_TypeError, "Dispatcher has not been initialised");
         return nullptr;
     }
-    PyObject *value, *out;
-    if (only_known_arguments(dispatcher, args, kwargs, &value, &out)) {
+    Values values;
+    PyObject* out;
+    if (only_known_arguments(dispatcher, args, kwargs, &values, &out)) {
         PyObject* x = PyTuple_GetItem(args, 0);
-        // They hold buffers until the call has ended. A tensor lives as long as the arguments.
+        const bool lacks_x = x == Py_None && out != nullptr;
+        if (lacks_x) x = out;
+        // These hold buffers until the call has ended. A tensor lives as long as the arguments.
         Argument x_memory, out_memory;
-        const Known* known = find(dispatcher, x, out, value, x_memory, out_memory);
+        const Known* known = find(dispatcher, x, out, values, lacks_x, x_memory, out_memory);
         uint64_t stream = 0;
         if (known != nullptr && find_stream(*known, x_memory, &stream)) {
-            // Another thread may teach another call in its place meanwhile.
+            // Meanwhile another thread may teach another call in its place.
             KcclHostOp* op = known->op;
             PyObject* on_failure = Py_NewRef(known->on_failure);
             PyObject* owner = Py_NewRef(known->owner);
+            PyObject* returned = out == nullptr ? x : out;
+            if (known->has_result == 0) returned = Py_None;
             const uint64_t output = (out == nullptr ? x_memory : out_memory).address();
             PyObject* result =
                 make_call(op, x_memory.address(), output, is_on_gpu(*known) ? &stream : nullptr,
-                          out == nullptr ? x : out, on_failure);
+                          returned, on_failure);
             Py_DECREF(owner);
             Py_DECREF(on_failure);
             return result;
@@ -169,36 +210,42 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 void forget(Known& known) {
     Py_CLEAR(known.dtype);
     Py_CLEAR(known.type);
-    Py_CLEAR(known.value);
+    Py_CLEAR(known.values.first);
+    Py_CLEAR(known.values.second);
     Py_CLEAR(known.owner);
     Py_CLEAR(known.on_failure);
 }
 
-// learn(dtype, type, device, num_bytes, value, out_bytes, own_offset, address, owner, on_failure).
-// A type of None means "by the buffer protocol", a value of ... "not given". `device` is DLPack's
-// pair of type and id.
+// learn(dtype, type, device, num_bytes, (first, second), out_bytes, own_offset, has_result,
+// lacks_x, address, owner, on_failure). A type of None means "by the buffer protocol", a value of
+// ... "not given". `device` is DLPack's pair of type and id.
 PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
-    PyObject *dtype, *type, *value, *owner, *on_failure;
+    PyObject *dtype, *type, *owner, *on_failure;
+    Values values;
     Py_ssize_t num_bytes, out_bytes, own_offset;
+    int has_result, lacks_x;
     DlpackDevice device;
     unsigned long long address;
-    if (!PyArg_ParseTuple(args, "OO(ii)nOnnKOO", &dtype, &type, &device.type, &device.id,
-                          &num_bytes, &value, &out_bytes, &own_offset, &address, &owner,
-                          &on_failure)) {
+    if (!PyArg_ParseTuple(args, "OO(ii)n(OO)nnppKOO", &dtype, &type, &device.type, &device.id,
+                          &num_bytes, &values.first, &values.second, &out_bytes, &own_offset,
+                          &has_result, &lacks_x, &address, &owner, &on_failure)) {
         return nullptr;
     }
-    if (value == Py_Ellipsis) value = nullptr;
-    Known* known = known_at(as_dispatcher(self), dtype, value, num_bytes, out_bytes);
+    if (values.first == Py_Ellipsis) values.first = nullptr;
+    if (values.second == Py_Ellipsis) values.second = nullptr;
+    Known* known = known_at(as_dispatcher(self), dtype, values, num_bytes, out_bytes);
     forget(*known);
     known->dtype = Py_NewRef(dtype);
     known->type = type == Py_None ? nullptr : Py_NewRef(type);
-    known->value = Py_XNewRef(value);
+    known->values = {Py_XNewRef(values.first), Py_XNewRef(values.second)};
     known->owner = Py_NewRef(owner);
     known->on_failure = Py_NewRef(on_failure);
     known->device = device;
     known->num_bytes = num_bytes;
     known->out_bytes = out_bytes;
     known->own_offset = own_offset;
+    known->has_result = has_result;
+    known->lacks_x = lacks_x;
     known->op = reinterpret_cast<KcclHostOp*>(address);
     Py_RETURN_NONE;
 }
@@ -210,7 +257,8 @@ int dispatcher_traverse(PyObject* self, visitproc visit, void* arg) {
     for (Known& known : dispatcher->known) {
         Py_VISIT(known.dtype);
         Py_VISIT(known.type);
-        Py_VISIT(known.value);
+        Py_VISIT(known.values.first);
+        Py_VISIT(known.values.second);
         Py_VISIT(known.owner);
         Py_VISIT(known.on_failure);
     }
@@ -220,7 +268,8 @@ int dispatcher_traverse(PyObject* self, visitproc visit, void* arg) {
 int dispatcher_clear(PyObject* self) {
     Dispatcher* dispatcher = as_dispatcher(self);
     Py_CLEAR(dispatcher->slow);
-    Py_CLEAR(dispatcher->option);
+    Py_CLEAR(dispatcher->first);
+    Py_CLEAR(dispatcher->second);
     Py_CLEAR(dispatcher->out_name);
     for (Known& known : dispatcher->known) forget(known);
     return 0;
@@ -234,9 +283,8 @@ PyObject* dispatcher_forget(PyObject* self, PyObject*) {
 
 PyMethodDef dispatcher_methods[] = {
     {"learn", dispatcher_learn, METH_VARARGS,
-     "learn(dtype, type, device, num_bytes, value, out_bytes, own_offset, address, owner, "
-     "on_failure): "
-     "such calls run this one."},
+     "learn(dtype, type, device, num_bytes, (first, second), out_bytes, own_offset, has_result, "
+     "lacks_x, address, owner, on_failure): such calls run this one."},
     {"forget", dispatcher_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
     {nullptr, nullptr, 0, nullptr}};
 PyType_Slot dispatcher_slots[] = {{Py_tp_init, reinterpret_cast<void*>(dispatcher_init)},

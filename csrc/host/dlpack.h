@@ -1,4 +1,4 @@
-// DLPack's C exchange interface, version 1: how a library's arrays give C their memory without a
+// DLPack's C exchange interface, version 1. By it a library's arrays give C their memory without a
 // Python frame. A type offers it as a capsule, its attribute __dlpack_c_exchange_api__.
 #pragma once
 
@@ -13,8 +13,9 @@ struct DlpackDevice {
     bool operator==(const DlpackDevice&) const = default;
 };
 constexpr int32_t kDlpackCpu = 1;
+constexpr uint8_t kDlpackComplex = 5;  // DLTensor's code
 
-// DLTensor. The pointers stay the library's.
+// DLPack's DLTensor. The library still owns what the pointers point to.
 struct DlpackTensor {
     void* data;
     DlpackDevice device;

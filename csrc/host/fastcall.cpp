@@ -6,6 +6,7 @@
 //                                                  op.after(fill) lets fill() change it first
 //   Dispatcher(slow, option)                       see dispatcher.cpp
 //   OneSided()                                     see one_sided.cpp
+//   Group(address, owner, on_failure)              see group.cpp
 //
 // `stream` is for calls on a GPU, whose address is a KcclGpuOp's: a callable that says, before each
 // run, on which stream it goes. Without one the call keeps its stream.
@@ -19,7 +20,7 @@
 
 namespace kccl::host {
 
-// A call that Python made, and its interpreter state while it has given up the lock.
+// A call that Python made, and its interpreter state while the call has released the lock.
 struct CallOfPython {
     PyThreadState* released = nullptr;
     uint64_t signals_handled_ns = 0;
@@ -35,7 +36,7 @@ namespace {
 // How often a waiting call lets the interpreter handle signals.
 constexpr uint64_t kHandleSignalsEveryNs = 20'000'000;
 constexpr uint64_t kLongMessageBytes = 32768;
-// In KcclHostContext.refused: the user has been told.
+// The value of KcclHostContext.refused when the user has been warned.
 constexpr uint32_t kSaid = ~0u;
 
 // This thread's innermost such call: a signal handler that runs within a call may make one of
@@ -177,10 +178,10 @@ bool is_initialised(const Op* op) {
     return op->op != nullptr;
 }
 
-// Gives the call the stream of the moment, within a Use. False: an exception is set.
+// Gives the call the current stream, within a Use. Returns false if an exception is set.
 bool follow_stream(Op* op) {
     if (op->stream == nullptr) return true;
-    // What it runs may make this op another.
+    // The function that it runs may make another op current.
     PyObject* current = Py_NewRef(op->stream);
     PyObject* said = PyObject_CallNoArgs(current);
     Py_DECREF(current);
@@ -289,7 +290,10 @@ int execute(PyObject* module) {
     const struct {
         const char* name;
         PyType_Spec* spec;
-    } types[] = {{"Op", &op_spec}, {"Dispatcher", &dispatcher_spec}, {"OneSided", &one_sided_spec}};
+    } types[] = {{"Op", &op_spec},
+                 {"Dispatcher", &dispatcher_spec},
+                 {"OneSided", &one_sided_spec},
+                 {"Group", &group_spec}};
     for (const auto& type : types) {
         PyObject* object = PyType_FromSpec(type.spec);
         if (object == nullptr) return -1;

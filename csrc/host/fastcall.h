@@ -1,4 +1,4 @@
-// Shared by the files of kccl._fastcall.
+// Declarations that the files of kccl._fastcall share.
 #pragma once
 
 #define Py_LIMITED_API 0x030B0000
@@ -22,7 +22,7 @@ class Use {
         if (is_granted_) context_->is_used = 0;
     }
 
-    // False: the communicator is in use. An exception is set.
+    // Begins the use. Returns false if the communicator is in use; an exception is set then.
     bool is_granted() const { return is_granted_; }
 
     KcclHostContext* context() const { return context_; }
@@ -44,11 +44,11 @@ void set_reference(PyObject** slot, PyObject* value);
 // The tp_dealloc of all types.
 void deallocate(PyObject* self);
 
-// Whether a keyword is that one, which is interned.
+// Tells whether a keyword is this one, which is interned.
 inline bool is_name(PyObject* name, PyObject* wanted) {
     return name == wanted || PyUnicode_Compare(name, wanted) == 0;
 }
 
-extern PyType_Spec dispatcher_spec, one_sided_spec;
+extern PyType_Spec dispatcher_spec, group_spec, one_sided_spec;
 
 }  // namespace kccl::host

@@ -48,12 +48,12 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     return is_own ? before : CallNode{};
 }
 
-// How often a call must fit on the device before its dependent comes early. With 4, two chains have
-// room, each with one call that runs and one that waits. More chains can block each other; their
-// waits then time out (DECISIONS.md).
+// The number of times that a call must fit on the device before its dependent may come early. With
+// 4, there is room for two chains, each with one call that runs and one that waits. More chains can
+// block each other; their waits then time out (DECISIONS.md).
 constexpr uint32_t kLeastFit = 4;
 
-// The argument of a call in a graph; null if it is not known.
+// Returns the argument of a call in a graph; null if it is not known.
 const KcclCall* call_of(const CallNode& before) {
     if (before.node == 0 || before.kernel.parameters == nullptr) return nullptr;
     const auto* call = static_cast<const KcclCall*>(before.kernel.parameters[0]);
@@ -123,7 +123,7 @@ int make_current(const KcclGpuQueue& queue, int* before) {
     return reinterpret_cast<driver::PushContext>(queue.push_context)(queue.context);
 }
 
-// Ends what make_current() began.
+// Undoes make_current().
 void make_previous_current(const KcclGpuQueue& queue, int before) {
     if (queue.pop_context != 0) {
         uint64_t context;
@@ -134,7 +134,7 @@ void make_previous_current(const KcclGpuQueue& queue, int before) {
     }
 }
 
-// Returns 0 or the driver's error, which is stored in the queue too.
+// Launches the call. Returns 0 or the driver's error, which is stored in the queue too.
 int launch(const KcclGpuOp& op) {
     KcclGpuQueue& queue = *op.queue;
     const uint64_t stream = op.stream;  // another thread may give the call another stream meanwhile
@@ -144,7 +144,7 @@ int launch(const KcclGpuOp& op) {
     if (error == 0) {
         CallNode before;
         how = how_to_launch(op, stream, &before);
-        // Before the launch, because a launch that has failed may be tried again.
+        // This comes before the launch, because a launch that has failed may be tried again.
         if (how == kKcclLaunchDependent) {
             error = announce_dependent(queue, before, op.op.call.fit);
             if (error != 0) how = kKcclLaunchAnnounced;

@@ -1,4 +1,4 @@
-// Shared by the files of the host core.
+// Declarations that the files of the host core share.
 #pragma once
 
 #include "../include/kccl/abi.h"
@@ -11,10 +11,20 @@ namespace kccl::host {
 
 using Kernel = void (*)(const KcclCall*);
 
-// Every kernel, by KcclKernel, KcclDtype and KcclOp. Kernels that do not reduce are at [0][0].
+// Sets out[i] to the reduction of rows[0][i], rows[1][i], ... for i < count. `out` may be one of
+// the rows, of which there are at most kKcclMaxWorldSize.
+using RowsReducer = void (*)(void* out, const void* const* rows, int num_rows, uint64_t count);
+
+// A table of every kernel, by KcclKernel, KcclDtype and KcclOp; kernels that do not reduce are at
+// [0][0]. It also has the reductions of this rank's own rows, by KcclDtype and KcclOp.
 struct KernelTable {
     Kernel kernel[kKcclNumKernels][kKcclNumDtypes][kKcclNumOps];
+    RowsReducer rows[kKcclNumDtypes][kKcclNumOps];
 };
+
+// Returns the reduction of rows for this CPU; null if the operator does not take the type. Both
+// numbers must be valid.
+RowsReducer rows_reducer(uint32_t dtype, uint32_t op);
 
 #if defined(__x86_64__)
 extern const KernelTable kKernelsV3;  // AVX2, BMI2, FMA, PRFCHW
@@ -27,9 +37,9 @@ static_assert(sizeof(KcclHostContext::pid) == 4 * kKcclMaxWorldSize &&
                   sizeof(KcclHostContext::probe) == 8 * kKcclMaxWorldSize,
               "api.inc spells array lengths as literals because cffi reads it");
 
-// The Python extension sets it; long waits and long loops call it. It releases the interpreter's
-// lock until the call's end, if the call holds it, and lets signal handlers run now and then. Not
-// zero: one of them raised an exception.
+// A function that the Python extension sets, and that long waits and long loops call. It releases
+// the interpreter's lock until the call's end, if the call holds it, and lets signal handlers run
+// now and then. Not zero: one of them raised an exception.
 extern uint32_t (*interpreter_hook)();
 
 }  // namespace kccl::host

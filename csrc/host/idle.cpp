@@ -1,4 +1,4 @@
-// What a rank does between two rounds of polls.
+// The work of a rank between two rounds of polls.
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -8,21 +8,29 @@
 #include <atomic>
 
 #include "../include/kccl/targets/host_idle.h"
+#include "chain.h"
 #include "host.h"
+#include "mpi_progress.h"
 
 namespace kccl::host {
 
 uint32_t (*interpreter_hook)() = nullptr;
+void (*team_hook)() = nullptr;
+void (*mpi_hook)() = nullptr;
 
 namespace {
 
-// How often a waiting rank looks at its peers' processes: rarely enough to cost nothing, often
-// enough that a person hears of a killed rank at once.
+// The time between two looks of a waiting rank at its peers' processes: rare enough to cost
+// nothing, frequent enough that the user learns of a killed rank at once.
 constexpr uint64_t kLookEveryNs = 2'000'000;
 
-// After 1 us a waiting rank yields its core in every round of polls: a peer may need it. On an idle
-// core that costs half a microsecond.
+// After 1 us a waiting rank yields its core in every round of polls, because a peer may need the
+// core. On an idle core that costs half a microsecond.
 constexpr uint64_t kYieldAfterNs = 1'000;
+
+// After 20 us a waiting rank lets MPI go on in every round of polls, which takes it a fraction of a
+// microsecond. Most waits are shorter.
+constexpr uint64_t kProgressAfterNs = 20'000;
 
 // A pidfd becomes readable when its process ends, even while that is a zombie. A stream becomes
 // readable when a message arrives too, so there only its end counts.
@@ -67,7 +75,7 @@ int kccl_host_may_read_peer(uint64_t idle_context, int peer) {
     uint64_t word;
     const int error =
         kccl_host_read_peer(idle_context, peer, &word, context->probe[peer], sizeof(word));
-    // A process that has ended is found by those who wait for it.
+    // Ranks that wait for a process find that it has ended.
     if (error != 0 && error != ESRCH && context->refused == 0) {
         context->refused = static_cast<uint32_t>(error);
         context->refused_peer = peer;
@@ -83,11 +91,16 @@ uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t miss
         return kKcclInterrupted;
     }
     if (context->shares_cores || waited_ns > kYieldAfterNs) sched_yield();
+    if (waited_ns > kProgressAfterNs) {
+        auto* const hook = std::atomic_ref<void (*)()>(mpi_hook).load(std::memory_order_acquire);
+        if (hook != nullptr) hook();
+    }
     const uint64_t now = kccl_host_clock_ns();
-    // Several threads of a rank may wait at once, as the engine's blocks do.
+    // Several threads of a rank may wait at the same time, as the engine's blocks do.
     const std::atomic_ref<uint64_t> last_look_ns(context->last_look_ns);
     if (now - last_look_ns.load(std::memory_order_relaxed) < kLookEveryNs) return kKcclOk;
     last_look_ns.store(now, std::memory_order_relaxed);
+    if (team_hook != nullptr) team_hook();
     for (int rank = 0; rank < kKcclMaxWorldSize; ++rank) {
         if ((missing >> rank & 1u) == 0) continue;
         if (is_gone(context->pidfd[rank], context->watches_streams != 0)) *gone |= 1u << rank;

@@ -2,44 +2,92 @@
 
 The facts are those of kccl/plan/specs.py and each kernel's own template parameters. build_ffi.py
 calls this before the compiler runs; the file lies in the build folder.
+
+A kernel that reduces has an instance for each size of elements, which finds the reduction in a
+second table (reducers.h). Kernels for the smallest messages also have instances for the types and
+operators in FAST.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kccl.base import dtypes
-from kccl.jit.names import instance, parameters, path_of
+from kccl.base.dtypes import Dtype
+from kccl.jit.names import cpp_op, instance, parameters, path_of
+from kccl.plan.ops import ops_of
 from kccl.plan.spec import KernelSpec, needs_floats
 from kccl.plan.specs import KERNELS
 
 CSRC = Path(__file__).resolve().parents[1]
+FAST = {
+    dtypes.same_bits(dtype, op)
+    for dtype in (*dtypes.COMMON_FLOATS, dtypes.int32, dtypes.int64)
+    for op in ("sum", "prod", "min", "max", "avg")
+    if op in ops_of(dtype)
+}
+"""Element types and operators that have loops and kernels of their own."""
 
 
-def entry(spec: KernelSpec) -> str:
-    """What the table holds of a kernel, for one element type T and one operator Op."""
+def entry(spec: KernelSpec, type_name: str = "", op: str = "", *, is_fast: bool = True) -> str:
+    """Returns the table's entry of a kernel, for an element type and an operator, both in C++."""
 
     def of(world_size: int) -> str:
-        known = {"class T": "T", "class Op": "Op", "int WORLD_SIZE": str(world_size)}
+        known = {"class T": type_name, "class Op": op, "int WORLD_SIZE": str(world_size)}
         return instance(spec.name, CSRC, known)
 
-    return f"by_world_size<{of(2)}, {of(0)}>" if spec.unrolls_for_two else f"by_address<{of(0)}>"
+    if spec.unrolls_for_two and is_fast:
+        return f"by_world_size<{of(2)}, {of(0)}>"
+    return f"by_address<{of(0)}>"
 
 
-def kernel_table(types: Iterable[dtypes.Dtype] = dtypes.ALL) -> str:
-    """The text of kernel_table.inc.
+def reduction(spec: KernelSpec, dtype: Dtype, op: str) -> str:
+    """Returns the table's entry of a kernel that reduces."""
+    same = dtypes.same_bits(dtype, op)
+    # Kernels without a second instance are for long messages.
+    if spec.unrolls_for_two and same in FAST:
+        return entry(spec, same[0].cpp_name, cpp_op(same[1]))
+    return entry(spec, f"Raw<{dtype.itemsize}>", "Tabled", is_fast=False)
+
+
+def reducer(dtype: Dtype, op: str) -> str:
+    """Returns the table's entry of reducers."""
+    same = dtypes.same_bits(dtype, op)
+    kind = "Row" if same in FAST else "Tile"
+    return f"k{kind}Reducer<{same[0].cpp_name}, {cpp_op(same[1])}>"
+
+
+def cases(types: Iterable[Dtype]) -> Iterator[tuple[Dtype, str, str]]:
+    """Yields each element type with each operator that takes it, and their place in a table."""
+    for dtype in types:
+        for op in ops_of(dtype):
+            yield dtype, op, f"[{dtype.constant}][kKccl{op.capitalize()}]"
+
+
+def kernel_table(types: Iterable[Dtype] = dtypes.ALL) -> str:
+    """Returns the text of kernel_table.inc.
 
     Args:
-        types: Element types of the kernels that reduce.
+        types: The element types of the kernels that reduce.
     """
+    types = tuple(types)
     kernels = [spec for spec in KERNELS if "host" in spec.targets]
-    reductions, others = [], []
+    lines: list[str] = []
     for spec in kernels:
         if "class Op" in parameters(path_of(spec.name, CSRC)):
-            condition = "if constexpr (!kIsInteger<T>) " if needs_floats in spec.needs else ""
-            where = f"{condition}table.kernel[{spec.constant}][dtype][op]"
-            reductions.append(f"    {where} = {entry(spec)};")
+            lines += (
+                f"    table.kernel[{spec.constant}]{at} = {reduction(spec, dtype, op)};"
+                for dtype, op, at in cases(types)
+                if needs_floats not in spec.needs or dtype.has_nan
+            )
+        elif spec.takes_type is not None:
+            lines += (
+                f"    table.kernel[{spec.constant}][{dtype.constant}][kKcclSum] = "
+                f"{entry(spec, dtypes.same_bits(dtype, 'sum')[0].cpp_name)};"
+                for dtype in types
+                if spec.takes_type(dtype)
+            )
         else:
-            others.append(f"    table.kernel[{spec.constant}][0][0] = {entry(spec)};")
+            lines.append(f"    table.kernel[{spec.constant}][0][0] = {entry(spec)};")
     return "\n".join(
         (
             "// Written by csrc/host/kernel_table.py.",
@@ -49,18 +97,21 @@ def kernel_table(types: Iterable[dtypes.Dtype] = dtypes.ALL) -> str:
             "namespace kccl::host {",
             "namespace {",
             "",
-            "template <class T, class Op>",
-            "constexpr void add_reductions(KernelTable& table, KcclDtype dtype, KcclOp op) {",
-            *reductions,
+            "constexpr ReducerTable all_reducers() {",
+            "    ReducerTable table = {};",
+            *(f"    table.at{at} = {reducer(dtype, op)};" for dtype, op, at in cases(types)),
+            "    return table;",
+            "}",
+            "constexpr ReducerTable kReducers = all_reducers();",
+            "",
+            "inline const Reducer& reducer_of(const KcclCall& call) {",
+            "    return kReducers.at[call.dtype][call.op];",
             "}",
             "",
             "constexpr KernelTable all_kernels() {",
             "    KernelTable table = {};",
-            *(
-                f"    add_dtype<{dtype.cpp_name}>(table, kKccl{dtype.name.capitalize()});"
-                for dtype in types
-            ),
-            *others,
+            *lines,
+            *(f"    table.rows{at} = {reducer(dtype, op)}.rows;" for dtype, op, at in cases(types)),
             "    return table;",
             "}",
             "",

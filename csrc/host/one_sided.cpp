@@ -1,18 +1,20 @@
-// put, get, signal and wait from Python without a Python frame: OneSided().
+// put, get, signal, wait, send and recv from Python without a Python frame: OneSided().
 //
 //   put(x, peer, window, offset=0), get(x, peer, window, offset=0)
-//   signal(peer, signal_id=0)
-//   wait(signal_id=0, count=1, peer=None)
+//   signal(peer, signal_id=0), wait(signal_id=0, count=1, peer=None)
+//   send(x, peer, tag=0), recv(x, peer=None, tag=None)
 //
-// learn() gives an object its call; learn_window() teaches put and get a window. Before that, and
-// with other or wrong arguments, a call goes to the object's `_slow`, which raises the error.
-#include "arguments.h"
+// learn() gives an object its call; learn_window() teaches put and get a window, learn_dtype() send
+// and recv a type of elements, learn_group() a Group: while that is open, they add to it. Before
+// that, and with other or wrong arguments, a call goes to the object's `_slow`, which raises.
+#include "group.h"
 
 namespace kccl::host {
 namespace {
 
 // A window taught by learn_window, for arrays of this dtype object that give their memory as those
-// did. The reference is weak, because a window's memory lives as long as the window.
+// did. The reference is weak, because a window's memory lives as long as the window. Or what
+// learn_dtype has taught: such arrays, without a window.
 struct Known {
     PyObject* window;  // null: none
     PyObject* dtype;
@@ -31,15 +33,16 @@ struct OneSided {
     KcclHostOp* op;   // null: not taught yet
     PyObject* owner;  // keeps `op` alive
     PyObject* on_failure;
-    PyObject* names[kMostArguments];  // of the arguments, in order; null behind the last
+    PyObject* names[kMostArguments];  // names of the arguments, in order; null behind the last
     int num_positional;
+    PyObject* group;  // null: there is none
     Known known[kKnown];
 };
 
 OneSided* as_one_sided(PyObject* self) { return reinterpret_cast<OneSided*>(self); }
 
-// The arguments of a call as learn() has named them, null where none is given. False: there are
-// others.
+// Reads the arguments of a call by the names that learn() has set; null if one is not given.
+// Returns false if there are others.
 bool sort_arguments(const OneSided* self, PyObject* args, PyObject* kwargs,
                     PyObject* (&given)[kMostArguments]) {
     const Py_ssize_t count = PyTuple_Size(args);
@@ -59,8 +62,8 @@ bool sort_arguments(const OneSided* self, PyObject* args, PyObject* kwargs,
     return true;
 }
 
-// An int from `low` on and below `end`; `value` stays as it is where none is given. False: it is
-// something else.
+// Reads an int from `low` on and below `end`; leaves `value` as it is if none is given. Returns
+// false if it is something else.
 bool take_int(PyObject* given, long long low, long long end, long long* value) {
     if (given == nullptr) return true;
     if (!PyLong_CheckExact(given)) return false;
@@ -69,7 +72,7 @@ bool take_int(PyObject* given, long long low, long long end, long long* value) {
     return overflow == 0 && low <= *value && *value < end;
 }
 
-// A place for a window, the i-th of kPlaces.
+// Returns a place for a window, the i-th of kPlaces.
 Known& place_of(OneSided* self, PyObject* window, PyObject* dtype, uint32_t i) {
     const uint64_t key = reinterpret_cast<uint64_t>(window) ^ reinterpret_cast<uint64_t>(dtype) * 3;
     return self->known[((key * 0x9E3779B97F4A7C15u >> 32) + i) % kKnown];
@@ -80,7 +83,7 @@ bool is_of(const Known& known, PyObject* window, PyObject* dtype) {
            PyWeakref_GetObject(known.window) == window;
 }
 
-// Null: the window has not been taught for such arrays.
+// Finds the call for a window. Null: the window has not been taught for such arrays.
 const Known* find_known(OneSided* self, PyObject* window, PyObject* dtype, PyObject* type) {
     for (uint32_t i = 0; i < kPlaces; ++i) {
         const Known& known = place_of(self, window, dtype, i);
@@ -89,7 +92,15 @@ const Known* find_known(OneSided* self, PyObject* window, PyObject* dtype, PyObj
     return nullptr;
 }
 
-// Where to keep a window: its place, a free one, or the first.
+bool knows_dtype(OneSided* self, PyObject* dtype, PyObject* type) {
+    for (uint32_t i = 0; i < kPlaces; ++i) {
+        const Known& known = place_of(self, nullptr, dtype, i);
+        if (known.dtype == dtype && known.type == type) return true;
+    }
+    return false;
+}
+
+// Returns the place in which to keep a window: its own, a free one, or the first.
 Known& place_for(OneSided* self, PyObject* window, PyObject* dtype) {
     Known* free = nullptr;
     for (uint32_t i = 0; i < kPlaces; ++i) {
@@ -102,13 +113,13 @@ Known& place_for(OneSided* self, PyObject* window, PyObject* dtype) {
     return free != nullptr ? *free : place_of(self, window, dtype, 0);
 }
 
-// What one call changes in the op's call.
+// The fields that one call changes in the op's call.
 struct Fields {
     uint64_t output, input, count;
     long long peer, channel;
 };
 
-// For put and get. `x` holds the buffer until the call has ended.
+// Fills them in for put and get. `x` holds the buffer until the call has ended.
 bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
     const bool is_get = self->op->call.kernel == kKcclGet;
     if (given[0] == nullptr || given[1] == nullptr || given[2] == nullptr) return false;
@@ -122,6 +133,26 @@ bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, 
     const uint64_t remote = known->addresses[fields->peer] + static_cast<uint64_t>(offset);
     fields->output = is_get ? x.address() : remote;
     fields->input = is_get ? remote : x.address();
+    fields->count = static_cast<uint64_t>(x.num_bytes());
+    return true;
+}
+
+// Fills them in for send and recv. `x` holds the buffer until the call has ended.
+bool take_message(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
+    const KcclCall& call = self->op->call;
+    const bool receives = call.kernel == kKcclRecv;
+    // recv: any rank, any tag. send needs a peer.
+    fields->peer = -1;
+    fields->channel = receives ? -1 : 0;
+    PyObject* peer = receives && given[1] == Py_None ? nullptr : given[1];
+    PyObject* tag = receives && given[2] == Py_None ? nullptr : given[2];
+    if (given[0] == nullptr || (!receives && peer == nullptr) ||
+        !take_int(peer, 0, call.comm.world_size, &fields->peer) ||
+        !take_int(tag, 0, 1ll << 31, &fields->channel) || !x.look(given[0], receives) ||
+        x.device().type != kDlpackCpu || !knows_dtype(self, x.dtype(), x.type())) {
+        return false;
+    }
+    (receives ? fields->output : fields->input) = x.address();
     fields->count = static_cast<uint64_t>(x.num_bytes());
     return true;
 }
@@ -145,6 +176,8 @@ bool take_fields(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x
             fields->count = static_cast<uint64_t>(count);
             return true;
         }
+        case kKcclSend:
+        case kKcclRecv: return take_message(self, given, x, fields);
         default: return take_copy(self, given, x, fields);
     }
 }
@@ -157,8 +190,33 @@ PyObject* call_slowly(PyObject* self, PyObject* args, PyObject* kwargs) {
     return result;
 }
 
+// Adds a send or recv to the group that is open.
+PyObject* add_to_group(PyObject* object, PyObject* args, PyObject* kwargs) {
+    OneSided* self = as_one_sided(object);
+    PyObject* given[kMostArguments] = {};
+    Fields fields = {};
+    auto* const x = new Argument;
+    if (!sort_arguments(self, args, kwargs, given) || !take_message(self, given, *x, &fields)) {
+        delete x;
+        return call_slowly(object, args, kwargs);
+    }
+    const bool receives = self->op->call.kernel == kKcclRecv;
+    KcclMessage message = {};
+    message.address = receives ? fields.output : fields.input;
+    message.num_bytes = fields.count;
+    message.peer = static_cast<int32_t>(fields.peer);
+    message.tag = static_cast<int32_t>(fields.channel);
+    message.receives = receives;
+    const bool is_added = add_message(self->group, message, given[0], x);
+    return is_added ? Py_NewRef(receives ? given[0] : Py_None) : nullptr;
+}
+
 PyObject* one_sided_call(PyObject* object, PyObject* args, PyObject* kwargs) {
     OneSided* self = as_one_sided(object);
+    if (self->group != nullptr && is_open(self->group)) {
+        // Python refuses the calls of other threads.
+        return (is_open_here(self->group) ? add_to_group : call_slowly)(object, args, kwargs);
+    }
     PyObject* given[kMostArguments] = {};
     Argument x;
     Fields fields = {};
@@ -186,7 +244,8 @@ PyObject* one_sided_call(PyObject* object, PyObject* args, PyObject* kwargs) {
         }
     }
     if (is_granted) {
-        PyObject* result = op->call.kernel == kKcclGet ? given[0] : Py_None;
+        const bool gives = op->call.kernel == kKcclGet || op->call.kernel == kKcclRecv;
+        PyObject* result = gives ? given[0] : Py_None;
         returned = finish(status, result, on_failure);
     }
     Py_DECREF(owner);
@@ -205,6 +264,7 @@ int one_sided_clear(PyObject* self) {
     call->op = nullptr;
     Py_CLEAR(call->owner);
     Py_CLEAR(call->on_failure);
+    Py_CLEAR(call->group);
     for (PyObject*& name : call->names) Py_CLEAR(name);
     for (Known& known : call->known) forget(known);
     return 0;
@@ -215,6 +275,7 @@ int one_sided_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(call->owner);
     Py_VISIT(call->on_failure);
+    Py_VISIT(call->group);
     for (Known& known : call->known) {
         Py_VISIT(known.window);
         Py_VISIT(known.dtype);
@@ -272,6 +333,28 @@ PyObject* one_sided_learn_window(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
+// learn_dtype(dtype, type): elements that are no Python objects, of arrays of that type. A type of
+// None means "by the buffer protocol".
+PyObject* one_sided_learn_dtype(PyObject* self, PyObject* args) {
+    PyObject *dtype, *type;
+    if (!PyArg_ParseTuple(args, "OO", &dtype, &type)) return nullptr;
+    if (type == Py_None) type = nullptr;
+    OneSided* call = as_one_sided(self);
+    if (knows_dtype(call, dtype, type)) Py_RETURN_NONE;
+    uint32_t i = 0;
+    while (i < kPlaces && place_of(call, nullptr, dtype, i).dtype != nullptr) ++i;
+    Known& known = place_of(call, nullptr, dtype, i % kPlaces);
+    forget(known);
+    known = {nullptr, Py_NewRef(dtype), Py_XNewRef(type), 0, {}};
+    Py_RETURN_NONE;
+}
+
+// learn_group(group): send and recv add to this Group while it is open in their thread.
+PyObject* one_sided_learn_group(PyObject* self, PyObject* group) {
+    set_reference(&as_one_sided(self)->group, Py_NewRef(group));
+    Py_RETURN_NONE;
+}
+
 // forget_window(window): a call with this window goes to `_slow` again.
 PyObject* one_sided_forget_window(PyObject* self, PyObject* window) {
     for (Known& known : as_one_sided(self)->known) {
@@ -291,6 +374,10 @@ PyMethodDef one_sided_methods[] = {
      "learn(address, owner, on_failure, num_positional, names): makes this call from now on."},
     {"learn_window", one_sided_learn_window, METH_VARARGS,
      "learn_window(window, num_bytes, addresses, dtype, type): put and get may use it."},
+    {"learn_dtype", one_sided_learn_dtype, METH_VARARGS,
+     "learn_dtype(dtype, type): send and recv take such arrays."},
+    {"learn_group", one_sided_learn_group, METH_O,
+     "learn_group(group): send and recv add to it while it is open."},
     {"forget_window", one_sided_forget_window, METH_O,
      "forget_window(window): put and get take the slow path for it."},
     {"forget", one_sided_forget, METH_NOARGS, "forget(): every call takes the slow path again."},

@@ -12,7 +12,7 @@ namespace {
 using kccl::mem::Order;
 using kccl::mem::Scope;
 
-// Polls until *word is `wanted`; looks at the clock rarely. False: limit_ns passed.
+// Polls until *word is `wanted`; looks at the clock rarely. Returns false if limit_ns passed.
 bool poll_until(const uint32_t* word, uint32_t wanted, uint64_t limit_ns) {
     uint64_t started = 0;
     for (uint32_t polls = 1; kccl::mem::load<Order::kRelaxed, Scope::kSystem>(word) != wanted;

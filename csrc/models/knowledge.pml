@@ -7,7 +7,7 @@ int box[WORLD_SIZE * WORLD_SIZE * QUEUE];
 #define BOX(from, to) (((from) * WORLD_SIZE + (to)) * QUEUE)
 #define LAST (QUEUE - 1)
 
-/* survivors.py text(): "attempt": self.attempt, "ended": sorted(self.ended), "name": self.name,
+/* knowledge.py text(): "attempt": self.attempt, "ended": sorted(self.ended), "name": self.name,
  *     "votes": sorted(self.votes.items()), */
 #define SAID(said_votes) \
     (attempt[me] | (ended[me] << 3) | (name[me] << (3 + WORLD_SIZE)) | \
@@ -94,7 +94,7 @@ inline drop_messages(from, to) {
  *     all(self._is_settled(peer) and self._heard[peer].name for peer in self._alive()) */
 #define has_name(peer) (!is_alive(peer) || (is_settled(peer) && (HEARD(peer) & IS_NAMED)))
 
-/* survivors.py _say(): said = _Said(self._attempt, self._ranks.ended(), self._name, self._votes(), *why) */
+/* survivors.py _say(): said = Said(self._attempt, self._ranks.ended(), self._name, self._votes(), *why) */
 /* survivors.py _say(): if text != self._told: self._ranks.tell(text) self._told = text */
 inline say() {
     message = SAID((planted(VOTES_NOT_RELAYED) ->
@@ -113,7 +113,7 @@ inline stop_listening() {
 }
 
 /* survivors.py _has_members(): if self._name == "": self._ended = self._ranks.ended()
- *     self._listener, self._name = sockets.listen() self._say() */
+ *     self._listener, self._name = self._ranks.listen() self._say() */
 inline listen() {
     assert(!has_stale_name[me]);
     name[me] = 1
@@ -147,7 +147,7 @@ inline begin(next) {
 }
 
 /* survivors.py _look(): for peer, text in ranks.hear():
- *     self._heard[peer] = _Said.parse(text) */
+ *     self._heard[peer] = Said.parse(text) */
 inline hear(from) {
     d_step {
         message = box[BOX(from, me)];

@@ -121,9 +121,9 @@
 /* exchange.cuh exchange(): for (uint32_t i = first; i <= last; i += size) send(i, false); */
 /* exchange.cuh exchange(): if (is_mine && is_usable) send(first, true); */
 /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
- *     ll16::push(channel, i, load_payload(in, i, count, are_words)); */
+ *     for (uint32_t n = 0; n < kUnit; ++n) ll16::push(channel, i * kUnit + n, unit[n]); */
 /* reduce_scatter_direct_ll16.cuh reduce_scatter_direct_ll16():
- *     if (k < channel.world_size()) ll16::push_to(channel, k, i, payloads[k]); */
+ *     ll16::push_to(channel, k, i * kUnit + n, units[k][n]); */
 /* all_gather_direct_ll16.cuh all_gather_direct_ll16():
  *     ll16::push(channel, i, load_payload(in, i, count, are_words)); */
 /* sentinel.cuh push_to():
@@ -156,9 +156,9 @@ inline push() {
 /* exchange.cuh await_all(): are_valid &= is_valid(packets[source], epoch); */
 /* exchange.cuh exchange(): failed = !take(is_mine ? turn + first : last, is_mine, false); */
 /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
- *     if (!ll16::await_all(channel, i, payloads)) return false; */
+ *     if (!ll16::await_units<kUnit>(channel, i, units)) return false; */
 /* reduce_scatter_direct_ll16.cuh reduce_scatter_direct_ll16():
- *     if (!ll16::await_all(channel, i, payloads)) return false; */
+ *     if (!ll16::await_units<kUnit>(channel, i, units)) return false; */
 /* all_gather_direct_ll16.cuh all_gather_direct_ll16():
  *     if (!ll16::await_all(channel, i, payloads)) return false; */
 /* sentinel.cuh await_all(): packets[source] = mem::load_packet(inbox[source] + i); */
@@ -332,7 +332,7 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
                :: kind == SENTINEL ->
                   /* sentinel.cuh: calls_(channel.state().sentinel_calls), */
                   slot = sentinel_slot(sentinel_calls);
-                  /* sentinel.cuh disarmed(): return payload == kArmed ? payload - 1 : payload; */
+                  /* sentinel.cuh disarmed(): return payload == kArmed ? payload >> 1 : payload; */
                   value = DATA * !planted(PAYLOAD_MAY_BE_SENTINEL)
                :: else ->
                   slot = parity;

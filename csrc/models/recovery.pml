@@ -132,8 +132,9 @@ end:
 }
 
 /* Waits until all have announced the phase. */
-/* mesh.py _announce_phase(): got = self._exchange(RESET, self._phase, b"", "reset", timeout)
- * self._check_complete(got, "reset") */
+/* mesh.py _announce_phase(): got = self._exchange(RESET, self._phase, b"", "reset", timeout,
+ *     self._links)
+ * self._check_complete(got, "reset", self._links) */
 inline hear(phase) {
     is_late = 0;
     FOR_PEERS(p)
@@ -147,6 +148,7 @@ inline hear(phase) {
 
 /* comm.py reset(): def clear() -> None:
  *     self._backend.clear()
+ *     self._drop_messages()
  *     state.status = lib.kKcclAborted */
 inline clear() {
     atomic {

@@ -1,4 +1,4 @@
-// Loads and stores of words through mem.cuh: what a load may see, and what a store records.
+// Loads and stores of words through mem.cuh: which values a load may see, and what a store records.
 #include <algorithm>
 #include <utility>
 
@@ -8,7 +8,7 @@
 namespace kccl::sim {
 namespace {
 
-// How many stores to each half are remembered, which loads may return.
+// The number of stores to each half that are remembered, so that loads may return them.
 constexpr size_t kKeptRecords = 8;
 
 // Atomic, because another OS thread, which runs a rank's program, may write there meanwhile.
@@ -23,8 +23,8 @@ void write_real(uint64_t address, uint64_t value, uint8_t halves) {
     }
 }
 
-// The value of an access to these halves, from the whole word. raised(): back to its position in
-// the word.
+// The value of an access to these halves, from the whole word. raised() puts it back to its
+// position in the word.
 uint64_t lowered(uint64_t whole, uint8_t halves) {
     return halves == 3 ? whole : halves == 2 ? whole >> 32 : whole & kLow;
 }
@@ -58,7 +58,8 @@ void Memory::take_over(Granule& at, uint64_t real) {
             record.writer = writer;
             record.is_plain = true;
         } else if (lowered(real, halves) != 0) {
-            // A rank's program stores after its launches have ended, so this carries what they did.
+            // A rank's program stores after its launches have ended, so this store carries their
+            // writes.
             record.released.fill(hosts);
         }
         append(at, std::move(record));
@@ -137,7 +138,7 @@ bool Memory::must_see(const Knowledge& me, const Record& record, uint8_t halves,
     });
 }
 
-// The position of the record that a load of these halves by this thread returns.
+// Returns the position of the record that a load of these halves by this thread returns.
 size_t Memory::choose(Knowledge& me, Granule& at, uint8_t halves, const Access32Or64& access) {
     size_t oldest = 0;
     while ((at.records[oldest].halves & halves) == 0) ++oldest;
@@ -151,7 +152,7 @@ size_t Memory::choose(Knowledge& me, Granule& at, uint8_t halves, const Access32
     }
 }
 
-// Notes that this thread's load has returned a record.
+// Records that this thread's load has returned a record.
 void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
                  const Access32Or64& access) {
     Record& record = at.records[position];
@@ -187,7 +188,7 @@ void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
             });
         if (is_first) record.sights.push_back({me.now(), halves});
     }
-    // No mark: thousands of threads may see the value that was there from the start.
+    // There is no mark for the initial value, because thousands of threads may see it.
     if (record.writer.counter == 0 && !access.is_packet) {
         if (checks_) {
             if (!at.looks) at.looks = std::make_unique<std::vector<Access>>();

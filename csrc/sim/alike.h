@@ -1,4 +1,4 @@
-// Calls that must be alike on all ranks, and channels that only one coop may have open.
+// Calls that all ranks must make alike, and channels that only one coop may have open.
 #pragma once
 
 #include <stdint.h>
@@ -12,40 +12,40 @@
 
 namespace kccl::sim {
 
-// A call that somebody has made.
+// A call that a rank or a block has made.
 struct Made {
     KcclSimMade what = {};
     Deed deed;
 };
 
 // The calls that some ranks have made and others have not yet, by stream of calls. On a channel the
-// n-th calls of all ranks belong together, empty ones included; in exchanges of the grid it is the
-// calls of one epoch.
+// n-th calls of all ranks belong together, empty ones included. In exchanges of the grid the calls
+// of one epoch belong together.
 class Alike {
   public:
     void clear() { streams_.clear(); }
-    // The communicator with this KcclState starts anew.
+    // Called when the communicator with this KcclState starts anew.
     void forget(uint64_t state);
-    // What another rank or block made instead; null if nobody did. `mine` is kept for those who
-    // come later.
+    // Returns what another rank or block made instead; null if nobody did. `mine` is kept for those
+    // who come later.
     const Made* compare(const KcclSimCall& call, const Made& mine);
-    // Two ranks that make the same call on different channels, when no thread can go on: of some
-    // communicator each rank has made one call that others have not, and these are alike. Null
-    // pointers if there are none.
+    // Finds two ranks that make the same call on different channels, when no thread can go on: each
+    // rank of some communicator has made one call that others have not, and these calls are alike.
+    // Returns null pointers if there are none.
     std::pair<const Made*, const Made*> crossed() const;
 
   private:
     struct Pending {
         Made first;
-        uint32_t callers = 0;  // how many have made it
+        uint32_t callers = 0;  // number of ranks that have made it
         uint32_t ranks = 0;    // whose, a bit each
     };
     struct Stream {
         std::map<uint32_t, uint64_t> calls;  // rank -> how many it has made on a channel
         std::set<uint64_t> states;
-        std::map<uint64_t, Pending> pending;  // by number or epoch
+        std::map<uint64_t, Pending> pending;  // keyed by number or epoch
     };
-    std::map<std::pair<uint64_t, int32_t>, Stream> streams_;  // by memory and stream
+    std::map<std::pair<uint64_t, int32_t>, Stream> streams_;  // keyed by memory and stream
     Made found_;
 };
 
@@ -53,10 +53,11 @@ class Alike {
 class Openings {
   public:
     void clear() { open_.clear(); }
-    // Who has it open already; null if nobody has. `slot`: of the thread's block.
+    // Opens a channel. Returns who has it open already; null if nobody has. `slot`: the slot of the
+    // thread's block.
     const Made* open(const KcclSimOpening& opening, uint32_t slot, uint32_t thread,
                      const Made& mine);
-    // Nothing, if another coop has it open, or nobody.
+    // Closes a channel. Does nothing if another coop has it open, or nobody.
     void close(const KcclSimOpening& opening, uint32_t slot, uint32_t thread);
 
   private:
@@ -72,7 +73,7 @@ class Openings {
                    num_threads == opening.num_threads;
         }
     };
-    std::map<std::pair<uint64_t, int32_t>, Open> open_;  // by memory and scratch channel
+    std::map<std::pair<uint64_t, int32_t>, Open> open_;  // keyed by memory and scratch channel
 };
 
 }  // namespace kccl::sim

@@ -1,4 +1,4 @@
-// What kernels call through the table of engine.cpp, where another file answers.
+// Functions that kernels call through the table of engine.cpp, and that other files implement.
 #pragma once
 
 #include <stdint.h>

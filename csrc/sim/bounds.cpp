@@ -1,4 +1,4 @@
-// Whether a thread may make an access, and which memory one misses that it may not make.
+// Decides whether a thread may make an access, and finds the memory that a wrong access misses.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,11 +10,11 @@
 namespace kccl::sim {
 namespace {
 
-// No array is larger. So a pointer that lies further below an address has nothing to do with it.
+// No array is larger. So a pointer that lies further below an address does not belong to it.
 constexpr uint64_t kMostBytes = uint64_t{1} << 34;
-// An access further away from a region has probably nothing to do with it.
+// An access further away from a region probably does not belong to it.
 constexpr uint64_t kNearBytes = uint64_t{1} << 24;
-// Programs run over an end more often than they run below a beginning.
+// Programs run over an end more often than below a beginning.
 constexpr uint64_t kBeforeIsRarer = 16;
 
 uint64_t page_of(uint64_t address) {
@@ -27,7 +27,7 @@ bool is_mapped(uint64_t address) {
     return mincore(reinterpret_cast<void*>(page_of(address)), 1, &unused) == 0;
 }
 
-// Whether all of it is mapped.
+// Tells whether the whole range is mapped.
 bool are_mapped(const Region& region) {
     const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     for (uint64_t at = page_of(region.begin); at < region.end(); at += page_bytes) {
@@ -36,7 +36,8 @@ bool are_mapped(const Region& region) {
     return true;
 }
 
-// A variable or a constant of a kernel's library, or of another one.
+// Tells whether the address is that of a variable or constant of a kernel's library, or of another
+// library.
 bool is_global(uint64_t address) {
     Dl_info unused;
     return dladdr(reinterpret_cast<void*>(address), &unused) != 0;
@@ -44,7 +45,8 @@ bool is_global(uint64_t address) {
 
 }  // namespace
 
-// The region that holds the bytes and that the running thread may access; null: none.
+// Returns the region that holds the bytes and that the running thread may access; null if there is
+// none.
 const Region* Machine::own_region(uint64_t address, uint64_t num_bytes) const {
     const Block& block = *current_->block;
     for (const SharedVariable& each : block.shared) {
@@ -60,7 +62,7 @@ const Region* Machine::own_region(uint64_t address, uint64_t num_bytes) const {
     return edges.find(address, num_bytes);
 }
 
-// All memory that the machine knows, the running thread's own first.
+// Visits all memory that the machine knows, the running thread's own first.
 template <class Visit>
 void Machine::visit_regions(Visit visit) const {
     const Block& mine = *current_->block;
@@ -97,9 +99,9 @@ bool Machine::may_access_slowly(uint64_t address, uint64_t num_bytes, KcclSimEve
     return false;
 }
 
-// Whether the address may be that of memory that the machine does not know: of a global variable,
-// or behind a pointer that the program has stored in an argument, an array or a window, and that
-// does not point into memory that the machine knows.
+// Tells whether the address may be that of memory that the machine does not know. Such memory is a
+// global variable, or lies behind a pointer that the program has stored in an argument, an array or
+// a window, and that does not point into memory that the machine knows.
 bool Machine::is_explained(uint64_t address, uint64_t num_bytes) {
     Grid& grid = *current_->block->grid;
     uint64_t least = 0;

@@ -1,4 +1,4 @@
-// What kernels tell and ask about their calls (include/kccl/told.cuh).
+// The functions by which kernels tell and ask about their calls (include/kccl/told.cuh).
 #include "answers.h"
 #include "machine.h"
 

@@ -20,7 +20,7 @@ class Random {
         z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
         return z ^ (z >> 31);
     }
-    // Below bound, which is not 0.
+    // Returns a number below bound, which is not 0.
     uint32_t below(uint32_t bound) { return static_cast<uint32_t>(((next() >> 32) * bound) >> 32); }
     bool one_in(uint32_t n) { return below(n) == 0; }
 
@@ -28,8 +28,8 @@ class Random {
     uint64_t state_;
 };
 
-// A sequence of decisions, each a choice below a bound. Choice 0 is what happens if nobody
-// interferes.
+// A sequence of decisions, each a choice below a bound. Choice 0 stands for the course of events
+// without interference.
 class Tape {
   public:
     void rewind() {

@@ -1,4 +1,4 @@
-// Vector clocks: what a thread of the machine knows of the others.
+// Vector clocks. They record what a thread of the machine knows of the others.
 //
 // Every thread counts its own events. A clock says for each other thread up to which event its
 // owner knows that thread. There may be a quarter of a million threads. So a clock has one number
@@ -23,7 +23,7 @@ struct Agent {
     bool operator==(const Agent&) const = default;
 };
 
-// One event of an agent. Counter 0: before everything; all know it.
+// One event of an agent. Counter 0 stands for the time before everything, which all know.
 struct Event {
     Agent agent;
     uint32_t counter = 0;
@@ -63,7 +63,7 @@ class Clock {
   public:
     uint32_t refs = 0;
 
-    // The last event of the agent that is known.
+    // The last event of the agent that this clock knows.
     uint32_t of(Agent agent) const {
         const uint32_t all = agent.slot < all_.size() ? all_[agent.slot] : 0;
         const Part* const part = each_.empty() ? nullptr : find(agent.slot);
@@ -71,7 +71,7 @@ class Clock {
         return std::max(part->each->counters[agent.thread], all);
     }
     bool knows(Event event) const { return event.counter <= of(event.agent); }
-    // True when all threads of the slot are known up to this counter.
+    // Returns true if the clock knows all threads of the slot up to this counter.
     bool knows_all(uint32_t slot, uint32_t counter) const {
         return slot < all_.size() && counter <= all_[slot];
     }
@@ -92,7 +92,7 @@ class Clock {
     };
 
     void make_room(size_t num_slots);
-    // The part of the slot, or null. lower_bound: where it is or would be.
+    // The part of the slot, or null. lower_bound: the part's place, present or not.
     const Part* find(uint32_t slot) const;
     std::vector<Part>::iterator lower_bound(uint32_t slot);
     static std::vector<uint32_t>& edit_counters(Part& part, size_t size);
@@ -103,10 +103,10 @@ class Clock {
 
 using ClockRef = Ref<Clock>;
 
-// The clock behind `ref`, to be changed: a copy if others hold it too.
+// Returns the clock behind `ref` for changes: a copy if others hold it too.
 Clock& edit(ClockRef& ref);
 
-// Adds to `into` what `other` knows.
+// Adds the knowledge of `other` to `into`.
 void join(ClockRef& into, const ClockRef& other);
 
 inline bool knows(const ClockRef& clock, Event event) {

@@ -1,9 +1,9 @@
-// Whether all threads of a coop make the calls that all of them must make.
+// Checks that all threads of a coop make the calls that all of them must make.
 //
-// Threads of a coop may be at different calls, because a call is no barrier. So that a thread has
-// not made a call which others have made says nothing yet. It proves that it does not make it when
-// it ends, makes another call instead, or waits for others that are in the call. The machine then
-// lets all other threads move on as far as they can, so that the report names all that are missing.
+// Threads of a coop may be at different calls, because a call is no barrier. So a thread may still
+// make a call that others have made. It certainly does not make it if it ends, makes another call
+// instead, or waits for others that are in the call. The machine then lets all other threads move
+// on as far as they can, so that the report names all that are missing.
 #include <string.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ CallLog& log_of(const Fiber& fiber, Coop coop) {
     return coop == Coop::kBlock ? fiber.block->calls : fiber.block->grid->calls;
 }
 
-// It waits for threads of its block or warp, or has ended.
+// Tells whether it waits for threads of its block or warp, or has ended.
 bool cannot_go_on(const Fiber& fiber) {
     return fiber.state == Fiber::kEnded || fiber.state == Fiber::kAtBlock ||
            fiber.state == Fiber::kAtWarp;
@@ -95,7 +95,7 @@ void Machine::begin_call(const KcclSimCoopCall& call) {
     if (is_first && findings.empty()) step_exchange(current_->block->exchanges, call);
 }
 
-// num_compared: how many of the arguments all threads of the coop give alike.
+// num_compared: how many of the arguments must be the same in all threads of the coop.
 void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
                          uint32_t num_compared) {
     Fiber& mine = *current_;
@@ -105,7 +105,7 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
         ++log.end;
         log.calls.push_back({call.name, call.state, {}, deed_of(mine, steps), 0});
         log.calls.back().arguments.assign(call.arguments, call.arguments + num_compared);
-        // Some may have ended or come to a barrier before.
+        // Some threads may have ended or come to a barrier before.
         const Block& block = *mine.block;
         const bool may_lack =
             coop == Coop::kGrid
@@ -146,7 +146,7 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
                           : coop == Coop::kBlock
                               ? mine.block->fibers.size()
                               : uint64_t{grid.launch.num_blocks} * mine.block->fibers.size();
-    // They are made in order, so the first is complete first.
+    // The calls are made in order, so the first is complete first.
     if (made.num_threads == size) {
         log.calls.pop_front();
         ++log.first;
@@ -154,7 +154,7 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
     report_settled();
 }
 
-// The steps of an exchange between the grid's blocks, as the first thread of the block makes them.
+// The steps of an exchange between the grid's blocks, as the first thread of each block makes them.
 void Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
     const auto step = static_cast<ExchangeStep>(call.step);
     if (step == ExchangeStep::kNone) return;
@@ -212,7 +212,7 @@ void Machine::wait_incomplete(Fiber::State state) {
     switch_away();
 }
 
-// Notes that the thread does not make this call.
+// Records that the thread does not make this call.
 void Machine::lack(Coop coop, const Fiber& fiber, uint32_t number) {
     Grid& grid = *fiber.block->grid;
     const MadeCall& made = log_of(fiber, coop).at(number);
@@ -226,7 +226,7 @@ void Machine::lack(Coop coop, const Fiber& fiber, uint32_t number) {
     fiber.block->is_incomplete = fiber.block->is_incomplete || coop != Coop::kGrid;
 }
 
-// Whether each thread of the coop has made the call or cannot go on.
+// Tells whether each thread of the coop has made the call or cannot go on.
 bool Machine::is_settled(const Lack& lack) const {
     bool result = true;
     for_threads_of(lack.coop, *lack.fiber, [&](const Fiber* each) {
@@ -288,7 +288,7 @@ void Machine::name_first_lack(KcclSimFinding& finding) {
     }
 }
 
-// A thread that is missing may go round and round.
+// A missing thread may be in an endless loop.
 void Machine::report_endless() {
     if (is_interrupted_.load(std::memory_order_relaxed)) {
         report_here(kKcclSimInterrupted);

@@ -1,5 +1,5 @@
-// Calls that all threads of a coop make: each thread counts its own, and the first that makes call
-// k of a coop says what the others must call.
+// Calls that all threads of a coop make. Each thread counts its own calls. The first thread that
+// makes call k of a coop determines what the others must call.
 #pragma once
 
 #include <stddef.h>
@@ -34,7 +34,7 @@ struct MadeCall {
     uint64_t state = 0;
     std::vector<KcclSimArgument> arguments;
     Deed by;
-    uint32_t num_threads = 0;  // that have made it
+    uint32_t num_threads = 0;  // threads that have made it
 };
 
 // The call that a thread has begun last.
@@ -47,17 +47,17 @@ struct BegunCall {
     std::array<KcclSimArgument, kMostArguments> arguments;
 };
 
-// The calls of one coop that not all of its threads have made yet.
+// Those calls of one coop that not all of its threads have made yet.
 struct CallLog {
     uint32_t first = 0;  // number of calls[0]
-    uint32_t end = 0;    // and of the call after the last
+    uint32_t end = 0;    // number of the call after the last
     std::deque<MadeCall> calls;
 
     MadeCall& at(uint32_t number) { return calls[number - first]; }
     const MadeCall& at(uint32_t number) const { return calls[number - first]; }
 };
 
-// What a block has published in an exchange and not collected yet.
+// The slices that a block has published in an exchange and not collected yet.
 struct Exchange {
     uint64_t state;
     uint32_t reach;
@@ -69,9 +69,9 @@ using Exchanges = std::vector<Exchange>;
 
 // A call that some threads of a coop are in, and that one of them will not make.
 struct Lack {
-    const Fiber* fiber;  // that one
+    const Fiber* fiber;  // the thread that will not make it
     Coop coop;
-    uint32_t number;  // of the call
+    uint32_t number;  // number of the call
 };
 
 }  // namespace kccl::sim

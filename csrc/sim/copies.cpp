@@ -10,7 +10,7 @@
 namespace kccl::sim {
 namespace {
 
-// Most pieces in which a copy completes.
+// The most pieces in which a copy completes.
 constexpr uint32_t kPieces = 4;
 constexpr uint32_t kUnit = 16;
 
@@ -25,7 +25,8 @@ void Machine::barrier_init(uint64_t barrier, uint32_t arrivals) {
         known == barriers.end() ? static_cast<uint32_t>(barriers.size()) : known->second.index;
     phase.arrivals = phase.missing = arrivals;
     barriers[barrier] = std::move(phase);
-    // All uses of the barrier must come after this, as if its word were written here.
+    // All uses of the barrier must come after its initialisation, which counts as a write of its
+    // word.
     memory.plain(mine.knowledge, barrier, 8, true, mine.site);
 }
 
@@ -34,7 +35,7 @@ void Machine::barrier_arrive(uint64_t barrier, uint32_t num_bytes) {
     Copies& copies = mine.block->copies;
     memory.plain(mine.knowledge, barrier, 8, false, mine.site);
     const auto known = copies.barriers.find(barrier);
-    // It is not initialised, or a phase has too many arrivals.
+    // Here the barrier is not initialised, or a phase has too many arrivals.
     if (known == copies.barriers.end() || known->second.missing == 0) {
         report_here(kKcclSimInvalidAccess);
         return;
@@ -112,7 +113,7 @@ void Machine::copy_async(uint64_t to, uint64_t from, uint32_t num_bytes, uint64_
     copying_.push_back(mine.block);
 }
 
-// Completes one of the pieces that are under way. False: there is none.
+// Completes one of the pieces that are under way. Returns false if there is none.
 bool Machine::complete_copy() {
     if (copying_.empty()) return false;
     const uint32_t chosen = random_.below(static_cast<uint32_t>(copying_.size()));

@@ -12,14 +12,15 @@ namespace kccl::sim {
 
 // The state of a mem::CopyBarrier. A phase ends when all arrivals and all bytes are in.
 struct CopyPhase {
-    // Number of the barrier in its block. Each barrier is an agent of its own, because a thread
-    // that waits for one barrier knows nothing of the copies that complete on others.
+    // The barrier's number in its block. Each barrier is an agent of its own, because a thread that
+    // waits for one barrier knows nothing of copies that complete on others.
     uint32_t index = 0;
-    uint32_t arrivals = 0;  // of each phase
+    uint32_t arrivals = 0;  // arrivals of each phase
     uint32_t missing = 0;
     int64_t missing_bytes = 0;
     uint32_t phase = 0;
-    // What arrivals and copies hand on: in this phase so far, and when the last phase ended.
+    // The knowledge that arrivals and copies hand on: in this phase so far, and when the last phase
+    // ended.
     ClockRef ordered;
     ClockRef caused;
     ClockRef fenced;
@@ -44,7 +45,7 @@ struct Piece {
 };
 
 struct Copies {
-    std::map<uint64_t, CopyPhase> barriers;  // by address
+    std::map<uint64_t, CopyPhase> barriers;  // keyed by address
     std::vector<Piece> pieces;
     std::vector<uint64_t> ended;  // numbers of the last pieces that completed
     uint64_t next_number = 0;

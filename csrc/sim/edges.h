@@ -1,4 +1,4 @@
-// Where the memory begins and ends that kernels may access. MODEL.md says what is known of it.
+// The bounds of the memory that kernels may access. MODEL.md says what is known of it.
 #pragma once
 
 #include <stdint.h>
@@ -16,7 +16,7 @@ struct Region {
     uint64_t num_bytes = 0;
     KcclSimEdge kind = kKcclSimEdgeNone;
     int32_t rank = -1;
-    int32_t block = -1;  // of shared memory
+    int32_t block = -1;  // for shared memory: its block
     uint64_t name = 0;   // KcclSimArray.name
     // A program may store pointers here, which its kernels use.
     bool has_pointers = true;
@@ -26,7 +26,7 @@ struct Region {
         return address >= begin && address - begin <= num_bytes &&
                count <= num_bytes - (address - begin);
     }
-    // Whether a byte of the two ranges is the same.
+    // Tells whether the two ranges have a byte in common.
     bool touches(uint64_t address, uint64_t count) const {
         return address >= begin ? address - begin < num_bytes : begin - address < count;
     }
@@ -41,29 +41,30 @@ class Edges {
     static uint64_t owner_of_grid(uint64_t owner) { return owner & ~(kOwnersPerGrid - 1); }
     uint64_t new_owner() { return next_owner_ += kOwnersPerGrid; }
 
-    // Whether the cache knows that this owner may access these bytes.
+    // Tells whether the cache knows that this owner may access these bytes.
     bool allows(uint64_t owner, uint64_t address, uint64_t num_bytes) const {
         const Line& line = lines_[address / kLineBytes % kLines];
         return address >= line.begin && address < line.end && num_bytes <= line.end - address &&
                (line.owner == owner || line.owner == 0 || line.owner == owner_of_grid(owner));
     }
-    // From now on the cache knows that the owner may access [begin, end), which holds the address.
+    // Tells the cache that the owner may access [begin, end), which holds the address.
     void allow(uint64_t owner, uint64_t address, uint64_t begin, uint64_t end) {
         lines_[address / kLineBytes % kLines] = {begin, end, owner};
     }
-    // Likewise for the part of [least, most) around these bytes, up to the ends of their line.
+    // Allows in the same way the part of [least, most) around these bytes, up to the ends of their
+    // line.
     Region allow_line(uint64_t owner, uint64_t address, uint64_t num_bytes, uint64_t least,
                       uint64_t most);
 
     void add(const Region& region);
     void remove(uint64_t begin);
-    // An array has been freed.
+    // Called when an array has been freed.
     void free(const Region& region);
 
     const std::vector<Region>& regions() const { return regions_; }
-    // Closed and freed memory, the latest first.
+    // Returns closed and freed memory, the latest first.
     const std::deque<Region>& gone() const { return gone_; }
-    // The region that holds the bytes; null if there is none.
+    // Returns the region that holds the bytes; null if there is none.
     const Region* find(uint64_t address, uint64_t num_bytes) const;
 
   private:
@@ -80,7 +81,7 @@ class Edges {
     void remember_gone(const Region& region);
 
     std::array<Line, kLines> lines_ = {};
-    std::vector<Region> regions_;  // by address; they do not overlap
+    std::vector<Region> regions_;  // sorted by address; they do not overlap
     std::deque<Region> gone_;
     uint64_t next_owner_ = 0;
 };

@@ -1,4 +1,5 @@
-// What kernels call, through the table in targets/sim_device.h. All of it runs on a fiber's stack.
+// The functions that kernels call, through the table in targets/sim_device.h. All of them run on a
+// fiber's stack.
 #include <string.h>
 
 #include "answers.h"
@@ -11,7 +12,7 @@ namespace {
 
 KcclSimThread* self = nullptr;
 
-// The machine that moves now; notes what its thread does.
+// Returns the machine that moves now, and records what its thread does.
 Machine& at(uint64_t site, const void* address) {
     Machine& machine = *running;
     machine.me().site = site;
@@ -19,10 +20,10 @@ Machine& at(uint64_t site, const void* address) {
     return machine;
 }
 
-// Neither null nor an element of an array at null.
+// Tells whether the address is neither null nor an element of an array at null.
 bool is_memory(const void* address) { return reinterpret_cast<uint64_t>(address) >= 4096; }
 
-// False: a GPU cannot make this access. Then it must not be made here either.
+// Returns false if a GPU cannot make this access. Then it must not be made here either.
 bool is_valid(Machine& machine, const void* address, uint32_t num_bytes,
               KcclSimEventKind kind = kKcclSimLoad) {
     const auto at = reinterpret_cast<uint64_t>(address);
@@ -208,7 +209,7 @@ uint32_t block_any(uint32_t mine) {
     return machine.me().exchanged != 0 ? 1 : 0;
 }
 
-// This does not end a poll, because the threads of a warp may poll together.
+// A warp's barrier does not end a poll, because the threads of a warp may poll together.
 void meet_warp() {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
     machine.trace(kKcclSimMeetWarp, 0, 0);

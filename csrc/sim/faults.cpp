@@ -12,7 +12,8 @@ namespace {
 
 constexpr size_t kStackBytes = 65536;
 
-// What was there before. Faults has one instance at a time, and its handler needs this.
+// The handlers that were there before. Faults has one instance at a time, and its handler needs
+// these.
 struct sigaction before[Faults::kCount];
 pthread_t mover;
 // A kernel's stack may have no room left, so the handler has another one.

@@ -1,4 +1,4 @@
-// Signals that the CPU raises in a kernel: they become findings, and Python lives on.
+// Turns signals that the CPU raises in a kernel into findings, so that Python goes on.
 #pragma once
 
 #include <signal.h>
@@ -8,8 +8,8 @@
 
 namespace kccl::sim {
 
-// While it lives, faults in the kernels that this OS thread moves are findings. All other faults go
-// to the handlers that were there before. Only one lives at a time.
+// While such an object lives, faults in the kernels that this OS thread moves are findings. All
+// other faults go to the handlers that were there before. Only one object may live at a time.
 class Faults {
   public:
     Faults();

@@ -12,7 +12,7 @@
 namespace kccl::sim {
 namespace {
 
-// What start() gets to know. It reads this before anybody writes it again.
+// The arguments of start(). It reads them before anybody writes them again.
 struct Beginning {
     void (*body)(void*);
     void* argument;
@@ -30,13 +30,13 @@ void start() {
 
 }  // namespace
 
-// Not inlined: the compiler must not keep anything in registers across it.
+// This is not inlined, because the compiler must not keep anything in registers across it.
 __attribute__((noinline)) void switch_context(Context& from, Context& to) {
     if (_setjmp(from.registers) == 0) _longjmp(to.registers, 1);
 }
 
-// Why two families of functions: makecontext() can start on a new stack, which setjmp() cannot; but
-// its switches cost a system call each.
+// There are two families of functions: makecontext() can start on a new stack, which setjmp()
+// cannot; but its switches cost a system call each.
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument) {
     ucontext_t first;

@@ -9,7 +9,7 @@
 
 namespace kccl::sim {
 
-// Where a fiber continues; saved when it switches away.
+// The point where a fiber continues; saved when it switches away.
 struct Context {
     jmp_buf registers;
 };
@@ -22,7 +22,7 @@ void switch_context(Context& from, Context& to);
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument);
 
-// The code address at which a signal has come; `context` is what its handler gets.
+// Returns the code address at which a signal has come. `context`: the argument of its handler.
 uint64_t interrupted_at(const void* context);
 
 // Stacks of one size. They are kept until the end, because the next run needs them again.
@@ -35,20 +35,20 @@ class Stacks {
     Stacks& operator=(const Stacks&) = delete;
     ~Stacks();
 
-    // The lowest address of stack `index`; nullptr when there is no memory.
+    // Returns the lowest address of stack `index`; nullptr if there is no memory.
     uint8_t* at(uint64_t index);
-    // Bytes below a stack that nobody may access: where it would grow on.
+    // The bytes below a stack that nobody may access, because the stack would grow into them.
     uint64_t guard_bytes() const { return guard_bytes_; }
-    // Whether the address lies in one of them, or in a guard.
+    // Tells whether the address lies in one of the stacks, or in a guard.
     bool holds(uint64_t address) const;
 
   private:
     static constexpr uint64_t kPerSlab = 1024;
     // A process may have 65,530 mappings, and a guard adds two. The stacks behind these have none.
     static constexpr uint64_t kMostGuards = 16384;
-    // In front of a stack, where it would grow on: a page that nobody may access.
+    // The bytes of a guard: a page below a stack that nobody may access.
     const uint64_t guard_bytes_;
-    // From one stack to the next: whole pages.
+    // The bytes from one stack to the next: whole pages.
     const uint64_t stride_;
     std::vector<uint8_t*> slabs_;
     uint64_t num_guards_ = 0;

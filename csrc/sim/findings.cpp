@@ -112,7 +112,7 @@ void Machine::report_divergence(bool is_of_block) {
     findings.back().has_ended = ended != nullptr ? 1 : 0;
 }
 
-// Whether a thread has looked at the clock since all threads wait, and still waits.
+// Tells whether a thread has looked at the clock since all threads began to wait, and still waits.
 bool Machine::is_overdue(const Fiber& fiber) const {
     return fiber.state == Fiber::kPolling && fiber.looked_ns > halted_ns_;
 }

@@ -1,4 +1,4 @@
-// One host thread for each rank: which of them moves the machine, and when it may move.
+// One host thread for each rank. This file decides which of them moves the machine, and when.
 //
 // What a machine does must depend on its seed only, not on the speed of the ranks' Python programs.
 // So it moves only while every rank is in a launch, has left, or waits outside of the machine. A
@@ -61,8 +61,8 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
     for (Rank& rank : ranks_) {
         const Stream& stream = rank.streams.front();
         if (rank.host != Rank::kInLaunch || !stream.launches.empty()) continue;
-        // The rank's program goes on, and the machine waits for what it does next. What the program
-        // itself writes to windows (when it leaves) comes after all that its launches did.
+        // The rank's program goes on, and the machine waits for its next call. Writes of the
+        // program itself to windows (when it leaves) come after all that its launches did.
         join(memory.hosts, stream.known.ordered);
         rank.host = Rank::kRunning;
         rank.running_since_ns = now_ns();
@@ -72,7 +72,7 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
             return rank.host == Rank::kRunning || rank.host == Rank::kOutside;
         });
         if (!can_be_freed && report_crossed()) {
-            // Each rank would wait for the other until its time is up.
+            // Otherwise each rank would wait for the other until its time is up.
         } else if (!has_pollers() && !can_be_freed) {
             report_stuck(kKcclSimDeadlock);
         } else if (can_be_freed) {
@@ -81,9 +81,10 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
             const uint64_t stuck_since_ns = changes_ == changes_before ? began_ns : now_ns();
             const uint64_t changes = changes_;
             changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs));
-            // Unless another thread has moved the machine meanwhile: then it was not stuck so long.
-            // Threads of several ranks wait here at the same time: each counts what the others have
-            // not. A process that the host has stopped for long was not stuck.
+            // Another thread may have moved the machine meanwhile: then it was not stuck for so
+            // long. Threads of several ranks wait here at the same time, and each counts only time
+            // that the others have not counted. A process that the host has stopped for long was
+            // not stuck.
             const uint64_t now = now_ns();
             const uint64_t since_ns = std::max(stuck_since_ns, passed_until_ns_);
             passed_until_ns_ = now;
@@ -123,7 +124,7 @@ int Machine::launch_and_wait(const KcclSimLaunch& launch) {
 void Machine::set_host(int index, Rank::HostState state) {
     const std::lock_guard<std::mutex> lock(mutex);
     Rank& rank = ranks_[static_cast<size_t>(index)];
-    // Ranks that meet outside of the machine know what each other's launches did.
+    // Ranks that meet outside of the machine know all that each other's launches did.
     Known& known = rank.streams.front().known;
     if (state == Rank::kOutside) join(met_outside_, known.ordered);
     if (rank.host == Rank::kOutside) {

@@ -1,4 +1,4 @@
-// Launches: when they begin, what they know then, and how they end.
+// Launches: when they begin, what they know at their beginning, and how they end.
 #include <algorithm>
 #include <utility>
 
@@ -39,7 +39,7 @@ std::shared_ptr<Grid> Machine::enqueue(const KcclSimLaunch& launch) {
     if (launch.stream >= streams.size()) streams.resize(launch.stream + 1);
     std::deque<std::shared_ptr<Grid>>& launches = streams[launch.stream].launches;
     if (launch.is_dependent != 0 && !launches.empty()) grid->before = launches.back();
-    // What a launch does is remembered until its dependents have ended too.
+    // The accesses of a launch are remembered until its dependents have ended too.
     grid->number = grid->before ? grid->before->number : next_grid_++;
     launches.push_back(grid);
     return grid;
@@ -49,7 +49,7 @@ std::shared_ptr<Grid> Machine::enqueue(const KcclSimLaunch& launch) {
 
 void Machine::start_pending() {
     for (Rank& rank : ranks_) {
-        // Where streams compete for room, each may be the first to get it.
+        // If streams compete for room, any of them may get it first.
         const auto count = static_cast<uint32_t>(rank.streams.size());
         const uint32_t first = settings.most_blocks == 0 ? 0 : random_.below(count);
         for (uint32_t i = 0; i < count; ++i) start_next(rank, rank.streams[(first + i) % count]);

@@ -90,7 +90,7 @@ struct Block {
     uint32_t alive = 0;
     uint32_t arrived = 0;
     bool is_fenced = true;
-    bool lets_in = false;  // it has let dependents in, or ended
+    bool lets_in = false;  // it has admitted dependents, or ended
     Meeting meeting = Meeting::kNone;
     std::vector<SharedVariable> shared;
     Copies copies;
@@ -129,7 +129,7 @@ struct Grid {
     // parts that the program has accessed, which may have pointers to more.
     std::vector<uint64_t> foreign_pointers;
     std::map<uint64_t, Region> foreign_parts;
-    CodeRange code;  // of the kernel's library
+    CodeRange code;  // code of the kernel's library
     CallLog calls;
     // A communicator that it uses has failed: its threads may go different ways.
     bool has_failed = false;
@@ -138,8 +138,8 @@ struct Grid {
 };
 
 struct Stream {
-    std::deque<std::shared_ptr<Grid>> launches;  // that have not ended
-    Known known;                                 // what all ended ones knew
+    std::deque<std::shared_ptr<Grid>> launches;  // launches that have not ended
+    Known known;                                 // what all launches that have ended knew
 };
 
 struct Rank {
@@ -147,7 +147,7 @@ struct Rank {
 
     // A rank with a host thread uses only the first.
     std::deque<Stream> streams = std::deque<Stream>(1);
-    uint32_t num_blocks = 0;  // of launches that run
+    uint32_t num_blocks = 0;  // blocks of launches that run
     HostState host = kRunning;
     uint64_t running_since_ns = 0;
 };
@@ -171,8 +171,8 @@ class Machine final : public Reporter {
     void leave_kernel();
     // Ends the run soon, whatever the kernels do. Any OS thread may call it.
     void interrupt();
-    // The running thread has used too much time since its last step. Called where a thread comes to
-    // the machine without a step.
+    // Called when the running thread has used too much time since its last step, at its next call
+    // of the machine that is no step.
     void end_if_late() {
         if (is_late_) report_late();
     }
@@ -183,8 +183,8 @@ class Machine final : public Reporter {
 
     // ---- Calls that all threads of a coop make (coops.cpp) ----
     void begin_call(const KcclSimCoopCall& call);
-    // The thread is about to wait for others of its block or warp, or has ended. Notes it if some
-    // of them are in a call that it does not make.
+    // Called when the thread is about to wait for others of its block or warp, or has ended.
+    // Records it if some of them are in a call that it does not make.
     void check_calls(bool is_of_block);
     // Such a call is reported when all other threads have come as far as they can. Until then
     // nobody in the block is released.
@@ -197,12 +197,12 @@ class Machine final : public Reporter {
     void point(bool is_access = true);
     void yield_as(Fiber::State state);
     void make_ready(Fiber* fiber);
-    // Something was stored in the granule.
+    // Called when something was stored in the granule.
     void wake(Granule& granule);
     void wake(Warp& warp);
-    // The thread uses what it has loaded since the last pause.
+    // Called when the thread uses what it has loaded since the last pause.
     void take_loads();
-    // The thread stores, or does something similar: no poll goes on across this.
+    // Called when the thread stores, or does something similar: no poll goes on across this.
     void end_poll();
     void settle_poll();
     void look(Granule& granule) {
@@ -234,9 +234,11 @@ class Machine final : public Reporter {
     void report(KcclSimFindingKind kind, const Deed& deed, uint64_t address,
                 const Deed& other) override;
     void report_here(KcclSimFindingKind kind);
-    // The running thread makes `made`, which does not go with what another made (calls.cpp).
+    // Reports that the running thread makes `made`, which does not go with what another made
+    // (calls.cpp).
     void report_made(KcclSimFindingKind kind, const KcclSimMade& made, const Made& other);
-    // The machine is stuck. True: because ranks make their calls on different channels.
+    // Called when the machine is stuck. Returns true if the reason is that ranks make their calls
+    // on different channels.
     bool report_crossed();
 
     // ---- Where memory ends (bounds.cpp) ----
@@ -246,10 +248,10 @@ class Machine final : public Reporter {
                may_access_slowly(address, num_bytes, kind);
     }
     bool has_thread() const { return current_ != nullptr; }
-    // The running thread cannot go on, and its stack may be broken. Never returns.
+    // Ends a running thread that cannot go on, and whose stack may be broken. Never returns.
     [[noreturn]] void fault(KcclSimFindingKind kind, uint64_t address, uint64_t site,
                             const char* text);
-    // What a signal says that the CPU has raised in the running thread. Never returns.
+    // Reports a signal that the CPU has raised in the running thread. Never returns.
     [[noreturn]] void fault_by_signal(int signal, uint64_t address, uint64_t code_address);
 
     KcclSimSettings settings;
@@ -269,7 +271,7 @@ class Machine final : public Reporter {
     std::vector<KcclSimFinding> findings;
     std::vector<KcclSimEvent> events;  // the last ones, as a ring
     uint64_t num_events = 0;
-    std::vector<KcclSimWait> waits;  // when waits last began to time out
+    std::vector<KcclSimWait> waits;  // who waited when waits last began to time out
     std::mutex mutex;
 
   private:
@@ -309,7 +311,7 @@ class Machine final : public Reporter {
     void count_step();
     void report_endless();
     void report_late();
-    // Something has changed that a waiting thread may be waiting for.
+    // Called when something has changed that a waiting thread may be waiting for.
     void note_change();
     void note_progress();
     void report_stuck(KcclSimFindingKind kind);
@@ -339,7 +341,7 @@ class Machine final : public Reporter {
     void report_edge(uint64_t address, uint64_t num_bytes, KcclSimEventKind kind);
 
     static constexpr size_t kManyLooks = 256;
-    // Level of the thread that a seed stops: it moves when nothing else can.
+    // The level of the thread that a seed stops: it moves when nothing else can.
     static constexpr uint32_t kStoppedLevel = 0;
 
     Random random_;
@@ -351,10 +353,10 @@ class Machine final : public Reporter {
     Ready ready_;
     std::vector<Rank> ranks_;
     std::vector<std::shared_ptr<Grid>> running_;
-    std::deque<Warp*> warps_;              // from the first one that has not ended
+    std::deque<Warp*> warps_;              // begins with the first warp that has not ended
     uint32_t first_warp_ = 0;              // index of warps_[0]
     std::vector<uint32_t> slot_counters_;  // counter of each slot's last event
-    ClockRef met_outside_;                 // what ranks know that met outside of the machine
+    ClockRef met_outside_;                 // knowledge of ranks that met outside of the machine
     bool has_turned_grid_ = false;         // a launch has ended, or lets the next one in
     size_t next_event_ = 0;                // position in the ring of events
     std::vector<uint32_t> to_wake_;        // warps that wait for a word that was stored
@@ -367,11 +369,11 @@ class Machine final : public Reporter {
     uint64_t changes_at_wake_ = 0;
     // Up to this moment of the host, time that the machine was stuck has passed on its clock.
     uint64_t passed_until_ns_ = 0;
-    uint32_t num_threads_ = 0;  // of running launches
+    uint32_t num_threads_ = 0;  // threads of running launches
     uint64_t endless_at_ = 0;   // step at which the run counts as endless
     uint32_t idle_rounds_ = 0;
     uint64_t passed_ns_ = 0;
-    uint64_t halted_ns_ = 0;  // when all threads had come to wait
+    uint64_t halted_ns_ = 0;  // the time at which all threads had come to wait
     std::vector<Lack> lacks_;
     uint64_t watch_period_ns_ = 0;
     uint64_t moved_at_tick_ = 0;
@@ -384,7 +386,7 @@ class Machine final : public Reporter {
     std::condition_variable changed_;
 };
 
-// The machine that moves now: kernels' calls go to it.
+// The machine that moves now. Calls of kernels go to it.
 extern Machine* running;
 
 // Makes a fiber the thread that kernels see as themselves (engine.cpp).

@@ -5,7 +5,7 @@
 
 namespace kccl::sim {
 
-// From now on each of the threads knows what any of them knew.
+// Gives each of the threads the knowledge of all of them.
 void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, bool is_block) {
     ClockRef ordered, packets, caused, fenced;
     uint32_t last = 0;

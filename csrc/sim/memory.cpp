@@ -91,7 +91,8 @@ Memory::Page& Memory::page(uint64_t number) {
     return *recent;
 }
 
-// Why each granule is cleared by itself: which granules share a page differs between processes.
+// Each granule is cleared by itself, because the granules that share a page differ between
+// processes.
 Granule& Memory::granule(const Knowledge& me, uint64_t address) {
     const uint64_t index = address / 8;
     Page& its_page = page(index / kGranulesPerPage);
@@ -115,7 +116,7 @@ void Memory::forget(uint64_t address, uint64_t num_bytes) {
     }
 }
 
-// What is known of other windows stays, because their ranks may be in the middle of a launch.
+// The knowledge of other windows stays, because their ranks may be in the middle of a launch.
 void Memory::add_window(int rank, uint64_t address, uint64_t num_bytes) {
     windows_.push_back({address, num_bytes, rank});
     forget(address, num_bytes);

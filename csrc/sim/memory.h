@@ -1,5 +1,5 @@
-// The adversarial memory: what a load may see, and which rules accesses break. MODEL.md is its
-// contract.
+// The adversarial memory. It decides what a load may see, and which rules accesses break. MODEL.md
+// is its contract.
 //
 // Real memory always has the newest value of every word. Besides, the simulator remembers, for
 // words accessed through mem.cuh, the stores that a load may still return. A load gets the newest
@@ -30,14 +30,14 @@ using ByScope = std::array<ClockRef, 3>;
 // before the store. `packets` is what else happens before, for packets only: see fence_packets().
 struct Knowledge {
     Agent agent;
-    uint32_t counter = 1;  // of this thread's next event
+    uint32_t counter = 1;  // number of this thread's next event
     uint32_t call = 0;     // index in Calls of the call it makes
     uint64_t launch = 0;
     ClockRef ordered;
     ClockRef caused;
     // What `caused` will know too; joined before `caused` is used or handed on.
     std::vector<std::pair<Event, ClockRef>> hearsay;
-    ByScope released;    // by this thread's fences; later stores carry it
+    ByScope released;    // released by this thread's fences; later stores carry it
     ByScope to_acquire;  // what a fence would acquire
     ClockRef packets;
     ClockRef packets_released;    // as `released`, but carried by packets
@@ -46,7 +46,8 @@ struct Knowledge {
     Event now() const { return {agent, counter}; }
     void hear(Event event, const ClockRef& caused);
     void settle_hearsay();
-    // What a release would hand on now. packets_snapshot(): to packets.
+    // Returns what a release would hand on now. packets_snapshot(): what it would hand on to
+    // packets.
     ClockRef snapshot() const;
     ClockRef packets_snapshot() const;
 };
@@ -54,7 +55,7 @@ struct Knowledge {
 // Adds `known` to `released`, for all threads that the scope includes.
 void hand_on(ByScope& released, Scope scope, const ClockRef& known);
 
-// A thread has loaded these halves of a store.
+// Called when a thread has loaded these halves of a store.
 struct Sight {
     Event reader = {};
     uint8_t halves = 3;
@@ -62,7 +63,7 @@ struct Sight {
 
 // A store that loads may return.
 struct Record {
-    uint64_t value = 0;  // of all 8 bytes after this store
+    uint64_t value = 0;  // value of all 8 bytes after this store
     Event writer = {};
     uint32_t index = 0;              // counts the granule's stores
     ByScope released = {};           // what the store carries; null: nothing
@@ -90,7 +91,7 @@ struct Mark {
     enum State : uint8_t { kPolled, kTaken, kRejected };
 
     Event reader = {};
-    uint32_t index = 0;  // of the record that it returned
+    uint32_t index = 0;  // index of the record that it returned
     uint32_t call = 0;
     uint8_t halves = 3;
     State state = kPolled;
@@ -109,10 +110,11 @@ struct Access {
     uint32_t last = 0;  // the greatest counter
     uint64_t site = 0;
     uint64_t step = 0;
-    std::vector<uint32_t> counters = {};  // by thread, 0 for none; empty: there is only `event`
+    // counter of each thread, 0 for none; empty: there is only `event`
+    std::vector<uint32_t> counters = {};
 
     void add(Event next);
-    // Whether adding this changes nothing.
+    // Tells whether adding this changes nothing.
     bool is_last_of(Event next) const {
         return next == event ||
                (next.agent.thread < counters.size() && counters[next.agent.thread] == next.counter);
@@ -123,8 +125,8 @@ struct Access {
 struct Granule {
     uint64_t address = 0;
     uint64_t launch = 0;       // the last one here; accesses of ended ones are forgotten
-    uint32_t num_records = 0;  // how many there have been
-    uint32_t num_stores = 0;   // how many stores a waiting thread could have noticed
+    uint32_t num_records = 0;  // number of stores so far
+    uint32_t num_stores = 0;   // number of stores that a waiting thread could have noticed
     std::vector<Record> records;
     std::vector<Mark> marks;
     std::vector<Access> accesses;                // plain ones
@@ -133,11 +135,11 @@ struct Granule {
     Event plain_writers[2];                      // the last one of each half
     uint8_t plainly_written = 0;                 // halves with a plain store not yet in `records`
 
-    // The position in `records` of the last store to any of these halves.
+    // Returns the position in `records` of the last store to any of these halves.
     size_t newest(uint8_t halves) const;
-    // Null: no load returns it any more.
+    // Returns the record at a position. Null: no load returns it any more.
     const Record* find(uint32_t index) const;
-    // How many stores to these halves came after the one at `position`.
+    // Returns how many stores to these halves came after the one at `position`.
     uint32_t newer_than(size_t position, uint8_t halves) const;
     void clear() {
         num_records = 0;
@@ -156,7 +158,7 @@ struct Look {
     uint32_t num_stores;
 };
 
-// How weak a seed makes the memory.
+// The weakness of the memory that a seed chooses.
 struct Weakness {
     uint32_t old_per_256 = 0;  // how often a load passes over a store that it need not see
     uint8_t max_skips = 0;     // how often a store may be passed over before all see it
@@ -166,7 +168,7 @@ struct Weakness {
 
 class Memory {
   public:
-    // What the ranks' programs know. They write to windows between their launches.
+    // The knowledge of the ranks' programs, which write to windows between their launches.
     ClockRef hosts;
 
     Memory(Slots& slots, Calls& calls, Reporter& reporter, const uint64_t& step)
@@ -185,13 +187,13 @@ class Memory {
 
         bool is_system_packet() const { return is_packet && scope == Scope::kSystem; }
     };
-    // What a load returned.
+    // The result of a load.
     struct Seen {
         uint64_t value;
         Granule* granule;
         bool is_newest;
         uint32_t age;
-        Event writer;  // of the first half
+        Event writer;  // writer of the first half
     };
     Seen load(Knowledge& me, const Access32Or64& access);
     Granule* store(Knowledge& me, const Access32Or64& access, uint64_t value);
@@ -220,8 +222,8 @@ class Memory {
         plain_range(copy, address, num_bytes, is_write, true, &fenced, site);
     }
 
-    // A poll is over: is_taken says whether it found what it waited for. Its loads are those from
-    // `first`.
+    // Called when a poll is over. is_taken: whether it found what it waited for. Its loads are
+    // those from `first`.
     void settle(Knowledge& me, const std::vector<Look>& polled, size_t first, bool is_taken);
 
     Granule& granule(const Knowledge& me, uint64_t address);
@@ -229,7 +231,7 @@ class Memory {
 
     void add_window(int rank, uint64_t address, uint64_t num_bytes);
     void remove_window(uint64_t address);
-    // Bytes from an address to the end of its window; 0: it lies in none (calls.cpp).
+    // Returns the bytes from an address to the end of its window; 0 if it lies in none (calls.cpp).
     uint64_t window_room(uint64_t address) const;
     void begin_launch(uint64_t launch) { launches_.push_back(launch); }
     void end_launch(uint64_t launch) { std::erase(launches_, launch); }
@@ -266,7 +268,7 @@ class Memory {
     // Adds to the accesses by slot: one entry for all threads of a block that do the same.
     void add(std::vector<Access>& accesses, const Knowledge& me, Access::Kind kind, uint8_t bytes,
              bool is_async, uint64_t site);
-    // Whether `access` contains an event that `clock` does not know, and which.
+    // Tells whether `access` contains an event that `clock` does not know, and which one.
     static bool is_unordered(const Access& access, const ClockRef& clock, Agent me, Event* which);
     void check_taken(Granule& granule, const Mark& mark);
     // Makes records of what plain stores, or the host, have written to real memory.
@@ -283,7 +285,7 @@ class Memory {
     size_t choose(Knowledge& me, Granule& granule, uint8_t halves, const Access32Or64& access);
     static bool must_see(const Knowledge& me, const Record& record, uint8_t halves,
                          const Access32Or64& access);
-    // Whether the record comes before this access of the thread, by `ordered` or `packets`.
+    // Tells whether the record comes before this access of the thread, by `ordered` or `packets`.
     static bool comes_before(const Knowledge& me, const Record& record,
                              const Access32Or64& access) {
         if (knows(me.ordered, record.writer)) return true;

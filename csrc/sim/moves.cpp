@@ -1,4 +1,4 @@
-// Which thread moves next, which is interrupted, and which are woken.
+// Decides which thread moves next, which is interrupted, and which are woken.
 #include <algorithm>
 #include <utility>
 
@@ -7,20 +7,22 @@
 namespace kccl::sim {
 namespace {
 
-// How many more rounds every waiting thread looks before the machine counts as stuck. More than
-// one, because the slow path of a wait looks at words that its poll does not load.
+// The number of further rounds that every waiting thread looks before the machine counts as stuck.
+// More than one are needed, because the slow path of a wait looks at words that its poll does not
+// load.
 constexpr uint32_t kIdleRounds = 3;
 constexpr uint32_t kWakeOneIn = 16;
-// Among how many warps an exhaustive search chooses; tiny configurations have no more.
+// The most warps among which an exhaustive search chooses. Its configurations are tiny.
 constexpr uint32_t kOfferedWarps = 8;
-// Virtual time from one access of a thread to the next.
+// The virtual time from one access of a thread to the next.
 constexpr uint64_t kStepNs = 2;
 // A run is endless after this many steps, plus this many for each thread, in which nothing is
 // stored and not all threads wait. Otherwise a wait that does not pause would never end.
 constexpr uint64_t kIdleSteps = uint64_t{1} << 25;
 constexpr uint64_t kIdleStepsAThread = uint64_t{1} << 14;
 constexpr uint64_t kFirstPassNs = 1'000'000;
-// Far beyond any limit that a user sets. A wait that lasts longer does not look at the clock.
+// A time far beyond any limit that a user sets. A wait that lasts longer does not look at the
+// clock.
 constexpr uint64_t kAllWaitsEndNs = 1'000'000'000'000'000;
 
 }  // namespace
@@ -39,7 +41,7 @@ void Machine::choose_style() {
     style_.switch_one_in = kSwitch[random_.below(4)];
     style_.slow_rank = static_cast<int32_t>(random_.below(settings.world_size));
     style_.slow_block = static_cast<int32_t>(random_.below(4));
-    // Early as often as late, whatever the length of the run.
+    // The exponent is random too, so that the stop comes early as often as late in a run.
     style_.stopped_at = 1 + random_.below(1u << (4 + random_.below(13)));
     style_.change_one_in = 16u << random_.below(6);
     weakness_ = {};
@@ -77,7 +79,7 @@ Fiber* Machine::pick() {
     return ready_.pop_any(random_);
 }
 
-// The warps that can move, the one that has waited longest first.
+// Returns the warps that can move. The one that has waited longest comes first.
 uint32_t Machine::movable(const Warp* except, Warp** warps) const {
     if (ready_.is_empty()) return 0;
     size_t first = 0;
@@ -92,9 +94,9 @@ uint32_t Machine::movable(const Warp* except, Warp** warps) const {
     return count;
 }
 
-// By tape: one decision for each access, which warp makes it. A warp with a thread that ended or
-// waits goes on with its next thread; nobody sees what it does up to its next access. A warp that
-// polls in vain goes last.
+// With a tape there is one decision for each access: the warp that makes it. A warp with a thread
+// that ended or waits goes on with its next thread; nobody sees what it does up to its next access.
+// A warp that polls in vain goes last.
 Fiber* Machine::take_turn() {
     Warp* wanted = std::exchange(next_warp_, nullptr);
     if (wanted == nullptr) {
@@ -212,8 +214,8 @@ void Machine::wake(Granule& granule) {
     ++granule.num_stores;
     to_wake_.insert(to_wake_.end(), granule.waiters.begin(), granule.waiters.end());
     granule.waiters.clear();
-    // Not at once each time, because a warp that waits for many words would look after each of
-    // them.
+    // A warp is not woken at once each time, because a warp that waits for many words would look
+    // after each of them.
     if (style_.schedule == kKcclSimExhaustive || random_.one_in(kWakeOneIn)) wake_stored();
 }
 
@@ -262,15 +264,16 @@ bool Machine::wake_pollers() {
     return has_woken;
 }
 
-// Moves the clock on, so that waits look at it and time out. False: more time has passed than any
-// limit allows.
+// Moves the clock on, so that waits look at it and time out. Returns false if more time has passed
+// than any limit allows.
 bool Machine::pass_time(uint64_t at_least_ns) {
     if (passed_ns_ == 0) {
         halted_ns_ = clock_ns;
         note_waits();
         passed_ns_ = kFirstPassNs;
     } else if (at_least_ns == 0) {
-        // Not while the clock follows the host's: a rank's program may end the halt at any time.
+        // The clock does not move while it follows the host's: a rank's program may end the halt at
+        // any time.
         passed_ns_ += passed_ns_ / 8;
     }
     clock_ns += at_least_ns != 0 ? at_least_ns : passed_ns_;

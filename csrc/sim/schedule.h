@@ -1,4 +1,4 @@
-// Which thread moves next.
+// Chooses which thread moves next.
 #pragma once
 
 #include <stddef.h>
@@ -18,7 +18,7 @@ struct Style {
     KcclSimSchedule schedule = kKcclSimRandom;
     uint32_t switch_one_in = 1;  // how often a thread is interrupted at an access
     int32_t slow_rank = -1;
-    int32_t slow_block = -1;     // of slow_rank
+    int32_t slow_block = -1;     // block of slow_rank
     uint64_t stopped_at = 0;     // the thread that moves at this step is stopped
     uint32_t change_one_in = 0;  // kKcclSimPriority: how often a warp's priority changes
 };
@@ -32,10 +32,10 @@ class Ready {
     bool is_empty() const { return levels_ == 0; }
     uint32_t highest() const { return 63 - static_cast<uint32_t>(__builtin_clzll(levels_)); }
     void push(Fiber* fiber, uint32_t level);
-    // A thread of the highest level: the one that has waited longest, or any.
+    // Returns a thread of the highest level: the one that has waited longest, or any.
     Fiber* pop_oldest();
     Fiber* pop_any(Random& random);
-    // The threads of the highest level, oldest first; for choices by tape.
+    // Returns the threads of the highest level, oldest first; for choices by tape.
     const std::vector<Fiber*>& at_highest(size_t* first) const;
     void remove_at_highest(size_t index);
 

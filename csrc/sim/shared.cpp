@@ -1,4 +1,4 @@
-// Block-shared memory: where a block's variables lie, and how much of it there is.
+// Lays out a block's shared variables, and checks how much shared memory there is.
 #include <string.h>
 
 #include "machine.h"

@@ -18,7 +18,8 @@ uint32_t Slots::of(int32_t rank, int32_t block, uint32_t lane) {
 
 uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch,
                       uint64_t site) {
-    // What a grid does is no call of its channels: their numbers would come to differ by rank.
+    // Calls of a grid do not count as calls of its channels, because their numbers would then
+    // differ by rank.
     const int32_t stream = kernel == kKcclGridSync       ? -1
                            : kernel == kKcclGridExchange ? -2 - channel
                                                          : channel;

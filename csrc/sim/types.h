@@ -44,14 +44,14 @@ class Slots {
 
     // `lane`: tells launches of the rank apart that may run at the same time.
     uint32_t of(int32_t rank, int32_t block, uint32_t lane);
-    // Whether the slot is that of a block's asynchronous copies.
+    // Tells whether the slot is that of a block's asynchronous copies.
     static bool is_copier(uint32_t slot) { return slot % 2 != 0; }
     const Owner& operator[](uint32_t slot) const { return owners_[slot]; }
     void clear() {
         owners_.clear();
         by_lane_.clear();
     }
-    // The smallest scope that includes both.
+    // Returns the smallest scope that includes both.
     Scope between(uint32_t a, uint32_t b) const {
         if (a == b) return Scope::kBlock;
         return owners_[a].rank == owners_[b].rank ? Scope::kDevice : Scope::kSystem;
@@ -84,13 +84,14 @@ class Calls {
     const CallInfo& operator[](uint32_t index) const {
         return next_ - index <= kKept ? known_[index % kKept] : kNone;
     }
-    // A thread enters a call on the rank of this state. All threads of the rank get the same index.
+    // Called when a thread enters a call on the rank of this state. All threads of the rank get the
+    // same index.
     uint32_t enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch, uint64_t site);
     void forget(uint64_t state);
 
   private:
     static constexpr CallInfo kNone = {0, 0, -1, 0, 0, 0};
-    // How many calls are remembered, of all ranks and channels together.
+    // The number of calls that are remembered, of all ranks and channels together.
     static constexpr uint32_t kKept = 1 << 16;
 
     // The last calls of a channel. A thread may enter a call that others of its rank have left; in
@@ -106,10 +107,10 @@ class Calls {
     };
     std::vector<CallInfo> known_;                        // call i is at i % kKept
     uint32_t next_ = 1;                                  // index of the next call
-    std::map<std::pair<uint64_t, int32_t>, Last> last_;  // by state and channel
+    std::map<std::pair<uint64_t, int32_t>, Last> last_;  // keyed by state and channel
 };
 
-// What a thread did, for reports.
+// An event of a thread, for reports.
 struct Deed {
     Event event = {};
     uint32_t call = 0;
@@ -119,7 +120,7 @@ struct Deed {
     bool exists = false;
 };
 
-// Where findings go.
+// The place where findings go.
 class Reporter {
   public:
     virtual void report(KcclSimFindingKind kind, const Deed& deed, uint64_t address,

@@ -1,4 +1,4 @@
-// Who waits for what when nothing moves any more: what a report of a time-out names.
+// Finds who waits for what when nothing moves any more, for the report of a time-out.
 #include <stdio.h>
 #include <string.h>
 
@@ -14,7 +14,8 @@ bool has_failed(const Fiber& fiber) {
     return fiber.begun.name != nullptr && state->status != kKcclOk;
 }
 
-// As in "wait(peer 1, signal_id 3, wanted 1)". Without addresses, which tell nobody anything.
+// Writes a call as "wait(peer 1, signal_id 3, wanted 1)". Addresses are left out, because they tell
+// the user nothing.
 void describe(const BegunCall& begun, char* to) {
     size_t length = 0;
     const auto add = [&](const char* format, auto... values) {

@@ -18,7 +18,7 @@
 namespace kccl::sim {
 namespace {
 
-// A signal that is ignored where nobody handles it, so one that comes late does no harm.
+// This signal is ignored if nobody handles it, so a late one does no harm.
 constexpr int kSignal = SIGURG;
 constexpr uint64_t kAltStackBytes = 65536;
 
@@ -26,7 +26,7 @@ struct sigaction before;
 
 // An OS thread's timer, made when it first moves a machine.
 struct Timer {
-    Machine* machine = nullptr;  // that the thread moves
+    Machine* machine = nullptr;  // the machine that the thread moves
     long id = -1;
     pid_t made_by = 0;  // a child of the process has the id, but not the timer
     std::unique_ptr<uint8_t[]> stack;
@@ -163,8 +163,8 @@ CodeRange code_around(const void* address) {
 
 // ---- What the machine does at a tick ------------------------------------------------------------
 
-// Runs in a signal handler. `code`: the address that was interrupted. True: the kernel must be
-// left there.
+// Runs in a signal handler. `code`: the address that was interrupted. Returns true if the kernel
+// must be left there.
 bool Machine::tick(uint64_t code) {
     const uint64_t moved = steps + switches;
     const bool has_moved = moved != moved_at_tick_;

@@ -17,7 +17,7 @@ class Watch {
     Watch& operator=(const Watch&) = delete;
 };
 
-// The executable memory around an address of code: [begin, end).
+// Returns the executable memory around an address of code: [begin, end).
 struct CodeRange {
     uint64_t begin = 0;
     uint64_t end = 0;

@@ -1,4 +1,4 @@
-"""Why one process may not read another's memory, in words."""
+"""Finds out why one process may not read another's memory, and says it in words."""
 
 import os
 import warnings
@@ -26,7 +26,7 @@ def warn(rank: int, peer: int, pid: int, error: int) -> None:
 
 
 def why_refused(pid: int) -> str:
-    """What forbids this process to read that one's memory, as far as the system tells."""
+    """Returns what forbids this process to read that one's memory, as far as the system tells."""
     mine, theirs = _status("self"), _status(str(pid))
     found = []
     if theirs and _user_namespace("self") != _user_namespace(str(pid)):

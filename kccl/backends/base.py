@@ -1,4 +1,4 @@
-"""What a communicator asks of the machine it runs on.
+"""The interface of a backend: what a communicator needs of the machine it runs on.
 
 host.py, sim.py and gpu.py implement the interface. None of them inherits from another. What some
 of them share is in files of its own, as in scratch.py and host_memory.py.
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ..base.arrays import ArrayView
 from ..base.errors import Error
+from ..plan.grouping import Grouping
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
 from .device_comm import DeviceComm
@@ -27,8 +28,11 @@ class Backend(ABC):
         has_streams: Calls are enqueued on a stream and return before they have run.
         has_virtual_time: Limits of waits in calls count simulated time, not that of a clock.
         caveat: What a survivor must know when a peer is lost; "" for nothing.
+        grouping: The groups of the ranks, where these are more than one team has. Then plans are
+            run by chain() of grouped.py.
     """
 
+    grouping: Grouping | None = None
     name: str
     state: Any
     context: Any
@@ -41,13 +45,13 @@ class Backend(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int, timeout: float) -> Window:
-        """A window for the caller. Collective."""
+        """Returns a window for the caller. Collective."""
 
     @abstractmethod
     def comm_for_kernels(
         self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
     ) -> DeviceComm:
-        """What a user's kernel takes to talk to its peers. Collective.
+        """Returns what a user's kernel takes to talk to its peers. Collective.
 
         Args:
             channels: How many coops make calls.
@@ -57,8 +61,16 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def temporary(self, nbytes: int, channel: int) -> int:
+        """Returns the address of memory that the kernels of a channel's calls pass data through.
+
+        All calls of a channel use the same memory. drop_memory() frees it, unless has_streams is
+        true: then it stays as long as the backend, because graphs may still use it.
+        """
+
+    @abstractmethod
     def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
-        """Looks at a caller's array, which must be where this backend's calls can use it.
+        """Looks at a caller's array. The array must be where this backend's calls can use it.
 
         Args:
             array: The array.
@@ -71,11 +83,12 @@ class Backend(ABC):
 
     @abstractmethod
     def array(self, window: Window, shape: tuple[int, ...], dtype: Any) -> Any:
-        """This rank's part of a window, from its beginning, as an array."""
+        """Returns this rank's part of a window, from its beginning, as an array."""
 
     @abstractmethod
     def like(self, array: Any, view: ArrayView, shape: tuple[int, ...]) -> Any:
-        """A new array for a call's result: of the library and type of `array`, whose view is given.
+        """Returns a new array for a call's result: of the library and type of `array`, whose view
+        is given.
 
         Raises:
             InvalidArgument: This library's arrays cannot be made here.
@@ -85,11 +98,11 @@ class Backend(ABC):
 
     @abstractmethod
     def stream(self, given: Any, view: ArrayView | None) -> int:
-        """The stream for one call.
+        """Returns the stream for one call.
 
         Args:
             given: What the caller gave; None: the stream that the array's library uses now.
-            view: Of the call's array; None: the call has no array.
+            view: The view of the call's array; None: the call has no array.
 
         Raises:
             InvalidArgument: `given` is no stream of this backend.
@@ -101,9 +114,10 @@ class Backend(ABC):
 
     @abstractmethod
     def stream_of_prepared(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
-        """The stream of a prepared call: a number, or a function that returns it before each run.
+        """Returns the stream of a prepared call: a number, or a function that returns it before
+        each run.
 
-        Only where has_streams; so are the next two.
+        Called only where has_streams is true, as are the next two.
         """
 
     @abstractmethod
@@ -111,7 +125,7 @@ class Backend(ABC):
         """Makes a graph of what call() returned: further runs cost the host less.
 
         Returns:
-            What the caller keeps as long as the call.
+            What the caller keeps as long as the call. None: it is several kernels, and has none.
         """
 
     @abstractmethod
@@ -130,7 +144,7 @@ class Backend(ABC):
         op: str = "sum",
         **fields: int,
     ) -> Any:
-        """A KcclHostOp for one of the library's kernels.
+        """Returns a KcclHostOp for one of the library's kernels.
 
         The caller keeps it for as long as its address is in use.
 
@@ -152,7 +166,9 @@ class Backend(ABC):
 
     @abstractmethod
     def shape_of(self, handle: Any) -> tuple[int, int]:
-        """Blocks of what call() returned, and threads of each. Only where has_streams."""
+        """Returns the blocks of what call() returned, and the threads of each. Only where
+        has_streams.
+        """
 
     @abstractmethod
     def launch(
@@ -173,7 +189,7 @@ class Backend(ABC):
             data: Its arguments, as Kernel.pack() lays them out.
             grid, block: Number of blocks, and threads of each.
             shared_bytes: Dynamic shared memory of each block.
-            stream: As stream() returned it.
+            stream: What stream() returned.
             arrays: (position among the arguments, address, bytes, the array) of each array.
 
         Raises:
@@ -184,11 +200,11 @@ class Backend(ABC):
 
     @abstractmethod
     def failure(self) -> Error | None:
-        """An error of the backend itself, as a refused launch; None if there is none."""
+        """Returns an error of the backend itself, as a refused launch; None if there is none."""
 
     @abstractmethod
     def simulated_waits(self) -> str | None:
-        """Who waits for what, for the text of a time-out. None: waits take real time."""
+        """Returns who waits for what, for the text of a time-out. None: waits take real time."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -233,13 +249,21 @@ class Opener(Protocol):
 
     Attributes:
         name: The backends'.
+        most_ranks: Most ranks of a communicator.
+        spans_nodes: Ranks may be on several nodes.
     """
 
     @property
     def name(self) -> str: ...
 
+    @property
+    def most_ranks(self) -> int: ...
+
+    @property
+    def spans_nodes(self) -> bool: ...
+
     def settings(self, epoch_bits: int) -> Settings:
-        """The sizes that suit these backends."""
+        """Returns the sizes that suit these backends."""
 
     def __call__(
         self,
@@ -250,7 +274,7 @@ class Opener(Protocol):
         are_threads: bool,
         timeout: float,
     ) -> Backend:
-        """A backend with the window of the library's own calls. Collective.
+        """Returns a backend with the window of the library's own calls. Collective.
 
         Args:
             mesh: The ranks.

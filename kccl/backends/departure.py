@@ -1,4 +1,4 @@
-"""How a rank on a GPU tells its peers that it makes no more calls."""
+"""Tells the peers of a rank on a GPU that it makes no more calls."""
 
 import os
 from contextlib import suppress
@@ -17,7 +17,7 @@ def depart(comm: Any, state: DeviceState, departure: int, record: bytes = b"") -
 
     Args:
         comm: The KcclDeviceComm of the rank's own calls.
-        state: The rank's.
+        state: The rank's KcclState.
         departure, record: What to write.
     """
     layout, rank = comm.layout, comm.rank

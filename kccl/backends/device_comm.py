@@ -1,4 +1,4 @@
-"""What a user's kernel takes to make calls."""
+"""The struct that a user's kernel takes to make calls."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ class DeviceComm:
     Attributes:
         rank, world_size: The communicator's.
         channels: How many coops may make calls at the same time.
-        max_bytes: Of one coop's call.
+        max_bytes: The most bytes of one coop's call.
         data: The struct's bytes.
     """
 

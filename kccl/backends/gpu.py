@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from ..base import abi, dtypes, env
@@ -20,11 +19,11 @@ from ..base.errors import BackendError, Error, InvalidArgument, Timeout
 from ..gpu import arrays, driver, sharing
 from ..gpu.arrays import DeviceView
 from ..gpu.graphs import KernelGraph
-from ..gpu.library import library_kernel
+from ..gpu.library import library_kernel, resident_blocks
 from ..gpu.memory import GpuWindow
 from ..gpu.state import DeviceState
 from ..gpu.table import DriverError
-from ..plan.limits import check_shared, not_resident
+from ..plan.limits import not_resident
 from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
@@ -35,12 +34,10 @@ from .device_comm import DeviceComm
 from .gpu_memory import GpuMemory
 from .scratch import Scratches
 from .settings import Settings
-from .shapes import BLOCKS_PER_CHANNEL, check_shape, launch_shape
+from .shapes import SIZES, check_shape, launch_shape, messages_shape
+from .temporaries import Temporaries
 from .watch import Watcher
 
-# Slot sizes of one scratch channel.
-_PACKET_BYTES = 8192
-_STAGING_BYTES = 131072
 # KcclGpuLaunch -> field of KcclGpuQueue: the function that may refuse the launch.
 _LAUNCHED_BY = {
     lib.kKcclNoLaunch: "push_context",
@@ -60,6 +57,8 @@ class OnDevice:
     """
 
     device: driver.Device
+    most_ranks = abi.MAX_WORLD_SIZE
+    spans_nodes = False
 
     @property
     def name(self) -> str:
@@ -68,27 +67,22 @@ class OnDevice:
 
     @classmethod
     def of_process(cls, local_rank: int) -> "OnDevice":
-        """For a rank that is a process: its current device, else that of its local rank."""
+        """Opens a process's rank: on its current device, else on that of its local rank."""
         return cls(driver.pick_device(local_rank))
 
     @classmethod
     def of_thread(cls, rank: int) -> "OnDevice":
-        """For a rank that is a thread; more ranks than GPUs share them."""
+        """Opens a thread's rank. If there are more ranks than GPUs, they share them."""
         return cls(driver.device(rank % max(driver.num_devices(), 1)))
 
     @classmethod
     def number(cls, ordinal: int) -> "OnDevice":
-        """For a rank that drives the GPU of this number in its process."""
+        """Opens the backend for a rank that drives the GPU of this number in its process."""
         return cls(driver.device(ordinal))
 
     def settings(self, epoch_bits: int) -> Settings:
         """See Opener."""
-        return Settings(
-            blocks_per_channel=BLOCKS_PER_CHANNEL,
-            packet_bytes=_PACKET_BYTES,
-            staging_bytes=_STAGING_BYTES,
-            epoch_bits=epoch_bits,
-        )
+        return Settings(**SIZES, epoch_bits=epoch_bits)
 
     def __call__(
         self,
@@ -160,6 +154,7 @@ class GpuBackend(Backend):
             timeout=timeout,
         )
         self._comm = self._scratches.comm
+        self._temporaries = Temporaries(self._memory.plain)
         self._watcher = Watcher(mesh.pidfds, self._lose, mesh.end_event)
         leave_when_collected(self, device, self.state, self._scratches)
 
@@ -178,6 +173,10 @@ class GpuBackend(Backend):
     ) -> DeviceComm:
         """See Backend."""
         return self._scratches.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
+
+    def temporary(self, nbytes: int, channel: int) -> int:
+        """See Backend."""
+        return self._temporaries.room(nbytes, channel)
 
     def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
         """See Backend."""
@@ -217,8 +216,10 @@ class GpuBackend(Backend):
             return arrays.stream_of(given)
         return view.stream if isinstance(view, DeviceView) else lambda: self._stream_before()
 
-    def as_graph(self, handle: Any) -> KernelGraph:
+    def as_graph(self, handle: Any) -> KernelGraph | None:
         """See Backend."""
+        if handle.kernel != ffi.addressof(lib, "kccl_gpu_run_op"):
+            return None
         gpu_op = ffi.cast("KcclGpuOp *", handle)
         call = ffi.new("KcclCall *")
         lib.kccl_gpu_argument(gpu_op, call)
@@ -262,11 +263,14 @@ class GpuBackend(Backend):
             most = driver.table().max_threads(gpu_op.function)
         gpu_op.stream = driver.legacy_stream()
         spec, count = BY_NAME[kernel], fields.get("count", 0)
-        gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(
-            spec, count, dtype, most, *shape, warp_size=driver.table().warp_size
+        warp_size = driver.table().warp_size
+        gpu_op.num_blocks, gpu_op.threads_per_block = (
+            messages_shape(fields, most, warp_size=warp_size)
+            if "messages" in fields
+            else launch_shape(spec, count, dtype, most, *shape, warp_size=warp_size)
         )
         gpu_op.op.call.share = spec.share(count, dtype, gpu_op.num_blocks)
-        room = _resident_blocks(self.device, gpu_op.function, gpu_op.threads_per_block)
+        room = resident_blocks(self.device, gpu_op.function, gpu_op.threads_per_block)
         gpu_op.op.call.fit = 0 if self._shares_gpu else room // gpu_op.num_blocks
         # A KcclHostOp that keeps the KcclGpuOp around it.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
@@ -298,8 +302,10 @@ class GpuBackend(Backend):
                 f"communicator's device, {self.device.arch}"
             )
         offsets = kernel.entry.offsets
-        check_shared(shared_bytes, self.device.shared_bytes, self.device.arch)
         with self.device.current():
+            kernel.entry.needs().check_launch(
+                kernel.name, block, shared_bytes, self.device.shared_bytes, self.device.arch
+            )
             handle = kernel.entry.function(shared_bytes)
             if any(size == ffi.sizeof("KcclDeviceComm") for _, size in offsets):
                 self._check_resident(kernel.name, handle, grid, block, shared_bytes)
@@ -386,10 +392,3 @@ class GpuBackend(Backend):
         """See Backend."""
         self._scratches.clear()
         self.state.clear()
-
-
-@cache
-def _resident_blocks(device: driver.Device, function: int, threads: int) -> int:
-    """How many blocks of a kernel of the library the device holds at once."""
-    with device.current():
-        return driver.resident_blocks(function, threads, 0) * device.multiprocessors

@@ -1,4 +1,4 @@
-"""What ranks have in the memory of GPUs."""
+"""The ranks' windows and channels in the memory of GPUs."""
 
 from collections.abc import Mapping
 
@@ -45,6 +45,12 @@ class GpuMemory:
     def channels(self, count: int) -> Memory:
         """See scratch.Memory."""
         return Memory(self._device, ffi.sizeof("KcclChannelState") * count, self._fills)
+
+    def plain(self, nbytes: int) -> tuple[int, Memory]:
+        """Returns the address of so many bytes of this rank's GPU, and what keeps them."""
+        with driver.uncaptured():
+            memory = Memory(self._device, nbytes, None)
+        return memory.address, memory
 
     def arm(self, window: Window, begin: int) -> None:
         """See scratch.Memory."""

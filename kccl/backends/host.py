@@ -9,15 +9,18 @@ from typing import Any
 from ..base import arrays
 from ..base.abi import ffi, lib
 from ..plan.specs import BY_NAME
-from ..ranks.mesh import Mesh
+from ..ranks.team import Connected
 from ..ranks.windows import Window
 from . import host_launch, host_memory, host_state, no_streams
 from .base import Backend
 from .calls import fill_op
 from .device_comm import DeviceComm
 from .host_memory import HostMemory
+from .messages import Messages
+from .routes import MESSAGE_BYTES
 from .scratch import Scratches
 from .settings import Settings
+from .temporaries import Temporaries
 
 # Polls between two looks at the clock: some 2 us when every rank has a core. A rank that shares its
 # core from the start yields it after each poll, because its peer may need that core.
@@ -25,8 +28,17 @@ _POLLS_OWN_CORE = 40
 _POLLS_SHARED_CORE = 1
 
 
+def polls_per_check(*, shares_cores: bool) -> int:
+    """Polls between two looks at the clock."""
+    return _POLLS_SHARED_CORE if shares_cores else _POLLS_OWN_CORE
+
+
 class HostBackend(Backend):
-    """One rank's memory and calls on the host."""
+    """One rank's memory and calls on the host, for the ranks of one team.
+
+    Attributes:
+        dropping: Held while the memory of calls is dropped.
+    """
 
     name = "host"
     has_streams = False
@@ -37,12 +49,12 @@ class HostBackend(Backend):
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
-    # For backends with streams.
+    # Only backends with streams have these.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
 
     def __init__(
         self,
-        mesh: Mesh,
+        mesh: Connected,
         settings: Settings,
         *,
         shares_cores: bool,
@@ -55,26 +67,28 @@ class HostBackend(Backend):
         )
         self.state = host_state.new_state(self.context)
         self._memory = HostMemory(mesh)
+        self._temporaries = Temporaries(host_memory.anonymous)
         # abort() writes into the scratches, and any thread or signal handler may call it.
-        self._dropping = threading.RLock()
+        self.dropping = threading.RLock()
         self._scratches = Scratches(
             mesh,
             settings,
             self._memory,
             state=self.state,
-            polls_per_check=_POLLS_SHARED_CORE if shares_cores else _POLLS_OWN_CORE,
+            polls_per_check=polls_per_check(shares_cores=shares_cores),
             timeout=timeout,
         )
         self.can_attach = self._try_to_attach(mesh, timeout)
+        self._messages = Messages(self.context, self._scratches.comm, may_attach=self.can_attach)
         host_state.leave_when_collected(self, self._scratches, self.state, self.context)
 
     @staticmethod
     def settings(epoch_bits: int) -> Settings:
         """See Opener."""
-        return Settings(epoch_bits=epoch_bits)
+        return Settings(epoch_bits=epoch_bits, message_bytes=MESSAGE_BYTES)
 
-    def _try_to_attach(self, mesh: Mesh, timeout: float) -> bool:
-        """Whether every rank can read every other's memory. Collective.
+    def _try_to_attach(self, mesh: Connected, timeout: float) -> bool:
+        """Tells whether every rank can read every other's memory. Collective.
 
         Each rank reads a word of each other, because permission depends on the pair, and because a
         process id means another process in another container.
@@ -97,6 +111,16 @@ class HostBackend(Backend):
             for reply in mesh.allgather(b"01"[is_able : is_able + 1], "start-up", timeout)
         )
 
+    @property
+    def comm(self) -> Any:
+        """Returns the KcclDeviceComm of the rank's own calls."""
+        return self._scratches.comm
+
+    @property
+    def is_dropped(self) -> bool:
+        """Tells whether drop_memory() was called."""
+        return self._scratches.are_dropped
+
     def allocate(self, nbytes: int, timeout: float) -> Window:
         """See Backend."""
         return self._memory.window(nbytes, "window", timeout)
@@ -106,6 +130,10 @@ class HostBackend(Backend):
     ) -> DeviceComm:
         """See Backend."""
         return self._scratches.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
+
+    def temporary(self, nbytes: int, channel: int) -> int:
+        """See Backend."""
+        return self._temporaries.room(nbytes, channel)
 
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""
@@ -123,7 +151,7 @@ class HostBackend(Backend):
         handle = ffi.new("KcclHostOp *")
         fill_op(handle, self._scratches.comm, kernel, dtype, op, **fields)
         # One-sided calls use no channel, and say nothing that a peer could compare.
-        handle.is_new = bool(BY_NAME[kernel].algorithm)
+        handle.is_new = BY_NAME[kernel].is_collective
         if lib.kccl_host_bind(handle) != 0:
             raise AssertionError(f"no kernel {kernel} for {dtype} {op}: the planner let it pass")
         return handle
@@ -162,7 +190,7 @@ class HostBackend(Backend):
 
     def abort(self) -> None:
         """See Backend."""
-        with self._dropping:
+        with self.dropping:
             if not self._scratches.are_dropped:
                 host_state.abort(self._scratches.comm)
 
@@ -172,8 +200,9 @@ class HostBackend(Backend):
 
     def drop_memory(self) -> None:
         """See Backend."""
-        with self._dropping:
+        with self.dropping:
             self._scratches.drop()
+            self._temporaries.drop()
 
     def wait_for_calls(self, what: str) -> None:
         """See Backend: a call here returns when it has ended."""
@@ -181,4 +210,5 @@ class HostBackend(Backend):
     def clear(self) -> None:
         """See Backend."""
         self._scratches.clear()
+        self._messages.clear()
         host_state.clear_state(self.state)

@@ -73,7 +73,7 @@ def run(
         for event in ended:
             event.wait()
     except BaseException:
-        # Only the main thread gets Ctrl-C. Blocks that run may wait for those that do not.
+        # Only the main thread gets Ctrl-C. Blocks that run may wait for blocks that do not run yet.
         abort()
         # A thread that has started but does not run its block yet will not do so.
         with lock:

@@ -1,13 +1,14 @@
-"""What ranks have in host memory, on the host as on the simulated machine."""
+"""The memory of ranks in host memory, for the host and for the simulated machine."""
 
 import math
+import mmap
 from collections.abc import Mapping
 from typing import Any
 
 from ..base import dtypes
 from ..base.abi import ffi
 from ..base.arrays import ArrayView
-from ..ranks.mesh import Mesh
+from ..ranks.team import Connected
 from ..ranks.windows import HostWindow, Window, host_window
 
 
@@ -24,6 +25,12 @@ class HostChannels:
         ffi.memmove(self._states, bytes(num_bytes), num_bytes)
 
 
+def anonymous(nbytes: int) -> tuple[int, mmap.mmap]:
+    """Returns the address of so many bytes of this process, and what keeps them."""
+    memory = mmap.mmap(-1, nbytes)
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(memory))), memory
+
+
 def arm(window: Window, begin: int) -> None:
     """See scratch.Memory."""
     window.local[begin:] = b"\xff" * (window.nbytes - begin)
@@ -35,7 +42,7 @@ class HostMemory:
     channels = HostChannels
     arm = staticmethod(arm)
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Connected) -> None:
         self._mesh = mesh
 
     def window(
@@ -46,7 +53,9 @@ class HostMemory:
 
 
 class _Part:
-    """This rank's part of a window, for NumPy. It keeps the window, and so all parts."""
+    """Returns this rank's part of a window, for NumPy. The array keeps the window, and so all
+    parts.
+    """
 
     def __init__(self, window: Window) -> None:
         self._keep = window, window.local
@@ -71,4 +80,5 @@ def like(array: Any, view: ArrayView, shape: tuple[int, ...]) -> Any:
     """See Backend: a NumPy array."""
     import numpy as np
 
-    return np.empty(shape, dtypes.to_numpy(view.dtype))
+    is_moved = view.dtype.kind == "bytes" and isinstance(array, (np.ndarray, np.generic))
+    return np.empty(shape, array.dtype if is_moved else dtypes.to_numpy(view.dtype))

@@ -7,12 +7,12 @@ from typing import Any
 
 from ..base import abi
 from ..base.abi import ffi, lib
-from ..ranks.mesh import Mesh
+from ..ranks.team import Connected
 from .scratch import Scratches
 
 
-def new_context(mesh: Mesh, *, shares_cores: bool, are_threads: bool) -> Any:
-    """The KcclHostContext of a rank; see Opener for the arguments."""
+def new_context(mesh: Connected, *, shares_cores: bool, are_threads: bool) -> Any:
+    """Returns the KcclHostContext of a rank; see Opener for the arguments."""
     context = ffi.new("KcclHostContext *")
     for rank in range(abi.MAX_WORLD_SIZE):
         context.pidfd[rank] = mesh.pidfds.get(rank, -1)
@@ -23,7 +23,7 @@ def new_context(mesh: Mesh, *, shares_cores: bool, are_threads: bool) -> Any:
 
 
 def new_state(context: Any) -> Any:
-    """A rank's KcclState, which refers to its KcclHostContext: the caller keeps both."""
+    """Returns a rank's KcclState, which refers to its KcclHostContext: the caller keeps both."""
     state = ffi.new("KcclState *")
     state.idle_context = int(ffi.cast("uintptr_t", context))
     return state
@@ -49,7 +49,7 @@ def leave_when_collected(backend: object, scratches: Scratches, *keep: Any) -> N
 
 
 def _leave(scratches: Scratches, pid: int, *_: Any) -> None:
-    # Why the process id: a fork of it is not the rank.
+    # The process id is kept, because a fork of the process is not the rank.
     if os.getpid() == pid and not scratches.are_dropped:
         lib.kccl_host_leave(scratches.comm)
 

@@ -1,4 +1,4 @@
-"""What backends without streams say to callers who ask for what needs them."""
+"""The errors of backends without streams, for calls that need streams."""
 
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ def stream(given: Any, view: ArrayView | None) -> int:
 
 
 def no_shape(name: str, blocks: Any, threads: Any) -> InvalidArgument:
-    """The error of Backend.check_shape() where calls have no shape."""
+    """Returns the error of Backend.check_shape() where calls have no shape."""
     return InvalidArgument(
         f"blocks is {blocks!r} and threads {threads!r}, must be 0: they are for backends "
         f"with streams, as cuda; this one is {name}"
@@ -26,7 +26,7 @@ def no_shape(name: str, blocks: Any, threads: Any) -> InvalidArgument:
 
 
 def not_here(*_: Any, **__: Any) -> NoReturn:
-    """In place of methods that a backend without streams cannot have.
+    """Stands in place of methods that a backend without streams cannot have.
 
     Raises:
         InvalidArgument: Always.

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
+from ..base.abi import MAX_WORLD_SIZE
 from .base import Opener
-from .host import HostBackend
+from .grouped import OnHost
 
 # "auto" is "host". A simulation has its ranks in one process.
 ON_GPUS = ("cuda", "hip")
@@ -12,7 +13,7 @@ OF_THREADS = (*OF_PROCESSES, "sim")
 
 
 def opener(backend: str, way: Literal["of_process", "of_thread", "number"], number: int) -> Opener:
-    """The Opener of a backend.
+    """Returns the Opener of a backend.
 
     Args:
         backend: A name in OF_THREADS.
@@ -30,4 +31,9 @@ def opener(backend: str, way: Literal["of_process", "of_thread", "number"], numb
         from .sim import SimBackend
 
         return SimBackend
-    return HostBackend
+    return OnHost()
+
+
+def most_ranks(backend: str) -> int:
+    """Returns the most ranks of a communicator of the backend of this name."""
+    return MAX_WORLD_SIZE if backend in (*ON_GPUS, "sim") else OnHost.most_ranks

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..base.abi import ffi, lib
 from ..ranks.agreement import agree_on_arguments
-from ..ranks.mesh import Mesh
+from ..ranks.team import Connected
 from ..ranks.windows import Window
 from .device_comm import DeviceComm
 from .settings import Settings
@@ -27,12 +27,12 @@ def make_comm(
     channels: Any,
     polls_per_check: int,
 ) -> Any:
-    """A KcclDeviceComm; csrc/include/kccl/device_comm.h fills it.
+    """Returns a KcclDeviceComm; csrc/include/kccl/device_comm.h fills it.
 
     Args:
         settings: The communicator's, which have been checked by Settings.layout().
         rank: The rank whose struct this is.
-        addresses, scratch: Of every rank's window and scratch, in rank order.
+        addresses, scratch: The addresses of every rank's window and scratch, in rank order.
         state: The rank's KcclState.
         channels: Address of the rank's KcclChannelStates, one for each scratch channel.
         polls_per_check: Polls between two looks at the clock.
@@ -46,7 +46,7 @@ def make_comm(
 
 
 def sizes_for_kernels(channels: int, max_bytes: int, exchange_bytes: int) -> Settings:
-    """The sizes for a DeviceComm; csrc/include/kccl/device_comm.h computes them."""
+    """Returns the sizes for a DeviceComm; csrc/include/kccl/device_comm.h computes them."""
     sizes = ffi.new("KcclSizes *")
     lib.kccl_host_sizes_for_kernels(sizes, channels, max_bytes, exchange_bytes)
     return Settings(**{each.name: getattr(sizes, each.name) for each in fields(Settings)})
@@ -56,7 +56,7 @@ class Channels(Protocol):
     """The KcclChannelStates of one scratch, one a scratch channel; zero at first.
 
     Attributes:
-        address: Of the first.
+        address: The address of the first.
     """
 
     @property
@@ -67,7 +67,7 @@ class Channels(Protocol):
 
 
 class Memory(Protocol):
-    """Where a rank's windows and channels lie: in host memory, on the simulator or on a GPU."""
+    """The place of a rank's windows and channels: host memory, the simulator or a GPU."""
 
     def window(
         self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
@@ -104,7 +104,7 @@ class Scratches:
 
     def __init__(
         self,
-        mesh: Mesh,
+        mesh: Connected,
         settings: Settings,
         memory: Memory,
         *,
@@ -139,7 +139,9 @@ class Scratches:
     def comm_for_kernels(
         self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
     ) -> DeviceComm:
-        """A DeviceComm with a scratch of its own. Collective; see Backend.comm_for_kernels()."""
+        """Returns a DeviceComm with a scratch of its own. Collective; see
+        Backend.comm_for_kernels().
+        """
         settings = replace(
             sizes_for_kernels(channels, max_bytes, exchange_bytes),
             epoch_bits=self._settings.epoch_bits,
@@ -155,12 +157,12 @@ class Scratches:
             return DeviceComm(comm.rank, comm.world_size, channels, max_bytes, data)
 
     def windows(self) -> list[Window]:
-        """The window of each scratch."""
+        """Returns the window of each scratch."""
         return [scratch.window for scratch in self._scratches]
 
     @property
     def are_dropped(self) -> bool:
-        """drop() was called."""
+        """Tells whether drop() was called."""
         return self._window is None
 
     def drop(self) -> None:

@@ -1,16 +1,27 @@
-"""How many blocks and threads a call on a GPU has."""
+"""Chooses how many blocks and threads a call on a GPU has."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..base import arguments
+from ..base.abi import FEW_PIPES, MOST_PIPES, PIPE_SLICE_BYTES
 from ..base.errors import InvalidArgument
 from ..plan.spec import MOST_BLOCKS, MOST_THREADS, KernelSpec
 
-# The scratch has room for so many blocks in each channel.
+# The scratch has room for so many blocks in each channel, and slots of these sizes for each block.
 BLOCKS_PER_CHANNEL = MOST_BLOCKS
+SIZES = {
+    "blocks_per_channel": BLOCKS_PER_CHANNEL,
+    "packet_bytes": 8192,
+    "staging_bytes": 131072,
+    # The pipes of send and recv: 32 on channel 0 and 8 on each other one, 256 KiB each. With
+    # 128 KiB each, messages of 64 MB took 1.3 times as long between two H100.
+    "message_bytes": 16 << 20,
+}
 # Threads of a block until the call uses all its blocks. Small blocks, because the warps of one
 # block share an SM.
 _THREADS_PER_BLOCK = 128
+_PACKET_BYTES = 8  # payload of a packet
 
 
 def check_shape(blocks: Any, threads: Any, warp_size: int) -> None:
@@ -39,14 +50,15 @@ def launch_shape(
     *,
     warp_size: int,
 ) -> tuple[int, int]:
-    """Blocks of a call, and threads of each: a thread for each packet, as far as threads go.
+    """Returns the blocks of a call, and the threads of each: a thread for each packet, as far as
+    threads go.
 
     Args:
-        spec: Of the kernel.
+        spec: The kernel's spec.
         count, dtype: See KernelSpec.peer_bytes().
         most: Threads that a block of this kernel may have.
         blocks: Most blocks; 0 for as many as a channel has.
-        threads: Of a block, until the call uses all its blocks; 0 for 128.
+        threads: The threads of a block, until the call uses all its blocks; 0 for 128.
         warp_size: Threads of a warp.
     """
     most = min(most, MOST_THREADS) // warp_size * warp_size
@@ -57,3 +69,22 @@ def launch_shape(
     num_blocks = min(-(-packets // min(threads or _THREADS_PER_BLOCK, most)), most_blocks)
     each = -(-packets // (num_blocks * warp_size)) * warp_size
     return num_blocks, min(each, most)
+
+
+def messages_shape(fields: Mapping[str, Any], most: int, *, warp_size: int) -> tuple[int, int]:
+    """Blocks of a call of send_recv, the same number for each message, and threads of each.
+
+    Args:
+        fields: Those of KcclCall; it has at least one message.
+        most: Threads that a block of this kernel may have.
+        warp_size: Threads of a warp.
+    """
+    lengths = (*fields["sends"], *fields["receives"])
+    messages = [nbytes for bit, nbytes in enumerate(lengths) if fields["messages"] >> bit & 1]
+    pipes = FEW_PIPES if fields["channel"] else MOST_PIPES
+    slices = min(max(-(-max(messages) // PIPE_SLICE_BYTES), 1), pipes)
+    each = min(slices, MOST_BLOCKS // len(messages))
+    # A thread for each packet of a slice, as far as threads go.
+    packets = max(-(-max(messages) // (slices * _PACKET_BYTES)), 1) + 2
+    threads = -(-packets // warp_size) * warp_size
+    return each * len(messages), min(threads, most // warp_size * warp_size)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from ..base import arrays, memory
-from ..base.abi import ffi, lib
+from ..base.abi import MAX_WORLD_SIZE, ffi, lib
 from ..base.errors import Error, InvalidArgument
 from ..base.mapping import map_shared
 from ..plan.limits import LIMITS, not_resident
@@ -23,15 +23,18 @@ from .device_comm import DeviceComm
 from .host_memory import HostChannels
 from .scratch import Scratches
 from .settings import Settings
+from .temporaries import Temporaries
 
 # Threads of a call's one block, by bytes of the message: more threads need fewer rounds, but make
 # the simulation slower.
 _FEWEST_THREADS, _MOST_THREADS = 64, 512
 _BYTES_PER_THREAD = 64
+# Memory of the pipes of send and recv, one on each channel.
+_MESSAGE_BYTES = 262144
 
 
 def num_threads(kernel: str, count: int, dtype: str) -> int:
-    """Threads of a call's block; the same on all ranks, for either warp size."""
+    """Returns the threads of a call's block; the same on all ranks, for either warp size."""
     nbytes = BY_NAME[kernel].peer_bytes(count, dtype)
     wanted = -(-nbytes // (_BYTES_PER_THREAD * _FEWEST_THREADS)) * _FEWEST_THREADS
     return min(max(wanted, _FEWEST_THREADS), _MOST_THREADS)
@@ -74,7 +77,7 @@ class SimMemory:
         return self._make(nbytes, what, timeout, name, whole)
 
     def _make(self, nbytes: int, what: str, timeout: float, name: Namer, whole: str) -> HostWindow:
-        """A window of ranks that are threads: all use one mapping, at one address.
+        """Returns a window of ranks that are threads: all use one mapping, at one address.
 
         The machine knows memory by its address, and keeps the mapping as long as it lives.
         """
@@ -95,6 +98,8 @@ class SimBackend(Backend):
     """One rank's memory and calls on the simulated machine."""
 
     name = "sim"
+    most_ranks = MAX_WORLD_SIZE
+    spans_nodes = False
     can_attach = False
     has_streams = False
     has_virtual_time = True
@@ -104,7 +109,7 @@ class SimBackend(Backend):
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
-    # For backends with streams.
+    # Only backends with streams have these.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
 
     def __init__(
@@ -123,6 +128,7 @@ class SimBackend(Backend):
         self.context = host_state.new_context(mesh, shares_cores=True, are_threads=True)
         self.state = host_state.new_state(self.context)
         self._memory = SimMemory(mesh)
+        self._temporaries = Temporaries(host_memory.anonymous)
         self._scratches = Scratches(
             mesh, settings, self._memory, state=self.state, polls_per_check=1, timeout=timeout
         )
@@ -133,7 +139,7 @@ class SimBackend(Backend):
     @staticmethod
     def settings(epoch_bits: int) -> Settings:
         """See Opener."""
-        return Settings(epoch_bits=epoch_bits)
+        return Settings(message_bytes=_MESSAGE_BYTES, epoch_bits=epoch_bits)
 
     def allocate(self, nbytes: int, timeout: float) -> Window:
         """See Backend."""
@@ -144,6 +150,10 @@ class SimBackend(Backend):
     ) -> DeviceComm:
         """See Backend."""
         return self._scratches.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
+
+    def temporary(self, nbytes: int, channel: int) -> int:
+        """See Backend."""
+        return self._temporaries.room(nbytes, channel)
 
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""
@@ -165,7 +175,8 @@ class SimBackend(Backend):
         sim_op.machine = self._machine.handle
         sim_op.launch.entry = ffi.cast("void (*)(const void *)", entry.address)
         sim_op.launch.argument_bytes = ffi.sizeof("KcclCall")
-        sim_op.launch.num_blocks = 1
+        # Messages do not wait for each other, as calls of one message do not.
+        sim_op.launch.num_blocks = max(fields.get("messages", 0).bit_count(), 1)
         sim_op.launch.threads_per_block = num_threads(kernel, fields.get("count", 0), dtype)
         sim_op.launch.rank = self._mesh.machine_rank
         # A KcclHostOp that keeps the KcclSimOp around it.

@@ -53,8 +53,8 @@ class Watcher:
 
 
 def _wake_up(stop: int, pid: int) -> None:
-    # Why a byte: a fork of this process has a copy of the pipe's end, so closing it may end
-    # nothing. And the fork must not end the thread of process `pid`.
+    # A byte is written, because closing the pipe's end may end nothing: a fork of this process has
+    # a copy of it. And the fork must not end the thread of process `pid`.
     if os.getpid() == pid:
         with contextlib.suppress(BrokenPipeError):
             os.write(stop, b"\0")
@@ -67,7 +67,7 @@ def _watch(
     on_end: "weakref.WeakMethod[Callable[[int], None]]",
     end_event: int,
 ) -> None:
-    """What the thread runs.
+    """Runs in the thread.
 
     Args:
         wake: The end of a pipe. The thread ends when it can be read.

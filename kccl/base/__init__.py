@@ -1,1 +1,1 @@
-"""What every other folder uses: errors, settings, types, checks of arguments, the ABI."""
+"""The base of every other folder: errors, settings, types, checks of arguments, the ABI."""

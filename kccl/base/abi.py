@@ -43,7 +43,7 @@ def _snake_case(camel: str) -> str:
 
 
 def members(enum: str, prefix: str = "kKccl") -> dict[str, int]:
-    """The members of a C enum: {name in snake case: value}, sorted by value.
+    """Returns the members of a C enum: {name in snake case: value}, sorted by value.
 
     The prefix is cut off. The closing `Num...` entry is left out.
     """
@@ -62,17 +62,29 @@ NUM_SIGNALS: int = lib.kKcclNumSignals
 NUM_SENTINEL_SLOTS: int = lib.kKcclNumSentinelSlots
 NUM_EXCHANGE_SLOTS: int = lib.kKcclNumExchangeSlots
 LINE_BYTES: int = lib.kKcclLineBytes
+MOST_PIPES: int = lib.kKcclMostPipes
+FEW_PIPES: int = lib.kKcclFewPipes
+PIPE_SLICE_BYTES: int = lib.kKcclPipeSliceBytes
 PACKET_UNIT: int = lib.kKcclPacketUnit
 LEAST_STAGING_BYTES: int = lib.kKcclLeastStagingBytes
 GPU_POLLS_PER_CHECK: int = lib.kKcclGpuPollsPerCheck
 NUM_FLAGS: int = lib.kKcclNumFlags
+POSTING_BYTES: int = lib.kccl_host_posting_bytes()
 ABI_VERSION: int = lib.kKcclAbiVersion
 KERNELS = members("KcclKernel")
 DTYPES = members("KcclDtype")
 OPS = members("KcclOp")
 ARGUMENTS = members("KcclArgument", "kKcclArgument")
+NODES_CALLS = members("KcclNodesCall", "kKcclNodes")
+EXPERT_CALLS: dict[str, int] = {"dispatch": lib.kKcclDispatch, "combine": lib.kKcclCombine}
+"""Calls in kernels that are none of KERNELS."""
+MESSAGE_CALLS: dict[str, int] = {"send": lib.kKcclSendTo, "recv": lib.kKcclRecvFrom}
+"""What a call of send_recv waits in. KERNELS has kernels of these names, which CPUs have."""
 
 
 def kernel_name(kernel: int) -> str:
-    """The name of a kernel, which is also its file's, for a value of KcclKernel."""
-    return next(name for name, value in KERNELS.items() if value == kernel)
+    """Returns the name of a kernel, which is also its file's, for a value of KcclKernel, or that of
+    a call for experts or a message.
+    """
+    calls = (KERNELS, EXPERT_CALLS, MESSAGE_CALLS)
+    return next(name for each in calls for name, value in each.items() if value == kernel)

@@ -18,7 +18,8 @@ _MAX_SECONDS = 1e9
 
 
 def integer(name: str, value: Any) -> int:
-    """`value` as a Python integer. Takes what Python accepts as an index, as NumPy integers.
+    """Returns `value` as a Python integer. Takes what Python accepts as an index, as NumPy
+    integers.
 
     A bool is none: as in wait(True), it is meant for another argument.
     """
@@ -31,7 +32,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def between(name: str, value: Any, low: int, high: int) -> int:
-    """`value` as an integer from `low` to `high`, both included."""
+    """Returns `value` as an integer from `low` to `high`, both included."""
     number = integer(name, value)
     if not low <= number <= high:
         raise InvalidArgument(f"{name} is {number}, must be between {low} and {high}")
@@ -39,7 +40,7 @@ def between(name: str, value: Any, low: int, high: int) -> int:
 
 
 def not_negative(name: str, value: Any) -> int:
-    """`value` as an integer that is 0 or more."""
+    """Returns `value` as an integer that is 0 or more."""
     number = integer(name, value)
     if number < 0:
         raise InvalidArgument(f"{name} is {number}, must not be negative")
@@ -56,7 +57,7 @@ def whole_elements(name: str, nbytes: int, dtype: Dtype | None) -> None:
 
 
 def shape(value: Any) -> tuple[int, ...]:
-    """`value` as the shape of an array: an integer or several, none negative."""
+    """Returns `value` as the shape of an array: an integer or several, none negative."""
     try:
         sizes = tuple(value) if hasattr(value, "__iter__") else (value,)
         numbers = tuple(operator.index(size) for size in sizes)
@@ -70,7 +71,7 @@ def shape(value: Any) -> tuple[int, ...]:
 
 
 def nanoseconds(name: str, seconds: Any) -> int:
-    """A limit in seconds as whole nanoseconds, at least 1."""
+    """Returns a limit in seconds as whole nanoseconds, at least 1."""
     try:
         is_good = bool(0 < seconds <= _MAX_SECONDS)
     except (TypeError, ValueError):
@@ -83,7 +84,8 @@ def nanoseconds(name: str, seconds: Any) -> int:
 
 
 def explained(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The method, with a TypeError that says how to call it when it is called in another form.
+    """Returns the method, with a TypeError that says how to call it when it is called in another
+    form.
 
     Args:
         method: A method of a class.
@@ -106,7 +108,7 @@ def explained(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _wrong_form(
     method: Callable[..., Any], name: str, args: Sequence[Any], keywords: Mapping[str, Any]
 ) -> str:
-    """What is wrong with the form of a call; "" for nothing."""
+    """Returns what is wrong with the form of a call; "" for nothing."""
     accepted = signature(method)
     try:
         accepted.bind(None, *args, **keywords)

@@ -62,7 +62,7 @@ class Pointer:
 
 
 def view(array: Any, name: str, *, writable: bool) -> ArrayView:
-    """The view of a caller's array, by the buffer protocol or else by DLPack.
+    """Returns the view of a caller's array, by the buffer protocol or else by DLPack.
 
     Args:
         array: The array.
@@ -71,11 +71,11 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
 
     Raises:
         InvalidArgument: It is not an array in host memory, not C-contiguous, masked, read-only
-            although the call writes it, or of an element type that KCCL does not have.
+            although the call writes it, or its elements are Python objects.
     """
     _check_unmasked(array, name)
     try:
-        dtype = dtypes.of(array.dtype)
+        dtype = dtypes.moved(array.dtype)
         buffer = ffi.from_buffer(_BYTES, array, require_writable=writable)
     except (AttributeError, BufferError, TypeError, ValueError):
         return _view_of_others(array, name, writable)
@@ -83,12 +83,12 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
 
 
 def offers_exchange(kind: type) -> bool:
-    """Whether arrays of this type give C their memory by DLPack's C interface."""
+    """Tells whether arrays of this type give C their memory by DLPack's C interface."""
     return hasattr(kind, _EXCHANGE)
 
 
 def pointer(array: Any, name: str) -> Pointer:
-    """The pointer to a writable array, whose element type is one that NumPy or KCCL has.
+    """Returns the pointer to a writable array, of any element type.
 
     Raises:
         InvalidArgument: It is not an array in host memory, not C-contiguous, masked, or read-only.
@@ -103,8 +103,8 @@ def pointer(array: Any, name: str) -> Pointer:
 
 
 def _check_unmasked(array: Any, name: str) -> None:
-    # Why: a buffer has the masked elements too, and knows nothing of the mask. arguments.cpp has
-    # the same rule.
+    # Such arrays are refused, because a buffer has the masked elements too, and knows nothing of
+    # the mask. arguments.cpp has the same rule.
     kind = type(array)
     if hasattr(kind, "mask") and hasattr(kind, "filled"):
         raise InvalidArgument(
@@ -118,7 +118,9 @@ def _address(buffer: Any) -> int:
 
 
 def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
-    """view() for everything but plain NumPy arrays. Raises the error that says what is wrong."""
+    """Does what view() does for everything but plain NumPy arrays. Raises the error that says what
+    is wrong.
+    """
     source, memory, is_buffer = _source(array, name)
     dtype = _dtype_of(source, memory, name)
     buffer = _buffer_of(source, memory, name, writable)
@@ -131,7 +133,7 @@ def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
 
 
 def _source(array: Any, name: str) -> tuple[Any, memoryview | None, bool]:
-    """What gives the memory of an array that is no plain NumPy array.
+    """Returns the object that gives the memory of an array that is no plain NumPy array.
 
     Returns:
         The array, or a NumPy array of the memory that it gives by DLPack; a memoryview, which says
@@ -152,7 +154,7 @@ def _source(array: Any, name: str) -> tuple[Any, memoryview | None, bool]:
 
 
 def _buffer_of(array: Any, memory: memoryview | None, name: str, writable: bool) -> Any:
-    """The memory of what _source() found."""
+    """Returns the memory of what _source() found."""
     if not _is_contiguous(array, memory):
         raise _not_contiguous(name, _shape_of(array, memory))
     try:
@@ -194,7 +196,7 @@ def _from_dlpack(array: Any, name: str) -> Any:
 
 
 def _to_numpy(found: "dlpack.Found", name: str) -> Any:
-    """A NumPy array of the memory."""
+    """Returns a NumPy array of the memory."""
     import ctypes
 
     import numpy as np
@@ -222,7 +224,9 @@ def _not_contiguous(name: str, shape: Any) -> InvalidArgument:
 
 def _dtype_of(array: Any, memory: memoryview | None, name: str) -> dtypes.Dtype:
     try:
-        return dtypes.of(array.dtype) if memory is None else dtypes.of_format(memory.format)
+        if memory is not None:
+            return dtypes.of_format(memory.format, memory.itemsize)
+        return dtypes.moved(array.dtype)
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None
 
@@ -244,11 +248,23 @@ def _shape_of(array: Any, memory: memoryview | None) -> Any:
 
 
 def shape(array: Any, view: ArrayView) -> tuple[int, ...]:
-    """The shape of an array. `view` is its view, for arrays of DLPack that have no shape."""
+    """Returns the shape of an array. `view` is its view, for arrays of DLPack that have no
+    shape.
+    """
     found = getattr(array, "shape", None)
     if found is None and not hasattr(array, "__dlpack__"):
         found = memoryview(array).shape
     return (view.count,) if found is None else tuple(found)
+
+
+def shape_of_chunk(array: Any, view: ArrayView, world_size: int) -> tuple[int, ...]:
+    """Returns the shape of one of world_size equal parts of an array; see shape().
+
+    It keeps the dimensions but for the first, if world_size divides that; else it has one.
+    """
+    whole = shape(array, view)
+    is_split = bool(whole) and whole[0] % world_size == 0
+    return (whole[0] // world_size, *whole[1:]) if is_split else (view.count // world_size,)
 
 
 def check_result(x: ArrayView, out: ArrayView, count: int, own_offset: int) -> None:

@@ -1,4 +1,4 @@
-"""What pickle and copy do with KCCL's objects.
+"""Defines how pickle and copy treat KCCL's objects.
 
 Errors, plans and records can be sent to other processes. An object that works by memory or
 descriptors of its process cannot: a copy would have addresses that mean nothing elsewhere.
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 
 def not_copied(what: str, instead: str) -> Callable[[Any, Any], NoReturn]:
-    """A `__reduce_ex__` for a class whose objects pickle and copy must refuse.
+    """Returns a `__reduce_ex__` for a class whose objects pickle and copy must refuse.
 
     Args:
         what: The object and why it cannot be copied, as in "a window belongs to its process".
@@ -23,7 +23,7 @@ def not_copied(what: str, instead: str) -> Callable[[Any, Any], NoReturn]:
 
 
 def restored(kind: type[BaseException], args: tuple[Any, ...], state: Mapping[str, Any]) -> Any:
-    """The exception with these `args` and attributes, without a call of its `__init__`.
+    """Returns the exception with these `args` and attributes, without a call of its `__init__`.
 
     An `__init__` may have keyword-only arguments, and pickle passes none.
     """

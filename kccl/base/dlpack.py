@@ -12,7 +12,10 @@ _NAME = b"dltensor"
 _VERSIONED_NAME = b"dltensor_versioned"
 _VERSION = (1, 0)  # of DLManagedTensorVersioned
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
-_CODES = {"int": 0, "float": 2, "bfloat": 4}
+# DLPack's codes of the kinds, and of the floats that have one of their own.
+_CODES = {"signed": 0, "unsigned": 1, "float": 2, "complex": 5, "bool": 6}
+_HANDLES = 3  # kDLOpaqueHandle
+_FLOAT_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
 
 
 class _Tensor(ctypes.Structure):
@@ -86,7 +89,7 @@ _delete_in_c, _destroy_in_c = _Deleter(_delete), _Destructor(_destroy)
 
 @dataclass(frozen=True)
 class Found:
-    """What a capsule describes.
+    """Returns what a capsule describes.
 
     Attributes:
         address: Address of the first element.
@@ -115,7 +118,7 @@ def make(
     device: tuple[int, int],
     owner: Any,
 ) -> Any:
-    """A capsule for memory of a GPU. It keeps `owner` alive until its consumer is done.
+    """Returns a capsule for memory of a GPU. It keeps `owner` alive until its consumer is done.
 
     Args:
         address, shape, dtype: See Found.
@@ -131,7 +134,7 @@ def make(
 
 
 def read(array: Any, name: str, gpus: int, *, stream: int = -1) -> Found:
-    """What an array's __dlpack__ describes.
+    """Returns what an array's __dlpack__ describes.
 
     Args:
         array: The array.
@@ -141,7 +144,7 @@ def read(array: Any, name: str, gpus: int, *, stream: int = -1) -> Found:
             work. -1: no wait.
 
     Raises:
-        InvalidArgument: The array gives no capsule, or has a type that KCCL does not have.
+        InvalidArgument: The array gives no capsule, or its elements are handles or not whole bytes.
     """
     check_plain(array, name)
     try:
@@ -154,7 +157,9 @@ def read(array: Any, name: str, gpus: int, *, stream: int = -1) -> Found:
 
 
 def read_on_host(array: Any, name: str) -> Found:
-    """read() for arrays in host memory, of libraries that say whether an array is read-only."""
+    """Does what read() does for arrays in host memory, of libraries that say whether an array is
+    read-only.
+    """
     check_plain(array, name)
     try:
         capsule = array.__dlpack__(max_version=_VERSION)
@@ -169,7 +174,7 @@ _REFUSALS = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)
 
 
 def refused(name: str, error: Exception) -> InvalidArgument:
-    """The error for an array that gives no capsule."""
+    """Returns the error for an array that gives no capsule."""
     return InvalidArgument(f"{name} does not give its memory by DLPack: {error}")
 
 
@@ -199,7 +204,9 @@ def _found(tensor: _Tensor, capsule: Any, name: str, is_readonly: bool = False) 
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], unit: int = 1) -> bool:
-    """Whether the strides are C-contiguous. `unit` is the stride of two neighbouring elements."""
+    """Tells whether the strides are C-contiguous. `unit` is the stride of two neighbouring
+    elements.
+    """
     wanted = unit
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride != wanted:
@@ -209,16 +216,22 @@ def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], unit: int = 
 
 
 def _type_of(dtype: dtypes.Dtype) -> tuple[int, int, int]:
-    """DLPack's code, bits and lanes of an element type."""
-    kind = "bfloat" if dtype.name == "bfloat16" else "float" if dtype.is_float else "int"
-    return _CODES[kind], 8 * dtype.itemsize, 1
+    """Returns DLPack's code, bits and lanes of an element type."""
+    return _FLOAT_CODES.get(dtype.name, _CODES[dtype.kind]), 8 * dtype.itemsize, 1
 
 
 def _dtype_of(tensor: _Tensor, name: str) -> dtypes.Dtype:
     for dtype in dtypes.ALL:
         if (tensor.code, tensor.bits, tensor.lanes) == _type_of(dtype):
             return dtype
-    known = ", ".join(dtype.name for dtype in dtypes.ALL)
-    raise InvalidArgument(
-        f"{name} has DLPack type code {tensor.code} of {tensor.bits} bits, must be one of {known}"
-    )
+    bits = tensor.bits * tensor.lanes
+    if tensor.code == _HANDLES:
+        raise InvalidArgument(
+            f"{name} has DLPack type code {tensor.code}, an opaque handle, must be of a type of "
+            "plain bytes: a handle means nothing to other ranks"
+        )
+    if bits % 8 or not bits:
+        raise InvalidArgument(
+            f"{name} has DLPack type code {tensor.code} of {bits} bits, must have whole bytes"
+        )
+    return dtypes.of_bytes(f"DLPack type code {tensor.code} of {bits} bits", bits // 8)

@@ -10,6 +10,7 @@ from . import arguments
 from .errors import InvalidArgument
 
 WINDOWS = ("vmm", "ipc", "peer")
+MPI = ("off", "log")
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class Env:
 
     Attributes:
         timeout: Most seconds that one wait may last.
-        first_timeout: The same for start-up, and until the first call has completed, when ranks may
-            be far apart.
+        first_timeout: Most seconds of a wait at start-up, and until the first call has completed,
+            when ranks may be far apart.
         check: 1: before each collective the ranks compare collective, bytes, dtype and op.
         algorithm: Name of the algorithm to use wherever it can run.
         tuning: Path of a tuning file to use in place of the installed one.
@@ -33,6 +34,12 @@ class Env:
             programmatic dependent. So it starts only when the one before has ended. For programs
             that ask a captured graph for its edges without the edges' data, as PyTorch's allocator
             does with graph_capture_record_stream_reuse.
+        layout: How ranks and threads are placed on cores, and ranks in groups: "topology" puts
+            those together that share a cache or a NUMA node; "flat" goes by their numbers.
+        ranks_per_node: Most ranks of a node, 1 to 8. Ranks of different nodes exchange by MPI, also
+            where they are on one machine. 0: nodes are machines.
+        mpi: "off": the communicators of kccl.interop.mpi leave every call to MPI. "log": a line on
+            standard error says what KCCL makes, and why MPI makes a call.
         rank, world_size, rendezvous, namespaces: Set by `kccl run` for its children.
         rank_process: Set by `import kccl` for the processes that a rank starts: they are no ranks.
         openmpi_prefix: An environment with mpi4py and Open MPI, for `kccl bench --baselines`.
@@ -48,6 +55,9 @@ class Env:
     cache: str = ""
     windows: str = ""
     dependents: int = 1
+    layout: str = "topology"
+    ranks_per_node: int = 0
+    mpi: str = ""
     rank: int = -1
     world_size: int = 0
     rendezvous: str = ""
@@ -75,7 +85,8 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
 
 
 def read_what_is_right() -> Env:
-    """The variables whose values are right, and the others' defaults, where read() has failed.
+    """Returns the variables whose values are right, and the others' defaults, where read() has
+    failed.
 
     For a rank that cannot start, and must tell the others.
     """
@@ -87,19 +98,29 @@ def read_what_is_right() -> Env:
 
 
 def _value(field: "Field[Any]", text: str) -> Any:
-    """The value of a variable. Raises InvalidArgument if it is of another type or out of range."""
+    """Returns the value of a variable. Raises InvalidArgument if it is of another type or out of
+    range.
+    """
     name = _name(field)
     kind: Any = type(field.default)
     try:
         value = kind(text)
     except ValueError:
         raise InvalidArgument(f"{name}={text!r} must be of type {kind.__name__}") from None
-    if field.name == "windows" and value not in ("", *WINDOWS):
-        raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(WINDOWS)}")
+    for word, allowed in (("windows", WINDOWS), ("mpi", MPI)):
+        if field.name == word and value not in ("", *allowed):
+            raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(allowed)}")
+    if field.name == "layout":
+        from ..topology import LAYOUTS
+
+        if value not in LAYOUTS:
+            raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(LAYOUTS)}")
     if field.name == "epoch_bits" and not 4 <= value <= 32:
         raise InvalidArgument(f"{name}={value} must be between 4 and 32")
     if field.name == "seeds" and value < 1:
         raise InvalidArgument(f"{name}={value} must be at least 1")
+    if field.name == "ranks_per_node" and not 0 <= value <= 8:
+        raise InvalidArgument(f"{name}={value} must be between 1 and 8, or 0: nodes are machines")
     if field.name in ("timeout", "first_timeout"):
         arguments.nanoseconds(name, value)
     return value

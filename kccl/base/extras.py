@@ -16,7 +16,8 @@ _PROJECTS = {"cuda": "cuda-bindings", "hip": "hip-python", "rocm": "hip-python"}
 
 
 def requirements(extra: str = "") -> list[str]:
-    """What pip must install for an extra, as in ["matplotlib>=3.8"]; without one, for KCCL itself.
+    """Returns what pip must install for an extra, as in ["matplotlib>=3.8"]; without one, for KCCL
+    itself.
 
     In a checkout pyproject.toml says it, elsewhere what is installed; [] if neither is there.
 
@@ -30,7 +31,7 @@ def requirements(extra: str = "") -> list[str]:
 
 
 def install(extra: str) -> str:
-    """The command that installs for this interpreter what an extra needs.
+    """Returns the command that installs for this interpreter what an extra needs.
 
     Raises:
         ValueError: There is no such extra.
@@ -43,7 +44,7 @@ def install(extra: str) -> str:
 
 
 def reinstall() -> str:
-    """The command that installs KCCL again from where it came."""
+    """Returns the command that installs KCCL again from where it came."""
     if (_ROOT / "pyproject.toml").exists():
         return f"{pip_install()} -e {shlex.quote(str(_ROOT))}"
     import json
@@ -53,19 +54,19 @@ def reinstall() -> str:
         text = distribution("kccl").read_text("direct_url.json") or "{}"
     except PackageNotFoundError:
         text = "{}"
-    # Without an address, from the checkout's folder.
+    # Without an address, pip installs from the checkout's folder.
     source = json.loads(text).get("url", ".")
     return f"{pip_install()} --force-reinstall --no-deps {shlex.quote(source)}"
 
 
 def pip_install() -> str:
-    """The words that install for this interpreter: by pip, or by uv where it has no pip."""
+    """Returns the words that install for this interpreter: by pip, or by uv where it has no pip."""
     python = shlex.quote(sys.executable)
     return f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
 
 
 def missing(error: ImportError) -> str:
-    """The error of an import in words: what cannot be imported, and what installs it."""
+    """Returns the error of an import in words: what cannot be imported, and what installs it."""
     # Libraries wrap what failed into advice of many lines.
     first: BaseException = error
     while isinstance(first.__cause__ or first.__context__, ImportError):

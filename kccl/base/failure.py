@@ -10,13 +10,18 @@ from . import abi
 from .abi import kernel_name, lib
 from .errors import BackendError, Error, InvalidArgument, PeerLost, Timeout, WaitFailed
 
-_AFTER_RESET = "all ranks may go on after comm.reset()"
-_WITH_SHRINK = "the survivors may go on with comm.shrink()"
+AFTER_RESET = "all ranks may go on after comm.reset()"
+"""What a text says where all ranks are there."""
+WITH_SHRINK = "the survivors may go on with comm.shrink()"
+"""What a text says where a rank is lost."""
+_OF_TEAM = "; these are steps of their calls, and a root is numbered within a team"
 _WITH_ENGINE = "open a new Engine"
 
 
 def unfinished_reset(rank: int) -> Timeout:
-    """The exception for a call made after a reset() that failed and before one that succeeds."""
+    """Returns the exception for a call made after a reset() that failed and before one that
+    succeeds.
+    """
     return Timeout(
         f"reset() has begun on rank {rank} and is not complete: call it again before other calls",
         rank=rank,
@@ -25,9 +30,15 @@ def unfinished_reset(rank: int) -> Timeout:
 
 
 def error_of(
-    status: int, record: Any, rank: int, caveat: str = "", *, simulated: str | None = None
+    status: int,
+    record: Any,
+    rank: int,
+    caveat: str = "",
+    *,
+    simulated: str | None = None,
+    has_teams: bool = False,
 ) -> Error:
-    """The exception for a communicator's status.
+    """Returns the exception for a communicator's status.
 
     Args:
         status: A KcclStatus other than ok.
@@ -36,6 +47,7 @@ def error_of(
         caveat: A note for the survivors of a lost peer, added to the text; "" for none.
         simulated: On the simulator who waited for what, added to the text of a time-out. None where
             seconds are real ones.
+        has_teams: The record is that of a step of a call, made with a team.
     """
     caveat = f"; {caveat}" if caveat else ""
     if status == lib.kKcclForked:
@@ -53,55 +65,82 @@ def error_of(
     if record.status == lib.kKcclAborted:
         return PeerLost(
             f"rank {record.rank} gave up outside of a call: an exception ended its program, or it "
-            f"called shrink(); {_WITH_SHRINK}{caveat}",
+            f"called shrink(); {WITH_SHRINK}{caveat}",
             rank=record.rank,
             peer=record.peer,
         )
     if record.status == lib.kKcclCallsDiffer:
-        own, peers = record.calls & 0xFFFF, record.calls >> 16
+        own, peers = record.call, record.waited_ns
+        parts = (lib.kKcclAllToAllParts, lib.kKcclReduceScatterParts)
+        if own == peers and own >> 24 in parts:
+            return InvalidArgument(
+                f"{kernel_name(own >> 24)}: rank {record.rank} expects {record.seen} bytes of rank "
+                f"{record.peer}, which sends it {record.wanted}: the counts on both ranks must "
+                f"agree; {AFTER_RESET}"
+            )
+        is_posted = _is_posted(own >> 24)
+        if is_posted and own == peers and record.seen == record.wanted:
+            return InvalidArgument(
+                f"the ranks disagree about a call on channel {record.channel} before this one: "
+                f"rank {record.rank} and rank {record.peer} now make {_call(own, record.seen)}, "
+                f"but have made different calls before it; KCCL_CHECK=1 names these; {AFTER_RESET}"
+            )
+        # A message is no step, and a posted call has no team.
+        of_team = has_teams and own >> 24 != lib.kKcclRecv and not is_posted
         return InvalidArgument(
             f"the ranks disagree about this call: rank {record.rank}: {_call(own, record.seen)}; "
-            f"rank {record.peer}: {_call(peers, record.wanted)}; {_AFTER_RESET}"
+            f"rank {record.peer}: {_call(peers, record.wanted)}{_OF_TEAM * of_team}; "
+            f"{AFTER_RESET}"
         )
     is_ring = record.kernel == lib.kKcclNumKernels
     is_step = record.kernel == lib.kKcclEngineStep
     name = "a ring of copies" if is_ring else "decoding"
-    if not is_ring and not is_step:
-        name = kernel_name(record.kernel)
+    if record.kernel >= lib.kKcclNodesKernel:
+        number = record.kernel - lib.kKcclNodesKernel
+        name = f"{[*abi.NODES_CALLS][number]} between nodes"
+    elif not is_ring and not is_step:
+        name = _kernel_name(record.kernel)
     if record.status == lib.kKcclGridTooLarge:
         return InvalidArgument(
             f"{name}: the kernel on rank {record.rank} has {record.seen} blocks, must have at most "
-            f"{record.wanted}; {_AFTER_RESET}"
+            f"{record.wanted}; {AFTER_RESET}"
         )
     if record.status == lib.kKcclOpenedTwice:
         return InvalidArgument(
             f"{name}: the kernel on rank {record.rank} has opened a second one while one of this "
-            f"communicator was open; {_AFTER_RESET}"
+            f"communicator was open; {AFTER_RESET}"
         )
     if record.status == lib.kKcclMessageTooLong:
         is_exchange = record.kernel == lib.kKcclGridExchange
         limit = "exchange_bytes" if is_exchange else "max_bytes"
         return InvalidArgument(
             f"{name}: a call in the kernel on rank {record.rank} has {record.seen} bytes, must "
-            f"have at most {record.wanted}, the {limit} of its device_comm(); {_AFTER_RESET}"
+            f"have at most {record.wanted}, the {limit} of its device_comm(); {AFTER_RESET}"
+        )
+    if record.status == lib.kKcclCapacityPassed:
+        return InvalidArgument(
+            f"{name}: rank {record.rank} has {record.seen} rows for expert {record.channel}, must "
+            f"have at most {record.wanted}, the capacity of its Experts; {AFTER_RESET}"
         )
     if record.status == lib.kKcclBadArgument:
         where = "Channel" if is_ring else name
         return InvalidArgument(
             f"{where}: {_bad_argument(record)}, in a call in the kernel on rank {record.rank}; "
-            f"{_AFTER_RESET}"
+            f"{AFTER_RESET}"
         )
     if record.status == lib.kKcclUnreadable:
         error = record.seen & 0xFFFF
         return BackendError(
             f"{name} on channel {record.channel}: rank {record.rank} could not read the memory of "
-            f"peer {record.peer}: {os.strerror(error)} (errno {error}); {_AFTER_RESET}"
+            f"peer {record.peer}: {os.strerror(error)} (errno {error}); {AFTER_RESET}"
         )
     waited_s = record.waited_ns * 1e-9
     peer = f"peer {record.peer}" if record.peer >= 0 else "any peer"
     awaited = peer
     where = f"channel {record.channel}"
     seen = f"epoch seen {record.seen}, wanted {record.wanted}"
+    if record.kernel >= lib.kKcclNodesKernel or _is_posted(record.kernel):
+        seen = f"call {record.wanted} on this channel"
     if record.kernel == lib.kKcclGridSync:
         where, awaited = f"rank {record.rank}", f"block {record.channel}"
     elif record.kernel == lib.kKcclGridExchange:
@@ -109,23 +148,30 @@ def error_of(
     elif record.kernel == lib.kKcclWait:
         where = f"signal_id {record.channel}"
         seen = f"{record.seen} signals seen, {record.wanted} wanted"
+    elif record.kernel in (lib.kKcclSend, lib.kKcclRecv):
+        where = f"tag {record.channel}" if record.channel >= 0 else "any tag"
     elif is_step:
         where, awaited = f"rank {record.rank}", f"block {record.channel} of rank {record.peer}"
         seen = f"step seen {record.seen}, wanted {record.wanted}"
+        if record.channel == lib.kKcclEngineMask:
+            awaited = "the ids that a grammar allows, which its process computes"
+            seen = f"those of position {record.seen} seen, of {record.wanted} wanted"
     elif is_ring:
         where, awaited = f"rank {record.rank}", "a warp of the same block"
         seen = f"copy {record.seen} seen, {record.wanted} wanted"
     kind: type[WaitFailed] = PeerLost
-    cure = _WITH_SHRINK + caveat
+    cure = WITH_SHRINK + caveat
     if record.status == lib.kKcclTimeout:
-        kind, cure, cause = Timeout, _AFTER_RESET, f"{awaited} did not arrive"
+        kind, cure, cause = Timeout, AFTER_RESET, f"{awaited} did not arrive"
     elif record.status == lib.kKcclPeerLost:
         cause = f"the process of {peer} has ended"
     elif record.status == lib.kKcclPeerLeft:
         cause = f"{peer} has closed or dropped the communicator"
     else:
-        kind, cure, awaited = WaitFailed, _AFTER_RESET, "its peers"
+        kind, cure, awaited = WaitFailed, AFTER_RESET, "its peers"
         cause = f"rank {record.rank} was interrupted"
+    if record.kernel in (lib.kKcclSend, lib.kKcclRecv):
+        seen = f"{record.seen} other messages of {awaited} have come"
     if is_step:
         cure = _WITH_ENGINE
     waited = f"rank {record.rank} waited for {awaited}: {seen}, after {waited_s:.3g} s"
@@ -146,8 +192,8 @@ def error_of(
 
 
 def _bad_argument(record: Any) -> str:
-    """The argument that a call in a kernel refuses: its value and its limit."""
-    argument, kernel = record.calls, record.kernel
+    """Returns the argument that a call in a kernel refuses: its value and its limit."""
+    argument, kernel = record.call, record.kernel
     value, limit = record.waited_ns, record.wanted << 32 | record.seen
     name = _name(abi.ARGUMENTS, argument) if argument in abi.ARGUMENTS.values() else "an argument"
     if argument in (lib.kKcclArgumentOut, lib.kKcclArgumentIn):
@@ -155,7 +201,7 @@ def _bad_argument(record: Any) -> str:
     value -= (value >> 63) << 64
     if argument == lib.kKcclArgumentWorldSize:
         return f"WORLD_SIZE is {value}, must be {limit}, the number of ranks, or 0"
-    if argument > lib.kKcclArgumentSignalId:
+    if argument > lib.kKcclArgumentSignalId and argument != lib.kKcclArgumentExpert:
         is_least = argument == lib.kKcclArgumentStride and 0 <= value < limit
         words = f"must be at {'least' if is_least else 'most'} {limit}"
     else:
@@ -171,6 +217,8 @@ def _bad_argument(record: Any) -> str:
         lib.kKcclArgumentNumBytes: ", what the window has from there on",
         lib.kKcclArgumentOffset: ", the window's bytes",
         lib.kKcclArgumentSlices: ", the slices of the exchange",
+        lib.kKcclArgumentExpert: ", the number of experts",
+        lib.kKcclArgumentTopK: ", the most experts of a row",
     }
     if argument == lib.kKcclArgumentSlices:
         name = "slices.first + slices.num"
@@ -178,16 +226,38 @@ def _bad_argument(record: Any) -> str:
 
 
 def _call(call: int, nbytes: int) -> str:
-    """A call in words; `call` is one half of KcclRecord.calls."""
-    kernel, dtype, op = call >> 8, call >> 4 & 15, call & 15
-    if kernel >= lib.kKcclNumKernels:
+    """Returns a call in words; `call` is KcclRecord.call, or waited_ns."""
+    kernel, dtype, op, peer = call >> 24, call >> 16 & 255, call >> 8 & 255, call & 255
+    if kernel >= lib.kKcclNumKernels and not _is_posted(kernel):
         return "another call"
-    name = kernel_name(kernel)
-    root = f", root {op}" if "broadcast" in name else ""
-    words = f"{name}{root}, {nbytes} bytes"
-    if "reduce" in words:
+    name = _kernel_name(kernel)
+    is_scan = name.startswith("scan_")
+    what = f", root {peer}" if _has_root(name) else ", exclusive" if is_scan and peer else ""
+    if peer and not what and kernel not in (lib.kKcclSend, lib.kKcclRecv):
+        what = f", counts with check sum {peer}"
+    words = f"{name}{what}, {nbytes} bytes"
+    if is_scan or "reduce" in words:
         words += f", {_name(abi.DTYPES, dtype)}, {_name(abi.OPS, op)}"
     return words
+
+
+def _is_posted(kernel: int) -> bool:
+    """Tells whether a record's kernel stands for a step in which ranks post their parts."""
+    return bool(0 <= kernel - lib.kKcclPosted < lib.kKcclNumKernels)
+
+
+def _kernel_name(kernel: int) -> str:
+    """Returns the name of a record's kernel; of a posted call that of its form."""
+    if not _is_posted(kernel):
+        return kernel_name(kernel)
+    collective = kernel_name(kernel - lib.kKcclPosted).partition("_direct")[0]
+    return f"{collective}_posted"
+
+
+def _has_root(kernel: str) -> bool:
+    """Tells whether the ranks of such a call agree on a root."""
+    rooted = kernel.startswith(("broadcast_", "reduce_", "gather_", "scatter_"))
+    return rooted and not kernel.startswith("reduce_scatter_")
 
 
 def _name(numbers: dict[str, int], number: int) -> str:

@@ -1,4 +1,4 @@
-"""What a fork and the end of the process do to the communicators that are open."""
+"""Ends open communicators at a fork, and at the end of the process."""
 
 import atexit
 import os

@@ -4,6 +4,7 @@ Python's mmap objects keep a duplicate of the file's descriptor for as long as t
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -23,7 +24,7 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 _FAILED = ctypes.c_void_p(-1).value
 _LOWEST_BIT = bytes(number & 1 for number in range(256))
 
-# What is mapped now: address -> the file, or the address where there is none, and its bytes. Ranks
+# The current mappings by address: the file, or the address if there is none, and the bytes. Ranks
 # that are threads map the same files.
 _mapped: dict[int, tuple[Hashable, int]] = {}
 
@@ -61,20 +62,26 @@ def _unmap(address: int, nbytes: int) -> None:
 
 
 def mapped_bytes() -> int:
-    """Bytes of all memory that is mapped."""
+    """Returns the bytes of all memory that is mapped."""
     return sum(dict(list(_mapped.values())).values())
 
 
 def untouched_bytes() -> int:
-    """Bytes of it that no process has written yet, so that no limit of memory counts them."""
+    """Returns the bytes of mapped memory that no process has written yet. No limit of memory counts
+    them.
+    """
     files = {file: (address, nbytes) for address, (file, nbytes) in list(_mapped.items())}
-    return sum(nbytes - _resident_bytes(address, nbytes) for address, nbytes in files.values())
+    return sum(_untouched_bytes(address, nbytes) for address, nbytes in files.values())
 
 
-def _resident_bytes(address: int, nbytes: int) -> int:
+def _untouched_bytes(address: int, nbytes: int) -> int:
     pages = ctypes.create_string_buffer(-(-nbytes // mmap.PAGESIZE))
     if _libc.mincore(address, nbytes, pages) != 0:
         code = ctypes.get_errno()
+        if code == errno.ENOMEM:
+            # Another thread has unmapped it since.
+            return 0
         raise OSError(code, os.strerror(code))
     # A byte a page; its lowest bit says whether the page exists, the others are undefined.
-    return min(nbytes, mmap.PAGESIZE * pages.raw.translate(_LOWEST_BIT).count(1))
+    resident = mmap.PAGESIZE * pages.raw.translate(_LOWEST_BIT).count(1)
+    return max(nbytes - resident, 0)

@@ -1,33 +1,48 @@
-"""Whether memory that the ranks ask for can be had."""
+"""Checks whether memory that the ranks ask for can be had.
+
+Memory is taken when it is written first. Where there is too little, the write would be the end of
+the process. So windows that exist and have not been written yet count as taken.
+"""
+
+import sys
+from dataclasses import replace
 
 from .. import topology
 from . import mapping
 from .errors import BackendError
 
 
+def memory_room(needed: int = sys.maxsize) -> list[topology.Room]:
+    """Returns the limits of memory that hold for this process, and what windows of this job have
+    promised.
+
+    Args:
+        needed: The bytes that are asked for, on all ranks together. If they can be had even if no
+            page of the windows has been written, that is not looked up, and `promised` is 0. To
+            look takes 0.1 ms a GiB.
+    """
+    rooms = topology.memory_room()
+    # The limits of a process count its address space, which has the windows, or its private memory.
+    shared = [room.nbytes for room in rooms if not room.is_of_process]
+    if needed <= min(shared, default=needed) - mapping.mapped_bytes():
+        return rooms
+    promised = mapping.untouched_bytes()
+    return [room if room.is_of_process else replace(room, promised=promised) for room in rooms]
+
+
 def check_room(nbytes: int, count: int) -> None:
     """Checks that memory of `nbytes` bytes on each of `count` ranks of this machine can be used.
-
-    Memory is taken when it is written first. Where there is too little, the write would be the end
-    of the process. So what the ranks have mapped earlier and not written yet counts as taken.
 
     Raises:
         BackendError: There is too little memory.
     """
-    for room in topology.memory_room():
+    for room in memory_room(nbytes * count):
         # All ranks map all parts, so a limit of one process counts them all, too.
-        if room.is_private:
-            continue
-        left, promised = room.nbytes, 0
-        # The address space of a process has what is mapped, written or not. The others are asked
-        # only if it matters, because to look takes 0.1 ms a GiB.
-        if not room.is_of_process and nbytes * count > left - mapping.mapped_bytes():
-            promised = mapping.untouched_bytes()
-        if nbytes * count > left - promised:
+        if nbytes * count > room.free and not room.is_private:
             each = f" on each of {count} ranks" if count > 1 else ""
-            earlier = f", less {promised} bytes of earlier windows that nobody has written yet"
+            earlier = f", less {room.promised} bytes of earlier windows that nobody has written yet"
             raise BackendError(
-                f"{nbytes} bytes{each} are more than the {left} bytes of memory that {room.limit} "
-                f"has left{earlier if promised else ''}: {room.cure}"
-                + (", or close() earlier windows" if promised else "")
+                f"{nbytes} bytes{each} are more than the {room.nbytes} bytes of memory that "
+                f"{room.limit} has left{earlier if room.promised else ''}: {room.cure}"
+                + (", or close() earlier windows" if room.promised else "")
             )

@@ -23,7 +23,7 @@ _FOR = {
 
 
 def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | None:
-    """The bytes of a bool, an int or a float for a parameter.
+    """Returns the bytes of a bool, an int or a float for a parameter.
 
     Args:
         value: A bool, an integer (Python's or NumPy's) or a Python float.
@@ -63,7 +63,7 @@ def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | No
 
 
 def words(num_bytes: int, kind: str) -> str:
-    """What a parameter of a known kind of number is."""
+    """Returns what a parameter of a known kind of number is."""
     if kind == "b":
         return "a bool"
     return f"{'a float' if kind == 'f' else 'an integer'} of {num_bytes} bytes"

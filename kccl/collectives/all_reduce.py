@@ -11,7 +11,7 @@ from .prepared import Empty, Prepared
 class AllReduce(Collective):
     """Every rank gets the element-wise reduction of all ranks' arrays."""
 
-    _NAME, _OPTION, _DEFAULT = "all_reduce", "op", "sum"
+    _NAME, _OPTIONS = "all_reduce", (("op", "sum"),)
 
     def __call__(
         self,
@@ -26,11 +26,14 @@ class AllReduce(Collective):
         """Every rank's `out` gets the element-wise reduction of all ranks' `x`.
 
         Args:
-            x: C-contiguous array of any shape: float32, float64, float16, bfloat16, int32, int64.
-                The same size and type on every rank.
+            x: C-contiguous array of any shape, of floats of 8 to 64 bits, integers of either sign,
+                bool, complex64 or complex128. The same size and type on every rank.
             out: Array for the result, of the same size and type. When None, x: the call is in
                 place.
-            op: "sum", "prod", "min", "max", or for floats "avg".
+            op: "sum", "prod"; but for complex numbers "min", "max"; for floats and complex numbers
+                "avg"; for integers and bool "band", "bor", "bxor". Integers wrap. Of bool, "sum" is
+                "or", and "prod" is "and". kccl.premul_sum(factor) multiplies this rank's elements
+                by a number of its own before the sum.
             stream: On a GPU, the stream of the call: an integer, or an object that has
                 __cuda_stream__. When None, the current stream of x's library. On the host None.
             channel: Channel number, below `comm.num_channels`. Calls on different channels are
@@ -68,7 +71,7 @@ class AllReduce(Collective):
         """
         return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 
-    def _case(self, x: Any, out: Any, op: str) -> Case:
+    def _case(self, x: Any, out: Any, op: Op) -> Case:
         view = self._context.backend.view(x, "x", writable=out is None)
         check_op(op, view.dtype)
         result, out_view = x, view
@@ -83,7 +86,7 @@ class AllReduce(Collective):
             nbytes=view.nbytes,
             count=view.count,
             fields={"dtype": view.dtype.name, "op": op},
-            option=op,
-            what=op,
+            options=(op,),
+            what=str(op),
             is_given=out is not None,
         )

@@ -26,6 +26,14 @@ class Barrier(Prepared):
             "another channel is prepared: op = comm.barrier.prepare(channel=1), then op()"
         )
 
+    @staticmethod
+    def of(context: Context) -> "Barrier":
+        """A communicator's barrier. It is on channel 0."""
+        return _on_channel_0(context)
+
+    def forget(self) -> None:
+        """As a Collective has it: a barrier has learnt nothing."""
+
     if TYPE_CHECKING:
         # On the host C answers the call, and it takes no arguments.
         def __call__(self, *, stream: Any = None) -> None: ...
@@ -66,8 +74,7 @@ class BarrierOnStream(CheckedOnStream, Barrier):
         return self._context.backend.stream(given, None)
 
 
-def barrier(context: Context) -> Barrier:
-    """A communicator's barrier. It is on channel 0."""
+def _on_channel_0(context: Context) -> Barrier:
     plan, handle, signature = _on_channel(context, 0)
     if context.backend.has_streams:
         return BarrierOnStream(signature, context, plan, handle)
@@ -79,5 +86,5 @@ def barrier(context: Context) -> Barrier:
 def _on_channel(context: Context, channel: int) -> tuple[Plan, Any, str]:
     channel = arguments.between("channel", channel, 0, context.num_channels - 1)
     plan = context.plan("barrier")
-    handle = context.backend.call(plan.name, channel=channel)
+    handle = plan.handle(context.backend, channel=channel)
     return plan, handle, f"barrier, channel {channel}, {plan.name}"

@@ -10,7 +10,7 @@ from .prepared import Empty, Prepared
 class Broadcast(Collective):
     """Every rank gets the root's array."""
 
-    _NAME, _OPTION, _DEFAULT = "broadcast", "root", 0
+    _NAME, _OPTIONS = "broadcast", (("root", 0),)
 
     def __call__(
         self,
@@ -24,7 +24,8 @@ class Broadcast(Collective):
         """Every rank's `x` gets the root's `x`, bit by bit.
 
         Args:
-            x: C-contiguous array of any shape. The same size and type on every rank.
+            x: C-contiguous array of any shape, of any type without Python objects. The same size
+                and type on every rank.
             root: The rank whose array is copied.
             stream, channel, algorithm: As in all_reduce.
 
@@ -67,6 +68,6 @@ class Broadcast(Collective):
             nbytes=view.nbytes,
             count=view.nbytes,
             fields={"peer": root},
-            option=root,
+            options=(root,),
             what=f"root {root}",
         )

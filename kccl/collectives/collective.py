@@ -6,18 +6,20 @@ and teaches it to C.
 """
 
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any, TypeVar
+from itertools import product
+from typing import Any, Self, TypeVar
 
 from ..base import arguments
 from ..base.abi import fastcall
 from ..base.arrays import ArrayView
 from ..plan.choice import Plan
+from . import scaled
 from .context import Context
 from .front import AnsweredByC
+from .parts import Parts
 from .prepared import Empty, Prepared, address_of, prepared
 
 # Number of calls that a collective keeps. When there are more, all are dropped and planned again.
@@ -33,15 +35,18 @@ class Case:
 
     Attributes:
         x, out: Views of the memory that the call reads and writes. In place they are the same.
-        result: The object that the call returns.
+        result: The object that the call returns; None if this rank has no result.
         array: The caller's x.
         nbytes: Size of the message as nccl-tests counts it.
         count: KcclCall.count.
         fields: More arguments for Backend.call().
-        option: Value of the collective's option, as op or root.
-        what: The option in words, for KCCL_CHECK=1.
+        options: Values of the collective's options, as (op,) or (root, op).
+        what: The options in words, for KCCL_CHECK=1.
         is_given: True if the caller has given `out`.
+        has_result: False if this rank has no result: `result` is None, and `out` is not written.
+        lacks_x: True if the caller's x is None, because this rank's is not used: `x` is `out` then.
         own_offset: Offset in bytes of this rank's chunk in the larger of x and out.
+        parts: The parts, where they have lengths of their own; else None.
     """
 
     x: ArrayView
@@ -50,41 +55,50 @@ class Case:
     array: Any
     nbytes: int
     count: int
-    fields: Mapping[str, Any]
-    option: Any = None
+    fields: dict[str, Any]
+    options: tuple[Any, ...] = ()
     what: str = ""
     is_given: bool = False
+    has_result: bool = True
+    lacks_x: bool = False
     own_offset: int = 0
+    parts: Parts | None = None
 
 
 class Collective(AnsweredByC, fastcall.Dispatcher):
     """One collective of one communicator. A subclass writes the call as its `__call__`."""
 
-    # The keyword whose value is part of what C knows of a call, and its default.
-    _OPTION = ""
-    _DEFAULT: Any = None
+    # The keywords whose values are part of what C knows of a call, and their defaults; at most two.
+    # Only the first may be given by position.
+    _OPTIONS: tuple[tuple[str, Any], ...] = ()
 
     def __init__(self, context: Context) -> None:
-        option = signature(self._slow).parameters.get(self._OPTION)
+        first, second = (*(name for name, _ in self._OPTIONS), "", "")[:2]
+        option = signature(self._slow).parameters.get(first)
         is_positional = option is not None and option.kind is Parameter.POSITIONAL_OR_KEYWORD
         # A bound method would refer to this object, which C would refer to: a cycle, which keeps
         # the communicator's memory until the cyclic collector runs.
         slow = partial(type(self)._slow, weakref.proxy(self))
-        super().__init__(slow, self._OPTION, is_positional)
+        super().__init__(slow, (first, second), is_positional)
         self._context = context
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+
+    @classmethod
+    def of(cls, context: Context) -> Self:
+        """A communicator's collective of this kind."""
+        return cls(context)
 
     def _call(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
         """Runs a call and returns its result. Plans it if it is the first of its kind."""
         context = self._context
         channel = self._channel(channel)
         stream = context.backend.stream(stream, case.x)
-        plan = context.plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
+        plan = self._plan(case, algorithm)
         if case.count == 0:
             context.check_usable()
             self._check_agreement(case, plan, channel)
             return case.result
-        key = (case.x.dtype, case.count, case.option, channel, plan.name)
+        key = (case.x.dtype, case.count, case.options, channel, plan.name, case.parts)
         known = self._ops.get(key)
         if known is None:
             if len(self._ops) >= _KNOWN_CALLS:
@@ -101,7 +115,7 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
             self._check_agreement(case, plan, channel)
 
         op.after(fill)
-        if channel == 0 and not algorithm:
+        if channel == 0 and not algorithm and case.parts is None:
             self._learn(case, handle)
         return case.result
 
@@ -118,7 +132,7 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
         context = self._context
         channel = self._channel(channel)
         context.backend.stream(stream, case.x)  # checks the argument
-        plan = context.plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
+        plan = self._plan(case, algorithm)
         if blocks or threads:
             context.backend.check_shape(blocks, threads)
             plan = replace(plan, blocks=blocks, threads=threads)
@@ -131,16 +145,29 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
         keep = (case.x, case.out, case.array)
         return prepared(context, signature, plan, handle, case.result, keep, stream)
 
+    def _plan(self, case: Case, algorithm: str) -> Plan:
+        dtype, nbytes = scaled.summed(case)
+        call = self._NAME, nbytes, dtype, algorithm
+        if case.parts is None:
+            return self._context.plan(*call)
+        return self._context.plan.of_parts(case.parts.kernel, *call)
+
     def _channel(self, channel: Any) -> int:
         return arguments.between("channel", channel, 0, self._context.num_channels - 1)
 
     def _make(self, case: Case, plan: Plan, channel: int) -> Any:
         backend = self._context.backend
-        shape = plan.blocks, plan.threads
-        return backend.call(plan.name, shape, count=case.count, channel=channel, **case.fields)
+        if scaled.is_scaled(case):
+            return scaled.make(backend, case, plan, channel)
+        fields = case.fields if case.parts is None else case.fields | case.parts.fields()
+        return plan.handle(backend, count=case.count, channel=channel, **fields)
 
     def _signature(self, case: Case, plan: Plan, channel: int) -> str:
-        what = f"{self._NAME}, {case.x.nbytes} bytes, {case.x.dtype.name}, {case.what}"
+        # Without an x, what it would have. Parts have lengths of their own on each rank; `what` has
+        # the counts where all ranks know them.
+        nbytes = case.nbytes if case.lacks_x else case.x.nbytes
+        size = "" if case.parts else f"{nbytes} bytes, "
+        what = f"{self._NAME}, {size}{case.x.dtype.name}, {case.what}"
         shape = f" by {plan.blocks} blocks of {plan.threads}" if plan.blocks else ""
         return f"{what.removesuffix(', ')}, channel {channel}, {plan.name}{shape}"
 
@@ -149,24 +176,31 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
             self._context.check_agreement(self._signature(case, plan, channel))
 
     def _learn(self, case: Case, handle: Any) -> None:
-        """Teaches C this call, for arrays of these sizes and types and this value of the option."""
-        is_in_place = case.result is case.array
-        if not (is_in_place or case.is_given) or self._context.checks:
+        """Teaches C this call, for arrays of these sizes and types and these options."""
+        is_allocated = case.has_result and not case.is_given and case.result is not case.array
+        if is_allocated or self._context.checks:
             return
         if not (case.x.is_direct and case.out.is_direct):
             return
         if case.x.exchange_type is not case.out.exchange_type:
             return
-        is_default = case.option == self._DEFAULT
-        for given in (case.option, ...) if is_default else (case.option,):
+        # An option with its default may be given or not.
+        ways = [
+            (value, ...) if value == default else (value,)
+            for value, (_, default) in zip(case.options, self._OPTIONS, strict=True)
+        ]
+        for given in product(*ways):
+            first, second = (*given, ..., ...)[:2]
             self.learn(
                 case.array.dtype,
                 case.x.exchange_type,
                 case.x.exchange_device,
                 case.x.nbytes,
-                given,
+                (first, second),
                 case.out.nbytes if case.is_given else 0,
                 case.own_offset,
+                case.has_result,
+                case.lacks_x,
                 address_of(handle),
                 handle,
                 self._context.raise_failure,

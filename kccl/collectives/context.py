@@ -16,6 +16,7 @@ from ..base.env import Env
 from ..base.errors import Error
 from ..base.failure import error_of, unfinished_reset
 from ..plan.choice import Planner
+from ..plan.grouped import GroupedPlanner
 from ..ranks.mesh import Mesh
 
 
@@ -45,7 +46,11 @@ class Context:
         self.backend = backend
         # Windows and arrays keep the mesh. So peers that wait out of band hear of the end by this.
         weakref.finalize(self, mesh.drop).atexit = False
-        self.plan = Planner(backend.name, self.world_size, env, can_attach=backend.can_attach)
+        self.plan: Planner | GroupedPlanner
+        if backend.grouping is None:
+            self.plan = Planner(backend.name, self.world_size, env, can_attach=backend.can_attach)
+        else:
+            self.plan = GroupedPlanner(backend.name, backend.grouping, self.rank, env)
 
     def launch(self, kernel: Any, data: bytes, *, stream: Any, **shape: Any) -> None:
         """Runs a module.Kernel to its end, or enqueues it on a GPU.
@@ -134,10 +139,14 @@ class Context:
         if self.mesh.is_resetting and not self.has_left():
             raise unfinished_reset(self.rank)
         simulated, caveat = self.backend.simulated_waits(), self.backend.caveat
-        raise error_of(state.status, state.record, self.rank, caveat, simulated=simulated)
+        why: dict[str, Any] = {"simulated": simulated}
+        why["has_teams"] = self.backend.grouping is not None
+        raise error_of(state.status, state.record, self.rank, caveat, **why)
 
     def has_left(self) -> bool:
-        """Whether the communicator is closed, or this process is a fork of the rank's process."""
+        """Tells whether the communicator is closed, or this process is a fork of the rank's
+        process.
+        """
         return self.backend.state.status in (lib.kKcclClosed, lib.kKcclForked)
 
     def give_up(self) -> None:

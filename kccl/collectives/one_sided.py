@@ -1,4 +1,4 @@
-"""put, get, signal, wait: calls that one rank makes alone.
+"""put, get, signal, wait: calls that one rank makes alone. send and recv share their class Call.
 
 On the host and on the simulator C answers them (csrc/host/one_sided.cpp), once a call of the kind
 has been made: put and get for each window and element type. On a GPU each call goes through Python.
@@ -19,24 +19,34 @@ from .front import AnsweredByC
 from .prepared import OnStream, Prepared, address_of
 
 
-class _Call(AnsweredByC, abi.fastcall.OneSided):
+class Call(AnsweredByC, abi.fastcall.OneSided):
     """One of the calls of one communicator."""
+
+    # Keywords with which C passes a call to Python.
+    _NOT_IN_C: tuple[str, ...] = ("stream",)
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._known: tuple[Any, Any] | None = None
+        self._is_taught = False
 
-    def _run(self, stream: int, fields: Mapping[str, int]) -> None:
+    def _taught(self) -> tuple[Any, Any]:
+        """Returns the call and its Op. C knows the call from now on, where it may make it."""
         context = self._context
         if self._known is None:
             handle = context.backend.call(self._NAME)
             op = abi.fastcall.Op(address_of(handle), None, context.raise_failure)
             self._known = handle, op
-            if not context.backend.has_streams:
-                names, num_positional = self._names()
-                failed = context.raise_failure
-                self.learn(address_of(handle), handle, failed, num_positional, names)
         handle, op = self._known
+        if not self._is_taught and not context.backend.has_streams:
+            names, num_positional = self._names()
+            self.learn(address_of(handle), handle, context.raise_failure, num_positional, names)
+            self._is_taught = True
+        return handle, op
+
+    def _run(self, stream: int, fields: Mapping[str, int]) -> None:
+        context = self._context
+        handle, op = self._taught()
 
         def fill() -> None:
             for name, value in fields.items():
@@ -46,17 +56,32 @@ class _Call(AnsweredByC, abi.fastcall.OneSided):
         op.after(fill)
 
     def _names(self) -> tuple[tuple[str, ...], int]:
-        """The names of the arguments but for `stream`, and how many may be given by position."""
+        """Returns the names of the arguments that C takes, and how many may have a position."""
         found = [
-            each for each in signature(self._slow).parameters.values() if each.name != "stream"
+            each
+            for each in signature(self._slow).parameters.values()
+            if each.name not in self._NOT_IN_C
         ]
         positional = [each for each in found if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
         return tuple(each.name for each in found), len(positional)
 
     def _prepare(
-        self, fields: Mapping[str, Any], result: Any, keep: tuple[Any, ...], given: Any
+        self,
+        fields: Mapping[str, Any],
+        result: Any,
+        keep: tuple[Any, ...],
+        given: Any,
+        kernel: str = "",
     ) -> Prepared:
-        """`keep`: what the call needs; the first is the view of its array, if it has one."""
+        """Prepares a call.
+
+        Args:
+            fields: KcclCall's.
+            result: What the call returns.
+            keep: What it needs; the first is the view of its array, if it has one.
+            given: The caller's `stream` argument.
+            kernel: Its kernel; "": that of its own name.
+        """
         context = self._context
         backend = context.backend
         view: ArrayView | None = keep[0] if keep else None
@@ -64,7 +89,7 @@ class _Call(AnsweredByC, abi.fastcall.OneSided):
         nbytes, dtype = (0, None) if view is None else (view.nbytes, view.dtype)
         request = Request(self._NAME, nbytes, context.world_size, backend.name, dtype)
         plan = Plan(self._NAME, request, "it has no alternative", ())
-        handle = backend.call(self._NAME, **fields)
+        handle = backend.call(kernel or self._NAME, **fields)
         if backend.has_streams:
             stream = backend.stream_of_prepared(given, view)
             return OnStream(context, plan, handle, result, (*keep, given), stream)
@@ -76,7 +101,7 @@ class _Call(AnsweredByC, abi.fastcall.OneSided):
     def _copy(
         self, x: Any, peer: Any, window: Any, offset: Any, *, is_get: bool
     ) -> tuple[ArrayView, dict[str, int]]:
-        """The view of x, and the fields of the call."""
+        """Returns the view of x, and the fields of the call."""
         view = self._context.backend.view(x, "x", writable=is_get)
         peer = self._peer(peer)
         if not isinstance(window, windows.Window):
@@ -98,11 +123,13 @@ class _Call(AnsweredByC, abi.fastcall.OneSided):
     ) -> None:
         view, fields = self._copy(x, peer, window, offset, is_get=is_get)
         self._run(self._context.backend.stream(stream, view), fields)
-        if not self._context.backend.has_streams and view.is_direct:
+        # C keeps the addresses of one team's windows.
+        is_kept = len(window.addresses) <= abi.MAX_WORLD_SIZE and view.is_direct
+        if not self._context.backend.has_streams and is_kept:
             self.learn_window(window, window.nbytes, window.addresses, x.dtype, view.exchange_type)
 
 
-class Put(_Call):
+class Put(Call):
     """Copies an array into a peer's window."""
 
     _NAME = "put"
@@ -142,7 +169,7 @@ class Put(_Call):
         return prepared
 
 
-class Get(_Call):
+class Get(Call):
     """Copies bytes of a peer's window into an array."""
 
     _NAME = "get"
@@ -171,7 +198,7 @@ class Get(_Call):
         return prepared
 
 
-class Signal(_Call):
+class Signal(Call):
     """Adds one to a peer's signals."""
 
     _NAME = "signal"
@@ -201,7 +228,7 @@ class Signal(_Call):
         return {"peer": self._peer(peer), "channel": _signal_id(signal_id)}
 
 
-class Wait(_Call):
+class Wait(Call):
     """Waits for signals."""
 
     _NAME = "wait"

@@ -21,7 +21,7 @@ _CALLS_PER_EVENT = 100
 
 
 def address_of(handle: Any) -> int:
-    """The address of a call's struct, as C takes it."""
+    """Returns the address of a call's struct, as C takes it."""
     return int(ffi.cast("uintptr_t", handle))
 
 
@@ -178,7 +178,7 @@ def prepared(
     keep: tuple[Any, ...],
     given: Any,
 ) -> Prepared:
-    """The object that `.prepare` returns.
+    """Returns the object that `.prepare` returns.
 
     Args:
         context, plan, handle, result: As in Prepared.

@@ -24,6 +24,16 @@ from . import driver
 _IMMUTABLE = ("jax", "jaxlib")
 
 
+_TYPESTR_KINDS = {"float": "f", "signed": "i", "unsigned": "u", "bool": "b", "complex": "c"}
+_NAMES = {dtype.name for dtype in dtypes.ALL}
+# Types that NumPy has too: without the sign of the byte order, as in "f4".
+_BY_TYPESTR = {
+    f"{_TYPESTR_KINDS[dtype.kind]}{dtype.itemsize}": dtype.name
+    for dtype in dtypes.ALL
+    if dtype.name != "bfloat16" and not dtype.name.startswith("float8")
+}
+
+
 def _library(array: Any) -> str:
     return type(array).__module__.partition(".")[0]
 
@@ -46,7 +56,7 @@ class DeviceArray:
     """An array in GPU memory; other libraries take it by __cuda_array_interface__ or DLPack.
 
     Attributes:
-        address: Of the first element.
+        address: The address of the first element.
         shape: In elements.
         dtype: Their type.
         nbytes: Size in bytes.
@@ -88,12 +98,12 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        if self.dtype.name == "bfloat16":
-            raise AttributeError("__cuda_array_interface__ has no bfloat16; use DLPack")
-        kind = "f" if self.dtype.is_float else "i"
+        kind = _TYPESTR_KINDS[self.dtype.kind]
+        if self.dtype.name not in _BY_TYPESTR.values():
+            raise AttributeError(f"__cuda_array_interface__ has no {self.dtype.name}; use DLPack")
         return {
             "shape": self.shape,
-            "typestr": f"<{kind}{self.dtype.itemsize}",
+            "typestr": f"{'<' if self.dtype.itemsize > 1 else '|'}{kind}{self.dtype.itemsize}",
             "data": (self.address, False),
             "strides": None,
             "version": 3,
@@ -117,8 +127,7 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
         device: Number of the device on which it must be; None: any.
 
     Raises:
-        InvalidArgument: It is no array on that device, not contiguous, read-only, or of a type that
-            KCCL does not have.
+        InvalidArgument: It is no array on that device, not contiguous, or read-only.
     """
     on: int | None
     if isinstance(array, DeviceArray):
@@ -151,7 +160,7 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
 
 
 def like(array: Any, shape: tuple[int, ...]) -> Any:
-    """A new array of the library, type and device of a caller's.
+    """Returns a new array of the library, type and device of a caller's.
 
     Raises:
         InvalidArgument: The library is neither PyTorch nor CuPy.
@@ -169,7 +178,7 @@ def like(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def pointer(array: Any, name: str) -> Pointer:
-    """The pointer to a kernel's argument, with the stream that its library uses now.
+    """Returns the pointer to a kernel's argument, with the stream that its library uses now.
 
     The kernel may write the array. It may have any element type and be on any device.
 
@@ -189,7 +198,8 @@ def pointer(array: Any, name: str) -> Pointer:
 
 
 def stream_of(stream: Any) -> int:
-    """A caller's `stream` as the driver's handle: an integer, or something with __cuda_stream__.
+    """Returns a caller's `stream` as the driver's handle: an integer, or something with
+    __cuda_stream__.
 
     Raises:
         InvalidArgument: It is neither.
@@ -218,6 +228,13 @@ def _is_of_torch(array: Any) -> bool:
     return hasattr(array, "data_ptr") and hasattr(array, "is_cuda")
 
 
+def _dtype_of_torch(dtype: Any) -> dtypes.Dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name in _NAMES:
+        return dtypes.of(name)
+    return dtypes.of_bytes(name, dtype.itemsize)
+
+
 def _check_of_torch(array: Any, name: str) -> None:
     if not array.is_cuda:
         raise InvalidArgument(
@@ -238,7 +255,7 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
         DeviceView(
             array.data_ptr(),
             array.numel(),
-            _dtype(str(array.dtype).removeprefix("torch."), name),
+            _dtype_of_torch(array.dtype),
             is_direct,
             array,
             exchange_type=kind if is_direct else None,
@@ -251,7 +268,7 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
 
 def _stream_of_torch(device: int) -> Callable[[], int]:
     torch = sys.modules["torch"]
-    # What current_stream() calls; it returns a number instead of an object.
+    # The function that current_stream() calls. It returns a number instead of an object.
     ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
     # Called before each run of a prepared call: a partial adds no Python frame.
@@ -276,7 +293,9 @@ def _view_by_interface(array: Any, name: str, writable: bool) -> DeviceView:
 
 
 def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
-    """Says the stream of an array's library whenever it is called; must not keep the array."""
+    """Returns a function that gives the current stream of an array's library. It must not keep the
+    array.
+    """
     if _library(array) == "cupy":
         current_stream = sys.modules["cupy"].cuda.get_current_stream
         return lambda: int(current_stream().ptr)
@@ -308,15 +327,20 @@ def _wait_for(array: Any, name: str, stream: int) -> None:
 
 def _dtype(dtype: Any, name: str) -> dtypes.Dtype:
     try:
-        if isinstance(dtype, str) and dtype[:1] == "<":
-            return dtypes.of({"f": "float", "i": "int"}.get(dtype[1], dtype[1]) + _bits(dtype))
-        return dtypes.of(dtype)
+        if isinstance(dtype, str) and dtype[:1] in "<>|":
+            dtype = _dtype_of_typestr(dtype)
+        return dtypes.moved(dtype)
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None
 
 
-def _bits(typestr: str) -> str:
-    return str(8 * int(typestr[2:]))
+def _dtype_of_typestr(typestr: str) -> Any:
+    import numpy as np
+
+    try:
+        return np.dtype(typestr)
+    except TypeError as error:
+        raise InvalidArgument(f"typestr is {typestr!r}, must be one of NumPy's: {error}") from None
 
 
 def _device_of(address: int, name: str) -> int:

@@ -1,4 +1,4 @@
-"""What AMD's compiled code says about its kernels.
+"""Reads what AMD's compiled code says about its kernels.
 
 Compiled code is an ELF file. One of its notes has the kernels' descriptions in MessagePack (LLVM's
 User Guide for AMDGPU Backend, "Code Object V3 and Above Metadata").
@@ -18,7 +18,8 @@ Parameters = tuple[tuple[int, int], ...]
 
 
 def parameters(code: bytes) -> dict[str, Parameters]:
-    """The parameters of each kernel by its mangled name, without those that the compiler added.
+    """Returns the parameters of each kernel by its mangled name, without those that the compiler
+    added.
 
     Raises:
         BackendError: This is no compiled code for AMD's GPUs.

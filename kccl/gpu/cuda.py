@@ -73,6 +73,7 @@ class Cuda(Table):
     legacy_stream = 1  # CU_STREAM_LEGACY
     host_flags = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
     multiprocessors = "MULTIPROCESSOR_COUNT"
+    bus_parts = ("PCI_DOMAIN_ID", "PCI_BUS_ID", "PCI_DEVICE_ID")
     shared_bytes = "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"
     maps_memory = "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
     exports_memory = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
@@ -184,7 +185,7 @@ class Cuda(Table):
             raise DriverError(self.error_text("cuPointerGetAttribute", code, note), code)
         return found.value
 
-    # Why not cuda.bindings' own: that of 13.3.1 says 0 whatever the device.
+    # cuda.bindings' own function is not used, because that of 13.3.1 returns 0 whatever the device.
     @cached_property
     def _pointer_attribute(self) -> Any:
         prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
@@ -226,8 +227,8 @@ class Cuda(Table):
         note = f"for {num_bytes} bytes of shared memory"
         self.call("cuFuncSetAttribute", function, which, num_bytes, note=note)
 
-    def max_threads(self, function: int) -> int:
-        which = self.constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
+    def function_attribute(self, function: int, name: str) -> int:
+        which = self.constant(f"CUfunction_attribute.CU_FUNC_ATTRIBUTE_{name}")
         return int(self.call("cuFuncGetAttribute", which, function))
 
     def kernel_node(self, function: int, *, grid: int, block: int, arguments: int) -> Any:

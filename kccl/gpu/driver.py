@@ -1,4 +1,4 @@
-"""What kccl does with a driver: devices, streams, copies, launches.
+"""The operations of a driver that kccl uses: devices, streams, copies, launches.
 
 The table of the vendor's driver stands behind every function here. A failed call of the driver is a
 DriverError that names the driver's function and error. Handles are integers.
@@ -65,7 +65,7 @@ def attempt(name: str, *args: Any) -> int:
 
 
 def error_text(name: str, code: int, note: str = "") -> str:
-    """The error message for function `name` and its error code."""
+    """Returns the error message for function `name` and its error code."""
     return table().error_text(name, code, note)
 
 
@@ -80,7 +80,7 @@ def constant(name: str) -> Any:
 
 
 def attribute(ordinal: int, name: str) -> int:
-    """An attribute of a device by the driver's name, as in "MULTIPROCESSOR_COUNT"."""
+    """Returns an attribute of a device by the driver's name, as in "MULTIPROCESSOR_COUNT"."""
     return table().attribute(ordinal, name)
 
 
@@ -107,7 +107,7 @@ class Device:
     Attributes:
         ordinal: Its number in this process.
         name: As the driver says it.
-        uuid: The same in every process.
+        uuid: The driver's identifier, which is the same in every process.
         arch: The architecture to compile for, as in "sm_90a".
         multiprocessors: Their number.
         shared_bytes: Most shared memory of a block.
@@ -123,7 +123,7 @@ class Device:
     context: int = field(repr=False)
 
     def current(self) -> _Current:
-        """Within it (`with device.current():`), this thread's calls go to this device."""
+        """A context (`with device.current():`) in which this thread's calls go to this device."""
         return _Current(self.context)
 
 
@@ -132,8 +132,8 @@ _opened: list[Device] = []
 
 @contextmanager
 def any_device() -> Iterator[None]:
-    """Within it this thread has a current device: its own, else one that this process uses already,
-    else the first. For what the driver answers on any device, but not without one.
+    """A context in which this thread has a current device: its own, else one that this process uses
+    already, else the first. It is for calls that need some device, but give the same result on any.
     """
     if table().has_current():
         yield
@@ -143,14 +143,14 @@ def any_device() -> Iterator[None]:
 
 
 def num_devices() -> int:
-    """GPUs that this process may use."""
+    """Returns the number of GPUs that this process may use."""
     gpu = table()
     return int(gpu.call(gpu.names.num_devices))
 
 
 @lru_cache(maxsize=64)
 def device(ordinal: int) -> Device:
-    """A device by its number; its context lives as long as the process.
+    """Returns a device by its number; its context lives as long as the process.
 
     Raises:
         BackendError: There is none, or it is too old.
@@ -170,12 +170,12 @@ def device(ordinal: int) -> Device:
 
 
 def uuid(ordinal: int) -> str:
-    """What names a device in every process."""
+    """Returns an identifier of a device that is the same in every process."""
     return table().device_uuid(ordinal)
 
 
 def pick_device(local_rank: int) -> Device:
-    """The device that this thread has made current, else the one of this rank."""
+    """Returns the device that this thread has made current, else the one of this rank."""
     gpu = table()
     if gpu.has_current():
         return device(int(gpu.call(gpu.names.current_ordinal)))
@@ -186,7 +186,7 @@ def pick_device(local_rank: int) -> Device:
 
 
 def can_access(ordinal: int, other: int) -> bool:
-    """Whether a device can read and write another's memory."""
+    """Tells whether a device can read and write another's memory."""
     gpu = table()
     return ordinal == other or bool(gpu.call(gpu.names.can_access, ordinal, other))
 
@@ -220,7 +220,7 @@ def write(to: int, data: Any, stream: int) -> None:
 
 
 def read(address: int, num_bytes: int, stream: int) -> bytes:
-    """Bytes of device memory."""
+    """Returns bytes of device memory."""
     data = bytearray(num_bytes)
     read_into(data, address, stream)
     return bytes(data)
@@ -248,7 +248,7 @@ def synchronize_stream(stream: int) -> None:
 
 
 def has_finished(stream: int) -> bool:
-    """Whether everything that was launched on a stream has run. Does not wait.
+    """Tells whether everything that was launched on a stream has run. Does not wait.
 
     Raises:
         DriverError: Some of it has failed.
@@ -322,7 +322,7 @@ def begin_capture(stream: int) -> None:
     gpu.call(gpu.names.begin_capture, stream, gpu.constant(gpu.capture_mode))
 
 
-# What drain() calls: each waits until its owner has released memory.
+# Functions that drain() calls. Each waits until its owner has released memory.
 drains: list[Callable[[], None]] = []
 
 
@@ -337,7 +337,7 @@ def drain() -> None:
 
 @contextmanager
 def uncaptured() -> Iterator[None]:
-    """Within it, this thread may load code although a stream is being captured into a graph."""
+    """A context in which this thread may load code while a stream is being captured."""
     gpu = table()
     before = gpu.relax_captures()
     try:
@@ -359,7 +359,7 @@ def function(kernel: Any, shared_bytes: int = 0) -> int:
 
 
 def resident_blocks(handle: int, block: int, shared_bytes: int) -> int:
-    """How many blocks of a function one multiprocessor runs side by side."""
+    """Returns how many blocks of a function one multiprocessor runs side by side."""
     gpu = table()
     return int(gpu.call(gpu.names.resident_blocks, handle, block, shared_bytes))
 

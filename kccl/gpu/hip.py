@@ -19,7 +19,7 @@ _UNCACHED = 3  # hipDeviceMallocUncached, which hip-python does not have
 _LAZY_PEER_ACCESS = 1  # hipIpcMemLazyEnablePeerAccess
 # hipMemImportFromShareableHandle takes a descriptor by value from ROCm 7.1 on; before, an address.
 _IMPORTS_BY_VALUE = 70_100_000
-# What hip-python's hipPointerGetAttributes() says of memory of a device.
+# The types of memory of a device, as hip-python's hipPointerGetAttributes() names them.
 _ON_DEVICE = ("hipMemoryTypeDevice", "hipMemoryTypeManaged")
 
 
@@ -91,6 +91,7 @@ class Hip(Table):
     # hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent
     host_flags = 1 | 2 | 0x40000000
     multiprocessors = "MultiprocessorCount"
+    bus_parts = ("PciDomainId", "PciBusId", "PciDeviceId")
     shared_bytes = "MaxSharedMemoryPerBlock"
     maps_memory = "VirtualMemoryManagementSupported"
     # There is no attribute of its own; sharing.py tries the export.
@@ -114,7 +115,7 @@ class Hip(Table):
     compiler = HIPRTC
 
     def __init__(self) -> None:
-        # By thread: the devices that were current before push().
+        # The devices that were current before push(), by thread.
         self._pushed = threading.local()
 
     @property
@@ -141,7 +142,7 @@ class Hip(Table):
         try:
             found, _ = self.call("hipGetProcAddress", name.encode(), version, 0, note=f"for {name}")
         except ValueError as error:
-            # Where the driver fails, hip-python reads a result that the driver has not written.
+            # If the driver fails, hip-python reads a result that the driver has not written.
             raise BackendError(f"hipGetProcAddress failed for {name}: {error}") from error
         return int(found)
 
@@ -159,7 +160,7 @@ class Hip(Table):
         return bytes(self.call("hipDeviceGetUuid", ordinal).bytes).hex()
 
     def device_arch(self, ordinal: int) -> str:
-        # Without the features behind it, as in "gfx942:sramecc+:xnack-".
+        # The features behind the name are left out, as in "gfx942:sramecc+:xnack-".
         full = str(self.call("hipGetDeviceProperties", ordinal).gcnArchName)
         arch = full.partition(":")[0]
         try:
@@ -205,7 +206,7 @@ class Hip(Table):
         for name in names:
             if name not in parameters:
                 raise BackendError(f"the compiled code has no kernel {name}")
-            # So a driver that refuses the code says so here.
+            # The function is looked up now, so that a driver that refuses the code says so here.
             self.function((loaded, name))
         return [((loaded, name), parameters[name]) for name in names]
 
@@ -224,8 +225,8 @@ class Hip(Table):
             code = int(self.constant("hipError_t.hipErrorInvalidValue"))
             raise DriverError(f"no device has {num_bytes} bytes of shared memory for a block", code)
 
-    def max_threads(self, function: int) -> int:
-        which = self.constant("hipFunction_attribute.HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
+    def function_attribute(self, function: int, name: str) -> int:
+        which = self.constant(f"hipFunction_attribute.HIP_FUNC_ATTRIBUTE_{name}")
         return int(self.call("hipFuncGetAttribute", which, function))
 
     def kernel_node(self, function: int, *, grid: int, block: int, arguments: int) -> Any:
@@ -254,7 +255,7 @@ class Hip(Table):
             raise DriverError(self.error_text("hipThreadExchangeStreamCaptureMode", code), code)
         return mode.value
 
-    # Why not hip-python's own: it has no argument, although the driver reads the mode.
+    # hip-python's own function is not used: it has no argument, although the driver reads the mode.
     @cached_property
     def _exchange_capture_mode(self) -> Any:
         prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -294,7 +295,8 @@ class Hip(Table):
     def allow_access(
         self, address: int, num_bytes: int, ordinals: Sequence[int], note: str
     ) -> None:
-        # One at a time, because hip-python takes one description, not an array.
+        # Descriptions are passed one at a time, because hip-python takes one description, not an
+        # array.
         for ordinal in ordinals:
             each = self.constant("hipMemAccessDesc")()
             self._locate(each.location, ordinal)

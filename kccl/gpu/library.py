@@ -1,5 +1,6 @@
 """Compiled kernels, loaded once a process for all devices of their architecture."""
 
+import functools
 import threading
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,6 +9,7 @@ from typing import Any
 
 from ..jit import cache, rtc
 from ..jit import names as kernels
+from ..plan.limits import Needs
 from . import driver
 
 _loaded: dict[Path, tuple["Entry", ...]] = {}
@@ -26,19 +28,24 @@ class Entry:
     handle: Any
     offsets: tuple[tuple[int, int], ...]
     _functions: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+    _needs: dict[int, Needs] = field(default_factory=dict, repr=False)
 
     @cached_property
     def parameters(self) -> tuple[tuple[int, int], ...]:
-        """(bytes, alignment) of each; an alignment may be larger than the type's."""
+        """Returns (bytes, alignment) of each parameter; an alignment may be larger than the
+        type's.
+        """
         return tuple((size, (offset & -offset) or 1) for offset, size in self.offsets)
 
     @property
     def kinds(self) -> str:
-        """A letter for each parameter, as in base/scalars.py: the driver does not tell kinds."""
+        """Returns a letter for each parameter, as in base/scalars.py. The driver does not tell the
+        kinds.
+        """
         return "?" * len(self.offsets)
 
     def function(self, shared_bytes: int = 0) -> int:
-        """The kernel on the current device, with so much dynamic shared memory."""
+        """Returns the kernel on the current device, with so much dynamic shared memory."""
         gpu = driver.table()
         key = int(gpu.call(gpu.names.current_ordinal)), shared_bytes
         if key not in self._functions:
@@ -46,9 +53,22 @@ class Entry:
                 self._functions[key] = driver.function(self.handle, shared_bytes)
         return self._functions[key]
 
+    def needs(self) -> Needs:
+        """Returns what the compiled code needs of the current device, and allows."""
+        function = self.function()
+        if function not in self._needs:
+            with driver.uncaptured():
+                gpu = driver.table()
+                self._needs[function] = Needs(
+                    threads=gpu.max_threads(function),
+                    registers=gpu.function_attribute(function, "NUM_REGS"),
+                    static_shared_bytes=gpu.function_attribute(function, "SHARED_SIZE_BYTES"),
+                )
+        return self._needs[function]
+
 
 def load(path: Path) -> tuple[Entry, ...]:
-    """The kernels of what RuntimeCompiler.compile() returned, in order. They stay loaded.
+    """Returns the kernels of what RuntimeCompiler.compile() returned, in order. They stay loaded.
 
     Raises:
         BackendError: There is no driver, or it refuses the code.
@@ -65,13 +85,14 @@ def load(path: Path) -> tuple[Entry, ...]:
 def library_kernel(
     kernel: str, *, dtype: str, op: str, world_size: int, arch: str, csrc: Path = cache.CSRC
 ) -> Entry:
-    """One of the library's own kernels, compiled if need be. Its one parameter is a KcclCall.
+    """Returns one of the library's own kernels, compiled if necessary. Its one parameter is a
+    KcclCall.
 
     Args:
         kernel: Name, as in "put".
         dtype, op: For kernels that reduce.
-        world_size: Of the communicator.
-        arch: As in "sm_90a" or "gfx942".
+        world_size: The communicator's number of ranks.
+        arch: The architecture, such as "sm_90a" or "gfx942".
         csrc: Root of the device source.
     """
     (entry,) = load(compile_kernel(kernel, dtype, op, world_size, arch, csrc))
@@ -81,7 +102,7 @@ def library_kernel(
 def compile_kernel(
     kernel: str, dtype: str, op: str, world_size: int, arch: str, csrc: Path = cache.CSRC
 ) -> Path:
-    """The kernel's entry in the cache, compiled if need be. Needs no GPU.
+    """Returns the kernel's entry in the cache, compiled if need be. Needs no GPU.
 
     Args:
         kernel, dtype, op, world_size, arch, csrc: See library_kernel().
@@ -90,3 +111,10 @@ def compile_kernel(
     source = kernels.source(kernel, csrc)
     compiler = driver.vendor_of(arch).compiler
     return compiler.compile(source, [name], arch=arch, name=kernel, csrc=csrc)
+
+
+@functools.cache
+def resident_blocks(device: driver.Device, function: int, threads: int) -> int:
+    """Returns how many blocks of a kernel of the library the device holds at once."""
+    with device.current():
+        return driver.resident_blocks(function, threads, 0) * device.multiprocessors

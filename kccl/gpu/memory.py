@@ -36,7 +36,8 @@ _lock = threading.Lock()
 
 
 def shared_stream(where: driver.Device, work: Literal["writes", "fills"]) -> int:
-    """The stream on which all communicators of this process do one kind of work on a device.
+    """Returns the stream on which all communicators of this process do one kind of work on a
+    device.
 
     Copy engines do the writes, so writes reach a GPU that is full of kernels. Fills may be kernels,
     which wait for room. A communicator has no streams of its own: on an H200 every kernel of a
@@ -53,14 +54,14 @@ class Memory:
     """Plain memory of a device, or pinned host memory that all devices map.
 
     Attributes:
-        address: The same on host and devices.
-        nbytes: Size in bytes; zero at first.
+        address: The address, which is the same on host and devices.
+        nbytes: Size in bytes.
     """
 
     def __init__(
-        self, where: driver.Device, nbytes: int, stream: int, *, on_host: bool = False
+        self, where: driver.Device, nbytes: int, stream: int | None, *, on_host: bool = False
     ) -> None:
-        """Allocates; `stream` writes the zeros."""
+        """Allocates; `stream` writes the zeros. None: what is there is left, and never cleared."""
         gpu, names = driver.table(), driver.table().names
         self.nbytes = nbytes
         self._where = where
@@ -72,12 +73,14 @@ class Memory:
             else:
                 note = f"of {nbytes} bytes"
                 self.address = _with_room(partial(gpu.allocate, nbytes, note))
-                driver.fill(self.address, 0, nbytes, stream)
+                if stream is not None:
+                    driver.fill(self.address, 0, nbytes, stream)
         name = names.free_on_host if on_host else names.free
         release.at_end(self, where, ((name, (self.address,)),))
 
     def clear(self) -> None:
         """Writes zeros over memory of a device."""
+        assert self._stream is not None
         with self._where.current():
             driver.fill(self.address, 0, self.nbytes, self._stream)
 
@@ -122,7 +125,7 @@ class Shareable:
                 undo.insert(0, (names.unmap_memory, (self.address, self.nbytes)))
                 self.allow([where.ordinal])
         except BaseException:
-            # What is raised is the first error.
+            # The first error is the one that is raised.
             with contextlib.suppress(BackendError):
                 release.undo(where, tuple(undo), os.getpid())
             raise
@@ -136,7 +139,7 @@ class Shareable:
         driver.table().allow_access(self.address, self.nbytes, everyone, note)
 
     def export(self) -> int:
-        """A file descriptor by which another process can map it; the caller closes it."""
+        """Returns a file descriptor by which another process can map it; the caller closes it."""
         return driver.table().export_memory(self._memory)
 
 
@@ -152,17 +155,21 @@ class Plain:
         gpu = driver.table()
         self.device = where
         self._users: list[driver.Device] = []  # as in Shareable
-        # Why rounded up: the driver puts smaller allocations together, and a handle opens them all.
+        # Sizes are rounded up, because the driver puts smaller allocations together, and one handle
+        # opens them all.
         self.nbytes = -(-nbytes // _IPC_UNIT) * _IPC_UNIT
         note = f"on device {where.ordinal}, {self.nbytes} bytes"
         with where.current():
             self.address = _with_room(partial(gpu.allocate, self.nbytes, note))
-        # To free it while a peer has it open is undefined, and nobody says when all have closed it.
+        # Freeing this memory while a peer has it open is undefined, and nobody tells when all peers
+        # have closed it.
         if not is_exported:
             self.free_when_dropped()
 
     def free_when_dropped(self) -> None:
-        """From now on the memory lasts as long as this object: no other process has it open."""
+        """Takes the memory over. It lasts as long as this object, because no other process has it
+        open.
+        """
         calls = ((driver.table().names.free, (self.address,)),)
         release.at_end(self, self.device, calls, users=self._users)
 
@@ -178,7 +185,7 @@ class Plain:
                 raise DriverError(gpu.error_text(name, code, note), code)
 
     def export(self) -> bytes:
-        """A handle by which another process can open it."""
+        """Returns a handle by which another process can open it."""
         with self.device.current():
             return driver.table().export_handle(self.address)
 
@@ -261,7 +268,8 @@ class GpuWindow(Window):
         self._parts: Sequence[Shareable | Plain | Opened]
         with mesh.together(what, timeout):
             agree_on_size(mesh, nbytes, what, timeout)
-            # Who takes part in this call has left those before, and closes what it opened there.
+            # A rank that takes part in this call has left the calls before, and closes what it
+            # opened there.
             for part in _given_up.pop(mesh, []):
                 part.free_when_dropped()
             mine: Shareable | Plain
@@ -270,7 +278,7 @@ class GpuWindow(Window):
             else:
                 mine = Plain(device, nbytes, is_exported=way == "ipc")
             with device.current():
-                # Before any peer can write.
+                # This must be done before any peer can write.
                 driver.fill(mine.address, 0, nbytes, stream)
             if are_threads:
                 self._parts = _with_threads(mesh, mine, what, timeout)
@@ -281,7 +289,7 @@ class GpuWindow(Window):
         super().__init__(mesh, nbytes, [part.address for part in self._parts], None)
 
     def array(self, shape: tuple[int, ...], dtype: dtypes.Dtype) -> DeviceArray:
-        """This rank's part, from its beginning, as an array."""
+        """Returns this rank's part, from its beginning, as an array."""
         address = self.addresses[self.mesh.rank]
         # The parts outlive the window's close() as long as an array views them.
         keep = self, self._parts

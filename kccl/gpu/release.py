@@ -19,7 +19,7 @@ from . import driver
 Calls = tuple[tuple[str, tuple[Any, ...]], ...]
 """Functions, by the driver's names from table().names, and their arguments."""
 
-# What the thread calls.
+# The function that the thread calls.
 _dropped: queue.SimpleQueue[Callable[[], None]]
 _dropped = queue.SimpleQueue()
 _DRAIN_S = 10.0
@@ -36,7 +36,7 @@ def at_end(
     """Makes the calls when `owner` is collected; at the end of the process there is no need.
 
     Args:
-        owner: Of what the calls release.
+        owner: The owner of what the calls release.
         where: The device.
         calls: In order.
         waits: Wait for the device first, because kernels may still use what is released.
@@ -111,5 +111,5 @@ def _release() -> None:
         # There is nobody to tell of an error.
         with contextlib.suppress(BackendError):
             call()
-        # What it refers to may be dropped before the next one comes.
+        # References are dropped before the thread waits for the next function.
         del call

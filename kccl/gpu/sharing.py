@@ -36,16 +36,16 @@ class Sharing:
 
     @property
     def caveat(self) -> str:
-        """What the survivors of a lost peer must know; "" for nothing."""
+        """Returns a warning for the survivors of a lost peer; "" if there is none."""
         caveat = CAVEAT.format(driver.table().handles)
         return f"{caveat} ({self.reason})" if self.way == "ipc" else ""
 
 
 def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
-    """Why windows cannot have a mapping of their own; "" when they can. Tries it.
+    """Returns why windows cannot have a mapping of their own; "" if they can. Tries it.
 
     Args:
-        device: Whose memory.
+        device: The device that has the memory.
         are_threads: The memory need not be exported.
     """
     gpu = driver.table()
@@ -65,7 +65,7 @@ def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
 
 
 def choose(device: driver.Device, *, are_threads: bool, forced: str) -> Sharing:
-    """The choice of this rank alone, whatever the others can.
+    """Returns the choice of this rank alone, whatever the others can.
 
     Args:
         device: Its device.
@@ -93,7 +93,7 @@ def choose(device: driver.Device, *, are_threads: bool, forced: str) -> Sharing:
 def agree(
     mesh: Mesh, device: driver.Device, *, are_threads: bool, forced: str, timeout: float
 ) -> Sharing:
-    """The way of all ranks: "vmm" where each of them can. Collective.
+    """Returns the way of all ranks: "vmm" where each of them can. Collective.
 
     Raises:
         InvalidArgument, BackendError: See choose(); or KCCL_WINDOWS differs between ranks.

@@ -18,17 +18,17 @@ class DeviceState:
     """The fields of KcclState that the host uses; assignments reach the device at once.
 
     Attributes:
-        address: Of the device's KcclState.
+        address: The address of the device's KcclState.
         host: The host's copy, a KcclState.
         mailbox: The KcclMailbox, which device and host share.
         queue: The KcclGpuQueue by which calls are launched.
     """
 
     def __init__(self, device: driver.Device, context: Any, *, has_dependents: bool) -> None:
-        """All zero at first.
+        """Makes a state of zeros.
 
         Args:
-            device: Whose memory.
+            device: The device that has the memory.
             context: KcclHostContext of this rank.
             has_dependents: Calls may be launched as programmatic dependents.
         """
@@ -49,7 +49,7 @@ class DeviceState:
 
     @property
     def status(self) -> int:
-        """KcclStatus: the host's own, else what the device has reported."""
+        """Returns the host's own KcclStatus if it is not ok, else what the device has reported."""
         return int(lib.kccl_gpu_hear(self.queue, self.host))
 
     @status.setter
@@ -58,17 +58,17 @@ class DeviceState:
 
     @property
     def record(self) -> Any:
-        """The KcclRecord beside the status."""
+        """Returns the KcclRecord beside the status."""
         return self.host.record
 
     @property
     def contacted(self) -> bool:
-        """False: whether a call has completed is known on the device only."""
+        """Returns false: only the device knows whether a call has completed."""
         return False
 
     @property
     def limit_ns(self) -> int:
-        """How long one wait may last."""
+        """Returns how long one wait may last."""
         return int(self.host.limit_ns)
 
     @limit_ns.setter
@@ -77,7 +77,7 @@ class DeviceState:
 
     @property
     def first_limit_ns(self) -> int:
-        """How long one wait may last until the first call has completed."""
+        """Returns how long one wait may last until the first call has completed."""
         return int(self.host.first_limit_ns)
 
     @first_limit_ns.setter
@@ -126,7 +126,7 @@ class DeviceState:
 
 
 def _new_queue(device: driver.Device, *, has_dependents: bool) -> Any:
-    """A KcclGpuQueue with the addresses of the driver's functions."""
+    """Returns a KcclGpuQueue with the addresses of the driver's functions."""
     gpu = driver.table()
     queue = ffi.new("KcclGpuQueue *")
     queue.context = device.context

@@ -1,4 +1,4 @@
-"""What kccl asks of a vendor's driver: the shape of the tables that cuda.py and hip.py fill.
+"""The interface of a vendor's driver: the shape of the tables that cuda.py and hip.py fill.
 
 All other modules of kccl use neutral names: a function is an attribute of Names, and what vendors
 do in different ways is a method of Table. Launches in C (csrc/host/gpu.cpp) take the functions by
@@ -95,24 +95,25 @@ class Table(ABC):
 
     Attributes:
         backend: The name of the backend on these GPUs.
-        vendor: Whose GPUs, for error messages.
-        names: Of functions.
+        vendor: The vendor of the GPUs, for error messages.
+        names: The names of functions.
         errors: The binding's enumeration of error codes.
         out_of_memory: The error code of an allocation.
         not_ready: The error code of query_stream for a stream that has work left.
         is_accessible: The error code of enable_access for memory that is accessible already.
-        stream_flags: Of a stream that does not wait for the default stream.
-        capture_mode: Of a capture that forbids this thread's calls only.
+        stream_flags: The flags of a stream that does not wait for the default stream.
+        capture_mode: The mode of a capture that forbids this thread's calls only.
         legacy_stream: The default stream of each device. It and the blocking streams wait for each
             other.
-        host_flags: Of host memory that all devices map at the host's address.
+        host_flags: The flags of host memory that all devices map at the host's address.
         multiprocessors, shared_bytes, maps_memory, exports_memory: Attributes of a device, for
             attribute(): their number; the most shared memory of a block; whether it has memory with
             a mapping of its own; whether that can be exported as a file descriptor.
         warp_size: Threads of a warp.
+        bus_parts: Attributes of a device that make up its PCI address: domain, bus and device.
         dlpack_type: DLPack's number for this vendor's GPUs.
         queue: Field of KcclGpuQueue -> the function whose address it holds.
-        dependents_queue: The same of the fields for programmatic dependents.
+        dependents_queue: Field of KcclGpuQueue for programmatic dependents -> its function.
         dependents_version: The version of the driver whose functions these are.
         visible_devices: The environment variable that hides devices.
         handles: What the driver's handles for other processes are called, for messages.
@@ -137,6 +138,7 @@ class Table(ABC):
     maps_memory: str
     exports_memory: str
     warp_size: int
+    bus_parts: tuple[str, str, str]
     dlpack_type: int
     queue: ClassVar[Mapping[str, str]]
     dependents_queue: ClassVar[Mapping[str, str]]
@@ -150,13 +152,13 @@ class Table(ABC):
     @property
     @abstractmethod
     def cure(self) -> str:
-        """What helps where that is not there."""
+        """Returns what the user can do if they are not there."""
 
     # ---- Functions by the driver's own names -------------------------------------------------
 
     @abstractmethod
     def load(self) -> Any:
-        """The driver's binding, initialized: functions and constants are its attributes.
+        """Returns the driver's binding, initialized: functions and constants are its attributes.
 
         Raises:
             BackendError: It is not there, or the driver is not.
@@ -164,15 +166,15 @@ class Table(ABC):
 
     @cached_property
     def binding(self) -> Any:
-        """What load() returned, once it has succeeded."""
+        """Returns the result of load(), once it has succeeded."""
         return self.load()
 
     def call(self, name: str, *args: Any, note: str = "") -> Any:
         """Calls a function of the driver.
 
         Args:
-            name: Of the function.
-            *args: As the binding has them.
+            name: The name of the function.
+            *args: Its arguments, in the order of the binding.
             note: What the error message adds: the argument that matters.
 
         Returns:
@@ -191,7 +193,7 @@ class Table(ABC):
         return int(self._made(name, args)[0])
 
     def _made(self, name: str, args: Sequence[Any]) -> Any:
-        """What the binding's function returned."""
+        """Returns what the binding's function returned."""
         function = getattr(self.binding, name)
         try:
             return function(*args)
@@ -200,34 +202,36 @@ class Table(ABC):
             raise BackendError(f"{name} cannot be called: {error}") from error
 
     def error_text(self, name: str, code: int, note: str = "") -> str:
-        """The error message for function `name` and its error code."""
+        """Returns the error message for function `name` and its error code."""
         known = {int(each): each.name for each in getattr(self.binding, self.errors)}
         return f"{name} failed: {known.get(code, 'unknown error')} ({code}){note and ' ' + note}"
 
     def constant(self, name: str) -> Any:
-        """A constant, a member of an enumeration ("Enumeration.MEMBER") or a type by its name."""
+        """Returns a constant, a member of an enumeration ("Enumeration.MEMBER") or a type by its
+        name.
+        """
         owner, _, member = name.partition(".")
         found = getattr(self.binding, owner)
         return getattr(found, member) if member else found
 
     @abstractmethod
     def function_address(self, name: str, version: int = 0) -> int:
-        """The address of a function, for callers in C.
+        """Returns the address of a function, for callers in C.
 
         Args:
-            name: Of the function.
-            version: Of the driver's interface that the callers know; 0: the driver's own.
+            name: The name of the function.
+            version: The version of the driver's interface that callers know; 0: the driver's own.
         """
 
     # ---- Devices -----------------------------------------------------------------------------
 
     @abstractmethod
     def attribute(self, ordinal: int, name: str) -> int:
-        """An attribute of a device by the driver's name."""
+        """Returns an attribute of a device by the driver's name."""
 
     @abstractmethod
     def device_name(self, ordinal: int) -> str:
-        """The product's name.
+        """Returns the product's name.
 
         Raises:
             DriverError: There is no such device.
@@ -235,11 +239,11 @@ class Table(ABC):
 
     @abstractmethod
     def device_uuid(self, ordinal: int) -> str:
-        """What names a device in every process."""
+        """Returns what names a device in every process."""
 
     @abstractmethod
     def device_arch(self, ordinal: int) -> str:
-        """The architecture to compile for, as in "sm_90a".
+        """Returns the architecture to compile for, as in "sm_90a".
 
         Raises:
             BackendError: The device is too old.
@@ -247,11 +251,13 @@ class Table(ABC):
 
     @abstractmethod
     def arch_for(self, arch: str) -> str:
-        """The architecture to compile for on GPUs of `arch`; `arch` if it has no such form."""
+        """Returns the architecture to compile for on GPUs of `arch`; `arch` if it has no such
+        form.
+        """
 
     @abstractmethod
     def open_device(self, ordinal: int) -> int:
-        """The context of a device, which lives as long as the process."""
+        """Returns the context of a device, which lives as long as the process."""
 
     @abstractmethod
     def push(self, context: int) -> None:
@@ -263,11 +269,11 @@ class Table(ABC):
 
     @abstractmethod
     def has_current(self) -> bool:
-        """Whether the program has made a device current in this thread."""
+        """Tells whether the program has made a device current in this thread."""
 
     @abstractmethod
     def device_of(self, address: int) -> int:
-        """The number of the device whose memory holds an address.
+        """Returns the number of the device whose memory holds an address.
 
         Raises:
             DriverError: It is in no device's memory.
@@ -287,7 +293,7 @@ class Table(ABC):
 
     @abstractmethod
     def function(self, kernel: Any) -> int:
-        """The function of a kernel on the current device."""
+        """Returns the function of a kernel on the current device."""
 
     @abstractmethod
     def allow_shared_bytes(self, function: int, num_bytes: int) -> None:
@@ -298,16 +304,24 @@ class Table(ABC):
         """
 
     @abstractmethod
+    def function_attribute(self, function: int, name: str) -> int:
+        """Returns an attribute of a function by the driver's name, as in "NUM_REGS"."""
+
     def max_threads(self, function: int) -> int:
-        """The most threads that a block of a function may have, by the registers it uses."""
+        """Returns the most threads that a block may have, by the registers the function uses."""
+        return self.function_attribute(function, "MAX_THREADS_PER_BLOCK")
 
     @abstractmethod
     def kernel_node(self, function: int, *, grid: int, block: int, arguments: int) -> Any:
-        """The parameters of a graph's kernel node; `arguments`: the address of their addresses."""
+        """Returns the parameters of a graph's kernel node; `arguments`: the address of their
+        addresses.
+        """
 
     @abstractmethod
     def launches_dependents(self, ordinal: int) -> bool:
-        """Whether a captured kernel may be the programmatic dependent of the one before it."""
+        """Tells whether a captured kernel may be the programmatic dependent of the one before
+        it.
+        """
 
     @abstractmethod
     def relax_captures(self) -> Any:
@@ -325,7 +339,7 @@ class Table(ABC):
 
     @abstractmethod
     def export_handle(self, address: int) -> bytes:
-        """The IPC handle of allocated memory."""
+        """Returns the IPC handle of allocated memory."""
 
     @abstractmethod
     def open_handle(self, handle: bytes, note: str) -> int:
@@ -333,11 +347,11 @@ class Table(ABC):
 
     @abstractmethod
     def memory_kind(self, ordinal: int) -> Any:
-        """The properties of exportable memory of a device with a mapping of its own."""
+        """Returns the properties of exportable memory of a device with a mapping of its own."""
 
     @abstractmethod
     def memory_unit(self, kind: Any) -> int:
-        """Bytes by which the driver rounds such memory up."""
+        """Returns the bytes by which the driver rounds such memory up."""
 
     @abstractmethod
     def allow_access(
@@ -347,8 +361,10 @@ class Table(ABC):
 
     @abstractmethod
     def export_memory(self, memory: Any) -> int:
-        """A file descriptor of the memory, which the caller closes."""
+        """Returns a file descriptor of the memory, which the caller closes."""
 
     @abstractmethod
     def import_memory(self, fd: int, note: str) -> Any:
-        """The memory of a file descriptor, which stays the caller's; `note` as in call()."""
+        """Returns the memory of a file descriptor, which stays the caller's; `note` as in
+        call().
+        """

@@ -31,12 +31,12 @@ def choose(vendor: Table) -> Table:
 
 
 def may_choose(vendor: Table) -> bool:
-    """Whether this process does not drive GPUs of another vendor."""
+    """Tells whether this process does not drive GPUs of another vendor."""
     return _chosen in (None, vendor)
 
 
 def table() -> Table:
-    """The table of the vendor that was chosen.
+    """Returns the table of the vendor that was chosen.
 
     If none was, this chooses the first one whose driver is here. If there is none, it returns
     NVIDIA's table, whose errors say what is missing.
@@ -57,7 +57,8 @@ def _first_here() -> Table | None:
 
 
 def vendor_of(arch: str) -> Table:
-    """The table of the vendor who makes GPUs of an architecture, as in "sm_90a" or "gfx942".
+    """Returns the table of the vendor who makes GPUs of an architecture, as in "sm_90a" or
+    "gfx942".
 
     Does not choose it: to compile, no GPU is needed.
     """
@@ -65,23 +66,23 @@ def vendor_of(arch: str) -> Table:
 
 
 def backend() -> str:
-    """The backend of this process's GPUs, "cuda" or "hip"; see table()."""
+    """Returns the backend of this process's GPUs, "cuda" or "hip"; see table()."""
     return table().backend
 
 
 def backend_of(arch: str) -> str:
-    """The backend of GPUs of an architecture, as in "sm_90a" or "gfx942"."""
+    """Returns the backend of GPUs of an architecture, as in "sm_90a" or "gfx942"."""
     return vendor_of(arch).backend
 
 
 def driver_version() -> int:
-    """The version of the vendor's driver, as it says it."""
+    """Returns the version of the vendor's driver, as it says it."""
     gpu = table()
     return int(gpu.call(gpu.names.driver_version))
 
 
 def named(word: str) -> str:
-    """The driver's own name of a function, for call(), by a word that all vendors share.
+    """Returns the driver's own name of a function, for call(), by a word that all vendors share.
 
     Args:
         word: A field of kccl.gpu.table.Names, which has the arguments, as in "create_event".

@@ -5,6 +5,7 @@ flags, the compiler's version, target, ABI. So an entry is never out of date. It
 checksum, so a damaged entry is compiled again.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -13,8 +14,9 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,9 +30,10 @@ CSRC = Path(__file__).parents[1] / "csrc"
 WARP_SIZES = (32, 64)
 # -fsanitize=thread makes the compiler call a hook at each access. The simulator provides the hooks
 # (csrc/sim/module.inc); ThreadSanitizer's own library is not linked. The others let the simulator
-# see copies, and what is written beyond a local array or the stack.
+# see copies, and what is written beyond a local array or the stack. -Og leaves out passes of the
+# compiler, because the simulator's time is not measured.
 _SIM_FLAGS = (
-    *("-std=c++20", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
+    *("-std=c++20", "-Og", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fsanitize=thread", "-DKCCL_TARGET_SIM=1"),
     *("-fno-builtin-memcpy", "-fno-builtin-memmove", "-fno-builtin-memset"),
     "-fno-builtin-abort",
@@ -43,6 +46,8 @@ _HOST_FLAGS = (
 )
 # Variables that name further folders of system headers.
 _COMPILER_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
+# A process that is stopped while it compiles holds others up for so long.
+_LONGEST_S = 120
 _MAGIC = b"kccl"
 _locks: dict[str, threading.Lock] = {}
 # Stem of the temporary files of a compilation.
@@ -55,7 +60,7 @@ _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include(?:_next)?\b[ \t]*(.*)$", re.MULTIL
 
 
 def cache_folder() -> Path:
-    """The folder of the entries: KCCL_CACHE, or else kccl in the user's cache folder."""
+    """Returns the folder of the entries: KCCL_CACHE, or else kccl in the user's cache folder."""
     folder = read().cache
     if folder:
         return Path(folder)
@@ -63,9 +68,10 @@ def cache_folder() -> Path:
 
 
 def cached(key: str, suffix: str, make: Callable[[], bytes]) -> Path:
-    """The file of an entry. If it is missing or damaged, `make` provides its content.
+    """Returns the file of an entry. If it is missing or damaged, `make` provides its content.
 
-    Several processes may call this at the same time. Each makes the entry, and the last one stays.
+    Several processes may call this at the same time. One makes the entry, and the others wait for
+    it. Where the file system has no locks each makes it, and the last one stays.
 
     Args:
         key: The name of the entry, from key_of().
@@ -79,8 +85,47 @@ def cached(key: str, suffix: str, make: Callable[[], bytes]) -> Path:
     # Ranks that are threads need the same kernel at the same time. Only one compiles it.
     with _locks.setdefault(key, threading.Lock()):
         if not _is_whole(path, key):
-            write(path, _sealed(make(), key))
+            with _lock_of_processes(path):
+                # Another process may have made it in the meantime.
+                if not _is_whole(path, key):
+                    write(path, _sealed(make(), key))
     return path
+
+
+@contextmanager
+def _lock_of_processes(path: Path) -> Iterator[None]:
+    """Holds the lock of an entry, which the end of a process releases, too.
+
+    Without a folder, without locks, or if another process does not let go of the lock, it goes on:
+    write() says what is wrong with the folder, and entries that two processes write at the same
+    time are whole. A lock is of one entry, because to make one may need another.
+    """
+    lock = path.with_suffix(".lock")
+    with ExitStack() as stack:
+        with suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            opened = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+            stack.callback(os.close, opened)
+            # Those who wait for this file, and those who make the next one, find the entry.
+            stack.callback(_let_go, lock, opened)
+            _lock_in_time(opened)
+        yield
+
+
+def _let_go(lock: Path, opened: int) -> None:
+    # Closing is not enough: a process that was forked meanwhile has the file open, too.
+    with suppress(OSError):
+        lock.unlink()
+        fcntl.flock(opened, fcntl.LOCK_UN)
+
+
+def _lock_in_time(opened: int) -> None:
+    """Locks a file, but waits at most _LONGEST_S for another process."""
+    until = time.monotonic() + _LONGEST_S
+    while time.monotonic() < until:
+        with suppress(BlockingIOError):
+            return fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.01)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -106,7 +151,9 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _sealed(content: bytes, key: str) -> bytes:
-    """The content with its checksum appended. Loaders of libraries ignore what follows the end."""
+    """Returns the content with its checksum appended. Loaders of libraries ignore what follows the
+    end.
+    """
     return content + _MAGIC + _checksum(content, key)
 
 
@@ -133,7 +180,7 @@ def key_of(
     flags: Sequence[str],
     include_dirs: Sequence[Path],
 ) -> str:
-    """The name of the cache entry for a compilation.
+    """Returns the name of the cache entry for a compilation.
 
     Args:
         source: The whole text of the translation unit.
@@ -155,7 +202,7 @@ def key_of(
 
 
 def _headers(source: str, include_dirs: Sequence[Path]) -> dict[Path, str]:
-    """All headers that a source includes, directly or not, with their text.
+    """Returns all headers that a source includes, directly or not, with their text.
 
     Ignores conditions (#if). A header that is not found is taken for one of the compiler's own,
     which the compiler's version in the key covers.
@@ -283,17 +330,17 @@ def _compile(
 
 @lru_cache(maxsize=8)
 def _version(command: tuple[str, ...]) -> str:
-    """The output of a compiler's --version."""
+    """Returns the output of a compiler's --version."""
     return _run([*command, "--version"], "the compiler's version").stdout
 
 
 def compiler_cure() -> str:
-    """What gives a machine without a C++ compiler one."""
+    """Returns what gives a machine without a C++ compiler one."""
     return compilers.cure(extras.pip_install())
 
 
 def compiler_name() -> str:
-    """Name and version of the simulator's compiler; "" when there is none."""
+    """Returns the name and version of the simulator's compiler; "" when there is none."""
     cxx = compilers.find_cxx()
     return "" if cxx is None else _version(tuple(cxx)).partition("\n")[0]
 

@@ -15,12 +15,14 @@ _C_DRIVERS = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
 
 
 def cure(pip_install: str) -> str:
-    """What gives this machine a compiler. `pip_install` is what base/extras.py says."""
+    """Returns what gives this machine a compiler. `pip_install` is what base/extras.py says."""
     return f"Install g++ or clang++, or set CXX, or: {pip_install} ziglang==0.17.0"
 
 
 def find_cxx(environ: Mapping[str, str] = os.environ) -> list[str] | None:
-    """The command of a C++20 compiler as words: $CXX, or else the first one found; None if none."""
+    """Returns the command of a C++20 compiler as words: $CXX, or else the first one found; None if
+    none.
+    """
     if environ.get("CXX"):
         return shlex.split(environ["CXX"])
     for name in _C_DRIVERS:
@@ -30,18 +32,20 @@ def find_cxx(environ: Mapping[str, str] = os.environ) -> list[str] | None:
 
 
 def zig(language: str) -> list[str]:
-    """The command of the ziglang wheel's clang for a language, "c++" or "cc"."""
-    # By default Zig compiles for this machine's CPU. The result may run on another one.
+    """Returns the command of the ziglang wheel's clang for a language, "c++" or "cc"."""
+    # By default Zig compiles for this machine's CPU, and the result may run on another machine.
     return [sys.executable, "-m", "ziglang", language, "-mcpu=baseline"]
 
 
 def is_zig(command: list[str]) -> bool:
-    """Whether zig() made this command."""
+    """Tells whether zig() made this command."""
     return "ziglang" in command
 
 
 def linker_of(cxx: list[str]) -> list[str]:
-    """The command that links objects of `cxx`, without a C++ library where that is possible."""
+    """Returns the command that links objects of `cxx`, without a C++ library where that is
+    possible.
+    """
     if is_zig(cxx):
         # Without -nostdlib, Zig first builds the C library, which takes about 15 s. The process
         # that loads the result has one already.

@@ -1,4 +1,4 @@
-"""What kernels that a CPU runs cannot use of CUDA, and what to write instead.
+"""Says what to write instead of those parts of CUDA that kernels on CPUs cannot use.
 
 csrc/include/kccl/targets/cuda_words.h has what they can use.
 """
@@ -56,7 +56,7 @@ _VARIABLE = re.compile(
 _NO_VARIABLE = re.compile(r"\b(?:using|namespace|typedef|template|friend|concept)\b")
 _TYPE = re.compile(r"\b(?:struct|class|union|enum)\b")
 _QUALIFIER = re.compile(r"\b(?:__\w+__|static|inline|extern|volatile|mutable|noexcept)\b")
-# What stands before the qualifiers of a lambda.
+# The characters that may precede the qualifiers of a lambda.
 _LAMBDA = re.compile(r"\](?:\s|__\w+__)*\Z")
 _COMMENT = re.compile(
     r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<!\w)'(?:\\.|[^'\\\n])'""", re.DOTALL
@@ -65,7 +65,7 @@ _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)((?:\\\n|[^\n])*)", re.MULTILINE)
 
 
 def explanations(source: str, name: str) -> str:
-    """What to write instead of words in a source that did not compile, a line each."""
+    """Returns what to write instead of words in a source that did not compile, a line each."""
     text = _without_comments(source)
     found = []
     for pattern, instead in _INSTEAD:
@@ -105,12 +105,12 @@ def check_variables(source: str, name: str) -> None:
 
 
 def _without_comments(source: str) -> str:
-    """The source with blanks for comments and texts, at the same lines."""
+    """Returns the source with blanks for comments and texts, at the same lines."""
     return _COMMENT.sub(lambda match: _blank(match[0]), source)
 
 
 def _without_directives(text: str) -> str:
-    """The text without what the preprocessor reads or may leave out, at the same lines.
+    """Returns the text without what the preprocessor reads or may leave out, at the same lines.
 
     Which `#if` holds is for the compiler to know. So only what stands in no `#if` is left; a
     header's guard is none.

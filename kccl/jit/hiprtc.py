@@ -54,7 +54,7 @@ class Hiprtc(RuntimeCompiler):
 
 
 def binding_of(library: str) -> Any:
-    """hip-python's module for a library of ROCm, as in "hiprtc".
+    """Returns hip-python's module for a library of ROCm, as in "hiprtc".
 
     Raises:
         ImportError: It is not there, or too old: before 10, functions take other arguments.
@@ -65,7 +65,9 @@ def binding_of(library: str) -> Any:
 
 
 def said(error: RuntimeError) -> str:
-    """What hip-python says of a library that it cannot open: names are texts, not b'names'."""
+    """Returns what hip-python says of a library that it cannot open: names are texts, not
+    b'names'.
+    """
     text = re.sub(r"\bb'([^']*)'", r"\1", str(error))
     return text.replace("''", "'")
 

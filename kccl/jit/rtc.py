@@ -1,4 +1,4 @@
-"""What the vendors' run-time compilers have in common. They need no GPU and no driver.
+"""The interface of the vendors' run-time compilers, which need no GPU and no driver.
 
 An entry of the cache is one line of JSON with the kernels' mangled names, and then the code.
 """
@@ -18,11 +18,11 @@ class RuntimeCompiler(ABC):
     """One vendor's compiler, with functions of the same names behind a prefix.
 
     Attributes:
-        name: As people call it.
-        prefix: Of its functions.
+        name: The compiler's usual name.
+        prefix: The prefix of its functions.
         code: What the function that returns the code is called.
-        target: Of the cache's entries.
-        suffix: Of the entries' files.
+        target: The target of the cache's entries.
+        suffix: The suffix of the entries' files.
     """
 
     name: ClassVar[str]
@@ -34,11 +34,11 @@ class RuntimeCompiler(ABC):
     @property
     @abstractmethod
     def cure(self) -> str:
-        """What helps where it is missing."""
+        """Returns what the user can do if the compiler is missing."""
 
     @abstractmethod
     def load(self) -> Any:
-        """The binding, which has the functions.
+        """Returns the binding, which has the functions.
 
         Raises:
             ImportError, RuntimeError: It is not there, or the compiler is not.
@@ -54,7 +54,7 @@ class RuntimeCompiler(ABC):
 
     @abstractmethod
     def flags(self, arch: str) -> list[str]:
-        """Its flags, without folders."""
+        """Returns its flags, without folders."""
 
     @abstractmethod
     def version(self) -> str:
@@ -70,7 +70,7 @@ class RuntimeCompiler(ABC):
 
     @cached_property
     def binding(self) -> Any:
-        """What load() returned, once it has succeeded."""
+        """Returns the result of load(), once it has succeeded."""
         try:
             return self.load()
         except (ImportError, RuntimeError) as error:
@@ -78,7 +78,7 @@ class RuntimeCompiler(ABC):
 
     @cached_property
     def full_name(self) -> str:
-        """Name and version.
+        """Returns the name and version.
 
         Raises:
             BackendError: It is not installed.
@@ -158,14 +158,14 @@ class RuntimeCompiler(ABC):
             self.destroy(program)
 
     def _text(self, program: object, what: str) -> bytes:
-        """What Get<what> returns."""
+        """Returns what Get<what> returns."""
         buffer = bytearray(self.call(f"Get{what}Size", program))
         self.call(f"Get{what}", program, buffer)
         return bytes(buffer)
 
 
 def read(path: Path) -> tuple[list[str], bytes]:
-    """The kernels' mangled names, and the code, of an entry that compile() returned."""
+    """Returns the kernels' mangled names, and the code, of an entry that compile() returned."""
     names, _, code = path.read_bytes().partition(b"\n")
     return json.loads(names), code
 

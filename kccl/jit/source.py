@@ -1,4 +1,4 @@
-"""What a caller gives as the source of its kernels: a text, or the path of a file."""
+"""Reads the source of kernels, which a caller gives as a text or as the path of a file."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ _LONGEST_PATH = 4096
 
 
 def read_source(source: "str | os.PathLike[str]") -> tuple[str, str, list[Path]]:
-    """The text, its name in messages, and the file's folder, if it is a file.
+    """Returns the text, its name in messages, and the file's folder, if it is a file.
 
     Args:
         source: A text as a str, or the path of a file as a Path.

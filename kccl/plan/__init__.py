@@ -1,1 +1,1 @@
-"""Which kernel runs a call: what kernels there are, what was measured, the choice."""
+"""Chooses the kernel that runs a call, from the kernels that there are and what was measured."""

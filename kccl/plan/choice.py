@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..base.dtypes import Dtype
 from ..base.env import Env
 from ..base.errors import InvalidArgument
+from .lookup import algorithms, of_collective
 from .spec import Request
-from .specs import BY_NAME, of_collective
+from .specs import BY_NAME
 from .tuning import Threshold, Tuning, tuning_for
 
 # Number of plans that a communicator keeps. When there are more, all are dropped and made again.
@@ -33,19 +35,27 @@ class Plan:
     blocks: int = 0
     threads: int = 0
 
+    def handle(self, backend: Any, **fields: Any) -> Any:
+        """Returns the call that a backend runs for the plan. `fields` are those of
+        Backend.call().
+        """
+        return backend.call(self.name, (self.blocks, self.threads), **fields)
+
     def explain(self) -> str:
-        """The choice in words, one line for each algorithm."""
+        """Returns the choice in words, one line for each algorithm."""
         request = self.request
         dtype = f" {request.dtype.name}" if request.dtype else ""
-        spec = BY_NAME[self.name]
         shape = f", at most {self.blocks} blocks of {self.threads} threads" if self.blocks else ""
         lines = [
             f"{request.collective} of {request.nbytes} bytes{dtype} over {request.world_size} "
             f"ranks on {request.backend}",
-            f"  {self.name}: {self.reason} ({spec.moves}){shape}",
+            f"  {self.name}: {self.reason} ({self._moves()}){shape}",
             *(f"  not {name}: {why}" for name, why in self.rejected),
         ]
         return "\n".join(lines)
+
+    def _moves(self) -> str:
+        return BY_NAME[self.name].moves
 
 
 class Planner:
@@ -61,7 +71,8 @@ class Planner:
     def __call__(
         self, collective: str, nbytes: int = 0, dtype: Dtype | None = None, algorithm: str = ""
     ) -> Plan:
-        """The plan of a call. `algorithm` forces an algorithm by name; "" lets the plan choose.
+        """Returns the plan of a call. `algorithm` forces an algorithm by name; "" lets the plan
+        choose.
 
         Raises:
             InvalidArgument: There is no such collective, or the algorithm cannot run the call.
@@ -83,6 +94,43 @@ class Planner:
             plan = choose(request, tuning, forced=algorithm, preferred=self._env.algorithm)
             self._plans[key] = plan
         return plan
+
+    def of_parts(
+        self, kernel: str, collective: str, nbytes: int, dtype: Dtype, algorithm: str
+    ) -> Plan:
+        """Returns the plan of a call whose parts have lengths of their own.
+
+        Args:
+            kernel: The kernel that makes it, whatever its length.
+            collective, nbytes, dtype, algorithm: As above.
+
+        Raises:
+            InvalidArgument: Another algorithm is asked for.
+        """
+        request = Request(collective, nbytes, self._world_size, self._backend, dtype)
+        return plan_of_parts(kernel, request, self.algorithms(collective), algorithm)
+
+    def algorithms(self, collective: str) -> list[str]:
+        """Returns the names of a collective's algorithms."""
+        return algorithms(collective)
+
+
+def plan_of_parts(name: str, request: Request, others: list[str], forced: str) -> Plan:
+    """Returns the only plan of a call whose parts have lengths of their own.
+
+    Args:
+        name: Its algorithm.
+        request: The call.
+        others: The collective's algorithms for parts of one length.
+        forced: As in choose().
+
+    Raises:
+        InvalidArgument: Another algorithm is asked for.
+    """
+    if forced not in ("", name):
+        raise InvalidArgument(f"algorithm is {forced!r}, must be {name!r} where counts are given")
+    reason = "asked for by name" if forced else "the parts have lengths of their own"
+    return Plan(name, request, reason, tuple((each, "for equal parts only") for each in others))
 
 
 def choose(request: Request, tuning: Tuning, forced: str = "", preferred: str = "") -> Plan:
@@ -130,7 +178,9 @@ def _by_tuning(
         if line.collective == request.collective and fits and not obstacles[line.algorithm]:
             sizes = "any size" if line.up_to_bytes is None else f"up to {line.up_to_bytes} bytes"
             origin = f", {tuning.origin}" if tuning.origin else ""
-            reason = f"chosen for {sizes} by {Path(tuning.source).name}{origin}"
+            machine = tuning.machine_of(request.world_size)
+            of = f" for {machine}" if machine else ""
+            reason = f"chosen for {sizes} by {Path(tuning.source).name}{of}{origin}"
             return line.algorithm, reason, line
     able = [name for name, obstacle in obstacles.items() if not obstacle]
     return able[-1], "no algorithm in the tuning table can run this", None

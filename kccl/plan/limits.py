@@ -1,4 +1,4 @@
-"""What a GPU can launch, for each of the simulator's models: one table for all who refuse more."""
+"""The limits of a launch on each of the simulator's GPU models, in one table."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class Limits:
             )
 
     def resident_blocks(self, block: int, shared_bytes: int) -> int:
-        """How many blocks run side by side on the whole GPU, if registers suffice.
+        """Returns how many blocks run side by side on the whole GPU, if registers suffice.
 
         Args:
             block: Threads of a block.
@@ -70,26 +70,64 @@ LIMITS = {
 }
 
 
-def check_shared(shared_bytes: int, most: int, gpu: str) -> None:
-    """Checks the dynamic shared memory of a block.
+@dataclass(frozen=True)
+class Needs:
+    """The resources of a GPU that a compiled kernel needs.
+
+    Attributes:
+        threads: Most threads of a block that its code allows.
+        registers: Registers of each thread.
+        static_shared_bytes: Its variables in block-shared memory.
+    """
+
+    threads: int
+    registers: int
+    static_shared_bytes: int
+
+    def check_launch(self, name: str, block: int, shared_bytes: int, most: int, gpu: str) -> None:
+        """Checks what a GPU would refuse with a code for many reasons.
+
+        Args:
+            name: The kernel.
+            block: Threads of a block.
+            shared_bytes: Dynamic shared memory of a block.
+            most: Most shared memory of a block, static and dynamic.
+            gpu: Its name or architecture, for messages.
+
+        Raises:
+            InvalidArgument: The GPU would refuse the launch.
+        """
+        check_shared(shared_bytes, most, gpu, self.static_shared_bytes)
+        if block > self.threads:
+            raise InvalidArgument(
+                f"block is {block}, must be at most {self.threads}: the code of {name} allows no "
+                f"more threads, by its {self.registers} registers for each thread or by its "
+                f"__launch_bounds__; with __launch_bounds__({block}) the compiler makes them fit"
+            )
+
+
+def check_shared(shared_bytes: int, most: int, gpu: str, variables: int = 0) -> None:
+    """Checks the shared memory of a block.
 
     Args:
-        shared_bytes: As given.
+        shared_bytes: Its dynamic shared memory, as given.
         most: What a block may have.
         gpu: Its name or architecture, for messages.
+        variables: Bytes of the kernel's variables in it.
 
     Raises:
         InvalidArgument: It is too much.
     """
-    if shared_bytes > most:
+    if shared_bytes + variables > most:
+        used = f" besides the {variables} bytes of the kernel's variables" if variables else ""
         raise InvalidArgument(
-            f"shared_bytes is {shared_bytes}, must be at most {most}: a block on {gpu} has no more "
-            "shared memory"
+            f"shared_bytes is {shared_bytes}, must be at most {max(most - variables, 0)}: a block "
+            f"on {gpu} has no more shared memory{used}"
         )
 
 
 def not_resident(grid: int, room: int, name: str, block: int) -> InvalidArgument:
-    """The error for blocks that may wait for each other and cannot all run at once.
+    """Returns the error for blocks that may wait for each other and cannot all run at once.
 
     Args:
         grid: How many blocks were asked for.

@@ -1,4 +1,6 @@
-"""What is known of a kernel (KernelSpec), and on which calls it depends (Request)."""
+"""The facts about a kernel (KernelSpec), and the facts about a call on which the choice depends
+(Request).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +14,15 @@ from ..base.dtypes import Dtype
 MOST_BLOCKS, MOST_THREADS = 128, 1024
 SHARE_UNIT_BYTES = 16  # the unit of KcclCall.share, see payload.cuh
 
+PARTS = "_parts"
+"""How the names of kernels end whose calls have parts of different lengths."""
+
 GPUS = ("sim", "cuda", "hip")
 EVERYWHERE = ("host", *GPUS)
 
 
 class Counts(Enum):
-    """What KcclCall.count counts in a call of a kernel."""
+    """The unit of KcclCall.count in a call of a kernel."""
 
     ELEMENTS = "elements of the message"
     CHUNK_ELEMENTS = "elements of one rank's chunk of the message"
@@ -52,19 +57,19 @@ Condition = Callable[[Request], str | None]
 
 
 def needs_peers(request: Request) -> str | None:
-    """The algorithm divides the work among two ranks or more."""
+    """Tells whether the algorithm divides the work among two ranks or more."""
     return "one rank has no peer to share the work with" if request.world_size == 1 else None
 
 
 def needs_floats(request: Request) -> str | None:
-    """The protocol marks a word that has not arrived with a NaN pattern."""
-    if request.dtype is None or request.dtype.is_float:
+    """Tells whether the protocol marks a word that has not arrived with a NaN pattern."""
+    if request.dtype is None or request.dtype.has_nan:
         return None
     return f"{request.dtype.name} has no bit pattern to spare for words that have not arrived"
 
 
 def needs_attach(request: Request) -> str | None:
-    """The kernel reads the memory of the peers' processes."""
+    """Tells whether the kernel reads the memory of the peers' processes."""
     if request.can_attach:
         return None
     return "the ranks' processes may not read each other's memory (process_vm_readv)"
@@ -81,6 +86,8 @@ class KernelSpec:
         protocol: Its protocol, as in "ll16"; "" where the algorithm's name says it.
         moves: One line for people: which data goes where.
         counts: What KcclCall.count counts.
+        takes: What KcclCall.peer says: "root"; "exclusive", which is 1 or 0; or "" for nothing that
+            the ranks of a collective must agree on.
         bytes_per_thread: On GPUs, payload bytes that one thread moves at a time. 0: the kernel runs
             in one block, whose size `one_block` gives.
         one_block: On GPUs, the size of that block: one warp where only words move, or the largest
@@ -89,6 +96,7 @@ class KernelSpec:
         needs: Conditions on a request.
         unrolls_for_two: The host has a second instance whose loops over ranks are unrolled for two
             ranks. This pays where instructions cost more than waiting.
+        takes_type: Of a kernel that computes without a peer: which element types it takes.
     """
 
     collective: str
@@ -96,24 +104,33 @@ class KernelSpec:
     protocol: str = ""
     moves: str = ""
     counts: Counts = Counts.EVENTS
+    takes: Literal["", "root", "exclusive"] = ""
     bytes_per_thread: int = 0
     one_block: Literal["warp", "full"] = "warp"
     targets: tuple[str, ...] = EVERYWHERE
     needs: tuple[Condition, ...] = ()
     unrolls_for_two: bool = False
+    takes_type: Callable[[Dtype], bool] | None = None
 
     @property
     def name(self) -> str:
-        """The name of the kernel, its file, its benchmark rows and its lines of tuning tables."""
+        """Returns the name of the kernel, its file, its benchmark rows and its lines of tuning
+        tables.
+        """
         return "_".join(filter(None, (self.collective, self.algorithm, self.protocol)))
 
     @property
     def constant(self) -> str:
-        """The kernel's member of KcclKernel in abi.inc."""
+        """Returns the kernel's member of KcclKernel in abi.inc."""
         return "kKccl" + "".join(word.capitalize() for word in self.name.split("_"))
 
+    @property
+    def is_collective(self) -> bool:
+        """Tells whether all ranks make its calls together, on a channel."""
+        return bool(self.algorithm) or self.name.endswith(PARTS)
+
     def why_not(self, request: Request) -> str | None:
-        """Why the kernel cannot run a request; None when it can."""
+        """Returns why the kernel cannot run a request; None if it can."""
         if request.backend not in self.targets:
             return f"for {' and '.join(self.targets)} only"
         return next(filter(None, (condition(request) for condition in self.needs)), None)
@@ -133,11 +150,13 @@ class KernelSpec:
         return 0
 
     def share(self, count: int, dtype: str, blocks: int) -> int:
-        """KcclCall.share for a call of `blocks` blocks; other arguments as in peer_bytes()."""
+        """Returns the KcclCall.share for a call of `blocks` blocks; other arguments as in
+        peer_bytes().
+        """
         units = -(-self.peer_bytes(count, dtype) // SHARE_UNIT_BYTES)
         return -(-units // blocks) if blocks > 1 else 0
 
     def message_bytes(self, count: int, dtype: str, world_size: int) -> int:
-        """Bytes of a call's message; arguments as in peer_bytes()."""
+        """Returns the bytes of a call's message; arguments as in peer_bytes()."""
         is_chunk = self.counts in (Counts.CHUNK_ELEMENTS, Counts.CHUNK_BYTES)
         return self.peer_bytes(count, dtype) * (world_size if is_chunk else 1)

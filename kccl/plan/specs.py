@@ -4,7 +4,7 @@ Nothing here needs a device, a communicator or the compiled core. So setup.py re
 and makes the host's table of kernels from it (csrc/host/kernel_table.py).
 """
 
-from ..base.errors import InvalidArgument
+from .ops import can_scale
 from .spec import GPUS, Counts, KernelSpec, needs_attach, needs_floats, needs_peers
 
 KERNELS = (
@@ -25,7 +25,6 @@ KERNELS = (
         counts=Counts.ELEMENTS,
         bytes_per_thread=16,
         needs=(needs_floats,),
-        unrolls_for_two=True,
     ),
     KernelSpec(
         "all_reduce",
@@ -135,6 +134,7 @@ KERNELS = (
         "ll16",
         moves="packets from the root to every peer",
         counts=Counts.BYTES,
+        takes="root",
         bytes_per_thread=8,
     ),
     KernelSpec(
@@ -143,6 +143,7 @@ KERNELS = (
         "simple",
         moves="the root copies its array to its window; every peer pulls it",
         counts=Counts.BYTES,
+        takes="root",
         targets=("host",),
     ),
     KernelSpec(
@@ -151,15 +152,196 @@ KERNELS = (
         "simple",
         moves="the root sends each peer a chunk, which it forwards to the others",
         counts=Counts.BYTES,
+        takes="root",
         bytes_per_thread=16,
         targets=GPUS,
         needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "all_to_all",
+        "direct",
+        "ll16",
+        moves="packets of each chunk to its receiver",
+        counts=Counts.CHUNK_BYTES,
+        bytes_per_thread=8,
+        unrolls_for_two=True,
+    ),
+    KernelSpec(
+        "all_to_all",
+        "pull",
+        "simple",
+        moves="each rank copies its input to its window; each pulls its chunks",
+        counts=Counts.CHUNK_BYTES,
+        targets=("host",),
+    ),
+    KernelSpec(
+        "all_to_all",
+        "push",
+        "simple",
+        moves="each rank sends every peer its chunk",
+        counts=Counts.CHUNK_BYTES,
+        bytes_per_thread=16,
+        targets=GPUS,
+        needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "reduce",
+        "direct",
+        "ll16",
+        moves="packets to the root, who reduces everything",
+        counts=Counts.ELEMENTS,
+        takes="root",
+        bytes_per_thread=8,
+    ),
+    KernelSpec(
+        "reduce",
+        "pull",
+        "simple",
+        moves="each rank copies its input to its window; the root pulls and reduces everything",
+        counts=Counts.ELEMENTS,
+        takes="root",
+        targets=("host",),
+    ),
+    KernelSpec(
+        "reduce",
+        "two_shot_push",
+        "simple",
+        moves="each rank sends every peer its chunk, reduces its own, sends the root the result",
+        counts=Counts.ELEMENTS,
+        takes="root",
+        bytes_per_thread=16,
+        targets=GPUS,
+        needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "gather",
+        "direct",
+        "ll16",
+        moves="packets to the root",
+        counts=Counts.CHUNK_BYTES,
+        takes="root",
+        bytes_per_thread=8,
+    ),
+    KernelSpec(
+        "gather",
+        "pull",
+        "simple",
+        moves="each rank copies its input to its window; the root pulls them",
+        counts=Counts.CHUNK_BYTES,
+        takes="root",
+        targets=("host",),
+    ),
+    KernelSpec(
+        "gather",
+        "push",
+        "simple",
+        moves="each rank sends the root its input",
+        counts=Counts.CHUNK_BYTES,
+        takes="root",
+        bytes_per_thread=16,
+        targets=GPUS,
+        needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "scatter",
+        "direct",
+        "ll16",
+        moves="packets of each chunk from the root to its receiver",
+        counts=Counts.CHUNK_BYTES,
+        takes="root",
+        bytes_per_thread=8,
+    ),
+    KernelSpec(
+        "scatter",
+        "pull",
+        "simple",
+        moves="the root copies its input to its window; every peer pulls its chunk",
+        counts=Counts.CHUNK_BYTES,
+        takes="root",
+        targets=("host",),
+    ),
+    KernelSpec(
+        "scatter",
+        "push",
+        "simple",
+        moves="the root sends every peer its chunk",
+        counts=Counts.CHUNK_BYTES,
+        takes="root",
+        bytes_per_thread=16,
+        targets=GPUS,
+        needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "scan",
+        "direct",
+        "ll16",
+        moves="packets to every peer; each reduces those of lower ranks and its own",
+        counts=Counts.ELEMENTS,
+        takes="exclusive",
+        bytes_per_thread=8,
+        unrolls_for_two=True,
+    ),
+    KernelSpec(
+        "scan",
+        "pull",
+        "simple",
+        moves="each rank copies its input to its window; each pulls and reduces the lower ranks'",
+        counts=Counts.ELEMENTS,
+        takes="exclusive",
+        targets=("host",),
+    ),
+    KernelSpec(
+        "scan",
+        "push",
+        "simple",
+        moves="each rank sends every higher rank its input, reduces what it gets",
+        counts=Counts.ELEMENTS,
+        takes="exclusive",
+        bytes_per_thread=16,
+        targets=GPUS,
+        needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "all_to_all_parts",
+        moves="of each part packets to its receiver, the rest into the receiver's window",
+        counts=Counts.BYTES,
+        bytes_per_thread=16,
+    ),
+    KernelSpec(
+        "reduce_scatter_parts",
+        moves="of each part packets to its owner, the rest into the owner's window; the owner "
+        "reduces it",
+        counts=Counts.BYTES,
+        bytes_per_thread=16,
     ),
     KernelSpec("barrier", "direct", moves="one word to every peer"),
     KernelSpec("put", moves="an array to a peer's window", counts=Counts.BYTES, one_block="full"),
     KernelSpec("get", moves="an array of a peer's window", counts=Counts.BYTES, one_block="full"),
     KernelSpec("signal", moves="one word to a peer"),
     KernelSpec("wait", moves="nothing: polls this rank's words"),
+    KernelSpec("send", moves="an array to a peer's recv", counts=Counts.BYTES, targets=("host",)),
+    KernelSpec("recv", moves="the array of a peer's send", counts=Counts.BYTES, targets=("host",)),
+    KernelSpec(
+        "send_recv",
+        moves="messages to peers and from peers: packets, the rest through the receivers' windows",
+        counts=Counts.BYTES,
+        one_block="full",
+        targets=GPUS,
+    ),
+    KernelSpec(
+        "scale",
+        moves="nothing: multiplies an array by a number",
+        counts=Counts.ELEMENTS,
+        bytes_per_thread=16,
+        takes_type=can_scale,
+    ),
+    KernelSpec(
+        "narrow",
+        moves="nothing: rounds an array of sums to the caller's type",
+        counts=Counts.ELEMENTS,
+        bytes_per_thread=16,
+        takes_type=lambda dtype: dtype.accumulator != dtype,
+    ),
     KernelSpec("grid_sync", moves="one word between the blocks of a GPU"),
     KernelSpec("grid_exchange", moves="packets between the blocks of all GPUs"),
 )
@@ -169,25 +351,3 @@ SPECS = tuple(spec for spec in KERNELS if spec.algorithm)
 """The kernels among which a plan chooses."""
 
 BY_NAME = {spec.name: spec for spec in KERNELS}
-
-
-def algorithms(collective: str) -> list[str]:
-    """Names of the algorithms of a collective.
-
-    Raises:
-        InvalidArgument: There is no such collective.
-    """
-    return [spec.name for spec in of_collective(collective)]
-
-
-def of_collective(collective: str) -> list[KernelSpec]:
-    """The kernels among which a plan of a collective chooses.
-
-    Raises:
-        InvalidArgument: There is no such collective.
-    """
-    found = [spec for spec in SPECS if spec.collective == collective]
-    if not found:
-        known = ", ".join(sorted({spec.collective for spec in SPECS}))
-        raise InvalidArgument(f"collective is {collective!r}, must be one of {known}")
-    return found

@@ -1,22 +1,31 @@
 """Tuning tables: which algorithm was measured as the fastest up to which size."""
 
 import json
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .. import topology
 from ..base.errors import InvalidArgument
+from ..topology import Machine
+from ..topology.discovery import recorded_names
 from . import specs
+from .lookup import algorithms
 from .spec import MOST_BLOCKS, MOST_THREADS
-from .specs import SPECS, algorithms
+from .specs import SPECS
 
 _TABLES = Path(__file__).parent / "tables"
 # Backends on which nothing is measured yet -> the backend whose table is the best guess.
 _BORROWED = {"hip": "cuda"}
 _MOST_SHOWN = 60  # characters of a value in an error
 _UNMEASURED = "the first of the collective's kernels; nothing is measured"
+
+
+def discovered() -> Machine:
+    """Returns this machine with its GPUs."""
+    return topology.with_gpus(topology.discover())
 
 
 @dataclass(frozen=True)
@@ -47,20 +56,39 @@ class Tuning:
         source: Path of the table.
         thresholds: World size -> thresholds, by ascending size within a collective.
         origin: On which machines the table was measured, for Plan.reason.
+        machines: World size -> the recorded machine whose table it is, where the file says so.
     """
 
     source: str
     thresholds: dict[int, tuple[Threshold, ...]]
     origin: str = ""
+    machines: dict[int, str] = field(default_factory=dict)
 
     def of(self, world_size: int) -> tuple[Threshold, ...]:
-        """The table for a world size: its own, or else the nearest larger, or else the largest."""
+        """Returns the table for a world size: its own, or else the nearest larger, or else the
+        largest.
+        """
+        return self.thresholds[self._measured(world_size)]
+
+    def machine_of(self, world_size: int) -> str:
+        """Returns the recorded machine whose table is used for a world size; "" if the file names
+        none.
+        """
+        return self.machines.get(self._measured(world_size), "")
+
+    def _measured(self, world_size: int) -> int:
         larger = [size for size in self.thresholds if size >= world_size]
-        return self.thresholds[min(larger) if larger else max(self.thresholds)]
+        return min(larger) if larger else max(self.thresholds)
 
 
-def read_tuning(path: Path) -> Tuning:
+def read_tuning(path: Path, here: Callable[[], Machine] = discovered) -> Tuning:
     """Reads a tuning file that `bench/tune/tune.py` wrote.
+
+    Where several machines have a table for one world size, that of the nearest machine is used.
+
+    Args:
+        path: The file.
+        here: Describes this machine. It is called only where there is a choice.
 
     Raises:
         InvalidArgument: The file is not a tuning table. The text names the file, the entry and what
@@ -72,28 +100,50 @@ def read_tuning(path: Path) -> Tuning:
         fields = _fields(document, "the document", {"tables"}, {"backend", "origin"})
         origin = _text(fields.get("origin", ""), "origin")
         _text(fields.get("backend", ""), "backend")
-        tables: dict[int, tuple[Threshold, ...]] = {}
+        tables: dict[int, dict[str, tuple[Threshold, ...]]] = {}
         for index, entry in enumerate(_list(fields["tables"], "tables")):
             where = f"tables[{index}]"
-            table = _fields(entry, where, {"world_size", "thresholds"})
+            table = _fields(entry, where, {"world_size", "thresholds"}, {"machine"})
             name = f"{where}.world_size"
             world_size = _integer(table["world_size"], name, 1)
-            if world_size in tables:
+            machine = _text(table.get("machine", ""), f"{where}.machine")
+            if machine:
+                _one_of(machine, f"{where}.machine", recorded_names())
+            of_size = tables.setdefault(world_size, {})
+            if machine in of_size:
                 raise _Wrong(f"{name} is {world_size}, and an earlier table has it already")
             lines = _list(table["thresholds"], f"{where}.thresholds")
-            tables[world_size] = tuple(
+            of_size[machine] = tuple(
                 _threshold(line, f"{where}.thresholds[{number}]")
                 for number, line in enumerate(lines)
             )
         if not tables:
             raise _Wrong("tables is [], must have a table for each world size measured")
+        chosen = {size: _nearest(of_size, here) for size, of_size in tables.items()}
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} is not a tuning table: {error}") from None
-    return Tuning(str(path), tables, origin)
+    thresholds = {size: tables[size][machine] for size, machine in chosen.items()}
+    machines = {size: machine for size, machine in chosen.items() if machine}
+    return Tuning(str(path), thresholds, origin, machines)
+
+
+def _nearest(of_size: dict[str, Any], here: Callable[[], Machine]) -> str:
+    """Returns the machine whose table is used. A table without a machine is the user's own."""
+    if len(of_size) == 1 or "" in of_size:
+        return "" if "" in of_size else next(iter(of_size))
+    known = topology.recorded()
+    return topology.nearest(here(), {name: known[name] for name in of_size})
+
+
+def told_of_machine(machine: str, here: Machine) -> str:
+    """Says whose table a plan follows, and how another machine differs from that one."""
+    unlike = topology.differences(here, topology.recorded()[machine])
+    told = f"has {', '.join(unlike)}" if unlike else "is like it"
+    return f"The table is of {machine}, the nearest recorded machine that has one; this one {told}."
 
 
 class _Wrong(ValueError):
-    """What is wrong with an entry of a tuning file."""
+    """Returns what is wrong with an entry of a tuning file."""
 
 
 def _threshold(value: Any, where: str) -> Threshold:
@@ -154,7 +204,7 @@ def _one_of(value: Any, where: str, names: Sequence[str]) -> str:
 
 
 def _integer(value: Any, where: str, low: int, high: int | None = None) -> int:
-    # To Python, true is an integer.
+    # In Python, True is an integer.
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if not is_integer or value < low or (high is not None and value > high):
         bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
@@ -163,14 +213,14 @@ def _integer(value: Any, where: str, low: int, high: int | None = None) -> int:
 
 
 def _shown(value: Any) -> str:
-    """A value of a JSON file as JSON; of a long one the beginning."""
+    """Returns a value of a JSON file as JSON; of a long one the beginning."""
     text = json.dumps(value)
     return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
 
 @lru_cache(maxsize=8)
 def tuning_for(backend: str, path: str = "") -> Tuning:
-    """The installed table of a backend, or the one at `path`."""
+    """Returns the installed table of a backend, or the one at `path`."""
     if backend == "sim" and not path:
         return _of_simulator()
     if backend in _BORROWED and not path:
@@ -180,7 +230,9 @@ def tuning_for(backend: str, path: str = "") -> Tuning:
 
 
 def _of_simulator() -> Tuning:
-    """The first kernel of each collective: the simulator measures none, and runs those of GPUs."""
+    """Returns the first kernel of each collective: the simulator measures none, and runs those of
+    GPUs.
+    """
     first: dict[str, str] = {}
     for spec in SPECS:
         if "sim" in spec.targets:

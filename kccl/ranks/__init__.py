@@ -1,1 +1,1 @@
-"""How the ranks of a job find each other, share memory, and agree."""
+"""Lets the ranks of a job find each other, share memory, and agree."""

@@ -1,4 +1,4 @@
-"""What the ranks agree on out of band: settings at start-up, objects, and split().
+"""Agreements of the ranks out of band: settings at start-up, objects, and split().
 
 survivors.py has shrink().
 """
@@ -14,10 +14,13 @@ from typing import Any, TypeVar
 from ..base import abi
 from ..base.env import Env
 from ..base.errors import InvalidArgument, PeerLost
+from ..plan import forms
 from ..plan.specs import SPECS
 from ..plan.tuning import tuning_for
 from . import sockets
 from .mesh import Closable, Mesh
+from .nodes import Listener
+from .team import Connected
 
 Part = TypeVar("Part", bound=Closable)
 
@@ -38,14 +41,9 @@ def agree_at_start(
         The cores that any of the ranks may use.
 
     Raises:
-        InvalidArgument: A setting differs between ranks, or KCCL_ALGORITHM is unknown.
+        InvalidArgument: A setting differs between ranks.
         Timeout, PeerLost: A rank did not come, or went.
     """
-    known = [spec.name for spec in SPECS]
-    if env.algorithm and env.algorithm not in known:
-        raise InvalidArgument(
-            f"KCCL_ALGORITHM is {env.algorithm!r}, must be one of {', '.join(known)}"
-        )
     tuning = tuning_for(backend, env.tuning)
     mine = {
         "abi_version": abi.ABI_VERSION,
@@ -69,8 +67,21 @@ def agree_at_start(
     return {cpu for _, its_cpus in everyone for cpu in its_cpus}
 
 
+def check_algorithm(env: Env) -> None:
+    """Checks that KCCL_ALGORITHM names an algorithm, or none.
+
+    Raises:
+        InvalidArgument: It names another thing.
+    """
+    known = [*(spec.name for spec in SPECS), *forms.names()]
+    if env.algorithm and env.algorithm not in known:
+        raise InvalidArgument(
+            f"KCCL_ALGORITHM is {env.algorithm!r}, must be one of {', '.join(known)}"
+        )
+
+
 def agree_on_arguments(
-    ranks: Mesh, mine: Mapping[str, int | str], what: str, timeout: float
+    ranks: Connected, mine: Mapping[str, int | str], what: str, timeout: float
 ) -> None:
     """Checks that the arguments of a call are the same on all ranks. Collective.
 
@@ -95,7 +106,9 @@ def agree_on_arguments(
 
 
 def gather_objects(ranks: Mesh, value: Any, timeout: float) -> list[Any]:
-    """Every rank's `value`, in rank order. Collective; see Communicator.gather_objects()."""
+    """Returns every rank's `value`, in rank order. Collective; see
+    Communicator.gather_objects().
+    """
     with ranks.call("gather_objects"):
         text = json_of(value)
         replies = ranks.allgather(text, "gather_objects", timeout)
@@ -105,7 +118,7 @@ def gather_objects(ranks: Mesh, value: Any, timeout: float) -> list[Any]:
 
 
 def json_of(value: Any) -> bytes:
-    """JSON of which a peer makes the same value.
+    """Returns JSON of which a peer makes the same value.
 
     Raises:
         InvalidArgument: It would make another one: there is a tuple, a key that is no text, or an
@@ -152,7 +165,7 @@ def split(
         What `make` returned; None for a color of None.
     """
     with ranks.together("split", timeout) as undo:
-        listener, name = sockets.listen()
+        listener, name = ranks.listen()
         undo.callback(listener.close)
         message = json.dumps([color, key, name]).encode()
         replies = ranks.allgather(message, "split", timeout)
@@ -191,7 +204,7 @@ def _hear_reason(ranks: Mesh, peer: int | None) -> None:
 def connect_part(
     ranks: Mesh,
     names: dict[int, str],
-    listener: socket,
+    listener: socket | Listener,
     timeout: float,
     look: Callable[[], None] = lambda: None,
     *,

@@ -15,10 +15,11 @@ import errno
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from ..base.errors import BackendError, PeerLost, Timeout
+from .knowledge import Said
 from .link import DATA, FAIL, FD, LEFT, LIVE, LOST, NO_FD, RESET, Link, close_fd
 from .messages import (
     disagreement,
@@ -144,13 +145,19 @@ class Exchanges:
 
     # ---- Exchanges ---------------------------------------------------------------------------
 
-    def allgather(self, payload: bytes, what: str, timeout: float) -> list[bytes]:
-        """Every rank's payload, in rank order. Collective; outside of a call a call of its own.
+    def allgather(
+        self, payload: bytes, what: str, timeout: float, among: Sequence[int] | None = None
+    ) -> list[bytes]:
+        """Returns every rank's payload, in rank order. Collective; outside of a call a call of its
+        own.
 
         Args:
             payload: Any bytes. Lengths may differ between ranks.
             what: What the ranks are doing, for error messages.
             timeout: Seconds to wait for the slowest rank.
+            among: The ranks that exchange payloads with this one, itself included, in the order of
+                the result; None: all. Within a call each rank makes as many exchanges, each with
+                its own team.
 
         Raises:
             InvalidArgument: A rank makes another call.
@@ -161,29 +168,34 @@ class Exchanges:
         with self.call(what):
             self._number += 1
             message = named(self._call, payload)
-            got = self._exchange(DATA, self._number, message, what, timeout)
-            self._check_complete(got, what)
-        return [payload if rank == self.rank else got[rank] for rank in range(self.world_size)]
+            links = self._links_to(among)
+            got = self._exchange(DATA, self._number, message, what, timeout, links)
+            self._check_complete(got, what, links)
+        members = range(self.world_size) if among is None else among
+        return [payload if rank == self.rank else got[rank] for rank in members]
 
-    def exchange_fds(self, fd: int, what: str, timeout: float) -> dict[int, int]:
+    def exchange_fds(
+        self, fd: int, what: str, timeout: float, among: Sequence[int] | None = None
+    ) -> dict[int, int]:
         """Sends `fd` to every peer, and returns the descriptor of each peer. Collective.
 
-        The caller closes them. Raises as allgather(), and OSError where the operating system
-        refuses to send or receive a descriptor.
+        The caller closes them. `among` is as in allgather(). Raises as allgather(), and OSError
+        where the operating system refuses to send or receive a descriptor.
         """
         with self.call(what):
-            self.allgather(b"", what, timeout)
+            self.allgather(b"", what, timeout, among)
             self._number += 1
-            for peer, link in self._links.items():
+            links = self._links_to(among)
+            for peer, link in links.items():
                 # All peers have just answered, so the socket's buffer has room.
                 try:
                     link.put_fd(self._number, named(self._call), fd)
                 except ConnectionError:
                     raise peer_lost(self.rank, peer, what) from None
-            got = self._exchange(FD, self._number, None, what, timeout)
+            got = self._exchange(FD, self._number, None, what, timeout, links)
             fds = {peer: int(text) for peer, text in got.items()}
             try:
-                self._check_complete(got, what)
+                self._check_complete(got, what, links)
                 if NO_FD in fds.values():
                     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             except BaseException:
@@ -192,19 +204,31 @@ class Exchanges:
                 raise
         return fds
 
-    def _check_complete(self, got: dict[int, bytes], what: str) -> None:
-        lost = sorted(set(self._links) - set(got))
+    def _links_to(self, among: Sequence[int] | None) -> dict[int, Link]:
+        """Returns the streams to the peers among these ranks; None: to all."""
+        if among is None:
+            return self._links
+        return {peer: self._links[peer] for peer in among if peer != self.rank}
+
+    def _check_complete(self, got: dict[int, bytes], what: str, links: Collection[int]) -> None:
+        lost = sorted(set(links) - set(got))
         if lost:
             raise peer_lost(self.rank, lost[0], what)
 
     def _meeting(self, kind: bytes, number: int) -> AbstractContextManager[None]:
-        """The context of a wait for all peers whose streams are open."""
+        """Returns the context of a wait for all peers whose streams are open."""
         return contextlib.nullcontext()
 
     def _exchange(
-        self, kind: bytes, number: int, payload: bytes | None, what: str, timeout: float
+        self,
+        kind: bytes,
+        number: int,
+        payload: bytes | None,
+        what: str,
+        timeout: float,
+        links: dict[int, Link],
     ) -> dict[int, bytes]:
-        """Sends `payload`, unless it is None, and receives one message from each peer.
+        """Sends `payload`, unless it is None, and receives one message from each of these peers.
 
         Returns:
             Peer -> data, for the peers whose message came before their stream ended.
@@ -215,20 +239,20 @@ class Exchanges:
             return link.is_open and (peer not in got or len(link.unsent) > 0)
 
         def is_done() -> bool:
-            for peer, link in self._links.items():
+            for peer, link in links.items():
                 if peer not in got:
                     self._take(link, peer, kind, number, what, got)
-            return not any(is_late(peer, link) for peer, link in self._links.items())
+            return not any(is_late(peer, link) for peer, link in links.items())
 
         deadline = time.monotonic() + timeout
         try:
             with self._meeting(kind, number):
                 if payload is not None:
-                    for link in self._links.values():
+                    for link in links.values():
                         link.put(kind, number, payload)
                 if self._pump(is_done, deadline):
                     return got
-                late = next(peer for peer, link in self._links.items() if is_late(peer, link))
+                late = next(peer for peer, link in links.items() if is_late(peer, link))
                 where = f", which is in {self._seen_in[late]}" if late in self._seen_in else ""
                 raise Timeout(
                     f"rank {self.rank} waited {timeout:.3g} s for rank {late} during {what}{where}",
@@ -260,7 +284,7 @@ class Exchanges:
         return True
 
     def _is_earlier(self, number: int) -> bool:
-        """Whether a message is of a call before this one."""
+        """Tells whether a message is of a call before this one."""
         return ((number >> 8) - (self._number >> 8)) % (_MOST >> 8) >= _MOST >> 9
 
     def _take(
@@ -321,10 +345,7 @@ class Exchanges:
         if kind == LIVE:
             # The message is kept for this rank's own shrink().
             link.put_back(*message)
-            # survivors.py imports this module.
-            from .survivors import ended_in
-
-            ended = ended_in(payload)
+            ended = Said.parse(payload).ended
             raise self._known(peer_lost(self.rank, min(ended, default=peer), what))
         if kind == LOST:
             raise self._known(peer_lost(self.rank, number, what))

@@ -1,4 +1,4 @@
-"""What a process can find out about its job before it meets the other ranks.
+"""Finds out what a process can know of its job before it meets the other ranks. That is:
 
 Whether it is a rank at all or a helper of one, whether it can see the others, and whether enough
 descriptors are left.
@@ -8,8 +8,10 @@ import errno
 import hashlib
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from ..base.errors import BackendError, Error
 from . import launchers
@@ -20,9 +22,36 @@ _CLAIM = "KCCL_RANK_PROCESS"
 _SPARE = 8
 
 
+@dataclass(frozen=True)
+class JobRank:
+    """The rank that this process is, and how it reaches the others.
+
+    Attributes:
+        launcher: "mpi", "torchrun", "srun", "torch.distributed", "kccl run", "threads" or "alone".
+        rank, world_size: This rank, and the number of ranks.
+        local_rank: Index of this rank within the machine.
+        exchange: Takes this rank's string, and most seconds to wait. Returns all ranks' strings in
+            rank order; or fewer, if one of them is a refusal (refusal.py).
+        is_mpi_world: The ranks are those of MPI.COMM_WORLD, in its order.
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int
+    exchange: Callable[[str, float], list[str]]
+    is_mpi_world: bool = False
+
+
 def namespaces() -> str:
-    """The namespaces that ranks must share: names of sockets, process ids and users."""
+    """Returns the namespaces that ranks must share: names of sockets, process ids and users."""
     return " ".join(os.readlink(f"/proc/self/ns/{kind}") for kind in _KINDS)
+
+
+def machine_id() -> str:
+    """Returns an id that two processes share only if they share socket names and process ids."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot_id} {namespaces()}"
 
 
 def check_namespaces(launchers_own: str) -> None:
@@ -53,6 +82,8 @@ def claim(environ: Mapping[str, str]) -> None:
 
     Processes that it starts inherit the variables, and this claim. It is made when kccl is imported
     and again by kccl.init(). So it counts for helpers that a rank starts before its kccl.init().
+    A wrapper that imports kccl and starts the rank looks the same until its program has ended. It
+    must take the claim out of the environment of what it starts.
 
     Raises:
         BackendError: A process that started this one, or a fork's parent, is the rank.
@@ -67,7 +98,8 @@ def claim(environ: Mapping[str, str]) -> None:
             f"this process is no rank: process {pid} is rank {launchers.rank_of(environ)}, and "
             f"this one (process {os.getpid()}) was started by it and inherits its variables. Call "
             "kccl.init() in the rank only, which is the process that has imported kccl first; or "
-            f"start this process without {', '.join(sorted(variables))}"
+            f"start this process without {', '.join(sorted(variables))}. If process {pid} only "
+            f"starts the rank, and this one is it, start it without {_CLAIM}"
         )
     os.environ[_CLAIM] = f"{os.getpid()}/{job}"
 

@@ -1,4 +1,4 @@
-"""What a rank says when it ends without kccl.init(), so that the others do not wait for it.
+"""The message of a rank that ends, so that the others do not wait for it in kccl.init().
 
 Under mpirun its process may not end: MPI_Finalize, which mpi4py calls last, waits for the others.
 """
@@ -7,20 +7,33 @@ import atexit
 import os
 import sys
 
-is_needed = False
-"""Whether this process may still have to say that it will not call kccl.init()."""
+_is_prepared = _is_needed = False
 
 
 def prepare() -> None:
-    """Says it at the end of this process, unless kccl.init() is called before."""
-    global is_needed
-    is_needed = True
+    """Arranges that this process tells the others at its end that it makes no further call of
+    kccl.init(), unless it ends within one.
+    """
+    global _is_prepared, _is_needed
+    _is_prepared = _is_needed = True
     atexit.register(_say)
+
+
+def init_begins() -> None:
+    """Notes that the ranks meet in a call of kccl.init(), where each tells why it cannot start."""
+    global _is_needed
+    _is_needed = False
+
+
+def init_ends() -> None:
+    """Notes that the ranks have met. They may meet again, in another call."""
+    global _is_needed
+    _is_needed = _is_prepared
 
 
 def _say() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
-    if is_needed and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+    if _is_needed and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         from .siblings import say_that_this_rank_ends
 
         say_that_this_rank_ends(os.environ)

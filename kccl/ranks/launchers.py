@@ -1,5 +1,8 @@
-"""What the launchers tell a process by environment variables: its rank, and how many there are."""
+"""Reads what launchers tell a process by environment variables: its rank, and the number of
+ranks.
+"""
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +12,8 @@ from ..base.errors import BackendError, InvalidArgument
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+# The last one is srun's, where MPICH's ranks are its tasks.
+_MPI_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # A batch script and its children have the job's SLURM_NTASKS and SLURM_PROCID=0, too. What belongs
@@ -25,7 +30,7 @@ class Started:
         launcher: "torchrun" or "srun".
         rank, world_size: This rank, and the number of ranks.
         local_rank: Index of this rank within the machine.
-        key: The same text on all ranks of the job, and on no other job of this machine.
+        key: A text that is the same on all ranks of the job, and differs from that of other jobs.
     """
 
     launcher: str
@@ -36,12 +41,12 @@ class Started:
 
 
 def is_by_mpi(environ: Mapping[str, str]) -> bool:
-    """Whether an MPI launcher started this process."""
+    """Tells whether an MPI launcher started this process."""
     return any(name in environ for name in _MPI_VARIABLES)
 
 
 def started(environ: Mapping[str, str]) -> Started | None:
-    """What torchrun or srun say; None if neither started this process.
+    """Returns what torchrun or srun tell this process; None if neither started it.
 
     Raises:
         InvalidArgument: Variables are missing or contradict each other.
@@ -99,8 +104,31 @@ def _by_srun(environ: Mapping[str, str]) -> Started | None:
     return Started("srun", rank, world_size, _number_or(environ, "SLURM_LOCALID", rank), key)
 
 
+def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Returns what torchrun sets for a rank of one machine, for programs that call
+    torch.distributed's init_process_group().
+
+    Args:
+        rank, world_size: This rank, and how many there are.
+        port: The port on which rank 0 listens; it is the machine's loopback's.
+    """
+    return {
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        **{"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+    }
+
+
+def free_port() -> int:
+    """Returns a port of this machine's loopback that is free now, for a rank to listen on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 def rank_of(environ: Mapping[str, str]) -> int:
-    """This process's rank according to its launcher's variables; 0 without one. Does not load MPI.
+    """Returns this process's rank by its launcher's variables; 0 without a launcher. Does not load
+    MPI.
 
     Raises:
         InvalidArgument: The variable is not a number.
@@ -118,47 +146,65 @@ def rank_of(environ: Mapping[str, str]) -> int:
 
 
 def mpi_world_size(environ: Mapping[str, str]) -> int:
-    """Number of processes of the job according to the MPI launcher's variables; 0 if not set."""
+    """Returns the number of processes of the job according to the MPI launcher's variables; 0 if
+    not set.
+    """
     return next((_number(environ, name) for name in _MPI_SIZES if name in environ), 0)
 
 
 def mpi_rank_variable(environ: Mapping[str, str]) -> str:
-    """Name of the variable in which the MPI launcher gives this process's rank; "" if none."""
+    """Returns the name of the variable in which the MPI launcher gives this process's rank; "" if
+    none.
+    """
     return next((name for name in _MPI_RANKS if name in environ), "")
 
 
 def number_of_local_ranks(environ: Mapping[str, str]) -> int:
-    """How many ranks the MPI launcher started on this machine; 0 if it does not say."""
+    """Returns how many ranks the MPI launcher started on this machine; 0 if it does not say."""
     return next((_number(environ, name) for name in _MPI_LOCAL_SIZES if name in environ), 0)
 
 
+def mpi_local_rank(environ: Mapping[str, str]) -> int | None:
+    """Index of this process within the machine, by the MPI launcher; None if it does not say."""
+    return next((_number(environ, name) for name in _MPI_LOCAL_RANKS if name in environ), None)
+
+
 def launcher_of_several(environ: Mapping[str, str]) -> str:
-    """ "mpirun" or "srun" if it started this process as one of several, else ""."""
+    """Returns "mpirun" or "srun" if it started this process as one of several, else ""."""
     if mpi_world_size(environ) > 1:
         return "mpirun"
     is_by_srun = _has_all(environ, _SRUN_VARIABLES) and not environ.get("KCCL_RENDEZVOUS")
     return "srun" if is_by_srun and _number(environ, "SLURM_STEP_NUM_TASKS") > 1 else ""
 
 
+def name_of(environ: Mapping[str, str]) -> str:
+    """Returns the launcher, `kccl run` and torchrun too, that started this process as one of
+    several.
+
+    It is "" if none did.
+    """
+    if environ.get("KCCL_RENDEZVOUS") and _number_or(environ, "KCCL_WORLD_SIZE", 1) > 1:
+        return "kccl run"
+    if _has_all(environ, _TORCHRUN_VARIABLES) and _number(environ, "WORLD_SIZE") > 1:
+        return "torchrun"
+    return launcher_of_several(environ)
+
+
 def is_one_of_several(environ: Mapping[str, str]) -> bool:
-    """Whether any launcher, `kccl run` too, started this process as one of several."""
-    sizes = []
-    if environ.get("KCCL_RENDEZVOUS"):
-        sizes.append(_number_or(environ, "KCCL_WORLD_SIZE", 1))
-    if _has_all(environ, _TORCHRUN_VARIABLES):
-        sizes.append(_number(environ, "WORLD_SIZE"))
-    return bool(launcher_of_several(environ)) or max(sizes, default=1) > 1
+    """Tells whether any launcher started this process as one of several."""
+    return name_of(environ) != ""
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the launchers' variables, for a child that is not a rank."""
+    """Returns the environment without the launchers' variables, for a child that is not a rank."""
     names = {"KCCL_RANK", "KCCL_WORLD_SIZE", "KCCL_RENDEZVOUS", "KCCL_NAMESPACES", "SLURM_PROCID"}
-    names.update(_MPI_VARIABLES, _MPI_RANKS, _TORCHRUN_VARIABLES)
+    names.update(_MPI_VARIABLES, _MPI_RANKS, _MPI_LOCAL_RANKS, _TORCHRUN_VARIABLES)
     return {name: text for name, text in environ.items() if name not in names}
 
 
 def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that make this process a rank, those of one launcher; {} if it is alone.
+    """Returns the variables that make this process a rank, those of one launcher; {} if it is
+    alone.
 
     Raises:
         InvalidArgument, BackendError: As started().

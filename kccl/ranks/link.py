@@ -14,6 +14,7 @@ RESET = b"rset"  # of reset()
 LIVE = b"live"  # of shrink()
 LOST = b"lost"  # a rank's last message: it gives up, because it lost the rank of the number
 LEFT = b"left"  # a rank's last message: it makes no more calls here; says why
+START_UP = 1 << 8  # the number of a communicator's first call, see Exchanges
 NO_FD = -1  # in place of a descriptor for which this process had no room
 _FD_BYTES = array.array("i").itemsize
 
@@ -85,7 +86,8 @@ class Link:
                 self.unsent.clear()
 
     def take(self) -> tuple[bytes, int, bytes] | None:
-        """The next complete message as (kind, sequence number, payload); None if there is none.
+        """Returns the next complete message as (kind, sequence number, payload); None if there is
+        none.
 
         At the end of the payload of an FD is the number of the descriptor, which is the caller's.
         """

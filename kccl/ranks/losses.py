@@ -29,7 +29,7 @@ class Announcer:
     """
 
     def __init__(self, job: str, selector: selectors.BaseSelector) -> None:
-        """`job` is the job's unique name, which the ranks pass to Watch."""
+        """Takes the job's unique name, which the ranks pass to Watch."""
         self._ended = b""
         self._selector = selector
         self._connections: set[socket.socket] = set()
@@ -134,7 +134,7 @@ class Watch:
 
 
 def ended_before(rank: int, peer: int) -> PeerLost:
-    """The exception of `rank` for a peer that ended before it came."""
+    """Returns the exception of `rank` for a peer that ended before it came."""
     return PeerLost(
         f"rank {rank} lost rank {peer} at start-up: it ended before its kccl.init()",
         rank=rank,
@@ -144,7 +144,7 @@ def ended_before(rank: int, peer: int) -> PeerLost:
 
 
 def absent(rank: int, missing: int | None, *, by_mpi: bool = False) -> Timeout:
-    """The exception of `rank` for ranks that did not come in time.
+    """Returns the exception of `rank` for ranks that did not come in time.
 
     Args:
         rank: The rank that waited.

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ..base.errors import BackendError
+from . import nodes, sockets
 from .exchanges import Exchanges
 from .link import LEFT, LIVE, RESET, Link
 from .messages import drop
 from .processes import pidfd_of
 from .sockets import peer_lost, peer_pid
 
-# What the peers hear at the end.
+# The message that the peers get at the end.
 _CLOSED = "it has closed the communicator"
 _DROPPED = "its program has dropped the communicator without close()"
 
@@ -57,12 +58,20 @@ class Mesh(Exchanges):
             system forbids those, a descriptor of its stream, which ends with the process.
         end_event: What poll() reports of such a descriptor when the process has ended.
         has_hung_up: hang_up() was called, so this rank hears none of its peers.
+        homes: Where each rank is; () where all are on one node.
         numbers: The ranks' numbers in the mesh that this is a part of, or else here.
         unfinished: What close() closes too: the agreement of a shrink() that has begun.
     """
 
-    def __init__(self, rank: int, world_size: int, sockets: dict[int, socket.socket]) -> None:
-        links = {peer: Link(connection) for peer, connection in sockets.items()}
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        streams: dict[int, socket.socket],
+        homes: tuple[nodes.Home, ...] = (),
+    ) -> None:
+        links = {peer: Link(connection) for peer, connection in streams.items()}
+        self.homes = homes
         super().__init__(rank, world_size, links)
         self.numbers = list(range(world_size))
         self.has_hung_up = False
@@ -72,8 +81,8 @@ class Mesh(Exchanges):
         self._completed = 0
         self.pidfds = dict.fromkeys(self._links, -1)
         self.end_event: int = select.POLLIN
-        # Also when a communicator is dropped without close() and nothing uses the mesh. Any
-        # thread may collect it, so this must not wait.
+        # The sockets are also released when a communicator is dropped without close() and nothing
+        # uses the mesh. Any thread may collect it, so this must not wait.
         self._release = weakref.finalize(self, _release, links, self.pidfds, self._pid)
         self._release.atexit = False
         try:
@@ -87,21 +96,35 @@ class Mesh(Exchanges):
         self._number = 0
 
     def part(
-        self, rank: int, members: list[int], name: str, sockets: dict[int, socket.socket]
+        self, rank: int, members: list[int], name: str, streams: dict[int, socket.socket]
     ) -> "Mesh":
-        """A new mesh for some of the ranks. Not collective.
+        """Returns a new mesh for some of the ranks. Not collective.
 
         Args:
             rank: This rank's number in the new mesh.
             members: The new mesh's ranks by their numbers in this mesh, in the new order.
             name: A unique name for the new mesh, the same on all members.
-            sockets: The new mesh's connections, by rank in it.
+            streams: The new mesh's connections, by rank in it.
         """
-        part = Mesh(rank, len(members), sockets)
+        homes = tuple(self.homes[member] for member in members) if self.homes else ()
+        if len({home.node for home in homes}) == 1:
+            homes = ()
+        part = Mesh(rank, len(members), streams, homes)
         part.numbers = members
         return part
 
+    def listen(self) -> "tuple[socket.socket | nodes.Listener, str]":
+        """Returns a listener to which members of a part of this mesh may connect, and its name."""
+        listener, name = sockets.listen()
+        if not self.homes:
+            return listener, name
+        far = nodes.Listener(listener, name, self.homes[self.rank].node)
+        return far, far.name
+
     def _open_pidfd(self, peer: int, connection: socket.socket) -> int:
+        if connection.family != socket.AF_UNIX:
+            # No wait on a window is for a rank of another node.
+            return -1
         pid = peer_pid(connection)
         if pid == os.getpid():
             return -1
@@ -117,6 +140,10 @@ class Mesh(Exchanges):
         self.end_event = select.POLLRDHUP
         return os.dup(connection.fileno())
 
+    def stream_of(self, peer: int) -> int:
+        """The descriptor of a peer's stream, which ends with its process or with its close()."""
+        return self._links[peer].socket.fileno()
+
     # ---- For shrink(), see survivors.py --------------------------------------------------------
 
     def tell(self, payload: bytes) -> None:
@@ -125,7 +152,7 @@ class Mesh(Exchanges):
             link.put(LIVE, 0, payload)
 
     def hear(self) -> Iterator[tuple[int, bytes]]:
-        """The messages of shrink() that have arrived: peer and payload. Does not wait."""
+        """Returns the messages of shrink() that have arrived: peer and payload. Does not wait."""
         for peer, link in self._links.items():
             link.fill()
             while (message := link.take()) is not None:
@@ -139,18 +166,19 @@ class Mesh(Exchanges):
                     drop(kind, payload)
 
     def ended(self) -> frozenset[int]:
-        """The peers whose streams have ended; all that they sent has been received."""
+        """Returns the peers whose streams have ended; all that they sent has been received."""
         return frozenset(peer for peer, link in self._links.items() if not link.is_open)
 
     def is_flushed(self) -> bool:
-        """Whether the sockets have taken all that this rank has sent."""
+        """Tells whether the sockets have taken all that this rank has sent."""
         return not any(link.unsent for link in self._links.values())
 
     def wait(self, number: int, until: Callable[[], bool], deadline: float) -> bool:
         """Sends and receives until `until()`. Returns False at the deadline.
 
         Args:
-            number: Of this wait in shrink(), the same on all ranks that wait for each other.
+            number: The number of this wait in shrink(): the same on all ranks that wait for each
+                other.
             until: Called first, and whenever something has come or gone.
             deadline: A value of time.monotonic().
         """
@@ -161,7 +189,7 @@ class Mesh(Exchanges):
 
     @property
     def is_resetting(self) -> bool:
-        """True after a reset() that has begun and failed. reset() may be called again."""
+        """Tells whether a reset() has begun and failed. reset() may be called again."""
         return self._phase != self._completed
 
     def reset(self, clear: Callable[[], None], timeout: float) -> None:
@@ -200,8 +228,8 @@ class Mesh(Exchanges):
 
     def _announce_phase(self, timeout: float) -> None:
         """Announces this rank's phase, and waits until all peers have announced it."""
-        got = self._exchange(RESET, self._phase, b"", "reset", timeout)
-        self._check_complete(got, "reset")
+        got = self._exchange(RESET, self._phase, b"", "reset", timeout, self._links)
+        self._check_complete(got, "reset", self._links)
 
     # ---- The end -----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What the messages of an exchange contain: the name of the call, and why a call has failed."""
+"""The contents of an exchange's messages: the name of the call, and why a call has failed."""
 
 import errno
 import json
@@ -12,13 +12,13 @@ _LENGTH = struct.Struct("<H")
 
 
 def named(call: str, data: bytes = b"") -> bytes:
-    """The payload of a message in an exchange: the sender's call, and what it sends."""
+    """Returns the payload of a message in an exchange: the sender's call, and what it sends."""
     name = call.encode()
     return _LENGTH.pack(len(name)) + name + data
 
 
 def parts_of(payload: bytes) -> tuple[str, bytes]:
-    """The call and the data of what named() has made."""
+    """Returns the call and the data of what named() has made."""
     (length,) = _LENGTH.unpack_from(payload)
     end = _LENGTH.size + length
     return payload[_LENGTH.size : end].decode(), payload[end:]
@@ -31,7 +31,9 @@ def drop(kind: bytes, payload: bytes) -> None:
 
 
 def disagreement(calls: dict[int, str]) -> InvalidArgument:
-    """The error of ranks that make different calls; `calls` has those that are known, by rank."""
+    """Returns the error of ranks that make different calls; `calls` has those that are known, by
+    rank.
+    """
     listing = "; ".join(f"rank {rank}: {call}" for rank, call in sorted(calls.items()))
     return InvalidArgument(
         f"the ranks disagree about this call: {listing}; all ranks must make the same collective "
@@ -40,7 +42,9 @@ def disagreement(calls: dict[int, str]) -> InvalidArgument:
 
 
 def own_failure(error: BaseException, rank: int, call: str) -> BaseException:
-    """The error of a rank on which a call has failed: names the rank where `error` does not."""
+    """Returns the error of a rank on which a call has failed: names the rank where `error` does
+    not.
+    """
     if isinstance(error, BackendError):
         reason = getattr(error, "_reason", str(error))
         error._reason = reason  # type: ignore[attr-defined]  # for the call around this one
@@ -54,7 +58,7 @@ def own_failure(error: BaseException, rank: int, call: str) -> BaseException:
 
 
 def _sentence(error: OSError | MemoryError) -> str:
-    """What the operating system said, which limit that is, and what to do."""
+    """Returns what the operating system said, which limit that is, and what to do."""
     text = str(error) or type(error).__name__
     code = error.errno if isinstance(error, OSError) else errno.ENOMEM
     if code == errno.EMFILE:
@@ -77,7 +81,7 @@ def _sentence(error: OSError | MemoryError) -> str:
 
 
 def reason_of(error: BaseException, rank: int) -> bytes:
-    """What a rank tells its peers about its error."""
+    """Returns what a rank tells its peers about its error."""
     kinds = (Timeout, PeerLost, InvalidArgument, BackendError, Error, KeyboardInterrupt)
     kind = next((each.__name__ for each in kinds if isinstance(error, each)), "")
     named = [str(error)] if isinstance(error, Error) else [type(error).__name__, str(error)]
@@ -87,7 +91,9 @@ def reason_of(error: BaseException, rank: int) -> bytes:
 
 
 def peers_failure(reason: bytes, rank: int, call: str) -> tuple[int, Error]:
-    """The rank on which a call has failed, and the error of `rank`, which was told the reason."""
+    """Returns the rank on which a call has failed, and the error of `rank`, which was told the
+    reason.
+    """
     source, kind, text, peer = json.loads(reason)
     return source, _error_of(source, kind, text, peer, rank, call)
 

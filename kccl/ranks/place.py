@@ -1,4 +1,5 @@
-"""Which process is a rank, where the ranks find each other by sockets: a name held while it lives.
+"""Decides which process is a rank, if the ranks find each other by sockets: the one that holds a
+name.
 
 A helper process may inherit a rank's variables and call kccl.init() before the rank does. It then
 has the rank's place. When the rank comes, and the helper is still waiting for the others, the
@@ -16,7 +17,7 @@ from pathlib import Path
 from ..base.errors import BackendError
 from . import sockets
 
-# So long a rank waits for a helper to give its place back. Helpers look every 0.2 s.
+# Seconds that a rank waits for a helper to give its place back. Helpers look every 0.2 s.
 _GIVES_BACK_S = 2.0
 _RETRY_S = 0.02
 
@@ -117,7 +118,7 @@ def _described(pid: int) -> str:
 
 
 def _ancestors(pid: int) -> list[int]:
-    """The processes that started a process, from its parent on."""
+    """Returns the processes that started a process, from its parent on."""
     found: list[int] = []
     while pid > 1:
         fields = _read(pid, "stat").rpartition(b")")[2].split()

@@ -12,7 +12,8 @@ _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
 
 def pidfd_of(pid: int) -> int | None:
-    """A descriptor that becomes readable when a process ends; None where the system has none.
+    """Returns a descriptor that becomes readable when a process ends; None where the system has
+    none.
 
     Raises:
         ProcessLookupError: There is no such process.
@@ -26,7 +27,7 @@ def pidfd_of(pid: int) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """False once the process has ended, even if it is still a zombie."""
+    """Tells whether the process still runs. A zombie has ended."""
     try:
         pidfd = pidfd_of(pid)
     except ProcessLookupError:
@@ -40,7 +41,7 @@ def is_running(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """The state of a process, a letter of proc(5); "" if there is no such process."""
+    """Returns the state of a process, a letter of proc(5); "" if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

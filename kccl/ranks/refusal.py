@@ -1,4 +1,4 @@
-"""What a rank says instead of its name when it cannot start: why. All others raise with the reason.
+"""The message of a rank that cannot start: the reason, with which all other ranks raise.
 
 Some things go wrong on a rank before it is connected with the others: a variable of its environment
 is wrong, or it may open too few files. Without a word the others would wait for it until their time
@@ -8,7 +8,6 @@ is up.
 import json
 from collections.abc import Sequence
 
-from ..base.errors import Error
 from .messages import own_failure, peers_failure, reason_of
 
 WAITS_S = 5.0
@@ -17,25 +16,27 @@ WAITS_S = 5.0
 _KEY = "refusal"
 
 
-def refusal(error: Error, rank: int, most_bytes: int) -> str:
-    """The string of a rank that cannot start; of so many bytes at most.
+def refusal(error: BaseException, rank: int, most_bytes: int) -> tuple[BaseException, str]:
+    """Returns the error of a rank that cannot start, and its string for the others.
 
     Args:
-        error: Why. Its text gets the rank.
+        error: Why. Its text may get the rank.
         rank: The rank.
         most_bytes: The most that the exchange takes.
     """
-    own_failure(error, rank, "start-up")
-    source, kind, text, peer = json.loads(reason_of(error, rank))
+    mine = own_failure(error, rank, "start-up")
+    source, kind, text, peer = json.loads(reason_of(mine, rank))
     while True:
         said = json.dumps({_KEY: json.dumps([source, kind, text, peer])})
         if len(said.encode()) <= most_bytes:
-            return said
+            return mine, said
         text = text[: len(text) * 3 // 4] + "..."
 
 
 def first_refusal(texts: Sequence[str]) -> str | None:
-    """The first of the ranks' strings that says why a rank cannot start; None if there is none."""
+    """Returns the first of the ranks' strings that says why a rank cannot start; None if there is
+    none.
+    """
     return next((text for text in texts if text.startswith(f'{{"{_KEY}"')), None)
 
 

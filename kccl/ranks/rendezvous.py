@@ -18,7 +18,8 @@ from .place import Place
 from .siblings import Siblings
 
 _RETRY_S = 0.002
-# After the time-out the other ranks wait so much longer for rank 0 to name the missing rank.
+# The further seconds after the time-out in which the other ranks wait for rank 0 to name the
+# missing rank.
 _LAST_REPLY_S = 1.0
 
 
@@ -112,7 +113,7 @@ def _host_rendezvous(
                 connection.close()
                 raise
             if rank in connections and sockets.has_ended(connections[rank]):
-                # It was a helper process, which has given the place back.
+                # The one before was a helper process, which has given the place back.
                 connections.pop(rank).close()
                 texts.pop(rank)
             if rank in texts:
@@ -160,7 +161,7 @@ def _move(listener: socket.socket, connections: dict[int, socket.socket]) -> Non
     with contextlib.suppress(OSError):
         while True:
             coming.append(listener.accept()[0])
-    # Who hears of it connects again at once, and must not reach this listener.
+    # A rank that hears of it connects again at once, and must not reach this listener.
     listener.close()
     ends = time.monotonic() + _LAST_REPLY_S
     for connection in coming:
@@ -240,7 +241,7 @@ def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Wa
 
 
 def _last_reply(connection: socket.socket) -> object:
-    """What rank 0 still says; None if it says nothing."""
+    """Returns what rank 0 still says; None if it says nothing."""
     try:
         return _receive(connection, time.monotonic() + _LAST_REPLY_S)
     except OSError:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from .sockets import bind
 # has ended.
 _STARTS_WITHIN_S = 3.0
 _LOOK_S = 0.05
+_LINGERS_S = 1.0
 _GUARD = "import sys; sys.path.append({!r}); from kccl.ranks.siblings import guard; guard()"
 
 
@@ -41,19 +42,33 @@ class Siblings:
         self._variable, self._rank, self._size = variable, rank, size
         self._launcher = _launcher(variable) if is_one_machine and size > 1 else 0
         self._pids = {self._rank: os.getpid()}
+        # The ranks that matter -> what errors call them.
+        self._names = {rank: rank for rank in range(size)}
         self._began = time.monotonic()
+
+    def among(self, ranks: Sequence[int]) -> "Siblings":
+        """Looks only for some ranks from now on, this one included.
+
+        Args:
+            ranks: Those ranks. Errors call the first one 0, the second one 1, and so on.
+        """
+        self._names = {rank: name for name, rank in enumerate(ranks)}
+        return self
 
     def check(self) -> None:
         """Raises PeerLost if a rank has ended, or will not call kccl.init()."""
         lost = self._lost()
         if lost is not None:
-            raise ended_before(self._rank, lost)
+            # The others look within this time. If this rank ended before, they might name it in
+            # place of the rank that was lost first.
+            time.sleep(_LINGERS_S)
+            raise ended_before(self._names[self._rank], self._names[lost])
 
     def _lost(self) -> int | None:
         if not self._launcher:
             return None
         all_known = len(self._pids) == self._size or self._look()
-        for rank in set(range(self._size)) - {self._rank}:
+        for rank in set(self._names) - {self._rank}:
             if rank not in self._pids:
                 if all_known and time.monotonic() - self._began > _STARTS_WITHIN_S:
                     return rank
@@ -108,14 +123,14 @@ class Siblings:
 
 
 def of_mpi(environ: Mapping[str, str]) -> Siblings:
-    """The ranks that mpirun started."""
+    """Returns the ranks that mpirun started."""
     variable, size = launchers.mpi_rank_variable(environ), launchers.mpi_world_size(environ)
     is_one_machine = launchers.number_of_local_ranks(environ) == size
     return Siblings(variable, launchers.rank_of(environ), size, is_one_machine=is_one_machine)
 
 
 def of_torchrun(environ: Mapping[str, str], rank: int, size: int) -> Siblings:
-    """The ranks that torchrun started. A person who sets RANK has no launcher."""
+    """Returns the ranks that torchrun started. A person who sets RANK has no launcher."""
     return Siblings("RANK", rank, size, is_one_machine="TORCHELASTIC_RUN_ID" in environ)
 
 
@@ -184,7 +199,8 @@ def _name(launcher: int, rank: int) -> str:
 
 
 def _launcher(variable: str) -> int:
-    """The process that started the ranks: the nearest ancestor that is none. 0 if there is none.
+    """Returns the process that started the ranks: the nearest ancestor that is none. 0 if there is
+    none.
 
     A rank may stand behind a shell or another program, which has its variables too.
     """
@@ -195,7 +211,9 @@ def _launcher(variable: str) -> int:
 
 
 def _variable_of(pid: int, name: str) -> str | None:
-    """An environment variable of another process; None if it is not set or may not be read."""
+    """Returns an environment variable of another process; None if it is not set or may not be
+    read.
+    """
     with suppress(OSError):
         for text in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             key, _, value = text.partition(b"=")

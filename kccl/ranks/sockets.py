@@ -1,36 +1,41 @@
-"""Unix sockets by which the ranks of one machine connect.
+"""Unix sockets by which the ranks of one machine connect; nodes.py connects those of several.
 
 Their names are in the abstract namespace, so a killed rank leaves nothing behind.
 """
 
 import contextlib
+import json
 import math
 import os
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from ..base.errors import BackendError, PeerLost, Timeout
-from .link import HEADER, LOST
+from ..base.errors import BackendError, Error, PeerLost, Timeout, WaitFailed
+from . import nodes
+from .link import FAIL, HEADER, LOST, START_UP
+from .messages import own_failure, peers_failure, reason_of
 from .processes import is_running
 
 _UCRED = struct.Struct("3i")
 _POLL_S = 0.02  # between two checks whether the missing ranks' processes still run
 # A rank that gives up waits so long for those that have yet to hear why.
-_LAST_WORD_S = 1.0
+_LAST_WORD_S = 3.0
 _MOST_POLL_MS = 2**31 - 1
+_MOST_REASON_BYTES = 4000
 
 
 def listen() -> tuple[socket.socket, str]:
-    """A listening socket, and the name that connect() takes."""
+    """Returns a listening socket, and the name that connect() takes."""
     # The name has the process id, so a peer that waits for this rank can see that it has ended.
     name = f"kccl-{os.getpid()}-{os.urandom(16).hex()}"
     return bind(name), name
 
 
 def bind(name: str) -> socket.socket:
-    """A socket that listens under `name`. Raises OSError when the name is taken."""
+    """Returns a socket that listens under `name`. Raises OSError when the name is taken."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(f"\0{name}")
@@ -74,14 +79,16 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
 
 
 def poll_ms(seconds: float) -> int:
-    """The argument of poll() for a wait of so many seconds; it may be less, but is not 0 then."""
+    """Returns the argument of poll() for a wait of so many seconds; it may be less, but is not 0
+    then.
+    """
     return min(math.ceil(max(seconds, 0) * 1000), _MOST_POLL_MS)
 
 
 def connect(
     rank: int,
     names: list[str],
-    listener: socket.socket,
+    listener: "socket.socket | nodes.Listener",
     deadline: float,
     *,
     what: str = "start-up",
@@ -105,22 +112,45 @@ def connect(
     Raises:
         Timeout: A rank did not connect before the deadline.
         PeerLost: A rank's process has ended.
+        Error: Another rank could not connect. The text has its number and the reason.
     """
     numbers = numbers or range(len(names))
     sockets: dict[int, socket.socket] = {}
+    unknown: list[socket.socket] = []  # has come, and has not said its rank yet
+    told = 0, b""  # a rank that could not connect, and its message
+
+    def may_run(name: str) -> bool:
+        """Returns false if the process of a rank of this node has ended. Ranks of other nodes count
+        as alive.
+        """
+        return _is_far(name, names[rank]) or is_running(_pid_in(name))
 
     def lost(peer: int) -> PeerLost:
         return peer_lost(numbers[rank], numbers[peer], what)
 
+    def late_error(peer: int) -> Timeout:
+        late = numbers[peer]
+        return Timeout(
+            f"rank {late} did not connect to rank {numbers[rank]} in time during {what}",
+            rank=numbers[rank],
+            peer=late,
+            collective=what,
+        )
+
     def check_others(refuser: int | None = None) -> None:
-        """Raises if a connected peer has told of a loss; or has ended without a word, while
-        another one refuses to connect.
+        """Raises if a connected peer has told of a loss or a failure; or has ended without a word,
+        while another one refuses to connect.
         """
-        # Others give up when a rank has ended, and say which one it was.
+        nonlocal told
+        # If a rank has ended, the others give up and name it.
         for connection in sockets.values():
-            culprit = _lost_by_peer(connection)
-            if culprit is not None:
+            kind, culprit, reason = _last_word_of(connection)
+            if kind == LOST:
                 raise lost(culprit)
+            if kind == FAIL:
+                source, error = peers_failure(reason, numbers[rank], what)
+                told = numbers.index(source), _failure(reason)
+                raise error
         for peer, connection in sockets.items():
             if refuser is not None and peer != refuser and has_ended(connection):
                 raise lost(peer)
@@ -129,29 +159,29 @@ def connect(
         """Raises if one of the absent peers will not come."""
         look()
         # A connected peer may be lost too. The absent ones may know it already and never come.
-        ended = [peer for peer in (*sockets, *absent) if not is_running(_pid_in(names[peer]))]
+        ended = [peer for peer in (*sockets, *absent) if not may_run(names[peer])]
         ended += [peer for peer, connection in sockets.items() if has_ended(connection)]
-        # Afterwards, because a peer that gives up says why before it ends.
+        # This comes last, because a peer that gives up tells the reason before it ends.
         check_others()
         if ended:
             raise lost(ended[0])
         if time.monotonic() > deadline:
-            late = numbers[min(absent)]
-            raise Timeout(
-                f"rank {late} did not connect to rank {numbers[rank]} in time during {what}",
-                rank=numbers[rank],
-                peer=late,
-                collective=what,
-            )
+            raise late_error(min(absent))
+
+    def check_reached(peer: int) -> None:
+        look()
+        check_others()
+        if time.monotonic() > deadline:
+            raise late_error(peer)
 
     try:
         for peer in range(rank):
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sockets[peer] = connection
             try:
-                connection.connect(f"\0{names[peer]}")
-                peer_pid(connection)
+                check_peer = partial(check_reached, peer)
+                sockets[peer] = connection = _reach(names[peer], names[rank], check_peer)
                 connection.sendall(struct.pack("<I", rank))
+            except Error:
+                raise
             except ConnectionError:
                 check_others(refuser=peer)
                 raise lost(peer) from None
@@ -163,75 +193,164 @@ def connect(
             except TimeoutError:
                 check(absent)
                 continue
+            unknown = [connection]
             found = _rank_of(connection, deadline)
+            unknown = []
             if found in absent:
                 sockets[found] = connection
                 absent.remove(found)
             else:
                 # A stranger; or a rank that has ended, which check() will see.
                 connection.close()
+        check_others()
     except BaseException as error:
-        if isinstance(error, PeerLost) and error.peer in numbers:
+        mine = error
+        culprit, word = told
+        # Whoever told this rank has not told those that come late.
+        if not word and isinstance(error, PeerLost) and error.peer in numbers:
             culprit = numbers.index(error.peer)
-            for connection in sockets.values():
-                _tell_loss(connection, culprit)
-            if culprit > rank:
-                late = set(range(rank + 1, len(names))) - {culprit, *sockets}
-                _tell_late(listener, {peer: names[peer] for peer in late}, culprit)
-        for connection in sockets.values():
+            word = HEADER.pack(LOST, culprit, 0)
+        elif not word and not isinstance(error, WaitFailed):
+            mine = own_failure(error, numbers[rank], what)
+            culprit, word = rank, _failure(reason_of(mine, numbers[rank]))
+        if word:
+            _tell_all(rank, names, sockets, unknown, listener, culprit, word, deadline)
+        for connection in (*sockets.values(), *unknown):
             connection.close()
-        raise
+        if mine is error:
+            raise
+        raise mine from error
     finally:
         listener.close()
     return sockets
 
 
-def _tell_loss(connection: socket.socket, culprit: int) -> None:
-    """Tells a peer which rank's loss ends this connection."""
-    # The peer may have gone, too.
-    with contextlib.suppress(OSError):
-        connection.send(HEADER.pack(LOST, culprit, 0), socket.MSG_DONTWAIT)
+def _is_far(name: str, mine: str) -> bool:
+    """Tells whether the rank that listens under a name is on another node than this one."""
+    return nodes.node_in(name) != nodes.node_in(mine)
 
 
-def _tell_late(listener: socket.socket, late: dict[int, str], culprit: int) -> None:
-    """Tells the ranks that have yet to connect to this one which rank is lost.
+def _reach(name: str, mine: str, look: Callable[[], None]) -> socket.socket:
+    """Connects with the rank that listens under a name; `look` as in nodes.connect()."""
+    if _is_far(name, mine):
+        return nodes.connect(name, look)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(f"\0{nodes.nearby(name)}")
+        peer_pid(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _failure(reason: bytes) -> bytes:
+    """Returns the message of a rank that could not connect; `reason` is as reason_of() made it."""
+    if len(reason) > _MOST_REASON_BYTES:
+        source, kind, text, peer = json.loads(reason)
+        # A character takes at most 12 bytes of JSON.
+        text = text[: _MOST_REASON_BYTES // 24] + "..."
+        reason = json.dumps([source, kind, text, peer]).encode()
+    # A peer that has connected with all others already takes it as one of its call.
+    return HEADER.pack(FAIL, START_UP, len(reason)) + reason
+
+
+def _last_word_of(connection: socket.socket) -> tuple[bytes, int, bytes]:
+    """Returns the kind, number and data of the LOST or FAIL that a peer has sent; a kind of b"" if
+    it has sent none.
+    """
+    try:
+        most = HEADER.size + _MOST_REASON_BYTES
+        said = connection.recv(most, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except OSError:
+        return b"", 0, b""
+    if len(said) < HEADER.size:
+        return b"", 0, b""
+    kind, number, nbytes = HEADER.unpack_from(said)
+    data = said[HEADER.size : HEADER.size + nbytes]
+    is_last = kind in (LOST, FAIL) and len(data) == nbytes
+    return (kind, int(number), data) if is_last else (b"", 0, b"")
+
+
+def _tell_all(
+    rank: int,
+    names: list[str],
+    sockets: dict[int, socket.socket],
+    unknown: list[socket.socket],
+    listener: "socket.socket | nodes.Listener",
+    culprit: int,
+    word: bytes,
+    deadline: float,
+) -> None:
+    """Tells the others why this rank gives up, and closes its connections.
+
+    Args:
+        rank: This rank.
+        names: Name of each rank's listener, in rank order.
+        sockets: The connections with ranks.
+        unknown: Other connections.
+        listener: This rank's listener.
+        culprit: The rank that is lost, or that could not connect.
+        word: The message.
+        deadline: A value of time.monotonic(), up to which the others wait.
+    """
+    connected = {*sockets}
+    for connection in (*sockets.values(), *unknown):
+        with contextlib.suppress(OSError):  # the peer may have gone, too
+            connection.send(word, socket.MSG_DONTWAIT)
+        # The connections below may need the descriptor.
+        connection.close()
+    if culprit == rank:
+        # The ranks below wait for this one.
+        for peer in set(range(rank)) - connected:
+            with (
+                contextlib.suppress(OSError, Error),
+                _reach(names[peer], names[rank], lambda: None) as connection,
+            ):
+                connection.sendall(struct.pack("<I", rank) + word)
+    # A rank above has reached a lost rank below this one before it comes here, and was refused. One
+    # that failed may not have told it yet.
+    if culprit >= rank or not word.startswith(LOST):
+        late = set(range(rank + 1, len(names))) - {culprit, *connected}
+        near = {peer: names[peer] for peer in late if not _is_far(names[peer], names[rank])}
+        _tell_late(listener, near, word, min(deadline, time.monotonic() + _LAST_WORD_S))
+
+
+def _tell_late(
+    listener: "socket.socket | nodes.Listener", late: dict[int, str], word: bytes, deadline: float
+) -> None:
+    """Tells the ranks that have yet to connect to this one why it gives up.
 
     A rank that is refused takes the refuser for lost. Ranks above this one connect here before they
     connect to a lost rank that is above this one too, so they must not be refused here.
 
     Args:
+        listener: This rank's listener.
         late: Rank -> name of its listener.
+        word: The message.
+        deadline: A value of time.monotonic(), at which this rank waits no longer.
     """
-    deadline = time.monotonic() + _LAST_WORD_S
     listener.settimeout(_POLL_S)
     while any(is_running(_pid_in(name)) for name in late.values()):
         if time.monotonic() > deadline:
             return
         with contextlib.suppress(TimeoutError):
             connection, _ = listener.accept()
-            with connection:
-                peer = _rank_of(connection, deadline)
-                if late.pop(peer, None) is not None:
-                    _tell_loss(connection, culprit)
-
-
-def _lost_by_peer(connection: socket.socket) -> int | None:
-    """The rank whose loss the peer told of; None if it told of none."""
-    try:
-        said = connection.recv(HEADER.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except OSError:
-        return None
-    if len(said) < HEADER.size:
-        return None
-    kind, culprit, _ = HEADER.unpack(said)
-    return int(culprit) if kind == LOST else None
+            with connection, contextlib.suppress(OSError):
+                if late.pop(_rank_of(connection, deadline), None) is not None:
+                    connection.send(word, socket.MSG_DONTWAIT)
 
 
 def _rank_of(connection: socket.socket, deadline: float) -> int:
-    """The rank that a new connection's other end says; -1 if it does not, or is a stranger."""
+    """Returns the rank that a new connection's other end says; -1 if it does not, or is a
+    stranger.
+    """
     try:
-        peer_pid(connection)
+        if connection.family == socket.AF_UNIX:
+            peer_pid(connection)
         (peer,) = struct.unpack("<I", receive(connection, 4, deadline))
+        # A socket with a time limit waits even if it is told not to, as in has_ended().
+        connection.settimeout(None)
     except (BackendError, ConnectionError, TimeoutError):
         return -1
     return int(peer)
@@ -242,7 +361,7 @@ def _pid_in(name: str) -> int:
 
 
 def has_ended(connection: socket.socket) -> bool:
-    """Whether the other end of a connection has closed it, and all it said has been read."""
+    """Tells whether the other end of a connection has closed it, and all it said has been read."""
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -254,10 +373,11 @@ def has_ended(connection: socket.socket) -> bool:
 def peer_lost(
     rank: int, peer: int, what: str, why: str = "its process has ended or given up"
 ) -> PeerLost:
-    """The exception of `rank`, which lost `peer` during `what`."""
+    """Returns the exception of `rank`, which lost `peer` during `what`."""
+    # At start-up there is no communicator yet.
+    cure = "" if what == "start-up" else "; the survivors may go on with comm.shrink()"
     return PeerLost(
-        f"rank {rank} lost rank {peer} during {what}: {why}; "
-        "the survivors may go on with comm.shrink()",
+        f"rank {rank} lost rank {peer} during {what}: {why}{cure}",
         rank=rank,
         peer=peer,
         collective=what,

@@ -41,18 +41,18 @@ not come ends with Timeout.
 """
 
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from ..base.errors import BackendError, PeerLost, Timeout, WaitFailed
 from . import sockets
 from .agreement import connect_part
+from .knowledge import Said
 from .mesh import Closable, Mesh
 from .messages import own_failure
+from .nodes import Listener
 
 Part = TypeVar("Part", bound=Closable)
 
@@ -88,62 +88,23 @@ def shrink(ranks: Mesh, make: Callable[[Mesh], Part], timeout: float) -> Part:
         raise survivor.refusal(error) from error
 
 
-@dataclass(frozen=True)
-class _Said:
-    """What a rank knows: its attempt, the ranks it does not hear, its listener's name, the votes.
-
-    The name is "" while the rank knows of the attempt and does not take part yet. The votes are
-    those of this attempt: rank -> members. `refused` is the last attempt in which this rank could
-    not make the communicator, 0 for none, and `reason` says why.
-    """
-
-    attempt: int
-    ended: frozenset[int]
-    name: str
-    votes: dict[int, tuple[int, ...]]
-    refused: int = 0
-    reason: str = ""
-
-    @classmethod
-    def parse(cls, text: bytes) -> "_Said":
-        said: dict[str, Any] = json.loads(text)
-        votes = {rank: tuple(members) for rank, members in said["votes"]}
-        why = said["refused"], said["reason"]
-        return cls(said["attempt"], frozenset(said["ended"]), said["name"], votes, *why)
-
-    def text(self) -> bytes:
-        said = {
-            "attempt": self.attempt,
-            "ended": sorted(self.ended),
-            "name": self.name,
-            "votes": sorted(self.votes.items()),
-            "refused": self.refused,
-            "reason": self.reason,
-        }
-        return json.dumps(said).encode()
-
-
-def ended_in(text: bytes) -> frozenset[int]:
-    """The ranks that a peer does not hear, from what it said."""
-    return _Said.parse(text).ended
-
-
 class _Survivor(Generic[Part]):
     """One rank's part in the agreement, from its first shrink() to the one that returns."""
 
     def __init__(self, ranks: Mesh) -> None:
         self._ranks = ranks
         self._attempt = 1
-        self._listener: socket.socket | None = None
+        self._listener: socket.socket | Listener | None = None
         self._name = ""
         # Whose streams had ended when this rank began to listen.
         self._ended: frozenset[int] = frozenset()
-        # What `make` returned, and for which members. This rank has voted for them.
+        # The result of `make`, and its members. This rank has voted for them.
         self._part: Part | None = None
         self._members: tuple[int, ...] = ()
-        self._heard: dict[int, _Said] = {}
+        self._heard: dict[int, Said] = {}
         self._told = b""
-        # This rank's own refusal, and the last attempt of which it has raised anybody's.
+        # This rank's own refusal, and the last attempt for which it has raised a refusal of any
+        # rank.
         self._refused, self._reason = 0, ""
         self._raised = 0
         # The rank that told why `make` failed here.
@@ -173,7 +134,7 @@ class _Survivor(Generic[Part]):
                 if time.monotonic() > deadline or not self._wait(self._has_members, deadline):
                     self._time_out(timeout)
                 if self._has_members():
-                    # Why suppress: the attempt fails, and the next one begins.
+                    # The error is suppressed: the attempt fails, and the next one begins.
                     with contextlib.suppress(PeerLost):
                         self._try_to_make(make, timeout)
             if self._part is not None:
@@ -189,9 +150,9 @@ class _Survivor(Generic[Part]):
         """Takes what the peers have said, follows them to a later attempt, says what is new."""
         ranks = self._ranks
         for peer, text in ranks.hear():
-            self._heard[peer] = _Said.parse(text)
+            self._heard[peer] = Said.parse(text)
         if ranks.has_hung_up:
-            # This rank hears nobody, and everybody hears that it has ended.
+            # Then this rank hears nobody, and all peers hear that it has ended.
             raise PeerLost(
                 f"rank {ranks.rank} has called abort() and cannot go on with comm.shrink()",
                 rank=ranks.rank,
@@ -208,11 +169,12 @@ class _Survivor(Generic[Part]):
 
     def _say(self) -> None:
         why = self._refused, self._reason
-        said = _Said(self._attempt, self._ranks.ended(), self._name, self._votes(), *why)
+        said = Said(self._attempt, self._ranks.ended(), self._name, self._votes(), *why)
         text = said.text()
         if text != self._told:
             self._ranks.tell(text)
-            # After tell(): if Ctrl-C stops that, the next shrink() tells all peers again.
+            # This is set after tell(). If Ctrl-C stops tell(), the next shrink() tells all peers
+            # again.
             self._told = text
 
     def _begin(self, attempt: int) -> None:
@@ -229,29 +191,29 @@ class _Survivor(Generic[Part]):
         return votes
 
     def _alive(self) -> set[int]:
-        """The peers that this rank hears."""
+        """Returns the peers that this rank hears."""
         return set(range(self._ranks.world_size)) - self._ranks.ended() - {self._ranks.rank}
 
     def _is_settled(self, peer: int) -> bool:
-        """Whether the peer has said that it is in this attempt and hears whom this rank hears."""
+        """Tells whether the peer has said that it is in this attempt and hears the same ranks."""
         said = self._heard.get(peer)
         return (
             said is not None and said.attempt == self._attempt and said.ended == self._ranks.ended()
         )
 
     def _contradicts(self, members: tuple[int, ...]) -> bool:
-        """Whether one of the members has voted otherwise."""
+        """Tells whether one of the members has voted otherwise."""
         votes = self._votes()
         return any(votes.get(member, members) != members for member in members)
 
     def _is_lost(self) -> bool:
-        """Whether the members' votes can never be complete."""
+        """Tells whether the members' votes can never be complete."""
         missing = set(self._members) & self._ranks.ended() - set(self._votes())
         all_know = all(map(self._is_settled, self._alive()))
         return self._contradicts(self._members) or (len(missing) > 0 and all_know)
 
     def _is_complete(self) -> bool:
-        """Whether all members have voted for this rank's communicator."""
+        """Tells whether all members have voted for this rank's communicator."""
         return self._part is not None and set(self._members) <= set(self._votes())
 
     # ---- Waits -------------------------------------------------------------------------------
@@ -268,10 +230,10 @@ class _Survivor(Generic[Part]):
         return ranks.wait(2 * attempt + (self._part is not None), is_over, deadline)
 
     def _has_members(self) -> bool:
-        """Whether this rank, which listens, can name the members."""
+        """Tells whether this rank, which listens, can name the members."""
         if self._name == "":
             self._ended = self._ranks.ended()
-            self._listener, self._name = sockets.listen()
+            self._listener, self._name = self._ranks.listen()
             self._say()
         return all(self._is_settled(peer) and self._heard[peer].name for peer in self._alive())
 
@@ -328,7 +290,9 @@ class _Survivor(Generic[Part]):
                 raise _Refused(said.reason)
 
     def refusal(self, error: BaseException) -> BaseException:
-        """What shrink() raises for an error that is no failed wait. Tells the peers of its own."""
+        """Returns the error that shrink() raises for an error that is no failed wait. Tells the
+        peers if it is this rank's own.
+        """
         if isinstance(error, _Refused):
             return BackendError(str(error))
         self._raised = self._attempt

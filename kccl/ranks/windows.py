@@ -13,7 +13,7 @@ from ..base import abi, memory
 from ..base.copying import not_copied
 from ..base.errors import BackendError, InvalidArgument
 from ..base.mapping import map_shared
-from .mesh import Mesh
+from .team import Connected
 
 
 def layout(
@@ -22,8 +22,9 @@ def layout(
     packet_bytes: int,
     staging_bytes: int,
     exchange_bytes: int,
+    message_bytes: int = 0,
 ) -> dict[str, int]:
-    """The fields of KcclLayout, computed by csrc/include/kccl/device_comm.h.
+    """Returns the fields of KcclLayout, computed by csrc/include/kccl/device_comm.h.
 
     Args:
         world_size: Number of ranks.
@@ -31,6 +32,7 @@ def layout(
         packet_bytes: Payload bytes of one ll16 or sentinel slot.
         staging_bytes: Bytes of one staging slot.
         exchange_bytes: Bytes of all slices of one GridExchange.
+        message_bytes: Bytes of the ring of messages from each rank; 0: none.
 
     Raises:
         InvalidArgument: A size is not a multiple of its unit, or is too large.
@@ -42,6 +44,7 @@ def layout(
         "packet_bytes": packet_bytes,
         "staging_bytes": staging_bytes,
         "exchange_bytes": exchange_bytes,
+        "message_bytes": message_bytes,
     }
     sizes = abi.ffi.new("KcclSizes *", fields)
     if abi.lib.kccl_host_layout(regions, world_size, sizes, mmap.PAGESIZE) != 0:
@@ -68,7 +71,7 @@ class Window(ABC):
         "call comm.window() on every rank, or copy its contents: bytes(window.local) on the host",
     )
 
-    def __init__(self, mesh: Mesh, nbytes: int, addresses: Sequence[int], local: Any) -> None:
+    def __init__(self, mesh: Connected, nbytes: int, addresses: Sequence[int], local: Any) -> None:
         self.nbytes = nbytes
         self.mesh = mesh
         self.is_closed = False
@@ -87,12 +90,12 @@ class Window(ABC):
 
     @property
     def local(self) -> Any:
-        """This rank's part, as a writable buffer; None in GPU memory."""
+        """Returns this rank's part as a writable buffer; None in GPU memory."""
         self._check_open()
         return self._local
 
     def for_kernels(self) -> bytes:
-        """The bytes of a KcclWindow, which a kernel takes as `kccl::Window`."""
+        """Returns the bytes of a KcclWindow, which a kernel takes as `kccl::Window`."""
         fields = {"num_bytes": self.nbytes, "rank": self.mesh.rank, "address": self.addresses}
         window = abi.ffi.new("KcclWindow *", {"world_size": self.mesh.world_size, **fields})
         return bytes(abi.ffi.buffer(window))
@@ -158,17 +161,17 @@ class Endable(Protocol):
     def __hash__(self) -> int: ...
 
 
-# This process's part -> the window, for arrays that comm.empty() made.
+# The window of each of this process's parts, for arrays that comm.empty() has made.
 _by_address: "WeakValueDictionary[int, Window]" = WeakValueDictionary()
 
 
 def window_at(address: int) -> Window | None:
-    """The open window of which this rank's part begins at an address."""
+    """Returns the open window of which this rank's part begins at an address."""
     found = _by_address.get(address)
     return None if found is None or found.is_closed else found
 
 
-def agree_on_size(mesh: Mesh, nbytes: int, what: str, timeout: float) -> None:
+def agree_on_size(mesh: Connected, nbytes: int, what: str, timeout: float) -> None:
     """Checks the size of a window before it is made. Collective.
 
     Args:
@@ -196,9 +199,9 @@ class HostWindow(Window):
     """A window in host memory."""
 
     def __init__(
-        self, mesh: Mesh, maps: Sequence[Any], forget: Callable[[], None] | None = None
+        self, mesh: Connected, maps: Sequence[Any], forget: Callable[[], None] | None = None
     ) -> None:
-        """`maps` are all ranks' parts, in rank order; drop() first calls `forget`."""
+        """Takes all ranks' parts, `maps`, in rank order. drop() first calls `forget`."""
         # The buffers keep the mappings alive. So arrays in a window stay valid after close().
         self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]
         self._forget = forget
@@ -217,7 +220,7 @@ class HostWindow(Window):
         self._buffers = []
 
 
-def host_window(mesh: Mesh, nbytes: int, what: str, timeout: float) -> HostWindow:
+def host_window(mesh: Connected, nbytes: int, what: str, timeout: float) -> HostWindow:
     """Makes a window of memfd segments. Collective; see agree_on_size().
 
     A segment lives as long as a process maps it or holds its descriptor. So a job that is killed

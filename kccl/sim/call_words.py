@@ -24,7 +24,9 @@ def incomplete_call(finding: Any, place: Any, other: Any) -> str:
 
 
 def lack(finding: Any, place: Any, other: Any) -> str:
-    """What a deadlock may come from: some threads of a coop are not in a call; "" for none."""
+    """Returns what a deadlock may come from: some threads of a coop are not in a call; "" for
+    none.
+    """
     if finding.num_ranges == 0 or other is None:
         return ""
     return f". {_missing(finding, other.rank, other)}"

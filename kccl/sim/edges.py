@@ -11,7 +11,7 @@ _EDGES = {value: name for name, value in members("KcclSimEdge", "kKcclSimEdge").
 
 
 def edge_of(kind: str, finding: Any, regions: Regions, arrays: LaunchArrays, model: str) -> str:
-    """What a KcclSimFinding misses or cannot do; "" for kinds that have another text.
+    """Returns what a KcclSimFinding misses or cannot do; "" for kinds that have another text.
 
     Args:
         kind: The finding's kind, as in report.py.
@@ -78,7 +78,7 @@ _FOREIGN = {
 
 
 def _whole(edge: str, finding: Any, regions: Regions, arrays: LaunchArrays) -> str:
-    """What the memory is called, with its size."""
+    """Returns what the memory is called, with its size."""
     num_bytes = finding.edge_bytes
     if edge in ("array", "freed"):
         whose = f" on rank {finding.edge_rank}" if finding.is_foreign and edge == "array" else ""

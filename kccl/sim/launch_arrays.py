@@ -24,13 +24,13 @@ class LaunchArrays:
         self._watched: set[tuple[int, tuple[int, int, int]]] = set()
 
     def name(self, number: int) -> str:
-        """The name with this number, as in "`x` (argument 2 of mine)"."""
+        """Returns the name with this number, as in "`x` (argument 2 of mine)"."""
         return self._names[number]
 
     def of_launch(
         self, rank: int, kernel: str, parameters: Sequence[str], arrays: Sequence[Any]
     ) -> Any:
-        """The KcclSimArrays of a launch.
+        """Returns the KcclSimArrays of a launch.
 
         Args:
             rank: The machine's rank that launches.
@@ -82,7 +82,7 @@ class LaunchArrays:
 
 
 def parameters_of(source: str, kernel: str, count: int) -> tuple[str, ...]:
-    """The names of a kernel's parameters, as its source has them; () if they are not found.
+    """Returns the names of a kernel's parameters, as its source has them; () if they are not found.
 
     Args:
         source: The kernel's source text.
@@ -99,7 +99,7 @@ def parameters_of(source: str, kernel: str, count: int) -> tuple[str, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """What stands between the commas up to the closing parenthesis."""
+    """Returns what stands between the commas up to the closing parenthesis."""
     parts, depth = [""], 0
     for letter in text:
         if letter in "([{<":
@@ -116,6 +116,6 @@ def _split(text: str) -> list[str]:
 
 
 def _last_word(declaration: str) -> str:
-    """The name that a declaration declares; "" if it has none."""
+    """Returns the name that a declaration declares; "" if it has none."""
     words = re.findall(r"\w+", declaration.partition("=")[0])
     return words[-1] if len(words) > 1 else ""

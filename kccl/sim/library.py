@@ -80,7 +80,7 @@ def load(path: Path, num_kernels: int, *, on_host: bool = False) -> Library:
 
 
 def library_at(address: int) -> Library | None:
-    """The library that has this code address; None if there is none."""
+    """Returns the library that has this code address; None if there is none."""
     with _lock:
         known = list(_loaded.values())
     return next((each for each in known if each.begin <= address < each.end), None)
@@ -155,7 +155,7 @@ def _address(function: Any) -> int:
 
 
 def _mapping(address: int) -> tuple[int, int]:
-    """The range of addresses where the file with this function is mapped."""
+    """Returns the range of addresses where the file with this function is mapped."""
     maps = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, device, inode, *_ = line.split(maxsplit=5)

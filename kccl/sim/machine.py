@@ -250,7 +250,9 @@ class Machine:
     # ---- Findings ----------------------------------------------------------------------------
 
     def failure(self) -> ProtocolError | None:
-        """The first finding as a new exception for each caller; None if there is no finding."""
+        """Returns the first finding as a new exception for each caller; None if there is no
+        finding.
+        """
         with self._lock:
             if self._failure is None and self._handle is not None:
                 if lib.kccl_sim_num_findings(self._handle) == 0:
@@ -261,7 +263,7 @@ class Machine:
         return None if known is None else ProtocolError(str(known), **vars(known))
 
     def findings(self) -> list[ProtocolError]:
-        """All findings of the last run."""
+        """Returns all findings of the last run."""
         count = lib.kccl_sim_num_findings(self.handle)
         events = self.events() if count else []
         return [
@@ -270,7 +272,7 @@ class Machine:
         ]
 
     def events(self) -> "Events":
-        """The last steps of the run, oldest first."""
+        """Returns the last steps of the run, oldest first."""
         capacity = self.simulation.trace_events
         array = ffi.new("KcclSimEvent[]", max(capacity, 1))
         return Events(array, lib.kccl_sim_events(self.handle, array, capacity))
@@ -284,7 +286,7 @@ class Machine:
         return self._reporter.waits([array[index] for index in range(count)])
 
     def stats(self) -> dict[str, int]:
-        """The fields of KcclSimStats for the last run. Works after destroy(), too."""
+        """Returns the fields of KcclSimStats for the last run. Works after destroy(), too."""
         if self._handle is not None:
             stats = lib.kccl_sim_stats(self._handle)
             self._stats = {name: getattr(stats, name) for name, _ in ffi.typeof(stats).fields}
@@ -363,7 +365,7 @@ def launch_of(
     shared_bytes: int = 0,
     arrays: Any = None,
 ) -> tuple[Any, Any]:
-    """A KcclSimLaunch, and an object that keeps its arguments alive.
+    """Returns a KcclSimLaunch, and an object that keeps its arguments alive.
 
     Args:
         rank: The machine's rank that launches.

@@ -76,7 +76,9 @@ class SimMesh(Mesh):
         machine_ranks: list[int],
         name: str = "",
     ) -> None:
-        """The mesh of `machine_ranks`, for number `rank` of them. All pass the same name."""
+        """Returns the mesh of `machine_ranks`, for number `rank` of them. All pass the same
+        name.
+        """
         self.meetings = meetings
         self.machine_ranks = machine_ranks
         self._name = name
@@ -125,7 +127,7 @@ class SimMesh(Mesh):
 
 
 def thread_meshes(machine: Machine, streams: list[dict[int, socket.socket]]) -> list[Mesh]:
-    """The meshes of all ranks of a machine, in rank order.
+    """Returns the meshes of all ranks of a machine, in rank order.
 
     Args:
         machine: The machine.

@@ -38,7 +38,7 @@ class Regions:
             self._wholes[address] = whole
 
     def whole(self, address: int) -> str:
-        """The name of the range that begins here, or that began here; "" if it has none."""
+        """Returns the name of the range that begins here, or that began here; "" if it has none."""
         with self._lock:
             return self._wholes.get(address, "")
 
@@ -49,7 +49,7 @@ class Regions:
             del self._known[address]
 
     def name(self, address: int) -> str:
-        """The name of an address; the address itself if it is in no known range."""
+        """Returns the name of an address; the address itself if it is in no known range."""
         with self._lock:
             index = bisect.bisect_right(self._begins, address) - 1
             if index < 0:
@@ -60,7 +60,7 @@ class Regions:
 
 
 def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer:
-    """Names for the bytes of KCCL's own window.
+    """Returns names for the bytes of KCCL's own window.
 
     Args:
         layout: The fields of KcclLayout.
@@ -71,6 +71,9 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
     families = {value: name for name, value in abi.members("KcclGridWords", "kKcclGrid").items()}
     reaches = {value: name for name, value in abi.members("KcclReach", "kKcclReach").items()}
     regions = [name for name, _ in ffi.typeof("KcclLayout").fields if not name.endswith("_bytes")]
+    if layout["message_bytes"] == 0:
+        # Without pipes the layout gives them no place.
+        regions.remove("messages")
     line = abi.LINE_BYTES
 
     def words(region: str, at: int) -> str:
@@ -110,6 +113,9 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
             rest, source = divmod(slot, world_size)
             channel, slot = divmod(rest, abi.NUM_SENTINEL_SLOTS)
             return f"sentinel byte {at} on channel {channel}, slot {slot}, from rank {source}"
+        if region == "messages":
+            source, at = divmod(at, layout["message_bytes"])
+            return f"byte {at} of the pipes from rank {source}"
         if region == "packets":
             slot, at = divmod(at, 2 * layout["packet_bytes"])
             rest, source = divmod(slot, world_size)
@@ -135,7 +141,7 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
 
 
 def state_namer(rank: int) -> Namer:
-    """Names for the bytes of a rank's KcclState."""
+    """Returns names for the bytes of a rank's KcclState."""
     fields = [(field.offset, name) for name, field in ffi.typeof("KcclState").fields]
 
     def name(offset: int) -> str:
@@ -145,5 +151,5 @@ def state_namer(rank: int) -> Namer:
 
 
 def bytes_namer(what: str) -> Namer:
-    """Names for bytes of memory that has no further structure."""
+    """Returns names for bytes of memory that has no further structure."""
     return lambda offset: f"byte {offset} of {what}"

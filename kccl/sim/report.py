@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.abi import DTYPES, KERNELS, OPS, kernel_name, lib, members
+from ..base.abi import DTYPES, EXPERT_CALLS, KERNELS, OPS, kernel_name, lib, members
 from ..base.errors import ProtocolError
 from ..plan.spec import Counts
 from ..plan.specs import KERNELS as SPECS
@@ -112,7 +112,7 @@ class Reporter:
         self._kinds = {
             value: name for name, value in members("KcclSimFindingKind", "kKcclSim").items()
         }
-        self._kernels = {value: name for name, value in KERNELS.items()}
+        self._kernels = {value: name for name, value in (KERNELS | EXPERT_CALLS).items()}
         self._events = {
             value: name for name, value in members("KcclSimEventKind", "kKcclSim").items()
         }
@@ -120,7 +120,7 @@ class Reporter:
         self._scopes = list(members("KcclSimScope", "kKcclSimScope"))
 
     def error(self, finding: Any, events: Sequence[Any]) -> ProtocolError:
-        """The exception for a KcclSimFinding.
+        """Returns the exception for a KcclSimFinding.
 
         Args:
             finding: The finding.
@@ -156,7 +156,7 @@ class Reporter:
         )
 
     def _made_sentence(self, kind: str, finding: Any, place: Place, other: Place | None) -> str:
-        """The message of a finding about calls that two threads make."""
+        """Returns the message of a finding about calls that two threads make."""
         assert other is not None
         is_exchange = finding.made.channel < 0
         made, other_made = "", ""
@@ -175,25 +175,29 @@ class Reporter:
         return f"{text}; {_replay(finding)}"
 
     def _caller(self, site: int) -> str:
-        """The user's line that makes a call; or, for a kernel of the library, who launched it."""
+        """Returns the user's line that makes a call; or, for a kernel of the library, who launched
+        it.
+        """
         is_of_user = self.symbols.is_of_user(site)
         return self.symbols.user_line(site) if is_of_user else "a call of its program"
 
     def _seen_at(self, finding: Any) -> Any:
-        """The place of a finding. Of a loop that has no step: a place with a line of the user's."""
+        """Returns the place of a finding. Of a loop that has no step: a place with a line of the
+        user's.
+        """
         if not finding.is_hung:
             return finding.place
         seen = (finding.waiting[index] for index in range(finding.num_named))
         return next((each for each in seen if self.symbols.is_of_user(each.site)), finding.place)
 
     def waits(self, waits: Sequence[Any]) -> str:
-        """What is missing first, and who waits for what (KcclSimWaits); "" for nobody."""
+        """Returns what is missing first, and who waits for what (KcclSimWaits); "" for nobody."""
         self.symbols.look_up(site for each in waits for site in (each.place.site, each.call_site))
         placed = [(each, self.place(each.place), self.symbols) for each in waits]
         return waiting_table(placed, self.members)
 
     def place(self, place: Any) -> Place:
-        """The Place for a KcclSimPlace."""
+        """Returns the Place for a KcclSimPlace."""
         is_call = place.channel >= 0
         return Place(
             place.rank,
@@ -208,7 +212,8 @@ class Reporter:
         )
 
     def _user_site(self, place: Any) -> int:
-        """The code address that leads to the user's line: where the call was made, in the library.
+        """Returns the code address that leads to the user's line: where the call was made, in the
+        library.
 
         Compilers do not inline all of the library.
         """
@@ -231,7 +236,7 @@ class Reporter:
         )
 
     def event(self, event: Any) -> str:
-        """A KcclSimEvent as text: operation, address, value, order."""
+        """Returns a KcclSimEvent as text: operation, address, value, order."""
         name = self._events[event.kind].replace("_", " ")
         address = f" {self.regions.name(event.address)}" if event.kind in _WITH_ADDRESS else ""
         value = f" = {event.value:#x}" if event.kind in _WITH_VALUE else ""
@@ -288,7 +293,7 @@ def _replay(finding: Any) -> str:
 
 
 def made_words(made: Any) -> str:
-    """A call (a KcclSimMade) in words."""
+    """Returns a call (a KcclSimMade) in words."""
     kernel = kernel_name(made.kernel)
     if made.kernel == lib.kKcclGridExchange:
         words = f"an exchange of {made.num_bytes} bytes a block"
@@ -324,7 +329,8 @@ def _does_other(finding: Any, other: Place | None) -> str:
 
 
 def _relevant(finding: Any, events: Sequence[Any]) -> list[Any]:
-    """The last steps of the threads in a finding, and the last stores to words that they accessed.
+    """Returns the last steps of the threads in a finding, and the last stores to words that they
+    accessed.
 
     Of steps that a thread repeats, as polls, only the last one is kept.
     """

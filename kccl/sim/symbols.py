@@ -57,17 +57,19 @@ class Symbols:
             self._known |= zip(its_sites, _frames(found, its_sites), strict=True)
 
     def frames(self, site: int) -> tuple[Frame, ...]:
-        """The functions at a return address, innermost first; () if they are unknown."""
+        """Returns the functions at a return address, innermost first; () if they are unknown."""
         self.look_up([site])
         return self._known[site]
 
     def is_of_library(self, site: int) -> bool:
-        """Whether a return address is in KCCL's own source. True if its source is unknown."""
+        """Tells whether a return address is in KCCL's own source. True if its source is unknown."""
         frames = [frame for frame in self.frames(site) if not _is_primitive(frame)]
         return not frames or frames[0].file.startswith(_CSRC)
 
     def line(self, site: int) -> str:
-        """The source line of a return address, and the line in the user's source that called it."""
+        """Returns the source line of a return address, and the line in the user's source that
+        called it.
+        """
         if site == 0:
             return "an unknown line"
         frames = [frame for frame in self.frames(site) if not _is_primitive(frame)]
@@ -79,11 +81,11 @@ class Symbols:
         return f"{inner}, called in {outer}" if is_called else str(inner)
 
     def is_of_user(self, site: int) -> bool:
-        """Whether a return address is known to be in a function outside of KCCL's source."""
+        """Tells whether a return address is known to be in a function outside of KCCL's source."""
         return any(not frame.file.startswith(_OWN) for frame in self.frames(site))
 
     def user_line(self, site: int) -> str:
-        """The innermost line outside of the library that led to a return address.
+        """Returns the innermost line outside of the library that led to a return address.
 
         The library's own line where there is none.
         """

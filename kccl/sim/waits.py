@@ -32,7 +32,7 @@ class _Wait:
         return f"  rank {self.rank} block {self.block}: {threads} {self.where}"
 
     def peers(self, waits: Sequence["_Wait"]) -> set[int]:
-        """The ranks that it waits for; none where nobody can know."""
+        """Returns the ranks that it waits for; none where nobody can know."""
         if not self.call:
             return set()
         others = set(self.members) - {self.rank}
@@ -66,7 +66,7 @@ def waiting_table(
 
 
 def _missing(waits: Sequence[_Wait]) -> str:
-    """What the waits follow from: the end of a chain, or a cycle of ranks."""
+    """Returns what the waits follow from: the end of a chain, or a cycle of ranks."""
     path = [next((each for each in waits if each.given.is_polling), waits[0])]
     while True:
         wait = path[-1]
@@ -104,7 +104,7 @@ def _circle(cycle: Sequence[_Wait]) -> str:
 
 
 def _before(wait: _Wait, waits: Sequence[_Wait]) -> list[_Wait]:
-    """The waits without which this one would end; none where it is the cause."""
+    """Returns the waits without which this one would end; none where it is the cause."""
     if not wait.given.is_polling:
         # At a barrier of its block.
         mine = wait.rank, wait.block
@@ -112,7 +112,7 @@ def _before(wait: _Wait, waits: Sequence[_Wait]) -> list[_Wait]:
     found: list[_Wait] = []
     for rank in sorted(wait.peers(waits)):
         of_rank = [each for each in waits if each.rank == rank and each.given.is_polling]
-        # This rank does not wait, and does not come either.
+        # This rank does not wait itself, and does not make the call either.
         if not of_rank:
             return []
         found += of_rank

@@ -5,21 +5,20 @@ imported when it runs, so that `kccl --version` costs an interpreter and no more
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import NoReturn
+from importlib import import_module
+from typing import Any, NoReturn
 
 from .. import cmake_dir, include_dir
 from ..base import errors, extras
 from ..ranks import launchers
 from . import streams
-from .parser import USAGE_ERROR, Parser, complain
-from .screen import console
+from .complaints import Complaints
+from .parser import USAGE_ERROR, Parser
 
 DESCRIPTION = "Collectives for messages so small that latency is everything."
 _FAILED = 1
@@ -42,7 +41,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     has_output = not streams.set_up()
-    rank = 0
+    complaints = Complaints()
+    try:
+        code, complaint = _outcome(arguments, has_output, complaints)
+        complaints.say(complaint)
+        return code
+    except KeyboardInterrupt:
+        if launchers.rank_of(os.environ) == 0 and sys.stderr.isatty():
+            # Behind the terminal's ^C.
+            print(file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        complaints.close()
+
+
+def _outcome(
+    arguments: Sequence[str], has_output: bool, complaints: Complaints
+) -> tuple[int, str | None]:
+    """Runs the command that the arguments name.
+
+    Returns:
+        The exit code, and what this rank complains of.
+    """
     is_table = False
     try:
         rank = launchers.rank_of(os.environ)
@@ -50,55 +70,46 @@ def main(argv: Sequence[str] | None = None) -> int:
             args, code = _parsed(arguments)
         command: Command | None = None if args is None else args.entry
         if not has_output and (command.has_output if command else code == 0):
-            _complain(rank, "standard output is closed: redirect it, as in > /dev/null")
-            return _FAILED
+            return _FAILED, "standard output is closed: redirect it, as in > /dev/null"
         if args is not None and command is not None and (rank == 0 or command.is_collective):
             is_table = command.run in _OF_TABLES
+            if command.is_collective and command.run is not _run:
+                complaints.meet(rank)
             code = command.run(args)
         sys.stdout.flush()
-        return code
+        return code, None
     except errors.Error as error:
-        _complain(rank, str(error))
-        return USAGE_ERROR
-    except KeyboardInterrupt:
-        if rank == 0 and sys.stderr.isatty():
-            # Behind the terminal's ^C.
-            print(file=sys.stderr)
-        return _INTERRUPTED
+        return USAGE_ERROR, str(error)
     except BrokenPipeError:
         streams.drop_output()
         # Who reads a table may have had enough. Elsewhere the rest is missed.
-        return 0 if is_table else _BROKEN_PIPE
+        return 0 if is_table else _BROKEN_PIPE, None
     except MemoryError as error:
-        _complain(rank, f"there is not enough memory{f': {error}' if str(error) else ''}")
-        return _FAILED
+        return _FAILED, f"there is not enough memory{f': {error}' if str(error) else ''}"
     except RuntimeError as error:
         if str(error) != "can't start new thread":
             raise
-        _complain(rank, "cannot start a thread: raise ulimit -u or -v, or use fewer ranks")
-        return _FAILED
+        return _FAILED, "cannot start a thread: raise ulimit -u or -v, or use fewer ranks"
     except ImportError as error:
-        _complain(rank, extras.missing(error))
-        return _FAILED
+        return _FAILED, extras.missing(error)
     except OSError as error:
         of_output = streams.of_output(error)
         if of_output is None:
             raise
         streams.drop_output()
-        _complain(rank, str(of_output))
-        return _FAILED
+        return _FAILED, str(of_output)
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace | None, int]:
     """The arguments, and 0; or None and the exit code, after help or a complaint."""
     try:
-        return _parser(arguments).parse_args(arguments), 0
+        args = _parser(arguments).parse_args(arguments)
+        launcher = launchers.name_of(os.environ)
+        if getattr(args, "backend", None) == "sim" and args.entry.is_collective and launcher:
+            args.parser.error(f"--backend sim runs all ranks in one process: leave out {launcher}")
+        return args, 0
     except SystemExit as end:
         return None, int(end.code or 0)
-
-
-def _complain(rank: int, message: str) -> None:
-    complain(f"rank {rank}: {message}" if rank != 0 else message)
 
 
 @dataclass(frozen=True)
@@ -147,50 +158,6 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-# ---- topo ------------------------------------------------------------------------------------
-
-
-def _topo_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--probe", action="store_true", help="measure core-to-core latencies")
-    parser.add_argument(
-        "--cpus", type=int, metavar="N", help="probe at most N CPUs, spread over the machine (all)"
-    )
-    parser.add_argument("--plot", type=Path, metavar="F", help="draw them; implies --probe")
-    parser.add_argument("--json", action="store_true", help=_JSON_HELP)
-
-
-def _topo(args: argparse.Namespace) -> int:
-    from ..topology import check_plot, discover, plot, table
-
-    machine = discover()
-    if args.plot:
-        _draw(check_plot, args.plot)
-    if args.probe or args.plot:
-        from .probe import probed
-
-        machine = probed(machine, args.cpus)
-    tables = sys.stderr if args.json else sys.stdout
-    console(tables).print(table(machine))
-    if args.plot:
-        _draw(partial(plot, machine), args.plot)
-    if args.json:
-        print(json.dumps(machine.to_dict(), allow_nan=False), flush=True)
-    return 0
-
-
-def _draw(draw: Callable[[Path], None], path: Path) -> None:
-    """Calls what draws into a file."""
-    try:
-        draw(path)
-    except ImportError as error:
-        raise errors.BackendError(
-            f"--plot needs matplotlib ({error}): {extras.install('bench')}"
-        ) from error
-    except (OSError, ValueError) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise errors.InvalidArgument(f"cannot write {path}: {told}") from error
-
-
 # ---- bench -----------------------------------------------------------------------------------
 
 
@@ -207,12 +174,6 @@ def _bench(args: argparse.Namespace) -> int:
     if args.compare is not None:
         return cli.compare(args) if launchers.rank_of(os.environ) == 0 else 0
     if args.backend == "sim":
-        launcher = launchers.launcher_of_several(os.environ)
-        if launcher:
-            raise errors.InvalidArgument(
-                "--backend sim runs all ranks in one process: leave out "
-                f"{launcher}, and give --ranks"
-            )
         world_size = args.ranks or _SIM_RANKS
         seed = 0 if args.seed is None else args.seed
         codes = run_threads(lambda comm: cli.main(args, comm), world_size, backend="sim", seed=seed)
@@ -245,7 +206,9 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kill-on-error", action="store_true", help="when a rank fails, end the others"
     )
-    parser.add_argument("--pin", action="store_true", help="pin rank i to the i-th allowed core")
+    parser.add_argument(
+        "--pin", action="store_true", help="pin each rank to an allowed core, near the others"
+    )
     parser.add_argument("--label", action="store_true", help="put the rank before each line")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what every rank runs")
     parser.epilog = (
@@ -275,34 +238,27 @@ def _run(args: argparse.Namespace) -> int:
     )
 
 
-# ---- generate --------------------------------------------------------------------------------
+# ---- generate, chat, serve -------------------------------------------------------------------
 
 
-def _generate_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..engine import generate
+def _of_module(path: str, told: str, **facts: Any) -> Command:
+    """A command with a module of its own, as "engine.chat", which is imported when it is used."""
 
-    generate.add_arguments(parser)
+    def module() -> Any:
+        return import_module(f"kccl.{path}")
+
+    return Command(
+        told,
+        lambda parser: module().add_arguments(parser),
+        lambda args: module().main(args),
+        **facts,
+    )
 
 
-def _generate(args: argparse.Namespace) -> int:
-    from ..engine import generate
-
-    return generate.main(args)
+_of_engine = partial(_of_module, is_collective=True)
 
 
 # ---- plan, doctor, warm, include-dir, cmake-dir ----------------------------------------------
-
-
-def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    from . import plan
-
-    plan.add_arguments(parser)
-
-
-def _plan(args: argparse.Namespace) -> int:
-    from . import plan
-
-    return plan.main(args)
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -313,18 +269,6 @@ def _doctor(args: argparse.Namespace) -> int:
     from . import doctor
 
     return doctor.main(as_json=args.json)
-
-
-def _warm_arguments(parser: argparse.ArgumentParser) -> None:
-    from . import warm
-
-    warm.add_arguments(parser)
-
-
-def _warm(args: argparse.Namespace) -> int:
-    from . import warm
-
-    return warm.main(args)
 
 
 def _include_dir(args: argparse.Namespace) -> int:
@@ -343,21 +287,28 @@ _BENCH_DECODE = Command(
     _bench_decode,
     is_collective=True,
 )
-_OF_TABLES = (_topo, _bench, _bench_decode, _plan, _doctor)
+_PLAN = _of_module("tools.plan", "which algorithm a call takes, and why")
+_TOPO = _of_module("tools.topo", "what this machine is made of")
+_OF_TABLES = (_TOPO.run, _bench, _bench_decode, _PLAN.run, _doctor)
 _COMMANDS = {
-    "topo": Command("what this machine is made of", _topo_arguments, _topo),
+    "topo": _TOPO,
     "bench": Command(
         "measure a collective, or decoding", _bench_arguments, _bench, is_collective=True
     ),
-    "generate": Command(
-        "generate text with a model", _generate_arguments, _generate, is_collective=True
+    "generate": _of_engine("engine.generate", "generate text with a model"),
+    "chat": _of_engine("engine.chat", "talk with a chat model"),
+    "serve": _of_engine(
+        "engine.serve", "answer requests of OpenAI's API, and show a page", has_output=False
+    ),
+    "quantize": _of_module(
+        "engine.commands.quantize", "write a model with 8 or 4 bits a weight", has_output=False
     ),
     "run": Command(
         "start ranks without MPI", _run_arguments, _run, is_collective=True, has_output=False
     ),
-    "plan": Command("which algorithm a call takes, and why", _plan_arguments, _plan),
+    "plan": _PLAN,
     "doctor": Command("what runs on this machine, and what does not", _doctor_arguments, _doctor),
-    "warm": Command("compile the kernels for GPUs ahead of time", _warm_arguments, _warm),
+    "warm": _of_module("tools.warm", "compile the kernels for GPUs ahead of time"),
     "include-dir": Command("the folder for -I", lambda parser: None, _include_dir),
     "cmake-dir": Command("the folder for CMake's kccl_DIR", lambda parser: None, _cmake_dir),
 }

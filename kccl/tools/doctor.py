@@ -109,7 +109,9 @@ def _what(found: Finding) -> str:
 
 
 def _variables() -> dict[str, dict[str, Any]]:
-    """All variables that KCCL reads, and other variables that are set and start with KCCL_."""
+    """Returns all variables that KCCL reads, and other variables that are set and start with
+    KCCL_.
+    """
     defaults = {f"KCCL_{field.name.upper()}": str(field.default) for field in fields(Env)}
     given = {name: text for name, text in os.environ.items() if name.startswith("KCCL_")}
     return {

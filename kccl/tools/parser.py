@@ -110,4 +110,6 @@ def _named(action: argparse.Action) -> argparse.Action:
 
 def complain(message: str) -> None:
     """Prints a complaint to stderr: one line, which a terminal's window may break."""
-    print(fitted(f"kccl: {message}", sys.stderr, hanging=2), file=sys.stderr)
+    # One write: where several ranks write to one stream, print() writes the line's end apart.
+    sys.stderr.write(fitted(f"kccl: {message}", sys.stderr, hanging=2) + "\n")
+    sys.stderr.flush()

@@ -3,32 +3,84 @@
 import argparse
 import sys
 from functools import partial
+from pathlib import Path
 
+from .. import topology
+from ..backends.openers import most_ranks
 from ..base import abi, arguments, dtypes, env
 from ..base.errors import InvalidArgument
 from ..bench import names
 from ..bench.harness.collective import parse_size
-from ..plan import choice, spec, specs, tuning
+from ..plan import choice, spec, specs
+from ..plan.grouped import GroupedPlanner
+from ..plan.grouping import Grouping
+from ..plan.tuning import discovered, told_of_machine, tuning_for
 from .screen import fitted
+
+_POSITION = 512  # of a token
+# The options of what is planned.
+_OF_COLLECTIVES = ("bytes", "dtype", "n", "machine", "backend")
+_TAKEN = {"decode": ("machine", "model", "position", "n"), "scaling": ("bytes", "plot")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Returns the command's arguments."""
     planned = sorted({each.collective for each in specs.SPECS})
     parser.add_argument(
         "collective",
-        type=partial(names.collective_name, among=planned),
+        type=partial(_planned, among=planned),
         metavar="collective",
-        help=", ".join(planned),
+        help=f"{', '.join(planned)}; decode, for a token's time with --machine and --model; or "
+        "scaling, for all_reduce over 2 to 576 GPUs, or a barrier without --bytes",
     )
-    parser.add_argument("--bytes", default="0", metavar="SIZE", help="message size, as in 8K (0)")
     parser.add_argument(
-        "--dtype", type=names.dtype_name, default="float32", help="element type (float32)"
+        "--bytes", metavar="SIZE", help="message size, as in 8K (0); of scaling 0 is a barrier"
     )
-    parser.add_argument("-n", type=int, default=2, metavar="N", help="number of ranks (2)")
+    parser.add_argument("--dtype", type=names.dtype_name, help="element type (float32)")
     parser.add_argument(
-        "--backend", choices=spec.EVERYWHERE, default="host", help="where they run (host)"
+        "-n", type=int, metavar="N", help="number of ranks (2; with --machine its GPUs)"
     )
+    parser.add_argument(
+        "--machine",
+        metavar="NAME",
+        help="predict the times on a recorded machine of `kccl topo --machines`",
+    )
+    parser.add_argument("--model", metavar="M", help=f"of decode: {', '.join(topology.models())}")
+    parser.add_argument("--position", type=int, metavar="P", help="of decode: the token's (512)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="F", help="of scaling: draw the predicted times into a file"
+    )
+    parser.add_argument(
+        "--backend", choices=spec.EVERYWHERE, help="where they run (host; not with --machine)"
+    )
+
+
+def _planned(text: str, among: list[str]) -> str:
+    """The name of what is planned: a collective, decode, or scaling."""
+    return text if text in ("decode", "scaling") else names.collective_name(text, among=among)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses options that have no effect on what is planned.
+
+    Raises:
+        InvalidArgument: There are some.
+    """
+    takes = _TAKEN.get(args.collective, _OF_COLLECTIVES)
+    if args.machine is not None:
+        takes = tuple(name for name in takes if name != "backend")
+    options = dict.fromkeys((*_OF_COLLECTIVES, *sum(_TAKEN.values(), ())))
+    wrong = [name for name in options if getattr(args, name) is not None and name not in takes]
+    if wrong:
+        what = args.collective + (" --machine" if "machine" in takes and args.machine else "")
+        raise InvalidArgument(
+            f"`kccl plan {what}` takes {', '.join(map(_flag, takes))}: leave out "
+            f"{' and '.join(map(_flag, wrong))}"
+        )
+
+
+def _flag(name: str) -> str:
+    return "-n" if name == "n" else f"--{name}"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -37,19 +89,45 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         InvalidArgument: An argument is wrong.
     """
-    if not 1 <= args.n <= abi.MAX_WORLD_SIZE:
-        raise InvalidArgument(f"-n is {args.n}, must be 1 to {abi.MAX_WORLD_SIZE}")
+    _check(args)
+    if args.collective == "decode":
+        from .predicted import show_decode
+
+        position = _POSITION if args.position is None else args.position
+        return show_decode(args.machine, args.model, position, args.n)
+    backend = args.backend or "host"
+    most = most_ranks(backend)
+    ranks = 2 if args.n is None else args.n
+    if args.machine is None and not 1 <= ranks <= most:
+        raise InvalidArgument(f"-n is {ranks}, must be 1 to {most} on backend {backend!r}")
     try:
-        nbytes = parse_size(args.bytes)
+        nbytes = parse_size(args.bytes or "0")
     except ValueError as error:
         raise InvalidArgument(f"--bytes: {error}") from error
+    if args.collective == "scaling":
+        from .scaling import show_study
+
+        return show_study(nbytes, args.plot)
     if args.collective == "barrier" and nbytes:
         raise InvalidArgument(f"--bytes is {args.bytes}, must be 0: a barrier has no message")
-    dtype = None if args.collective == "barrier" else dtypes.of(args.dtype)
+    dtype = None if args.collective == "barrier" else dtypes.of(args.dtype or "float32")
     arguments.whole_elements("--bytes", nbytes, dtype)
+    if args.machine is not None:
+        from .predicted import show
+
+        return show(args.machine, args.collective, nbytes, dtype, args.n)
     variables = env.read()
-    request = spec.Request(args.collective, nbytes, args.n, args.backend, dtype)
-    table = tuning.tuning_for(args.backend, variables.tuning)
-    plan = choice.choose(request, table, preferred=variables.algorithm)
-    print(fitted(plan.explain(), sys.stdout, hanging=4))
+    planner: choice.Planner | GroupedPlanner
+    if ranks <= abi.MAX_WORLD_SIZE:
+        planner = choice.Planner(backend, ranks, variables, can_attach=True)
+    else:
+        # As ranks that are not pinned.
+        groups = topology.groups(None, None, ranks, abi.MAX_WORLD_SIZE)
+        planner = GroupedPlanner(backend, Grouping(groups), 0, variables)
+    plan = planner(args.collective, nbytes, dtype)
+    told = plan.explain()
+    machine = tuning_for(backend, variables.tuning).machine_of(min(ranks, abi.MAX_WORLD_SIZE))
+    if machine:
+        told = f"{told}\n{told_of_machine(machine, discovered())}"
+    print(fitted(told, sys.stdout, hanging=4))
     return 0

@@ -80,7 +80,8 @@ def core_to_core_us(cpu_a: int, cpu_b: int) -> float:
 
 
 def probed(machine: "Machine", most: int | None) -> "Machine":
-    """The machine with latencies of at most so many CPUs, with a progress bar on a terminal.
+    """Returns the machine with latencies of at most so many CPUs, with a progress bar on a
+    terminal.
 
     Raises:
         BackendError: The CPUs are too few, or one cannot be used.

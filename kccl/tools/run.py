@@ -22,7 +22,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, BinaryIO
 
+from ..base import env
 from ..base.errors import BackendError, InvalidArgument
+from ..ranks import launchers
 from ..ranks.job import check_descriptors, namespaces
 from ..ranks.losses import Announcer
 
@@ -43,6 +45,7 @@ def run(
 
     Rank 0 reads the launcher's standard input, unless that is a terminal. The others have no input.
     SIGINT and SIGTERM are passed on to all ranks. The second such signal is passed on as SIGKILL.
+    Besides its own variables a rank has those of torchrun, RANK and MASTER_ADDR among them.
 
     Args:
         command: Program and arguments, the same for every rank.
@@ -50,7 +53,8 @@ def run(
         timeout: Seconds after which ranks that still run are ended; None for no limit.
         kills_on_error: When a rank fails, end the others: by SIGTERM, and 2 s later by SIGKILL.
             Ranks that end because of a signal that was passed on do not count as failed.
-        pins: Pin rank i to the i-th allowed core. SMT siblings come after all cores.
+        pins: Pin each rank to an allowed core of its own, near the others: topology/placement.py.
+            SMT siblings come after all cores.
         labels: Print the rank before each line of output.
 
     Returns:
@@ -82,8 +86,8 @@ def run(
 
 
 def _cpus(world_size: int) -> list[int]:
-    """The CPU of each rank that is to be pinned."""
-    from ..topology import assign, core_of
+    """Returns the CPU of each rank that is to be pinned."""
+    from ..topology import discover, place_cores
 
     allowed = os.sched_getaffinity(0)
     if len(allowed) < world_size:
@@ -91,7 +95,7 @@ def _cpus(world_size: int) -> list[int]:
             f"{world_size} ranks cannot be pinned to {len(allowed)} allowed cores: start fewer "
             "ranks, or do not pin them"
         )
-    return assign([allowed] * world_size, core_of())
+    return place_cores(discover(), [allowed] * world_size, env.read().layout)
 
 
 def _is_pinned(cpus: set[int]) -> bool:
@@ -191,6 +195,7 @@ class _Job:
 
     def start(self, command: Sequence[str], world_size: int, cpus: Sequence[int]) -> None:
         allowed = os.sched_getaffinity(0) if cpus else set()
+        port = launchers.free_port()
         try:
             for rank in range(world_size):
                 # The child inherits this, so it is pinned from its start.
@@ -201,6 +206,7 @@ class _Job:
                     "KCCL_WORLD_SIZE": str(world_size),
                     "KCCL_RENDEZVOUS": self._token,
                     "KCCL_NAMESPACES": namespaces(),
+                    **launchers.torchrun_variables(rank, world_size, port),
                 }
                 self._start_rank(rank, command, os.environ | variables)
         finally:

@@ -54,8 +54,8 @@ def _given_columns() -> int | None:
 def console(
     file: IO[str] | None = None, *, is_quiet: bool = False, elsewhere: int = _WIDE
 ) -> "Console":
-    """What writes tables and lines to a file, as wide as its window. Only a terminal gets colours,
-    and none where NO_COLOR is set or TERM is dumb.
+    """Returns what writes tables and lines to a file, as wide as its window. Only a terminal gets
+    colours, and none where NO_COLOR is set or TERM is dumb.
 
     Args:
         file: Where to; None: standard output.
@@ -69,7 +69,7 @@ def console(
 
     class Plain(Console):
         def on_broken_pipe(self) -> None:
-            # Not an exit, as rich has it: what was measured may have yet to be written.
+            # This raises instead of exiting, as rich does: measurements may have yet to be written.
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
         def show_cursor(self, show: bool = True) -> bool:
@@ -83,8 +83,8 @@ def console(
 
 
 def draws(out: "Console") -> bool:
-    """Whether a bar or another line that is redrawn may be shown: on a terminal that can move its
-    cursor, and that no other rank of a job writes to.
+    """Tells whether a bar or another line that is redrawn may be shown: on a terminal that can move
+    its cursor, and that no other rank of a job writes to.
     """
     if not out.is_terminal or out.is_dumb_terminal or out.quiet:
         return False
@@ -101,8 +101,8 @@ def say(out: "Console", text: str, style: str | None = None, hanging: int = 2) -
 
 
 def fitted(text: str, file: IO[str], hanging: int = 0) -> str:
-    """The text as a file should get it: as it is, or for a terminal with each line broken between
-    words. The lines that follow are indented by the line's own indent and `hanging` more.
+    """Returns the text as a file should get it: as it is, or for a terminal with each line broken
+    between words. The lines that follow are indented by the line's own indent and `hanging` more.
     """
     columns = columns_of(file)
     return text if columns is None else _broken(text, columns, hanging)

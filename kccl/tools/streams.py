@@ -23,7 +23,7 @@ def set_up() -> bool:
     """
     closed = [fd for fd in range(3) if not _is_open(fd)]
     for _ in closed:
-        # It takes the lowest number that is free.
+        # os.open() takes the lowest number that is free.
         os.open(os.devnull, os.O_RDWR)
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, closefd=False)
@@ -61,7 +61,7 @@ def drop_output() -> None:
 
 
 def of_output(error: OSError) -> errors.Error | None:
-    """The error in words, if it is one of writing to standard output."""
+    """Returns the error in words, if it is one of writing to standard output."""
     if error.filename is not None or error.errno not in _OF_OUTPUT:
         return None
     return errors.Error(f"cannot write to standard output: {error.strerror}")

@@ -20,12 +20,16 @@ from ..collectives.one_sided import OneSided
 from ..gpu import driver
 from ..gpu.library import compile_kernel
 from ..jit import cache, names
-from ..plan.ops import OPS
+from ..plan.ops import OPS, ops_of
 from ..plan.spec import Request
-from ..plan.specs import KERNELS, SPECS
+from ..plan.specs import KERNELS
 
-ELEMENT_TYPES = tuple(dtype.name for dtype in dtypes.ALL)
-_ONE_SIDED = [spec.name for spec in KERNELS if hasattr(OneSided, spec.name)]
+ELEMENT_TYPES = tuple(dtype.name for dtype in (*dtypes.COMMON_FLOATS, dtypes.int32, dtypes.int64))
+_OF_ALL_RANKS = [spec for spec in KERNELS if spec.is_collective]
+# Calls of some ranks, which are the same for all element types: the one-sided ones and messages.
+_OF_SOME_RANKS = [
+    spec.name for spec in KERNELS if hasattr(OneSided, spec.name) or spec.name == "send_recv"
+]
 
 Instance = tuple[str, str, str, int]
 """Kernel, element type, operator, world size, as compile_kernel() takes them."""
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=ELEMENT_TYPES,
         metavar="TYPE",
-        help="element types (all)",
+        help=f"element types ({', '.join(ELEMENT_TYPES)})",
     )
     parser.add_argument("--op", nargs="+", metavar="OP", help="operators (all)")
     parser.add_argument("--arch", default="", help="as in sm_90a (that of the first GPU here)")
@@ -88,7 +92,7 @@ def instances(
     Args:
         world_sizes: World sizes of the communicators.
         element_types: Element types of the arrays.
-        ops: Operators. "avg" is left out for integers.
+        ops: Operators. Those that an element type does not take are left out for it.
     """
     known: dict[str, Instance] = {}
     for instance in _combinations(world_sizes, element_types, ops):
@@ -104,8 +108,8 @@ def _combinations(
     for world_size in world_sizes:
         for element_type in element_types:
             dtype = dtypes.of(element_type)
-            allowed = [op for op in ops if dtype.is_float or op != "avg"]
-            for spec in SPECS:
+            allowed = [op for op in ops if op in ops_of(dtype)]
+            for spec in _OF_ALL_RANKS:
                 # Every backend for GPUs has the same kernels.
                 request = Request(spec.collective, 0, world_size, "cuda", dtype)
                 if spec.why_not(request) is None:
@@ -113,7 +117,10 @@ def _combinations(
                     takes_op = "class Op" in names.parameters(names.path_of(spec.name, cache.CSRC))
                     for op in allowed if takes_op else OPS[:1]:
                         yield spec.name, dtype.name, op, world_size
-            yield from ((name, dtype.name, OPS[0], world_size) for name in _ONE_SIDED)
+            yield from ((name, dtype.name, OPS[0], world_size) for name in _OF_SOME_RANKS)
+            for spec in KERNELS:
+                if spec.takes_type is not None and spec.takes_type(dtype) and "sum" in allowed:
+                    yield spec.name, dtype.name, "sum", world_size
 
 
 def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:

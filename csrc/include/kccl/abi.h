@@ -1,5 +1,5 @@
-// abi.inc for C++: the integer types that it needs, short names for its structs, and checks of
-// their sizes, which cffi could not read.
+// Gives C++ the content of abi.inc: the integer types that it needs, short names for its structs,
+// and checks of their sizes, which cffi cannot do.
 #pragma once
 
 #include "platform.cuh"
@@ -20,12 +20,13 @@ using Status = ::KcclStatus;
 // A window as a kernel's argument: a Window in Python, host::Window::for_kernels() in C++. Its
 // functions only compute addresses.
 struct Window : KcclWindow {
-    // Where a peer's part begins, `offset` bytes in. The caller keeps within num_bytes.
+    // The address where a peer's part begins, plus `offset` bytes. The caller keeps within
+    // num_bytes.
     template <class T = uint8_t>
     KCCL_DEVICE T* at(int peer, uint64_t offset = 0) const {
         return reinterpret_cast<T*>(address[peer] + offset);
     }
-    // This rank's own part.
+    // The address of this rank's own part.
     template <class T = uint8_t>
     KCCL_DEVICE T* local(uint64_t offset = 0) const {
         return at<T>(rank, offset);
@@ -33,15 +34,16 @@ struct Window : KcclWindow {
 };
 
 static_assert(sizeof(KcclSizes) == 16 + 24, "KcclSizes: no padding");
-static_assert(sizeof(KcclLayout) == 112, "KcclLayout: fourteen 8-byte fields, no padding");
+static_assert(sizeof(KcclLayout) == 128, "KcclLayout: sixteen 8-byte fields, no padding");
 static_assert(sizeof(KcclRecord) == 40, "KcclRecord: eight words and the time, no padding");
 static_assert(sizeof(KcclMailbox) == 16 + 40, "KcclMailbox: no padding");
 static_assert(sizeof(KcclRecord) <= kKcclLineBytes, "a record fits in the line of its source");
-static_assert(sizeof(KcclDeviceComm) == 32 + 16 + 2 * 64 + 112, "KcclDeviceComm: no padding");
+static_assert(sizeof(KcclDeviceComm) == 32 + 16 + 2 * 64 + 128, "KcclDeviceComm: no padding");
 static_assert(sizeof(KcclWindow) == 16 + 64, "KcclWindow: no padding");
 static_assert(sizeof(Window) == sizeof(KcclWindow), "Window adds functions only");
 static_assert(sizeof(KcclChannelState) == 16, "KcclChannelState: four words, no padding");
-static_assert(sizeof(KcclCall) == sizeof(KcclDeviceComm) + 56, "KcclCall: no padding");
+static_assert(sizeof(KcclCall) == sizeof(KcclDeviceComm) + 56 + 136 + 136 + 8,
+              "KcclCall: no padding");
 static_assert(sizeof(KcclState::sent) == 4ull * kKcclMaxWorldSize * kKcclNumSignals,
               "abi.inc spells array lengths as literals because cffi reads it");
 

@@ -1,6 +1,6 @@
-// Flag words: ranks tell each other by epoch that they have reached a point, and wait for each
-// other. A barrier is arrive() and then await(). The simple protocols move their data around these
-// two.
+// Flag words: with them ranks tell each other, by epoch, that they have reached a point, and wait
+// for each other. A barrier is arrive() and then await(). The simple protocols move their data
+// around these two.
 #pragma once
 
 #include "wait.cuh"
@@ -21,8 +21,8 @@ KCCL_DEVICE void arrive(Coop coop, const DeviceComm& comm, int index, KcclFlag f
 }
 
 // Waits until the ranks [first, last) have reached `flag` of scratch channel `index` in the call
-// whose epoch is awaited, or in a later one. Called by all threads of the coop; all get the same
-// status; also a sync of the coop. kAcquire: see arrive().
+// whose epoch is awaited, or in a later one. Called by all threads of the coop, which all get the
+// same status. It is also a sync of the coop. kAcquire: see arrive().
 template <mem::Order order, class Coop>
 KCCL_DEVICE Status await(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
                          Awaited awaited, int first, int last) {

@@ -2,10 +2,11 @@
 //
 // Call e uses the slots of its parity. They were last used by call e-2. So before a rank pushes
 // anything in call e it must know that every peer has left e-2, that is, has entered e-1:
-//   - a pairwise call (all but broadcast) ends only when every peer's words of that call are in.
-//     So after a pairwise call e-1 the rank knows;
-//   - any other call (broadcast) sends a credit "I have entered e-1" to every peer at its start and
-//     does not wait for it. The call after it waits for these credits, which have long arrived.
+//   - a pairwise call ends only when every peer's words of that call are in. So after a pairwise
+//     call e-1 the rank knows;
+//   - any other call, as a broadcast by packets, sends a credit "I have entered e-1" to every peer
+//     at its start and does not wait for it. The call after it waits for these credits, which have
+//     long arrived.
 // Every call ends with a sync of the coop, in leave() or in await(), or with its kernel. That
 // separates the coop's reads in call e-1 from its writes in call e. So the argument holds for all
 // its threads, whatever the length and the kind of the two calls.
@@ -29,15 +30,15 @@ namespace kccl {
 
 enum class Exchange {
     kPairwise,  // the call ends only when this rank has seen a word of every peer
-    kCredited   // it may end earlier
+    kCredited   // the call may end earlier
 };
 
-// Why ordered on a CPU: there peers pull from the slots, and their reads must come before their
+// CPUs need this order: peers pull from the slots there, and their reads must come before their
 // credit.
 constexpr mem::Order kCreditArrive = platform::kCpu ? mem::Order::kRelease : mem::Order::kRelaxed;
 constexpr mem::Order kCreditAwait = platform::kCpu ? mem::Order::kAcquire : mem::Order::kRelaxed;
 
-// What a channel is opened for.
+// The purpose for which a channel is opened.
 enum class Opening {
     kManyCalls,  // opening may take longer so that calls are shorter
     kOneCall,    // the constructor does not wait for its loads; check() does
@@ -48,7 +49,7 @@ enum class Opening {
 // close it together. On every rank one coop at a time has a channel open, and a channel sees the
 // same sequence of calls.
 //
-// WORLD_SIZE: the communicator's, so that loops over ranks unroll; 0: whatever it is.
+// WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0: any world size.
 template <class Coop, int WORLD_SIZE = 0>
 class Channel {
   public:
@@ -59,7 +60,7 @@ class Channel {
     KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0,
                         Opening opening = Opening::kManyCalls)
         : coop_(coop), comm_(comm), channel_(channel), launch_(opening == Opening::kLaunch) {
-        // The host has checked what it launches.
+        // The host has already checked what it launches.
         const bool is_checked = opening != Opening::kLaunch;
         if (is_checked && !may_open<WORLD_SIZE>(comm, channel, block)) {
             if (leads(coop)) refuse_opening<WORLD_SIZE>(comm, channel, block);
@@ -91,8 +92,8 @@ class Channel {
     KCCL_DEVICE explicit Channel(Coop coop, const DeviceComm& comm)
         : Channel(coop, comm, default_channel(coop)) {}
 
-    // For a kernel that the host launches for one call. bytes_per_count: of the message, by
-    // call.count, for those who compare calls.
+    // Opens a channel in a kernel that the host launches for one call. bytes_per_count: the bytes
+    // of the message for each unit of call.count, for checks that compare calls.
     KCCL_DEVICE explicit Channel(const Call& call, uint64_t bytes_per_count = 0)
         : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {
         if constexpr (platform::kComparesCalls) {
@@ -100,15 +101,14 @@ class Channel {
             bytes_per_count_ = bytes_per_count;
         }
         if constexpr (told::kIsTold) {
-            tell({static_cast<KcclKernel>(call.kernel), call.count * bytes_per_count, call.dtype,
-                  call.op, call.peer});
+            tell({call.kernel, call.count * bytes_per_count, call.dtype, call.op, call.peer});
         }
         launch_.set_dependent(call.dependent == kKcclEarlyDependent);
     }
 
-    // Stores what the next to open the channel must know.
+    // Stores what the next opening of the channel must know.
     KCCL_DEVICE ~Channel() {
-        // Before the sync, behind which another coop may open the channel.
+        // This comes before the sync, because another coop may open the channel behind it.
         if (!launch_.is_launch()) told::channel_closes(coop_, comm_, channel_, index_);
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (launch_.is_stored() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
@@ -139,17 +139,17 @@ class Channel {
         const int rank = comm_.rank + 1 + k;
         return rank < world_size() ? rank : rank - world_size();
     }
-    // Where packet i of this call goes, in the window of receiver(k).
+    // Returns where packet i of this call goes, in the window of receiver(k).
     KCCL_DEVICE mem::Packet* outbox(int k, uint32_t i) const { return outbox_[k] + (offset_ + i); }
-    // Where packet i of `source`, which may be this rank, arrives.
+    // Returns where packet i of `source`, which may be this rank, arrives.
     KCCL_DEVICE const mem::Packet* inbox(int source, uint32_t i) const {
         return inbox_ + (offset_ + source * slot_packets_ + i);
     }
 
-    // Whether calls are described (description.cuh): those that the host launches, where ranks
+    // Tells whether calls are described (description.cuh): those that the host launches, if ranks
     // compare their calls.
     KCCL_DEVICE bool is_described() const { return platform::kComparesCalls && call_ != nullptr; }
-    // This rank's call.
+    // Returns this rank's call.
     KCCL_DEVICE Description description() const {
         return {call_->count * bytes_per_count_, state_.epoch, call_in_bits(*call_)};
     }
@@ -157,10 +157,10 @@ class Channel {
     // See DependentLaunch.
     KCCL_DEVICE bool is_ordered() const { return launch_.is_ordered(); }
 
-    // For the counters of the sentinel protocol.
+    // Gives access to the counters of the sentinel protocol.
     KCCL_DEVICE ChannelState& state() { return state_; }
 
-    // This rank makes this call next, here. Called by all threads of the coop.
+    // Tells the simulator that this rank makes this call next. Called by all threads of the coop.
     KCCL_DEVICE void tell(told::Call call) const {
         if constexpr (told::kIsTold) {
             call.num_blocks = grid_blocks_;
@@ -170,13 +170,12 @@ class Channel {
             }
         }
     }
-    // Its calls are parts of calls of the grid.
+    // Marks the calls on this channel as parts of calls of the grid.
     KCCL_DEVICE void tell_of_grid() { grid_blocks_ = platform::blocks_per_grid(); }
 
-    // What a wait in this call is for.
+    // Returns what a wait in this call is for.
     KCCL_DEVICE Awaited awaited() const {
-        return {static_cast<uint32_t>(kernel_), channel_, state_.epoch, Need::kEach,
-                is_described()};
+        return {kernel_, channel_, state_.epoch, Need::kEach, is_described()};
     }
 
     // The coop votes on whether the communicator had failed when this was opened: see FailureLatch.
@@ -185,16 +184,16 @@ class Channel {
         look();
         if (!latch_.agree(coop_)) fail();
     }
-    // A call of no elements: only says whether a call could be made. Called by all threads of the
-    // coop.
+    // Makes a call of no elements: it only tells whether a call could be made. Called by all
+    // threads of the coop.
     KCCL_DEVICE Status none() {
         check();
         return status();
     }
-    // Whether this thread's warp may send before check().
+    // Tells whether this thread's warp may send before check().
     KCCL_DEVICE bool is_usable() const { return latch_.is_usable(); }
 
-    // Whether the next call may be entered by next_plain().
+    // Tells whether the next call may be entered by next_plain().
     KCCL_DEVICE bool is_next_plain() {
         look();
         return state_.epoch + step_ != special_;
@@ -202,7 +201,7 @@ class Channel {
 
     // Enters the next call, a pairwise one that has nothing to wait for: is_next_plain() has said
     // so. Called by all threads of the coop.
-    KCCL_DEVICE void next_plain(KcclKernel kernel) {
+    KCCL_DEVICE void next_plain(uint32_t kernel) {
         launch_.begin_call(kernel_);
         kernel_ = kernel;
         state_.epoch += step_;
@@ -212,7 +211,7 @@ class Channel {
 
     // Enters the next call, of any kind. Called by all threads of the coop. On failure nothing may
     // be sent.
-    KCCL_DEVICE Status next(KcclKernel kernel, Exchange exchange) {
+    KCCL_DEVICE Status next(uint32_t kernel, Exchange exchange) {
         check();
         const bool is_plain = is_next_plain();
         next_plain(kernel);
@@ -234,29 +233,33 @@ class Channel {
         return kKcclOk;
     }
 
-    // Enters the next call, a pairwise one. Called by all threads of the coop. False if a thread of
-    // this warp found a failure. The warp then sends and awaits nothing and calls leave(true).
-    KCCL_DEVICE bool enter(KcclKernel kernel) {
+    // Enters the next call, a pairwise one. Called by all threads of the coop. Returns false if a
+    // thread of this warp found a failure. The warp then sends and awaits nothing, and calls
+    // leave(true).
+    KCCL_DEVICE bool enter(uint32_t kernel) {
         if (!is_next_plain()) return next(kernel, Exchange::kPairwise) == kKcclOk;
         const bool usable = is_usable();
         next_plain(kernel);
         return usable;
     }
 
-    // The next call is the last one of a kernel that the host launched, and calls sent().
+    // Announces that the next call is the last one of a kernel that the host launched, and that it
+    // calls sent().
     KCCL_DEVICE void expect_end() { launch_.expect_end(); }
 
-    // This thread has sent what it sends in this call, and state() is what the next call needs.
-    // Called by all threads of the coop, once in a call that leave() ends. See DependentLaunch.
+    // Announces that this thread has sent all that it sends in this call, and that state() is what
+    // the next call needs. Called by all threads of the coop, once in a call that leave() ends. See
+    // DependentLaunch.
     KCCL_DEVICE void sent() {
-        // Behind the packets, where it costs no time.
+        // The description is sent behind the packets, where it costs no time.
         describe();
         if (launch_.sent(coop_)) store_state();
     }
 
-    // Ends a call. failed: a wait of this thread has. Called by all threads of the coop; all get
-    // the same status. It is also a sync of the coop, so any thread may use what any other stored.
-    // After expect_end() there is no sync and no common status, because the kernel ends.
+    // Ends a call. failed: whether a wait of this thread has failed. Called by all threads of the
+    // coop, which all get the same status. It is also a sync of the coop, so any thread may use
+    // what any other stored. After expect_end() there is no sync and no common status, because the
+    // kernel ends.
     KCCL_DEVICE Status leave(bool failed = false) {
         latch_.skip_vote();
         if (launch_.is_ending()) {
@@ -279,7 +282,7 @@ class Channel {
         }
     }
 
-    // As in barrier.cuh, in this call.
+    // Works as the function of this name in barrier.cuh, in this call.
     template <mem::Order order>
     KCCL_DEVICE void arrive(KcclFlag flag) {
         kccl::arrive<order>(coop_, comm_, index_, flag, state_.epoch);
@@ -344,7 +347,7 @@ class Channel {
             special_ = state_.epoch + step_;
             return status();
         }
-        // Only here, so that no other call pays for the store.
+        // This is done only here, so that no other call pays for the store.
         if (last_epoch == step_ && leads(coop_)) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
@@ -352,8 +355,7 @@ class Channel {
         if ((state_.epoch << 1) == 0) {
             entered = scrub(coop_, comm_, index_, awaited());
         } else if (state_.credit_due != 0) {
-            const Awaited credit = {static_cast<uint32_t>(kernel_), channel_, last_epoch,
-                                    Need::kEach, is_described()};
+            const Awaited credit = {kernel_, channel_, last_epoch, Need::kEach, is_described()};
             entered = kccl::await<kCreditAwait>(coop_, comm_, index_, kKcclFlagCredit, credit, 0,
                                                 world_size());
             if constexpr (platform::kCpu) {
@@ -375,18 +377,19 @@ class Channel {
     // Addresses for calls of even parity.
     mem::Packet* outbox_[kMaxRanks<WORLD_SIZE>];
     const mem::Packet* inbox_;
-    uint32_t slot_packets_;  // from one source
-    uint32_t half_packets_;  // from all sources, in calls of one parity
+    uint32_t slot_packets_;  // packets from one source
+    uint32_t half_packets_;  // packets from all sources, in calls of one parity
     uint32_t offset_;        // where this call's parity begins, in packets
     uint32_t thread_;
     uint32_t num_threads_;
     uint32_t step_;
     uint32_t special_ = 0;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
-    const Call* call_ = nullptr;  // as the host launched it, which outlives this; or none
+    // the call as the host launched it, which outlives this object; or none
+    const Call* call_ = nullptr;
     uint64_t bytes_per_count_ = 0;
-    uint32_t grid_blocks_ = 0;             // for tell()
-    KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
+    uint32_t grid_blocks_ = 0;           // for tell()
+    uint32_t kernel_ = kKcclNumKernels;  // kernel of the last call; none yet
     DependentLaunch launch_;
     FailureLatch latch_;
     ChannelState state_ = {};

@@ -1,5 +1,5 @@
-// Who acts: one thread, one warp or one block together. A function that takes a coop is called by
-// all its threads, with the same arguments.
+// A coop is who makes a call: one thread, or the threads of a warp or a block together. All threads
+// of the coop call a function that takes one, with the same arguments.
 //
 //   index() < size()   this thread's number in the coop
 //   sync()             a barrier of the coop's threads; orders their memory accesses
@@ -49,7 +49,7 @@ KCCL_DEVICE int default_channel(Thread) {
     return platform::block_in_grid() * platform::threads_per_block() + platform::thread_in_block();
 }
 
-// True in the one thread that acts for the coop.
+// Returns true in the one thread that acts for the coop.
 template <class Coop>
 KCCL_DEVICE bool leads(Coop coop) {
     return coop.index() == 0;

@@ -32,7 +32,8 @@
 #include "kccl.cuh"
 #include "record.hpp"
 
-// What wait.cuh calls on a CPU. Weak, because several files of a program may include this.
+// Functions that wait.cuh calls on a CPU. They are weak, because several files of a program may
+// include this.
 extern "C" {
 
 __attribute__((weak)) uint64_t kccl_host_clock_ns() {
@@ -100,7 +101,7 @@ class Window {
   public:
     Window(int world_size, uint64_t num_bytes) : parts_(memory_of_ranks(world_size, num_bytes)) {}
 
-    // What a rank's kernel takes. Valid as long as this lives.
+    // Returns the argument for a rank's kernel. It is valid as long as this object lives.
     kccl::Window for_kernels(int rank) const {
         kccl::Window window = {};
         window.num_bytes = parts_[0].num_bytes();
@@ -156,7 +157,7 @@ class Communicator {
 
     int world_size() const { return static_cast<int>(comms_.size()); }
 
-    // What a rank's calls take. Valid as long as this lives.
+    // Returns the argument for a rank's calls. It is valid as long as this object lives.
     const KcclDeviceComm& device_comm(int rank) const { return comms_[rank]; }
 
     // Throws if a call of this rank has failed. After a failure no call does anything.
@@ -165,9 +166,9 @@ class Communicator {
         if (status_of(comms_[rank]) != kKcclOk) throw Error(host::sentence(state->record, rank));
     }
 
-    // Calls main(rank) in a thread for each rank, and returns when all have ended. When a rank
-    // throws, the others' waits fail. The same where no thread can be started for a rank. Throws
-    // what was thrown first.
+    // Calls main(rank) in a thread for each rank, and returns when all have ended. If a rank
+    // throws, or no thread can be started for a rank, the other ranks' waits fail. Throws the
+    // exception that came first.
     template <class Main>
     void run(Main main) const {
         std::mutex mutex;

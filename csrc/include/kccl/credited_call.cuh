@@ -1,5 +1,5 @@
-// Whether the ranks have made the same call, for calls of CPUs that do not wait for all peers. Each
-// rank describes its call beside its credit, in the same line, and the next call compares.
+// Checks on CPUs that the ranks have made the same call, for calls that do not wait for all peers.
+// Each rank describes its call beside its credit, in the same line, and the next call compares.
 #pragma once
 
 #include "wait.cuh"

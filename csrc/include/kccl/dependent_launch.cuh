@@ -1,5 +1,5 @@
-// How a kernel that the host launches for one call overlaps with the kernels before and behind it
-// on its stream, or in its graph: CUDA's programmatic dependent launch.
+// Overlaps a kernel that the host launches for one call with the kernels before and behind it on
+// its stream, or in its graph. It uses CUDA's programmatic dependent launch.
 //
 //   before   Before its threads touch memory, they wait for the end of all kernels before it. So
 //            the stores of those kernels into this rank's own window have been performed, and its
@@ -14,7 +14,8 @@
 
 namespace kccl {
 
-// A thread's part of it. All threads of the coop make one and call the same functions of it.
+// One thread's part of the overlap. All threads of the coop make an object and call the same
+// functions of it.
 class DependentLaunch {
   public:
     // is_launch: the host launched this kernel for one call. Otherwise a kernel makes calls of its
@@ -26,23 +27,24 @@ class DependentLaunch {
 
     KCCL_DEVICE bool is_launch() const { return is_launch_; }
 
-    // Whether the host has said that the next kernel is a dependent that may come early.
+    // Notes what the host has said: whether the next kernel is a dependent that may come early.
     KCCL_DEVICE void set_dependent(bool is_early) { has_dependent_ = is_early; }
 
     // `last`: the kernel's previous call; kKcclNumKernels if this is its first, which follows the
     // end of earlier kernels.
-    KCCL_DEVICE void begin_call(KcclKernel last) { is_ordered_ &= last == kKcclNumKernels; }
-    // Whether all that earlier calls did comes before all that this one does, as if by a fence.
+    KCCL_DEVICE void begin_call(uint32_t last) { is_ordered_ &= last == kKcclNumKernels; }
+    // Tells whether all that earlier calls did comes before all that this one does, as if by a
+    // fence.
     KCCL_DEVICE bool is_ordered() const { return is_ordered_; }
 
-    // The next call is the kernel's last, and it says sent().
+    // Announces that the next call is the kernel's last, and that it calls sent().
     KCCL_DEVICE void expect_end() { is_ending_ = is_launch_; }
     KCCL_DEVICE bool is_ending() const { return is_ending_; }
 
-    // What this thread sends in this call is on its way. Called by all threads of the coop. True
-    // where an end is expected: the caller stores what the next kernel must know, and no thread
-    // reads that again. If the call fails after this, what is stored makes no difference: only
-    // reset() may follow, and it clears everything.
+    // Announces that all that this thread sends in this call is on its way. Called by all threads
+    // of the coop. Returns true if an end is expected: the caller stores what the next kernel must
+    // know, and no thread reads that again. If the call fails after this, what is stored makes no
+    // difference: only reset() may follow, and it clears everything.
     //
     // At most one call of a chain has waiting blocks on the device: a call admits the next only
     // after its own wait. Admitting it earlier, at the kernel's beginning, gains nothing

@@ -1,5 +1,5 @@
-// What a rank says about its call, so that its peers can compare it with theirs. On CPUs only: a
-// description takes no line of its own there, and no time that could be measured.
+// A rank describes its call, so that its peers can compare it with theirs. This is done only on
+// CPUs, where a description takes no line of its own, and no measurable time.
 //
 // Where it stands                                    who reads it
 //   in the line of "written", at every rank            calls that pull, before they pull
@@ -18,17 +18,16 @@ namespace kccl {
 struct Description {
     uint64_t num_bytes;
     uint32_t epoch;
-    uint32_t call;  // as one half of KcclRecord.calls
+    uint32_t call;  // as KcclRecord.call
 };
 static_assert(3 * sizeof(Description) <= kKcclLineBytes, "behind the flag word, in its line");
-constexpr uint32_t kUnknownCall = 255u << 8;
-static_assert(kKcclNumKernels <= kUnknownCall >> 8, "a kernel has 8 bits, and 255 is no kernel");
-static_assert(kKcclNumDtypes <= 16 && kKcclNumOps <= 16 && kKcclMaxWorldSize <= 16,
-              "element type, operator and root have 4 bits");
+constexpr uint32_t kUnknownCall = 255u << 24;
+static_assert(kKcclNumKernels <= kUnknownCall >> 24, "a kernel has 8 bits, and 255 is no kernel");
+static_assert(kKcclNumDtypes <= 256 && kKcclNumOps <= 256 && kKcclMaxWorldSize <= 256,
+              "element type, operator and root have 8 bits");
 
-// A call has an operator or a root, and the other is 0.
 KCCL_DEVICE uint32_t call_in_bits(const Call& call) {
-    return call.kernel << 8 | call.dtype << 4 | call.op | static_cast<uint32_t>(call.peer);
+    return call.kernel << 24 | call.dtype << 16 | call.op << 8 | static_cast<uint32_t>(call.peer);
 }
 
 KCCL_DEVICE bool are_same(const Description& a, const Description& b) {
@@ -44,13 +43,13 @@ KCCL_DEVICE Description* description_slot(const DeviceComm& comm, int rank, int 
     return reinterpret_cast<Description*>(word) + 1 + parity;
 }
 
-// Where a rank describes its calls for those who look there.
+// The memory in which a rank describes its calls, for peers that look there.
 KCCL_DEVICE Description* own_description(const DeviceComm& comm, int rank, int index,
                                          uint32_t epoch) {
     return description_slot(comm, rank, index, kKcclFlagWritten, rank, epoch);
 }
 
-// The epoch comes last: who reads it reads the description of that call.
+// The epoch is stored last, so that a reader gets the description of that call.
 KCCL_DEVICE void describe(const DeviceComm& comm, int index, const Description& mine) {
     Description* slot = own_description(comm, comm.rank, index, mine.epoch);
     mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(&slot->num_bytes, mine.num_bytes);
@@ -58,8 +57,8 @@ KCCL_DEVICE void describe(const DeviceComm& comm, int index, const Description& 
     mem::store<mem::Order::kRelease, mem::Scope::kSystem>(&slot->epoch, mine.epoch);
 }
 
-// What `rank` says about its call of this epoch, which this rank has not left. The call is unknown
-// if `rank` has not entered it.
+// Returns `rank`'s description of its call of this epoch, which this rank has not left. The call is
+// unknown if `rank` has not entered it.
 KCCL_DEVICE Description described(const DeviceComm& comm, int rank, int index, uint32_t epoch) {
     const Description* slot = own_description(comm, rank, index, epoch);
     if (mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&slot->epoch) != epoch) {

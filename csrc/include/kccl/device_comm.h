@@ -1,6 +1,5 @@
-// How a KcclDeviceComm is made: computed here for Python (csrc/host/api.inc) and for programs
-// without it (host.hpp). First layout(), which says how much scratch a rank needs for given sizes;
-// then, when every rank's memory is mapped, make_comm().
+// Makes a KcclDeviceComm, for Python (csrc/host/api.inc) and for programs without Python
+// (host.hpp).
 #pragma once
 
 #include "abi.h"
@@ -10,18 +9,29 @@ namespace kccl {
 static_assert(kKcclLeastStagingBytes == kKcclMaxWorldSize * kKcclLineBytes,
               "abi.inc spells it as a literal because cffi reads it");
 
-// Whether a layout can have regions of these sizes.
+// Control lines before each ring of messages: how much has been taken of it, and the tickets.
+constexpr uint64_t kMessageLines = 2;
+// A ring has room for the longest record besides what is left at its end and a quarter, which the
+// receiver may have taken without saying so.
+constexpr uint64_t kMostRecordBytes = 8192;
+constexpr uint64_t kLeastMessageBytes = 4 * kMostRecordBytes;
+static_assert(kKcclMessageTickets * sizeof(uint32_t) == kKcclLineBytes, "tickets fill a line");
+
+// Tells whether a layout can have regions of these sizes.
 constexpr bool fits_layout(const KcclSizes& sizes) {
     return sizes.packet_bytes % kKcclPacketUnit == 0 && sizes.staging_bytes % kKcclLineBytes == 0 &&
            sizes.staging_bytes >= kKcclLeastStagingBytes &&
-           sizes.staging_bytes <= uint64_t{1} << 31 && sizes.exchange_bytes % kKcclLineBytes == 0;
+           sizes.staging_bytes <= uint64_t{1} << 31 && sizes.exchange_bytes % kKcclLineBytes == 0 &&
+           (sizes.message_bytes & (sizes.message_bytes - 1)) == 0 &&
+           (sizes.message_bytes == 0 || sizes.message_bytes >= kLeastMessageBytes);
 }
 
-// Where each region of a rank's scratch begins. The sizes fit. page_bytes: of the machine.
+// Returns where each region of a rank's scratch begins. The sizes must fit. page_bytes: the
+// machine's page size.
 constexpr KcclLayout layout(uint64_t world_size, const KcclSizes& sizes, uint64_t page_bytes) {
     KcclLayout regions = {};
     uint64_t end = 0;
-    // Pages of their own, because each region is written in another pattern.
+    // Regions have pages of their own, because each is written in another pattern.
     const auto take = [&](uint64_t num_bytes) {
         const uint64_t begin = end;
         end += (num_bytes + page_bytes - 1) / page_bytes * page_bytes;
@@ -37,6 +47,9 @@ constexpr KcclLayout layout(uint64_t world_size, const KcclSizes& sizes, uint64_
     regions.grid =
         take(uint64_t{kKcclNumGridWords} * (kKcclMaxBlocks + kKcclGridCounterLines) * line);
     regions.exchanges = take(uint64_t{kKcclNumReaches} * kKcclMaxBlocks * sizeof(uint32_t));
+    if (sizes.message_bytes != 0) {
+        regions.messages = take(world_size * (kMessageLines * line + sizes.message_bytes));
+    }
     regions.packets = take(slots * world_size * 2 * sizes.packet_bytes);
     regions.staging = take(slots * 2 * sizes.staging_bytes);
     regions.board =
@@ -45,12 +58,13 @@ constexpr KcclLayout layout(uint64_t world_size, const KcclSizes& sizes, uint64_
     regions.packet_bytes = sizes.packet_bytes;
     regions.staging_bytes = sizes.staging_bytes;
     regions.exchange_bytes = sizes.exchange_bytes;
+    regions.message_bytes = sizes.message_bytes;
     regions.scratch_bytes = end;
     return regions;
 }
 
-// Sizes that fit, for calls in users' kernels. max_bytes: of one coop's message; exchange_bytes: of
-// all slices of an exchange of the grid.
+// Returns sizes that fit, for calls in users' kernels. max_bytes: the most bytes of one coop's
+// message; exchange_bytes: the bytes of all slices of an exchange of the grid.
 constexpr KcclSizes sizes_for_kernels(uint32_t channels, uint64_t max_bytes,
                                       uint64_t exchange_bytes) {
     const auto rounded_up = [](uint64_t num_bytes, uint64_t unit) {
@@ -69,12 +83,12 @@ constexpr KcclSizes sizes_for_kernels(uint32_t channels, uint64_t max_bytes,
 // Addresses as one rank maps them.
 struct Addresses {
     const uint64_t* windows;    // every rank's, in rank order
-    const uint64_t* scratches;  // likewise
+    const uint64_t* scratches;  // the scratch of every rank, in rank order
     uint64_t state;             // this rank's KcclState
     uint64_t channels;          // this rank's KcclChannelState, one for each block of each channel
 };
 
-// polls_per_check: between two looks at the clock.
+// Fills a DeviceComm. polls_per_check: the polls between two looks at the clock.
 constexpr KcclDeviceComm make_comm(int rank, int world_size, const KcclSizes& sizes,
                                    const Addresses& addresses, uint64_t page_bytes,
                                    uint32_t polls_per_check) {

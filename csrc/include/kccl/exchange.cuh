@@ -19,6 +19,18 @@ KCCL_DEVICE void push_to(const Channel<Coop, WORLD_SIZE>& channel, int k, uint32
     mem::store_packet(channel.outbox(k, i), pack(payload, channel.epoch()));
 }
 
+// Pushes packet i to one rank. The loop is for GPUs: an index that is known only at run time would
+// put the channel's addresses into memory.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE void push_to_rank(const Channel<Coop, WORLD_SIZE>& channel, int rank, uint32_t i,
+                              uint64_t payload) {
+    KCCL_UNROLL
+    for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
+        const bool is_rank = k < channel.world_size() && channel.receiver(k) == rank;
+        if (is_rank) push_to(channel, k, i, payload);
+    }
+}
+
 // Pushes packet i to every rank, this one last.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void push(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i, uint64_t payload) {
@@ -28,8 +40,8 @@ KCCL_DEVICE void push(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i, uint
     }
 }
 
-// Waits for packet i of every rank; payloads[source] gets what `source` pushed. False: the wait
-// failed. Called by all threads of a warp, each with its own i.
+// Waits for packet i of every rank; payloads[source] gets what `source` pushed. Returns false if
+// the wait failed. Called by all threads of a warp, each with its own i.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
                            uint64_t (&payloads)[kMaxRanks<WORLD_SIZE>]) {
@@ -73,6 +85,27 @@ KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
     return true;
 }
 
+// Waits for unit i of every rank: its N packets, which go to units[source * N] and behind it.
+// Otherwise as await_all().
+template <uint32_t N, class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool await_units(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
+                             uint64_t (&units)[kMaxRanks<WORLD_SIZE> * N]) {
+    constexpr int kRanks = kMaxRanks<WORLD_SIZE>;
+    if constexpr (N == 1) {
+        return await_all(channel, i, units);
+    } else {
+        for (uint32_t n = 0; n < N; ++n) {
+            uint64_t payloads[kRanks];
+            if (!await_all(channel, i * N + n, payloads)) return false;
+            KCCL_UNROLL
+            for (int source = 0; source < kRanks; ++source) {
+                if (source < channel.world_size()) units[source * N + n] = payloads[source];
+            }
+        }
+        return true;
+    }
+}
+
 // Waits for packet i of one rank; otherwise as await_all().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source, uint32_t i,
@@ -98,17 +131,16 @@ struct NoFloats {};
 // Makes a whole call: sends packet i to every rank and takes packet i of every rank, for all
 // i < num_packets, which is at least 1. Called by all threads of the channel's coop.
 //
-// send(i, are_words): pushes packet i.
-// take(i, is_mine, are_words) -> bool: waits for packet i, and uses it if is_mine. False: the wait
-// failed. A thread without a packet of its own polls the last one with its warp.
-// are_words: every payload is known to be a whole word in memory.
+// send(i, are_words): pushes packet i. take(i, is_mine, are_words) -> bool: waits for packet i, and
+// uses it if is_mine. Returns false if the wait failed. A thread without a packet of its own polls
+// the last one with its warp. are_words: every payload is known to be a whole word in memory.
 // Floats: platform::DefaultFloats if take() computes.
 //
 // The second path is for calls of at most one packet a thread, all whole words. It has no loop. So
 // little code runs between the arrival of a call's last packet and the push of the next call's
 // first.
 template <class Floats = NoFloats, class Coop, int WORLD_SIZE, class Send, class Take>
-KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, Exchange kind,
+KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, Exchange kind,
                             uint32_t num_packets, bool are_words, Send send, Take take) {
     const uint32_t size = channel.num_threads();
     const uint32_t first = channel.thread();

@@ -1,4 +1,4 @@
-// How the threads of a coop agree that the communicator has failed, and remember it.
+// Lets the threads of a coop agree that the communicator has failed, and remember it.
 //
 // KcclState.status changes once, from ok to the reason of the first failure, and stays until reset
 // (wait.cuh). Each thread of a coop reads it when a channel is opened. The threads may read
@@ -14,25 +14,26 @@
 
 namespace kccl {
 
-// A thread's part of it. All threads of the coop make one and call the same functions of it.
+// One thread's part of the latch. All threads of the coop make an object and call the same
+// functions of it.
 class FailureLatch {
   public:
-    // Asks for the communicator's status, at the opening. The load is on its way when this returns.
+    // Loads the communicator's status, at the opening. The load is on its way when this returns.
     KCCL_DEVICE void ask(const DeviceComm& comm) { found_ = status_of(comm); }
 
-    // The coop refuses an argument of the opening and makes no calls. Called by all its threads,
-    // instead of ask(); its leader has made the record.
+    // Makes the coop refuse an argument of the opening, and make no calls. Called by all its
+    // threads, instead of ask(). Its leader has made the record.
     KCCL_DEVICE void refuse() { found_ = kKcclBadArgument; }
 
-    // Whether this thread has found no failure.
+    // Tells whether this thread has found no failure.
     KCCL_DEVICE bool is_ok() const { return found_ == kKcclOk && status_ == kKcclOk; }
 
-    // Ok until fail().
+    // Returns ok until fail().
     KCCL_DEVICE Status status() const { return status_; }
 
-    // The vote. False: a thread of the coop found a failure, and fail() must follow. Also a sync of
-    // the coop: it separates what the threads read when they opened the channel from what they
-    // write when they close it. After the first time it does nothing.
+    // Votes. Returns false if a thread of the coop found a failure; then fail() must follow. It is
+    // also a sync of the coop: it separates what the threads read when they opened the channel from
+    // what they write when they close it. After the first time it does nothing.
     template <class Coop>
     KCCL_DEVICE bool agree(Coop coop) {
         if (has_agreed_) return true;
@@ -40,15 +41,15 @@ class FailureLatch {
         return !coop.any(found_ != kKcclOk);
     }
 
-    // Whether this thread's warp may send before the vote: none of its threads found a failure. If
-    // it may not, its threads end the call with Channel::leave(true).
+    // Tells whether this thread's warp may send before the vote: none of its threads found a
+    // failure. If it may not, its threads end the call with Channel::leave(true).
     KCCL_DEVICE bool is_usable() const {
         return has_agreed_ || !platform::warp_any(found_ != kKcclOk);
     }
     // Channel::leave() votes too, so agree() need not.
     KCCL_DEVICE void skip_vote() { has_agreed_ = true; }
 
-    // The communicator has failed, and stays so.
+    // Records that the communicator has failed, for good.
     KCCL_DEVICE void fail(const DeviceComm& comm) { status_ = status_of(comm); }
 
   private:

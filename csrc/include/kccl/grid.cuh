@@ -34,7 +34,7 @@ KCCL_DEVICE_COLD void refuse_second(const DeviceComm& comm, uint32_t kernel) {
     give_up(comm, Record{kKcclOpenedTwice, comm.rank, comm.rank, kernel, 0, 2, 1, 0, 0});
 }
 
-// Whether this thread leads its block and finds `what` open, as open_mark() counts; then the
+// Tells whether this thread leads its block and finds `what` open, as open_mark() counts; then the
 // communicator has failed. What is open counts in registers, so a second one would count the same
 // steps again. `kernel`: for the record.
 KCCL_DEVICE bool is_second(const DeviceComm& comm, uint32_t what, KcclKernel kernel) {
@@ -52,7 +52,7 @@ KCCL_DEVICE void mark_open(const DeviceComm& comm, uint32_t what, bool is_open) 
         open_mark(comm, what, platform::block_in_grid()), is_open ? 1u : 0u);
 }
 
-// A block's count of its syncs.
+// A block's count of its own syncs.
 struct GridCount {
     uint32_t epoch;
     uint32_t total;  // each counter's value when all blocks have reached `epoch`
@@ -138,10 +138,10 @@ class GridBarrierOf {
     GridBarrierOf(const GridBarrierOf&) = delete;
     GridBarrierOf& operator=(const GridBarrierOf&) = delete;
 
-    // Called by all threads of all blocks. kAcqRel: what any thread of the kernel wrote before is
-    // visible to every thread after. kRelaxed: every block has arrived and nothing else is ordered;
-    // for data that carries its own flags. All threads of a block get the same status. When it is
-    // not ok, other blocks may have gone on.
+    // Waits until all blocks are here. Called by all threads of all blocks. kAcqRel: what any
+    // thread of the kernel wrote before is visible to every thread after. kRelaxed: every block has
+    // arrived and nothing else is ordered; for data that carries its own flags. All threads of a
+    // block get the same status. When it is not ok, other blocks may have gone on.
     template <mem::Order order = mem::Order::kAcqRel>
     KCCL_DEVICE Status sync() {
         static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
@@ -163,14 +163,14 @@ class GridBarrierOf {
         if constexpr (kOrders) coop.sync();
         if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(own_, added_);
         if constexpr (kCounters > 1) {
-            // Counters of which no block is.
+            // Counters beyond the number of blocks, which no block adds to.
             for (uint32_t i = num_blocks_; i < kCounters && platform::block_in_grid() == 0; ++i) {
                 if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(counter(i), per_sync());
             }
         }
         bool arrived = true;
         if (coop.index() < platform::kWarpSize) {
-            // Where there is one counter, its polls are one request of the warp.
+            // If there is one counter, all its polls are one request of the warp.
             const bool polls = kCounters == 1 || coop.index() < kCounters;
             const auto poll = [&] {
                 bool reached = !polls;
@@ -184,7 +184,7 @@ class GridBarrierOf {
                 return find_absent(comm_, FAMILY, coop.index(), num_blocks_, count_);
             };
             arrived = wait_until(comm_, Awaited{kKcclGridSync, 0, count_.epoch}, poll, missing);
-            // Once, not in each poll, because an acquire empties the L1 cache.
+            // This is done once and not in each poll, because an acquire empties the L1 cache.
             if constexpr (kOrders) mem::fence<mem::Order::kAcquire, mem::Scope::kDevice>();
         }
         if (coop.any(!arrived)) status_ = status_of(comm_);
@@ -196,14 +196,14 @@ class GridBarrierOf {
         return mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(polled_);
     }
 
-    // The counter of a block. Counter i is also what thread i polls.
+    // The counter that a block adds to. Thread i polls counter i.
     KCCL_DEVICE uint32_t* counter(uint32_t block) const {
         constexpr uint32_t kLines = kKcclGridCounterLines / kKcclGridCounters;
         return grid_line(comm_, FAMILY, kKcclMaxBlocks + block % kCounters * kLines);
     }
-    // What all blocks add to each counter in a sync.
+    // The sum that all blocks add to each counter in a sync.
     KCCL_DEVICE uint32_t per_sync() const { return num_blocks_ * weight_; }
-    // What a block adds, where there are several counters.
+    // The number that a block adds, if there are several counters.
     KCCL_DEVICE uint32_t share_of(uint32_t block) const {
         if (block >= kCounters) return weight_;
         const uint32_t others = (num_blocks_ - 1 - block) / kCounters;
@@ -212,7 +212,7 @@ class GridBarrierOf {
 
     static constexpr uint32_t kCounters = platform::kGridCounters;
     static_assert(kCounters <= kKcclGridCounters && kCounters <= platform::kWarpSize, "they fit");
-    // Keeps a counter less than half a period away from what is awaited.
+    // Keeps a counter less than half a period away from the awaited value.
     static constexpr uint32_t kMostLead = 1u << 30;
     // The library's own barriers open and close within one function.
     static constexpr bool kIsMarked = FAMILY == kKcclGridBarriers;
@@ -223,8 +223,8 @@ class GridBarrierOf {
     uint32_t* own_ = nullptr;     // the block's counter
     uint32_t* polled_ = nullptr;  // the thread's
     uint32_t step_ = 0;
-    uint32_t weight_ = 0;  // what a block adds to a counter, but for its first one
-    uint32_t added_ = 0;   // what this block adds
+    uint32_t weight_ = 0;  // the number that a block adds, unless it is the first of its counter
+    uint32_t added_ = 0;   // the number that this block adds
     GridCount count_ = {};
     Status status_ = kKcclOk;
 };

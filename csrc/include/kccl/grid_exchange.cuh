@@ -1,5 +1,5 @@
-// Exchanges between the blocks of a grid, on one rank or on all: what publish() and collect() are
-// made of. Each rank has a board in its scratch. Every block pushes the packets of its slice to the
+// Exchanges between the blocks of a grid, on one rank or on all. publish() and collect() are made
+// of them. Each rank has a board in its scratch. Every block pushes the packets of its slice to the
 // boards of all ranks that take part, and polls the packets of the slices on its own rank's board.
 // The data is its own signal: ll16 packets (ll16.cuh).
 //
@@ -65,11 +65,11 @@ KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
 
 // An exchange of the blocks of a kernel, on one rank or on all; opened once for many exchanges. All
 // threads of all blocks open it, make the same exchanges and let it end. The blocks, at most
-// kKcclMaxBlocks, are all resident, and equally many on every rank that takes part. Meanwhile this
-// rank's communicator has no other one of this reach open, in this kernel or in another: the second
-// one fails with kKcclOpenedTwice.
+// kKcclMaxBlocks, are all resident, and equally many on every rank that takes part. As long as it
+// is open, this rank's communicator may open no other one of this reach, in this kernel or in
+// another: the second one fails with kKcclOpenedTwice.
 //
-// WORLD_SIZE: the communicator's, so that loops over ranks unroll; 0: whatever it is.
+// WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0: any world size.
 template <KcclReach REACH, int WORLD_SIZE = 0>
 class GridExchange {
   public:
@@ -116,7 +116,7 @@ class GridExchange {
         if (status_ == kKcclOk) mark_open(comm, kMark, true);
     }
 
-    // Stores what the next to open it must know.
+    // Stores what the next opening of it must know.
     KCCL_DEVICE ~GridExchange() {
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (status_ != kKcclOk) return;
@@ -146,19 +146,19 @@ class GridExchange {
         return kIsLocal ? 1 : WORLD_SIZE > 0 ? WORLD_SIZE : comm_.world_size;
     }
     KCCL_DEVICE uint32_t num_blocks() const { return num_blocks_; }
-    // Slices of an exchange.
+    // The number of slices of an exchange.
     KCCL_DEVICE uint32_t num_slices() const { return num_senders() * num_blocks_; }
 
-    // Whether slices of num_packets packets fit. If not, next() refuses them.
+    // Tells whether slices of num_packets packets fit. If not, next() refuses them.
     KCCL_DEVICE bool has_room(uint64_t num_packets) const {
         return stride_of(num_packets) * num_slices() <= slot_packets_;
     }
 
     // Enters the next exchange, whose slices have num_packets packets, at least 1. Called by all
-    // threads of the block; all get the same status. On failure nothing may be published.
+    // threads of the block, which all get the same status. On failure nothing may be published.
     KCCL_DEVICE Status next(uint64_t num_packets) {
         last_ = slot();
-        // Exchanges are mostly like the one before.
+        // Most exchanges have the same shape as the one before.
         if (num_packets != num_packets_) lay_out(num_packets);
         if (status_ != kKcclOk) return status_;
         epoch_ += step_;
@@ -169,8 +169,8 @@ class GridExchange {
         return status_;
     }
 
-    // Which packets of the slices this thread takes, [slice][packet]: the first, and the one after
-    // another, which is the num_threads-th behind it.
+    // The packets of the slices that this thread takes, counted over [slice][packet]: the first
+    // one, and then every num_threads-th packet behind it.
     KCCL_DEVICE uint32_t num_packets() const { return num_packets_; }
     KCCL_DEVICE SlicePacket first() const { return first_; }
     KCCL_DEVICE SlicePacket after(SlicePacket at) const {
@@ -180,15 +180,15 @@ class GridExchange {
         return {at.slice + 1, at.packet - num_packets_};
     }
 
-    // Where a packet lies in a slot of a board, in packets.
+    // Returns where a packet lies in a slot of a board, in packets.
     KCCL_DEVICE uint32_t position_of(SlicePacket at) const {
         return at.slice * stride_ + at.packet;
     }
-    // That of first().
+    // The position of first().
     KCCL_DEVICE uint32_t first_position() const { return first_position_; }
-    // That of a packet which always arrives.
+    // The position of a packet that always arrives.
     static constexpr uint32_t kSomePosition = 0;
-    // From a packet of one rank's block to the same of the next rank's.
+    // The distance from a packet of one rank's block to the same packet of the next rank's.
     KCCL_DEVICE uint32_t rank_stride() const { return num_blocks_ * stride_; }
 
     // Publishes packet i of this block's slice.
@@ -201,16 +201,16 @@ class GridExchange {
         }
     }
 
-    // Waits for the packets at positions[0 .. num), and stores their payloads. False: the wait
-    // failed. Called by all threads of a warp, with the same `num`.
+    // Waits for the packets at positions[0 .. num), and stores their payloads. Returns false if the
+    // wait failed. Called by all threads of a warp, with the same `num`.
     template <int N>
     KCCL_DEVICE bool await(const uint32_t (&positions)[N], int num, uint64_t (&payloads)[N]) {
         return await_in(slot(), positions, num, payloads);
     }
 
     // For a block that collects only some slices: waits for one packet of every block of the
-    // previous exchange; in the first one after an opening, of this exchange. False: the wait
-    // failed. Called by all threads of a warp, after publishing.
+    // previous exchange; in the first one after an opening, of this exchange. Returns false if the
+    // wait failed. Called by all threads of a warp, after publishing.
     KCCL_DEVICE bool await_previous() {
         // The scrub was a barrier of all blocks.
         if ((epoch_ << 1) == 0) return true;
@@ -231,14 +231,15 @@ class GridExchange {
         return true;
     }
 
-    // Ends an exchange. failed: a wait of this thread has. Called by all threads of the block; all
-    // get the same status; also a sync of the block.
+    // Ends an exchange. failed: whether a wait of this thread has failed. Called by all threads of
+    // the block, which all get the same status. It is also a sync of the block.
     KCCL_DEVICE Status leave(bool failed) {
         if (block().any(failed)) status_ = status_of(comm_);
         return status_;
     }
 
-    // This block publishes this slice in this exchange. Called by all threads of the block.
+    // Tells the simulator that this block publishes this slice in this exchange. Called by all
+    // threads of the block.
     KCCL_DEVICE void tell(told::Call call) const {
         if constexpr (told::kIsTold) {
             call.num_blocks = num_blocks_;
@@ -253,7 +254,7 @@ class GridExchange {
     }
 
   private:
-    // 0 where the compiler does not know them.
+    // These are 0 if the compiler does not know them.
     static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
     static constexpr uint32_t kMark = 1 + REACH;
     static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
@@ -340,7 +341,8 @@ class GridExchange {
     }
 
     KCCL_DEVICE void enter_special() {
-        // Every rank has been heard of. Only here, so that no other exchange pays for the store.
+        // Here every rank has been heard of. This is done only here, so that no other exchange pays
+        // for the store.
         if (!kIsLocal && epoch_ == 2 * step_ && platform::block_in_grid() == 0 && leads(block())) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
@@ -356,7 +358,7 @@ class GridExchange {
         return exchange_epoch(comm_, REACH, block);
     }
 
-    // The board of receiver(k); from a register where the number of ranks is known.
+    // Returns the board of receiver(k), from a register if the number of ranks is known.
     KCCL_DEVICE mem::Packet* outbox(int k) const {
         if (k == num_senders() - 1) return inbox_;
         return kNumPeers > 0 ? outbox_[k] : board(comm_, REACH, receiver(k));
@@ -376,11 +378,11 @@ class GridExchange {
     mem::Packet* inbox_ = nullptr;
     uint32_t slot_packets_ = 0;  // length of a slot
     uint32_t offset_ = 0;        // where this exchange's slot begins
-    uint32_t num_packets_ = 0;   // of a slice
+    uint32_t num_packets_ = 0;   // packets of a slice
     uint32_t stride_ = 0;        // between slices, in packets
     uint32_t own_slice_ = 0;
     uint32_t first_position_ = 0;
-    Slot last_ = {};  // of the previous exchange
+    Slot last_ = {};  // slot of the previous exchange
     SlicePacket first_ = {};
     SlicePacket step_on_ = {};
     uint32_t thread_ = 0;

@@ -93,10 +93,10 @@ class Window {
     Window& operator=(const Window&) = delete;
 
     std::size_t num_bytes() const { return num_bytes_; }
-    // Where this rank's GPU maps a rank's part.
+    // The address at which this rank's GPU maps a rank's part.
     CUdeviceptr address(int rank) const { return addresses_[rank]; }
 
-    // For a kernel's argument. Valid as long as this lives.
+    // Returns a kernel's argument. It is valid as long as this object lives.
     kccl::Window for_kernels() const {
         kccl::Window window = {};
         window.num_bytes = num_bytes_;
@@ -140,7 +140,7 @@ class Window {
 
 // ---- What went wrong in a kernel ----------------------------------------------------------------
 
-// A call in a kernel failed.
+// Thrown when a call in a kernel has failed.
 struct Failure : Error {
     Failure(const std::string& sentence, const KcclRecord& why) : Error(sentence), record(why) {}
     KcclRecord record;
@@ -202,10 +202,10 @@ class Communicator {
     Communicator(const Communicator&) = delete;
     Communicator& operator=(const Communicator&) = delete;
 
-    // For a kernel's argument. Valid as long as this lives.
+    // Returns a kernel's argument. It is valid as long as this object lives.
     const KcclDeviceComm& device_comm() const { return comm_; }
 
-    // How the calls in kernels that have ended went.
+    // Returns the status of the calls in kernels that have ended.
     Status status() const {
         return static_cast<Status>(
             std::atomic_ref<uint32_t>(mailbox_->status).load(std::memory_order_acquire));
@@ -219,7 +219,7 @@ class Communicator {
     }
 
   private:
-    // Where this rank's KcclState lies on the device; behind it its KcclChannelState.
+    // The address of this rank's KcclState on the device. Its KcclChannelStates follow.
     CUdeviceptr make_states(const Options& options) {
         void* mail = nullptr;
         team_.must("cuMemHostAlloc",

@@ -1,5 +1,5 @@
-// The ranks of a job, for host.hpp: what they tell each other while memory is set up, and the file
-// descriptors that their processes exchange.
+// The ranks of a job, for host.hpp: the data that they exchange while memory is set up, and the
+// file descriptors of their processes.
 #pragma once
 
 #include <cuda.h>
@@ -122,7 +122,7 @@ class Team {
         }
         std::string errors;
         for (const auto& each : allgather(mine)) {
-            // Words that several ranks say appear once.
+            // A text that several ranks give appears once.
             if (errors.find(each.data()) != std::string::npos) continue;
             errors += (errors.empty() ? "" : "; ") + std::string(each.data());
         }
@@ -166,7 +166,7 @@ inline Error failed(const Team& team, const std::string& what) {
     return Error(team.who() + " cannot " + what + ": " + std::strerror(errno));
 }
 
-// A socket, and the abstract address `name`: of those a killed process leaves nothing behind.
+// Opens a socket with the abstract address `name`. A killed process leaves no such address behind.
 inline Fd open(const Team& team, const std::array<char, 17>& name, sockaddr_un* address) {
     *address = {AF_UNIX, {}};
     std::snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "kccl-%s", name.data());
@@ -192,7 +192,8 @@ inline void send(const Team& team, int peer, const std::array<char, 17>& name, i
     }
 }
 
-// The sender's rank and its descriptor. Rank -1: the sender is no rank of this job and user.
+// Returns the sender's rank and its descriptor. Rank -1: the sender is no rank of this job and
+// user.
 inline std::pair<int, Fd> receive(const Team& team, const Fd& listener, const timeval& limit) {
     const Fd connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (connection.get() < 0) throw failed(team, "get the memory of all ranks");

@@ -1,32 +1,34 @@
-// The first warps of a block wait for each other, while the block's other warps do something else.
+// Makes the first warps of a block wait for each other, while the block's other warps do something
+// else.
 #pragma once
 
 #include "coop.cuh"
 
 namespace kccl {
 
-// Lies in block-shared memory. At most 16 warps.
+// The state of meetings, in block-shared memory. There may be at most 16 warps.
 struct MeetingPlace {
     mem::CopyBarrier met;
-    // What each warp says, by the parity of the meeting.
+    // Each warp's value, by the parity of the meeting.
     struct alignas(16) Said {
         uint8_t of_warp[16];
     } said[2];
 };
 
-// Makes it ready, once. Called by one thread; the block synchronises before its use.
+// Prepares it. Called once, by one thread; the block synchronises before it is used.
 KCCL_DEVICE void init_meeting(MeetingPlace& place, uint32_t num_warps) {
     mem::init_copies(&place.met, num_warps);
 }
 
-// Each thread of the first WARPS warps of a block makes one. All of them call meet() equally often.
+// One thread's part. Each thread of the first WARPS warps of a block makes an object. All of them
+// call meet() equally often.
 template <uint32_t WARPS>
 class Meeting {
   public:
     KCCL_DEVICE explicit Meeting(MeetingPlace& place) : place_(place) {}
 
-    // Waits until all warps have come. What they did to block-shared memory before, they see
-    // behind it. Returns whether any thread gave true.
+    // Waits until all warps have come. Afterwards they see what any of them did to block-shared
+    // memory before. Returns whether any thread passed true.
     KCCL_DEVICE bool meet(bool mine) {
         if constexpr (mem::kMeetsInHardware) {
             return mem::meet_any(WARPS * platform::kWarpSize, mine);

@@ -50,6 +50,10 @@
 // clock_ticks() is read in a few cycles, where clock_ns() may take hundreds. It counts at the rate
 // of its multiprocessor, and only differences on the same one mean something.
 //
+// unit_id() is the hardware's number of the multiprocessor or compute unit that runs this block,
+// die_id() that of its die on AMD's GPUs, else 0. Numbers need not be dense. On a CPU each block
+// counts as a unit.
+//
 // give_registers<NUM>(), take_registers<NUM>(): from here on the warp has NUM registers a thread, a
 // multiple of 8 between 24 and 256, and gives the others back to the block, or waits for as many as
 // others give. Each is called by all threads of four warps of which the first one's number in the
@@ -126,8 +130,9 @@ struct alignas(8) CopyBarrier {
 
 namespace kccl::mem {
 
-// Why `*address` on CUDA: NVRTC has no __builtin_memcpy, and memcpy forgets the alignment. Why in
-// the simulator: compilers announce a typed access to it, but not every memcpy.
+// On CUDA this is `*address`, because NVRTC has no __builtin_memcpy, and memcpy forgets the
+// alignment. In the simulator it is `*address` too, because compilers announce a typed access to
+// the simulator, but not every memcpy.
 template <class T>
 KCCL_DEVICE T load_plain(const T* address) {
 #if defined(KCCL_TARGET_CUDA) || defined(KCCL_TARGET_SIM)
@@ -185,7 +190,7 @@ KCCL_DEVICE void store_words(T* address, const T& value) {
     store_plain(words + 1, both[1]);
 }
 
-// The most that one thread moves with one instruction.
+// The most bytes that one thread moves with one instruction.
 struct alignas(16) Line {
     uint64_t word[2];
 };
@@ -195,7 +200,8 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
 #if defined(KCCL_TARGET_HOST)
     (void)index;
     (void)size;
-    __builtin_memcpy(to, from, num_bytes);
+    // An array without elements may have no address, which memcpy does not take.
+    if (num_bytes > 0) __builtin_memcpy(to, from, num_bytes);
 #else
     auto* out = static_cast<uint8_t*>(to);
     auto* in = static_cast<const uint8_t*>(from);
@@ -204,14 +210,15 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
     const uint64_t num_lines = aligned ? num_bytes / sizeof(Line) : 0;
     auto* out_lines = reinterpret_cast<Line*>(out);
     auto* in_lines = reinterpret_cast<const Line*>(in);
-    // A thread starts this many loads before it waits for any.
+    // A thread starts so many loads before it waits for any.
     constexpr uint32_t kAtOnce = 4;
     for (uint64_t line = index; line < num_lines; line += kAtOnce * uint64_t{size}) {
         Line lines[kAtOnce];
         KCCL_UNROLL
         for (uint32_t k = 0; k < kAtOnce; ++k) {
             if (line + k * uint64_t{size} >= num_lines) continue;
-            // By words: on AMD's GPUs clang keeps an array of whole structs in memory.
+            // The struct is copied word by word, because on AMD's GPUs clang keeps an array of
+            // whole structs in memory.
             const Line& from_here = in_lines[line + k * uint64_t{size}];
             lines[k] = Line{{from_here.word[0], from_here.word[1]}};
         }
@@ -225,8 +232,9 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
 #endif
 }
 
-// As copy(), over lines that a peer has read, so that they are in its cache. A CPU requests each
-// line some time before it stores: stores wait for their lines in order, requests do not.
+// Copies as copy() does, over lines that a peer has read, so that they are in its cache. A CPU
+// requests each line some time before it stores: stores wait for their lines in order, requests do
+// not.
 KCCL_DEVICE void overwrite(void* to, const void* from, uint64_t num_bytes, uint32_t index,
                            uint32_t size) {
 #if defined(KCCL_TARGET_HOST)

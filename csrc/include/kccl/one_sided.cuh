@@ -1,4 +1,4 @@
-// What the one-sided calls check of their arguments.
+// Checks the arguments of one-sided calls.
 #pragma once
 
 #include "refuse.cuh"

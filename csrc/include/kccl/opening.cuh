@@ -1,5 +1,5 @@
-// Whether a channel may be opened: its number, the block's, and the number of ranks that a template
-// was made for.
+// Checks whether a channel may be opened: its number, the block's number, and the world size that a
+// template was made for.
 #pragma once
 
 #include "refuse.cuh"

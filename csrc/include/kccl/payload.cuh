@@ -13,48 +13,66 @@ constexpr uint32_t kPayloadBytes = 8;
 template <int WORLD_SIZE>
 constexpr int kMaxRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
 
+// A unit is what a reduction takes at a time: a payload, or the two payloads of an element that is
+// longer than one.
 template <class T>
-constexpr uint32_t kPayloadElements = kPayloadBytes / sizeof(T);
+constexpr uint32_t kUnitPayloads = sizeof(T) > kPayloadBytes ? sizeof(T) / kPayloadBytes : 1;
+template <class T>
+constexpr uint32_t kUnitElements = kUnitPayloads<T> * kPayloadBytes / sizeof(T);
 
-// Payloads that hold `count` elements.
+// The number of elements in so many payloads.
+template <class T>
+KCCL_DEVICE uint32_t num_elements(uint32_t payloads) {
+    return payloads / kUnitPayloads<T> * kUnitElements<T>;
+}
+
+// The number of units that hold `count` elements.
+template <class T>
+KCCL_DEVICE uint32_t num_units(uint32_t count) {
+    return (count + kUnitElements<T> - 1) / kUnitElements<T>;
+}
+
+// The number of payloads that hold `count` elements.
 template <class T>
 KCCL_DEVICE uint32_t num_payloads(uint32_t count) {
-    return (count + kPayloadElements<T> - 1) / kPayloadElements<T>;
+    return num_units<T>(count) * kUnitPayloads<T>;
 }
 
-// True when payloads [i, i + n) are whole and aligned, so that they may be moved as 8-byte words.
+// Returns true if payloads [i, i + n) are whole and aligned, so that they may be moved as 8-byte
+// words.
 template <class T>
 KCCL_DEVICE bool are_words(const T* array, uint32_t i, uint32_t n, uint32_t count) {
-    return (i + n) * kPayloadElements<T> <= count &&
+    return num_elements<T>(i + n) <= count &&
            (platform::kCpu || reinterpret_cast<uint64_t>(array) % kPayloadBytes == 0);
 }
 
-// True when that holds for all payloads of an array.
+// Returns true if that holds for all payloads of an array.
 template <class T>
 KCCL_DEVICE bool are_words(const T* array, uint32_t count) {
-    return count % kPayloadElements<T> == 0 &&
+    return count % kUnitElements<T> == 0 &&
            (platform::kCpu || reinterpret_cast<uint64_t>(array) % kPayloadBytes == 0);
 }
 
-// True when that holds for all payloads of several arrays, `stride` elements apart; `arrays` is the
-// first.
+// Returns true if that holds for all payloads of several arrays, `stride` elements apart; `arrays`
+// is the first.
 template <class T>
 KCCL_DEVICE bool are_words(const T* arrays, uint64_t stride, uint32_t count) {
-    return are_words(arrays, count) && (platform::kCpu || stride % kPayloadElements<T> == 0);
+    return are_words(arrays, count) && (platform::kCpu || stride % kUnitElements<T> == 0);
 }
 
-// True when N payloads, which are words, may be moved as one line of 16 bytes.
+// Returns true if N payloads, which are words, may be moved as one line of 16 bytes.
 template <uint32_t N>
 KCCL_DEVICE bool is_line(const void* first) {
     return N == 2 && !platform::kCpu && reinterpret_cast<uint64_t>(first) % sizeof(mem::Line) == 0;
 }
 
-// Loads payloads [i, i + N) of an array of `count` elements. What lies behind the end is zero.
+// Loads payloads [i, i + N), whole units of an array of `count` elements. What lies behind the end
+// is zero.
 template <class T, uint32_t N>
 KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t i,
                                uint32_t count) {
-    constexpr uint32_t kCount = N * kPayloadElements<T>;
-    const T* first = array + i * kPayloadElements<T>;
+    constexpr uint32_t kCount = N * kPayloadBytes / sizeof(T);
+    const T* first = array + num_elements<T>(i);
     if (are_words(array, i, N, count)) {
         if (is_line<N>(first)) {
             const mem::Line line = mem::load_plain(reinterpret_cast<const mem::Line*>(first));
@@ -68,7 +86,7 @@ KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t
     }
     T elements[kCount] = {};
     for (uint32_t k = 0; k < kCount; ++k) {
-        if (i * kPayloadElements<T> + k < count) elements[k] = mem::load_plain(first + k);
+        if (num_elements<T>(i) + k < count) elements[k] = mem::load_plain(first + k);
     }
     platform::copy_bytes(payloads, elements, sizeof(payloads));
 }
@@ -77,8 +95,8 @@ KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t
 template <class T, uint32_t N>
 KCCL_DEVICE void store_payloads(T* array, uint32_t i, uint32_t count,
                                 const uint64_t (&payloads)[N]) {
-    constexpr uint32_t kCount = N * kPayloadElements<T>;
-    T* first = array + i * kPayloadElements<T>;
+    constexpr uint32_t kCount = N * kPayloadBytes / sizeof(T);
+    T* first = array + num_elements<T>(i);
     if (are_words(array, i, N, count)) {
         if (is_line<N>(first)) {
             mem::Line line;
@@ -94,7 +112,7 @@ KCCL_DEVICE void store_payloads(T* array, uint32_t i, uint32_t count,
     T elements[kCount];
     platform::copy_bytes(elements, payloads, sizeof(payloads));
     for (uint32_t k = 0; k < kCount; ++k) {
-        if (i * kPayloadElements<T> + k < count) mem::store_plain(first + k, elements[k]);
+        if (num_elements<T>(i) + k < count) mem::store_plain(first + k, elements[k]);
     }
 }
 
@@ -105,15 +123,15 @@ struct Slice {
     uint64_t count;
 };
 
-// This block's slice when each block takes `share` elements.
-KCCL_DEVICE Slice slice_of(uint64_t count, uint64_t share) {
-    const uint32_t block = platform::block_in_grid();
+// Returns the slice of a block if each block takes `share` elements.
+KCCL_DEVICE Slice slice_of(uint64_t count, uint64_t share,
+                           uint32_t block = platform::block_in_grid()) {
     const uint64_t begin = block * share < count ? block * share : count;
     const uint64_t rest = count - begin;
     return {begin, rest < share ? rest : share};
 }
 
-// This block's slice when the blocks of the kernel share the message out evenly.
+// Returns this block's slice if the blocks of the kernel share the message out evenly.
 template <class T>
 KCCL_DEVICE Slice block_slice(uint64_t count) {
     constexpr uint64_t kUnit = 16 / sizeof(T);
@@ -122,8 +140,8 @@ KCCL_DEVICE Slice block_slice(uint64_t count) {
     return slice_of(count, (num_units + blocks - 1) / blocks * kUnit);
 }
 
-// This block's slice where the host launched the call. The host divided: a division here would
-// delay the first push.
+// Returns this block's slice of a call that the host launched. The host has divided, because a
+// division here would delay the first push.
 template <class T>
 KCCL_DEVICE Slice call_slice(const Call& call) {
     constexpr uint64_t kUnit = 16 / sizeof(T);
@@ -140,10 +158,10 @@ KCCL_DEVICE const T* input_of(const Call& call) {
     return reinterpret_cast<const T*>(call.input);
 }
 
-// Prefetches what this thread sends first, while the channel is being opened.
+// Prefetches the data that this thread sends first, while the channel is being opened.
 template <class T>
 KCCL_DEVICE void prefetch_slice(const Call& call, const Slice& slice) {
-    const uint64_t i = uint64_t{block().index()} * kPayloadElements<T>;
+    const uint64_t i = uint64_t{block().index()} * kUnitElements<T>;
     if (i < slice.count) mem::prefetch(input_of<T>(call) + slice.begin + i);
 }
 
@@ -176,7 +194,7 @@ KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& sl
     return kKcclOk;
 }
 
-// One payload. is_word: it is known to be a whole word.
+// One payload, of elements of at most 8 bytes. is_word: it is known to be a whole word.
 template <class T>
 KCCL_DEVICE uint64_t load_payload(const T* array, uint32_t i, uint32_t count, bool is_word) {
     if (is_word) return mem::load_plain(reinterpret_cast<const uint64_t*>(array) + i);
@@ -193,6 +211,27 @@ KCCL_DEVICE void store_payload(T* array, uint32_t i, uint32_t count, uint64_t pa
         mem::store_plain(reinterpret_cast<uint64_t*>(array) + i, payload);
     } else {
         store_payloads(array, i, count, payloads);
+    }
+}
+
+// Unit i. are_words: its payloads are known to be whole words.
+template <class T>
+KCCL_DEVICE void load_unit(uint64_t (&unit)[kUnitPayloads<T>], const T* array, uint32_t i,
+                           uint32_t count, bool are_words) {
+    if constexpr (kUnitPayloads<T> == 1) {
+        unit[0] = load_payload(array, i, count, are_words);
+    } else {
+        load_payloads(unit, array, i * kUnitPayloads<T>, count);
+    }
+}
+
+template <class T>
+KCCL_DEVICE void store_unit(T* array, uint32_t i, uint32_t count,
+                            const uint64_t (&unit)[kUnitPayloads<T>], bool are_words) {
+    if constexpr (kUnitPayloads<T> == 1) {
+        store_payload(array, i, count, unit[0], are_words);
+    } else {
+        store_payloads(array, i * kUnitPayloads<T>, count, unit);
     }
 }
 

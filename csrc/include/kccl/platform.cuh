@@ -35,16 +35,15 @@ using uint64_t = unsigned long;
 #endif
 
 // ---- Qualifiers -----------------------------------------------------------------------------
-// KCCL_KERNEL_OF(n): a kernel whose blocks have at most n threads. So a thread may use more
-// registers.
+// KCCL_KERNEL_OF(n): its blocks have at most n threads, so that each may use more registers.
 // KCCL_CONSTEXPR: a function that device code calls, and constants, too.
 #if defined(KCCL_TARGET_CUDA)
 #define KCCL_CONSTEXPR __host__ __device__ constexpr
 #define KCCL_DEVICE __device__ __forceinline__
-// Inlined although it is cold: around a function call the hot path would keep its registers in
-// memory.
-#define KCCL_DEVICE_COLD __device__ __forceinline__
-#define KCCL_DEVICE_SHARED __device__ __forceinline__
+#define KCCL_INLINED  // behind a lambda's parameters
+// Inlined although it is cold: around a call the hot path's registers would lie in memory.
+#define KCCL_DEVICE_COLD KCCL_DEVICE
+#define KCCL_DEVICE_SHARED KCCL_DEVICE
 #define KCCL_KERNEL __global__
 #define KCCL_KERNEL_OF(threads) __global__ __launch_bounds__(threads, 1)
 #define KCCL_KERNEL_PARAM(type) const __grid_constant__ type
@@ -53,6 +52,7 @@ using uint64_t = unsigned long;
 #elif defined(KCCL_TARGET_HIP)
 #define KCCL_CONSTEXPR constexpr  // clang calls it from anywhere
 #define KCCL_DEVICE __attribute__((device)) inline __attribute__((always_inline))
+#define KCCL_INLINED
 #define KCCL_DEVICE_COLD __attribute__((device)) inline __attribute__((noinline))
 #define KCCL_DEVICE_SHARED KCCL_DEVICE
 #define KCCL_KERNEL __attribute__((global))
@@ -63,6 +63,7 @@ using uint64_t = unsigned long;
 #elif defined(KCCL_TARGET_SIM)
 #define KCCL_CONSTEXPR constexpr
 #define KCCL_DEVICE inline __attribute__((always_inline))
+#define KCCL_INLINED __attribute__((always_inline))
 #define KCCL_DEVICE_COLD static __attribute__((noinline, cold, unused))
 #define KCCL_DEVICE_SHARED static __attribute__((noinline, unused))
 #define KCCL_KERNEL [[maybe_unused]] static
@@ -74,6 +75,7 @@ using uint64_t = unsigned long;
 #define KCCL_CONSTEXPR constexpr
 // Always inlined, so that one translation unit per instruction set emits no shared symbols.
 #define KCCL_DEVICE inline __attribute__((always_inline))
+#define KCCL_INLINED __attribute__((always_inline))
 #define KCCL_DEVICE_COLD static __attribute__((noinline, cold, unused))
 // One function for all kernels of a translation unit.
 #define KCCL_DEVICE_SHARED static __attribute__((noinline))
@@ -81,8 +83,7 @@ using uint64_t = unsigned long;
 #define KCCL_KERNEL [[maybe_unused]] static
 #define KCCL_KERNEL_OF(threads) KCCL_KERNEL
 #define KCCL_KERNEL_PARAM(type) const type&
-// Unrolls the next loop, which has a constant number of turns. So arrays that it indexes can be
-// registers.
+// Unrolls the next loop, so that arrays that it indexes can be registers.
 #define KCCL_UNROLL
 // Promises that each turn of the next loop touches other elements.
 #if defined(__clang__)
@@ -286,7 +287,8 @@ KCCL_DEVICE void sync_warp() {}
 KCCL_DEVICE bool warp_any(bool mine) { return mine; }
 KCCL_DEVICE uint64_t warp_ballot(bool mine) { return mine; }
 KCCL_DEVICE uint32_t shuffle_word(uint32_t word, uint32_t) { return word; }
-// As much as a block of an H100 may have: 227 KiB. One for each OS thread, which is a block.
+// The shared memory of a block: as much as a block of an H100 may have, 227 KiB. Each OS thread is
+// a block and has this memory.
 constexpr uint64_t kDynamicSharedBytes = 232448;
 [[maybe_unused]] static uint8_t* dynamic_shared() {
     alignas(128) static thread_local uint8_t memory[kDynamicSharedBytes];
@@ -315,7 +317,7 @@ KCCL_DEVICE const T& first_parameter([[maybe_unused]] const T& parameter) {
 #endif
 }
 
-// The kernel's second parameter, likewise; `first` is the one before it.
+// Returns the kernel's second parameter in the same way; `first` is the one before it.
 template <class First, class T>
 KCCL_DEVICE const T& second_parameter([[maybe_unused]] const First& first,
                                       [[maybe_unused]] const T& parameter) {

@@ -1,5 +1,5 @@
-// publish and collect: every block contributes a slice, every block reads the slices of all blocks,
-// of one GPU or of all ranks.
+// publish and collect: every block contributes a slice, and reads the slices of all blocks of one
+// GPU or of all ranks.
 //
 //     GridExchange<kKcclReachRank> exchange(comm);       opened once for many exchanges
 //     for (...) {
@@ -17,7 +17,7 @@
 
 namespace kccl {
 
-// How many packets a slice of `count` elements has; an empty one has one too.
+// Returns how many packets a slice of `count` elements has. An empty slice has one too.
 template <class T>
 KCCL_DEVICE uint64_t num_slice_packets(uint32_t count) {
     return count == 0 ? 1 : (uint64_t{count} * sizeof(T) + kPayloadBytes - 1) / kPayloadBytes;
@@ -56,17 +56,17 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
             send(i, mem::load_plain(words + i));
         }
     } else {
-        // Nothing is read of an empty slice.
+        // An empty slice is not read.
         for (uint32_t i = exchange.thread(); i < num_packets; i += size) {
             send(i, load_payload(in, i, count, false));
         }
     }
-    // Polls begin when the fences have ended: they would hold them up.
+    // Polls begin when the fences have ended, because polls would delay them.
     if constexpr (order == mem::Order::kAcqRel) block().sync();
     return kKcclOk;
 }
 
-// Which slices of an exchange a block collects: `num` of them, from `first` on.
+// The slices of an exchange that a block collects: `num` of them, from `first` on.
 struct Slices {
     uint32_t first;
     uint32_t num;
@@ -79,8 +79,8 @@ struct Rows {
     uint32_t stride;
 };
 
-// Collects this thread's next payloads of the slices, at most N, and moves `at` behind them. False:
-// the wait failed. combine(payloads of the packets) -> payload.
+// Collects this thread's next payloads of the slices, at most N, and moves `at` behind them.
+// Returns false if the wait failed. combine(payloads of the packets) -> payload.
 template <int N, int ROWS, class T, KcclReach REACH, int WORLD_SIZE, class Combine>
 KCCL_DEVICE bool collect_next(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                               Slices slices, Rows<ROWS> rows, bool are_words, SlicePacket* at,
@@ -110,14 +110,13 @@ KCCL_DEVICE bool collect_next(GridExchange<REACH, WORLD_SIZE>& exchange, T* out,
     return true;
 }
 
-// What collect() and collect_reduced() have in common. IS_PART: the slices are those of some
-// blocks.
+// The common part of collect() and collect_reduced(). IS_PART: the slices are those of some blocks.
 template <mem::Order order, bool IS_PART, int ROWS, class T, KcclReach REACH, int WORLD_SIZE,
           class Combine>
 KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                                 Slices slices, Rows<ROWS> rows, Combine combine) {
-    // How many payloads a thread loads at once. One payload a thread is a path of its own, because
-    // small exchanges matter most.
+    // The number of payloads that a thread loads at once. A path of its own handles one payload a
+    // thread, because small exchanges matter most.
     constexpr int kAtOnce = ROWS <= 2 ? 2 : 1;
     begin_together<CoopKind::kGrid>(
         exchange.comm(), ROWS == 1 ? "collect" : "collect_reduced",
@@ -141,7 +140,7 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     const bool words = count != 0 && are_words(out, count);
     bool failed = IS_PART && !exchange.await_previous();
     if (failed) {
-        // leave() gets the status.
+        // The status goes to leave().
     } else if (words && total <= size) {
         const uint32_t first = exchange.position_of({slices.first, 0}) + exchange.first_position();
         const uint32_t position = thread < total ? first : exchange.kSomePosition;
@@ -202,7 +201,7 @@ KCCL_DEVICE Status collect_sums(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& ex
 }
 
 // Ends an exchange of all ranks: `out` becomes [block][count], the slices of each block reduced
-// element-wise over the ranks. Otherwise as collect().
+// element-wise over the ranks. In all else it does what collect() does.
 template <class Op = Sum, mem::Order order = mem::Order::kAcqRel, class T, int WORLD_SIZE>
 KCCL_DEVICE Status collect_reduced(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& exchange, T* out,
                                    uint32_t count) {

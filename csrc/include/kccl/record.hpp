@@ -1,6 +1,4 @@
-// Why a call in a kernel failed, in words. kccl/base/failure.py has the same words for programs in
-// Python; tests/csrc/test_record_words.py compares the two. KcclRecord in abi.inc says what the
-// numbers count.
+// Writes in words why a call in a kernel failed.
 #pragma once
 
 #include <cctype>
@@ -21,9 +19,8 @@ std::string spelled() {
     return all.substr(begin, all.find_first_of(";]>", begin) - begin);
 }
 
-// The name that Python uses of an enumerator: "barrier_direct", "float32", "sum". Of a kernel it is
-// the name of its file.
-// `prefix`: of the enumerators.
+// Returns the name that Python uses for an enumerator: "barrier_direct", "float32", "sum". For a
+// kernel it is the name of its file. `prefix`: the prefix of the enumerators.
 template <class Enum, std::size_t... values>
 std::string name_of(uint32_t value, std::index_sequence<values...>, const char* prefix = "kKccl") {
     const std::string names[] = {spelled<Enum, static_cast<Enum>(values)>()...};
@@ -37,33 +34,47 @@ std::string name_of(uint32_t value, std::index_sequence<values...>, const char* 
 }
 
 inline std::string kernel_name(uint32_t kernel) {
+    if (kernel == kKcclDispatch) return "dispatch";
+    if (kernel == kKcclCombine) return "combine";
+    if (kernel == kKcclSendTo) return "send";
+    if (kernel == kKcclRecvFrom) return "recv";
     return name_of<KcclKernel>(kernel, std::make_index_sequence<kKcclNumKernels>());
 }
 
-// A call in words: `call` is one half of KcclRecord.calls.
+// Tells whether the ranks of such a call agree on a root.
+inline bool has_root(const std::string& kernel) {
+    if (kernel.rfind("reduce_scatter_", 0) == 0) return false;
+    for (const char* const collective : {"broadcast_", "reduce_", "gather_", "scatter_"}) {
+        if (kernel.rfind(collective, 0) == 0) return true;
+    }
+    return false;
+}
+
+// Returns a call in words. `call` is KcclRecord.call.
 inline std::string call_words(uint32_t call, uint32_t bytes) {
-    const uint32_t kernel = call >> 8, dtype = call >> 4 & 15, op = call & 15;
+    const uint32_t kernel = call >> 24, dtype = call >> 16 & 255, op = call >> 8 & 255;
     if (kernel >= kKcclNumKernels) return "another call";
     const std::string name = kernel_name(kernel);
-    const bool has_root = name.find("broadcast") != std::string::npos;
-    const std::string root = has_root ? ", root " + std::to_string(op) : "";
-    std::string words = name + root + ", " + std::to_string(bytes) + " bytes";
-    if (name.find("reduce") != std::string::npos) {
+    const bool is_scan = name.rfind("scan_", 0) == 0;
+    std::string words = name;
+    if (has_root(name)) words += ", root " + std::to_string(call & 255);
+    if (is_scan && (call & 255) != 0) words += ", exclusive";
+    words += ", " + std::to_string(bytes) + " bytes";
+    if (is_scan || name.find("reduce") != std::string::npos) {
         words += ", " + name_of<KcclDtype>(dtype, std::make_index_sequence<kKcclNumDtypes>());
         words += ", " + name_of<KcclOp>(op, std::make_index_sequence<kKcclNumOps>());
     }
     return words;
 }
 
-// The argument that a call in a kernel refuses: its value and its limit.
+// Returns in words the argument that a call in a kernel refuses: its value and its limit.
 inline std::string argument_words(const KcclRecord& record) {
-    const uint32_t argument = record.calls;
+    const uint32_t argument = record.call;
     const auto text = [](auto number) { return std::to_string(number); };
     const std::string name =
-        argument > kKcclArgumentWorldSize
+        argument > kKcclArgumentTopK
             ? "an argument"
-            : name_of<KcclArgument>(argument,
-                                    std::make_index_sequence<kKcclArgumentWorldSize + 1>(),
+            : name_of<KcclArgument>(argument, std::make_index_sequence<kKcclArgumentTopK + 1>(),
                                     "kKcclArgument");
     if (argument == kKcclArgumentOut || argument == kKcclArgumentIn) {
         char address[32];
@@ -81,7 +92,7 @@ inline std::string argument_words(const KcclRecord& record) {
     const int least = is_peer_of_wait ? -1 : 0;
     const bool is_least = argument == kKcclArgumentStride && value >= 0 && record.waited_ns < limit;
     std::string words = "must be below " + text(limit);
-    if (argument > kKcclArgumentSignalId) {
+    if (argument > kKcclArgumentSignalId && argument != kKcclArgumentExpert) {
         words = std::string("must be at ") + (is_least ? "least " : "most ") + text(limit);
     } else if (value < least) {
         words = "must be at least " + text(least) + " and below " + text(limit);
@@ -94,17 +105,19 @@ inline std::string argument_words(const KcclRecord& record) {
         case kKcclArgumentNumBytes: words += ", what the window has from there on"; break;
         case kKcclArgumentOffset: words += ", the window's bytes"; break;
         case kKcclArgumentSlices: words += ", the slices of the exchange"; break;
+        case kKcclArgumentExpert: words += ", the number of experts"; break;
+        case kKcclArgumentTopK: words += ", the most experts of a row"; break;
         default: break;
     }
     const bool is_sum = argument == kKcclArgumentSlices;
     return (is_sum ? "slices.first + slices.num" : name) + " is " + text(value) + ", " + words;
 }
 
-// How a program goes on after a failure.
+// Returns in words how a program goes on after a failure.
 constexpr const char* kAllGoOn = "; all ranks may go on with a new Communicator";
 constexpr const char* kSurvivorsGoOn = "; the survivors may go on with a Team of their own";
 
-// Where a wait was, for whom, and what it had seen.
+// Returns in words where a wait was, for whom, and what it had seen.
 struct WaitWords {
     std::string where, awaited, seen;
 };
@@ -121,6 +134,8 @@ inline WaitWords wait_words(const KcclRecord& record) {
             return {rank, "block " + channel + " of rank " + text(record.peer), epochs};
         case kKcclWait:
             return {"signal_id " + channel, peer, seen + " signals seen, " + wanted + " wanted"};
+        case kKcclSend:
+        case kKcclRecv: return {record.channel < 0 ? "any tag" : "tag " + channel, peer, ""};
         case kKcclNumKernels:
             return {rank, "a warp of the same block",
                     "copy " + seen + " seen, " + wanted + " wanted"};
@@ -128,7 +143,7 @@ inline WaitWords wait_words(const KcclRecord& record) {
     }
 }
 
-// A record in words, for the rank that reads it.
+// Returns a record in words, for the rank that reads it.
 inline std::string sentence(const KcclRecord& record, int reader) {
     const auto text = [](auto number) { return std::to_string(number); };
     const std::string rank = "rank " + text(record.rank);
@@ -137,9 +152,16 @@ inline std::string sentence(const KcclRecord& record, int reader) {
                kSurvivorsGoOn;
     }
     if (record.status == kKcclCallsDiffer) {
+        const uint32_t kernel = record.call >> 24;
+        const bool has_parts = kernel == kKcclAllToAllParts || kernel == kKcclReduceScatterParts;
+        if (has_parts && record.call == record.waited_ns) {
+            return kernel_name(kernel) + ": " + rank + " expects " + text(record.seen) +
+                   " bytes of rank " + text(record.peer) + ", which sends it " +
+                   text(record.wanted) + ": the counts on both ranks must agree" + kAllGoOn;
+        }
         return "the ranks disagree about this call: " + rank + ": " +
-               call_words(record.calls & 0xffff, record.seen) + "; rank " + text(record.peer) +
-               ": " + call_words(record.calls >> 16, record.wanted) + kAllGoOn;
+               call_words(record.call, record.seen) + "; rank " + text(record.peer) + ": " +
+               call_words(static_cast<uint32_t>(record.waited_ns), record.wanted) + kAllGoOn;
     }
     const std::string name = kernel_name(record.kernel);
     if (record.status == kKcclBadArgument) {
@@ -167,6 +189,10 @@ inline std::string sentence(const KcclRecord& record, int reader) {
         return name + ": a call in the kernel on " + rank + " has " + text(record.seen) + " bytes" +
                limit + ", the " + option + " of its Options" + kAllGoOn;
     }
+    if (record.status == kKcclCapacityPassed) {
+        return name + ": " + rank + " has " + text(record.seen) + " rows for expert " +
+               text(record.channel) + limit + ", the capacity of its Experts" + kAllGoOn;
+    }
     WaitWords wait = wait_words(record);
     const std::string peer = record.peer < 0 ? "any peer" : "peer " + text(record.peer);
     std::string cause;
@@ -180,6 +206,9 @@ inline std::string sentence(const KcclRecord& record, int reader) {
         cause = record.status == kKcclPeerLost ? "the process of " + peer + " has ended"
                                                : peer + " has closed or dropped the communicator";
         cure = kSurvivorsGoOn;
+    }
+    if (record.kernel == kKcclSend || record.kernel == kKcclRecv) {
+        wait.seen = text(record.seen) + " other messages of " + wait.awaited + " have come";
     }
     char waited_s[32];
     std::snprintf(waited_s, sizeof(waited_s), "%.3g", static_cast<double>(record.waited_ns) * 1e-9);

@@ -1,5 +1,5 @@
-// How a call in a kernel refuses an argument. The rank gives up (wait.cuh): its record says which
-// argument, its value and its limit, and nothing has been written elsewhere.
+// Makes a call in a kernel refuse an argument. The rank then gives up (wait.cuh): its record has
+// the argument, its value and its limit, and nothing has been written elsewhere.
 //
 // The arguments of a call are the same in all threads of its coop. So a check is a comparison of
 // uniform values, and only the failing path leaves the straight line.
@@ -9,7 +9,7 @@
 
 namespace kccl {
 
-// True for a number that is negative, or at or above its limit.
+// Returns true for a number that is negative, or at or above its limit.
 KCCL_DEVICE bool is_outside(int32_t number, int32_t limit) {
     return static_cast<uint32_t>(number) >= static_cast<uint32_t>(limit);
 }
@@ -21,7 +21,8 @@ struct Refused {
     uint64_t limit;
 };
 
-// Fails this rank because of it. `channel`: of the call, or its signal_id. Called by one thread.
+// Fails this rank because of it. `channel`: the call's channel, or its signal_id. Called by one
+// thread.
 KCCL_DEVICE_COLD void refuse(const DeviceComm& comm, uint32_t kernel, int32_t channel,
                              const Refused& why) {
     give_up(comm, Record{kKcclBadArgument, comm.rank, comm.rank, kernel, channel,
@@ -29,8 +30,8 @@ KCCL_DEVICE_COLD void refuse(const DeviceComm& comm, uint32_t kernel, int32_t ch
                          static_cast<uint32_t>(why.argument), why.value});
 }
 
-// Fails this rank likewise, in a call without a channel. Called by all threads of the coop; all get
-// the status.
+// Fails this rank in the same way, in a call without a channel. Called by all threads of the coop;
+// all get the status.
 template <class Coop>
 KCCL_DEVICE Status refuse_by(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                              const Refused& why) {

@@ -73,7 +73,7 @@ class Producer {
         return wait_until(comm_, awaited, poll, missing) ? kKcclOk : status_of(comm_);
     }
 
-    // Starts the next copy without waiting. False: it could not start yet.
+    // Starts the next copy without waiting. Returns false if it could not start yet.
     KCCL_DEVICE bool try_push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
         // In the first round, the round before it counts as consumed.
         const bool is_free = mem::has_completed(&ring_.empty[next_.stage], next_.parity ^ 1u);
@@ -92,7 +92,7 @@ class Producer {
         return true;
     }
 
-    // Copies that are in flight at this moment. Does not wait.
+    // Returns the number of copies that are in flight at this moment. Does not wait.
     KCCL_DEVICE uint32_t num_in_flight() {
         while (flying_ > 0 && !platform::warp_any(!mem::has_completed_now(
                                   &ring_.full[oldest_.stage], oldest_.parity))) {
@@ -102,9 +102,9 @@ class Producer {
         return flying_;
     }
 
-    // Whether the next `num` stages are free now; num is 1 to kStages. Does not wait.
+    // Tells whether the next `num` stages are free now; num is 1 to kStages. Does not wait.
     KCCL_DEVICE bool has_free_stages(uint32_t num) const {
-        // They become free in their order.
+        // Stages become free in their order.
         const uint32_t last = next_.stage + num - 1;
         const bool wraps = last >= Ring::kStages;
         return !platform::warp_any(!mem::has_completed_now(
@@ -120,7 +120,7 @@ class Producer {
     }
 
   private:
-    // Whether the oldest copy in flight has arrived. If so, it is in flight no more.
+    // Tells whether the oldest copy in flight has arrived. If so, it is in flight no more.
     KCCL_DEVICE bool has_landed() {
         const bool is_there = mem::has_completed(&ring_.full[oldest_.stage], oldest_.parity);
         if (platform::warp_any(!is_there)) return false;
@@ -143,8 +143,8 @@ class Consumer {
   public:
     KCCL_DEVICE Consumer(Ring& ring, const DeviceComm& comm) : ring_(ring), comm_(comm) {}
 
-    // Waits for the next copy and returns its bytes; the same ones until pop(). Null: the wait
-    // failed.
+    // Waits for the next copy and returns its bytes. It returns the same bytes until pop(). Null:
+    // the wait failed.
     KCCL_DEVICE const uint8_t* front() {
         bool is_there = false;
         const auto poll = [&] {
@@ -164,14 +164,14 @@ class Consumer {
         return ring_.stage[next_.stage];
     }
 
-    // The next copy's bytes, as from front(), if it is there now; else null. Does not wait. All
-    // threads of the warp get the same.
+    // Returns the next copy's bytes, as front() does, if they are there now; else null. Does not
+    // wait. All threads of the warp get the same.
     KCCL_DEVICE const uint8_t* try_front() {
         const bool is_here = mem::has_completed_now(&ring_.full[next_.stage], next_.parity);
         return platform::warp_any(!is_here) ? nullptr : ring_.stage[next_.stage];
     }
 
-    // Lets go of the stage: the producer may copy over its bytes.
+    // Frees the stage: the producer may copy over its bytes.
     KCCL_DEVICE void pop() {
         warp().sync();
         if (leads(warp())) mem::arrive(&ring_.empty[next_.stage]);

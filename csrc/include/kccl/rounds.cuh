@@ -23,7 +23,7 @@
 
 namespace kccl {
 
-// Most threads of a block. With more, the lines that a thread loads at once do not fit its
+// The most threads of a block. With more, the lines that a thread loads at once would not fit its
 // registers.
 constexpr int kMostStepThreads = 512;
 

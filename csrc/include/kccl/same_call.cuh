@@ -1,4 +1,4 @@
-// Whether the ranks make the same call, for the calls of CPUs that pull. Each rank describes its
+// Checks on CPUs that the ranks make the same call, for calls that pull. Each rank describes its
 // call beside the flag word "written", in the same line. So the comparison costs no further line.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace kccl {
 
-// Says "written" to all ranks, and which call this is. Releases what the coop has written. Called
+// Sets "written" at all ranks, and describes this call. Releases what the coop has written. Called
 // by all threads of the coop.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void say_written(Channel<Coop, WORLD_SIZE>& channel) {

@@ -32,27 +32,28 @@
 
 namespace kccl::sentinel {
 
-// NaN in every float type of 2, 4 and 8 bytes.
+// NaN in every float type of 1, 2, 4 and 8 bytes.
 constexpr uint64_t kArmed = ~uint64_t{0};
 
 constexpr uint32_t kPayloads = 2;
 
-// Most threads of a block. With more, AMD's compiler has too few registers for all ranks' packets.
+// The most threads of a block. With more, AMD's compiler has too few registers for all ranks'
+// packets.
 constexpr int kMostThreads = 512;
 
 static_assert((kKcclNumSentinelSlots & (kKcclNumSentinelSlots - 1)) == 0,
               "slots take turns by a counter that wraps at 2^32");
 
-// How many packets carry so many payloads.
+// Returns how many packets carry so many payloads.
 KCCL_DEVICE uint32_t num_packets(uint32_t num_payloads) {
     return (num_payloads + kPayloads - 1) / kPayloads;
 }
 
-// A payload as it may be sent. One that looks like the sentinel has NaN in each element. In its
-// place another is sent that has NaN in each element too: which NaN it is makes no difference to a
-// reduction.
+// Returns a payload in a form that may be sent. A payload that looks like the sentinel has NaN in
+// each element. Another one is sent in its place, which also has NaN in each element but differs in
+// one sign: to a reduction all NaNs are equal.
 KCCL_DEVICE uint64_t disarmed(uint64_t payload) {
-    return payload == kArmed ? payload - 1 : payload;
+    return payload == kArmed ? payload >> 1 : payload;
 }
 
 KCCL_DEVICE mem::Packet pack(const uint64_t (&payloads)[kPayloads]) {
@@ -86,7 +87,8 @@ class Slots {
         mem::store_packet(at(channel_.receiver(k), outbox_) + i, packet);
     }
 
-    // Pushes packet i to every rank, this one last. Why two loops: see outbox_.
+    // Pushes packet i to every rank, this one last. There are two loops because of outbox_: see
+    // there.
     KCCL_DEVICE void push(uint32_t i, mem::Packet packet) const {
         mem::Packet* outbox[kMaxRanks<WORLD_SIZE>];
         KCCL_UNROLL
@@ -99,8 +101,9 @@ class Slots {
         }
     }
 
-    // Re-arms what the call before used, and remembers that this one uses num_packets from each
-    // source. Called once a call by all threads of the coop, between their pushes and their polls.
+    // Re-arms the words that the call before used, and records that this call uses num_packets from
+    // each source. Called once a call by all threads of the coop, between their pushes and their
+    // polls.
     KCCL_DEVICE void rearm(uint32_t num_packets) {
         const uint32_t size = channel_.num_threads();
         mem::Packet* const stale = inbox_ + to_stale_;
@@ -116,8 +119,8 @@ class Slots {
         channel_.state().sentinel_packets = num_packets;
     }
 
-    // Waits for packet i of every rank; payloads[source] gets what `source` pushed. False: the wait
-    // failed. Called by all threads of a warp, each with its own i.
+    // Waits for packet i of every rank; payloads[source] gets what `source` pushed. Returns false
+    // if the wait failed. Called by all threads of a warp, each with its own i.
     KCCL_DEVICE bool await_all(uint32_t i,
                                uint64_t (&payloads)[kMaxRanks<WORLD_SIZE>][kPayloads]) const {
         const int world_size = channel_.world_size();
@@ -143,7 +146,8 @@ class Slots {
             return are_valid;
         };
         const auto missing = [&] {
-            // Words carry no epoch. A rank that is missing was there in the call before.
+            // Words carry no epoch, so the record has that of the call before, in which a missing
+            // rank took part.
             Missing late = {0, channel_.epoch() - channel_.comm().epoch_step};
             for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
                 if (source >= world_size || is_valid(packets[source])) continue;
@@ -174,8 +178,8 @@ class Slots {
     Channel<Coop, WORLD_SIZE>& channel_;
     const uint32_t calls_;
     const uint32_t stale_packets_;
-    // Computed before the first push. AMD's compiler loads the DeviceComm again behind each store
-    // that others see, and a load behind a push may wait for it.
+    // These are computed before the first push. AMD's compiler loads the DeviceComm again behind
+    // each store that others see, and a load behind a push may wait for it.
     const uint64_t outbox_;     // in each rank's scratch: this rank's slot of this call
     mem::Packet* const inbox_;  // the first source's slot of this call; slot_packets_ to the next
     const uint32_t slot_packets_;

@@ -12,9 +12,9 @@ enum class CoopKind : uint32_t { kThread, kWarp, kBlock, kGrid };
 template <class Coop>
 constexpr CoopKind kCoopKind = CoopKind::kThread;
 template <>
-constexpr CoopKind kCoopKind<Warp> = CoopKind::kWarp;
+inline constexpr CoopKind kCoopKind<Warp> = CoopKind::kWarp;
 template <>
-constexpr CoopKind kCoopKind<Block> = CoopKind::kBlock;
+inline constexpr CoopKind kCoopKind<Block> = CoopKind::kBlock;
 
 // What a call does in an exchange between blocks.
 enum class ExchangeStep : uint32_t { kNone, kOpen, kPublish, kCollect, kClose };
@@ -28,11 +28,11 @@ struct Given {
     uint64_t value;
 };
 
-// What a call does in an exchange, for the simulator's checks.
+// The use of an exchange by a call, for the simulator's checks.
 struct ExchangeUse {
     ExchangeStep step = ExchangeStep::kNone;
     uint32_t reach = 0;
-    uint64_t num_bytes = 0;  // of a slice
+    uint64_t num_bytes = 0;  // bytes of a slice
 };
 
 // The thread begins the call `name` of its coop. All its threads give the same arguments. Of a

@@ -12,8 +12,8 @@ constexpr bool kIsTold = true;
 constexpr bool kIsTold = false;
 #endif
 
-// How many bytes a window of some rank has from `address` on; 0: it lies in no window. On other
-// targets nobody knows, and every address will do.
+// Returns how many bytes a window of some rank has from `address` on; 0: it lies in no window. On
+// other targets this is not known, and every address is accepted.
 KCCL_DEVICE uint64_t window_room([[maybe_unused]] const void* address) {
 #if defined(KCCL_TARGET_SIM)
     return kccl_sim_engine->window_room(address);
@@ -22,9 +22,9 @@ KCCL_DEVICE uint64_t window_room([[maybe_unused]] const void* address) {
 #endif
 }
 
-// What all ranks must agree on when they make a call; see KcclSimCall.
+// The facts on which all ranks must agree when they make a call; see KcclSimCall.
 struct Call {
-    KcclKernel kernel;
+    uint32_t kernel;  // KcclKernel or KcclNoKernel
     uint64_t num_bytes;
     uint32_t dtype = kKcclNumDtypes;
     uint32_t op = kKcclNumOps;  // means nothing where nothing is reduced
@@ -32,8 +32,8 @@ struct Call {
     uint32_t num_blocks = 0;
 };
 
-// This rank makes the next call on a channel. The simulator compares it with what the other ranks
-// make there. Called by one thread. `index`: the scratch channel.
+// Tells the simulator that this rank makes the next call on a channel. It is compared with the
+// calls of the other ranks there. Called by one thread. `index`: the scratch channel.
 KCCL_DEVICE void call_begins([[maybe_unused]] const DeviceComm& comm, [[maybe_unused]] int channel,
                              [[maybe_unused]] int index, [[maybe_unused]] const Call& call) {
 #if defined(KCCL_TARGET_SIM)
@@ -46,7 +46,8 @@ KCCL_DEVICE void call_begins([[maybe_unused]] const DeviceComm& comm, [[maybe_un
 #endif
 }
 
-// This block publishes a slice in an exchange of the grid. Called by one thread of each block.
+// Tells the simulator that this block publishes a slice in an exchange of the grid. Called by one
+// thread of each block.
 KCCL_DEVICE void slice_begins([[maybe_unused]] const DeviceComm& comm,
                               [[maybe_unused]] KcclReach reach, [[maybe_unused]] uint32_t epoch,
                               [[maybe_unused]] const Call& call) {
@@ -79,7 +80,8 @@ KCCL_DEVICE KcclSimOpening opening_of(Coop coop, const DeviceComm& comm, int cha
 }
 #endif
 
-// The coop opens a channel. Called by all its threads. `index`: the scratch channel.
+// Tells the simulator that the coop opens a channel. Called by all its threads. `index`: the
+// scratch channel.
 template <class Coop>
 KCCL_DEVICE void channel_opens([[maybe_unused]] Coop coop, [[maybe_unused]] const DeviceComm& comm,
                                [[maybe_unused]] int channel, [[maybe_unused]] int index) {
@@ -89,7 +91,8 @@ KCCL_DEVICE void channel_opens([[maybe_unused]] Coop coop, [[maybe_unused]] cons
 #endif
 }
 
-// The coop closes it. Also called for a channel that was refused. Called by all its threads.
+// Tells the simulator that the coop closes a channel; also called if the channel was refused.
+// Called by all threads of the coop.
 template <class Coop>
 KCCL_DEVICE void channel_closes([[maybe_unused]] Coop coop, [[maybe_unused]] const DeviceComm& comm,
                                 [[maybe_unused]] int channel, [[maybe_unused]] int index) {

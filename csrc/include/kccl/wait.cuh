@@ -1,4 +1,4 @@
-// Waits that end. Every poll loop of the library has one form:
+// Waits that always end. Every poll loop of the library has one form:
 //
 //     const bool arrived = wait_until(comm, awaited, is_there, missing);
 //
@@ -14,8 +14,8 @@
 
 namespace kccl {
 
-// True when epoch `seen` is `wanted` or later. Right across the wrap as long as the two are less
-// than half a period apart, which scrub.cuh ensures.
+// Returns true if epoch `seen` is `wanted` or later. This holds across the wrap as long as the two
+// are less than half a period apart, which scrub.cuh ensures.
 KCCL_DEVICE bool has_reached(uint32_t seen, uint32_t wanted) {
     return static_cast<int32_t>(seen - wanted) >= 0;
 }
@@ -55,12 +55,12 @@ KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
     mem::tell_host(state->idle_context, kKcclAborted, state->record);
 }
 
-// Which of the missing peers a wait needs: each, or any one.
+// Whether a wait needs each of the missing peers, or any one of them.
 enum class Need { kEach, kAny };
 
-// What a wait is for, as its record names it.
+// The purpose of a wait, in the form in which its record has it.
 struct Awaited {
-    uint32_t kernel;  // KcclKernel
+    uint32_t kernel;  // KcclKernel or KcclNoKernel
     int32_t channel;  // or the signal_id
     uint32_t wanted;  // an epoch or a count
     Need need = Need::kEach;
@@ -74,14 +74,13 @@ KCCL_DEVICE_COLD void refuse_call(const DeviceComm& comm, const Awaited& awaited
     const auto most = [](uint64_t bytes) {
         return static_cast<uint32_t>(bytes < kMost ? bytes : kMost);
     };
-    give_up(comm,
-            Record{kKcclCallsDiffer, comm.rank, source, awaited.kernel, awaited.channel,
-                   most(mine.num_bytes), most(theirs.num_bytes), theirs.call << 16 | mine.call, 0});
+    give_up(comm, Record{kKcclCallsDiffer, comm.rank, source, awaited.kernel, awaited.channel,
+                         most(mine.num_bytes), most(theirs.num_bytes), mine.call, theirs.call});
 }
 
 // Compares this rank's call of an epoch with those of `ranks`, a bit each, that have entered it. A
-// peer that is late is no difference. False: one makes another call, so this rank has failed. On
-// CPUs only, for calls that describe themselves.
+// peer that is late is no difference. Returns false if one makes another call, so this rank has
+// failed. On CPUs only, for calls that describe themselves.
 KCCL_DEVICE_COLD bool make_same_call(const DeviceComm& comm, const Awaited& awaited,
                                      uint32_t ranks) {
     const int index = awaited.channel * comm.blocks_per_channel;
@@ -97,7 +96,7 @@ KCCL_DEVICE_COLD bool make_same_call(const DeviceComm& comm, const Awaited& awai
     return true;
 }
 
-// What a thread still waits for.
+// The peers that a thread still waits for.
 struct Missing {
     uint32_t ranks;      // a bit each; this rank's own: other threads of it
     uint32_t seen;       // last value of one of their words, as an epoch or a count
@@ -107,7 +106,7 @@ struct Missing {
 // The state of one wait. Each thread keeps its own.
 struct Patience {
     uint32_t looks = 0;  // how often the warp has looked; one lane looks at a time
-    // Lost peers, a bit each, whose words were polled once more after the loss was seen.
+    // The lost peers whose words were polled once more after the loss was seen, a bit each.
     uint32_t looked_again = 0;
     uint64_t started_ns = 0;  // when this thread first checked the clock; 0: not yet
 };
@@ -121,23 +120,23 @@ constexpr uint64_t kQuietNs = platform::kCpu ? 0 : 1000000;
 // only late lose a cache line by that, and nothing else.
 constexpr uint64_t kCompareAfterNs = 10000000;
 
-// Whether this thread checks the clock this time. The waiting threads of a warp take turns. lanes:
-// those that wait, a bit each.
+// Tells whether this thread checks the clock this time. The waiting threads of a warp take turns.
+// lanes: the waiting threads, a bit each.
 KCCL_DEVICE bool has_turn(uint64_t lanes, uint32_t looks) {
     const uint64_t behind = lanes & (~uint64_t{0} << (looks % platform::kWarpSize));
     const uint64_t remaining = behind != 0 ? behind : lanes;
     return remaining != 0 && (remaining & (~remaining + 1)) == uint64_t{1} << warp().index();
 }
 
-// The lowest rank of a set, which is not empty.
+// Returns the lowest rank of a set, which is not empty.
 KCCL_DEVICE int first_of(uint32_t ranks) {
     int rank = 0;
     while ((ranks >> rank & 1u) == 0) ++rank;
     return rank;
 }
 
-// Looks at the abort words. False: a peer gave up, so this rank has too. *closed gets a bit for
-// each peer that has closed its communicator.
+// Looks at the abort words. Returns false if a peer gave up, so this rank has too. *closed gets a
+// bit for each peer that has closed its communicator.
 KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* closed) {
     for (int source = 0; source < comm.world_size; ++source) {
         const uint32_t departure = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
@@ -151,8 +150,8 @@ KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* closed) {
     return true;
 }
 
-// Looks at the clock, at the abort words and at what the host says: on a CPU at the processes of
-// the missing peers, on a GPU at the mailbox. False: the wait has failed.
+// Looks at the clock and at the abort words; on a CPU also at the processes of the missing peers,
+// on a GPU at the mailbox. Returns false if the wait has failed.
 KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, Patience& patience,
                                 const Missing& missing) {
     State* state = state_of(comm);
@@ -197,15 +196,15 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     return false;
 }
 
-// The slow path of a wait: whether the warp may poll on. Called by all threads of a warp.
+// The slow path of a wait. Returns whether the warp may poll on. Called by all threads of a warp.
 KCCL_DEVICE bool warp_may_go_on(const DeviceComm& comm, const Awaited& awaited, Patience& patience,
                                 const Missing& missing) {
     const bool looks = has_turn(platform::warp_ballot(missing.ranks != 0), patience.looks++);
     return !platform::warp_any(looks && !may_go_on(comm, awaited, patience, missing));
 }
 
-// Polls until is_there() is true in all threads of the warp. False: the wait failed. Called by all
-// threads of a warp, with the same arguments.
+// Polls until is_there() is true in all threads of the warp. Returns false if the wait failed.
+// Called by all threads of a warp, with the same arguments.
 //
 // is_there() -> bool: polls once; true when this thread has seen all that it waits for.
 // missing() -> Missing: what it has not seen, after a poll; ranks is 0 if it has seen all.
@@ -227,7 +226,7 @@ KCCL_DEVICE bool wait_until(const DeviceComm& comm, Awaited awaited, IsThere is_
         }
         uint32_t polls = 0;
         do {
-            // Voted, so that all threads of the warp leave the loop together.
+            // The threads vote, so that all threads of the warp leave the loop together.
             if (!platform::warp_any(!is_there())) return true;
             mem::poll_pause();
         } while (++polls < comm.polls_per_check);

@@ -6,7 +6,7 @@
 
 namespace kccl::words {
 
-// A float and a type of 16 bits. NaN becomes CUDA's canonical one.
+// Converts between float and a type of 16 bits. NaN becomes CUDA's canonical NaN.
 struct Half {
     KCCL_WORD static float widen(uint16_t bits) { return mem::float_from_half(bits); }
     KCCL_WORD static uint16_t narrow(float value) {

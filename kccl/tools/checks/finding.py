@@ -1,4 +1,4 @@
-"""What a check of `kccl doctor` returns, and how long it may take."""
+"""The result of a check of `kccl doctor`, and how long a check may take."""
 
 from dataclasses import dataclass
 

@@ -22,7 +22,7 @@ def hip() -> Finding:
     return _gpus("hip")
 
 
-# Its argument: the name of a function here.
+# The program's argument is the name of a function of this module.
 _PROGRAM = """
 import dataclasses, json, sys
 from kccl.tools.checks import gpus

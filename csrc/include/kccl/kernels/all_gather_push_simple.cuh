@@ -9,7 +9,7 @@
 
 namespace kccl {
 
-// As all_gather_direct_ll16, for any `count`.
+// Has the contract of all_gather_direct_ll16, for any `count`.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint64_t count, uint64_t stride) {

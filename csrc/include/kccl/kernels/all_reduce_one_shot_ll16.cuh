@@ -18,19 +18,23 @@ namespace kccl {
 // the same status; unless it is ok, `out` is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
-                                            uint32_t count) {
+                                            uint32_t count, const Op& op = Op{}) {
+    constexpr uint32_t kUnit = kUnitPayloads<T>;
     const auto send = [&](uint32_t i, bool are_words) {
-        ll16::push(channel, i, load_payload(in, i, count, are_words));
+        uint64_t unit[kUnit];
+        load_unit(unit, in, i, count, are_words);
+        for (uint32_t n = 0; n < kUnit; ++n) ll16::push(channel, i * kUnit + n, unit[n]);
     };
-    const auto take = [&](uint32_t i, bool is_mine, bool are_words) {
-        uint64_t payloads[kMaxRanks<WORLD_SIZE>];
-        if (!ll16::await_all(channel, i, payloads)) return false;
-        const uint64_t reduced = reduce_payloads<T, Op>(payloads, channel.world_size());
-        if (is_mine) store_payload(out, i, count, reduced, are_words);
+    const auto take = [&, op](uint32_t i, bool is_mine, bool are_words) {
+        uint64_t units[kMaxRanks<WORLD_SIZE> * kUnit];
+        if (!ll16::await_units<kUnit>(channel, i, units)) return false;
+        uint64_t reduced[kUnit];
+        reduce_unit<T, Op, kMaxRanks<WORLD_SIZE>>(reduced, units, kUnit, channel.world_size(), op);
+        if (is_mine) store_unit(out, i, count, reduced, are_words);
         return true;
     };
     return ll16::exchange<platform::DefaultFloats>(
-        channel, kKcclAllReduceOneShotLl16, Exchange::kPairwise, num_payloads<T>(count),
+        channel, kKcclAllReduceOneShotLl16, Exchange::kPairwise, num_units<T>(count),
         are_words(in, count) && are_words(out, count), send, take);
 }
 
@@ -42,9 +46,10 @@ KCCL_KERNEL void all_reduce_one_shot_ll16(KCCL_KERNEL_PARAM(KcclCall) parameter)
     Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     const Slice slice = call_slice<T>(call);
     prefetch_slice<T>(call, slice);
+    const Op op = operator_of<Op>(call);
     in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
-                 [&](T* out, const T* in, uint32_t count) {
-                     return kccl::all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);
+                 [&, op](T* out, const T* in, uint32_t count) {
+                     return kccl::all_reduce_one_shot_ll16<T, Op>(channel, out, in, count, op);
                  });
 }
 

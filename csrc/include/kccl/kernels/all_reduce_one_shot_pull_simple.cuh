@@ -16,10 +16,11 @@
 
 namespace kccl {
 
-// As all_reduce_one_shot_ll16, for messages of any length.
+// Has the contract of all_reduce_one_shot_ll16, for messages of any length.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
-                                                   const T* in, uint64_t count) {
+                                                   const T* in, uint64_t count,
+                                                   const Op& op = Op{}) {
     const DeviceComm& comm = channel.comm();
     const Coop coop = channel.coop();
     const uint64_t round = comm.layout.staging_bytes / sizeof(T);
@@ -41,7 +42,7 @@ KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
         const Status written = await_written(channel, 0, comm.world_size);
         if (written != kKcclOk) return written;
         rows[comm.rank] = in;
-        reduce_rows<T, Op>(coop, out, rows, comm.world_size, n);
+        reduce_rows<T, Op>(coop, out, rows, comm.world_size, n, op);
         channel.leave();
     }
     return channel.status();
@@ -54,7 +55,7 @@ KCCL_KERNEL void all_reduce_one_shot_pull_simple(KCCL_KERNEL_PARAM(KcclCall) par
     const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block> channel(call, sizeof(T));
     kccl::all_reduce_one_shot_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
-                                                 call.count);
+                                                 call.count, operator_of<Op>(call));
 }
 
 }  // namespace kernels

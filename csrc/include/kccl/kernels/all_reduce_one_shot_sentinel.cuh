@@ -15,11 +15,11 @@
 
 namespace kccl {
 
-// As all_reduce_one_shot_ll16, for floats.
+// Has the contract of all_reduce_one_shot_ll16, for floats.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& channel, T* out,
-                                                const T* in, uint32_t count) {
-    static_assert(!kIsInteger<T>, "an integer has no pattern to spare");
+                                                const T* in, uint32_t count, const Op& op = Op{}) {
+    static_assert(kHasNan<T> || Op::kReduces, "the type has no pattern to spare");
     const uint32_t num_packets = sentinel::num_packets(num_payloads<T>(count));
     const uint32_t thread = channel.thread();
     const uint32_t size = channel.num_threads();
@@ -47,7 +47,7 @@ KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
         failed = !slots.await_all(i, payloads);
         if (failed || i != mine) continue;
         uint64_t results[sentinel::kPayloads];
-        reduce_packets<T, Op>(results, payloads, channel.world_size());
+        reduce_packets<T, Op>(results, payloads, channel.world_size(), op);
         store_payloads(out, 2 * i, count, results);
     }
     return channel.leave(failed);
@@ -61,9 +61,10 @@ void all_reduce_one_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     const Slice slice = call_slice<T>(call);
+    const Op op = operator_of<Op>(call);
     in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
-                 [&](T* out, const T* in, uint32_t count) {
-                     return kccl::all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count);
+                 [&, op](T* out, const T* in, uint32_t count) {
+                     return kccl::all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count, op);
                  });
 }
 

@@ -64,11 +64,13 @@ KCCL_DEVICE_COLD void give_up_reading(const DeviceComm& comm, Awaited awaited, i
                    peer, awaited.kernel, awaited.channel, seen, awaited.wanted, 0, 0});
 }
 
-// As all_reduce_one_shot_ll16, for messages of any length and a coop of one thread, as a CPU's
-// block is. Every rank's process may read every other's memory; the planner has checked that.
+// Has the contract of all_reduce_one_shot_ll16, for messages of any length and a coop of one
+// thread, as a CPU's block is. Every rank's process may read every other's memory; the planner has
+// checked that.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
-                                                  const T* in, uint64_t count) {
+                                                  const T* in, uint64_t count,
+                                                  const Op& op = Op{}) {
     const DeviceComm& comm = channel.comm();
     const Coop coop = channel.coop();
     const int world_size = comm.world_size;
@@ -99,7 +101,7 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
     }
     if (!all_readable) {
         channel.leave();
-        return all_reduce_two_shot_pull_simple<T, Op>(channel, out, in, count);
+        return all_reduce_two_shot_pull_simple<T, Op>(channel, out, in, count, op);
     }
 
     // The rows of one piece go to this rank's result half of the staging, which no peer reads in
@@ -120,7 +122,7 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
                 return channel.leave(true);
             }
         }
-        reduce_rows<T, Op>(coop, out + begin, inputs, world_size, n);
+        reduce_rows<T, Op>(coop, out + begin, inputs, world_size, n, op);
     }
     channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);
     const Status reduced = channel.template await<mem::Order::kAcquire>(kKcclFlagReduced);
@@ -149,7 +151,7 @@ KCCL_KERNEL void all_reduce_two_shot_cma_simple(KCCL_KERNEL_PARAM(KcclCall) para
     const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block> channel(call, sizeof(T));
     kccl::all_reduce_two_shot_cma_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
-                                                call.count);
+                                                call.count, operator_of<Op>(call));
 }
 
 }  // namespace kernels

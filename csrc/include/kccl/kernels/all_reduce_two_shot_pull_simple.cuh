@@ -18,10 +18,11 @@
 
 namespace kccl {
 
-// As all_reduce_one_shot_ll16, for messages of any length.
+// Has the contract of all_reduce_one_shot_ll16, for messages of any length.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
-                                                   const T* in, uint64_t count) {
+                                                   const T* in, uint64_t count,
+                                                   const Op& op = Op{}) {
     const DeviceComm& comm = channel.comm();
     const Coop coop = channel.coop();
     const int world_size = comm.world_size;
@@ -63,7 +64,7 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
             rows[peer] = (peer == comm.rank ? in : inputs[peer]) + mine;
         }
         T* result = const_cast<T*>(results[comm.rank]);
-        reduce_rows<T, Op>(coop, result + mine, rows, world_size, mine_end - mine);
+        reduce_rows<T, Op>(coop, result + mine, rows, world_size, mine_end - mine, op);
         channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);
         // Needs no peer, so it is done while the peers' flags are on their way.
         mem::copy(out + mine, result + mine, (mine_end - mine) * sizeof(T), coop.index(),
@@ -88,7 +89,7 @@ KCCL_KERNEL void all_reduce_two_shot_pull_simple(KCCL_KERNEL_PARAM(KcclCall) par
     const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block> channel(call, sizeof(T));
     kccl::all_reduce_two_shot_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
-                                                 call.count);
+                                                 call.count, operator_of<Op>(call));
 }
 
 }  // namespace kernels

@@ -15,10 +15,11 @@
 
 namespace kccl {
 
-// As all_reduce_one_shot_ll16, for any `count`.
+// Has the contract of all_reduce_one_shot_ll16, for any `count`.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
-                                                   const T* in, uint64_t count) {
+                                                   const T* in, uint64_t count,
+                                                   const Op& op = Op{}) {
     if (count == 0) return channel.none();
     const DeviceComm& comm = channel.comm();
     const int world_size = channel.world_size();
@@ -54,7 +55,7 @@ KCCL_DEVICE Status all_reduce_two_shot_push_simple(Channel<Coop, WORLD_SIZE>& ch
                                      : part_of(rank, channel.parity(), Half::kResult, comm.rank);
         };
         reduce_lines<T, Op, WORLD_SIZE>(thread, size, chunks.count_of(comm.rank), world_size,
-                                        row_of, world_size, out_of);
+                                        row_of, world_size, out_of, op);
     };
     const auto take_results = [&](uint32_t round, uint32_t parity) {
         const Chunks<T> chunks = chunks_of(round);
@@ -82,7 +83,8 @@ void all_reduce_two_shot_push_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     const Slice slice = call_slice<T>(call);
     kccl::all_reduce_two_shot_push_simple<T, Op>(channel, output_of<T>(call) + slice.begin,
-                                                 input_of<T>(call) + slice.begin, slice.count);
+                                                 input_of<T>(call) + slice.begin, slice.count,
+                                                 operator_of<Op>(call));
 }
 
 }  // namespace kernels

@@ -27,11 +27,11 @@ KCCL_DEVICE uint64_t two_shot_sentinel_bytes(const DeviceComm& comm) {
     return comm.layout.packet_bytes / (2 * kPacketBytes) * kPacketBytes * comm.world_size;
 }
 
-// As all_reduce_one_shot_sentinel, for at most two_shot_sentinel_bytes().
+// Has the contract of all_reduce_one_shot_sentinel, for at most two_shot_sentinel_bytes().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_sentinel(Channel<Coop, WORLD_SIZE>& channel, T* out,
-                                                const T* in, uint32_t count) {
-    static_assert(!kIsInteger<T>, "an integer has no pattern to spare");
+                                                const T* in, uint32_t count, const Op& op = Op{}) {
+    static_assert(kHasNan<T> || Op::kReduces, "the type has no pattern to spare");
     constexpr uint32_t kPayloads = sentinel::kPayloads;
     const int world_size = channel.world_size();
     const uint32_t num_packets = sentinel::num_packets(num_payloads<T>(count));
@@ -59,7 +59,7 @@ KCCL_DEVICE Status all_reduce_two_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
         failed = !slots.await_all(mine < chunk ? mine : chunk - 1, payloads);
         if (failed || mine >= chunk) continue;
         uint64_t results[kPayloads];
-        reduce_packets<T, Op>(results, payloads, world_size);
+        reduce_packets<T, Op>(results, payloads, world_size, op);
         slots.push(chunk + mine, sentinel::pack(results));
     }
     channel.sent();
@@ -85,11 +85,12 @@ void all_reduce_two_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     const Slice slice = call_slice<T>(call);
+    const Op op = operator_of<Op>(call);
     // EXPECTS_END is false, because this kernel has no registers left for it.
     in_rounds<T, false>(channel, call, slice, two_shot_sentinel_bytes(call.comm),
-                        [&](T* out, const T* in, uint32_t count) {
+                        [&, op](T* out, const T* in, uint32_t count) {
                             return kccl::all_reduce_two_shot_sentinel<T, Op>(channel, out, in,
-                                                                             count);
+                                                                             count, op);
                         });
 }
 

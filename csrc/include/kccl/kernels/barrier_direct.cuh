@@ -7,7 +7,7 @@
 namespace kccl {
 
 // Waits for the packet of every rank, each thread for another rank's, and acquires what was written
-// before it. False: the wait failed. Called by all threads of the channel's coop.
+// before it. Returns false if the wait failed. Called by all threads of the channel's coop.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
     const uint32_t world_size = channel.world_size();

@@ -12,7 +12,7 @@
 
 namespace kccl {
 
-// As broadcast_direct_ll16, for messages of any length.
+// Has the contract of broadcast_direct_ll16, for messages of any length.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                          const uint8_t* in, uint64_t count, int root) {

@@ -25,7 +25,7 @@ KCCL_DEVICE uint32_t broadcast_round(uint64_t count, uint32_t most) {
     return round < most ? static_cast<uint32_t>(round) : most;
 }
 
-// As broadcast_direct_ll16, for any `count`.
+// Has the contract of broadcast_direct_ll16, for any `count`.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                          const uint8_t* in, uint64_t count, int root) {

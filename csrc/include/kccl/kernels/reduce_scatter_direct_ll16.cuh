@@ -17,29 +17,35 @@ namespace kccl {
 // is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out,
-                                              const T* in, uint32_t count, uint64_t stride) {
+                                              const T* in, uint32_t count, uint64_t stride,
+                                              const Op& op = Op{}) {
+    constexpr uint32_t kUnit = kUnitPayloads<T>;
     const auto send = [&](uint32_t i, bool are_words) {
         // All are loaded before any is pushed, so that their latencies overlap.
-        uint64_t payloads[kMaxRanks<WORLD_SIZE>];
+        uint64_t units[kMaxRanks<WORLD_SIZE>][kUnit];
         KCCL_UNROLL
         for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
             if (k >= channel.world_size()) break;
-            payloads[k] = load_payload(in + channel.receiver(k) * stride, i, count, are_words);
+            load_unit(units[k], in + channel.receiver(k) * stride, i, count, are_words);
         }
         KCCL_UNROLL
         for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
-            if (k < channel.world_size()) ll16::push_to(channel, k, i, payloads[k]);
+            if (k >= channel.world_size()) break;
+            for (uint32_t n = 0; n < kUnit; ++n) {
+                ll16::push_to(channel, k, i * kUnit + n, units[k][n]);
+            }
         }
     };
-    const auto take = [&](uint32_t i, bool is_mine, bool are_words) {
-        uint64_t payloads[kMaxRanks<WORLD_SIZE>];
-        if (!ll16::await_all(channel, i, payloads)) return false;
-        const uint64_t reduced = reduce_payloads<T, Op>(payloads, channel.world_size());
-        if (is_mine) store_payload(out, i, count, reduced, are_words);
+    const auto take = [&, op](uint32_t i, bool is_mine, bool are_words) {
+        uint64_t units[kMaxRanks<WORLD_SIZE> * kUnit];
+        if (!ll16::await_units<kUnit>(channel, i, units)) return false;
+        uint64_t reduced[kUnit];
+        reduce_unit<T, Op, kMaxRanks<WORLD_SIZE>>(reduced, units, kUnit, channel.world_size(), op);
+        if (is_mine) store_unit(out, i, count, reduced, are_words);
         return true;
     };
     return ll16::exchange<platform::DefaultFloats>(
-        channel, kKcclReduceScatterDirectLl16, Exchange::kPairwise, num_payloads<T>(count),
+        channel, kKcclReduceScatterDirectLl16, Exchange::kPairwise, num_units<T>(count),
         are_words(in, stride, count) && are_words(out, count), send, take);
 }
 
@@ -50,10 +56,11 @@ KCCL_KERNEL void reduce_scatter_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) paramete
     const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block, WORLD_SIZE> channel(call, call.comm.world_size * sizeof(T));
     const Slice slice = call_slice<T>(call);
+    const Op op = operator_of<Op>(call);
     in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
-                 [&](T* out, const T* in, uint32_t count) {
+                 [&, op](T* out, const T* in, uint32_t count) {
                      return kccl::reduce_scatter_direct_ll16<T, Op>(channel, out, in, count,
-                                                                    call.count);
+                                                                    call.count, op);
                  });
 }
 

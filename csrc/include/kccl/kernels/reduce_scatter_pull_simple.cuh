@@ -15,10 +15,11 @@
 
 namespace kccl {
 
-// As reduce_scatter_direct_ll16, for messages of any length.
+// Has the contract of reduce_scatter_direct_ll16, for messages of any length.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
-                                              const T* in, uint64_t count, uint64_t stride) {
+                                              const T* in, uint64_t count, uint64_t stride,
+                                              const Op& op = Op{}) {
     const DeviceComm& comm = channel.comm();
     const Coop coop = channel.coop();
     // Parts begin on lines of their own, so that no line is read by two ranks.
@@ -45,7 +46,7 @@ KCCL_DEVICE Status reduce_scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel
         const T* rows[kKcclMaxWorldSize];
         for (int rank = 0; rank < comm.world_size; ++rank) rows[rank] = part_of(rank, comm.rank);
         rows[comm.rank] = in + comm.rank * stride;
-        reduce_rows<T, Op>(coop, out, rows, comm.world_size, n);
+        reduce_rows<T, Op>(coop, out, rows, comm.world_size, n, op);
         channel.leave();
     }
     return channel.status();
@@ -58,7 +59,7 @@ KCCL_KERNEL void reduce_scatter_pull_simple(KCCL_KERNEL_PARAM(KcclCall) paramete
     const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block> channel(call, call.comm.world_size * sizeof(T));
     kccl::reduce_scatter_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
-                                            call.count, call.count);
+                                            call.count, call.count, operator_of<Op>(call));
 }
 
 }  // namespace kernels

@@ -12,10 +12,11 @@
 
 namespace kccl {
 
-// As reduce_scatter_direct_ll16, for any `count`.
+// Has the contract of reduce_scatter_direct_ll16, for any `count`.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
-                                              const T* in, uint64_t count, uint64_t stride) {
+                                              const T* in, uint64_t count, uint64_t stride,
+                                              const Op& op = Op{}) {
     if (count == 0) return channel.none();
     const DeviceComm& comm = channel.comm();
     const int world_size = channel.world_size();
@@ -40,7 +41,7 @@ KCCL_DEVICE Status reduce_scatter_push_simple(Channel<Coop, WORLD_SIZE>& channel
         };
         const auto out_of = [&](int) { return out + rounds.begin_of(round); };
         reduce_lines<T, Op, WORLD_SIZE>(thread, size, rounds.count_of(round), world_size, row_of, 1,
-                                        out_of);
+                                        out_of, op);
     };
     const uint32_t num_rounds = rounds.number();
     return in_steps(channel, kKcclReduceScatterPushSimple, num_rounds + 1,
@@ -60,7 +61,7 @@ void reduce_scatter_push_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const Slice slice = call_slice<T>(call);
     kccl::reduce_scatter_push_simple<T, Op>(channel, output_of<T>(call) + slice.begin,
                                             input_of<T>(call) + slice.begin, slice.count,
-                                            call.count);
+                                            call.count, operator_of<Op>(call));
 }
 
 }  // namespace kernels

@@ -8,7 +8,7 @@
 #include <time.h>
 
 #define KCCL_WORD inline __attribute__((always_inline))
-// For a function that no CPU target has: what to write instead.
+// Declares a function that no CPU target has, with an error that says what to write instead.
 #define KCCL_NO_WORD(name, instead)                                   \
     template <class... Arguments>                                     \
     void name(Arguments...) {                                         \
@@ -177,7 +177,7 @@ KCCL_MIN_AND_MAX(unsigned long)
 KCCL_MIN_AND_MAX(long long)
 KCCL_MIN_AND_MAX(unsigned long long)
 #undef KCCL_MIN_AND_MAX
-// As CUDA's, they take the number where one of the two is NaN.
+// Where one of the two is NaN, they return the number, as CUDA's do.
 KCCL_WORD float min(float a, float b) { return __builtin_fminf(a, b); }
 KCCL_WORD float max(float a, float b) { return __builtin_fmaxf(a, b); }
 KCCL_WORD double min(double a, double b) { return __builtin_fmin(a, b); }

@@ -1,6 +1,7 @@
-// How a CPU's thread rounds: its control word. Programs change it (torch.set_flush_denormal,
-// fesetround, libraries that were linked with -ffast-math), and a thread inherits it from the one
-// that starts it. Two ranks that round differently would get different bits.
+// Controls how a CPU's thread rounds, by its control word. Programs change it
+// (torch.set_flush_denormal, fesetround, libraries that were linked with -ffast-math), and a thread
+// inherits it from the one that starts it. Two ranks that round differently would get different
+// bits.
 #pragma once
 
 #include <stdint.h>
@@ -9,15 +10,15 @@
 #include <xmmintrin.h>
 #endif
 
-// As platform.cuh's KCCL_DEVICE: files that are compiled for different instruction sets share no
-// function.
+// This is always inlined, like KCCL_DEVICE in platform.cuh: files that are compiled for different
+// instruction sets must share no function.
 #define KCCL_ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace kccl::host {
 
-// While one lives, its thread rounds to nearest, keeps denormals and traps nothing. Where that is
-// so already, it costs one read of the control word, some 5 ns. So a call makes one while its
-// packets are under way.
+// While such an object lives, its thread rounds to nearest, keeps denormals and traps nothing. If
+// that is so already, it costs one read of the control word, some 5 ns. A call makes the object
+// while its packets are under way, which hides that time.
 class DefaultFloats {
   public:
     KCCL_ALWAYS_INLINE DefaultFloats() : before_(read()) {
@@ -50,7 +51,7 @@ class DefaultFloats {
     }
 #endif
 #else
-    // Other CPUs' threads round as they are told to.
+    // On other CPUs the control word is left as it is.
     using Word = uint32_t;
     static constexpr Word kControls = 0, kDefault = 0;
     KCCL_ALWAYS_INLINE static Word read() { return 0; }

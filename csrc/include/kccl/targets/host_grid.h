@@ -1,4 +1,4 @@
-// Where a block of the host target stands in its grid. A call of the library has one block. In
+// The position of a block of the host target in its grid. A call of the library has one block. In
 // kernels of kccl.compile(target="host"), KCCL_HOST_GRID, each block of a launch is an OS thread.
 #pragma once
 

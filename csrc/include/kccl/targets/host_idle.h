@@ -1,5 +1,5 @@
-// What a thread of the host target calls while it waits: only in the slow path of wait.cuh.
-// Implemented in csrc/host/idle.cpp.
+// Functions that a thread of the host target calls while it waits, only in the slow path of
+// wait.cuh. csrc/host/idle.cpp implements them.
 #pragma once
 
 #include <stdint.h>
@@ -13,8 +13,14 @@ uint64_t kccl_host_clock_ns();
 int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
                         uint64_t num_bytes);
 
-// Whether this process may read that of rank `peer`: it reads a word there. If not, it notes why.
+// Tells whether this process may read the memory of rank `peer`, by reading a word there. If it may
+// not, records why.
 int kccl_host_may_read_peer(uint64_t idle_context, int peer);
+
+// Sends a message, and returns when its bytes may be reused; receives one. Both return early when
+// the communicator fails.
+void kccl_host_send(uint64_t idle_context, const void* in, uint64_t num_bytes, int peer, int tag);
+void kccl_host_receive(uint64_t idle_context, void* out, uint64_t num_bytes, int peer, int tag);
 
 // Called between two rounds of polls. Yields the core after 1 us of waiting, at once if ranks share
 // cores, and lets the interpreter handle signals. Sets in *gone a bit for each rank of `missing`

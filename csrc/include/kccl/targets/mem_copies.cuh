@@ -40,7 +40,7 @@ KCCL_DEVICE bool has_completed(const CopyBarrier* barrier, uint32_t parity) {
 
 KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, CopyBarrier* barrier,
                             uint32_t index, uint32_t size) {
-    // How many lines a thread loads before it stores any.
+    // The number of lines that a thread loads before it stores any.
     constexpr uint32_t kLines = 8;
     auto* out = static_cast<Line*>(to);
     auto* in = static_cast<const Line*>(from);

@@ -1,4 +1,4 @@
-// What the two CPU targets, host and sim, have in common.
+// The common part of the two CPU targets, host and sim.
 #pragma once
 
 namespace kccl::mem {
@@ -14,7 +14,21 @@ KCCL_DEVICE T keep(T value) {
     return value;
 }
 
-// With integers and without branches, so that loops over elements become vector code.
+// Returns a * b, rounded by itself: never fused with a sum. gcc is told so by -ffp-contract=off,
+// but its vector code for complex numbers needs the barrier too.
+template <class T>
+KCCL_DEVICE T product(T a, T b) {
+#if defined(__clang__)
+#pragma clang fp contract(off)
+    return a * b;
+#elif __has_builtin(__builtin_assoc_barrier)
+    return __builtin_assoc_barrier(a * b);
+#else
+    return a * b;
+#endif
+}
+
+// This uses integers and no branches, so that loops over elements become vector code.
 KCCL_DEVICE float float_from_half(uint16_t bits) {
     const uint32_t sign = (bits & 0x8000u) << 16;
     const uint32_t magnitude = bits & 0x7fffu;
@@ -47,7 +61,8 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Two at a time, the first one in the lower half. The result for NaN is undefined.
+// Converts two numbers at a time, the first one into the lower half. The result for NaN is
+// undefined.
 KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
     return half_from_float(first) | static_cast<uint32_t>(half_from_float(second)) << 16;
 }

@@ -119,7 +119,8 @@ KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
         else                                                   \
             asm volatile("fence." order ".sys;" ::: "memory"); \
     } while (0)
-// PTX has these from 8.6 on, which came with CUDA 12.7. The other fence does the work of both.
+// PTX has these fences from 8.6 on, which came with CUDA 12.7. Before that, the stronger fence does
+// the work of both.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && \
     __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1207
 #define KCCL_MEM_ONE_WAY_FENCE(order) KCCL_MEM_FENCE(order)
@@ -244,7 +245,7 @@ KCCL_DEVICE void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"
 
 #else
 
-// For mem_copies.cuh.
+// mem_copies.cuh reads this.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
@@ -272,6 +273,10 @@ KCCL_DEVICE void store_shared(uint32_t* word, uint32_t value) {
 
 #endif
 
+// Returns a * b, rounded by itself: never fused with a sum.
+KCCL_DEVICE float product(float a, float b) { return __fmul_rn(a, b); }
+KCCL_DEVICE double product(double a, double b) { return __dmul_rn(a, b); }
+
 KCCL_DEVICE float float_from_half(uint16_t bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -292,7 +297,7 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return bits;
 }
 
-// Two at a time, the first one in the lower half. The result for NaN is some NaN.
+// Converts two numbers; the first one goes into the lower half. The result for NaN is some NaN.
 KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
     uint32_t bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
@@ -339,9 +344,18 @@ KCCL_DEVICE bool meet_any(uint32_t num_threads, bool mine) {
 
 KCCL_DEVICE uint64_t clock_ticks() { return static_cast<uint64_t>(clock64()); }
 
+KCCL_DEVICE uint32_t unit_id() {
+    uint32_t id;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+    return id;
+}
+KCCL_DEVICE uint32_t die_id() { return 0; }
+
 KCCL_DEVICE void poll_pause() {}
 
 KCCL_DEVICE int read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return -1; }
 KCCL_DEVICE bool may_read_peer(uint64_t, int) { return false; }
+KCCL_DEVICE void send_message(uint64_t, const void*, uint64_t, int, int) {}
+KCCL_DEVICE void receive_message(uint64_t, void*, uint64_t, int, int) {}
 
 }  // namespace kccl::mem

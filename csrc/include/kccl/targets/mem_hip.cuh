@@ -126,7 +126,7 @@ KCCL_DEVICE T load_streamed(const T* address) {
     return platform::bit_cast<T>(__builtin_nontemporal_load(words));
 }
 
-// For mem_copies.cuh.
+// mem_copies.cuh reads this.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
@@ -139,6 +139,13 @@ KCCL_DEVICE uint32_t load_shared(const uint32_t* word) {
 
 KCCL_DEVICE void store_shared(uint32_t* word, uint32_t value) {
     store<Order::kRelease, Scope::kBlock>(word, value);
+}
+
+// Returns a * b, rounded by itself: never fused with a sum.
+template <class T>
+KCCL_DEVICE T product(T a, T b) {
+#pragma clang fp contract(off)
+    return a * b;
 }
 
 KCCL_DEVICE float float_from_half(uint16_t bits) {
@@ -155,7 +162,8 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Two at a time, the first one in the lower half. The result for NaN is undefined.
+// Converts two numbers at a time, the first one into the lower half. The result for NaN is
+// undefined.
 KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
     return half_from_float(first) | static_cast<uint32_t>(half_from_float(second)) << 16;
 }
@@ -164,7 +172,7 @@ KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
     return bfloat16_from_float(first) | static_cast<uint32_t>(bfloat16_from_float(second)) << 16;
 }
 
-// The constant 100 MHz counter.
+// This is the constant 100 MHz counter.
 KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 template <uint32_t NUM>
 KCCL_DEVICE void take_registers() {}
@@ -175,6 +183,19 @@ constexpr bool kMeetsInHardware = false;
 KCCL_DEVICE bool meet_any(uint32_t, bool mine) { return mine; }
 
 KCCL_DEVICE uint64_t clock_ticks() { return __builtin_amdgcn_s_memtime(); }
+
+// Bits of a hardware register, as s_getreg_b32 names them.
+constexpr int register_bits(int number, int first, int count) {
+    return number | first << 6 | (count - 1) << 11;
+}
+constexpr int kPlaceOfWave = 4, kDieOfWave = 20;  // HW_ID and XCC_ID of CDNA3
+
+KCCL_DEVICE uint32_t die_id() { return __builtin_amdgcn_s_getreg(register_bits(kDieOfWave, 0, 4)); }
+// The register has four bits for the compute unit, one for its array and three for its engine.
+KCCL_DEVICE uint32_t unit_id() {
+    const uint32_t within = __builtin_amdgcn_s_getreg(register_bits(kPlaceOfWave, 8, 8));
+    return die_id() << 8 | within;
+}
 
 KCCL_DEVICE void await_kernels_before() {}
 KCCL_DEVICE void launch_dependents() {}
@@ -199,5 +220,7 @@ KCCL_DEVICE void poll_pause() { __builtin_amdgcn_s_sleep(1); }
 
 KCCL_DEVICE int read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return -1; }
 KCCL_DEVICE bool may_read_peer(uint64_t, int) { return false; }
+KCCL_DEVICE void send_message(uint64_t, const void*, uint64_t, int, int) {}
+KCCL_DEVICE void receive_message(uint64_t, void*, uint64_t, int, int) {}
 
 }  // namespace kccl::mem

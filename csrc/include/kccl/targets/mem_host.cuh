@@ -60,7 +60,7 @@ KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
     store<Order::kRelease, scope>(&address->half[1], packet.half[1]);
 }
 
-// For mem_copies.cuh.
+// mem_copies.cuh reads this.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
@@ -95,6 +95,9 @@ KCCL_DEVICE bool meet_any(uint32_t, bool mine) { return mine; }
 
 KCCL_DEVICE uint64_t clock_ticks() { return clock_ns(); }
 
+KCCL_DEVICE uint32_t unit_id() { return platform::block_in_grid(); }
+KCCL_DEVICE uint32_t die_id() { return 0; }
+
 KCCL_DEVICE void poll_pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -110,6 +113,15 @@ KCCL_DEVICE int read_peer(uint64_t idle_context, int peer, void* to, uint64_t fr
 
 KCCL_DEVICE bool may_read_peer(uint64_t idle_context, int peer) {
     return kccl_host_may_read_peer(idle_context, peer) != 0;
+}
+
+KCCL_DEVICE void send_message(uint64_t idle_context, const void* in, uint64_t num_bytes, int peer,
+                              int tag) {
+    kccl_host_send(idle_context, in, num_bytes, peer, tag);
+}
+KCCL_DEVICE void receive_message(uint64_t idle_context, void* out, uint64_t num_bytes, int peer,
+                                 int tag) {
+    kccl_host_receive(idle_context, out, num_bytes, peer, tag);
 }
 
 KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,

@@ -99,10 +99,15 @@ KCCL_DEVICE bool meet_any(uint32_t, bool mine) { return mine; }
 
 KCCL_DEVICE uint64_t clock_ticks() { return clock_ns(); }
 
+KCCL_DEVICE uint32_t unit_id() { return platform::block_in_grid(); }
+KCCL_DEVICE uint32_t die_id() { return 0; }
+
 KCCL_DEVICE void poll_pause() { kccl_sim_engine->poll_pause(); }
 
 KCCL_DEVICE int read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return -1; }
 KCCL_DEVICE bool may_read_peer(uint64_t, int) { return false; }
+KCCL_DEVICE void send_message(uint64_t, const void*, uint64_t, int, int) {}
+KCCL_DEVICE void receive_message(uint64_t, void*, uint64_t, int, int) {}
 
 KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t, uint32_t missing, uint32_t* gone) {
     return kccl_sim_engine->idle(idle_context, missing, gone);

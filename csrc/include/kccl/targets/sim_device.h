@@ -1,6 +1,6 @@
-// What a kernel that is compiled for the simulator calls. The engine is in another shared library,
-// so the calls go through a table, which the kernel's library gets before its first launch
-// (module.inc).
+// The functions that a kernel calls if it is compiled for the simulator. The engine is in another
+// shared library, so the calls go through a table, which the kernel's library gets before its first
+// launch (module.inc).
 //
 // Every function knows its caller by the return address; reports turn that into a source line.
 #pragma once
@@ -9,7 +9,7 @@
 
 extern "C" {
 
-// What kernels ask about the running thread.
+// The facts that kernels ask about the running thread.
 struct KcclSimThread {
     uint32_t thread_in_block;
     uint32_t threads_per_block;
@@ -22,8 +22,8 @@ struct KcclSimThread {
     uint64_t argument_bytes;
 };
 
-// A call as one rank makes it, or one block of an exchange of the grid. What all of them must agree
-// on stands behind `epoch`.
+// A call as one rank makes it, or as one block makes it in an exchange of the grid. All of them
+// must agree on the fields behind `epoch`.
 struct KcclSimCall {
     uint64_t memory;  // address that is the same for all who make the call, and no other's
     uint64_t state;   // address of the rank's KcclState
@@ -31,13 +31,13 @@ struct KcclSimCall {
     int32_t channel;  // as the user counts; -1: none
     uint32_t rank;
     uint32_t num_callers;  // ranks, or blocks of all ranks
-    uint32_t epoch;        // of an exchange
+    uint32_t epoch;        // epoch of an exchange
     uint32_t kernel;
-    uint64_t num_bytes;   // of the message; of an exchange: of a slice
+    uint64_t num_bytes;   // bytes of the message; of an exchange: of a slice
     uint32_t dtype;       // kKcclNumDtypes: not known
     uint32_t op;          // kKcclNumOps: none
     int32_t root;         // -1: none
-    uint32_t num_blocks;  // of a call of the grid; 0: of none
+    uint32_t num_blocks;  // blocks of a call of the grid; 0: it is none
 };
 
 // A coop, one of whose threads opens or closes a channel.
@@ -65,7 +65,7 @@ struct KcclSimCoopCall {
     // In an exchange between blocks.
     uint32_t step;  // kccl::ExchangeStep
     uint32_t reach;
-    uint64_t num_bytes;  // of a slice
+    uint64_t num_bytes;  // bytes of a slice
 };
 
 // Orders and scopes are the values of mem::Order and mem::Scope.
@@ -98,7 +98,7 @@ struct KcclSimEngine {
     uint64_t (*shuffle)(uint64_t value, uint32_t source_lane);
     void (*await_kernels_before)(void);
     void (*launch_dependents)(void);
-    // The block's instance of the shared variable that is declared at `declaration`.
+    // Returns the block's instance of the shared variable that is declared at `declaration`.
     void* (*shared)(const void* declaration, uint64_t num_bytes, uint64_t alignment);
     void* (*dynamic_shared)(void);
 
@@ -116,8 +116,8 @@ struct KcclSimEngine {
     void (*copy_async)(void* to, const void* from, uint32_t num_bytes, void* barrier);
     void (*fence_copies)(void);
 
-    // The calling thread is in this call from here on. Reports name it, and it decides which words
-    // are stale. `state` identifies the communicator.
+    // Tells the machine that the calling thread is in this call from here on. Reports name the
+    // call, and it decides which words are stale. `state` identifies the communicator.
     void (*enter_call)(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
 
     // See told.cuh.

@@ -1,0 +1,67 @@
+// Messages that came before their receiver asked for them: see messages.cpp.
+#pragma once
+
+#include <stdlib.h>
+
+#include "../include/kccl/messages.cuh"
+#include "host.h"
+
+namespace kccl::host {
+namespace {
+
+// A message that came before this rank had asked for it.
+struct Early {
+    Early* next;
+    RecordHead head;
+    uint64_t moved;       // of its bytes
+    KcclMessage* wanted;  // who has asked for it meanwhile
+    uint8_t bytes[];      // of all but those that are offered by address
+};
+
+// Early messages of one source, in the order in which they came.
+class EarlyList {
+  public:
+    EarlyList() = default;
+    EarlyList(const EarlyList&) = delete;
+    EarlyList& operator=(const EarlyList&) = delete;
+    ~EarlyList() {
+        while (first_ != nullptr) free(remove(&first_));
+    }
+
+    Early* first() const { return first_; }
+    Early** begin() { return &first_; }
+    // Keeps a message that nobody has asked for, without its bytes. Returns null if there is no
+    // memory.
+    Early* keep(const RecordHead& head, uint64_t mark) {
+        const bool is_address = kind_of(mark) == RecordKind::kAddress;
+        auto* early =
+            static_cast<Early*>(malloc(sizeof(Early) + (is_address ? 0 : head.num_bytes)));
+        if (early == nullptr) return nullptr;
+        early->head = head;
+        early->head.mark = mark;
+        early->moved = 0;
+        early->wanted = nullptr;
+        add(early);
+        return early;
+    }
+    // `link` points to it: begin(), or the `next` of the one before.
+    Early* remove(Early** link) {
+        Early* early = *link;
+        *link = early->next;
+        if (*link == nullptr) end_ = link;
+        return early;
+    }
+
+  private:
+    void add(Early* early) {
+        early->next = nullptr;
+        *end_ = early;
+        end_ = &early->next;
+    }
+
+    Early* first_ = nullptr;
+    Early** end_ = &first_;
+};
+
+}  // namespace
+}  // namespace kccl::host

@@ -1,0 +1,96 @@
+// How a rank waits for one of its messages, or asks whether it can still come: see messages.cpp.
+#pragma once
+
+#include <optional>
+
+#include "host.h"
+#include "routes.h"
+
+namespace kccl::host {
+namespace {
+
+// The waits of one rank's messages.
+class MessageWaits {
+  public:
+    // routes: as for Messages.
+    MessageWaits(const KcclDeviceComm& comm, KcclRoutes* routes) : comm_(comm), routes_(routes) {}
+
+    // Returns when the message is done, or after a failure.
+    // poll() -> bool: moves the messages on; true when this one is done, or after a failure.
+    // num_early(ranks) -> uint32_t: the messages of these ranks that nobody has asked for.
+    template <class Poll, class NumEarly>
+    void wait(const KcclMessage& message, Poll poll, NumEarly num_early) {
+        const uint64_t hopes = hopes_of(message);
+        if (routes_ == nullptr) {
+            const auto missing = [&] { return missing_of(message, hopes, num_early(hopes)); };
+            wait_until(comm_, awaited(message), poll, missing);
+        } else {
+            const TeamsInUse here(reinterpret_cast<const KcclHostTeams*>(routes_->teams));
+            MessagePatience patience(*routes_, awaited(message), hopes, message.peer >= 0, true);
+            const auto polls = [&] {
+                for (uint32_t i = 0; i < comm_.polls_per_check; ++i) {
+                    if (poll()) return true;
+                    mem::poll_pause();
+                }
+                return false;
+            };
+            while (!polls() && patience.may_go_on(comm_, num_early(hopes))) {
+            }
+        }
+        // The limit of later calls holds from now on, as after a collective.
+        if (message.is_done != 0 && message.peer != comm_.rank) state_of(comm_)->contacted = 1;
+    }
+
+    // Looks, at most every 2 ms, whether a message that is not done can still come. There is no
+    // limit of time. If it cannot, the communicator has failed. Behind it the messages must be
+    // moved on once more: a peer that has gone may have sent this one before.
+    template <class NumEarly>
+    void look(const KcclMessage& message, NumEarly num_early) {
+        const uint64_t now = kccl_host_clock_ns();
+        if (now - looked_ns_ < kLookEveryNs) return;
+        looked_ns_ = now;
+        const uint64_t hopes = hopes_of(message);
+        const bool is_another = looked_for_ != &message;
+        looked_for_ = &message;
+        if (routes_ == nullptr) {
+            if (is_another) patience_ = {};
+            patience_.started_ns = 0;
+            may_go_on(comm_, awaited(message), patience_,
+                      missing_of(message, hopes, num_early(hopes)));
+        } else {
+            const TeamsInUse here(reinterpret_cast<const KcclHostTeams*>(routes_->teams));
+            if (is_another) {
+                far_patience_.emplace(*routes_, awaited(message), hopes, message.peer >= 0, false);
+            }
+            far_patience_->may_go_on(comm_, num_early(hopes));
+        }
+    }
+
+  private:
+    // The ranks that may send the message, or take it, a bit each.
+    uint64_t hopes_of(const KcclMessage& message) const {
+        if (message.peer >= 0) return uint64_t{1} << message.peer;
+        const uint64_t all = ~uint64_t{0} >> (64 - comm_.world_size);
+        const uint64_t others = all & ~(uint64_t{1} << comm_.rank);
+        return others != 0 ? others : all;
+    }
+    static Awaited awaited(const KcclMessage& message) {
+        const KcclKernel kernel = message.receives != 0 ? kKcclRecv : kKcclSend;
+        return {static_cast<uint32_t>(kernel), message.tag, 1,
+                message.peer < 0 ? Need::kAny : Need::kEach};
+    }
+    static Missing missing_of(const KcclMessage& message, uint64_t hopes, uint32_t num_early) {
+        return {message.is_done != 0 ? 0 : static_cast<uint32_t>(hopes), num_early};
+    }
+
+    const KcclDeviceComm& comm_;
+    KcclRoutes* const routes_;
+    // The message of the last look(), when that was, and what is known of the peers since.
+    const KcclMessage* looked_for_ = nullptr;
+    uint64_t looked_ns_ = 0;
+    Patience patience_;
+    std::optional<MessagePatience> far_patience_;
+};
+
+}  // namespace
+}  // namespace kccl::host

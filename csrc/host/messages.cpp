@@ -1,0 +1,389 @@
+// Messages between two ranks on CPUs: send, recv, and what is under way.
+//
+// A short message is copied into the receiver's ring (include/kccl/messages.cuh), so its send ends
+// before the receiver has asked for it. Of a long one only the address goes into the ring: the
+// receiver reads the sender's memory and then writes the message's ticket into the sender's
+// scratch. Where processes may not read each other, a long message goes through the ring in pieces.
+//
+// A message is received by the first receive that asks for its source and tag. Messages of one
+// source and tag are received in the order in which they were sent. A message that comes before
+// anybody has asked for it leaves the ring and waits in this rank's memory, because others behind
+// it may have been asked for; of a long one only its address does.
+//
+// Nothing here has a thread of its own. All that is under way moves on within the calls of this
+// rank that send, receive, wait or test.
+#include <stdlib.h>
+
+#include <new>
+
+#include "early.h"
+#include "message_waits.h"
+#include "outbox.h"
+#include "routes.h"
+
+namespace kccl::host {
+namespace {
+
+// What is under way between this rank and one peer.
+struct Peer {
+    // rank: the peer's, in `comm`. far: see WayIn.
+    Peer(const KcclDeviceComm& comm, int rank, bool may_attach, FarLink* far)
+        : outbox(comm, rank, may_attach, far), reader(comm, rank, far) {}
+
+    Outbox outbox;
+    WayIn reader;
+    EarlyList early;
+    Queue resent;  // receives whose bytes the peer sends again
+    // Where the next kMore goes: one of both, while a message comes in pieces.
+    KcclMessage* to = nullptr;
+    Early* keeps = nullptr;
+};
+
+// Its Peers lie behind it in memory.
+class Messages {
+  public:
+    // routes: how it reaches its peers; null: they are the ranks of `comm`, which has their
+    // scratches.
+    Messages(const KcclDeviceComm& comm, bool may_attach, KcclRoutes* routes)
+        : comm_(comm), routes_(routes), waits_(comm, routes) {
+        for (int rank = 0; rank < comm_.world_size; ++rank) {
+            if (routes == nullptr) {
+                new (&peer(rank)) Peer(comm_, rank, may_attach, nullptr);
+            } else {
+                new (&peer(rank)) Peer(pair_of(*routes, rank), place_in_pair(*routes, rank), false,
+                                       link_of(*routes, rank));
+            }
+        }
+    }
+    ~Messages() {
+        for (int rank = 0; rank < comm_.world_size; ++rank) peer(rank).~Peer();
+    }
+    static uint64_t num_bytes(int world_size) {
+        return sizeof(Messages) + static_cast<uint64_t>(world_size) * sizeof(Peer);
+    }
+    Messages(const Messages&) = delete;
+    Messages& operator=(const Messages&) = delete;
+
+    // Both return the communicator's status. After a failure nothing moves, because the memory that
+    // messages refer to may be gone.
+    Status start(KcclMessage* message) {
+        if (status_of(comm_) != kKcclOk) return status_of(comm_);
+        message->is_done = 0;
+        message->moved = 0;
+        message->state = kQueued;
+        if (message->receives == 0) {
+            peer(message->peer).outbox.add(message);
+        } else if (!take_early(message)) {
+            receives_.add(message);
+        }
+        return move();
+    }
+
+    Status move() {
+        int rank = first_source_;
+        for (int i = 0; i < comm_.world_size; ++i, rank = behind(rank)) {
+            if (status_of(comm_) != kKcclOk) break;
+            peer(rank).outbox.move();
+            receive_some(rank);
+        }
+        return status_of(comm_);
+    }
+
+    void make(KcclMessage* message) {
+        if (start(message) == kKcclOk) wait(message);
+    }
+
+    // Begins all messages, receives first, so that what arrives is stored where it belongs. Returns
+    // when all are done, or after a failure.
+    void make_all(KcclMessage* messages, uint64_t count) {
+        for (const uint32_t receives : {1u, 0u}) {
+            for (uint64_t i = 0; i < count; ++i) {
+                if (messages[i].receives == receives && start(&messages[i]) != kKcclOk) return;
+            }
+        }
+        for (uint64_t i = 0; i < count && status_of(comm_) == kKcclOk; ++i) wait(&messages[i]);
+    }
+
+    // Returns when the message is done, or after a failure.
+    void wait(KcclMessage* message) {
+        const auto poll = [&] {
+            if (message->is_done == 0) move();
+            return message->is_done != 0 || status_of(comm_) != kKcclOk;
+        };
+        waits_.wait(*message, poll, [&](uint64_t ranks) { return num_early(ranks); });
+    }
+
+    // Moves on, and looks now and then whether the message can still come. Does not wait. Returns
+    // the communicator's status.
+    Status test(const KcclMessage* message) {
+        if (move() != kKcclOk || message->is_done != 0) return status_of(comm_);
+        waits_.look(*message, [&](uint64_t ranks) { return num_early(ranks); });
+        return move();
+    }
+
+  private:
+    Peer& peer(int rank) { return reinterpret_cast<Peer*>(this + 1)[rank]; }
+    int behind(int rank) const { return rank + 1 < comm_.world_size ? rank + 1 : 0; }
+    uint64_t context() const { return state_of(comm_)->idle_context; }
+
+    void fail(const Record& record) {
+        if (routes_ == nullptr) return give_up(comm_, record);
+        fail_all(*reinterpret_cast<const KcclHostTeams*>(routes_->teams), record);
+    }
+
+    // ---- Receiving -----------------------------------------------------------------------------
+
+    static bool wants(const KcclMessage* receive, int source, int32_t tag) {
+        return (receive->peer < 0 || receive->peer == source) &&
+               (receive->tag < 0 || receive->tag == tag);
+    }
+
+    // The first receive that asks for a message; it is taken off the list.
+    KcclMessage* take_receive(int source, const RecordHead& head) {
+        for (KcclMessage* each = receives_.first(); each != nullptr; each = Queue::after(each)) {
+            if (!wants(each, source, head.tag)) continue;
+            receives_.remove(each);
+            return match(each, source, head) ? each : nullptr;
+        }
+        return nullptr;
+    }
+
+    // Notes who sent what a receive gets. False: the lengths differ, and this rank has failed.
+    bool match(KcclMessage* receive, int source, const RecordHead& head) {
+        receive->source = source;
+        receive->source_tag = head.tag;
+        if (receive->peer < 0) first_source_ = behind(source);
+        if (receive->num_bytes == head.num_bytes) return true;
+        constexpr uint64_t kLargest = 0xffffffff;
+        const auto most = [](uint64_t bytes) {
+            return static_cast<uint32_t>(bytes < kLargest ? bytes : kLargest);
+        };
+        fail(Record{kKcclCallsDiffer, comm_.rank, source, kKcclRecv, head.tag,
+                    most(receive->num_bytes), most(head.num_bytes), uint32_t{kKcclRecv} << 24,
+                    uint64_t{kKcclSend} << 24});
+        return false;
+    }
+
+    // Gives a receive the first early message that it asks for, or has it wait for the rest of it.
+    bool take_early(KcclMessage* receive) {
+        const bool any = receive->peer < 0;
+        int source = any ? first_source_ : receive->peer;
+        for (int i = 0; i < (any ? comm_.world_size : 1); ++i, source = behind(source)) {
+            EarlyList& list = peer(source).early;
+            for (Early** link = list.begin(); *link != nullptr; link = &(*link)->next) {
+                Early* early = *link;
+                if (early->wanted != nullptr || !wants(receive, source, early->head.tag)) continue;
+                if (!match(receive, source, early->head)) return true;
+                if (kind_of(early->head.mark) == RecordKind::kAddress) {
+                    list.remove(link);
+                    read(source, receive, early->head);
+                    free(early);
+                } else if (early->moved < early->head.num_bytes) {
+                    early->wanted = receive;
+                } else {
+                    list.remove(link);
+                    hand_over(early, receive);
+                }
+                return true;
+            }
+        }
+        return false;
+    }
+
+    static void hand_over(Early* early, KcclMessage* receive) {
+        mem::copy(reinterpret_cast<void*>(receive->address), early->bytes, early->head.num_bytes, 0,
+                  1);
+        receive->is_done = 1;
+        free(early);
+    }
+
+    // Reads a message where it lies in the sender's process, and gives the sender its ticket back.
+    void read(int source, KcclMessage* receive, const RecordHead& head) {
+        const int error =
+            kccl_host_read_peer(context(), source, reinterpret_cast<void*>(receive->address),
+                                head.address, head.num_bytes);
+        uint32_t left = 0;
+        // A sender that gave up, or has closed, may have freed the bytes before they were read.
+        if (!nobody_gave_up(comm_, &left)) return;
+        if ((left >> source & 1u) != 0) {
+            fail(Record{kKcclPeerLeft, comm_.rank, source, kKcclRecv, head.tag,
+                        num_early(uint64_t{1} << source), 1, 0, 0});
+            return;
+        }
+        uint32_t answer = head.ticket;
+        if (error != 0) {
+            // The wait that follows finds a sender that has ended.
+            if (kccl_host_may_read_peer(context(), source) != 0) {
+                fail(Record{kKcclUnreadable, comm_.rank, source, kKcclRecv, head.tag,
+                            static_cast<uint32_t>(error), 0, 0, 0});
+                return;
+            }
+            answer |= kRefused;
+            receive->ticket = head.ticket;
+            receive->state = kOffered;
+            peer(source).resent.add(receive);
+        } else {
+            receive->is_done = 1;
+        }
+        mem::store<mem::Order::kRelease, mem::Scope::kSystem>(
+            ticket_word(comm_, source, comm_.rank, head.ticket % kKcclMessageTickets), answer);
+    }
+
+    KcclMessage* take_resent(Peer& from, uint32_t ticket) {
+        KcclMessage* each = from.resent.first();
+        while (each != nullptr && each->ticket != ticket) each = Queue::after(each);
+        if (each != nullptr) from.resent.remove(each);
+        return each;
+    }
+
+    void receive_some(int source) {
+        Peer& from = peer(source);
+        uint64_t mark;
+        while (const RecordHead* at = from.reader.next(&mark)) {
+            const RecordHead head = {mark, at->num_bytes, at->address, at->tag, at->ticket};
+            const RecordKind kind = kind_of(mark);
+            if (kind == RecordKind::kResent) {
+                from.to = take_resent(from, head.ticket);
+            } else if (kind != RecordKind::kMore) {
+                from.to = take_receive(source, head);
+                if (status_of(comm_) != kKcclOk) return;
+                if (from.to == nullptr) {
+                    from.keeps = from.early.keep(head, mark);
+                    if (from.keeps == nullptr) {
+                        fail(Record{kKcclUnreadable, comm_.rank, source, kKcclRecv, head.tag,
+                                    kNoMemory, 0, 0, 0});
+                        return;
+                    }
+                }
+            }
+            if (kind == RecordKind::kAddress) {
+                if (from.to != nullptr) read(source, from.to, head);
+                from.to = nullptr;
+                from.keeps = nullptr;
+                if (status_of(comm_) != kKcclOk) return;
+            } else {
+                store(from, at + 1, piece_bytes_of(mark));
+            }
+            from.reader.take(mark);
+        }
+    }
+
+    // Stores the bytes of a record where the message's bytes go.
+    void store(Peer& from, const void* piece, uint32_t num_bytes) {
+        if (KcclMessage* to = from.to) {
+            mem::copy(reinterpret_cast<uint8_t*>(to->address) + to->moved, piece, num_bytes, 0, 1);
+            to->moved += num_bytes;
+            if (to->moved < to->num_bytes) return;
+            to->is_done = 1;
+            from.to = nullptr;
+        } else if (Early* early = from.keeps) {
+            mem::copy(early->bytes + early->moved, piece, num_bytes, 0, 1);
+            early->moved += num_bytes;
+            if (early->moved < early->head.num_bytes) return;
+            from.keeps = nullptr;
+            if (early->wanted == nullptr) return;
+            Early** link = from.early.begin();
+            while (*link != early) link = &(*link)->next;
+            from.early.remove(link);
+            hand_over(early, early->wanted);
+        }
+    }
+
+    // Messages of these ranks that nobody has asked for.
+    uint32_t num_early(uint64_t ranks) {
+        uint32_t num = 0;
+        for (int rank = 0; rank < comm_.world_size; ++rank) {
+            if ((ranks >> rank & 1u) == 0) continue;
+            const Early* each = peer(rank).early.first();
+            for (; each != nullptr; each = each->next) ++num;
+        }
+        return num;
+    }
+
+    static constexpr uint32_t kNoMemory = 12;  // ENOMEM
+
+    const KcclDeviceComm& comm_;
+    KcclRoutes* const routes_;
+    Queue receives_;  // that no message has come for
+    // Who is asked first, so that a rank that sends much does not keep the others from being heard:
+    // the one behind the last that a receive from any rank has got a message of.
+    int first_source_ = 0;
+    MessageWaits waits_;
+};
+static_assert(alignof(Peer) <= alignof(Messages), "Peers lie behind Messages");
+
+uint64_t open_messages(const KcclDeviceComm& comm, bool may_attach, KcclRoutes* routes) {
+    void* memory = malloc(Messages::num_bytes(comm.world_size));
+    if (memory == nullptr) return 0;
+    return reinterpret_cast<uint64_t>(new (memory) Messages(comm, may_attach, routes));
+}
+
+Messages* from_handle(uint64_t messages) { return reinterpret_cast<Messages*>(messages); }
+Messages& of_context(uint64_t idle_context) {
+    return *from_handle(reinterpret_cast<const KcclHostContext*>(idle_context)->messages);
+}
+
+}  // namespace
+}  // namespace kccl::host
+
+extern "C" {
+
+uint64_t kccl_host_open_messages(const KcclDeviceComm* comm, uint32_t may_attach) {
+    return kccl::host::open_messages(*comm, may_attach != 0, nullptr);
+}
+
+uint64_t kccl_host_open_routed_messages(const KcclDeviceComm* comm, KcclRoutes* routes) {
+    return kccl::host::open_messages(*comm, false, routes);
+}
+
+void kccl_host_close_messages(uint64_t messages) {
+    kccl::host::Messages* each = kccl::host::from_handle(messages);
+    each->~Messages();
+    free(each);
+}
+
+uint32_t kccl_host_start_message(uint64_t messages, KcclMessage* message) {
+    return kccl::host::from_handle(messages)->start(message);
+}
+
+uint32_t kccl_host_test_message(uint64_t messages, const KcclMessage* message) {
+    return kccl::host::from_handle(messages)->test(message);
+}
+
+void kccl_host_send(uint64_t idle_context, const void* in, uint64_t num_bytes, int peer, int tag) {
+    KcclMessage message = {};
+    message.address = reinterpret_cast<uint64_t>(in);
+    message.num_bytes = num_bytes;
+    message.peer = peer;
+    message.tag = tag;
+    kccl::host::of_context(idle_context).make(&message);
+}
+
+void kccl_host_receive(uint64_t idle_context, void* out, uint64_t num_bytes, int peer, int tag) {
+    KcclMessage message = {};
+    message.address = reinterpret_cast<uint64_t>(out);
+    message.num_bytes = num_bytes;
+    message.peer = peer;
+    message.tag = tag;
+    message.receives = 1;
+    kccl::host::of_context(idle_context).make(&message);
+}
+
+void kccl_host_bind_message(KcclHostOp* op) {
+    op->kernel = [](const KcclCall* call) {
+        const auto* state = reinterpret_cast<const KcclState*>(call->comm.state);
+        kccl::host::of_context(state->idle_context)
+            .wait(reinterpret_cast<KcclMessage*>(call->input));
+    };
+}
+
+void kccl_host_bind_messages(KcclHostOp* op) {
+    op->kernel = [](const KcclCall* call) {
+        const auto* state = reinterpret_cast<const KcclState*>(call->comm.state);
+        const auto& messages = *reinterpret_cast<const KcclMessages*>(call->input);
+        kccl::host::of_context(state->idle_context)
+            .make_all(reinterpret_cast<KcclMessage*>(messages.first), messages.count);
+    };
+}
+
+}  // extern "C"

@@ -1,0 +1,36 @@
+// Lets MPI go on while a rank waits in a call of KCCL.
+//
+// MPI has no thread of its own. A long message leaves its sender only while the sender is within
+// some call of MPI. So a rank that waits here for a peer may be the one for which that peer waits
+// in MPI: rank 0 has begun to send to rank 1, and is in a collective; rank 1 receives first.
+#include "mpi_progress.h"
+
+#include <atomic>
+
+#include "mpi.h"
+
+namespace kccl::host {
+namespace {
+
+// The functions and the communicator that the hook uses. They are written before the hook is set.
+KcclNodes with = {};
+
+template <class Handle>
+void go_on() {
+    Mpi<Handle>::progress(with);
+}
+
+}  // namespace
+}  // namespace kccl::host
+
+extern "C" void kccl_host_let_mpi_go_on(const KcclNodes* mpi) {
+    using namespace kccl::host;
+    const std::atomic_ref<void (*)()> hook(mpi_hook);
+    if (mpi == nullptr) {
+        hook.store(nullptr, std::memory_order_relaxed);
+        return;
+    }
+    with = *mpi;
+    const bool is_int = mpi->handle_bytes == sizeof(int);
+    hook.store(is_int ? go_on<int> : go_on<void*>, std::memory_order_release);
+}

@@ -1,0 +1,266 @@
+// The exchange that every step between nodes is: messages of all to all, in pieces.
+//
+// Messages go in pieces, two under way in each direction. MPI reads and writes the pieces in memory
+// of the team, never the caller's arrays. So a step that fails may leave requests behind: MPI has
+// no way to end them in time. Nothing here waits within MPI. Python gives the team other memory and
+// other tags before the next call (kccl/backends/nodes.py).
+//
+// MPI tells nobody that a process has ended. So each two ranks have a stream, too. Its end says
+// that the peer has ended. A rank that fails or closes says so there. A message may still be on its
+// way when the stream has ended: a rank goes on looking for it for kLastWordsNs.
+//
+// MPI sends only while somebody calls it, so a message that is sent may still be with its sender.
+// One who closes goes on calling MPI for kFlushNs, or until its peers close too. After that MPI
+// goes on at the end of its process, and a peer waits for that, for kClosedNs.
+#pragma once
+
+#include <string.h>
+
+#include "../include/kccl/wait.cuh"
+#include "mpi.h"
+#include "nodes.h"
+
+namespace kccl::host {
+namespace {
+
+constexpr uint64_t kPieceBytes = 256 * 1024, kHeaderBytes = 64, kSlots = 2;
+constexpr uint64_t kSlotBytes = kHeaderBytes + kPieceBytes;
+constexpr uint64_t kClosedNs = 2'000'000'000;
+constexpr int kMost = kKcclMaxWorldSize;
+
+// The first bytes of each piece: which call it is of.
+struct Header {
+    uint64_t num_bytes;
+    uint32_t sequence;
+    uint32_t call;
+};
+static_assert(sizeof(Header) <= kHeaderBytes);
+
+// A piece of a message, in one of the slots of a peer and a direction.
+struct Slot {
+    uint64_t request = 0;
+    bool is_pending = false;
+};
+
+// What one rank gives a peer, and gets of it.
+struct Transfer {
+    const uint8_t* from = nullptr;
+    uint64_t send_bytes = 0;
+    uint8_t* to = nullptr;  // null: the pieces are reduced
+    uint64_t receive_bytes = 0;
+};
+
+uint64_t pieces_of(uint64_t bytes) {
+    return bytes == 0 ? 1 : (bytes + kPieceBytes - 1) / kPieceBytes;
+}
+
+uint64_t piece_bytes(uint64_t bytes, uint64_t piece) {
+    const uint64_t begin = piece * kPieceBytes;
+    if (begin >= bytes) return 0;
+    return bytes - begin < kPieceBytes ? bytes - begin : kPieceBytes;
+}
+
+// The exchange of one step.
+class Exchange {
+  public:
+    Exchange(KcclNodes& nodes, const KcclHostStep& step)
+        : nodes_(nodes),
+          step_(step),
+          state_(*reinterpret_cast<KcclState*>(step.op.call.comm.state)) {
+        const Call& call = step.op.call;
+        mine_ = {
+            call.count * step.op.bytes_per_count, ++nodes.sequence[call.channel],
+            call.kernel << 24 | call.dtype << 16 | call.op << 8 | static_cast<uint32_t>(call.peer)};
+    }
+
+    Transfer transfer[kMost];
+
+    // Exchanges everything. take(piece): called for each piece, when all of it has come, if it is
+    // to be reduced. Returns false when the step has failed.
+    template <class Take>
+    bool run(Take take) {
+        uint64_t rounds = 1;
+        for_peers([&](int peer) {
+            const Transfer& each = transfer[peer];
+            const uint64_t out = pieces_of(each.send_bytes), in = pieces_of(each.receive_bytes);
+            rounds = out > rounds ? out : rounds;
+            rounds = in > rounds ? in : rounds;
+        });
+        for (uint64_t piece = 0; piece < kSlots; ++piece) receive(piece);
+        for (uint64_t piece = 0; piece < rounds; ++piece) {
+            // The slot's last message is two pieces ago.
+            if (piece >= kSlots && !wait(sends_, piece)) return false;
+            send(piece);
+            if (!wait(receives_, piece)) return false;
+            if (!are_of_this_call(piece)) return false;
+            for_peers([&](int peer) { store(peer, piece); });
+            take(piece);
+            receive(piece + kSlots);
+        }
+        for (uint64_t slot = 0; slot < kSlots; ++slot) {
+            if (!wait(sends_, slot)) return false;
+        }
+        return status_of(step_.op.call.comm) == kKcclOk;
+    }
+
+    bool run() {
+        return run([](uint64_t) {});
+    }
+
+    const uint8_t* received(int peer, uint64_t piece) const {
+        return slot_memory(1, peer, piece) + kHeaderBytes;
+    }
+
+    // Leaves what is under way, as MPI cannot end it now.
+    void abandon() {
+        const auto cancel = reinterpret_cast<int (*)(void*)>(nodes_.cancel);
+        for (int peer = 0; peer < nodes_.world_size; ++peer) {
+            for (uint64_t slot = 0; slot < kSlots; ++slot) {
+                nodes_.is_pending |= sends_[peer][slot].is_pending;
+                if (!receives_[peer][slot].is_pending) continue;
+                nodes_.is_pending = 1;
+                cancel(&receives_[peer][slot].request);
+            }
+        }
+    }
+
+  private:
+    using Slots = Slot[kMost][kSlots];
+
+    template <class Do>
+    void for_peers(Do act) {
+        for (int i = 1; i < nodes_.world_size; ++i) act((nodes_.rank + i) % nodes_.world_size);
+    }
+
+    uint8_t* slot_memory(int direction, int peer, uint64_t piece) const {
+        const auto number = static_cast<uint64_t>(direction * nodes_.world_size + peer);
+        return reinterpret_cast<uint8_t*>(nodes_.memory) +
+               (number * kSlots + piece % kSlots) * kSlotBytes;
+    }
+
+    void receive(uint64_t piece) {
+        for_peers([&](int peer) {
+            if (piece >= pieces_of(transfer[peer].receive_bytes)) return;
+            Slot& slot = receives_[peer][piece % kSlots];
+            void* const to = slot_memory(1, peer, piece);
+            const int bytes = static_cast<int>(kSlotBytes), from = nodes_.mpi_rank[peer];
+            const int tag = nodes_.tag + step_.op.call.channel;
+            const int error = nodes_.handle_bytes == 4
+                                  ? Mpi<int>::irecv(nodes_, to, bytes, from, tag, &slot.request)
+                                  : Mpi<void*>::irecv(nodes_, to, bytes, from, tag, &slot.request);
+            slot.is_pending = error == 0;
+            if (error != 0) failed_ |= 1u << peer;
+        });
+    }
+
+    void send(uint64_t piece) {
+        for_peers([&](int peer) {
+            const Transfer& each = transfer[peer];
+            if (piece >= pieces_of(each.send_bytes)) return;
+            Slot& slot = sends_[peer][piece % kSlots];
+            uint8_t* const from = slot_memory(0, peer, piece);
+            const uint64_t payload = piece_bytes(each.send_bytes, piece);
+            memcpy(from, &mine_, sizeof(mine_));
+            if (payload > 0) {
+                memcpy(from + kHeaderBytes, each.from + piece * kPieceBytes, payload);
+            }
+            const int bytes = static_cast<int>(kHeaderBytes + payload), to = nodes_.mpi_rank[peer];
+            const int tag = nodes_.peer_tag[peer] + step_.op.call.channel;
+            const int error = nodes_.handle_bytes == 4
+                                  ? Mpi<int>::isend(nodes_, from, bytes, to, tag, &slot.request)
+                                  : Mpi<void*>::isend(nodes_, from, bytes, to, tag, &slot.request);
+            slot.is_pending = error == 0;
+            if (error != 0) failed_ |= 1u << peer;
+        });
+    }
+
+    void store(int peer, uint64_t piece) {
+        const Transfer& each = transfer[peer];
+        const uint64_t payload = piece_bytes(each.receive_bytes, piece);
+        if (each.to == nullptr || payload == 0) return;
+        memcpy(each.to + piece * kPieceBytes, received(peer, piece), payload);
+    }
+
+    // Compares this call with the peers', by their first pieces.
+    bool are_of_this_call(uint64_t piece) {
+        if (piece > 0) return true;
+        bool are_same = true;
+        for_peers([&](int peer) {
+            Header theirs;
+            memcpy(&theirs, slot_memory(1, peer, piece), sizeof(theirs));
+            if (memcmp(&theirs, &mine_, sizeof(theirs)) == 0 || !are_same) return;
+            are_same = false;
+            const Awaited awaited = {mine_.call >> 24, step_.op.call.channel, mine_.sequence};
+            refuse_call(step_.op.call.comm, awaited, peer, {mine_.num_bytes, 0, mine_.call},
+                        {theirs.num_bytes, 0, theirs.call});
+        });
+        return are_same;
+    }
+
+    // Waits until no peer's message of this piece's slot is under way.
+    bool wait(Slots& slots, uint64_t piece) {
+        const auto test = reinterpret_cast<int (*)(void*, int*, void*)>(nodes_.test);
+        uint64_t began_ns = 0, gone_since_ns = 0;
+        for (;;) {
+            uint32_t missing = 0;
+            for (int peer = 0; peer < nodes_.world_size; ++peer) {
+                Slot& slot = slots[peer][piece % kSlots];
+                if (!slot.is_pending) continue;
+                int is_done = 0;
+                alignas(8) uint8_t mpi_status[kStatusBytes];
+                if (test(&slot.request, &is_done, mpi_status) != 0) {
+                    failed_ |= 1u << peer;
+                    slot.is_pending = false;
+                } else if (is_done != 0) {
+                    slot.is_pending = false;
+                }
+                if (slot.is_pending) missing |= 1u << peer;
+            }
+            if ((missing | failed_) == 0) return true;
+            const uint64_t now = kccl_host_clock_ns();
+            if (began_ns == 0) began_ns = now;
+            if (!may_go_on(missing, now - began_ns, now, gone_since_ns)) return false;
+        }
+    }
+
+    // As may_go_on() of wait.cuh, for ranks that reach each other by MPI.
+    bool may_go_on(uint32_t missing, uint64_t waited_ns, uint64_t now, uint64_t& gone_since_ns) {
+        if (status_of(step_.op.call.comm) != kKcclOk) return false;
+        uint32_t gone = 0;
+        // It looks at the streams now and then.
+        uint32_t status = kccl_host_idle(state_.idle_context, waited_ns, missing | failed_, &gone);
+        if (status_of(step_.op.call.comm) != kKcclOk) return false;
+        gone_ |= gone;
+        const uint32_t lost = ((gone_ | nodes_.closed) & missing) | failed_;
+        uint32_t culprit = missing | failed_;
+        if (status == kKcclInterrupted) {
+            culprit = 1u << nodes_.rank;
+        } else if (lost != 0) {
+            if (gone_since_ns == 0) gone_since_ns = now;
+            const bool has_closed = (nodes_.closed & lost) != 0;
+            if (now - gone_since_ns < (has_closed ? kClosedNs : kLastWordsNs)) return true;
+            culprit = lost;
+            status = has_closed ? kKcclPeerLeft : kKcclPeerLost;
+        } else {
+            const uint64_t limit_ns = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(
+                state_.contacted != 0 ? &state_.limit_ns : &state_.first_limit_ns);
+            if (waited_ns <= limit_ns) return true;
+            status = kKcclTimeout;
+        }
+        give_up(step_.op.call.comm,
+                Record{status, nodes_.rank, first_of(culprit), kKcclNodesKernel + step_.nodes_call,
+                       step_.op.call.channel, mine_.sequence - 1, mine_.sequence, 0, waited_ns});
+        return false;
+    }
+
+    KcclNodes& nodes_;
+    const KcclHostStep& step_;
+    KcclState& state_;
+    Header mine_;
+    Slots sends_, receives_;
+    uint32_t failed_ = 0;  // the peers of which MPI says that it cannot reach them, a bit each
+    uint32_t gone_ = 0;    // the peers whose streams have ended
+};
+
+}  // namespace
+}  // namespace kccl::host

@@ -1,0 +1,135 @@
+// Makes the steps in which ranks post their parts of a call: include/kccl/postings.cuh.
+#include "postings.h"
+
+#include "../include/kccl/payload.cuh"
+#include "../include/kccl/postings.cuh"
+
+namespace kccl::host {
+namespace {
+
+// Polls until a part has come. Ends with an error like the wait for a message: when the peer is
+// lost, when another rank gives up, or after the time limit.
+struct Wait {
+    const KcclCall& call;
+    KcclRoutes& routes;
+    uint64_t number;
+
+    template <class IsThere>
+    bool operator()(int source, IsThere is_there) const {
+        if (is_there()) return true;
+        const DeviceComm& comm = call.comm;
+        const Awaited awaited = {call.kernel | kKcclPosted, call.channel,
+                                 static_cast<uint32_t>(number)};
+        MessagePatience patience(routes, awaited, uint64_t{1} << source, true, true);
+        for (;;) {
+            for (uint32_t i = 0; i < comm.polls_per_check; ++i) {
+                if (is_there()) return true;
+                mem::poll_pause();
+            }
+            if (!patience.may_go_on(comm, 0)) return false;
+        }
+    }
+};
+
+// One step on one rank.
+class PostedCall {
+  public:
+    PostedCall(const KcclHostTeams& teams, KcclHostStep& step)
+        : teams_(teams),
+          step_(step),
+          call_(step.op.call),
+          number_(reinterpret_cast<uint64_t*>(shared().numbers)[call_.channel]),
+          postings_(reinterpret_cast<const uint64_t*>(shared().parts),
+                    static_cast<uint64_t>(call_.channel) * Postings<>::kBytes, call_.comm.rank,
+                    call_.comm.world_size, number_),
+          wait_{call_, *reinterpret_cast<KcclRoutes*>(teams.routes), number_ + 1} {}
+
+    bool make() {
+        if (!postings_.begin(wait_)) return false;
+        number_ = postings_.number();
+        if (step_.num_posted != 0) {
+            mem::copy(postings_.room(), input_of<uint8_t>(call_), step_.num_posted, 0, 1);
+        }
+        postings_.post(num_bytes(), call_bits());
+        const auto* takes = reinterpret_cast<const KcclTake*>(step_.takes);
+        for (uint32_t i = 0; i < step_.num_takes; ++i) {
+            if (!take(takes[i])) return false;
+        }
+        if (step_.op.is_new == 0 && !postings_.begins_batch()) return true;
+        step_.op.is_new = 0;
+        return is_made_by_all();
+    }
+
+  private:
+    const KcclPostings& shared() const {
+        return *reinterpret_cast<const KcclPostings*>(teams_.postings);
+    }
+    uint64_t num_bytes() const { return call_.count * step_.op.bytes_per_count; }
+    // What the ranks compare, as KcclRecord.call.
+    uint32_t call_bits() const { return call_in_bits(call_) | kKcclPosted << 24; }
+
+    bool take(const KcclTake& take) {
+        if (!postings_.await(take.source, wait_) || !is_same(take.source)) return false;
+        mem::copy(output_of<uint8_t>(call_) + take.to_offset,
+                  postings_.part_of(take.source) + take.from_offset, take.num_bytes, 0, 1);
+        return true;
+    }
+
+    // Compares the calls of all ranks that have posted, also of those whose parts this rank does
+    // not need. All ranks do so in the first call of a batch: if two ranks' calls differ there, the
+    // one that posts later sees it. A rank also does so in the first call of a new step, to find
+    // most mistakes sooner. A difference that no rank has seen is found in a later call, because
+    // each head also stands for all calls before it.
+    bool is_made_by_all() const {
+        mem::fence<mem::Order::kSeqCst, mem::Scope::kSystem>();
+        for (int source = 0; source < call_.comm.world_size; ++source) {
+            if (postings_.has_posted(source) && !is_same(source)) return false;
+        }
+        return true;
+    }
+
+    // Compares a rank's call with this one's, and the calls before them.
+    bool is_same(int source) const {
+        const PostingHead& head = *postings_.head(source);
+        const uint64_t theirs = mem::load_plain(&head.num_bytes);
+        const uint64_t call = mem::load_plain(&head.call);
+        const uint64_t history = mem::load_plain(&head.history);
+        if (theirs == num_bytes() && call == call_bits() &&
+            history == mem::load_plain(&postings_.head(call_.comm.rank)->history)) {
+            return true;
+        }
+        constexpr uint64_t kMost = 0xffffffff;
+        const auto most = [](uint64_t bytes) {
+            return static_cast<uint32_t>(bytes < kMost ? bytes : kMost);
+        };
+        fail_all(teams_,
+                 Record{kKcclCallsDiffer, call_.comm.rank, source, call_.kernel | kKcclPosted,
+                        call_.channel, most(num_bytes()), most(theirs), call_bits(), call});
+        return false;
+    }
+
+    const KcclHostTeams& teams_;
+    KcclHostStep& step_;
+    const KcclCall& call_;
+    uint64_t& number_;
+    Postings<> postings_;
+    const Wait wait_;
+};
+
+}  // namespace
+
+bool run_posted(const KcclHostTeams& teams, KcclHostStep& step) {
+    return PostedCall(teams, step).make();
+}
+
+}  // namespace kccl::host
+
+extern "C" {
+
+uint64_t kccl_host_postings_bytes(uint32_t num_channels) {
+    return num_channels * kccl::Postings<>::kBytes;
+}
+
+uint64_t kccl_host_posting_bytes(void) { return kccl::kPostingBytes; }
+
+}  // extern "C"

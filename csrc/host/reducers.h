@@ -1,0 +1,105 @@
+// Reductions behind pointers. A kernel that is an instance for a size of elements, and not for a
+// type and an operator, finds what it has to do by its call. So the code that moves bytes is
+// compiled once a size, and a type costs the host core two small functions an operator.
+//
+// Kernels for long messages lose nothing by it: they call once a round. The smallest messages pay a
+// call for each packet, so the types and operators that matter there have instances of their own
+// (kernel_table.py).
+#pragma once
+
+#include "../include/kccl/reduce.cuh"
+
+namespace kccl::host {
+namespace {
+
+// The reduction of one element type by one operator.
+struct Reducer {
+    // See reduce_unit() and reduce_rows().
+    void (*unit)(uint64_t* result, const uint64_t* payloads, int stride, int world_size);
+    void (*rows)(void* out, const void* const* rows, int world_size, uint64_t count);
+};
+
+struct ReducerTable {
+    Reducer at[kKcclNumDtypes][kKcclNumOps];
+};
+
+// In kernel_table.inc.
+const Reducer& reducer_of(const KcclCall& call);
+
+// An element of so many bytes.
+template <uint32_t SIZE>
+struct Raw {
+    uint8_t bytes[SIZE];
+};
+
+// The operator of the call.
+class Tabled {
+  public:
+    static constexpr bool kIsTold = true;
+    static constexpr bool kReduces = true;
+
+    explicit Tabled(const KcclCall& call) : reducer_(reducer_of(call)) {}
+
+    KCCL_DEVICE void reduce_unit(uint64_t* result, const uint64_t* payloads, int stride,
+                                 int world_size) const {
+        reducer_.unit(result, payloads, stride, world_size);
+    }
+    template <class T>
+    KCCL_DEVICE void reduce_rows(T* out, const T* const* rows, int world_size,
+                                 uint64_t count) const {
+        reducer_.rows(out, reinterpret_cast<const void* const*>(rows), world_size, count);
+    }
+
+  private:
+    const Reducer& reducer_;
+};
+
+template <class T, class Op>
+void reduce_one_unit(uint64_t* result, const uint64_t* payloads, int stride, int world_size) {
+    uint64_t unit[kUnitPayloads<T>];
+    reduce_unit<T, Op, kKcclMaxWorldSize>(unit, payloads, stride, world_size);
+    platform::copy_bytes(result, unit, sizeof(unit));
+}
+
+// This reduces a tile of rows at a time. The accumulators are memory that stays in the CPU's
+// nearest cache, so one loop serves all world sizes.
+template <class T, class Op>
+void reduce_tiles(void* out, const void* const* rows, int world_size, uint64_t count) {
+    using Acc = typename Element<T>::Acc;
+    constexpr uint64_t kTile = 2048 / sizeof(Acc);
+    Acc acc[kTile];
+    auto* result = static_cast<uint8_t*>(out);
+    for (uint64_t begin = 0; begin < count; begin += kTile) {
+        const uint64_t n = count - begin < kTile ? count - begin : kTile;
+        const auto element = [&](int rank, uint64_t i) {
+            return mem::load_plain(static_cast<const T*>(rows[rank]) + begin + i);
+        };
+        for (uint64_t i = 0; i < n; ++i) acc[i] = Element<T>::widen(element(0, i));
+        for (int rank = 1; rank < world_size; ++rank) {
+            for (uint64_t i = 0; i < n; ++i) {
+                acc[i] = Op::template apply<T>(acc[i], Element<T>::widen(element(rank, i)));
+            }
+        }
+        T* const to = reinterpret_cast<T*>(result) + begin;
+        KCCL_INDEPENDENT
+        for (uint64_t i = 0; i < n; ++i) {
+            mem::store_plain(to + i, Element<T>::narrow(Op::finish(acc[i], world_size)));
+        }
+    }
+}
+
+// A loop for each world size would be faster, with eight times the code.
+template <class T, class Op>
+void reduce_whole_rows(void* out, const void* const* rows, int world_size, uint64_t count) {
+    const T* inputs[kKcclMaxWorldSize];
+    for (int rank = 0; rank < world_size; ++rank) inputs[rank] = static_cast<const T*>(rows[rank]);
+    reduce_rows<T, Op>(block(), static_cast<T*>(out), inputs, world_size, count);
+}
+
+template <class T, class Op>
+constexpr Reducer kTileReducer = {reduce_one_unit<T, Op>, reduce_tiles<T, Op>};
+template <class T, class Op>
+constexpr Reducer kRowReducer = {reduce_one_unit<T, Op>, reduce_whole_rows<T, Op>};
+
+}  // namespace
+}  // namespace kccl::host

@@ -1,0 +1,28 @@
+// Makes calls whose input is multiplied first.
+#include <stddef.h>
+
+#include "../include/kccl/wait.cuh"
+#include "host.h"
+
+namespace {
+
+// Returns false if the call has failed.
+bool run(const KcclScaledOp& all, KcclHostOp* op, uint64_t input, uint64_t output) {
+    op->call.input = input;
+    op->call.output = output;
+    if (all.op.queue != nullptr) reinterpret_cast<KcclGpuOp*>(op)->stream = all.op.stream;
+    return kccl_host_run(op) == kKcclOk;
+}
+
+}  // namespace
+
+extern "C" void kccl_run_scaled(const KcclCall* call) {
+    const auto& all = *reinterpret_cast<const KcclScaledOp*>(
+        reinterpret_cast<const uint8_t*>(call) - offsetof(KcclScaledOp, op.op.call));
+    // The products' memory is gone when the communicator is closed.
+    if (kccl::status_of(call->comm) != kKcclOk) return;
+    const uint64_t sums = all.narrow != nullptr ? all.sums : call->output;
+    if (!run(all, all.scale, call->input, all.products)) return;
+    if (!run(all, all.sum, all.products, sums)) return;
+    if (all.narrow != nullptr) run(all, all.narrow, sums, call->output);
+}

@@ -1,0 +1,59 @@
+// all_to_all inside a kernel; collectives.cuh has what holds for all collectives.
+#pragma once
+
+#include "../kernels/all_to_all_direct_ll16.cuh"
+#include "../one_call.cuh"
+
+namespace kccl {
+
+// Exchanges chunks on an open channel. Called by all threads of the channel's coop.
+//
+// Chunk p of this rank's `out` gets this rank's chunk of rank p's `in`. A chunk has `count`
+// elements of T, and chunk p is at in + p * stride and at out + p * stride; the default stride is
+// `count`, and no stride is smaller. `out` is `in` or does not overlap it. Otherwise as
+// all_reduce().
+template <class T, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_to_all(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
+                              uint64_t count, uint64_t stride) {
+    begin_together<kCoopKind<Coop>>(channel.comm(), "all_to_all",
+                                    {{"channel", static_cast<uint64_t>(channel.index())},
+                                     {"count", count},
+                                     {"stride", stride},
+                                     {"out", out},
+                                     {"in", in}});
+    constexpr KcclKernel kKernel = kKcclAllToAllDirectLl16;
+    if (!fits<T>(channel, kKernel, count, is_stride<T>(stride, count))) {
+        return refuse_stride<T>(channel, kKernel, count, stride);
+    }
+    return all_to_all_direct_ll16(channel, reinterpret_cast<uint8_t*>(out),
+                                  reinterpret_cast<const uint8_t*>(in),
+                                  static_cast<uint32_t>(count * sizeof(T)), stride * sizeof(T));
+}
+
+template <class T, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_to_all(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
+                              uint64_t count) {
+    return all_to_all<T>(channel, out, in, count, count);
+}
+
+// Does the same for one call, without a channel. Called by all threads of the coop.
+template <class T, class Coop>
+KCCL_DEVICE Status all_to_all(Coop coop, const DeviceComm& comm, T* out, const T* in,
+                              uint64_t count, int channel = kOwnChannel) {
+    return on_one_channel(coop, comm, channel, [&](Channel<Coop>& opened) KCCL_INLINED {
+        return all_to_all<T>(opened, out, in, count);
+    });
+}
+
+// Does the same by the blocks of the grid: see in_grid_slices().
+template <class T>
+KCCL_DEVICE Status all_to_all(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
+    begin_together<CoopKind::kGrid>(comm, "all_to_all",
+                                    {{"count", count}, {"out", out}, {"in", in}});
+    return in_grid_slices<T>(
+        comm, count, [&](Channel<Block>& channel, const Slice& slice) KCCL_INLINED {
+            return all_to_all<T>(channel, out + slice.begin, in + slice.begin, slice.count, count);
+        });
+}
+
+}  // namespace kccl

@@ -1,0 +1,62 @@
+// Floats of 8 bits, in software, because the hardware of some GPUs rounds values that are too large
+// in another way. The code has no branches, so that a CPU's loops over elements become vector code.
+//
+//   e4m3   4 bits of exponent, 3 of mantissa; no infinity; the largest value is 448
+//   e5m2   5 and 2; the upper half of an f16; the largest value is 57344
+//
+// Too large a value becomes NaN in e4m3 and infinity in e5m2, as in ml_dtypes.
+#pragma once
+
+#include "mem.cuh"
+
+namespace kccl::float8 {
+
+// Converts exactly. A NaN becomes a quiet NaN.
+KCCL_DEVICE float float_from_e4m3(uint8_t bits) {
+    const uint32_t sign = (bits & 0x80u) << 24;
+    const uint32_t magnitude = bits & 0x7fu;
+    const uint32_t normal = (magnitude << 20) + (120u << 23);
+    const uint32_t subnormal =
+        platform::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-9f);
+    const uint32_t value = magnitude == 0x7fu ? 0x7fc00000u : magnitude < 8u ? subnormal : normal;
+    return platform::bit_cast<float>(value | sign);
+}
+
+KCCL_DEVICE float float_from_e5m2(uint8_t bits) {
+    return mem::float_from_half(static_cast<uint16_t>(bits << 8));
+}
+
+// Rounds the magnitude of a float to nearest even, to so many bits of mantissa, with this bias of
+// the exponent. The value must not be too large.
+template <uint32_t MANTISSA, uint32_t BIAS>
+KCCL_DEVICE uint32_t rounded(uint32_t magnitude) {
+    constexpr uint32_t kDropped = 23 - MANTISSA;
+    constexpr uint32_t kHalf = (1u << (kDropped - 1)) - 1;
+    // Adding this makes the floating-point unit round to multiples of the least step.
+    constexpr uint32_t kShift = (127u + 24u - BIAS - MANTISSA) << 23;
+    const uint32_t normal =
+        (magnitude + kHalf + ((magnitude >> kDropped) & 1u) - ((127u - BIAS) << 23)) >> kDropped;
+    const float shifted =
+        platform::bit_cast<float>(magnitude) + platform::bit_cast<float>(uint32_t{kShift});
+    const uint32_t subnormal = platform::bit_cast<uint32_t>(shifted) - kShift;
+    return magnitude < (128u - BIAS) << 23 ? subnormal : normal;
+}
+
+// These round to nearest even; `value` is not NaN.
+KCCL_DEVICE uint8_t e4m3_from_float(float value) {
+    constexpr uint32_t kMost = 0x43e80000u;  // 464, which rounds to 448
+    const uint32_t bits = platform::bit_cast<uint32_t>(value);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    const uint32_t number = rounded<3, 7>(magnitude) | (bits >> 24 & 0x80u);
+    return static_cast<uint8_t>(magnitude > kMost ? 0x7fu : number);
+}
+
+KCCL_DEVICE uint8_t e5m2_from_float(float value) {
+    constexpr uint32_t kTooLarge = 0x47700000u;  // 61440, halfway to the next power of two
+    const uint32_t bits = platform::bit_cast<uint32_t>(value);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    const uint32_t number = magnitude >= kTooLarge ? 0x7cu : rounded<2, 15>(magnitude);
+    return static_cast<uint8_t>(number | (bits >> 24 & 0x80u));
+}
+
+}  // namespace kccl::float8

@@ -1,0 +1,68 @@
+// all_to_all, simple protocol, pull: for CPUs, and messages longer than a few packets.
+//
+//     rank r:  in, all but chunk r --copy--> its own staging    (world_size - 1) * n bytes
+//              flag "written" to every peer                     one word each
+//              part r of peer p's staging --copy--> chunk p of out  (world_size - 1) * n bytes in
+//
+// n is the length of one chunk; a staging slot has a part for each chunk. `out` may be `in`: a
+// round writes only what it has copied to the staging before. The slots alternate by parity. Two
+// suffice (channel.cuh): a peer that has entered the next call has read all it needs of this one.
+#pragma once
+
+#include "../payload.cuh"
+#include "../same_call.cuh"
+
+namespace kccl {
+
+// As all_to_all_direct_ll16, for messages of any length.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_to_all_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
+                                          const uint8_t* in, uint64_t count, uint64_t stride) {
+    const DeviceComm& comm = channel.comm();
+    const Coop coop = channel.coop();
+    // Parts begin on lines of their own, so that no line is read by two ranks.
+    const uint64_t round =
+        comm.layout.staging_bytes / comm.world_size / kKcclLineBytes * kKcclLineBytes;
+    for (; count > 0; out += round, in += round) {
+        const uint64_t n = count < round ? count : round;
+        count -= n;
+
+        const Status entered = channel.next(kKcclAllToAllPullSimple, Exchange::kPairwise);
+        if (entered != kKcclOk) return entered;
+        const auto part_of = [&](int rank, int owner) {
+            return staging_slot<uint8_t>(comm, rank, channel.index(), channel.parity(),
+                                         Half::kInput) +
+                   owner * round;
+        };
+        for (int k = 0; k + 1 < channel.world_size(); ++k) {
+            const int peer = channel.receiver(k);
+            mem::overwrite(part_of(comm.rank, peer), in + peer * stride, n, coop.index(),
+                           coop.size());
+        }
+        say_written(channel);
+        // Needs no peer, so it is done while the peers' flags are on their way.
+        uint8_t* mine = out + comm.rank * stride;
+        const uint8_t* own = in + comm.rank * stride;
+        if (mine != own) mem::copy(mine, own, n, coop.index(), coop.size());
+        const Status written = await_written(channel, 0, comm.world_size);
+        if (written != kKcclOk) return written;
+        for (int k = 0; k + 1 < channel.world_size(); ++k) {
+            const int peer = channel.receiver(k);
+            mem::copy(out + peer * stride, part_of(peer, comm.rank), n, coop.index(), coop.size());
+        }
+        channel.leave();
+    }
+    return channel.status();
+}
+
+namespace kernels {
+
+KCCL_KERNEL void all_to_all_pull_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
+    Channel<Block> channel(call, call.comm.world_size);
+    kccl::all_to_all_pull_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
+                                 call.count, call.count);
+}
+
+}  // namespace kernels
+}  // namespace kccl

@@ -1,0 +1,57 @@
+// gather, direct, ll16, push: the root ends with what each rank had, in rank order.
+//
+//     rank r:  in --pack--> slot[r] in the root's window    2 * n bytes out
+//     root:    slot[p] of its own window --> chunk p of out
+//
+// Payloads are bytes, so every bit pattern arrives unchanged. Only the root waits. So the call is
+// credited (channel.cuh). Slots and rounds: as in all_reduce_one_shot_ll16.
+#pragma once
+
+#include "../exchange.cuh"
+
+namespace kccl {
+
+// Called by all threads of the channel's coop. `in` holds `count` bytes, at most what a slot takes.
+// Only the root writes `out`: rank p's bytes go to out + p * stride. The root's `in` is its chunk
+// of `out`, or does not overlap it. Both may be reused on return. All threads get the same status;
+// unless it is ok, the root's `out` is undefined.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status gather_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
+                                      const uint8_t* in, uint32_t count, uint64_t stride,
+                                      int root) {
+    const int rank = channel.comm().rank;
+    const auto send = [&](uint32_t i, bool are_words) {
+        ll16::push_to_rank(channel, root, i, load_payload(in, i, count, are_words));
+    };
+    const auto take = [&](uint32_t i, bool is_mine, bool are_words) {
+        if (rank != root) return true;
+        uint64_t payloads[kMaxRanks<WORLD_SIZE>];
+        if (!ll16::await_all(channel, i, payloads)) return false;
+        KCCL_UNROLL
+        for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+            if (source >= channel.world_size() || !is_mine) break;
+            store_payload(out + source * stride, i, count, payloads[source], are_words);
+        }
+        return true;
+    };
+    return ll16::exchange(channel, kKcclGatherDirectLl16, Exchange::kCredited,
+                          num_payloads<uint8_t>(count), false, send, take);
+}
+
+namespace kernels {
+
+template <int WORLD_SIZE>
+KCCL_KERNEL void gather_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
+    Channel<Block, WORLD_SIZE> channel(call, call.comm.world_size);
+    const Slice slice = call_slice<uint8_t>(call);
+    prefetch_slice<uint8_t>(call, slice);
+    in_rounds<uint8_t>(channel, call, slice, call.comm.layout.packet_bytes,
+                       [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+                           return kccl::gather_direct_ll16(channel, out, in, count, call.count,
+                                                           call.peer);
+                       });
+}
+
+}  // namespace kernels
+}  // namespace kccl

@@ -1,0 +1,31 @@
+// narrow: rounds an array from the type in which sums accumulate to the caller's type. No peer
+// takes part. See scale.cuh.
+#pragma once
+
+#include "../reduce.cuh"
+
+namespace kccl {
+
+// Called by all threads of the coop. `out` and `in` have `count` elements and do not overlap. NaN
+// becomes canonical.
+template <class T, class Coop>
+KCCL_DEVICE void narrow(Coop coop, T* out, const typename Element<T>::Acc* in, uint64_t count) {
+    [[maybe_unused]] const platform::DefaultFloats floats{};
+    for (uint64_t i = coop.index(); i < count; i += coop.size()) {
+        mem::store_plain(out + i, Element<T>::narrow(mem::load_plain(in + i)));
+    }
+}
+
+namespace kernels {
+
+template <class T>
+KCCL_KERNEL void narrow(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
+    mem::await_kernels_before();
+    const Slice slice = call_slice<T>(call);
+    kccl::narrow(block(), output_of<T>(call) + slice.begin,
+                 input_of<typename Element<T>::Acc>(call) + slice.begin, slice.count);
+}
+
+}  // namespace kernels
+}  // namespace kccl

@@ -1,0 +1,71 @@
+// send_recv: messages to peers and from peers, on GPUs, all at the same time. At most one to each
+// rank and one from each. A message moves its bytes once, through the receiver's pipes (pipes.cuh);
+// ranks that have none of them take no part.
+//
+// Why the next call cannot corrupt this one: each step of a pipe waits for the credit of the step
+// that used its slot before.
+#pragma once
+
+#include "../pipes.cuh"
+
+namespace kccl {
+
+// `call`: its `messages`, `sends`, `receives`, `send_from` and `receive_to`. Messages of two ranks
+// on one channel are received in the order in which they were sent; a message has the same length
+// on both. On return this coop's slices have been received, and what it sends may be reused; short
+// slices may not have been received yet.
+//
+// Called by all threads of the coop, which is number `block` of `blocks` that make the call. With
+// at least as many as there are messages no message waits for another one. On a rank one call at a
+// time is made on a channel.
+template <class Coop>
+KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call, uint32_t block,
+                             uint32_t blocks) {
+    const PipeShape shape(comm);
+    uint32_t num_messages = 0;
+    for (uint64_t rest = call.messages; rest != 0; rest &= rest - 1) ++num_messages;
+    if (num_messages == 0) return coop.any(status_of(comm) != kKcclOk) ? status_of(comm) : kKcclOk;
+    // The call before, in the same kernel, may have stored the counters of the pipes.
+    coop.sync();
+    // Each message has so many blocks.
+    const uint32_t each = blocks > num_messages ? blocks / num_messages : 1;
+    // The number of the block that has the next message's first slice.
+    uint32_t begin = 0;
+    for (int bit = 0; bit < 2 * kKcclMaxWorldSize; ++bit) {
+        if ((call.messages >> bit & 1u) == 0) continue;
+        const uint32_t number = block - begin;
+        begin = begin + each < blocks ? begin + each : 0;
+        if (number >= each) continue;
+        const bool receives = bit >= kKcclMaxWorldSize;
+        const int peer = receives ? bit - kKcclMaxWorldSize : bit;
+        const uint64_t num_bytes = receives ? call.receives[peer] : call.sends[peer];
+        const uint32_t num_slices = shape.slices_of(num_bytes, call.channel);
+        constexpr uint64_t kUnit = 16;
+        const uint64_t units = (num_bytes + kUnit - 1) / kUnit;
+        const uint64_t share = (units + num_slices - 1) / num_slices * kUnit;
+        for (uint32_t i = number; i < num_slices; i += each) {
+            const Slice slice = slice_of(num_bytes, share, i);
+            PipeEnd<Coop> end(coop, comm, shape, receives ? kKcclRecvFrom : kKcclSendTo, peer,
+                              call.channel, i);
+            auto* const out = reinterpret_cast<uint8_t*>(call.receive_to[peer]);
+            const auto* const in = reinterpret_cast<const uint8_t*>(call.send_from[peer]);
+            const Status status =
+                receives ? end.receive(out, slice, num_bytes) : end.send(in, slice, num_bytes);
+            if (status != kKcclOk) return status;
+        }
+    }
+    return kKcclOk;
+}
+
+namespace kernels {
+
+KCCL_KERNEL_OF(kMostStepThreads)
+void send_recv(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
+    mem::await_kernels_before();
+    kccl::send_recv(block(), call.comm, call, platform::block_in_grid(),
+                    platform::blocks_per_grid());
+}
+
+}  // namespace kernels
+}  // namespace kccl

@@ -1,0 +1,118 @@
+// The common part of the collectives inside a kernel: which arguments they refuse, how a coop makes
+// one call without an open channel, and how the blocks of a grid make a call together.
+// collectives.cuh has the contract.
+#pragma once
+
+#include "channel.cuh"
+#include "grid.cuh"
+#include "payload.cuh"
+#include "reduce.cuh"
+
+namespace kccl {
+
+// The largest count or stride of elements of T. More would be more bytes than any memory has.
+template <class T>
+constexpr uint64_t kMostElements = (uint64_t{1} << 60) / sizeof(T);
+
+// Tells whether calls compare their root and their strides. On GPUs they do not: between two H100
+// this took 3 to 10 % of a call of 8 bytes.
+constexpr bool kComparesAll = told::kIsTold || platform::kCpu;
+
+// Fails the call because of an argument. An earlier failure, which the opening of the channel
+// found, stays. Called by all threads of the coop.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status refuse_on(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
+                             const Refused& why) {
+    channel.check();
+    if (channel.status() == kKcclOk && leads(channel.coop())) {
+        refuse(channel.comm(), kernel, channel.awaited().channel, why);
+    }
+    channel.leave(true);
+    return channel.status();
+}
+
+// Tells whether there is something to send, `count` elements of T, and it fits. If it does not fit,
+// the call has failed. are_right: whether the other arguments are right; if not, the caller refuses
+// them. If a call can be made, all this is one branch. Called by all threads of the coop. `Op` and
+// `root`: for the simulator, which compares the ranks' calls; void and -1 for none.
+template <class T, class Op = void, class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, uint64_t count,
+                      bool are_right = true, int root = -1) {
+    // In bytes a count that is too large could wrap. A comparison of counts took 3 % of a call of 8
+    // bytes between two H100, because each call divided (bench/LOG.md).
+    const bool is_plain = count * sizeof(T) - 1 < channel.max_bytes() && count <= kMostElements<T>;
+    if (told::kIsTold && are_right && (is_plain || count == 0)) {
+        channel.tell({kernel, count * sizeof(T), kDtypeOf<T>, kOpOf<Op>, root});
+    }
+    if (is_plain & are_right) return true;
+    if (!are_right) return false;
+    if (count > kMostElements<T>) {
+        refuse_on(channel, kernel, {kKcclArgumentCount, count, channel.max_bytes() / sizeof(T)});
+        return false;
+    }
+    // As in refuse_on().
+    channel.check();
+    if (count == 0) return false;
+    if (channel.status() == kKcclOk && leads(channel.coop())) {
+        refuse_length(channel.comm(), kernel, channel.awaited().channel, count * sizeof(T),
+                      channel.comm().layout.packet_bytes);
+    }
+    channel.leave(true);
+    return false;
+}
+
+// Tells whether chunks may lie `stride` elements of T apart, at least `least`.
+template <class T>
+KCCL_DEVICE bool is_stride(uint64_t stride, uint64_t least) {
+    return !kComparesAll || stride - least < kMostElements<T>;
+}
+// Fails the call if the chunks may not lie so. Called by all threads of the coop, which all get the
+// status.
+template <class T, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status refuse_stride(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
+                                 uint64_t least, uint64_t stride) {
+    if (is_stride<T>(stride, least)) return channel.status();
+    const uint64_t limit = stride < least ? least : kMostElements<T>;
+    return refuse_on(channel, kernel, {kKcclArgumentStride, stride, limit});
+}
+
+// The `channel` of a call for the coop's own channel, which default_channel() gives.
+constexpr int kOwnChannel = -0x7fffffff - 1;
+
+// Makes one call on a channel that is opened for it. make(channel) -> Status. Called by all threads
+// of the coop.
+template <class Coop, class Make>
+KCCL_DEVICE Status on_one_channel(Coop coop, const DeviceComm& comm, int channel, Make make) {
+    const int index = channel == kOwnChannel ? default_channel(coop) : channel;
+    Channel<Coop> opened(coop, comm, index, 0, Opening::kOneCall);
+    return make(opened);
+}
+
+// The coop of all blocks of a kernel. They are all resident, and a rank runs one such kernel at a
+// time.
+struct Grid {};
+KCCL_DEVICE Grid grid() { return {}; }
+
+// Returns this block's slice. If no memory can hold the message, every block takes all of it, and
+// so refuses it.
+template <class T>
+KCCL_DEVICE Slice grid_slice(uint64_t count) {
+    return count > kMostElements<T> ? Slice{0, count} : block_slice<T>(count);
+}
+
+// Makes a call of the grid: each block makes its slice of it, then the blocks synchronise. So any
+// block may read the whole result. make(channel, slice) -> Status. Called by all threads of all
+// blocks. The caller synchronises what other blocks wrote to the input.
+template <class T, class Make>
+KCCL_DEVICE Status in_grid_slices(const DeviceComm& comm, uint64_t count, Make make) {
+    const Slice slice = grid_slice<T>(count);
+    {
+        Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
+        opened.tell_of_grid();
+        // Its status is the communicator's, which the last line returns.
+        make(opened, slice);
+    }
+    return grid_sync(comm);
+}
+
+}  // namespace kccl

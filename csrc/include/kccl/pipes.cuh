@@ -1,0 +1,348 @@
+// Pipes: how a rank on a GPU gives another one the bytes of a message. Nobody else takes part, and
+// the two ends count their steps on their own. So a message advances no channel, and other ranks
+// may make other calls meanwhile.
+//
+// Each rank's scratch has pipes from each source, some for each channel. Blocks share a message:
+// each takes slices, and a slice has a pipe of its own. Bytes go through a pipe in steps:
+//
+//     sender     waits until a slot is free, then writes step e into it
+//     receiver   waits for step e, takes its bytes, then gives the sender the credit of e
+//
+// The first step of a slice is ll16 packets: how long the message is, and the slice's first bytes.
+// So a short message is one step. What is left goes in steps of plain bytes: the sender copies a
+// chunk, then stores "written" with release. The receiver reads it, then stores the credit with
+// release.
+//
+// A slot may be written again when the credit has come: it says that the receiver has loaded what
+// was there. Packets have four slots, and a step of packets waits for the credit of step e - 4. So
+// four short messages of a slice may be under way before the receiver comes. Plain bytes have two
+// slots and wait for the credit of e - 2.
+//
+// Epochs wrap. Words that nobody writes for a whole period would look valid again. So twice a
+// period, in as many steps as packets have slots, the receiver makes words old again: in each step
+// the slot of packets that is this step's turn, and in a slice's last step "written". The sender
+// does not write there before the credit of that step.
+//
+// Both ends keep the epoch of their last step in memory of their own, so graphs may be replayed.
+#pragma once
+
+#include "ll16.cuh"
+#include "rounds.cuh"
+
+namespace kccl {
+
+// What the pipes of a communicator hold. The same on all ranks.
+struct PipeShape {
+    uint32_t of_channel_0;  // pipes from each source
+    uint32_t of_others;     // the same on each other channel
+    uint32_t num_bytes;     // of a pipe
+    uint32_t packet_bytes;  // payload of the packets of one step
+    uint32_t chunk_bytes;   // of a step of plain bytes
+
+    static constexpr uint32_t kPacketSlots = 4;
+    static constexpr uint32_t kChunkSlots = 2;
+
+    // The first lines of a pipe.
+    enum Line : uint32_t {
+        kWritten = 0,  // the source: the epoch of its last step of plain bytes
+        kCredit = 1,   // the source: the epoch up to which it has taken what this rank sent it
+        kOwn = 2,      // this rank's two epochs: of its last step to the source, and from it
+        kNumLines = 3
+    };
+
+    KCCL_DEVICE explicit PipeShape(const DeviceComm& comm) {
+        constexpr uint32_t kLine = kKcclLineBytes;
+        const auto blocks = static_cast<uint32_t>(comm.blocks_per_channel);
+        of_channel_0 = blocks < kKcclMostPipes ? blocks : uint32_t{kKcclMostPipes};
+        of_others = blocks < kKcclFewPipes ? blocks : uint32_t{kKcclFewPipes};
+        // The room is divided into a power of two of pipes, some of which nobody uses.
+        const uint32_t all = first_of(static_cast<int>(comm.num_channels));
+        num_bytes = static_cast<uint32_t>(comm.layout.message_bytes);
+        for (uint32_t pipes = 1; pipes < all; pipes *= 2) num_bytes /= 2;
+        // Packets have at most half of the pipe. They are twice as long as their payload.
+        const uint32_t most = num_bytes / (4 * kPacketSlots) / kKcclPacketUnit * kKcclPacketUnit;
+        packet_bytes = static_cast<uint32_t>(comm.layout.packet_bytes);
+        if (packet_bytes > most) packet_bytes = most;
+        chunk_bytes = (num_bytes - kNumLines * kLine - kPacketSlots * slot_bytes()) / kChunkSlots /
+                      kLine * kLine;
+    }
+
+    // Returns the number of the first pipe of a channel.
+    KCCL_DEVICE uint32_t first_of(int channel) const {
+        return channel == 0 ? 0 : of_channel_0 + (static_cast<uint32_t>(channel) - 1) * of_others;
+    }
+    // Returns the length of a slot of packets.
+    KCCL_DEVICE uint32_t slot_bytes() const { return 2 * packet_bytes; }
+
+    // Into how many slices a message is divided. Sender and receiver agree on it.
+    KCCL_DEVICE uint32_t slices_of(uint64_t message_bytes, int channel) const {
+        const uint32_t most = channel == 0 ? of_channel_0 : of_others;
+        const uint64_t wanted = (message_bytes + kKcclPipeSliceBytes - 1) / kKcclPipeSliceBytes;
+        if (wanted > most) return most;
+        return wanted == 0 ? 1 : static_cast<uint32_t>(wanted);
+    }
+};
+
+// One pipe: what `rank` gets from `source`. Computes addresses only.
+class Pipe {
+  public:
+    // `number`: of the pipes of this channel.
+    KCCL_DEVICE Pipe(const DeviceComm& comm, const PipeShape& shape, int rank, int source,
+                     int channel, uint32_t number)
+        : shape_(shape) {
+        const uint64_t index = shape.first_of(channel) + number;
+        begin_ = scratch_at<uint8_t>(
+            comm, rank,
+            comm.layout.messages + source * comm.layout.message_bytes + index * shape.num_bytes);
+    }
+    KCCL_DEVICE uint32_t* word(PipeShape::Line line, uint32_t which = 0) const {
+        return reinterpret_cast<uint32_t*>(begin_ + line * kLineBytes) + which;
+    }
+    // Return the slots of a step; `step` is its number, modulo kPacketSlots.
+    KCCL_DEVICE mem::Packet* packets(uint32_t step) const {
+        const uint32_t slot = step % PipeShape::kPacketSlots;
+        return reinterpret_cast<mem::Packet*>(after_lines() + slot * shape_.slot_bytes());
+    }
+    KCCL_DEVICE uint8_t* chunk(uint32_t step) const {
+        const uint32_t slot = step % PipeShape::kChunkSlots;
+        return after_lines() + PipeShape::kPacketSlots * shape_.slot_bytes() +
+               slot * shape_.chunk_bytes;
+    }
+
+  private:
+    static constexpr uint32_t kLineBytes = kKcclLineBytes;
+
+    KCCL_DEVICE uint8_t* after_lines() const { return begin_ + PipeShape::kNumLines * kLineBytes; }
+
+    const PipeShape& shape_;
+    uint8_t* begin_;
+};
+
+// This rank's end of the pipes for one slice of one message. All threads of the coop make it, and
+// call its functions together.
+template <class Coop>
+class PipeEnd {
+  public:
+    // The payloads in front of the slice's bytes: the message's length, and none, so that what
+    // follows the packets' bytes is as aligned as the slice.
+    static constexpr uint32_t kHead = 2;
+
+    // `kernel`: kKcclSendTo or kKcclRecvFrom.
+    KCCL_DEVICE PipeEnd(Coop coop, const DeviceComm& comm, const PipeShape& shape,
+                        KcclNoKernel kernel, int peer, int channel, uint32_t number)
+        : coop_(coop),
+          comm_(comm),
+          shape_(shape),
+          kernel_(kernel),
+          peer_(peer),
+          channel_(channel),
+          mine_(comm, shape, comm.rank, peer, channel, number),
+          theirs_(comm, shape, peer, comm.rank, channel, number),
+          counter_(mine_.word(PipeShape::kOwn, kernel == kKcclSendTo ? 0 : 1)),
+          epoch_(mem::load_plain(counter_)),
+          status_(status_of(comm)) {}
+
+    // Sends `slice` of `in`, a message of num_bytes. On return the slice may be reused.
+    KCCL_DEVICE Status send(const uint8_t* in, const Slice& slice, uint64_t num_bytes) {
+        const uint8_t* bytes = in + slice.begin;
+        const uint32_t first = in_packets(slice.count);
+        const uint32_t num = num_packets(first);
+        const auto payload_of = [&](uint32_t i) {
+            if (i >= kHead && i < num) return load_payload(bytes, i - kHead, first, false);
+            return i == 0 ? num_bytes : uint64_t{0};
+        };
+        // The payload is loaded before the wait for the credit, so that both loads overlap.
+        uint64_t payload = payload_of(coop_.index());
+        begin_step();
+        const bool has_room = wait_for_room();
+        if (has_room) {
+            mem::Packet* packets = theirs_.packets(step());
+            for (uint32_t i = coop_.index(); i < num;) {
+                mem::store_packet(packets + i, ll16::pack(payload, epoch_));
+                i += coop_.size();
+                payload = payload_of(i);
+            }
+        }
+        if (coop_.any(!has_room)) return status_of(comm_);
+        const Rounds rounds = {slice.count - first, shape_.chunk_bytes};
+        for (uint32_t round = 0; round < rounds.number(); ++round) {
+            begin_step();
+            const uint32_t wanted = epoch_before(PipeShape::kChunkSlots);
+            if (!wait_together(mine_.word(PipeShape::kCredit), wanted)) return status_of(comm_);
+            copy(theirs_.chunk(step()), bytes + first + rounds.begin_of(round),
+                 rounds.count_of(round));
+            tell<mem::Order::kRelease>(PipeShape::kWritten);
+        }
+        return end();
+    }
+
+    // Receives a slice of a message of num_bytes into `out`. A message of another length is an
+    // error: then this rank has given up.
+    KCCL_DEVICE Status receive(uint8_t* out, const Slice& slice, uint64_t num_bytes) {
+        uint8_t* bytes = out + slice.begin;
+        const uint32_t first = in_packets(slice.count);
+        const Rounds rounds = {slice.count - first, shape_.chunk_bytes};
+        const uint32_t last = rounds.number();
+        begin_step();
+        if (coop_.any(!take_packets(bytes, first, num_bytes))) return status_of(comm_);
+        end_step<mem::Order::kRelaxed>(last == 0);
+        for (uint32_t round = 0; round < last; ++round) {
+            begin_step();
+            if (!wait_together(mine_.word(PipeShape::kWritten), epoch_)) return status_of(comm_);
+            copy(bytes + first + rounds.begin_of(round), mine_.chunk(step()),
+                 rounds.count_of(round));
+            end_step<mem::Order::kRelease>(round + 1 == last);
+        }
+        return end();
+    }
+
+  private:
+    // Returns the number of this step modulo kPacketSlots, without a division.
+    KCCL_DEVICE uint32_t step() const {
+        static_assert(PipeShape::kPacketSlots == 4 && PipeShape::kChunkSlots == 2);
+        const uint32_t low = (epoch_ & comm_.epoch_step) != 0 ? 1 : 0;
+        return (epoch_ & 2 * comm_.epoch_step) != 0 ? low + 2 : low;
+    }
+    KCCL_DEVICE void begin_step() { epoch_ += comm_.epoch_step; }
+    KCCL_DEVICE uint32_t epoch_before(uint32_t steps) const {
+        return epoch_ - steps * comm_.epoch_step;
+    }
+    // Tells whether the communicator had not failed when this object was made; all threads of the
+    // warp get the same answer. Each step asks for it late, so that other loads overlap this one.
+    KCCL_DEVICE bool is_usable() const { return !platform::warp_any(status_ != kKcclOk); }
+    // Tells whether the receiver makes words old again at the end of this step: twice a period, in
+    // as many steps as packets have slots.
+    KCCL_DEVICE bool is_scrubbed(uint32_t epoch) const {
+        return (epoch << 1 >> 1) < PipeShape::kPacketSlots * comm_.epoch_step;
+    }
+    // How many of a slice's bytes go by packets.
+    KCCL_DEVICE uint32_t in_packets(uint64_t count) const {
+        const uint32_t most = shape_.packet_bytes - kHead * kPayloadBytes;
+        return count < most ? static_cast<uint32_t>(count) : most;
+    }
+    KCCL_DEVICE static uint32_t num_packets(uint32_t first) {
+        return kHead + num_payloads<uint8_t>(first);
+    }
+    KCCL_DEVICE Awaited awaited(uint32_t wanted) const {
+        return {static_cast<uint32_t>(kernel_), channel_, wanted};
+    }
+
+    template <mem::Order order>
+    KCCL_DEVICE bool wait_for(const uint32_t* word, uint32_t wanted, bool is_mine) {
+        uint32_t seen = wanted;
+        const auto poll = [&] {
+            if (is_mine) seen = mem::load<order, mem::Scope::kSystem>(word);
+            return has_reached(seen, wanted);
+        };
+        const auto missing = [&] {
+            return Missing{has_reached(seen, wanted) ? 0 : 1u << peer_, seen};
+        };
+        return wait_until(comm_, awaited(wanted), poll, missing);
+    }
+
+    // Each warp waits until packets may be written. Relaxed, because what stood there has been
+    // loaded before the credit was given. Words that the receiver has made old come before the
+    // packets by acquire.
+    KCCL_DEVICE bool wait_for_room() {
+        const uint32_t* word = mine_.word(PipeShape::kCredit);
+        const uint32_t wanted = epoch_before(PipeShape::kPacketSlots);
+        if (!wait_for<mem::Order::kRelaxed>(word, wanted, true)) return false;
+        if (!is_usable()) return false;
+        if (is_scrubbed(wanted)) mem::fence<mem::Order::kAcquire, mem::Scope::kSystem>();
+        return true;
+    }
+
+    // The coop waits for a word of the peer, and sees what was written before it. Also a sync.
+    KCCL_DEVICE bool wait_together(const uint32_t* word, uint32_t wanted) {
+        return !coop_.any(!wait_for<mem::Order::kAcquire>(word, wanted, leads(coop_)));
+    }
+
+    // Tells the peer the epoch of this step, behind a sync.
+    template <mem::Order order>
+    KCCL_DEVICE void tell(PipeShape::Line line) {
+        coop_.sync();
+        if (leads(coop_)) mem::store<order, mem::Scope::kSystem>(theirs_.word(line), epoch_);
+    }
+
+    // Returns false if this thread's warp has failed. Each thread polls the head beside its own
+    // packet: of a shorter message that packet never comes. Then this rank gives up, which ends the
+    // wait.
+    KCCL_DEVICE bool take_packets(uint8_t* bytes, uint32_t first, uint64_t num_bytes) {
+        const mem::Packet* packets = mine_.packets(step());
+        const uint32_t num = num_packets(first);
+        for (uint32_t turn = 0; turn < num; turn += coop_.size()) {
+            const uint32_t i = turn + coop_.index();
+            const bool is_mine = i >= kHead && i < num;
+            mem::Packet head, own;
+            const auto is_expected = [&] { return ll16::unpack(head) == num_bytes; };
+            const auto have_come = [&] {
+                return ll16::is_valid(head, epoch_) && ll16::is_valid(own, epoch_) && is_expected();
+            };
+            const auto poll = [&] {
+                head = mem::load_packet(packets);
+                own = mem::load_packet(packets + (is_mine ? i : 0));
+                if (leads(coop_) && ll16::is_valid(head, epoch_) && !is_expected()) {
+                    refuse_call(comm_, awaited(epoch_), peer_,
+                                {num_bytes, epoch_, uint32_t{kKcclRecv} << 24},
+                                {ll16::unpack(head), epoch_, uint32_t{kKcclSend} << 24});
+                }
+                return have_come();
+            };
+            const auto missing = [&] {
+                const mem::Packet late = ll16::is_valid(head, epoch_) ? own : head;
+                return Missing{have_come() ? 0 : 1u << peer_, ll16::stale_flag(late, epoch_)};
+            };
+            if (!wait_until(comm_, awaited(epoch_), poll, missing)) return false;
+            if (!is_usable()) return false;
+            if (is_mine) store_payload(bytes, i - kHead, first, ll16::unpack(own), false);
+        }
+        return true;
+    }
+
+    // Gives the credit of this step; all threads have taken what came in it. order: kRelease orders
+    // their loads before the credit. Packets need no such order, because their values are in use.
+    template <mem::Order order>
+    KCCL_DEVICE void end_step(bool is_last) {
+        if (!is_scrubbed(epoch_)) {
+            tell<order>(PipeShape::kCredit);
+            return;
+        }
+        coop_.sync();
+        const uint64_t stale = uint64_t{epoch_} << 32;
+        mem::Packet* packets = mine_.packets(step());
+        for (uint32_t i = coop_.index(); i < shape_.packet_bytes / kPayloadBytes;
+             i += coop_.size()) {
+            mem::store_packet(packets + i, mem::Packet{{stale, stale}});
+        }
+        // In a step that is not the last, the sender may already announce its next chunk.
+        if (is_last && leads(coop_)) {
+            mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(mine_.word(PipeShape::kWritten),
+                                                                  epoch_);
+        }
+        tell<mem::Order::kRelease>(PipeShape::kCredit);
+    }
+
+    KCCL_DEVICE void copy(uint8_t* to, const uint8_t* from, uint32_t num_bytes) {
+        copy_rows<2>(coop_.index(), coop_.size(), 1, [&](int) { return Row{to, from, num_bytes}; });
+    }
+
+    // All threads have loaded the epoch, and have synchronised since.
+    KCCL_DEVICE Status end() {
+        if (leads(coop_)) mem::store_plain(counter_, epoch_);
+        return kKcclOk;
+    }
+
+    const Coop coop_;
+    const DeviceComm& comm_;
+    const PipeShape& shape_;
+    const KcclNoKernel kernel_;
+    const int peer_;
+    const int channel_;
+    const Pipe mine_;    // what this rank gets from the peer
+    const Pipe theirs_;  // what the peer gets from this rank
+    uint32_t* const counter_;
+    uint32_t epoch_;
+    const Status status_;
+};
+
+}  // namespace kccl

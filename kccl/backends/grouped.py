@@ -1,0 +1,319 @@
+"""The host backend for more ranks than one team has: each rank has two teams, and calls of steps.
+
+Each team is a HostBackend with its own scratch and state. Where the ranks are on several nodes, a
+node's ranks are a group, and the team across groups is a BetweenNodes. What users see has the
+communicator's numbers of ranks: csrc/host/chain.cpp translates the records of failures.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from ..base import abi, arrays, dtypes, env
+from ..base.abi import ffi, lib
+from ..base.errors import InvalidArgument
+from ..plan.grouping import MOST_GROUPED_RANKS, Grouping
+from ..plan.specs import BY_NAME
+from ..plan.steps import Step, Steps
+from ..ranks.mesh import Mesh
+from ..ranks.nodes import groups_of
+from ..ranks.team import Team, agree_on_groups
+from ..ranks.windows import Window
+from . import host_launch, host_memory, host_state, no_streams
+from .base import Backend
+from .calls import fill_call
+from .host import HostBackend, polls_per_check
+from .host_memory import HostMemory
+from .messages import Messages
+from .nodes import BetweenNodes
+from .postings import Postings
+from .routes import Routes
+from .settings import Settings
+from .team_state import TeamState
+from .temporaries import Temporaries
+
+_KINDS = {
+    "copy": lib.kKcclCopyStep,
+    "convert": lib.kKcclConvertStep,
+    "reduce": lib.kKcclReduceStep,
+}
+
+
+def _grouping(mesh: Mesh, timeout: float) -> Grouping:
+    """Returns the groups of a mesh's ranks: its nodes, if there are several. Collective."""
+    if mesh.homes:
+        return Grouping(groups_of(mesh.homes), are_nodes=True)
+    return Grouping(agree_on_groups(mesh, env.read().layout, timeout))
+
+
+class OnHost:
+    """See Opener: makes the backends of a rank on the host."""
+
+    name = "host"
+    most_ranks = MOST_GROUPED_RANKS
+    spans_nodes = True
+    settings = staticmethod(HostBackend.settings)
+
+    def __call__(
+        self,
+        mesh: Mesh,
+        settings: Settings,
+        *,
+        shares_cores: bool,
+        are_threads: bool,
+        timeout: float,
+    ) -> Backend:
+        """See Opener."""
+        is_team = mesh.world_size <= abi.MAX_WORLD_SIZE and not mesh.homes
+        make = HostBackend if is_team else GroupedBackend
+        return make(
+            mesh, settings, shares_cores=shares_cores, are_threads=are_threads, timeout=timeout
+        )
+
+
+class GroupedBackend(Backend):
+    """One rank's memory and calls on the host, in a communicator of groups.
+
+    Attributes:
+        teams: The rank's teams, as kccl/plan/grouping.py numbers them.
+    """
+
+    name = "host"
+    has_streams = False
+    has_virtual_time = False
+    can_attach = False
+    caveat = ""
+    grouping: Grouping
+
+    view = staticmethod(arrays.view)
+    array = staticmethod(host_memory.array)
+    like = staticmethod(host_memory.like)
+    stream = staticmethod(no_streams.stream)
+    # Only backends with streams have these.
+    stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        settings: Settings,
+        *,
+        shares_cores: bool,
+        are_threads: bool,
+        timeout: float,
+    ) -> None:
+        """See Opener."""
+        self.grouping = _grouping(mesh, timeout)
+        self.teams = [Team(mesh, ranks) for ranks in self.grouping.teams_of(mesh.rank)]
+        ways: dict[str, Any] = {"shares_cores": shares_cores, "are_threads": are_threads}
+        ways |= {"timeout": timeout}
+        group, across = self.teams
+        self._backends: list[HostBackend | BetweenNodes] = [HostBackend(group, settings, **ways)]
+        if self.grouping.are_nodes:
+            wide = BetweenNodes(mesh, across, shares_cores=shares_cores, timeout=timeout)
+            self._backends.append(wide)
+        else:
+            self._backends.append(HostBackend(across, settings, **ways))
+        self._memory = HostMemory(mesh)
+        # Nobody waits with this context: it says whether a call is under way, and who holds a lock.
+        self.context = ffi.new("KcclHostContext *")
+        self.context.holds_gil = not are_threads
+        self.context.shares_cores = shares_cores
+        own = host_state.new_state(self.context)
+        self.state = TeamState(own, [each.state for each in self._backends])
+        self._shared = ffi.new("KcclHostTeams *")
+        self._shared.state = int(ffi.cast("uintptr_t", own))
+        self._shared.rank = mesh.rank
+        for i, (team, backend) in enumerate(zip(self.teams, self._backends, strict=True)):
+            self._shared.team[i].comm = backend.comm[0]
+            self._shared.team[i].ranks = team.ranks
+            if isinstance(backend, BetweenNodes):
+                self._shared.team[i].nodes = backend.address
+        # The call around the steps has it. No kernel of a team sees it.
+        self._comm = ffi.new("KcclDeviceComm *")
+        self._comm.abi_version = abi.ABI_VERSION
+        self._comm.rank, self._comm.world_size = mesh.rank, mesh.world_size
+        self._comm.state = self._shared.state
+        self._comm.polls_per_check = polls_per_check(shares_cores=shares_cores)
+        wide_team = self._backends[1]
+        self._routes = Routes(
+            mesh,
+            group,
+            wide_team if isinstance(wide_team, BetweenNodes) else None,
+            self._shared,
+            self._comm.polls_per_check,
+            timeout,
+        )
+        self._shared.routes = int(ffi.cast("uintptr_t", self._routes.handle))
+        self._messages = Messages(self.context, self._comm, routes=self._routes)
+        self._postings: Postings | None = None
+        if not self.grouping.are_nodes:
+            self._postings = Postings(mesh, settings.num_channels, timeout)
+            self._shared.postings = int(ffi.cast("uintptr_t", self._postings.handle))
+        self._temporaries = Temporaries(host_memory.anonymous)
+        # What the steps of all calls use, and nobody else.
+        self._of_steps = Temporaries(host_memory.anonymous)
+
+    # ---- Memory ------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, timeout: float) -> Window:
+        """See Backend: every rank maps every other's part."""
+        if self.grouping.are_nodes:
+            raise self._too_many("windows are")
+        return self._memory.window(nbytes, "window", timeout)
+
+    def comm_for_kernels(self, *_: Any) -> NoReturn:
+        """See Backend."""
+        raise self._too_many("device_comm() is")
+
+    def _too_many(self, what: str) -> InvalidArgument:
+        return InvalidArgument(self.grouping.refusal(what))
+
+    def temporary(self, nbytes: int, channel: int) -> int:
+        """See Backend."""
+        return self._temporaries.room(nbytes, channel)
+
+    # ---- Calls -------------------------------------------------------------------------------
+
+    def set_stream(self, handle: Any, stream: int) -> None:
+        """See Backend: a call here has no stream."""
+
+    def call(
+        self,
+        kernel: str,
+        shape: tuple[int, int] = (0, 0),
+        *,
+        dtype: str = "float32",
+        op: str = "sum",
+        **fields: int,
+    ) -> Any:
+        """See Backend: calls that need no team."""
+        if kernel not in ("put", "get", "send", "recv", "scale", "narrow"):
+            raise self._too_many(f"{kernel}() is")
+        handle = ffi.new("KcclHostOp *")
+        fill_call(handle.call, self._comm, kernel, dtype, op, **fields)
+        handle.bytes_per_count = 1
+        if lib.kccl_host_bind(handle) != 0:
+            raise AssertionError(f"no kernel {kernel}")
+        return handle
+
+    def chain(self, made: Steps, nbytes: int, channel: int, **fields: Any) -> Any:
+        """Returns a KcclHostOp for a call of several steps. The caller keeps it, as that of call().
+
+        Args:
+            made: The steps.
+            nbytes: Bytes of the message.
+            channel: The channel of all steps.
+            fields: KcclCall's other fields.
+        """
+        self._shared.temporary = self._of_steps.room(made.temporary_bytes)
+        steps = ffi.new("KcclHostStep[]", len(made.steps))
+        takes = [
+            self._fill_step(filled, step, channel)
+            for filled, step in zip(steps, made.steps, strict=True)
+        ]
+        chain = ffi.new("KcclHostChain *")
+        chain.op.call.comm = self._comm[0]
+        count = fields.get("count", 0)
+        chain.op.call.count = count
+        chain.op.bytes_per_count = nbytes // count if count else 0
+        chain.teams, chain.steps, chain.num_steps = self._shared, steps, len(made.steps)
+        if lib.kccl_host_bind_chain(chain) != 0:
+            raise AssertionError(f"a step of {made.steps} has no kernel: the planner let it pass")
+        # A KcclHostOp that keeps the KcclHostChain around it.
+        keep = chain, steps, takes
+        return ffi.gc(ffi.addressof(chain, "op"), lambda _, keep=keep: None)
+
+    def _fill_step(self, filled: Any, step: Step, channel: int) -> Any:
+        """Fills a KcclHostStep. Returns what it refers to, or None."""
+        filled.kind = _KINDS.get(step.kernel, lib.kKcclTeamStep)
+        filled.team = step.team or 0
+        for place, part in (("from", step.source), ("to", step.target)):
+            setattr(filled, place, part.place.value)
+            setattr(filled, f"{place}_offset", part.offset)
+        filled.to_dtype, filled.divisor = abi.DTYPES[step.to_dtype], step.divisor
+        words: Mapping[str, Any] = {"count": step.count, "channel": channel, "peer": step.peer}
+        if step.posted is not None:
+            fill_call(filled.op.call, self._comm, step.kernel, step.dtype, step.op, **words)
+            filled.kind, filled.op.is_new = lib.kKcclPostStep, True
+            filled.op.bytes_per_count = BY_NAME[step.kernel].peer_bytes(1, step.dtype)
+            filled.num_posted, filled.num_takes = step.posted, len(step.takes)
+            takes = ffi.new("KcclTake[]", [asdict(take) for take in step.takes])
+            filled.takes = int(ffi.cast("uintptr_t", takes))
+            return takes
+        if step.team is None:
+            filled.op.call.dtype, filled.op.call.op = abi.DTYPES[step.dtype], abi.OPS[step.op]
+            filled.op.call.count, filled.num_rows = step.count, step.rows
+            filled.op.bytes_per_count = dtypes.of(step.dtype).itemsize
+            return None
+        comm = self._backends[step.team].comm
+        filled.number = step.number
+        fill_call(filled.op.call, comm, step.kernel, step.dtype, step.op, **words)
+        filled.op.is_new = True
+        if step.between_nodes:
+            filled.kind, filled.op.is_new = lib.kKcclNodesStep, False
+            filled.nodes_call = abi.NODES_CALLS[step.between_nodes]
+            filled.op.bytes_per_count = BY_NAME[step.kernel].peer_bytes(1, step.dtype)
+        return None
+
+    def check_shape(self, blocks: Any, threads: Any) -> None:
+        """See Backend: calls here have no shape."""
+        raise no_streams.no_shape(self.name, blocks, threads)
+
+    def launch(
+        self,
+        kernel: Any,
+        data: bytes,
+        *,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        stream: int,
+        arrays: Sequence[tuple[int, int, int, Any]] = (),
+    ) -> None:
+        """See Backend."""
+        shape = {"grid": grid, "shared_bytes": shared_bytes}
+        host_launch.run(kernel.entry, data, **shape, context=self.context, abort=self.abort)
+
+    # ---- Failure, recovery, end --------------------------------------------------------------
+
+    def failure(self) -> None:
+        """See Backend: the state says everything."""
+
+    def simulated_waits(self) -> str | None:
+        """See Backend."""
+        return None
+
+    def abort(self) -> None:
+        """See Backend."""
+        with self._backends[0].dropping, self._backends[1].dropping:
+            if not self._backends[0].is_dropped:
+                lib.kccl_host_abort_teams(self._shared)
+
+    def leave(self) -> None:
+        """See Backend."""
+        self._routes.leave()
+        for each in self._backends:
+            each.leave()
+
+    def drop_memory(self) -> None:
+        """See Backend."""
+        with self._backends[0].dropping, self._backends[1].dropping:
+            for each in self._backends:
+                each.drop_memory()
+            self._routes.drop()
+            self._temporaries.drop()
+            self._of_steps.drop()
+            if self._postings is not None:
+                self._postings.drop()
+
+    def wait_for_calls(self, what: str) -> None:
+        """See Backend: a call here returns when it has ended."""
+
+    def clear(self) -> None:
+        """See Backend."""
+        for each in self._backends:
+            each.clear()
+        self._messages.clear()
+        if self._postings is not None:
+            self._postings.clear()
+        host_state.clear_state(self.state.own)

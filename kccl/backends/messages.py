@@ -1,0 +1,45 @@
+"""A rank's messages on the host: csrc/host/messages.cpp sends and receives them."""
+
+import weakref
+from typing import Any
+
+from ..base.abi import lib
+from .routes import Routes
+
+
+class Messages:
+    """The messages of one rank that are under way, or have come and were not asked for."""
+
+    def __init__(
+        self, context: Any, comm: Any, *, may_attach: bool = False, routes: Routes | None = None
+    ) -> None:
+        """
+        Args:
+            context: The rank's KcclHostContext, which gets the address of the messages.
+            comm: The KcclDeviceComm of the communicator's own calls.
+            may_attach: Every rank's process may read every other's memory.
+            routes: How it reaches its peers. None: they are the ranks of `comm`.
+        """
+        self._context = context
+        self._comm = comm
+        self._may_attach = may_attach
+        self._routes = routes
+        self._open()
+
+    def _open(self) -> None:
+        if self._routes is None:
+            handle = lib.kccl_host_open_messages(self._comm, self._may_attach)
+        else:
+            handle = self._routes.open_messages(self._comm)
+        if handle == 0:
+            raise MemoryError("no memory for the messages of a communicator")
+        self._context.messages = handle
+        self._close = weakref.finalize(self, lib.kccl_host_close_messages, handle)
+        self._close.atexit = False
+
+    def clear(self) -> None:
+        """Forgets all messages. No call of this rank is under way."""
+        self._close()
+        if self._routes is not None:
+            self._routes.clear()
+        self._open()

@@ -1,0 +1,171 @@
+"""A rank's team with ranks of other nodes: csrc/host/nodes.cpp makes its steps, by MPI."""
+
+import contextlib
+import mmap
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from ..base import abi
+from ..base.abi import ffi, lib
+from ..base.errors import Timeout
+from ..ranks import mpi, sockets
+from ..ranks.mesh import Mesh
+from ..ranks.team import Team
+from . import host_state
+
+# Memory where requests were left behind. MPI may still read and write it.
+LEFT_TO_MPI: list[Any] = []
+
+
+class BetweenNodes:
+    """One rank's part of a team of ranks of different nodes.
+
+    Attributes:
+        state: The team's KcclState.
+        comm: A KcclDeviceComm without windows.
+        dropping: Held while drop_memory() runs.
+        is_dropped: drop_memory() was called.
+    """
+
+    def __init__(self, mesh: Mesh, team: Team, *, shares_cores: bool, timeout: float) -> None:
+        """Connects the ranks of the team. Collective among all ranks of the mesh."""
+        self.dropping = threading.RLock()
+        self.is_dropped = False
+        self._clearings = 0
+        streams = _connect(mesh, team, timeout)
+        # Each rank has a number of its own for what it receives: threads of several ranks may make
+        # communicators at the same time, each rank in another order.
+        numbers = mesh.allgather(b"%d" % mpi.new_number(), "start-up", timeout)
+        self._numbers = [int(numbers[number]) for number in team.ranks]
+        self._nodes = ffi.new("KcclNodes *")
+        for name, value in vars(mpi.functions()).items():
+            setattr(self._nodes, name, value)
+        self._nodes.rank, self._nodes.world_size = team.rank, team.world_size
+        self._context = ffi.new("KcclHostContext *")
+        for rank in range(abi.MAX_WORLD_SIZE):
+            fd = streams[rank].fileno() if rank in streams else -1
+            self._nodes.stream[rank] = self._context.pidfd[rank] = fd
+        for rank, number in enumerate(team.ranks):
+            self._nodes.mpi_rank[rank] = mesh.homes[number].mpi_rank
+        self._context.watches_streams = True
+        self._context.shares_cores = shares_cores
+        self._context.holds_gil = True
+        self.state = host_state.new_state(self._context)
+        self.comm = ffi.new("KcclDeviceComm *")
+        self.comm.abi_version = abi.ABI_VERSION
+        self.comm.rank = team.rank
+        self.comm.state = int(ffi.cast("uintptr_t", self.state))
+        self._keep: list[Any] = []
+        self._renew()
+        far = [rank for rank in team.ranks if rank != mesh.rank]
+        tags = [self._nodes.peer_tag[team.ranks.index(rank)] for rank in far]
+        meet(mesh, far, self._nodes.tag, tags, timeout)
+        self._leave = weakref.finalize(self, _leave, self._nodes, streams, os.getpid(), self._keep)
+        self._leave.atexit = False
+
+    @property
+    def address(self) -> int:
+        """Returns the address of the KcclNodes."""
+        return int(ffi.cast("uintptr_t", self._nodes))
+
+    def _renew(self) -> None:
+        """Gives the team memory and tags that no earlier step has used."""
+        nodes = self._nodes
+        if nodes.is_pending:
+            LEFT_TO_MPI.extend(self._keep)
+        self._keep.clear()
+        memory = mmap.mmap(-1, max(lib.kccl_host_nodes_bytes(nodes.world_size), mmap.PAGESIZE))
+        self._keep.append(memory)
+        nodes.memory = int(ffi.cast("uintptr_t", ffi.from_buffer(memory)))
+        for rank, number in enumerate(self._numbers):
+            nodes.peer_tag[rank] = mpi.first_tag(number, self._clearings)
+        nodes.tag = nodes.peer_tag[nodes.rank]
+        nodes.has_told = nodes.is_pending = 0
+        for channel in range(mpi.CHANNELS):
+            nodes.sequence[channel] = 0
+
+    def leave(self) -> None:
+        """See Backend."""
+        lib.kccl_host_leave_nodes(self._nodes, mpi.is_usable())
+
+    def drop_memory(self) -> None:
+        """See Backend."""
+        with self.dropping:
+            self.is_dropped = True
+            self._leave()
+            for rank in range(abi.MAX_WORLD_SIZE):
+                self._nodes.stream[rank] = self._context.pidfd[rank] = -1
+
+    def clear(self) -> None:
+        """See Backend."""
+        self._clearings += 1
+        self._renew()
+        host_state.clear_state(self.state)
+
+
+def meet(mesh: Mesh, far: Sequence[int], tag: int, tags: Sequence[int], timeout: float) -> None:
+    """Lets MPI connect this rank with ranks of other nodes. Collective among all ranks of the mesh.
+
+    Args:
+        mesh: The ranks.
+        far: The other ranks.
+        tag: MPI's tag of what this rank receives.
+        tags: Those of what each of them receives.
+        timeout: Seconds to wait for them.
+
+    Raises:
+        PeerLost: One of them has ended.
+        Timeout: They did not answer.
+    """
+
+    def look() -> None:
+        mesh.look()
+        for lost in mesh.ended() & set(far):
+            raise sockets.peer_lost(mesh.rank, lost, "start-up")
+
+    peers = [mesh.homes[rank].mpi_rank for rank in far]
+    if not mpi.meet(peers, tag, tags, time.monotonic() + timeout, look):
+        raise Timeout(
+            f"rank {mesh.rank} waited {timeout:.3g} s for ranks {', '.join(map(str, far))} to "
+            "answer by MPI",
+            rank=mesh.rank,
+            collective="start-up",
+            waited_s=timeout,
+        )
+
+
+def _connect(mesh: Mesh, team: Team, timeout: float) -> dict[int, socket.socket]:
+    """Connects this rank with the others of its team, for what nodes.cpp says on streams."""
+    listener, name = mesh.listen()
+    try:
+        names = mesh.allgather(name.encode(), "start-up", timeout)
+        return sockets.connect(
+            team.rank,
+            [names[rank].decode() for rank in team.ranks],
+            listener,
+            time.monotonic() + timeout,
+            numbers=team.ranks,
+            look=mesh.look,
+        )
+    finally:
+        listener.close()
+
+
+def _leave(nodes: Any, streams: dict[int, socket.socket], pid: int, memory: list[Any]) -> None:
+    # The process id is kept, because a fork of the process is not the rank.
+    if os.getpid() == pid:
+        # The garbage collector may call this, so it must not wait.
+        lib.kccl_host_leave_nodes(nodes, False)
+        if nodes.is_pending:
+            LEFT_TO_MPI.extend(memory)
+        for stream in streams.values():
+            # The other side may have gone.
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_WR)
+    for stream in streams.values():
+        stream.close()

@@ -1,0 +1,59 @@
+"""The state of a rank that has several teams: what Python reads and sets of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class TeamState:
+    """Stands for a KcclState: the communicator's, whose limits and status hold for all teams.
+
+    Attributes:
+        own: The communicator's KcclState.
+    """
+
+    def __init__(self, own: Any, of_teams: Sequence[Any]) -> None:
+        self.own = own
+        self._all = (own, *of_teams)
+
+    def _set(self, name: str, value: int) -> None:
+        for each in self._all:
+            setattr(each, name, value)
+
+    @property
+    def status(self) -> int:
+        """Returns the KcclState.status; what is set holds for the teams too."""
+        return int(self.own.status)
+
+    @status.setter
+    def status(self, value: int) -> None:
+        self._set("status", value)
+
+    @property
+    def limit_ns(self) -> int:
+        """Returns the KcclState.limit_ns. Calls give each step its limit by this one
+        (chain.cpp).
+        """
+        return int(self.own.limit_ns)
+
+    @limit_ns.setter
+    def limit_ns(self, value: int) -> None:
+        self._set("limit_ns", value)
+
+    @property
+    def first_limit_ns(self) -> int:
+        """Returns the KcclState.first_limit_ns, as limit_ns."""
+        return int(self.own.first_limit_ns)
+
+    @first_limit_ns.setter
+    def first_limit_ns(self, value: int) -> None:
+        self._set("first_limit_ns", value)
+
+    @property
+    def contacted(self) -> int:
+        """Returns the KcclState.contacted."""
+        return int(self.own.contacted)
+
+    @property
+    def record(self) -> Any:
+        """Returns the KcclState.record, with the communicator's numbers of ranks."""
+        return self.own.record

@@ -1,0 +1,229 @@
+"""Messages between ranks on GPUs, or on the simulated machine: calls of the kernel send_recv.
+
+A call has at most one message to each peer and one from each. So a group is one call, unless it has
+several messages for the same peer; these are then in calls one behind the other.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from ..base import arguments
+from ..base.abi import MAX_WORLD_SIZE, fastcall
+from ..base.errors import InvalidArgument
+from .context import Context
+from .front import call_is_not_copied
+from .messages import Message, MessageCall, Messages, Request
+from .prepared import Prepared, address_of
+
+_KERNEL = "send_recv"
+# Number of calls that are kept. When there are more, all are dropped and made again.
+_KNOWN_CALLS = 1024
+
+
+class GpuRequest(Request):
+    """See Request."""
+
+    def __init__(self, messages: "GpuMessages", message: Message) -> None:
+        self._messages = messages
+        self.message = message
+        self.is_issued = False
+
+    @property
+    def is_done(self) -> bool:
+        """See Request."""
+        return self.is_issued
+
+    @property
+    def source(self) -> int | None:
+        """See Request."""
+        return self.message.peer if self.message.receives and self.is_issued else None
+
+    @property
+    def tag(self) -> int | None:
+        """See Request."""
+        return self.message.tag if self.message.receives and self.is_issued else None
+
+    def test(self) -> bool:
+        """See Request."""
+        if not self.is_issued:
+            self._messages.issue(self)
+        return True
+
+    def wait(self) -> Any:
+        """See Request."""
+        self.test()
+        return self.message.array
+
+
+class PreparedGroup:
+    """Messages that a call makes together."""
+
+    __reduce_ex__ = call_is_not_copied
+
+    def __init__(self, messages: "GpuMessages") -> None:
+        self.messages: list[Message] = []
+        self._all = messages
+
+    def __call__(self) -> None:
+        """Issues the messages."""
+        self._all.make_together(self.messages)
+
+
+class GpuMessages(Messages):
+    """See Messages."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        # Begun, and not yet issued.
+        self._begun: list[GpuRequest] = []
+        self._grouped: list[Message] = []
+        self._known: dict[Any, tuple[Any, Any]] = {}
+
+    def _refuse(self, what: str, has: str) -> NoReturn:
+        raise InvalidArgument(
+            f"{what} on backend {self.context.backend.name}, where two ranks' messages are received"
+            f" in the order in which they were sent; the host backend has {has}"
+        )
+
+    def check_any_peer(self) -> bool:
+        """See Messages."""
+        self._refuse("peer is None, must be a rank", "receives from any rank")
+
+    def tag_of(self, tag: Any, *, receives: bool) -> int:
+        """See Messages."""
+        number = 0 if tag is None and receives else arguments.integer("tag", tag)
+        if number != 0:
+            self._refuse(f"tag is {number}, must be 0", "tags")
+        return number
+
+    def make(self, call: MessageCall, message: Message) -> None:
+        """See Messages."""
+        self.make_together([message])
+
+    def begin_group(self) -> list[Message]:
+        """See Messages."""
+        self._grouped = []
+        return self._grouped
+
+    def add(self, call: MessageCall, message: Message) -> None:
+        """See Messages."""
+        self._grouped.append(message)
+
+    def truncate_group(self, count: int) -> None:
+        """See Messages."""
+        del self._grouped[count:]
+
+    def prepared_group(self) -> "PreparedGroup":
+        """See Messages."""
+        return PreparedGroup(self)
+
+    def end_group(self, prepared: Any, *, drops: bool) -> None:
+        """See Messages."""
+        messages, self._grouped = self._grouped, []
+        if drops:
+            return
+        if prepared is not None:
+            prepared.messages = messages
+        else:
+            self.make_together(messages)
+
+    def make_together(self, messages: list[Message]) -> None:
+        """Issues messages. Those that have been begun before come first."""
+        streams: dict[tuple[int, int], list[Message]] = {}
+        for message in (*(request.message for request in self._begun), *messages):
+            streams.setdefault((message.stream, message.channel), []).append(message)
+        for (stream, channel), those in streams.items():
+            for call in _calls_of(those):
+                self._run(call, stream, channel)
+                # If a later call cannot be launched, the messages of this one are not begun again.
+                self._note_issued(call)
+
+    def _note_issued(self, messages: list[Message]) -> None:
+        issued = {id(message) for message in messages}
+        for request in self._begun:
+            request.is_issued |= id(request.message) in issued
+        self._begun = [request for request in self._begun if not request.is_issued]
+
+    def prepare(self, call: MessageCall, message: Message, stream: Any) -> Prepared:
+        """See Messages."""
+        fields = {**_fields([message], message.channel), **_addresses([message])}
+        return call.prepared(message, fields, stream, _KERNEL)
+
+    def start(self, message: Message) -> GpuRequest:
+        """See Messages."""
+        with self.context.alone():
+            self.context.check_usable()
+            request = GpuRequest(self, message)
+            self._begun.append(request)
+            return request
+
+    def issue(self, request: GpuRequest) -> None:
+        """Issues all messages that have been begun. `request` should be one of them."""
+        self.context.check_usable()
+        if request not in self._begun:
+            message = request.message
+            raise self.dropped(receives=message.receives, nbytes=message.view.nbytes)
+        self.make_together([])
+
+    def drop(self) -> None:
+        """See Messages."""
+        self._begun = []
+
+    def _run(self, messages: list[Message], stream: int, channel: int) -> None:
+        context = self.context
+        key = channel, *((each.receives, each.peer, each.view.nbytes) for each in messages)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _KNOWN_CALLS:
+                self._known.clear()
+            handle = context.backend.call(_KERNEL, **_fields(messages, channel))
+            known = handle, fastcall.Op(address_of(handle), None, context.raise_failure)
+            self._known[key] = known
+        handle, op = known
+
+        def fill() -> None:
+            for name, addresses in _addresses(messages).items():
+                setattr(handle.call, name, addresses)
+            context.backend.set_stream(handle, stream)
+
+        op.after(fill)
+
+
+def _calls_of(messages: Iterable[Message]) -> list[list[Message]]:
+    """Messages as calls one behind the other, each with at most one to a peer and one from it."""
+    calls: list[list[Message]] = []
+    numbers: dict[tuple[bool, int], int] = {}
+    for message in messages:
+        pair = message.receives, message.peer
+        number = numbers[pair] = numbers.get(pair, -1) + 1
+        if number == len(calls):
+            calls.append([])
+        calls[number].append(message)
+    return calls
+
+
+def _fields(messages: list[Message], channel: int) -> dict[str, Any]:
+    """KcclCall's fields, but for the addresses, of a call with these messages."""
+    lengths = [0] * MAX_WORLD_SIZE, [0] * MAX_WORLD_SIZE
+    bits = 0
+    for each in messages:
+        lengths[each.receives][each.peer] = each.view.nbytes
+        bits |= 1 << each.receives * MAX_WORLD_SIZE + each.peer
+    count = sum(map(sum, lengths))
+    sends, receives = lengths
+    return {
+        "sends": sends,
+        "receives": receives,
+        "messages": bits,
+        "count": count,
+        "channel": channel,
+    }
+
+
+def _addresses(messages: list[Message]) -> dict[str, list[int]]:
+    """KcclCall's addresses of a call with these messages."""
+    addresses = [0] * MAX_WORLD_SIZE, [0] * MAX_WORLD_SIZE
+    for each in messages:
+        addresses[each.receives][each.peer] = each.view.address
+    send_from, receive_to = addresses
+    return {"send_from": send_from, "receive_to": receive_to}

@@ -1,0 +1,273 @@
+"""What send, recv, isend, irecv and group have in common on all backends.
+
+host_messages.py has messages between CPUs, gpu_messages.py those between GPUs and on the simulator.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..base import arguments
+from ..base.arrays import ArrayView
+from ..base.errors import Error, InvalidArgument
+from .context import Context
+from .front import call_is_not_copied
+from .one_sided import Call
+from .prepared import Prepared
+
+ANY = -1
+"""The peer or the tag of a receive that takes any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message whose arguments have been checked.
+
+    Attributes:
+        array, view: The caller's array, and its view.
+        peer: The other rank; ANY in a receive from any.
+        tag: Its tag, or ANY.
+        receives: False: it is sent.
+        stream: What Backend.stream() returned.
+        channel: The channel.
+    """
+
+    array: Any
+    view: ArrayView
+    peer: int
+    tag: int
+    receives: bool
+    stream: int
+    channel: int
+
+
+class Request(ABC):
+    """A message under way, which isend() or irecv() has begun.
+
+    Attributes:
+        is_done: Whether the message is known to have been sent or received; on a GPU: whether its
+            stream will do so. Does not look.
+        source, tag: Of a message that has been received: the rank that sent it, and its tag. None
+            until then.
+    """
+
+    __reduce_ex__ = call_is_not_copied
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def source(self) -> int | None: ...
+
+    @property
+    @abstractmethod
+    def tag(self) -> int | None: ...
+
+    @abstractmethod
+    def test(self) -> bool:
+        """Goes on with all messages under way, and returns whether this one is done. Does not wait.
+
+        On GPUs it issues all of them on their streams, so this one is done in the order of its
+        stream. On the simulator it waits.
+
+        Raises:
+            Error: reset() has dropped this message.
+            Timeout, PeerLost: The communicator has failed.
+        """
+
+    @abstractmethod
+    def wait(self) -> Any:
+        """Waits until the array may be reused, or has been received. Returns it.
+
+        On a GPU its stream waits.
+
+        Raises:
+            Error: reset() has dropped this message.
+            InvalidArgument: The message that came has another length.
+            Timeout, PeerLost: The peer did not come, or went.
+        """
+
+
+class MessageCall(Call):
+    """One of the calls of one communicator that give or take an array."""
+
+    _NOT_IN_C = ("stream", "channel")
+    RECEIVES: bool
+
+    def __init__(self, context: Context, messages: "Messages") -> None:
+        super().__init__(context)
+        self._messages = messages
+
+    def message(self, x: Any, peer: Any, tag: Any, stream: Any, channel: Any) -> Message:
+        """Checks the arguments."""
+        messages, context = self._messages, self._context
+        view = context.backend.view(x, "x", writable=self.RECEIVES)
+        takes_any = peer is None and self.RECEIVES and messages.check_any_peer()
+        return Message(
+            array=x,
+            view=view,
+            peer=ANY if takes_any else self._peer(peer),
+            tag=messages.tag_of(tag, receives=self.RECEIVES),
+            receives=self.RECEIVES,
+            stream=context.backend.stream(stream, view),
+            channel=messages.channel_of(channel),
+        )
+
+    def make(self, message: Message) -> None:
+        """Makes the call, or adds it to the group that is open."""
+        if self._messages.open_group() is not None:
+            self._messages.add(self, message)
+        else:
+            self._messages.make(self, message)
+
+    def run(self, fields: Mapping[str, int], message: Message) -> None:
+        """Runs the kernel of this name, and teaches C to."""
+        self._run(message.stream, fields)
+        self._teach(message)
+
+    def teach(self, message: Message, group: Any) -> None:
+        """Teaches C to add messages like this one to a group (csrc/host/group.cpp)."""
+        self._taught()
+        self.learn_group(group)
+        self._teach(message)
+
+    def _teach(self, message: Message) -> None:
+        if message.view.is_direct:
+            self.learn_dtype(message.array.dtype, message.view.exchange_type)
+
+    def prepared(
+        self, message: Message, fields: Mapping[str, Any], stream: Any, kernel: str = ""
+    ) -> Prepared:
+        """The object that prepare() returns. `stream`: as the caller gave it."""
+        result = message.array if message.receives else None
+        return self._prepare(fields, result, (message.view, message.array), stream, kernel)
+
+
+class GroupOfCalls(Protocol):
+    """The calls of a group: a list, or what C has instead."""
+
+    def __len__(self) -> int: ...
+
+
+class Group:
+    """The context of a group of calls, as PointToPoint.group() describes it."""
+
+    __slots__ = ("_begin", "_messages", "_prepared")
+
+    def __init__(self, messages: "Messages", prepared: "Callable[[], None] | None") -> None:
+        """prepared: what shall have the group's messages; None: they are made when it ends."""
+        self._messages = messages
+        self._prepared = prepared
+        # How many calls the group around this one had; -1: this one is in none.
+        self._begin = -1
+
+    def __enter__(self) -> "Callable[[], None] | None":
+        messages = self._messages
+        outer = messages.open_group()
+        if outer is not None and self._prepared is not None:
+            raise InvalidArgument("prepare is True, must be False in a group within a group")
+        self._begin = -1 if outer is None else len(outer)
+        if outer is None:
+            messages.group = messages.begin_group()
+            messages.group_thread = threading.get_ident()
+        return self._prepared
+
+    def __exit__(self, error: object, *_: object) -> None:
+        messages = self._messages
+        if self._begin >= 0:
+            if error is not None:
+                messages.truncate_group(self._begin)
+            return
+        messages.group = None
+        messages.end_group(self._prepared, drops=error is not None)
+
+
+class Messages(ABC):
+    """The messages of one communicator.
+
+    Attributes:
+        group: The calls of the group that is open; None: there is none.
+        group_thread: The thread that has opened it.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.group: GroupOfCalls | None = None
+        self.group_thread = 0
+
+    def open_group(self) -> GroupOfCalls | None:
+        """The calls of this thread's group that is open; None: there is none.
+
+        Raises:
+            Error: Another thread has opened it.
+        """
+        group = self.group
+        if group is not None and self.group_thread != threading.get_ident():
+            raise Error(
+                f"rank {self.context.rank}: a group of this communicator is open in another thread;"
+                " nothing was sent. Threads that make calls at the same time need a communicator "
+                "each, as comm.split(0) makes it on all ranks"
+            )
+        return group
+
+    def dropped(self, *, receives: bool, nbytes: int) -> Error:
+        """The error of a message under way that reset() has dropped."""
+        what = "receive" if receives else "send"
+        return Error(
+            f"rank {self.context.rank}: reset() has dropped this {what} of {nbytes} bytes; begin "
+            "it again on both ranks"
+        )
+
+    def channel_of(self, channel: Any) -> int:
+        """Checks a channel."""
+        return arguments.between("channel", channel, 0, self.context.num_channels - 1)
+
+    @abstractmethod
+    def check_any_peer(self) -> bool:
+        """Raises unless a receive may take the message of any peer. Returns True."""
+
+    @abstractmethod
+    def tag_of(self, tag: Any, *, receives: bool) -> int:
+        """Checks a tag; ANY for a receive of any."""
+
+    @abstractmethod
+    def make(self, call: MessageCall, message: Message) -> None:
+        """Sends or receives a message."""
+
+    @abstractmethod
+    def prepare(self, call: MessageCall, message: Message, stream: Any) -> Prepared:
+        """Prepares a call; `stream`: as the caller gave it."""
+
+    @abstractmethod
+    def start(self, message: Message) -> Request:
+        """Begins to send or receive a message."""
+
+    @abstractmethod
+    def begin_group(self) -> GroupOfCalls:
+        """Returns the calls of a new group: none."""
+
+    @abstractmethod
+    def add(self, call: MessageCall, message: Message) -> None:
+        """Adds a message to the group that is open."""
+
+    @abstractmethod
+    def truncate_group(self, count: int) -> None:
+        """Drops the group's messages behind the first `count`."""
+
+    @abstractmethod
+    def prepared_group(self) -> Callable[[], None]:
+        """Returns a callable to which end_group() gives messages, which it makes when called."""
+
+    @abstractmethod
+    def end_group(self, prepared: Callable[[], None] | None, *, drops: bool) -> None:
+        """Ends the group that was open: sends and receives its messages and waits for all of them,
+        gives them to what prepared_group() has returned, or drops them.
+        """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Drops all messages under way, after the backend has forgotten them."""

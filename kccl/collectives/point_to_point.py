@@ -1,0 +1,218 @@
+"""send, recv, isend, irecv, group: messages between two ranks."""
+
+from typing import Any
+
+from ..base.errors import InvalidArgument
+from ..plan.specs import BY_NAME
+from .context import Context
+from .gpu_messages import GpuMessages
+from .host_messages import HostMessages
+from .messages import Group, MessageCall, Messages, Request
+from .prepared import Prepared
+
+
+class Send(MessageCall):
+    """Gives an array to a peer."""
+
+    _NAME, RECEIVES = "send", False
+
+    def __call__(
+        self, x: Any, peer: int, tag: int = 0, *, stream: Any = None, channel: int = 0
+    ) -> None:
+        """Sends x to a peer, whose recv() takes it. Returns when x may be reused.
+
+        On the host an array of up to 8,160 bytes is buffered, so this returns before the peer
+        receives it, as long as the peer has not left more than some 48 KiB of this rank's messages
+        where they are. With a longer one it returns when the peer has received it. The peer keeps
+        what has come and was not asked for in memory of its own, without a limit. Two ranks that
+        send each other long arrays first and receive then would wait for each other: use group() or
+        isend().
+
+        On a GPU the call is enqueued, and it is the stream that waits. Four messages to one peer
+        are buffered, each of up to 255 KiB (63 KiB on channels other than 0; 4,080 bytes on the
+        simulator). A fifth one waits until the peer has received the first, and a longer one until
+        the peer receives it.
+
+        Args:
+            x: C-contiguous array.
+            peer: The rank that receives it; may be this rank.
+            tag: A number from 0 to 2^31 - 1. recv() takes a message with the tag that it names. On
+                GPUs and on the simulator it must be 0.
+            stream, channel: As in all_reduce; recv() takes a message of its channel. On the host
+                the channel must be 0.
+
+        Raises:
+            InvalidArgument: An argument is wrong; nothing was sent.
+            Timeout, PeerLost: The peer did not come, or went.
+        """
+        self.make(self.message(x, peer, tag, stream, channel))
+
+    def prepare(
+        self, x: Any, peer: int, tag: int = 0, *, stream: Any = None, channel: int = 0
+    ) -> Prepared:
+        """Checks the call once. Calling the returned object, `op()`, makes it, any number of times.
+
+        Arguments and errors are those of the call itself. The object keeps x alive.
+        """
+        message = self.message(x, peer, tag, stream, channel)
+        return self._messages.prepare(self, message, stream)
+
+
+class Recv(MessageCall):
+    """Takes the array that a peer sends."""
+
+    _NAME, RECEIVES = "recv", True
+
+    def __call__(
+        self,
+        x: Any,
+        peer: int | None = None,
+        tag: int | None = None,
+        *,
+        stream: Any = None,
+        channel: int = 0,
+    ) -> Any:
+        """Receives x: the first message that has come from `peer` with `tag`, or else comes.
+
+        Messages of one peer with one tag, on one channel, are received in the order in which they
+        were sent.
+
+        Args:
+            x: C-contiguous array. The message must have its length in bytes.
+            peer: The rank that sends it. None: any rank; irecv() then says which it was. On GPUs
+                and on the simulator it must be given.
+            tag: The tag that send() was given. None: any tag.
+            stream, channel: As in send().
+
+        Returns:
+            x.
+
+        Raises:
+            InvalidArgument: An argument is wrong, or the message has another length; the text has
+                both. On a GPU a later call raises it.
+            Timeout, PeerLost: The peer did not come, or went. With any peer: all have gone.
+        """
+        self.make(self.message(x, peer, tag, stream, channel))
+        return x
+
+    def prepare(
+        self,
+        x: Any,
+        peer: int | None = None,
+        tag: int | None = None,
+        *,
+        stream: Any = None,
+        channel: int = 0,
+    ) -> Prepared:
+        """Checks the call once. Calling the returned object, `op()`, makes it and returns x.
+
+        Arguments and errors are those of the call itself. The object keeps x alive.
+        """
+        message = self.message(x, peer, tag, stream, channel)
+        return self._messages.prepare(self, message, stream)
+
+
+class PointToPoint:
+    """The calls of a communicator between two ranks, a part of the class Communicator."""
+
+    context: Context
+    send: Send
+    recv: Recv
+    _messages: Messages
+
+    def _open_messages(self) -> None:
+        on_host = self.context.backend.name in BY_NAME["send"].targets
+        self._messages = (HostMessages if on_host else GpuMessages)(self.context)
+        self.send = Send(self.context, self._messages)
+        self.recv = Recv(self.context, self._messages)
+
+    def _forget_messages(self) -> None:
+        """Drops what C has been taught: no call of a closed communicator needs it."""
+        self.send.forget()
+        self.recv.forget()
+
+    def _drop_messages(self) -> None:
+        """Drops all messages under way, after the backend has forgotten them."""
+        self._messages.drop()
+
+    def isend(
+        self, x: Any, peer: int, tag: int = 0, *, stream: Any = None, channel: int = 0
+    ) -> Request:
+        """Begins to send x, and returns at once. Arguments and errors are those of send().
+
+        x must not be written until the request's wait() or test() says that it is done. It moves on
+        in this rank's calls of send, recv, isend, irecv, wait and test only. On GPUs and on the
+        simulator the next send, recv, wait, test or end of a group issues all messages that have
+        been begun, together; close() drops those that none has issued. A prepared call is made at
+        once, before them.
+
+        Raises:
+            InvalidArgument: A group is open in this thread: send() within it is begun by its end.
+        """
+        self._check_no_group("isend")
+        return self._messages.start(self.send.message(x, peer, tag, stream, channel))
+
+    def irecv(
+        self,
+        x: Any,
+        peer: int | None = None,
+        tag: int | None = None,
+        *,
+        stream: Any = None,
+        channel: int = 0,
+    ) -> Request:
+        """Begins to receive x, and returns at once. Arguments and errors are those of recv().
+
+        x must not be used until the request's wait() or test() says that it is done. On GPUs and on
+        the simulator the stream waits for the message once it has been issued; see isend().
+
+        Raises:
+            InvalidArgument: A group is open in this thread: recv() within it is begun by its end.
+        """
+        self._check_no_group("irecv")
+        return self._messages.start(self.recv.message(x, peer, tag, stream, channel))
+
+    def _check_no_group(self, name: str) -> None:
+        if self._messages.open_group() is not None:
+            raise InvalidArgument(
+                f"{name}() is called within a group, which begins its messages at its end: call "
+                f"{name[1:]}() there"
+            )
+
+    def group(self, *, prepare: bool = False) -> Group:
+        """Issues the sends and receives that are called within it together, at its end.
+
+        They do not wait for each other, so ranks may send to each other in any order. When the
+        group ends, all of them are done. Until then the arrays that it sends must not be written,
+        and those that it receives must not be used. An exception within it drops them: nothing was
+        sent. A prepared call within it is made at once. A group within a group is part of it, and
+        an exception that leaves the inner one drops the calls of that one only.
+
+        On GPUs and on the simulator a group is one call on each stream and channel that it uses,
+        where no two of its messages go to one peer or come from one. With several of them there is
+        a call with the first message to and from each peer, then one with the second, and so on. A
+        later call waits for the end of the one before, so ranks that have several messages for one
+        peer must make them in matching order.
+
+            with comm.group():
+                comm.send(mine, right)
+                comm.recv(theirs, left)
+
+        With `prepare` nothing is issued when the group ends, but each time that what the context
+        returned is called. It keeps the arrays alive. On a GPU it takes the streams that the group
+        found.
+
+            with comm.group(prepare=True) as exchange:
+                comm.send(mine, right)
+                comm.recv(theirs, left)
+            exchange()
+
+        Args:
+            prepare: Whether the messages are only prepared.
+
+        Raises:
+            InvalidArgument: A group with `prepare` is within another group.
+            Error: A group of this communicator is open in another thread.
+            Timeout, PeerLost: A peer did not come, or went.
+        """
+        return Group(self._messages, self._messages.prepared_group() if prepare else None)

@@ -1,0 +1,77 @@
+"""all_to_all over groups."""
+
+from typing import Any
+
+from ..grouping import ACROSS_GROUPS, OWN_GROUP
+from ..spec import Request
+from ..steps import INPUT, OUTPUT, Form, Part, Steps
+
+
+def all_to_all(s: Steps, *, count: int) -> None:
+    """Makes all_to_all's steps: in the group with the chunks for each place in all groups, then
+    across groups.
+
+    Where only leaders meet, they gather their groups' arrays, exchange the chunks, and scatter.
+    """
+    if s.grouping.is_even:
+        _by_place(s, count)
+    else:
+        _by_leaders(s, count)
+
+
+def _by_place(s: Steps, count: int) -> None:
+    groups = s.grouping.groups
+    size, world_size = len(groups[0]), s.grouping.world_size
+    for_places, from_group, for_groups, whole = (s.temporary(world_size * count) for _ in range(4))
+    # [place][group]: what the rank at this place of the own group passes on.
+    for place in range(size):
+        for number, group in enumerate(groups):
+            at = (place * len(groups) + number) * count
+            s.copy(INPUT.at(group[place] * count), for_places.at(at), count)
+    s.call(OWN_GROUP, "all_to_all", for_places, from_group, len(groups) * count)
+    # [group][place of the source]
+    for place in range(size):
+        for number in range(len(groups)):
+            begin, at = place * len(groups) + number, number * size + place
+            s.copy(from_group.at(begin * count), for_groups.at(at * count), count)
+    s.call(ACROSS_GROUPS, "all_to_all", for_groups, whole, size * count)
+    for first, position, run in s.grouping.runs(padded=size):
+        s.copy(whole.at(position * count), OUTPUT.at(first * count), run * count)
+
+
+def _by_leaders(s: Steps, count: int) -> None:
+    groups, world_size = s.grouping.groups, s.grouping.world_size
+    most = max(map(len, groups))
+    each = most * most * count
+    rows = s.temporary(most * world_size * count)
+    sent, came = s.temporary(len(groups) * each), s.temporary(len(groups) * each)
+    is_leader = s.place == 0
+    mine = groups[s.group]
+
+    def at(place: int, rank: int) -> Part:
+        """Returns a member's chunk for a rank, or of a rank."""
+        return rows.at((place * world_size + rank) * count)
+
+    def in_block(part: Part, group: int, receiver: int, source: int) -> Part:
+        """Returns, between two groups, the chunk of a place of one for a place of the other."""
+        return part.at(group * each + (receiver * most + source) * count)
+
+    s.call(OWN_GROUP, "gather", INPUT, rows, world_size * count, peer=0)
+    for number, group in enumerate(groups if is_leader else ()):
+        for receiver, rank in enumerate(group):
+            for source in range(len(mine)):
+                s.copy(at(source, rank), in_block(sent, number, receiver, source), count)
+    s.call(ACROSS_GROUPS, "all_to_all", sent, came, each)
+    for number, group in enumerate(groups if is_leader else ()):
+        for receiver in range(len(mine)):
+            for source, rank in enumerate(group):
+                s.copy(in_block(came, number, receiver, source), at(receiver, rank), count)
+    s.call(OWN_GROUP, "scatter", rows, OUTPUT, world_size * count, peer=0)
+
+
+def fields(request: Request) -> dict[str, Any]:
+    """See Fields."""
+    return {"count": request.nbytes // request.world_size}
+
+
+FORMS = (Form("all_to_all_grouped", "all_to_all in the group, then across groups", all_to_all),)

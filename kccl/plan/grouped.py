@@ -1,0 +1,162 @@
+"""Plans of calls over groups: a list of steps in place of one kernel."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from ..base import dtypes
+from ..base.dtypes import Dtype
+from ..base.env import Env
+from ..base.errors import InvalidArgument
+from . import forms
+from .choice import Plan, choose, plan_of_parts
+from .forms.parts import OF_PARTS
+from .grouping import MOST_GROUPED_RANKS, Grouping
+from .spec import Request
+from .steps import INPUT, MOST_POSTED_BYTES, Form, Step, Steps
+from .tuning import tuning_for
+
+# Where ranks cannot post: from so many bytes on, each rank of a group reduces a part of the
+# message across groups.
+_DIVIDES_FROM_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class GroupedPlan(Plan):
+    """The form chosen for a call over groups.
+
+    Attributes:
+        moves: See Form.
+        steps: The steps on this rank; of a sum, or from root 0.
+        teams: This rank's teams in words.
+        make: Makes the steps from KcclCall's fields.
+    """
+
+    moves: str = ""
+    steps: tuple[Step, ...] = ()
+    teams: str = ""
+    make: Callable[..., Steps] = Steps
+
+    def handle(self, backend: Any, **fields: Any) -> Any:
+        """See Plan."""
+        channel = fields.pop("channel", 0)
+        return backend.chain(self.make(**fields), self.request.nbytes, channel, **fields)
+
+    def explain(self) -> str:
+        """See Plan: the choice, the teams and the steps."""
+        head, _, rejected = super().explain().partition("\n")
+        lines = [head, *rejected.splitlines(), f"  {self.teams}"]
+        alike = groupby(
+            self.steps, lambda step: replace(step, source=INPUT, target=INPUT, number=0)
+        )
+        for i, (step, run) in enumerate(alike, 1):
+            lines.append(f"  step {i}: {step.explain(len(list(run)))}")
+        if not self.steps:
+            lines.append(f"  steps: those of {self.request.collective}, and copies of the parts")
+        return "\n".join(lines)
+
+    def _moves(self) -> str:
+        return self.moves
+
+
+class GroupedPlanner:
+    """Makes the plans of one communicator that has groups; see Planner."""
+
+    def __init__(self, backend: str, grouping: Grouping, rank: int, env: Env) -> None:
+        if grouping.world_size > MOST_GROUPED_RANKS:
+            raise InvalidArgument(
+                f"world_size is {grouping.world_size}, must be at most {MOST_GROUPED_RANKS}"
+            )
+        self._backend, self._grouping, self._rank, self._env = backend, grouping, rank, env
+        self._plans: dict[tuple[str, int, Dtype | None, str], GroupedPlan] = {}
+
+    def __call__(
+        self, collective: str, nbytes: int = 0, dtype: Dtype | None = None, algorithm: str = ""
+    ) -> GroupedPlan:
+        """See Planner."""
+        key = (collective, nbytes, dtype, algorithm)
+        plan = self._plans.get(key)
+        if plan is None:
+            self._plans[key] = plan = self._plan(*key)
+        return plan
+
+    def of_parts(
+        self, kernel: str, collective: str, nbytes: int, dtype: Dtype, algorithm: str
+    ) -> Plan:
+        """See Planner.
+
+        Raises:
+            InvalidArgument: Another algorithm is asked for, or it is an all_to_all.
+        """
+        if collective not in OF_PARTS:
+            raise InvalidArgument(self._grouping.refusal(f"{collective} with counts is"))
+        name = f"{collective}_grouped_parts"
+        request = Request(collective, nbytes, self._grouping.world_size, self._backend, dtype)
+        plan = plan_of_parts(name, request, self.algorithms(collective), algorithm)
+        form = Form(
+            name, "the steps of equal parts, all as long as the longest", OF_PARTS[collective]
+        )
+        return GroupedPlan(
+            *(name, request, plan.reason, plan.rejected),
+            moves=form.moves,
+            teams=self._grouping.explain(self._rank),
+            make=partial(self._steps, form),
+        )
+
+    def algorithms(self, collective: str) -> list[str]:
+        """See Planner."""
+        return [form.name for form in forms.of_collective(collective)[0]]
+
+    def _plan(
+        self, collective: str, nbytes: int, dtype: Dtype | None, algorithm: str
+    ) -> GroupedPlan:
+        every, fields = forms.of_collective(collective)
+        request = Request(collective, nbytes, self._grouping.world_size, self._backend, dtype)
+        obstacles = {form.name: form.why_not(request, self._grouping) for form in every}
+        able = {form.name: form for form in every if not obstacles[form.name]}
+        if algorithm in obstacles and algorithm not in able:
+            raise InvalidArgument(
+                f"algorithm {algorithm!r} cannot run this: {obstacles[algorithm]}"
+            )
+        if algorithm and algorithm not in able:
+            raise InvalidArgument(f"algorithm is {algorithm!r}, must be one of {', '.join(able)}")
+        chosen, reason, why_others = self._choose(able, nbytes, algorithm)
+        why = {name: obstacle or why_others for name, obstacle in obstacles.items()}
+        rejected = tuple((name, text) for name, text in why.items() if name != chosen.name)
+        make = partial(self._steps, chosen)
+        plan = GroupedPlan(chosen.name, request, reason, rejected, moves=chosen.moves, make=make)
+        teams = self._grouping.explain(self._rank)
+        shown = tuple(make(**fields(request)).steps)
+        return replace(plan, steps=shown, teams=teams)
+
+    def _choose(self, able: dict[str, Form], nbytes: int, forced: str) -> tuple[Form, str, str]:
+        """Returns the form, why it is chosen, and why the others are not."""
+        if forced:
+            return able[forced], "asked for by name", "another was asked for by name"
+        preferred = able.get(self._env.algorithm)
+        if preferred is not None:
+            return preferred, "KCCL_ALGORITHM prefers it", "KCCL_ALGORITHM prefers another"
+        posted = next((form for form in able.values() if form.posts is not None), None)
+        if posted is not None:
+            reason = f"each rank posts at most {MOST_POSTED_BYTES} bytes of it"
+            return posted, reason, "not chosen where ranks can post this"
+        by_size = list(able.values())
+        reason = f"chosen by size, with {_DIVIDES_FROM_BYTES} bytes as the limit"
+        if len(able) == 1:
+            reason = "it is the only one that can run this"
+        chosen = by_size[-1 if nbytes >= _DIVIDES_FROM_BYTES else 0]
+        return chosen, reason, "not chosen at this size"
+
+    def _steps(self, form: Form, **fields: Any) -> Steps:
+        made = Steps(self._grouping, self._rank, self._kernel)
+        form.make(made, **fields)
+        return made
+
+    def _kernel(self, collective: str, nbytes: int, dtype: str, ranks: int) -> str:
+        # A rank that may not read a peer's memory would warn of it by the team's numbers.
+        kind = dtypes.of(dtype)
+        request = Request(collective, nbytes, ranks, self._backend, kind, can_attach=False)
+        tuning = tuning_for(self._backend, self._env.tuning)
+        return choose(request, tuning, preferred=self._env.algorithm).name

@@ -1,0 +1,302 @@
+"""The steps of a call over groups: which kernel runs with which team, on which part of the message.
+
+The steps have the same kernels on the same teams on all ranks, whatever the rank and the root:
+csrc/host/chain.cpp says why that matters. So where only some teams have something to send, the
+others send a byte that nobody needs.
+
+Sums: partial sums of floats of 16 bits travel as float32. So a result is rounded once, at the end,
+and an average is divided there. What differs from a communicator of at most 8 ranks is the order of
+the sum: in rank order within each team.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from ..base import dtypes
+from ..base.abi import MAX_WORLD_SIZE, POSTING_BYTES
+from .grouping import ACROSS_GROUPS, OWN_GROUP, Grouping
+from .spec import KernelSpec, Request
+from .specs import BY_NAME
+
+_ALIGNMENT = 128
+MOST_POSTED_BYTES = 16384
+"""The most bytes that a rank posts in a call. In a scatter only the root posts, and its bytes are
+all chunks together. Longer calls go through the teams, whose ranks share the copies and the sums.
+"""
+
+Choose = Callable[[str, int, str, int], str]
+"""The kernel for a step: by collective, bytes as in Request, element type and ranks of the team."""
+
+
+class Place(Enum):
+    """A place that a step reads or writes; KcclPlace of csrc/host/chain.inc."""
+
+    INPUT = 0
+    OUTPUT = 1
+    TEMPORARY = 2
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a message: the place, and its offset there in bytes."""
+
+    place: Place
+    offset: int = 0
+
+    def at(self, offset: int) -> "Part":
+        """Returns the part that begins so many bytes later."""
+        return replace(self, offset=self.offset + offset)
+
+
+INPUT, OUTPUT = Part(Place.INPUT), Part(Place.OUTPUT)
+
+
+@dataclass(frozen=True)
+class Take:
+    """What a step takes of another rank's posting; KcclTake of csrc/host/chain.inc.
+
+    Attributes:
+        source: The rank.
+        from_offset: Where it begins in what that rank posts, in bytes.
+        to_offset: Where it goes, in bytes behind the step's target.
+        num_bytes: Its bytes.
+    """
+
+    source: int
+    from_offset: int
+    to_offset: int
+    num_bytes: int
+
+    def within(self, begin: int, length: int) -> "Take | None":
+        """Returns what lies within so many bytes of the part, from `begin` on; None: nothing.
+
+        Its offset counts from `begin` on.
+        """
+        first = max(self.from_offset, begin)
+        last = min(self.from_offset + self.num_bytes, begin + length)
+        if last <= first:
+            return None
+        to = self.to_offset + first - self.from_offset
+        return Take(self.source, first - begin, to, last - first)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a call.
+
+    Attributes:
+        kernel: A kernel's name; or "copy", "convert" or "reduce", which need no other rank.
+        source, target: What it reads and writes.
+        count: KcclCall.count; of "copy" bytes, of "convert" and of each row of "reduce" elements.
+        team: OWN_GROUP or ACROSS_GROUPS; None: it needs no other rank.
+        ranks: Number of ranks of the team.
+        dtype, op, peer: As in KcclCall. `peer` is a number in the team.
+        to_dtype, divisor: Of "convert": the type of the result, and what it is divided by.
+        rows: Of "reduce": the number of rows, one behind the other.
+        number: How many calls of teams come before it on every rank.
+        between_nodes: The collective, if the team's ranks are on different nodes and make it by
+            MPI; else "".
+        posted: How many bytes this rank posts for all ranks; None: it is no such step.
+        takes: What it then takes of other ranks' postings.
+    """
+
+    kernel: str
+    source: Part
+    target: Part
+    count: int
+    team: int | None = None
+    ranks: int = 1
+    dtype: str = "float32"
+    op: str = "sum"
+    peer: int = 0
+    to_dtype: str = "float32"
+    divisor: int = 1
+    rows: int = 0
+    number: int = 0
+    between_nodes: str = ""
+    posted: int | None = None
+    takes: tuple[Take, ...] = ()
+
+    def explain(self, times: int = 1) -> str:
+        """Returns the step in words; `times`: as many that differ only in where they read and
+        write.
+        """
+        parts = f", {times} times" if times > 1 else ""
+        if self.kernel == "copy":
+            return f"copy {self.count} bytes{parts}"
+        if self.kernel == "convert":
+            divided = f", divided by {self.divisor}" if self.divisor != 1 else ""
+            return f"make {self.to_dtype} of {self.count} {self.dtype}{divided}{parts}"
+        if self.kernel == "reduce":
+            return f"reduce {self.rows} rows of {self.count} {self.dtype}{parts}"
+        if self.posted is not None:
+            return f"post {self.posted} bytes, take those of {len(self.takes)} ranks"
+        nbytes = BY_NAME[self.kernel].message_bytes(self.count, self.dtype, self.ranks)
+        where = "in the group" if self.team == OWN_GROUP else "across groups"
+        size = f", {nbytes} bytes" if nbytes else ""
+        if self.between_nodes:
+            return f"{self.between_nodes} between nodes, by MPI ({self.ranks} ranks{size})"
+        return f"{self.kernel} {where} ({self.ranks} ranks{size})"
+
+
+class Steps:
+    """The steps of one call on one rank, as they are put together.
+
+    Attributes:
+        grouping, rank, group, place: Where this rank is.
+        steps: The steps so far.
+        temporary_bytes: How much temporary memory they use.
+        mark: What the ranks must have in common besides, from 0 to 255. Steps without a root carry
+            it as KcclCall.peer, which the ranks compare.
+    """
+
+    def __init__(self, grouping: Grouping, rank: int, choose: Choose) -> None:
+        self.grouping, self.rank = grouping, rank
+        self.group, self.place = grouping.place(rank)
+        self.steps: list[Step] = []
+        self.temporary_bytes = 0
+        self.mark = 0
+        self._sizes = [len(team) for team in grouping.teams_of(rank)]
+        self._choose = choose
+        self._calls = 0
+
+    def temporary(self, nbytes: int) -> Part:
+        """Temporary memory of so many bytes."""
+        part = Part(Place.TEMPORARY, self.temporary_bytes)
+        self.temporary_bytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        return part
+
+    def copy(self, source: Part, target: Part, nbytes: int) -> None:
+        """Copies bytes, unless they are there already."""
+        if source != target:
+            self.steps.append(Step("copy", source, target, nbytes))
+
+    def convert(
+        self, source: Part, target: Part, count: int, dtype: str, to_dtype: str, divisor: int = 1
+    ) -> None:
+        """Makes elements of another type, and divides them."""
+        made = Step("convert", source, target, count, dtype=dtype, to_dtype=to_dtype)
+        self.steps.append(replace(made, divisor=divisor))
+
+    def reduce(
+        self, source: Part, target: Part, count: int, rows: int, *, dtype: str, op: str
+    ) -> None:
+        """Reduces so many rows of `count` elements, one behind the other, in their order.
+
+        The first rows' result takes the place of the last of them, so the rows are overwritten.
+        """
+        row_bytes = count * dtypes.of(dtype).itemsize
+        first = 0
+        is_last = False
+        while not is_last:
+            last = min(first + MAX_WORLD_SIZE, rows) - 1
+            is_last = last == rows - 1
+            begin = source.at(first * row_bytes)
+            to = target if is_last else source.at(last * row_bytes)
+            step = Step("reduce", begin, to, count, dtype=dtype, op=op, rows=last + 1 - first)
+            self.steps.append(step)
+            first = last
+
+    def post(
+        self,
+        collective: str,
+        count: int,
+        posted: int,
+        takes: Sequence[Take] = (),
+        *,
+        source: Part = INPUT,
+        target: Part = OUTPUT,
+        dtype: str = "float32",
+        op: str = "sum",
+        peer: int,
+        longest: int,
+    ) -> None:
+        """Posts this rank's part of a call for all ranks, and takes those of others.
+
+        Args:
+            collective, count, dtype, op, peer: The call, which the ranks compare; `count` is the
+                KcclCall's of its kernels, `peer` a rank of the communicator.
+            posted: Bytes of the part, which begins at `source`.
+            takes: What is taken, to `target`.
+            longest: Bytes of the longest part of all ranks. Each rank makes a step for each
+                POSTING_BYTES of it.
+        """
+        call = Step(_like(collective).name, source, target, count, dtype=dtype, op=op, peer=peer)
+        for begin in range(0, max(longest, 1), POSTING_BYTES):
+            length = min(max(posted - begin, 0), POSTING_BYTES)
+            pieces = tuple(filter(None, (take.within(begin, POSTING_BYTES) for take in takes)))
+            made = replace(call, source=source.at(begin), posted=length, takes=pieces)
+            self.steps.append(made)
+
+    def call(
+        self,
+        team: int,
+        collective: str,
+        source: Part,
+        target: Part,
+        count: int,
+        *,
+        dtype: str = "float32",
+        op: str = "sum",
+        peer: int = 0,
+    ) -> None:
+        """Calls a collective with a team. `count` is the KcclCall's of its kernels."""
+        # A team of one rank counts too, so that a step has one number on all ranks.
+        ranks, number = self._sizes[team], self._calls
+        self._calls += 1
+        like = _like(collective)
+        if ranks == 1:
+            # The reduction of one rank is its input, and the other team reduces that.
+            self.copy(source, target, like.peer_bytes(count, dtype))
+            return
+        nbytes = like.message_bytes(count, dtype, ranks)
+        if not like.takes:
+            peer = self.mark
+        if team == ACROSS_GROUPS and self.grouping.are_nodes:
+            made = Step(like.name, source, target, count, team, ranks, dtype, op, peer)
+            self.steps.append(replace(made, number=number, between_nodes=collective))
+            return
+        kernel = self._choose(collective, nbytes, dtype, ranks)
+        made = Step(kernel, source, target, count, team, ranks, dtype, op, peer)
+        self.steps.append(replace(made, number=number))
+
+
+def _like(collective: str) -> KernelSpec:
+    """Returns any kernel of a collective: they count alike."""
+    return next(spec for spec in BY_NAME.values() if spec.collective == collective)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to make a collective's steps. Each collective has its forms in a file of forms/.
+
+    Attributes:
+        name: As an algorithm's.
+        moves: One line for people.
+        make: Adds the steps; takes KcclCall's fields by name.
+        needs_even: It needs groups of one size.
+        posts: Of a form by postings: how many bytes of a request one rank posts at most.
+    """
+
+    name: str
+    moves: str
+    make: Callable[..., None]
+    needs_even: bool = False
+    posts: Callable[[Request], int] | None = None
+
+    def why_not(self, request: Request, grouping: Grouping) -> str | None:
+        """Returns why the form cannot make a request; None if it can."""
+        if self.needs_even and not grouping.is_even:
+            return "the groups differ in size"
+        if self.posts is None:
+            return None
+        if grouping.are_nodes:
+            return "the ranks are on several nodes"
+        is_short = self.posts(request) <= MOST_POSTED_BYTES
+        return None if is_short else f"a rank would post more than {MOST_POSTED_BYTES} bytes"
+
+
+Fields = Callable[[Request], dict[str, Any]]
+"""KcclCall's fields of a request, for an example of its steps."""

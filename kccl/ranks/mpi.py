@@ -1,0 +1,212 @@
+"""MPI as ranks of different nodes use it: a communicator of KCCL's own, and its functions."""
+
+import ctypes
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..base.abi import ffi, lib
+from ..base.errors import BackendError
+from . import losses
+
+_RETRY_S = 0.002
+# The number of messages that two ranks exchange at start-up. There are more than networks between
+# them.
+_MEETINGS = 8
+# Tags of one KCCL communicator: its channels, times the times that it may be cleared.
+CHANNELS: int = lib.kKcclMaxNodesChannels
+_MOST_CLEARINGS = 1024
+_TAGS = CHANNELS * _MOST_CLEARINGS
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The parts of MPI that C needs: addresses of functions, and handles as numbers.
+
+    Attributes:
+        isend, irecv, test, cancel, iprobe: Addresses of MPI_Isend and so on.
+        comm, byte: A communicator, and MPI_BYTE.
+        handle_bytes: Size of a handle.
+    """
+
+    isend: int
+    irecv: int
+    test: int
+    cancel: int
+    iprobe: int
+    comm: int
+    byte: int
+    handle_bytes: int
+
+
+class _Opened:
+    """The MPI of this process: the library, a communicator of all ranks, and the tags that are
+    taken.
+    """
+
+    mpi: Any = None
+    comm: Any = None
+    # A call that was given up. MPI may still write there.
+    unfinished: Any = None
+    meetings: ClassVar[list[Any]] = []
+    numbers = itertools.count()
+
+
+def check_threads() -> None:
+    """Raises BackendError if other threads than one may not call MPI."""
+    from mpi4py import MPI
+
+    # A long call releases the interpreter's lock, and another thread may then call MPI too.
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise BackendError(
+            f"MPI has thread level {MPI.Query_thread()}, must have {MPI.THREAD_MULTIPLE} "
+            "(MPI_THREAD_MULTIPLE): leave mpi4py.rc.thread_level as it is, or name it in "
+            "MPI.Init_thread()"
+        )
+
+
+def open_comm(rank: int, timeout: float) -> None:
+    """Makes a communicator for KCCL's messages. Collective; it is made once.
+
+    Raises:
+        Timeout: A rank did not come.
+    """
+    if _Opened.comm is not None:
+        return
+    from mpi4py import MPI
+
+    comm, request = MPI.COMM_WORLD.Idup()
+    deadline = time.monotonic() + timeout
+    while not request.Test():
+        if time.monotonic() > deadline:
+            _Opened.unfinished = comm, request
+            raise losses.absent(rank, None, by_mpi=True)
+        time.sleep(_RETRY_S)
+    # MPI's own errors are ignored: the streams between the ranks find failures.
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    _Opened.mpi, _Opened.comm = MPI, comm
+
+
+def functions() -> Functions:
+    """Returns the parts of MPI that C needs. To be called after open_comm()."""
+    return _functions(_Opened.mpi, _Opened.comm)
+
+
+def _functions(mpi: Any, comm: Any) -> Functions:
+    library = ctypes.CDLL(mpi.__file__)  # which has MPI's library loaded
+
+    def address(name: str) -> int:
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+    return Functions(
+        isend=address("MPI_Isend"),
+        irecv=address("MPI_Irecv"),
+        test=address("MPI_Test"),
+        cancel=address("MPI_Cancel"),
+        iprobe=address("MPI_Iprobe"),
+        # A handle of MPICH is an int, which may be negative.
+        comm=mpi._handleof(comm) % 2**64,
+        byte=mpi._handleof(mpi.BYTE) % 2**64,
+        handle_bytes=mpi._sizeof(mpi.Comm),
+    )
+
+
+def go_on_in_waits(mpi: Any, comm: Any) -> None:
+    """Lets MPI go on whenever a rank of this process waits, until leave_alone().
+
+    It probes for a message of another rank. MPICH looks at its own messages only, when a process
+    probes for one of itself. A probe that finds a message looks no further, so nobody may send on
+    the communicator.
+
+    Args:
+        mpi: The module mpi4py.MPI. All threads may call MPI.
+        comm: A communicator of at least two ranks that has no messages. It must stay open.
+    """
+    comm.Set_errhandler(mpi.ERRORS_RETURN)
+    found = _functions(mpi, comm)
+    probe = ffi.new("KcclNodes *")
+    probe.iprobe, probe.comm, probe.handle_bytes = found.iprobe, found.comm, found.handle_bytes
+    probe.mpi_rank[probe.rank] = (comm.Get_rank() + 1) % comm.Get_size()
+    lib.kccl_host_let_mpi_go_on(probe)
+
+
+def leave_alone() -> None:
+    """Ends what go_on_in_waits() began. MPI may be finalized then."""
+    lib.kccl_host_let_mpi_go_on(ffi.NULL)
+
+
+def meet(
+    peers: Sequence[int],
+    tag: int,
+    peer_tags: Sequence[int],
+    deadline: float,
+    look: Callable[[], None],
+) -> bool:
+    """Exchanges messages with ranks of other nodes, so that MPI has connected them.
+
+    MPI connects two ranks at their first message, and perhaps for each network by itself, and only
+    while both call it. Afterwards a short message is sent at once.
+
+    Args:
+        peers: Their ranks in MPI.COMM_WORLD; they call this too.
+        tag: Of the messages to this rank.
+        peer_tags: Of those to each peer.
+        deadline: A value of time.monotonic().
+        look: Called now and then. What it raises ends the wait.
+
+    Returns:
+        False at the deadline.
+    """
+    for _ in range(_MEETINGS):
+        word, words = bytearray(1), [bytearray(1) for _ in peers]
+        requests = [_Opened.comm.Irecv(w, peer, tag) for w, peer in zip(words, peers, strict=True)]
+        requests += [
+            _Opened.comm.Isend(word, peer, its) for peer, its in zip(peers, peer_tags, strict=True)
+        ]
+        # MPI may write to this memory even if the wait is given up.
+        meeting = requests, word, words
+        _Opened.meetings.append(meeting)
+        while not _Opened.mpi.Request.Testall(requests):
+            if time.monotonic() > deadline:
+                return False
+            look()
+            time.sleep(0)
+        _Opened.meetings[:] = [each for each in _Opened.meetings if each is not meeting]
+    return True
+
+
+def new_number() -> int:
+    """Returns a number that this process has used for no communicator."""
+    return next(_Opened.numbers)
+
+
+def is_usable() -> bool:
+    """Tells whether MPI may still be called."""
+    return not _Opened.mpi.Is_finalized()
+
+
+def first_tag(number: int, clearing: int) -> int:
+    """Returns the tag of messages to a rank on channel 0 of a communicator.
+
+    Args:
+        number: The communicator's number in the rank's process: its new_number().
+        clearing: How often it was cleared. Messages of before have other tags.
+
+    Raises:
+        BackendError: MPI has no tags left.
+    """
+    if clearing >= _MOST_CLEARINGS:
+        raise BackendError(
+            f"a communicator that spans nodes can be reset {_MOST_CLEARINGS - 1} times, because "
+            "each time takes tags of MPI: make another one"
+        )
+    tag = number * _TAGS + clearing * CHANNELS
+    most = _Opened.comm.Get_attr(_Opened.mpi.TAG_UB)
+    if tag + CHANNELS > most:
+        raise BackendError(
+            f"communicator number {number} of a process needs MPI's tag {tag}, and MPI has tags "
+            f"up to {most}: make fewer communicators that span nodes"
+        )
+    return int(tag)

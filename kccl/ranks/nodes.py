@@ -1,0 +1,227 @@
+"""Nodes: ranks that share memory. Where ranks are, and how those of different nodes connect."""
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..base.errors import BackendError, Error, InvalidArgument
+
+MOST_PER_NODE = 8  # MAX_WORLD_SIZE; the watcher of a rank imports this without the core
+"""Most ranks of a node; a machine with more of them is several nodes."""
+_SIOCGIFADDR = 0x8915
+_TOKEN_BYTES = 16
+_YES = b"kccl"
+_MOST_NAME_BYTES = 900  # bootstrap.py exchanges it, with a little more, in 1,024 bytes
+# A try to reach one of a peer's addresses. A rank listens before anybody has its name.
+_TRY_S = 2.0
+# The seconds after which unanswered data ends a stream. A machine without power sends no end.
+_SILENCE_S = 20
+
+
+@dataclass(frozen=True)
+class Home:
+    """The place of a rank.
+
+    Attributes:
+        node: The number of its node.
+        mpi_rank: Its rank in MPI.COMM_WORLD.
+    """
+
+    node: int
+    mpi_rank: int
+
+
+def homes_of(machines: Sequence[str], most: int) -> tuple[Home, ...]:
+    """Returns the places of the ranks, or () if all are on one node.
+
+    Args:
+        machines: What each rank calls its machine.
+        most: Most ranks of a node, as KCCL_RANKS_PER_NODE says; 0: only a machine is the limit.
+
+    Raises:
+        InvalidArgument: There are too many nodes.
+    """
+    if most == 0 and len(set(machines)) == 1:
+        return ()
+    numbers: dict[tuple[str, int], int] = {}
+    seen: dict[str, int] = {}
+    homes = []
+    for rank, machine in enumerate(machines):
+        index = seen[machine] = seen.get(machine, -1) + 1
+        key = machine, index // (most or MOST_PER_NODE)
+        homes.append(Home(numbers.setdefault(key, len(numbers)), rank))
+    if len(numbers) > MOST_PER_NODE:
+        raise InvalidArgument(
+            f"the ranks are on {len(numbers)} nodes of at most {most or MOST_PER_NODE} ranks, must "
+            f"be on at most {MOST_PER_NODE} nodes"
+        )
+    return tuple(homes) if len(numbers) > 1 else ()
+
+
+def groups_of(homes: Sequence[Home]) -> tuple[tuple[int, ...], ...]:
+    """Returns the ranks of each node, in rank order."""
+    nodes: dict[int, list[int]] = {}
+    for rank, home in enumerate(homes):
+        nodes.setdefault(home.node, []).append(rank)
+    return tuple(tuple(ranks) for ranks in nodes.values())
+
+
+# ---- Names and listeners -------------------------------------------------------------------------
+
+
+class Listener:
+    """Listens on a Unix socket for ranks of this node, and on a TCP port for those of others.
+
+    It has the methods of a socket that sockets.connect() needs.
+    """
+
+    def __init__(self, nearby: socket.socket, name: str, node: int) -> None:
+        self._token = os.urandom(_TOKEN_BYTES)
+        self._timeout: float | None = None
+        self._nearby = nearby
+        self._far = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._far.bind(("0.0.0.0", 0))
+            self._far.listen(64)
+            # accept() follows a poll, and the one who came may have gone meanwhile.
+            self._far.setblocking(False)
+        except BaseException:
+            self.close()
+            raise
+        port = self._far.getsockname()[1]
+        self.name = f"{name}@{node}@{self._token.hex()}@{port}@"
+        addresses = _addresses()
+        if not addresses:
+            self.close()
+            raise BackendError("this machine has no IPv4 address, which ranks of other nodes need")
+        # A machine may have more than there is room for.
+        most = (_MOST_NAME_BYTES - len(self.name)) // len("255.255.255.255,")
+        self.name += ",".join(addresses[:most])
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Does what a socket's function of this name does."""
+        self._timeout = seconds
+
+    def accept(self) -> tuple[socket.socket, object]:
+        """Accepts a connection like a socket. A connection by TCP is returned when it has shown
+        this rank's token.
+        """
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            poll = select.poll()
+            poll.register(self._nearby, select.POLLIN)
+            poll.register(self._far, select.POLLIN)
+            left = None if deadline is None else max(deadline - time.monotonic(), 0) * 1000
+            ready = [fd for fd, _ in poll.poll(left)]
+            if not ready:
+                raise TimeoutError
+            if self._nearby.fileno() in ready:
+                return self._nearby.accept()
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+                connection, address = self._far.accept()
+                stack.callback(connection.close)
+                if self._is_ours(connection):
+                    stack.pop_all()
+                    return connection, address
+
+    def _is_ours(self, connection: socket.socket) -> bool:
+        connection.settimeout(_TRY_S)
+        if _exactly(connection, _TOKEN_BYTES) != self._token:
+            return False
+        _prepare(connection)
+        connection.sendall(_YES)
+        return True
+
+    def close(self) -> None:
+        """Does what a socket's function of this name does."""
+        self._nearby.close()
+        self._far.close()
+
+
+def node_in(name: str) -> int | None:
+    """Returns the node of the rank that listens under a name; None if the name has none."""
+    parts = name.split("@")
+    return int(parts[1]) if len(parts) > 1 else None
+
+
+def nearby(name: str) -> str:
+    """Returns the name of the Unix socket in a name."""
+    return name.split("@")[0]
+
+
+def connect(name: str, look: Callable[[], None]) -> socket.socket:
+    """Connects with a rank of another node.
+
+    Args:
+        name: The rank's.
+        look: Called between two tries. What it raises ends the tries.
+
+    Raises:
+        ConnectionError: It listens at none of its addresses any more.
+    """
+    _, _, token, port, addresses = name.split("@")
+    for address in addresses.split(","):
+        look()
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(_TRY_S)
+            connection.connect((address, int(port)))
+            connection.sendall(bytes.fromhex(token))
+            # The peer may be busy with another one.
+            while True:
+                look()
+                with contextlib.suppress(TimeoutError):
+                    said = _exactly(connection, len(_YES))
+                    break
+            if said == _YES:
+                _prepare(connection)
+                return connection
+        except Error:
+            # look() raised it. PeerLost and Timeout are OSErrors too.
+            connection.close()
+            raise
+        except OSError:
+            pass
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+    raise ConnectionRefusedError(f"nobody answers at {addresses}, port {port}")
+
+
+def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes and (more := connection.recv(num_bytes - len(data))):
+        data += more
+    return data
+
+
+def _prepare(connection: socket.socket) -> None:
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE_S // 4)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENCE_S // 4)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)
+
+
+def _addresses() -> list[str]:
+    """Returns this machine's IPv4 addresses. Addresses that only this machine can reach come
+    last.
+    """
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            # An interface without an address is none.
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return sorted(found, key=lambda address: address.startswith("127."))
