@@ -3,12 +3,12 @@
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["torch"]
+__all__ = ["mpi", "torch"]
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name == "torch":
-        return import_module(".torch", __name__)
+    if name in __all__:
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

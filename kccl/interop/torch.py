@@ -8,16 +8,22 @@
     kccl_torch.register(kccl.init(backend="cuda"))
     y = kccl_torch.all_reduce(x)  # also inside torch.compile(fullgraph=True) and torch.cuda.graph
 
-Tensors are on the host or on a GPU, of float32, float64, float16, bfloat16, int32 or int64.
-broadcast and all_gather take every dtype, and so all_gather_object and broadcast_object_list work.
-Other calls of torch.distributed raise NotImplementedError, which says what to do instead. A group
-of another backend, as new_group(backend="gloo"), has them.
+Tensors are on the host or on a GPU. Where a call reduces, they are of a type that comm.all_reduce
+takes. Other calls take every dtype. send and recv of tensors on a GPU go through the host's memory.
+all_to_all_single must be given sizes on all ranks, or on none. With more than 8 ranks it takes
+none, and all_to_all is refused. PREMUL_SUM is kccl.premul_sum(), which refuses tensors of bool and
+complex factors.
+
+A collective on the host runs within its call, with async_op=True too. So all ranks must make their
+collectives, and what they send between them, in an order in which each call can end.
 
 Calls on a GPU go to the current stream. The calls of one communicator run one after another, even
 on different streams. But a CUDA graph with such calls must be replayed on the stream of the calls
 before and after it. Results have no gradient. Under torch.compile all ranks must compile the same
 program: the compiler may drop a call whose result is unused, merge equal calls, or move a call.
 """
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +36,7 @@ from .torch_collectives.broadcast import broadcast, broadcast_
 from .torch_collectives.reduce_scatter import reduce_scatter
 from .torch_group import DEVICES, ProcessGroup
 from .torch_registry import register, unregister
+from .torch_versions import other_backends
 
 __all__ = [
     "ProcessGroup",
@@ -75,5 +82,15 @@ def communicator(
     return found.communicator(device)
 
 
-# PyTorch calls ProcessGroup to make a group of this backend.
-dist.Backend.register_backend("kccl", ProcessGroup, devices=list(DEVICES))
+def _make(options: Any, backend_options: Any) -> ProcessGroup:
+    """Makes a group, from PyTorch's description of it."""
+    return ProcessGroup(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        other_backends(options),
+    )
+
+
+dist.Backend.register_backend("kccl", _make, extended_api=True, devices=list(DEVICES))

@@ -4,18 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from ..base.errors import InvalidArgument
-from ..plan.ops import Op
-
-_OPS: tuple[tuple[Any, Op], ...] = (
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.PRODUCT, "prod"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.MAX, "max"),
-    (dist.ReduceOp.AVG, "avg"),
-)
+from .torch_errors import InvalidArgument
 
 
 def only(tensors: list[Any]) -> Any:
@@ -44,6 +34,12 @@ def first(tensors: Sequence[torch.Tensor], name: str) -> torch.Tensor:
     return tensors[0]
 
 
+def root_of(opts: Any) -> int:
+    """The root that PyTorch's options name; 0 without options, as in PyTorch."""
+    root: int = 0 if opts is None else opts.rootRank
+    return root
+
+
 def check_as_many(outs: Sequence[Any], ins: Sequence[Any], names: tuple[str, str]) -> None:
     """Raises InvalidArgument unless both lists have the same length."""
     if len(outs) != len(ins):
@@ -52,20 +48,27 @@ def check_as_many(outs: Sequence[Any], ins: Sequence[Any], names: tuple[str, str
         )
 
 
-def op_of(given: Any) -> Op:
-    """KCCL's name for a ReduceOp."""
-    for known, name in _OPS:
-        if given == known:
-            return name
-    names = ", ".join(known.name for known, _ in _OPS)
-    raise NotImplementedError(f"kccl: op is {given.op}, must be one of {names}")
-
-
-def check_equal(parts: Iterable[torch.Tensor], like: torch.Tensor, name: str) -> None:
-    """Raises InvalidArgument unless all parts have the size and type of `like`."""
-    for rank, part in enumerate(parts):
+def check_equal(
+    parts: Iterable[torch.Tensor], like: torch.Tensor, name: str, start: int = 0
+) -> None:
+    """Raises InvalidArgument unless all parts, from rank `start` on, are of the size and type of
+    `like`.
+    """
+    for rank, part in enumerate(parts, start):
         if part.shape != like.shape or part.dtype != like.dtype or part.device != like.device:
             raise InvalidArgument(
                 f"{name}[{rank}] is {part.dtype} {tuple(part.shape)} on {part.device}, must be "
                 f"{like.dtype} {tuple(like.shape)} on {like.device}: all parts must be alike"
             )
+
+
+def check_alike(tensors: Sequence[torch.Tensor], name: str, count: int) -> None:
+    """Raises InvalidArgument unless there are `count` tensors of one type on one device."""
+    if len(tensors) != count:
+        raise InvalidArgument(f"{name} has {len(tensors)} tensors, must have {count}, one a rank")
+    for rank, x in enumerate(tensors):
+        if x.dtype != tensors[0].dtype:
+            raise InvalidArgument(
+                f"{name}[{rank}] is {x.dtype}, and {name}[0] {tensors[0].dtype}: all must be alike"
+            )
+    first(tensors, name)

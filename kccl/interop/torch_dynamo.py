@@ -9,7 +9,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def untraced(method: _Method) -> _Method:
-    """The method, which Dynamo runs and does not trace.
+    """Returns the method, which Dynamo runs and does not trace.
 
     DistributedDataParallel calls the process group while its compiled model runs, and Dynamo traces
     every Python function that starts there. It fails on the attributes of the group and on C.

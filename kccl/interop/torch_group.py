@@ -1,73 +1,89 @@
-"""The process group behind `torch.distributed.init_process_group("kccl")`.
+"""The process group behind `torch.distributed.init_process_group("kccl")`."""
 
-A group makes one communicator for its tensors on the host and one for its tensors on a GPU. It
-makes each at the first call that needs it. The ranks find each other through the group's store.
-"""
-
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..backends.base import Opener
-from ..backends.openers import opener
-from ..base.env import read
-from ..base.errors import InvalidArgument, Timeout
+from ..base.errors import Error, WaitFailed
 from ..comm import Communicator
-from ..gpu import backend as backend_of_gpus
-from ..ranks import bootstrap
-from ..start import join
-from . import torch_absent as absent
 from . import torch_collectives
+from .torch_calls import only
+from .torch_communicators import Communicators
 from .torch_dynamo import untraced
-from .torch_tensors import order, refuse_capture
-from .torch_work import Work
+from .torch_errors import InvalidArgument, of_torch
+from .torch_messages import Call, MessageWork
+from .torch_monitored import monitored_barrier
+from .torch_tensors import order
+from .torch_versions import init_group, split_of
+from .torch_work import CoalescedWork, Work
 
 DEVICES = ("cpu", "cuda")
-_POLL_S = 0.002  # between two polls of the store
-
-
-def backend_for(device: torch.device) -> str:
-    """The backend for a device's tensors. AMD's GPUs are "cuda", too, in PyTorch for ROCm."""
-    return "host" if device.type == "cpu" else backend_of_gpus()
 
 
 class ProcessGroup(dist.ProcessGroup):
     """A group of `torch.distributed` whose collectives KCCL runs.
 
-    Tensors must be C-contiguous, of float32, float64, float16, bfloat16, int32 or int64; those of
-    broadcast and all_gather may have any dtype. Calls on a GPU go to the current stream. The calls
-    of one group run one after another, even on different streams.
+    Tensors must be C-contiguous. Where a call reduces, they are of a type that comm.all_reduce
+    takes; else of any dtype. Calls on a GPU go to the current stream. The calls of one group run
+    one after another, even on different streams.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Makes the group. It makes no communicator yet.
+    # PyTorch asks the backend for these. The group is its own backend.
+    supports_splitting = True
+    supports_coalescing = True
+    supports_time_estimate = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    # What a part of this group is made with.
+    options = None
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        others: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Makes the group, and its communicators for the host. Collective among the group.
 
         Args:
             store: A store of this group alone.
             rank, world_size: This process's rank in the group, and the size of the group.
             timeout: How long ranks wait for each other. Replaces KCCL_TIMEOUT and
                 KCCL_FIRST_TIMEOUT.
+            others: The group of the other backends, in one as "cpu:gloo,cuda:kccl".
         """
-        super().__init__(rank, world_size)
+        init_group(self, store, rank, world_size)
         self._store = store
         self._name = self._description = ""
-        self._timeout_s = timeout.total_seconds()
-        # Type of device -> its communicator, and the device of its tensors.
-        self._comms: dict[str, Communicator] = {}
-        self._devices: dict[str, torch.device] = {}
+        self._timeout = timeout
+        self._others = others
+        self._sequence = 0
+        # The messages between _start_coalescing() and _end_coalescing().
+        # The messages that are held back, and the collectives that have been made meanwhile.
+        self._coalesced: list[Call] | None = None
+        self._coalesced_works: list[Work] = []
+        # As in ["cpu:kccl", "cuda:kccl"]; None until PyTorch has registered the group.
+        self._config: list[str] | None = None
+        self._comms = Communicators(store, rank, world_size, timeout.total_seconds())
 
     # ---- Methods that PyTorch calls; it gives their names ------------------------------------
 
     def getBackendName(self) -> str:
         return "kccl"
 
+    def name(self) -> str:
+        return "kccl"
+
     def setGroupName(self, name: str) -> None:
         self._name = name
+        if self._others is not None:
+            self._others._set_group_name(name)
 
     def getGroupName(self) -> str:
         return self._name
@@ -78,120 +94,161 @@ class ProcessGroup(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._description
 
-    # PyTorch asks the backend for these. The group is its own backend.
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
+    def get_group_store(self) -> dist.Store:
+        return self._store
 
-    def _get_backend(self, device: torch.device) -> "ProcessGroup":
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _get_backend(self, device: torch.device) -> Any:
+        # PyTorch also asks before it has registered the group, so _has() cannot tell.
+        others = self._others
+        if others is not None and device.type in {each.type for each in others._device_types}:
+            return others._get_backend(device)
         return self
+
+    get_backend = _get_backend
 
     @property
     def _device_types(self) -> list[torch.device]:
-        config = dist.get_backend_config(self).split(",")
-        return [torch.device(each) for each in DEVICES if f"{each}:kccl" in config]
+        return [torch.device(each.split(":")[0]) for each in self._pairs()]
 
-    # ---- Communicators -----------------------------------------------------------------------
+    def _pairs(self) -> list[str]:
+        if self._config is None:
+            self._config = str(dist.get_backend_config(self)).split(",")
+        return self._config
+
+    def _has(self, device_type: str) -> bool:
+        return f"{device_type}:kccl" in self._pairs()
+
+    def eager_connect_single_device(self, device: "torch.device | None") -> None:
+        # PyTorch calls it before it has registered the group, as communicator() needs.
+        if device is not None and device.type not in self._comms.of:
+            self._comms.open(device)
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Does nothing: ranks outside of a new group take no part in it."""
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> dist.ProcessGroup | None:
+        """Makes a group of some ranks of this one; None on the others. dist.split_group calls it.
+
+        With several backends the part has them, too, or those for `device_types`, if given. All
+        ranks of this group must call it then.
+
+        Raises:
+            InvalidArgument: A rank is not in this group, or is given twice, or no backend has one
+                of the device types.
+        """
+        if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.size())):
+            raise InvalidArgument(
+                f"ranks is {ranks}, must be different ranks of a group of {self.size()}"
+            )
+        name = group_name or f"{self._name}:split:{','.join(map(str, ranks))}"
+        description = group_desc or f"{self._description}:split"
+        timeout = timeout or self._timeout
+        pairs = self._pairs()
+        if device_types is not None:
+            wanted = {device.type for device in device_types}
+            known = [pair.split(":")[0] for pair in pairs]
+            unknown = sorted(wanted - set(known))
+            if unknown or not wanted:
+                raise InvalidArgument(
+                    f"device_types has {', '.join(unknown) or 'none'}, must have some of "
+                    f"{', '.join(known)}, for which this group has a backend"
+                )
+            pairs = [pair for pair in pairs if pair.split(":")[0] in wanted]
+        others = None
+        if self._others is not None:
+            others = split_of(self._others, ranks, timeout, name, description, device_types)
+        if self.rank() not in ranks:
+            return None
+        if others is not None and not any(pair.endswith(":kccl") for pair in pairs):
+            return others
+        store = dist.PrefixStore(f"{name}/", self._store)
+        part = ProcessGroup(store, ranks.index(self.rank()), len(ranks), timeout, others)
+        part._config = pairs
+        part.setGroupName(name)
+        part.setGroupDesc(description)
+        return part
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets how long ranks wait for each other from now on."""
+        self._timeout = timeout
+        self._comms.set_timeout(timeout.total_seconds())
+        if self._others is not None:
+            self._others.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Closes this rank's communicators. dist.destroy_process_group() calls it. Idempotent."""
+        self._comms.close()
+        if self._others is not None:
+            self._others.shutdown()
+
+    def abort(self) -> None:
+        """Makes all ranks' waits fail, and closes this rank's communicators."""
+        self._comms.abort()
+        if self._others is not None:
+            self._others.abort()
+
+    # ---- Calls -------------------------------------------------------------------------------
 
     def communicator(self, device: torch.device) -> Communicator:
-        """The communicator for tensors on a device. The first call for a device type is collective.
+        """The communicator for tensors on a device. The first call for a GPU is collective.
 
         Raises:
             NotImplementedError: The group was made for other devices.
             Error: The communicator must be made first, and a CUDA graph is being captured.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        if device.type in self._comms:
-            return self._comms[device.type]
-        config = dist.get_backend_config(self)
-        if f"{device.type}:kccl" not in config.split(","):
+        if not self._has(device.type):
             raise NotImplementedError(
-                f"this group was made for {config}, and its tensor is on {device}: a group of "
-                'backend "kccl" gets all tensors of the group; use init_process_group("kccl"), and '
-                "new_group(backend=...) for calls that another backend shall run"
+                f"this group was made for {','.join(self._pairs())}, and its tensor is on "
+                f'{device}: use init_process_group("kccl") for tensors on the host and on GPUs, '
+                "or name a backend for each device, that of kccl last"
             )
-        return self._open(device)
-
-    def _open(self, device: torch.device) -> Communicator:
-        refuse_capture(device, "this group")
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        rank, world_size = self.rank(), self.size()
-        keys = [f"{device.type}/{each}" for each in range(world_size)]
-
-        def find() -> Opener:
-            if rank == 0:
-                # All other ranks have connected with this one, so they have read the keys. Delete
-                # them, so that a later group of the same name does not find them.
-                for key in keys:
-                    self._store.delete_key(key)
-            return opener(backend_for(device), "number", device.index or 0)
-
-        def exchange(text: str, seconds: float) -> list[str]:
-            self._store.set(keys[rank], text)
-            return [self._read(peer, key, seconds) for peer, key in enumerate(keys)]
-
-        job_rank = bootstrap.JobRank("torch.distributed", rank, world_size, rank, exchange)
-        env = replace(read(), timeout=self._timeout_s, first_timeout=self._timeout_s)
-        self._comms[device.type] = join(job_rank, env, find)
-        self._devices[device.type] = device
-        return self._comms[device.type]
-
-    def _read(self, peer: int, key: str, seconds: float) -> str:
-        # Why not Store.wait(): Ctrl-C does not interrupt it.
-        deadline = time.monotonic() + seconds
-        while not self._store.check([key]):
-            if time.monotonic() > deadline:
-                raise Timeout(
-                    f"rank {self.rank()} waited {seconds:.3g} s for rank {peer} to make "
-                    "its first call on this process group",
-                    rank=self.rank(),
-                    peer=peer,
-                    collective="start-up",
-                    waited_s=seconds,
-                )
-            time.sleep(_POLL_S)
-        text: str = self._store.get(key).decode()
-        return text
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Sets how long ranks wait for each other from now on."""
-        self._timeout_s = timeout.total_seconds()
-        for comm in self._comms.values():
-            comm.timeout = self._timeout_s
-
-    def shutdown(self) -> None:
-        """Closes this rank's communicators. dist.destroy_process_group() calls it. Idempotent."""
-        for comm in self._comms.values():
-            comm.close()
-
-    def abort(self) -> None:
-        """Makes all ranks' waits fail, and closes this rank's communicators."""
-        for comm in self._comms.values():
-            comm.abort()
-            comm.close()
-
-    # ---- Collectives -------------------------------------------------------------------------
+        return self._comms.of.get(device.type) or self._comms.open(device)
 
     @untraced
-    def barrier(self, opts: Any) -> Work:
+    def barrier(self, opts: Any = None) -> Any:
         """dist.barrier: on the GPU if the group has a communicator for it, or if device_ids says.
 
         On the GPU, wait() of the result waits until all ranks' streams have reached the barrier.
         """
-        device = self._devices.get("cuda", torch.device("cpu"))
-        if opts.device_ids:
-            given = torch.device("cuda", opts.device_ids[0])
+        ids = getattr(opts, "device_ids", None)
+        devices = self._comms.devices
+        device = devices.get("cuda", torch.device("cpu"))
+        if ids:
+            given = torch.device("cuda", ids[0])
             if device.type == "cuda" and device != given:
-                raise InvalidArgument(f"device_ids is {opts.device_ids}, must be [{device.index}]")
+                raise InvalidArgument(f"device_ids is {ids}, must be [{device.index}]")
             device = given
-        comm = self._comms.get(device.type) or self._open(device)
+        if self._others is not None and not self._has(device.type):
+            if not torch.cuda.is_available():
+                return self._others.barrier(opts)
+            device = torch.device("cuda")
+        comm = self._comms.of.get(device.type) or self._comms.open(device)
         stream = order(comm, device)
-        if stream is None:
-            comm.barrier()
-        else:
-            comm.barrier(stream=stream)
-        return Work(comm, [], stream, opts, blocks_host=True)
+
+        def call(comm: Communicator) -> None:
+            if stream is None:
+                comm.barrier()
+            else:
+                comm.barrier(stream=stream)
+
+        return self._made(comm, [], stream, opts, call, blocks_host=True)
 
     def run(
         self,
@@ -208,14 +265,134 @@ class ProcessGroup(dist.ProcessGroup):
             opts: PyTorch's options of the call.
             call: Makes the call.
         """
-        comm = self.communicator(x.device)
-        stream = order(comm, x.device)
-        call(comm)
-        return Work(comm, results, stream, opts)
+        comm = self._comms.of.get(x.device.type)
+        if comm is None or not self._has(x.device.type):
+            comm = self.communicator(x.device)
+        return self._made(comm, results, order(comm, x.device), opts, call)
+
+    def _made(
+        self,
+        comm: Communicator,
+        results: list[torch.Tensor],
+        stream: "torch.cuda.Stream | None",
+        opts: Any,
+        call: Callable[[Communicator], Any],
+        *,
+        blocks_host: bool = False,
+    ) -> Work:
+        """Makes a call. A wait that fails is an error of this call, or of the result's wait()."""
+        self._sequence += 1
+        failure: Error | None = None
+        try:
+            call(comm)
+        except WaitFailed as error:
+            failure = of_torch(error)
+            if opts is None or not getattr(opts, "asyncOp", True):
+                raise failure from error
+        except Error as error:
+            raise of_torch(error) from error
+        work = Work(
+            comm,
+            results,
+            stream,
+            opts,
+            sequence=self._sequence,
+            blocks_host=blocks_host,
+            error=failure,
+        )
+        if self._coalesced is not None:
+            self._coalesced_works.append(work)
+        return work
+
+    @untraced
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """dist.monitored_barrier, through the store."""
+        limit = timeout or self._timeout
+        monitored_barrier(self._store, self.rank(), self.size(), limit, wait_all_ranks)
+
+    # ---- Messages ----------------------------------------------------------------------------
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Any:
+        """dist.send and isend, of any dtype."""
+        return self._message(Call(only(tensors), peer, tag, receives=False))
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Any:
+        """dist.recv and irecv from one rank, of any dtype."""
+        return self._message(Call(only(tensors), peer, tag, receives=True))
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
+        """dist.recv and irecv from any rank."""
+        return self._message(Call(only(tensors), None, tag, receives=True))
+
+    # The name that PyTorch's C++ looks for.
+    recvAnysource = recv_anysource
+
+    def _message(self, call: Call) -> MessageWork | None:
+        if self._coalesced is not None:
+            self._coalesced.append(call)
+            return None
+        return self._begin([call])
+
+    def _begin(self, calls: list[Call]) -> MessageWork:
+        try:
+            return self._comms.messages.start(calls)
+        except Error as error:
+            raise of_torch(error) from error
+
+    def start_coalescing(self, device: "torch.device | None" = None) -> None:
+        """Holds messages back until end_coalescing(). Collectives run at once."""
+        if self._coalesced is not None:
+            raise InvalidArgument("calls are coalesced already: end_coalescing() must come first")
+        self._coalesced, self._coalesced_works = [], []
+
+    def end_coalescing(self, device: "torch.device | None" = None) -> Any:
+        """Begins the messages that were held back, all together. Returns the Work of these and of
+        the collectives that have been made meanwhile.
+        """
+        calls, self._coalesced = self._coalesced, None
+        made, self._coalesced_works = self._coalesced_works, []
+        if calls is None:
+            raise InvalidArgument("no calls are coalesced: start_coalescing() must come first")
+        if not made:
+            return self._begin(calls)
+        return CoalescedWork([*made, self._begin(calls)] if calls else made)
+
+    _start_coalescing = start_coalescing
+    _end_coalescing = end_coalescing
 
 
-for _name, _absent_call in absent.METHODS.items():
-    setattr(ProcessGroup, _name, untraced(_absent_call))
+def _device_of(arguments: Iterable[Any]) -> "torch.device | None":
+    """The device of the first tensor in a call's arguments."""
+    for each in arguments:
+        if isinstance(each, torch.Tensor):
+            return each.device
+        if isinstance(each, list):
+            found = _device_of(each)
+            if found is not None:
+                return found
+    return None
+
+
+def _routed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which gives tensors of another backend's devices to that one."""
+
+    def call(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        if self._others is not None:
+            device = _device_of((*args, *kwargs.values()))
+            if device is not None and not self._has(device.type):
+                return getattr(self._others, name)(*args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    call.__name__, call.__doc__ = name, method.__doc__
+    return untraced(call)
+
+
+_METHODS: dict[str, Callable[..., Any]] = {
+    name: getattr(ProcessGroup, name) for name in ("send", "recv", "recv_anysource")
+}
 for _collective in torch_collectives.NAMES:
-    for _name, _method in torch_collectives.load(_collective).GROUP_METHODS.items():
-        setattr(ProcessGroup, _name, untraced(_method))
+    _METHODS |= torch_collectives.load(_collective).GROUP_METHODS
+for _name, _method in _METHODS.items():
+    setattr(ProcessGroup, _name, _routed(_name, _method))

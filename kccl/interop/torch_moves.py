@@ -1,16 +1,30 @@
 """Collectives of PyTorch's tensors that only move bits: they take every dtype.
 
-KCCL has six element types. A tensor of another type, as bool, uint8, float8 or complex, travels as
-int32. If its bytes are no whole number of those, it travels in a copy that is a little longer.
+A tensor of a type that KCCL does not have, as complex32 or float8_e8m0fnu, travels as uint8.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from ..base import dlpack
 from ..base.errors import InvalidArgument
 from ..comm import Communicator
 from .torch_tensors import array, is_known
 
-_WORD = torch.int32
+
+def movable(x: torch.Tensor, name: str) -> Any:
+    """A tensor of any dtype as an array for a communicator's calls that only move bits.
+
+    Args:
+        x: A C-contiguous tensor. Its memory is the array's.
+        name: Name of the argument, for error messages.
+
+    Raises:
+        InvalidArgument: It is sparse, or a view that conjugates or negates, or not C-contiguous.
+    """
+    return array(x if is_known(x.dtype) else _bytes(x, name), name)
 
 
 def move_in_place(comm: Communicator, x: torch.Tensor, root: int, name: str) -> None:
@@ -22,12 +36,7 @@ def move_in_place(comm: Communicator, x: torch.Tensor, root: int, name: str) -> 
         root: The rank whose tensor is copied.
         name: Name of x in error messages.
     """
-    if is_known(x.dtype):
-        comm.broadcast(array(x, name), root)
-        return
-    carrier = _words(x, name)
-    comm.broadcast(array(carrier, name), root)
-    _unpack(carrier, x)
+    comm.broadcast(movable(x, name), root)
 
 
 def gather_into(
@@ -41,25 +50,24 @@ def gather_into(
         out: C-contiguous, of the same dtype, with world_size times as many elements.
         names: Names of x and out in error messages.
     """
-    if is_known(x.dtype):
-        comm.all_gather(array(x, names[0]), out=array(out, names[1]))
-        return
-    want = comm.world_size * x.numel()
-    if out.dtype != x.dtype or out.numel() != want:
+    check_whole(out, x, comm.world_size, (names[1], names[0]))
+    comm.all_gather(movable(x, names[0]), out=movable(out, names[1]))
+
+
+def check_whole(
+    whole: torch.Tensor, part: torch.Tensor, world_size: int, names: tuple[str, str]
+) -> None:
+    """Checks that a tensor holds a part for each rank, where KCCL would see bytes only.
+
+    Raises:
+        InvalidArgument: It has another size or type.
+    """
+    want = world_size * part.numel()
+    if not is_known(part.dtype) and (whole.dtype != part.dtype or whole.numel() != want):
         raise InvalidArgument(
-            f"{names[1]} has {out.numel()} elements of {out.dtype}, must have {want} of {x.dtype}: "
-            f"those of {names[0]} on {comm.world_size} ranks"
+            f"{names[0]} has {whole.numel()} elements of {whole.dtype}, must have {want} of "
+            f"{part.dtype}: those of {names[1]} on {world_size} ranks"
         )
-    mine, everyone = _words(x, names[0]), _words(out, names[1])
-    if mine.nbytes == x.nbytes:
-        comm.all_gather(array(mine, names[0]), out=array(everyone, names[1]))
-        _unpack(everyone, out)
-        return
-    # Each rank's part has padding at its end.
-    padded = mine.new_empty(comm.world_size, mine.numel())
-    comm.all_gather(array(mine, names[0]), out=array(padded, names[1]))
-    parts = padded.view(torch.uint8)[:, : x.nbytes]
-    _bytes(out, names[1]).view(comm.world_size, -1).copy_(parts)
 
 
 def _bytes(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -70,11 +78,7 @@ def _bytes(x: torch.Tensor, name: str) -> torch.Tensor:
     """
     if x.layout is not torch.strided:
         raise InvalidArgument(f"{name} has layout {x.layout}, must be torch.strided")
-    if x.is_conj():
-        raise InvalidArgument(
-            f"{name} is a view that conjugates the memory behind it, must be a tensor with its own "
-            f"values: {name}.resolve_conj() makes one"
-        )
+    dlpack.check_plain(x, name)
     if not x.is_contiguous():
         raise InvalidArgument(
             f"{name} has shape {tuple(x.shape)} and is not C-contiguous, must be C-contiguous: "
@@ -83,18 +87,14 @@ def _bytes(x: torch.Tensor, name: str) -> torch.Tensor:
     return x.detach().view(-1).view(torch.uint8)
 
 
-def _words(x: torch.Tensor, name: str) -> torch.Tensor:
-    """A tensor's bytes as words: its own memory where that can be viewed so, else a padded copy."""
-    own = _bytes(x, name)
-    size = _WORD.itemsize
-    if own.nbytes % size == 0 and own.storage_offset() % size == 0 and own.data_ptr() % size == 0:
-        return own.view(_WORD)
-    copy = own.new_zeros(-(-own.nbytes // size) * size)
-    copy[: own.nbytes] = own
-    return copy.view(_WORD)
+def lengths(counts: Sequence[int], x: torch.Tensor, moved: Any) -> list[int]:
+    """Counts of elements of x, in elements of movable(x)."""
+    scale = x.dtype.itemsize // moved.dtype.itemsize
+    return [scale * each for each in counts]
 
 
-def _unpack(words: torch.Tensor, x: torch.Tensor) -> None:
-    """Copies the bytes of _words(x) back into x, unless they are its own memory."""
-    if words.data_ptr() != x.data_ptr():
-        _bytes(x, "").copy_(words.view(torch.uint8)[: x.nbytes])
+def copy_out(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Copies what lies one behind the other in a vector to tensors of these shapes."""
+    counts = [part.numel() for part in parts]
+    for part, its in zip(parts, whole.split(counts), strict=True):
+        part.detach().copy_(its.view(part.shape))

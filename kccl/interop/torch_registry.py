@@ -29,7 +29,7 @@ def unregister(name: str = DEFAULT) -> None:
 
 
 def find(name: str) -> Communicator:
-    """The communicator that is registered under a name.
+    """Returns the communicator that is registered under a name.
 
     Raises:
         Error: There is none.

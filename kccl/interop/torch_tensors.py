@@ -9,11 +9,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..base import dtypes
+from ..base import dlpack, dtypes
 from ..base.errors import Error, InvalidArgument
 from ..comm import Communicator
 
-_DTYPES = {getattr(torch, dtype.name): dtype for dtype in dtypes.ALL}
+# Older versions of PyTorch have fewer types.
+_DTYPES = {getattr(torch, dtype.name): dtype for dtype in dtypes.ALL if hasattr(torch, dtype.name)}
+# Types that NumPy has from ml_dtypes only, and what PyTorch gives NumPy in their place.
+_CARRIERS = {2: torch.int16, 1: torch.uint8}
 
 # Communicator -> {is the stream being captured: stream of its last such call on a GPU}.
 _streams: "WeakKeyDictionary[Communicator, dict[bool, torch.cuda.Stream]]" = WeakKeyDictionary()
@@ -32,7 +35,8 @@ def array(x: torch.Tensor, name: str) -> Any:
         name: Name of the argument, for error messages.
 
     Raises:
-        InvalidArgument: KCCL does not have its element type, or it is sparse.
+        InvalidArgument: KCCL does not have its element type, it is sparse, or it is a view that
+            conjugates or negates.
     """
     kind = _DTYPES.get(x.dtype)
     if kind is None:
@@ -43,23 +47,20 @@ def array(x: torch.Tensor, name: str) -> Any:
         )
     if x.layout is not torch.strided:
         raise InvalidArgument(f"{name} has layout {x.layout}, must be torch.strided")
+    dlpack.check_plain(x, name)
     x = x.detach()
     if x.device.type != "cpu":
         return x
-    if kind is dtypes.bfloat16:
-        return x.view(torch.int16).numpy().view(dtypes.to_numpy(kind))
+    if kind is dtypes.bfloat16 or kind.name.startswith("float8"):
+        return x.view(_CARRIERS[kind.itemsize]).numpy().view(dtypes.to_numpy(kind))
     return x.numpy()
 
 
 def _instead(dtype: torch.dtype) -> str:
     """What a caller may reduce in place of a tensor of a type that KCCL does not have."""
     if dtype.is_complex:
-        return "sum and avg of torch.view_as_real(x.to(torch.complex64)) are the same"
-    if dtype.is_floating_point:
-        return "reduce x.to(torch.bfloat16)"
-    if dtype is torch.bool:
-        return 'reduce x.to(torch.int32): there max is "or", and min is "and"'
-    return f"reduce x.to(torch.{'int64' if dtype.itemsize >= 4 else 'int32'})"
+        return "reduce x.to(torch.complex64)"
+    return "reduce x.to(torch.bfloat16)"
 
 
 def order(comm: Communicator, device: torch.device) -> "torch.cuda.Stream | None":

@@ -1,5 +1,7 @@
 """The handle that a call of a process group returns: PyTorch's Work."""
 
+import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -7,15 +9,29 @@ import torch
 import torch.distributed as dist
 
 from ..base.errors import Error
+from ..base.errors import Timeout as OfKccl
 from ..comm import Communicator
 from .torch_dynamo import untraced
+from .torch_errors import Timeout, of_torch
+
+_POLL_S = 0.0005  # between two looks at a call on a GPU, in wait() with a timeout
+
+
+def limit_s(timeout: timedelta | None) -> float | None:
+    """The seconds that a caller of wait() gives; None for PyTorch's ways to give none."""
+    return timeout.total_seconds() if timeout and timeout > timedelta() else None
+
+
+def timed_out(seconds: float, what: str) -> OfKccl:
+    """The error of a wait() that was given a timeout. The call itself may still end."""
+    return Timeout(f"Operation timed out! wait() was given {seconds:.3g} s, and {what}", rank=-1)
 
 
 class Work(dist.Work):
     """A call of a process group. On the host it has run. On a GPU it is enqueued on a stream.
 
-    `wait()` makes the current stream wait for the call. Only for a barrier the host waits, too. The
-    `timeout` of `wait()` is ignored: the time-out of the group limits the call itself.
+    `wait()` makes the current stream wait for the call. Only for a barrier, or with a timeout, the
+    host waits, too.
     """
 
     def __init__(
@@ -25,35 +41,151 @@ class Work(dist.Work):
         stream: "torch.cuda.Stream | None",
         opts: Any,
         *,
+        sequence: int = 0,
         blocks_host: bool = False,
+        error: Error | None = None,
     ) -> None:
+        """Records what wait() needs.
+
+        Args:
+            comm: The communicator that has made the call.
+            tensors: What the call writes.
+            stream: Where it was enqueued; None on the host.
+            opts: PyTorch's options of the call.
+            sequence: The call's number in its group.
+            blocks_host: wait() waits on the host.
+            error: Why the call failed, if it has. wait() raises it.
+        """
         super().__init__()
         self._comm = comm
         self._tensors = tensors
         self._stream = stream
+        self._sequence = sequence
         self._blocks_host = blocks_host
+        self._error = error
         self._event: torch.cuda.Event | None = None
         # With asyncOp False no event is needed: the caller waits at once, before anything else is
-        # enqueued on the stream. PyTorch before 2.8 has no asyncOp.
-        if stream is not None and getattr(opts, "asyncOp", True):
+        # enqueued on the stream.
+        if stream is not None and error is None and getattr(opts, "asyncOp", True):
             self._event = stream.record_event()
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Makes the current stream wait for the call.
+        """Makes the current stream wait for the call. With a timeout the host waits, at most so
+        long.
 
         Raises:
             Timeout, PeerLost: A call is known to have failed. A call on a GPU may still fail later.
         """
+        error = self.exception()
+        if error is not None:
+            raise error
         if self._stream is not None:
-            now = torch.cuda.current_stream(self._stream.device)
-            if self._event is not None:
-                now.wait_event(self._event)
-            elif now != self._stream:
-                now.wait_stream(self._stream)
-            if self._blocks_host and not torch.cuda.is_current_stream_capturing():
-                now.synchronize()
-        self._comm.check()
+            self._wait_on_gpu(self._stream, limit_s(timeout))
+            error = self.exception()
+            if error is not None:
+                raise error
+        return True
+
+    def _wait_on_gpu(self, stream: "torch.cuda.Stream", seconds: float | None) -> None:
+        now = torch.cuda.current_stream(stream.device)
+        if self._event is not None:
+            now.wait_event(self._event)
+        elif now != stream:
+            now.wait_stream(stream)
+        if torch.cuda.is_current_stream_capturing():
+            return
+        if seconds is not None:
+            deadline = time.monotonic() + seconds
+            while not self.is_completed():
+                if time.monotonic() > deadline:
+                    raise timed_out(seconds, "the call has not ended on the GPU")
+                time.sleep(_POLL_S)
+        if self._blocks_host:
+            now.synchronize()
+
+    @untraced
+    def synchronize(self) -> None:
+        """Does what wait() does."""
+        self.wait()
+
+    @untraced
+    def block_current_stream(self) -> None:
+        """Does what wait() does."""
+        self.wait()
+
+    @untraced
+    def is_completed(self) -> bool:
+        """Tells whether the call has run, or has failed."""
+        last = self._event or self._stream
+        return self._error is not None or last is None or bool(last.query())
+
+    @untraced
+    def is_success(self) -> bool:
+        """Tells whether the call has run and no call on its communicator has failed."""
+        return self.is_completed() and self.exception() is None
+
+    @untraced
+    def exception(self) -> Error | None:
+        """Returns the error of this call, or of the communicator; None if none is known."""
+        if self._error is not None:
+            return self._error
+        try:
+            self._comm.check()
+        except Error as error:
+            return of_torch(error)
+        return None
+
+    @untraced
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensors that the call writes."""
+        return self._tensors
+
+    @untraced
+    def _get_sequence_number(self) -> int:
+        """Returns the number of the call in its group."""
+        return self._sequence
+
+    @untraced
+    def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
+        """Returns a future of the same tensors, or of the call's error. On a GPU its wait() makes
+        the current stream wait.
+        """
+        if self._stream is None or self._error is not None:
+            future = torch.futures.Future()
+            if self._error is None:
+                future.set_result(self._tensors)
+            else:
+                future.set_exception(self._error)
+            return future
+        future = torch.futures.Future(devices=[self._stream.device])
+        # set_result() records an event on the current stream.
+        with torch.cuda.stream(self._stream):
+            future.set_result(self._tensors)
+        return future
+
+
+class CoalescedWork(dist.Work):
+    """Calls of a process group that were coalesced: done when all are."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        """Keeps the calls.
+
+        Args:
+            works: What each returned; at least one.
+        """
+        super().__init__()
+        self._works = works
+
+    @untraced
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits for each as its own wait() does.
+
+        Raises:
+            Timeout, PeerLost: The first that has failed.
+        """
+        for work in self._works:
+            work.wait(timeout)
         return True
 
     @untraced
@@ -68,38 +200,26 @@ class Work(dist.Work):
 
     @untraced
     def is_completed(self) -> bool:
-        """Whether the call has run."""
-        last = self._event or self._stream
-        return last is None or bool(last.query())
+        """Tells whether all have run, or have failed."""
+        return all([work.is_completed() for work in self._works])
 
     @untraced
     def is_success(self) -> bool:
-        """Whether the call has run and no call on its communicator has failed."""
-        return self.is_completed() and self.exception() is None
+        """Tells whether all have run, and none has failed."""
+        return all([work.is_success() for work in self._works])
 
     @untraced
     def exception(self) -> Error | None:
-        """The error of a failed call on the communicator; None if none is known."""
-        try:
-            self._comm.check()
-        except Error as error:
-            return error
-        return None
+        """Returns the first error; None if none is known."""
+        return next((error for work in self._works if (error := work.exception())), None)
 
     @untraced
     def result(self) -> list[torch.Tensor]:
-        """The tensors that the call writes."""
-        return self._tensors
+        """Returns the tensors of all, in the order of the calls."""
+        return [tensor for work in self._works for tensor in work.result()]
 
     @untraced
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
-        """A future of the same tensors. On a GPU its wait() makes the current stream wait."""
-        if self._stream is None:
-            future = torch.futures.Future()
-            future.set_result(self._tensors)
-            return future
-        future = torch.futures.Future(devices=[self._stream.device])
-        # set_result() records an event on the current stream.
-        with torch.cuda.stream(self._stream):
-            future.set_result(self._tensors)
-        return future
+        """Returns a future of the tensors of all, or of the first error."""
+        every = torch.futures.collect_all([work.get_future() for work in self._works])
+        return every.then(lambda done: [x for each in done.value() for x in each.value()])

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...comm import Communicator
-from ..torch_calls import check_as_many, check_equal, first, only
-from ..torch_moves import gather_into
+from ..torch_calls import check_alike, check_as_many, check_equal, first, only
+from ..torch_moves import copy_out, gather_into, lengths, movable
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import order
 from ..torch_work import Work
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def all_gather(x: torch.Tensor, comm: str | None = None) -> torch.Tensor:
-    """All ranks' x, in rank order.
+    """Returns all ranks' x, in rank order.
 
     Args:
         x: The same shape and dtype on every rank; any dtype. If it is not C-contiguous, it is
@@ -50,23 +50,39 @@ def _fake(x: torch.Tensor, comm: str) -> torch.Tensor:
 
 def _gather_parts(comm: Communicator, parts: list[torch.Tensor], x: torch.Tensor) -> None:
     """Gathers into one buffer, and copies out."""
-    whole = x.new_empty((len(parts), *x.shape))
+    whole = x.new_empty(len(parts) * x.numel())
     gather_into(comm, x, whole, ("tensor", "tensor_list"))
-    for part, its in zip(parts, whole, strict=True):
-        part.copy_(its)
+    copy_out(whole, parts)
 
 
 def _of_lists(
-    group: "ProcessGroup", outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any
+    group: "ProcessGroup",
+    outs: list[list[torch.Tensor]],
+    tensors: list[torch.Tensor],
+    opts: Any = None,
 ) -> Work:
-    """dist.all_gather of tensors of equal size, of any dtype."""
+    """dist.all_gather, of any dtype. The ranks' tensors may have lengths of their own."""
     x, parts = only(tensors), only(outs)
-    check_equal(parts, x, "tensor_list")
-    return group.run(x, parts, opts, lambda comm: _gather_parts(comm, parts, x))
+    check_alike(parts, "tensor_list", group.size())
+    check_equal([parts[group.rank()]], x, "tensor_list", group.rank())
+    counts = [part.numel() for part in parts]
+    if len(set(counts)) == 1:
+        return group.run(x, parts, opts, lambda comm: _gather_parts(comm, parts, x))
+
+    def call(comm: Communicator) -> None:
+        whole = x.new_empty(sum(counts))
+        given, out = movable(x, "tensor"), movable(whole, "tensor_list")
+        comm.all_gather(given, out=out, counts=lengths(counts, whole, out))
+        copy_out(whole, parts)
+
+    return group.run(x, parts, opts, call)
 
 
 def _of_several_lists(
-    group: "ProcessGroup", outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any
+    group: "ProcessGroup",
+    outs: list[list[torch.Tensor]],
+    tensors: list[torch.Tensor],
+    opts: Any = None,
 ) -> Work:
     """dist.all_gather_coalesced: outs[rank][i] becomes tensors[i] of a rank."""
     for rank, its in enumerate(outs):
@@ -83,13 +99,15 @@ def _of_several_lists(
     return group.run(first(tensors, "input_tensor_list"), results, opts, call)
 
 
-def _of_tensors(group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any) -> Work:
+def _of_tensors(
+    group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any = None
+) -> Work:
     """dist.all_gather_into_tensor."""
     return _of_several_tensors(group, [out], [x], opts)
 
 
 def _of_several_tensors(
-    group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any
+    group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
 ) -> Work:
     """dist.all_gather_into_tensor of several tensors, one after another; DTensor has one."""
     names = "input_tensor", "output_tensor"

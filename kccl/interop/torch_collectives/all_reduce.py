@@ -6,7 +6,8 @@ import torch
 
 from ...comm import Communicator
 from ...plan.ops import Op
-from ..torch_calls import first, only, op_of
+from ..torch_calls import first, only
+from ..torch_reductions import reduction_of
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import array, order
 from ..torch_work import Work
@@ -20,7 +21,7 @@ def all_reduce(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> tor
 
     Args:
         x: The same shape and dtype on every rank. If it is not C-contiguous, it is copied first.
-        op: "sum", "prod", "min", "max", or for floats "avg".
+        op: As in comm.all_reduce.
         comm: Name of a registered communicator; "default" when None.
 
     Returns:
@@ -66,19 +67,21 @@ def _fake(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any) -> Work:
-    """dist.all_reduce: SUM, PRODUCT, MIN, MAX, AVG; in place."""
+def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> Work:
+    """dist.all_reduce, in place."""
     only(tensors)
     return _of_several(group, tensors, opts)
 
 
-def _of_several(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any) -> Work:
+def _of_several(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> Work:
     """dist.all_reduce of several tensors, one after another."""
-    op = op_of(opts.reduceOp)
+    reduction = reduction_of(opts)
 
     def call(comm: Communicator) -> None:
         for x in tensors:
-            comm.all_reduce(array(x, "tensor"), op=op)
+            reduction.make(
+                x, x, ("tensor", "tensor"), lambda x, _: comm.all_reduce(x, op=reduction.op)
+            )
 
     return group.run(first(tensors, "tensors"), tensors, opts, call)
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..torch_calls import only
+from ..torch_calls import only, root_of
 from ..torch_moves import move_in_place
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import order
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def broadcast(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.Tensor:
-    """The root's x, bit by bit, in a new tensor on every rank.
+    """Returns the root's x, bit by bit, in a new tensor on every rank.
 
     Args:
         x: The same shape and dtype on every rank; any dtype.
@@ -62,9 +62,9 @@ def _fake(x: torch.Tensor, root: int, comm: str) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any) -> Work:
+def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> Work:
     """dist.broadcast, of any dtype."""
-    x, root = only(tensors), opts.rootRank
+    x, root = only(tensors), root_of(opts)
     return group.run(x, tensors, opts, lambda comm: move_in_place(comm, x, root, "tensor"))
 
 

@@ -7,7 +7,8 @@ import torch
 from ...base.errors import InvalidArgument
 from ...comm import Communicator
 from ...plan.ops import Op
-from ..torch_calls import check_as_many, check_equal, first, only, op_of
+from ..torch_calls import check_alike, check_as_many, check_equal, first, only
+from ..torch_reductions import Reduction, reduction_of
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import array, order
 from ..torch_work import Work
@@ -46,7 +47,7 @@ def _op(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
 
 
 def _part(x: torch.Tensor, ranks: Communicator) -> tuple[int, ...]:
-    """The shape of one rank's chunk of x."""
+    """Returns the shape of one rank's chunk of x."""
     if x.dim() == 0 or x.shape[0] % ranks.world_size != 0:
         raise InvalidArgument(
             f"x has shape {tuple(x.shape)}, must have a multiple of {ranks.world_size} rows, the "
@@ -60,35 +61,63 @@ def _fake(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
     return x.new_empty(_part(x, find(comm)))
 
 
+def _scatter_into(
+    comm: Communicator,
+    reduction: Reduction,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    names: tuple[str, str],
+) -> None:
+    """Reduces all ranks' x, and stores this rank's chunk in out."""
+    reduction.make(x, out, names, lambda x, out: comm.reduce_scatter(x, out=out, op=reduction.op))
+
+
 def _of_lists(
-    group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any
+    group: "ProcessGroup",
+    outs: list[torch.Tensor],
+    tensors: list[list[torch.Tensor]],
+    opts: Any = None,
 ) -> Work:
-    """dist.reduce_scatter of tensors of equal size. Copies them into one buffer first."""
-    out, parts, op = only(outs), only(tensors), op_of(opts.reduceOp)
-    check_equal(parts, out, "input_list")
+    """dist.reduce_scatter. Copies the tensors into one buffer first."""
+    out, parts, reduction = only(outs), only(tensors), reduction_of(opts)
+    check_alike(parts, "input_list", group.size())
+    check_equal([parts[group.rank()]], out, "input_list", group.rank())
+    counts = [part.numel() for part in parts]
+    is_even = len(set(counts)) == 1
 
     def call(comm: Communicator) -> None:
-        whole = torch.stack(parts)
-        comm.reduce_scatter(array(whole, "input_list"), out=array(out, "output"), op=op)
+        whole = torch.cat([part.detach().reshape(-1) for part in parts])
+        names = "input_list", "output"
+        if is_even:
+            _scatter_into(comm, reduction, whole, out, names)
+            return
+        reduction.make(
+            whole,
+            out,
+            names,
+            lambda x, out: comm.reduce_scatter(x, out=out, op=reduction.op, counts=counts),
+        )
 
     return group.run(out, [out], opts, call)
 
 
-def _of_tensors(group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any) -> Work:
+def _of_tensors(
+    group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any = None
+) -> Work:
     """dist.reduce_scatter_tensor."""
     return _of_several_tensors(group, [out], [x], opts)
 
 
 def _of_several_tensors(
-    group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any
+    group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
 ) -> Work:
     """dist.reduce_scatter_tensor of several tensors, one after another; DTensor has one."""
-    op = op_of(opts.reduceOp)
+    reduction = reduction_of(opts)
     check_as_many(outs, tensors, ("output", "input"))
 
     def call(comm: Communicator) -> None:
         for out, x in zip(outs, tensors, strict=True):
-            comm.reduce_scatter(array(x, "input"), out=array(out, "output"), op=op)
+            _scatter_into(comm, reduction, x, out, ("input", "output"))
 
     return group.run(first(tensors, "input"), outs, opts, call)
 

@@ -1,0 +1,141 @@
+"""The reductions of MPI that KCCL makes: element type and operator.
+
+A type of MPI is known by its handle, because its objects have no hash. Types of one kind and size,
+as MPI.LONG and MPI.INT64_T, are the same here: a program may give NumPy's long on one rank and its
+long long on another.
+"""
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..plan.ops import Op
+
+_KINDS = {
+    "i": "SIGNED_CHAR SHORT INT LONG LONG_LONG INT8_T INT16_T INT32_T INT64_T AINT OFFSET COUNT "
+    "INTEGER INTEGER1 INTEGER2 INTEGER4 INTEGER8",
+    "u": "UNSIGNED_CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG "
+    "UINT8_T UINT16_T UINT32_T UINT64_T",
+    "f": "FLOAT DOUBLE REAL DOUBLE_PRECISION REAL4 REAL8",
+    "c": "C_COMPLEX C_FLOAT_COMPLEX C_DOUBLE_COMPLEX CXX_FLOAT_COMPLEX CXX_DOUBLE_COMPLEX "
+    "COMPLEX DOUBLE_COMPLEX COMPLEX8 COMPLEX16",
+    "b": "C_BOOL CXX_BOOL",
+    "V": "BYTE",
+}
+_MOST_BYTES = {"i": 8, "u": 8, "f": 8, "c": 16, "b": 1, "V": 1}
+_SUMS: dict[str, Op] = {"SUM": "sum", "PROD": "prod"}
+_ORDERS: dict[str, Op] = {"MIN": "min", "MAX": "max"}
+_BITS: dict[str, Op] = {"BAND": "band", "BOR": "bor", "BXOR": "bxor"}
+# MPI's table of the operators that each kind takes, without those of integers as truth values.
+_OPS: dict[str, dict[str, Op]] = {
+    "i": _SUMS | _ORDERS | _BITS,
+    "u": _SUMS | _ORDERS | _BITS,
+    "f": _SUMS | _ORDERS,
+    "c": _SUMS,
+    "b": {"LAND": "min", "LOR": "max", "LXOR": "bxor"},
+    "V": _BITS,
+}
+# The type codes of arrays whose elements KCCL can add.
+_CODES = "?bhilqBHILQfdFD"
+
+
+def _dtype(kind: str, size: int) -> "np.dtype[Any]":
+    # The bytes of BYTE are combined bit by bit.
+    code = {"V": "u1", "b": "?"}.get(kind, f"{kind}{size}")
+    return np.dtype(code)
+
+
+def _types() -> dict[int, tuple["np.dtype[Any]", str]]:
+    found = {}
+    for kind, names in _KINDS.items():
+        for name in names.split():
+            datatype = getattr(MPI, name, MPI.DATATYPE_NULL)
+            # An MPI without Fortran lacks some.
+            if datatype == MPI.DATATYPE_NULL:
+                continue
+            size = datatype.Get_size()
+            if 0 < size <= _MOST_BYTES[kind] and datatype.Get_extent() == (0, size):
+                found[datatype.handle] = _dtype(kind, size), kind
+    return found
+
+
+# Handle of a type -> NumPy's type, and the kind.
+_TYPES = _types()
+# Kind -> handle of an operator -> KCCL's name.
+_NAMES = {
+    kind: {getattr(MPI, name).handle: said for name, said in ops.items()}
+    for kind, ops in _OPS.items()
+}
+
+
+def reduction(datatype: Any, op: Any) -> tuple["np.dtype[Any]", Op] | None:
+    """Returns the element type and the operator of a reduction, as KCCL calls them.
+
+    The answer depends on nothing but the arguments, which MPI wants to be the same on all ranks.
+
+    Args:
+        datatype: A datatype of MPI.
+        op: An operator of MPI.
+
+    Returns:
+        None: the reduction is MPI's.
+    """
+    known = _TYPES.get(datatype.handle)
+    if known is None:
+        return None
+    dtype, kind = known
+    name = _NAMES[kind].get(op.handle)
+    return None if name is None else (dtype, name)
+
+
+def _natural() -> set[tuple["np.dtype[Any]", Any]]:
+    found: set[tuple[np.dtype[Any], Any]] = set()
+    for kind in "iufcb":
+        for name in _KINDS[kind].split():
+            datatype = getattr(MPI, name, MPI.DATATYPE_NULL)
+            if datatype.handle in _TYPES:
+                found.add((_TYPES[datatype.handle][0], id(datatype)))
+    return found
+
+
+# (Type of a NumPy array, id of a datatype of MPI that it has anyway).
+_NATURAL = _natural()
+
+
+def array_of(spec: Any, blocks: int = 1) -> Any:
+    """Returns the NumPy array of a message [array, datatype] or [array, count, datatype] that has
+    all its elements; any other message as it is.
+
+    Args:
+        spec: A list or tuple, or anything else that mpi4py takes.
+        blocks: The number of blocks that the count is of.
+    """
+    if isinstance(spec, (list, tuple)) and 2 <= len(spec) <= 3:
+        array = spec[0]
+        is_natural = type(array) is np.ndarray and (array.dtype, id(spec[-1])) in _NATURAL
+        if is_natural and (len(spec) == 2 or _is_whole(spec[1], array.size / blocks)):
+            return array
+    return spec
+
+
+def _is_whole(count: Any, wanted: float) -> bool:
+    return type(count) is int and count == wanted
+
+
+def _quick() -> dict[tuple["np.dtype[Any]", int], Op]:
+    found = {}
+    for code in _CODES:
+        for op in (getattr(MPI, name) for name in _SUMS | _ORDERS | _BITS | _OPS["b"]):
+            answer = reduction(MPI._typedict[code], op)
+            if answer is not None and answer[0] == np.dtype(code):
+                found[np.dtype(code), id(op)] = answer[1]
+    return found
+
+
+REDUCES = _quick()
+"""(Type of a NumPy array, id of an operator of MPI) -> KCCL's operator. Each says what reduction()
+says of the datatype that mpi4py takes for the array. MPI's operators are there always."""
+
+MOVES = frozenset(np.dtype(code) for code in _CODES)
+"""Types of NumPy arrays that mpi4py knows without being told."""

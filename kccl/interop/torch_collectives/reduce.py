@@ -1,0 +1,31 @@
+"""reduce for PyTorch."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...comm import Communicator
+from ..torch_calls import only, root_of
+from ..torch_reductions import reduction_of
+from ..torch_work import Work
+
+if TYPE_CHECKING:
+    from ..torch_group import ProcessGroup
+
+
+def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> Work:
+    """dist.reduce. The other ranks' tensors stay as they are."""
+    x, root, reduction = only(tensors), root_of(opts), reduction_of(opts)
+    out = x if group.rank() == root else None
+
+    def call(comm: Communicator) -> None:
+        reduction.make(
+            x, out, ("tensor", "tensor"), lambda x, _: comm.reduce(x, root, op=reduction.op)
+        )
+
+    return group.run(x, tensors, opts, call)
+
+
+GROUP_METHODS = {
+    "reduce": _of_group,
+}

@@ -1,0 +1,40 @@
+"""KCCL's errors as PyTorch's users catch them: each is a torch.distributed.DistBackendError."""
+
+import torch.distributed as dist
+
+from ..base import errors
+from ..base.copying import restored
+
+
+class Error(errors.Error, dist.DistBackendError):
+    """A kccl.Error, raised by a process group."""
+
+
+class Timeout(errors.Timeout, dist.DistBackendError):
+    """A kccl.Timeout, raised by a process group."""
+
+
+class PeerLost(errors.PeerLost, dist.DistBackendError):
+    """A kccl.PeerLost, raised by a process group."""
+
+
+class BackendError(errors.BackendError, dist.DistBackendError):
+    """A kccl.BackendError, raised by a process group."""
+
+
+class InvalidArgument(errors.InvalidArgument, RuntimeError):
+    """A kccl.InvalidArgument, which is a ValueError. PyTorch's own backends raise both types."""
+
+
+_OF_KCCL: dict[type[errors.Error], type[errors.Error]] = {
+    each.__bases__[0]: each for each in (Error, Timeout, PeerLost, BackendError, InvalidArgument)
+}
+
+
+def of_torch(error: errors.Error) -> errors.Error:
+    """The error as a process group raises it, with the same text and attributes."""
+    kind = _OF_KCCL.get(type(error))
+    if kind is None:
+        return error
+    made: errors.Error = restored(kind, error.args, vars(error))
+    return made.with_traceback(error.__traceback__)

@@ -1,0 +1,336 @@
+"""send and recv of a process group: the messages of one group, and what moves them on.
+
+A message moves on in calls of its communicator only, and PyTorch's programs go away meanwhile: they
+compute, or wait in a collective. So messages have a communicator of their own, and a thread moves
+on those that are under way.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+
+from ..base.errors import Error
+from ..collectives.messages import Request
+from ..comm import Communicator
+from .torch_dynamo import untraced
+from .torch_errors import of_torch
+from .torch_moves import movable
+from .torch_work import limit_s, timed_out
+
+# Between two rounds of the thread, and between two looks of a wait() that has waited for long.
+_PAUSE_S = 0.0001
+_LONG_S = 0.01
+# The limit of the wait that fails a communicator whose time is up.
+_LAST_WAIT_S = 0.001
+
+
+@dataclass
+class Call:
+    """One send or receive.
+
+    Attributes:
+        tensor: What is sent, or where it is received.
+        peer: The other rank in the group; None: any rank.
+        tag: The message's tag.
+        receives: Whether this receives.
+    """
+
+    tensor: torch.Tensor
+    peer: int | None
+    tag: int
+    receives: bool
+
+    def on_host(self) -> torch.Tensor:
+        """The tensor, or for one on a GPU a tensor on the host in its place.
+
+        Raises:
+            Error: A CUDA graph is being captured.
+        """
+        x = self.tensor.detach()
+        if x.device.type == "cpu":
+            return x
+        if torch.cuda.is_current_stream_capturing():
+            raise Error(
+                "send and recv of tensors on a GPU go through the host's memory, so a CUDA graph "
+                "cannot capture them: call them outside of the graph"
+            )
+        return torch.empty_like(x, device="cpu") if self.receives else x.cpu()
+
+
+class MessageWork(dist.Work):
+    """Messages that have been begun. wait() waits until they have been sent or received."""
+
+    def __init__(self, messages: "Messages", calls: list[Call]) -> None:
+        super().__init__()
+        self._messages = messages
+        self._calls = calls
+        self._requests: list[Request] = []
+        # (received on the host, the tensor on a GPU, the stream of the call that received it)
+        self._landings: list[tuple[torch.Tensor, torch.Tensor, Any]] = []
+        self._error: Error | None = None
+        self._is_settled = False
+        self._settling = threading.RLock()
+        self._futures: list[torch.futures.Future[list[torch.Tensor]]] = []
+
+    # ---- Called by Messages ------------------------------------------------------------------
+
+    def begin(self, comm: Communicator) -> None:
+        """Begins all messages; receives first, so that what arrives is stored where it belongs."""
+        arrays = []
+        for call in sorted(self._calls, key=lambda call: not call.receives):
+            host = call.on_host()
+            arrays.append((call, movable(host, "tensor")))
+            if call.receives and host.device != call.tensor.device:
+                stream = torch.cuda.current_stream(call.tensor.device)
+                self._landings.append((host, call.tensor.detach(), stream))
+        for call, array in arrays:
+            if call.receives:
+                request = comm.irecv(array, call.peer, call.tag)
+            else:
+                request = comm.isend(array, call.peer, call.tag)  # type: ignore[arg-type]
+            self._requests.append(request)
+
+    def look(self) -> bool:
+        """Moves all messages on. Returns whether these are done, or have failed."""
+        try:
+            return all([request.test() for request in self._requests])
+        except Error as error:
+            self._error = of_torch(error)
+            return True
+
+    def finish(self) -> None:
+        """Waits until they are done, or have failed."""
+        try:
+            for request in self._requests:
+                request.wait()
+        except Error as error:
+            self._error = of_torch(error)
+
+    def settle(self) -> None:
+        """Hands over what was received, once they are done. Idempotent."""
+        with self._settling:
+            if self._is_settled:
+                return
+            self._is_settled = True
+            if self._error is None:
+                for host, x, stream in self._landings:
+                    with torch.cuda.stream(stream):
+                        x.copy_(host)
+            futures, self._futures = self._futures, []
+            for future in futures:
+                self._fill(future)
+
+    def _fill(self, future: "torch.futures.Future[list[torch.Tensor]]") -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+        elif self._landings:
+            with torch.cuda.stream(self._landings[0][2]):
+                future.set_result(self.result())
+        else:
+            future.set_result(self.result())
+
+    # ---- Called by PyTorch and by users ------------------------------------------------------
+
+    @untraced
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits until the tensors may be reused, or have been received.
+
+        Raises:
+            Timeout: A peer did not come in time. After a timeout that was given here, the messages
+                stay under way.
+            PeerLost: A peer went.
+            InvalidArgument: The message that came has another length.
+        """
+        self._messages.wait(self, limit_s(timeout))
+        if self._error is not None:
+            raise self._error
+        for _, x, stream in self._landings:
+            torch.cuda.current_stream(x.device).wait_stream(stream)
+        return True
+
+    @untraced
+    def synchronize(self) -> None:
+        """Does what wait() does."""
+        self.wait()
+
+    @untraced
+    def block_current_stream(self) -> None:
+        """Does what wait() does."""
+        self.wait()
+
+    @untraced
+    def is_completed(self) -> bool:
+        """Tells whether all are done, or have failed. Does not wait."""
+        return self._is_settled or self._messages.look(self)
+
+    @untraced
+    def is_success(self) -> bool:
+        """Tells whether all are done."""
+        return self.is_completed() and self._error is None
+
+    @untraced
+    def exception(self) -> Error | None:
+        """Returns why they failed; None if they have not."""
+        return self._error
+
+    @untraced
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensors, in the order of the calls."""
+        return [call.tensor for call in self._calls]
+
+    @untraced
+    def source_rank(self) -> int:
+        """Returns the rank in the group that has sent the message, once it has been received.
+
+        Raises:
+            RuntimeError: These are several messages, or it was sent from here, or is under way.
+        """
+        source = self._requests[0].source if len(self._requests) == 1 else None
+        if source is None:
+            raise RuntimeError(
+                "source_rank() may only be called on work objects that correspond to a recv or "
+                "recv-from-any call, and after wait()"
+            )
+        return source
+
+    _source_rank = source_rank
+
+    @untraced
+    def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
+        """Returns a future of the tensors, or of the error."""
+        devices = {call.tensor.device for call in self._calls if call.tensor.is_cuda}
+        future = torch.futures.Future(devices=list(devices))
+        with self._settling:
+            if self._is_settled:
+                self._fill(future)
+            else:
+                self._futures.append(future)
+        return future
+
+
+class Messages:
+    """The messages of one group.
+
+    Attributes:
+        comm: The communicator that has them, and no other calls.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        # Whoever calls the communicator holds it: one thread at a time may.
+        self._lock = threading.Lock()
+        self._under_way: list[MessageWork] = []
+
+    def start(self, calls: list[Call]) -> MessageWork:
+        """Begins messages together, so that ranks may send to each other in any order."""
+        work = MessageWork(self, calls)
+        with self._lock:
+            work.begin(self.comm)
+            is_done = work.look()
+            if not is_done:
+                self._under_way.append(work)
+        if is_done:
+            work.settle()
+        else:
+            _mover.watch(self)
+        return work
+
+    def wait(self, work: MessageWork, seconds: float | None) -> None:
+        """Waits for messages; at most so long if `seconds` is given.
+
+        Raises:
+            Timeout: They are still under way then.
+        """
+        began = time.monotonic()
+        limit = self.comm.timeout if seconds is None else seconds
+        # Between two looks another thread may begin messages, for which a peer may wait.
+        while not self.look(work):
+            waited = time.monotonic() - began
+            if waited > limit and seconds is not None:
+                raise timed_out(seconds, "the peer has not sent or received the message")
+            if waited > limit:
+                self._fail(work)
+            else:
+                time.sleep(_PAUSE_S if waited > _LONG_S else 0)
+        work.settle()
+
+    def _fail(self, work: MessageWork) -> None:
+        """Lets the communicator fail, with an error that names what is missing."""
+        with self._lock:
+            if work in self._under_way:
+                limit, self.comm.timeout = self.comm.timeout, _LAST_WAIT_S
+                work.finish()
+                self.comm.timeout = limit
+
+    def look(self, work: MessageWork) -> bool:
+        """Moves the messages on, and returns whether these are done."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if work in self._under_way:
+                if not work.look():
+                    return False
+                self._under_way.remove(work)
+        finally:
+            self._lock.release()
+        work.settle()
+        return True
+
+    def move(self) -> bool:
+        """Moves all messages on. Returns whether some are still under way."""
+        if not self._under_way:
+            return False
+        # Who holds the lock moves them on itself.
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            done = [work for work in self._under_way if work.look()]
+            self._under_way = [work for work in self._under_way if work not in done]
+        finally:
+            self._lock.release()
+        for work in done:
+            work.settle()
+        return bool(self._under_way)
+
+    def close(self) -> None:
+        """Closes the communicator. Messages under way fail."""
+        with self._lock:
+            self.comm.close()
+        self.move()
+
+
+class _Mover:
+    """The thread that moves on the messages of all groups while some are under way."""
+
+    def __init__(self) -> None:
+        self._groups: WeakSet[Messages] = WeakSet()
+        self._is_needed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, messages: Messages) -> None:
+        """Takes care of a group whose messages are under way."""
+        self._groups.add(messages)
+        # A process that was forked has not got the thread.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="kccl-messages", daemon=True)
+            self._thread.start()
+        self._is_needed.set()
+
+    def _run(self) -> None:
+        while True:
+            self._is_needed.wait()
+            # Cleared first: a group that comes meanwhile is not missed.
+            self._is_needed.clear()
+            # A caller who waits at once needs no thread.
+            time.sleep(_PAUSE_S)
+            if any([messages.move() for messages in list(self._groups)]):
+                self._is_needed.set()
+
+
+_mover = _Mover()

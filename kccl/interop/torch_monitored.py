@@ -1,0 +1,75 @@
+"""monitored_barrier: a barrier whose rank 0 says which ranks have not come, through the store."""
+
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+_POLL_S = 0.002
+
+
+def monitored_barrier(
+    store: dist.Store, rank: int, world_size: int, timeout: timedelta, wait_all_ranks: bool
+) -> None:
+    """Waits until all ranks have called it.
+
+    Args:
+        store: The group's.
+        rank, world_size: This rank in the group, and the size of the group.
+        timeout: Most time to wait.
+        wait_all_ranks: Rank 0 names all ranks that have not come, and not only the first.
+
+    Raises:
+        RuntimeError: A rank did not come in time; on rank 0 the text has its number.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    if rank:
+        _follow(store, rank, deadline, timeout)
+        return
+    missing: list[int] = []
+    for peer in range(1, world_size):
+        key = f"monitored/{peer}"
+        if _comes(store, key, deadline):
+            # Deleted before the peer goes on, so the next barrier does not find it.
+            store.delete_key(key)
+            continue
+        missing.append(peer)
+        if not wait_all_ranks:
+            break
+    for peer in range(1, world_size):
+        if peer not in missing:
+            store.set(f"monitored/go/{peer}", "late" if missing else "go")
+    if missing:
+        milliseconds = round(timeout.total_seconds() * 1000)
+        names = ", ".join(map(str, missing))
+        raise RuntimeError(
+            f"[Rank 0]: {'Ranks' if wait_all_ranks else 'Rank'} {names} failed to pass "
+            f"monitoredBarrier in {milliseconds} ms"
+        )
+
+
+def _follow(store: dist.Store, rank: int, deadline: float, timeout: timedelta) -> None:
+    """What the ranks but rank 0 do. No keys are left for a later barrier."""
+    mine, go = f"monitored/{rank}", f"monitored/go/{rank}"
+    store.set(mine, "here")
+    # Rank 0 may come as late as this one, and waits as long.
+    came = _comes(store, go, deadline + timeout.total_seconds())
+    answer = store.get(go).decode() if came else "absent"
+    store.delete_key(mine)
+    store.delete_key(go)
+    if answer != "go":
+        what = "misses ranks" if came else "did not come"
+        raise RuntimeError(
+            f"[Rank {rank}]: Rank {rank} successfully reached monitoredBarrier, but received "
+            f"errors while waiting for rank 0, which {what} in "
+            f"{round(timeout.total_seconds() * 1000)} ms. Please check rank 0 logs for faulty rank."
+        )
+
+
+def _comes(store: dist.Store, key: str, deadline: float) -> bool:
+    """Waits for a key. Returns whether it came in time."""
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,74 @@
+"""PyTorch's ReduceOp, as the collectives of a process group that reduce take it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ..base import errors
+from ..plan.ops import Op, premul_sum
+from .torch_errors import InvalidArgument
+from .torch_tensors import array
+from .torch_versions import premul_factor
+
+_OPS: tuple[tuple[Any, Op], ...] = (
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.PRODUCT, "prod"),
+    (dist.ReduceOp.MIN, "min"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.AVG, "avg"),
+    (dist.ReduceOp.BAND, "band"),
+    (dist.ReduceOp.BOR, "bor"),
+    (dist.ReduceOp.BXOR, "bxor"),
+)
+
+
+class Reduction(NamedTuple):
+    """A ReduceOp.
+
+    Attributes:
+        op: KCCL's.
+    """
+
+    op: Op
+
+    def make(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor | None,
+        names: tuple[str, str],
+        call: Callable[[Any, Any], Any],
+    ) -> None:
+        """Makes a call that reduces.
+
+        Args:
+            x: What this rank gives.
+            out: Where its result goes, perhaps x; None if it gets none.
+            names: Names of x and out in error messages.
+            call: Takes the arrays of x and of out, or None where out is x or None.
+        """
+        own = out.detach() if out is not None and out is not x else None
+        call(array(x, names[0]), None if own is None else array(own, names[1]))
+
+
+def reduction_of(opts: Any) -> Reduction:
+    """KCCL's reduction for the ReduceOp in PyTorch's options; SUM without options, as in PyTorch.
+
+    Raises:
+        NotImplementedError: KCCL does not have it.
+        InvalidArgument: The factor of PREMUL_SUM is no integer and no float.
+    """
+    given = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+    for known, name in _OPS:
+        if given == known:
+            return Reduction(name)
+    if given == dist.ReduceOp.PREMUL_SUM:
+        factor = premul_factor(given)
+        number = factor.item() if isinstance(factor, torch.Tensor) else factor
+        try:
+            return Reduction(premul_sum(number))
+        except errors.InvalidArgument as error:
+            raise InvalidArgument(f"PREMUL_SUM: {error}") from None
+    names = ", ".join(known.name for known, _ in _OPS)
+    raise NotImplementedError(f"kccl: op is {given}, must be one of {names}, PREMUL_SUM")
