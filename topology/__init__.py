@@ -1,36 +1,118 @@
-"""The parts of a machine (CPUs, caches, NUMA nodes), and the distances between them.
+"""The parts of a machine (CPUs, GPUs, their dies, switches), and the distances between them.
 
-Needs only the standard library. `table` also needs `rich`, and `plot` needs `matplotlib`.
+Needs only the standard library. `table` and `machines_table` also need `rich`, `plot` needs
+`matplotlib`, and `with_gpus` asks `pynvml` where there is one.
 """
 
+from .accelerators import with_gpus
+from .blocks import BLOCK_LAYOUTS, BlockPlacement, Interleave, place_blocks
+from .blocks import PATTERNS as BLOCK_PATTERNS
 from .cgroups import folders as cgroup_folders
+from .cost import ALGORITHMS as PREDICTED
+from .cost import ERROR as PREDICTION_ERROR
+from .cost import MOST_RANKS as MOST_PREDICTED_RANKS
+from .cost import Call, predict, ranked
+from .curves import plot_scaling
+from .decode import DECODE_ERROR, models, predict_token
+from .device_tables import machines_table
 from .discovery import discover, recorded
-from .heatmap import check_plot, plot
+from .drawing import plot
+from .gpu_probes import GpuProbe, PairsProbe, with_gpu_probe, with_pairs_probe
+from .graph import Graph, Route
+from .groups import Groups, groups
+from .health import complaints
+from .heatmap import check_plot
+from .hwloc import from_hwloc
+from .layout import Flag, Layout, faults
 from .memory import Room, memory_room
 from .model import FORMAT, Cache, Cpu, Machine, NumaNode
-from .pinning import assign, core_of, pin
+from .nearest import differences, nearest
+from .parts import Device, Figure, Link, Source
+from .pinning import core_of, pin
+from .placement import (
+    LAYOUTS,
+    Placement,
+    place,
+    place_cores,
+    place_threads,
+    predict_barrier,
+)
 from .probes import core_to_core, spread
+from .readings import QUANTITIES, Matrix, Quantity, Range, Reading
 from .render import table
+from .scaling import CHAINED, Chain, Fabric, fabric_of, predict_chain, study
 
 __all__ = [
+    "BLOCK_LAYOUTS",
+    "BLOCK_PATTERNS",
+    "CHAINED",
+    "DECODE_ERROR",
     "FORMAT",
+    "LAYOUTS",
+    "MOST_PREDICTED_RANKS",
+    "PREDICTED",
+    "PREDICTION_ERROR",
+    "QUANTITIES",
+    "BlockPlacement",
     "Cache",
+    "Call",
+    "Chain",
     "Cpu",
+    "Device",
+    "Fabric",
+    "Figure",
+    "Flag",
+    "GpuProbe",
+    "Graph",
+    "Groups",
+    "Interleave",
+    "Layout",
+    "Link",
     "Machine",
+    "Matrix",
     "NumaNode",
+    "PairsProbe",
+    "Placement",
+    "Quantity",
+    "Range",
+    "Reading",
     "Room",
-    "assign",
+    "Route",
+    "Source",
     "cgroup_folders",
     "check_plot",
+    "complaints",
     "core_of",
     "core_to_core",
+    "differences",
     "discover",
+    "fabric_of",
+    "faults",
+    "from_hwloc",
+    "groups",
+    "machines_table",
     "memory_room",
+    "models",
+    "nearest",
     "pin",
+    "place",
+    "place_blocks",
+    "place_cores",
+    "place_threads",
     "plot",
+    "plot_scaling",
+    "predict",
+    "predict_barrier",
+    "predict_chain",
+    "predict_token",
+    "ranked",
     "recorded",
     "spread",
+    "study",
     "table",
+    "with_gpu_probe",
+    "with_gpus",
+    "with_pairs_probe",
 ]
 
 

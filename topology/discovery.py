@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
+from .files import number, numbered, text
 from .model import Cache, Cpu, Machine, NumaNode
 
 # On Arm /proc/cpuinfo has no model name, only (implementer, part). These are the server cores.
@@ -15,6 +15,9 @@ _ARM_PARTS = {
     ("0x41", "0xd49"): "Arm Neoverse-N2",
     ("0x41", "0xd4f"): "Arm Neoverse-V2",
 }
+
+
+_RECORDS = Path(__file__).parent / "machines"
 
 
 def discover(root: str | os.PathLike[str] = "/") -> Machine:
@@ -37,7 +40,7 @@ def discover(root: str | os.PathLike[str] = "/") -> Machine:
     return Machine(
         cpu_model=_cpu_model(cpuinfo),
         architecture=_architecture(base),
-        kernel=_text(base / "proc/sys/kernel/osrelease"),
+        kernel=text(base / "proc/sys/kernel/osrelease"),
         cpus=tuple(_cpu(system / "cpu", cpu, numa_of.get(cpu)) for cpu in online),
         allowed_cpus=_allowed(base),
         caches=_caches(system / "cpu", online),
@@ -48,11 +51,15 @@ def discover(root: str | os.PathLike[str] = "/") -> Machine:
 
 def recorded() -> dict[str, Machine]:
     """Return the machines recorded with this package, by file name without suffix."""
-    folder = Path(__file__).parent / "machines"
     return {
-        path.stem: Machine.from_json(path.read_text("utf-8"))
-        for path in sorted(folder.glob("*.json"))
+        name: Machine.from_json((_RECORDS / f"{name}.json").read_text("utf-8"))
+        for name in recorded_names()
     }
+
+
+def recorded_names() -> list[str]:
+    """Return the names of recorded(), without reading the machines."""
+    return sorted(path.stem for path in _RECORDS.glob("*.json"))
 
 
 def _is_live(base: Path) -> bool:
@@ -65,7 +72,7 @@ def _online(folder: Path, cpuinfo: list[dict[str, str]]) -> tuple[int, ...]:
         return online
     # Some containers and jails have no such list. Then take the CPUs that have a cpuN folder, or
     # else those in /proc/cpuinfo.
-    found = [cpu for cpu, path in _numbered(folder, "cpu") if _text(path / "online") != "0"]
+    found = [cpu for cpu, path in numbered(folder, "cpu") if text(path / "online") != "0"]
     if not found:
         found = [int(entry["processor"]) for entry in cpuinfo if entry["processor"].isdecimal()]
     return tuple(sorted(found))
@@ -74,7 +81,7 @@ def _online(folder: Path, cpuinfo: list[dict[str, str]]) -> tuple[int, ...]:
 def _allowed(base: Path) -> tuple[int, ...] | None:
     if _is_live(base) and hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
-    for line in (_text(base / "proc/self/status") or "").splitlines():
+    for line in (text(base / "proc/self/status") or "").splitlines():
         key, _, value = line.partition(":")
         if key == "Cpus_allowed_list":
             return _parse_id_list(value)
@@ -88,8 +95,8 @@ def _cpu(folder: Path, cpu: int, numa_node: int | None) -> Cpu:
         siblings = _id_list(topology / "thread_siblings_list")
     return Cpu(
         id=cpu,
-        core_id=_number(topology / "core_id"),
-        package=_number(topology / "physical_package_id"),
+        core_id=number(topology / "core_id"),
+        package=number(topology / "physical_package_id"),
         numa_node=numa_node,
         smt_siblings=siblings,
     )
@@ -99,16 +106,16 @@ def _caches(folder: Path, online: tuple[int, ...]) -> tuple[Cache, ...]:
     # A shared cache is listed under each of its CPUs. Equal entries are one cache.
     caches: set[Cache] = set()
     for cpu in online:
-        for _, path in _numbered(folder / f"cpu{cpu}" / "cache", "index"):
-            level = _number(path / "level")
-            kind = _text(path / "type")
+        for _, path in numbered(folder / f"cpu{cpu}" / "cache", "index"):
+            level = number(path / "level")
+            kind = text(path / "type")
             if level is not None:
                 caches.add(
                     Cache(
                         level=level,
                         type=kind.lower() if kind else None,
-                        size_bytes=_parse_size(_text(path / "size")),
-                        line_bytes=_number(path / "coherency_line_size"),
+                        size_bytes=_parse_size(text(path / "size")),
+                        line_bytes=number(path / "coherency_line_size"),
                         shared_cpus=_id_list(path / "shared_cpu_list"),
                     )
                 )
@@ -116,10 +123,10 @@ def _caches(folder: Path, online: tuple[int, ...]) -> tuple[Cache, ...]:
 
 
 def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
-    found = _numbered(folder, "node")
+    found = numbered(folder, "node")
     nodes = []
     for node, path in found:
-        words = (_text(path / "distance") or "").split()
+        words = (text(path / "distance") or "").split()
         distances = tuple(int(word) for word in words if word.isdecimal())
         nodes.append(
             NumaNode(
@@ -135,7 +142,7 @@ def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
 
 def _cpuinfo(base: Path) -> list[dict[str, str]]:
     entries: list[dict[str, str]] = []
-    for line in (_text(base / "proc/cpuinfo") or "").splitlines():
+    for line in (text(base / "proc/cpuinfo") or "").splitlines():
         key, _, value = (part.strip() for part in line.partition(":"))
         if key == "processor":
             entries.append({})
@@ -157,13 +164,13 @@ def _cpu_model(cpuinfo: list[dict[str, str]]) -> str | None:
 
 def _architecture(base: Path) -> str | None:
     # Kernels before 6.1 do not have this file. uname() knows the running machine only.
-    found = _text(base / "proc/sys/kernel/arch")
+    found = text(base / "proc/sys/kernel/arch")
     return os.uname().machine if found is None and _is_live(base) else found
 
 
 def _mem_total(path: Path) -> int | None:
     # "MemTotal:  4810968 kB" in procfs, "Node 0 MemTotal:  4810968 kB" in sysfs; kB means KiB.
-    for line in (_text(path) or "").splitlines():
+    for line in (text(path) or "").splitlines():
         key, _, value = line.partition(":")
         if key.split()[-1:] == ["MemTotal"] and value.split()[:1]:
             number = value.split()[0]
@@ -171,37 +178,9 @@ def _mem_total(path: Path) -> int | None:
     return None
 
 
-def _numbered(folder: Path, prefix: str) -> list[tuple[int, Path]]:
-    return sorted(
-        (int(path.name.removeprefix(prefix)), path)
-        for path in _entries(folder)
-        if path.name.startswith(prefix) and path.name.removeprefix(prefix).isdecimal()
-    )
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    try:
-        yield from folder.iterdir()
-    except OSError:
-        return
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text("utf-8", errors="replace").strip() or None
-    except OSError:
-        return None
-
-
-def _number(path: Path) -> int | None:
-    # The kernel writes -1 for an id that the firmware does not give.
-    text = _text(path) or ""
-    return int(text) if text.isdecimal() else None
-
-
 def _id_list(path: Path) -> tuple[int, ...] | None:
-    text = _text(path)
-    return None if text is None else _parse_id_list(text)
+    listed = text(path)
+    return None if listed is None else _parse_id_list(listed)
 
 
 def _parse_id_list(text: str) -> tuple[int, ...] | None:

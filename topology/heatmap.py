@@ -41,7 +41,7 @@ def check_plot(path: str | os.PathLike[str]) -> None:
         path.unlink()
 
 
-def plot(machine: Machine, path: str | os.PathLike[str]) -> None:
+def plot_cpus(machine: Machine, path: str | os.PathLike[str]) -> None:
     """Draw the core-to-core latencies as a heat map.
 
     CPUs are ordered by package, NUMA node and core, so that near ones are neighbours. Thick lines

@@ -27,6 +27,8 @@ class Room:
         cure: How to get more.
         is_private: Whether it counts a process's private memory only, and none that is shared.
         counts_mapped: Whether files that the process maps count.
+        promised: Bytes of `nbytes` that windows take as soon as they are written. It is 0 from
+            topology.memory_room(), and right from kccl.memory_room().
     """
 
     limit: str
@@ -35,6 +37,12 @@ class Room:
     cure: str
     is_private: bool = False
     counts_mapped: bool = False
+    promised: int = 0
+
+    @property
+    def free(self) -> int:
+        """What is left for others, in bytes."""
+        return max(self.nbytes - self.promised, 0)
 
 
 def memory_room() -> list[Room]:

@@ -12,8 +12,15 @@ from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = 2
+from . import parts
+from .parts import Device, Link, Source
+from .readings import Matrix, Range, Reading
+
+FORMAT = 3
 """Version of the JSON form. It grows when an older reader would misread a newer record."""
+_READ = (2, FORMAT)  # format 2 has the host alone
+_PARTS: dict[str, type[Any]] = {"devices": Device, "links": Link, "sources": Source}
+_PARTS |= {"readings": Reading, "matrices": Matrix, "ranges": Range}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,11 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One host: what is in it and, once probed, how far its CPUs are from each other.
+    """A host, or several: what is in them and, where known, how far their parts are from each
+    other.
+
+    The fields of CPUs, caches and NUMA nodes describe one host. GPUs, switches and further hosts
+    are `devices`; `Graph` has both.
 
     Attributes:
         cpu_model: Marketing name of the CPU.
@@ -71,6 +82,12 @@ class Machine:
         memory_bytes: Memory that the kernel manages.
         core_to_core_us: One-way latency in microseconds, `[i][j]` from `cpus[i]` to `cpus[j]`.
             None for a pair that was not measured, and so on the diagonal.
+        title: What the machine is, in a few words; for recorded ones.
+        devices: GPUs and their parts, switches, nodes.
+        links: What joins the devices.
+        sources: Where the figures of devices and links come from.
+        readings, matrices: What a probe of the GPUs has measured.
+        ranges: Where a probe's numbers lie on such a machine, if it is well.
     """
 
     cpu_model: str | None
@@ -82,8 +99,19 @@ class Machine:
     numa_nodes: tuple[NumaNode, ...]
     memory_bytes: int | None
     core_to_core_us: tuple[tuple[float | None, ...], ...] | None = None
+    title: str | None = None
+    devices: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
+    sources: tuple[Source, ...] = ()
+    readings: tuple[Reading, ...] = ()
+    matrices: tuple[Matrix, ...] = ()
+    ranges: tuple[Range, ...] = ()
 
     def __post_init__(self) -> None:
+        measured = [reading.figure.source for reading in self.readings]
+        measured += [each.source for each in self.matrices]
+        measured += [each.source for each in self.ranges]
+        parts.check(self.devices, self.links, self.sources, measured)
         if self.core_to_core_us is None:
             return
         size = len(self.cpus)
@@ -121,11 +149,22 @@ class Machine:
         return max(levels.values(), default=0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the machine as JSON types, "format" first."""
-        return {"format": FORMAT, **asdict(self)}
+        """Return the machine as JSON types, "format" first. What is None of a device or link is
+        left out, and so is what a probe of GPUs would tell where there was none.
+        """
+        record = {"format": FORMAT, **asdict(self)}
+        for name in ("readings", "matrices", "ranges"):
+            if not record[name]:
+                del record[name]
+        for name in ("devices", "links"):
+            record[name] = tuple(
+                {key: value for key, value in part.items() if value is not None}
+                for part in record[name]
+            )
+        return record
 
     def to_json(self) -> str:
-        """Return the machine as JSON, with one CPU, cache, node or matrix row on each line."""
+        """Return the machine as JSON, with one part or matrix row on each line."""
         fields = (
             f"  {json.dumps(key)}: {_json_lines(value)}" for key, value in self.to_dict().items()
         )
@@ -136,23 +175,28 @@ class Machine:
         """Return the machine that `to_dict` wrote.
 
         Raises:
-            ValueError: The record has another format version, or other fields than this version.
+            ValueError: The record has an unknown format version, other fields than that version,
+                or parts that refer to parts that are missing.
         """
         version = record.get("format")
-        if version != FORMAT:
+        if version not in _READ:
+            known = " and ".join(map(str, _READ))
             raise ValueError(
-                f"machine record has format {version!r}, this version of topology reads {FORMAT}"
+                f"machine record has format {version!r}, this version of topology reads {known}"
             )
         fields = {key: _tuples(value) for key, value in record.items() if key != "format"}
         try:
             fields["cpus"] = tuple(Cpu(**cpu) for cpu in fields["cpus"])
             fields["caches"] = tuple(Cache(**cache) for cache in fields["caches"])
             fields["numa_nodes"] = tuple(NumaNode(**node) for node in fields["numa_nodes"])
+            for name, part in _PARTS.items():
+                if name in fields:
+                    fields[name] = tuple(parts.from_dict(part, each) for each in fields[name])
             return cls(**fields)
         except KeyError as error:
-            raise ValueError(f"machine record of format {FORMAT} lacks {error}") from error
-        except TypeError as error:
-            raise ValueError(f"machine record of format {FORMAT}: {error}") from error
+            raise ValueError(f"machine record of format {version} lacks {error}") from error
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"machine record of format {version}: {error}") from error
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Machine:

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .discovery import discover
+from .model import Machine
 
 
-def core_of() -> Callable[[int], int]:
-    """A function: logical CPU -> the first logical CPU of its core, by this machine's topology."""
+def core_of(machine: Machine | None = None) -> Callable[[int], int]:
+    """A function: logical CPU -> the first logical CPU of its core. Default: on this machine."""
     siblings: Mapping[int, Sequence[int]] = {
-        cpu.id: cpu.smt_siblings or (cpu.id,) for cpu in discover().cpus
+        cpu.id: cpu.smt_siblings or (cpu.id,) for cpu in (machine or discover()).cpus
     }
     return lambda cpu: min(siblings.get(cpu, (cpu,)))
+
+
+def nearness(machine: Machine) -> Callable[[int], tuple[float, ...]]:
+    """A function: logical CPU -> its place, by which CPUs that are near each other are neighbours
+    in a sorted list: package, NUMA node, level-3 cache, core, id. What is not known comes last.
+    """
+    caches = {
+        cpu: min(cache.shared_cpus or ())
+        for cache in machine.caches
+        if cache.level == 3
+        for cpu in cache.shared_cpus or ()
+    }
+    first = core_of(machine)
+    places = {
+        cpu.id: tuple(
+            math.inf if part is None else float(part)
+            for part in (cpu.package, cpu.numa_node, caches.get(cpu.id), first(cpu.id), cpu.id)
+        )
+        for cpu in machine.cpus
+    }
+    return lambda cpu: places.get(cpu, (math.inf,) * 3 + (cpu, cpu))
 
 
 def pin(cpus: Iterable[int]) -> str | None:
@@ -29,15 +52,28 @@ def pin(cpus: Iterable[int]) -> str | None:
     return None
 
 
-def assign(allowed: Sequence[set[int]], core_of: Callable[[int], int]) -> list[int]:
+def assign(
+    allowed: Sequence[set[int]],
+    core_of: Callable[[int], int],
+    preferred: Sequence[Sequence[int]] | None = None,
+) -> list[int]:
     """A logical CPU for each rank, of those that it may use.
 
     As many ranks as possible have a core of their own; the others are spread evenly.
+
+    Args:
+        allowed: The logical CPUs that each rank may use.
+        core_of: Logical CPU -> its core, as a number.
+        preferred: All cores in the order in which each rank would take them; by default by number.
     """
     of_core: dict[int, int] = {}  # core -> rank
 
+    def cores_of(rank: int) -> list[int]:
+        own = {core_of(cpu) for cpu in allowed[rank]}
+        return sorted(own) if preferred is None else [c for c in preferred[rank] if c in own]
+
     def settle(rank: int, refused: set[int]) -> bool:
-        cores = [core for core in _cores_of(allowed[rank], core_of) if core not in refused]
+        cores = [core for core in cores_of(rank) if core not in refused]
         free = next((core for core in cores if core not in of_core), None)
         if free is not None:
             of_core[free] = rank
@@ -55,9 +91,8 @@ def assign(allowed: Sequence[set[int]], core_of: Callable[[int], int]) -> list[i
     found = {rank: core for core, rank in of_core.items()}
     used = dict.fromkeys(of_core, 1)
     for rank in homeless:
-        found[rank] = min(
-            _cores_of(allowed[rank], core_of), key=lambda core: (used.get(core, 0), core)
-        )
+        # min() takes the first of those that are used least.
+        found[rank] = min(cores_of(rank), key=lambda core: used.get(core, 0))
         used[found[rank]] = used.get(found[rank], 0) + 1
     taken: set[int] = set()
     cpus = []
@@ -66,7 +101,3 @@ def assign(allowed: Sequence[set[int]], core_of: Callable[[int], int]) -> list[i
         cpus.append(next((cpu for cpu in own if cpu not in taken), own[0]))
         taken.add(cpus[-1])
     return cpus
-
-
-def _cores_of(cpus: Iterable[int], core_of: Callable[[int], int]) -> list[int]:
-    return sorted({core_of(cpu) for cpu in cpus})

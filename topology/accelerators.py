@@ -1,0 +1,44 @@
+"""What the discoveries of both vendors' GPUs share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .model import Machine
+from .parts import Device, Link, Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Devices that a discovery found, with their links and the sources of their figures."""
+
+    devices: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
+    sources: tuple[Source, ...] = ()
+
+
+def with_gpus(machine: Machine, root: str = "/", nvml: Any = None) -> Machine:
+    """Add the GPUs that the drivers tell of to a machine.
+
+    Args:
+        machine: The host, as discover() describes it.
+        root: Folder that holds `sys` and `proc`, as for discover().
+        nvml: What answers as the module `pynvml` does. Default: that module, if it can be imported
+            and root is "/". Without it, NVIDIA's driver tells of GPUs in procfs.
+
+    Returns:
+        The machine with its devices and links. GPUs of both vendors are numbered gpu0, gpu1 and so
+        on, NVIDIA's first. What the system hides, as in a container, is None.
+    """
+    from . import amd, nvidia
+
+    first = nvidia.discover(root, nvml)
+    num_gpus = sum(device.kind == "gpu" for device in first.devices)
+    second = amd.discover(root, num_gpus)
+    return replace(
+        machine,
+        devices=(*machine.devices, *first.devices, *second.devices),
+        links=(*machine.links, *first.links, *second.links),
+        sources=(*machine.sources, *first.sources, *second.sources),
+    )

@@ -1,0 +1,131 @@
+"""Discovers AMD GPUs in the topology that the kernel's KFD driver writes to sysfs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import files
+from .accelerators import Found
+from .parts import Device, Figure, Link, Source
+
+_NODES = "sys/class/kfd/kfd/topology/nodes"
+_SOURCE = Source(id="kfd", kind="reported", text="the KFD driver, in /sys/class/kfd")
+_LINK_KINDS = {2: "pcie", 11: "xgmi"}
+# By PCI device id. The driver has no marketing names.
+_MODELS = {
+    0x7408: "AMD Instinct MI250X",
+    0x740C: "AMD Instinct MI250X",
+    0x740F: "AMD Instinct MI210",
+    0x74A0: "AMD Instinct MI300A",
+    0x74A1: "AMD Instinct MI300X",
+    0x74A5: "AMD Instinct MI325X",
+    0x74B5: "AMD Instinct MI300X VF",
+    0x75A0: "AMD Instinct MI350X",
+    0x75A3: "AMD Instinct MI355X",
+}
+# Transfers in a clock of the memory, as the driver counts clocks, by architecture: HBM2 and HBM3.
+_TRANSFERS = {"gfx908": 2, "gfx90a": 2, "gfx942": 4, "gfx950": 4}
+
+
+def discover(root: str = "/", first: int = 0) -> Found:
+    """Find the GPUs under a root.
+
+    Args:
+        root: Folder that holds `sys`.
+        first: Number of the first GPU's id.
+
+    Returns:
+        GPUs with their compute dies and units, in the driver's order, and the links between them.
+        GPUs whose properties a container hides are left out.
+    """
+    nodes = files.numbered(Path(root) / _NODES)
+    properties = {number: _properties(path / "properties") for number, path in nodes}
+    gpus = [number for number, path in nodes if properties[number].get("simd_count")]
+    cpus = [number for number, path in nodes if properties[number].get("cpu_cores_count")]
+    if not gpus:
+        return Found()
+    paths = dict(nodes)
+    names = {number: f"gpu{first + i}" for i, number in enumerate(gpus)}
+    ways = {number: _links(paths[number]) for number in gpus}
+    devices: list[Device] = []
+    for number in gpus:
+        near = [way["node_to"] for way in ways[number] if way.get("node_to") in cpus]
+        # The driver numbers the host's NUMA nodes first, in their order.
+        numa_node = cpus.index(near[0]) if near else None
+        devices += _gpu(names[number], paths[number], properties[number], numa_node)
+    links: dict[frozenset[str], Link] = {}
+    for number in gpus:
+        for way in ways[number]:
+            kind, other = _LINK_KINDS.get(way.get("type", 0)), names.get(way.get("node_to", -1))
+            if kind and other and other != names[number]:
+                pair = frozenset((names[number], other))
+                # In megabytes a second; 0 where the driver does not know.
+                most = way.get("max_bandwidth", 0)
+                width = Figure(value=most / 1000, source=_SOURCE.id) if most else None
+                made = Link(a=names[number], b=other, kind=kind, bandwidth_gbps=width)
+                # Between GPUs with xGMI the driver may list PCIe too.
+                if pair not in links or (kind == "xgmi" != links[pair].kind):
+                    links[pair] = made
+    return Found(devices=tuple(devices), links=tuple(links.values()), sources=(_SOURCE,))
+
+
+def _gpu(name: str, path: Path, facts: dict[str, int], numa_node: int | None) -> list[Device]:
+    version, device_id = facts.get("gfx_target_version", 0), facts.get("device_id", 0)
+    banks = [_properties(bank / "properties") for _, bank in files.numbered(path / "mem_banks")]
+    size = sum(bank.get("size_in_bytes", 0) for bank in banks)
+    # Bits, and megahertz.
+    transfers = _TRANSFERS.get(_architecture(version), 0)
+    megabytes = sum(
+        bank.get("width", 0) // 8 * bank.get("mem_clk_max", 0) * transfers for bank in banks
+    )
+    gpu = Device(
+        id=name,
+        kind="gpu",
+        name=_MODELS.get(device_id) or (f"AMD {_architecture(version)}" if version else None),
+        bus_id=_bus_id(facts),
+        numa_node=numa_node,
+        memory_bytes=Figure(value=size, source=_SOURCE.id) if size else None,
+        bandwidth_gbps=Figure(value=megabytes / 1000, source=_SOURCE.id) if megabytes else None,
+    )
+    simds, each = facts["simd_count"], facts.get("simd_per_cu", 0)
+    dies = facts.get("num_xcc", 0)
+    if not each:
+        return [gpu]
+    if dies < 2:
+        units = Device(id=f"{name}/cu", kind="compute_unit", parent=name, count=simds // each)
+        return [gpu, units]
+    parts = [gpu]
+    for die in range(dies):
+        here = f"{name}/xcd{die}"
+        parts.append(Device(id=here, kind="die", parent=name))
+        count = simds // each // dies
+        parts.append(Device(id=f"{here}/cu", kind="compute_unit", parent=here, count=count))
+    return parts
+
+
+def _links(path: Path) -> list[dict[str, int]]:
+    folders = ("io_links", "p2p_links")
+    found = [link for folder in folders for _, link in files.numbered(path / folder)]
+    return [_properties(link / "properties") for link in found]
+
+
+def _properties(path: Path) -> dict[str, int]:
+    """The lines "name number" of a file; empty where a container hides it."""
+    found = {}
+    for line in (files.text(path) or "").splitlines():
+        name, _, value = line.partition(" ")
+        if value.isascii() and value.isdecimal():
+            found[name] = int(value)
+    return found
+
+
+def _architecture(version: int) -> str:
+    """90402 is gfx942, 120100 is gfx1201."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _bus_id(facts: dict[str, int]) -> str | None:
+    if "location_id" not in facts:
+        return None
+    place = facts["location_id"]
+    return f"{facts.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 31:02x}.{place & 7}"

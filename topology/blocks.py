@@ -1,0 +1,368 @@
+"""Where the blocks of a GPU's kernel meet: dies, leaders, flags, buffers, and the lanes they serve.
+
+Pure, as placement.py. What a machine's record does not tell, such as the die of each block, the
+caller may: probes on a device find it. What is assumed otherwise stands in the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .cost import CONSTANTS
+from .graph import Graph
+from .layout import LINE_BYTES, Flag, Layout, time_us
+from .model import Machine
+from .parts import Device
+
+PATTERNS = ("grid_sync", "publish")
+"""All blocks wait for each other; each block publishes a slice that all collect."""
+BLOCK_LAYOUTS = ("topology", "flat", "copies", "leaders")
+"""The one that is predicted to be the fastest, or one by name; see Layout.name."""
+
+_FITTED_BLOCKS = 132
+SHARE = (CONSTANTS["sync relaxed"] - 1) / _FITTED_BLOCKS
+"""By which part of the latency each further line delays a block that polls several: by the fit to
+grid_sync on H200 GPUs, whose blocks poll a line of each of 132 blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interleave:
+    """Which memory the addresses of a buffer lie in, as a probe finds it.
+
+    Attributes:
+        granule_bytes: Length of a run of addresses in one memory.
+        homes: The memory of each granule from the buffer's beginning: the id of an L2 partition or
+            an I/O die.
+    """
+
+    granule_bytes: int
+    homes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlacement:
+    """The answer for the blocks of a GPU's kernel.
+
+    Attributes:
+        pattern: One of PATTERNS.
+        layout: The flags and slices, and the leaders of dies.
+        lanes: The lane that each block serves.
+        predicted_us: Microseconds of each layout that could be compared, by its name.
+        reasons: Why, one sentence each.
+    """
+
+    pattern: str
+    layout: Layout
+    lanes: tuple[int, ...]
+    predicted_us: Mapping[str, float]
+    reasons: tuple[str, ...]
+
+    def explain(self) -> str:
+        """Return the placement in words."""
+        layout = self.layout
+        lines = [f"{self.pattern} of {len(layout.seats)} blocks, layout {layout.name!r}"]
+        leaders = dict(layout.leaders)
+        for seat in dict.fromkeys(layout.seats):
+            own = [block for block, at in enumerate(layout.seats) if at == seat]
+            lanes = sorted({self.lanes[block] for block in own})
+            memory = layout.homes[own[0]]
+            led = f"; block {leaders[seat]} leads" if seat in leaders else ""
+            lines.append(
+                f"  {seat}: {len(own)} blocks, lane {', '.join(map(str, lanes))}, polls {memory}"
+                f"{led}"
+            )
+        copies = len({flag.at for flag in layout.flags})
+        most = max(len({f.offset for f in layout.flags if b in f.pollers}) for b in (0,))
+        lines.append(
+            f"  {len(layout.flags)} flags, a line of {LINE_BYTES} bytes or more each, in {copies} "
+            f"{'memory' if copies == 1 else 'memories'}; block 0 polls {most}"
+        )
+        return "\n".join([*lines, *(f"  {reason}" for reason in self.reasons)])
+
+
+def place_blocks(
+    machine: Machine,
+    pattern: str,
+    *,
+    blocks: int | None = None,
+    nbytes: int = 2048,
+    lanes: int = 1,
+    layout: str = "topology",
+    seats: Sequence[int] | None = None,
+    interleave: Interleave | None = None,
+) -> BlockPlacement:
+    """Place the blocks of a kernel on the machine's first GPU.
+
+    Args:
+        machine: The machine.
+        pattern: One of PATTERNS.
+        blocks: Number of blocks. Default: one for each compute unit.
+        nbytes: Of publish: bytes that all blocks together publish.
+        lanes: Number of lanes that share the blocks.
+        layout: One of BLOCK_LAYOUTS.
+        seats: The number of the die that each block runs on, as a probe finds it.
+        interleave: Where the addresses of the buffer lie, as a probe finds it.
+
+    Raises:
+        ValueError: An argument is out of range, or the machine lacks a figure.
+    """
+    for name, value, known in (("pattern", pattern, PATTERNS), ("layout", layout, BLOCK_LAYOUTS)):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}, must be one of {', '.join(known)}")
+    graph = Graph(machine)
+    if not graph.gpus:
+        raise ValueError("the machine has no GPU, and blocks are placed on one")
+    gpu = graph.gpus[0]
+    count = graph.count(gpu.id, "compute_unit") if blocks is None else blocks
+    if count is None:
+        raise ValueError(f"the number of {gpu.id}'s compute units is not known: give the blocks")
+    if not 1 <= lanes <= count:
+        raise ValueError(f"lanes is {lanes}, must be 1 to {count}, the number of blocks")
+    dies, far_us = _dies(graph, gpu), gpu.latency_us.value if gpu.latency_us else None
+    halves = {each.what: each.figure.value for each in machine.readings if each.of == gpu.id}
+    if len(dies) == 2 and halves.keys() >= {"same_half_us", "other_half_us"}:
+        # Both are measured in one way, which the GPU's own latency need not be.
+        dies = [replace(die, near_us=halves["same_half_us"]) for die in dies]
+        far_us = halves["other_half_us"]
+    reasons: list[str] = []
+    numbers = _seats(dies, count, seats, reasons)
+    at = tuple(dies[number].name for number in numbers)
+    slice_bytes = 4 if pattern == "grid_sync" else max(-(-nbytes // count), 16)
+    near = tuple(dies[number].memory for number in numbers)
+    names = ["flat"] + (["copies"] if len(set(near)) > 1 else [])
+    names += ["leaders"] if pattern == "grid_sync" and len(set(at)) > 1 else []
+    if layout not in ("topology", *names):
+        raise ValueError(f"layout is {layout!r}, must be one of {', '.join(names)} for this kernel")
+    made = {
+        "flat": lambda: _flat(gpu.id, at, slice_bytes),
+        "copies": lambda: _copies(at, near, slice_bytes),
+        "leaders": lambda: _leaders(at, near),
+    }
+    predicted = _predicted({name: made[name]() for name in names}, gpu.id, far_us, dies, numbers)
+    chosen = layout if layout in names else "flat"
+    if layout == "topology" and predicted:
+        chosen = min(names, key=lambda name: predicted[name])
+    told = ", ".join(f"{name} {us:.2f} us" for name, us in predicted.items())
+    how = "constants fitted to H200; only the flat layout has ever been measured"
+    reasons.insert(
+        0,
+        f"predicted: {told} ({how})" if told else "nothing is predicted: no latency is known",
+    )
+    found = made[chosen]()
+    if interleave is not None:
+        found = _laid(found, interleave, gpu.id)
+    served = _lanes(numbers, lanes)
+    split = sum(
+        1 for lane in range(lanes) if len({near[b] for b in range(count) if served[b] == lane}) > 1
+    )
+    if lanes > 1:
+        reasons.append(f"{lanes - split} of {lanes} lanes have one near memory each")
+    return BlockPlacement(
+        pattern=pattern,
+        layout=found,
+        lanes=served,
+        predicted_us=predicted,
+        reasons=tuple(reasons),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Die:
+    """A part with compute units, and the memory near it."""
+
+    name: str
+    memory: str
+    near_us: float | None
+
+
+def _dies(graph: Graph, gpu: Device) -> list[_Die]:
+    """The dies of a GPU, or its L2 partitions, or itself."""
+    found = []
+    for kind in ("die", "l2_partition"):
+        for device in graph.of_kind(kind):
+            if not device.id.startswith(f"{gpu.id}/"):
+                continue
+            parent = graph.devices[device.parent or gpu.id]
+            near = device.latency_us or gpu.latency_us
+            for number in range(device.count):
+                name = device.id if device.count == 1 else f"{device.id}{number}"
+                memory = parent.id if parent.kind == "io_die" else name
+                found.append(_Die(name, memory, near.value if near else None))
+        if found:
+            return found
+    return [_Die(gpu.id, gpu.id, gpu.latency_us.value if gpu.latency_us else None)]
+
+
+def _seats(
+    dies: list[_Die], blocks: int, told: Sequence[int] | None, reasons: list[str]
+) -> tuple[int, ...]:
+    """The number of each block's die."""
+    if told is not None:
+        if len(told) != blocks or not set(told) <= set(range(len(dies))):
+            raise ValueError(
+                f"seats has {len(told)} numbers up to {max(told, default=0)}, must have {blocks} "
+                f"below {len(dies)}: a die for each block"
+            )
+        return tuple(told)
+    if len(dies) > 1:
+        reasons.append(
+            "assumed: block i runs on die i modulo the number of dies. A probe on the device tells"
+        )
+    return tuple(block % len(dies) for block in range(blocks))
+
+
+def _flat(gpu: str, at: tuple[str, ...], nbytes: int) -> Layout:
+    """Everybody polls everybody's line."""
+    everybody, stride = tuple(range(len(at))), _whole_lines(nbytes)
+    return Layout(
+        name="flat",
+        seats=at,
+        homes=(gpu,) * len(at),
+        flags=tuple(
+            Flag(writer=b, at=gpu, offset=b * stride, nbytes=nbytes, pollers=everybody)
+            for b in everybody
+        ),
+    )
+
+
+def _copies(at: tuple[str, ...], near: tuple[str, ...], nbytes: int) -> Layout:
+    """Each block writes its line into the memory of each die; blocks poll what is near."""
+    stride, memories = _whole_lines(nbytes), tuple(dict.fromkeys(near))
+    pollers = {home: tuple(b for b, own in enumerate(near) if own == home) for home in memories}
+    return Layout(
+        name="copies",
+        seats=at,
+        homes=near,
+        flags=tuple(
+            Flag(writer=b, at=home, offset=b * stride, nbytes=nbytes, pollers=pollers[home])
+            for b in range(len(at))
+            # The far ones first: their words take longest.
+            for home in sorted(memories, key=lambda home: home == near[b])
+        ),
+        is_near=True,
+    )
+
+
+def _leaders(at: tuple[str, ...], near: tuple[str, ...]) -> Layout:
+    """Blocks tell their die's leader; leaders write a line near each die, which its blocks poll."""
+    members = {seat: [b for b, own in enumerate(at) if own == seat] for seat in dict.fromkeys(at)}
+    leader = {seat: own[0] for seat, own in members.items()}
+    flags: list[Flag] = []
+    seen: dict[str, tuple[int, ...]] = {}
+    lines = dict.fromkeys(near, 0)
+
+    def flag(writer: int, home: str, pollers: Sequence[int], after: tuple[int, ...]) -> None:
+        offset = lines[home] * LINE_BYTES
+        lines[home] += 1
+        flags.append(
+            Flag(writer=writer, at=home, offset=offset, pollers=tuple(pollers), after=after)
+        )
+
+    for seat, own in members.items():
+        begin = len(flags)
+        for block in own[1:]:
+            flag(block, near[leader[seat]], (leader[seat],), ())
+        seen[seat] = tuple(range(begin, len(flags)))
+    for seat, block in leader.items():
+        others = [other for other in dict.fromkeys(near) if other != near[block]]
+        for home in (*others, near[block]):
+            pollers = [b for b in range(len(at)) if near[b] == home]
+            flag(block, home, pollers, seen[seat])
+    return Layout(
+        name="leaders",
+        seats=at,
+        homes=near,
+        leaders=tuple(leader.items()),
+        flags=tuple(flags),
+        is_near=True,
+    )
+
+
+def _predicted(
+    layouts: Mapping[str, Layout],
+    gpu: str,
+    within: float | None,
+    dies: list[_Die],
+    numbers: Sequence[int],
+) -> dict[str, float]:
+    """Microseconds of each layout; none where a latency is not known."""
+    if within is None:
+        return {}
+    near = {die.memory: die.near_us or within for die in dies}
+
+    # Microseconds between a block's die and a memory. The GPU's memory as a whole counts as far.
+    memories = {gpu, *near}
+    tables = [
+        {each: near[each] if each == die.memory else within for each in memories} for die in dies
+    ]
+    table_of = [tables[number] for number in numbers]
+
+    def way(flag: Flag, poller: int) -> float:
+        return (table_of[flag.writer][flag.at] + table_of[poller][flag.at]) / 2
+
+    def read(flag: Flag, poller: int) -> float:
+        return table_of[poller][flag.at]
+
+    return {name: time_us(layout, way, read, SHARE) for name, layout in layouts.items()}
+
+
+def _laid(layout: Layout, interleave: Interleave, anywhere: str) -> Layout:
+    """The layout with its flags in granules of the memory that each is to lie in."""
+    per = interleave.granule_bytes // LINE_BYTES
+    free: dict[str, list[int]] = {}
+    for granule, home in enumerate(interleave.homes):
+        lines = [granule * per + i for i in range(per)]
+        free.setdefault(home, []).extend(lines)
+        free.setdefault(anywhere, []).extend(lines)
+    moved = []
+    for flag in layout.flags:
+        lines = free.get(flag.at, [])
+        needed = len(flag.lines)
+        # Slices are runs of lines. Those of a granule are in one memory.
+        at = next(
+            (i for i in range(len(lines)) if lines[i : i + needed] == _run(lines[i], needed)), None
+        )
+        if at is None or len(lines) < needed:
+            raise ValueError(
+                f"the buffer has too few granules in {flag.at} for {len(layout.flags)} flags: "
+                "give a longer one"
+            )
+        moved.append((flag, lines[at] * LINE_BYTES))
+        del lines[at : at + needed]
+    flags = tuple(
+        Flag(
+            writer=flag.writer,
+            at=flag.at,
+            offset=offset,
+            nbytes=flag.nbytes,
+            pollers=flag.pollers,
+            after=flag.after,
+        )
+        for flag, offset in moved
+    )
+    return Layout(
+        name=layout.name,
+        seats=layout.seats,
+        homes=layout.homes,
+        leaders=layout.leaders,
+        flags=flags,
+        is_near=layout.is_near,
+    )
+
+
+def _run(first: int, count: int) -> list[int]:
+    return list(range(first, first + count))
+
+
+def _lanes(numbers: Sequence[int], lanes: int) -> tuple[int, ...]:
+    """Even shares of the blocks, die by die, so that as few lanes as possible lie on two dies."""
+    order = sorted(range(len(numbers)), key=lambda block: (numbers[block], block))
+    served = [0] * len(numbers)
+    for position, block in enumerate(order):
+        served[block] = position * lanes // len(numbers)
+    return tuple(served)
+
+
+def _whole_lines(nbytes: int) -> int:
+    return -(-nbytes // LINE_BYTES) * LINE_BYTES

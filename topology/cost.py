@@ -1,0 +1,236 @@
+"""Predicts what a call costs on a machine, from its links and latencies alone.
+
+The time of a call is a sum of terms, each a constant times something that the call and the machine
+tell: latencies, bytes over links, peers. The constants are fitted to records of H200 GPUs (see
+fit.py), and hold for machines of which only the figures are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .graph import Graph
+from .model import Machine
+from .parts import Device
+
+MOST_RANKS = 8
+ERROR = 0.25
+"""By how much 90 % of the predictions may miss, as a fraction; tests compare it with records."""
+
+FIXED: Mapping[str, float] = {"way": 1.0}
+"""Constants that are not fitted: a word that is sent takes the links' latency, no less."""
+
+CONSTANTS: Mapping[str, float] = {
+    "acq_rel": 0.7053,
+    "credit": 0.7625,
+    "exchange": 3.6846,
+    "exchange acq_rel": 1.2585,
+    "exchange far acq_rel": 4.2082,
+    "exchange peers": 0.0829,
+    "graph": 1.2026,
+    "graph peers": 0.1925,
+    "in kernel": 0.21,
+    "join": 3.9884,
+    "local": 1.3585,
+    "message": 0.1488,
+    "peers": 0.0666,
+    "sentinel": 0.2089,
+    "simple": 5.9669,
+    "slice wire": 0.3797,
+    "sync acq_rel": 3.5683,
+    "sync relaxed": 2.2289,
+    "way": 1.0,
+    "wire": 0.8138,
+}
+"""By the names of the terms. tests/topology/test_cost.py fits them again, and compares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of a kernel, as far as its time depends on it.
+
+    Attributes:
+        algorithm: Name of the kernel, as in "all_reduce_one_shot_ll16".
+        nbytes: Bytes of the message, as nccl-tests counts them.
+        world_size: Number of ranks, each on a GPU of its own, 1 to MOST_RANKS.
+        mode: "graph" (one node of a GPU graph) or "in_kernel".
+        complete: "message" (the whole result is there) or "slice" (each block has its part).
+        order: "relaxed" or "acq_rel".
+        blocks: Blocks of a call in a kernel.
+    """
+
+    algorithm: str
+    nbytes: int
+    world_size: int
+    mode: str = "graph"
+    complete: str = "message"
+    order: str = "relaxed"
+    blocks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The traffic of an algorithm. It takes `hops` steps, one after another. To each peer a rank
+    sends the whole message `messages` times, and one rank's chunk of it `chunks` times.
+    """
+
+    hops: int
+    messages: float = 0.0
+    chunks: float = 0.0
+
+
+_SHAPES = {
+    "all_reduce_one_shot_ll16": _Shape(1, messages=2),
+    "all_reduce_one_shot_sentinel": _Shape(1, messages=1),
+    "all_reduce_two_shot_sentinel": _Shape(2, chunks=2),
+    "all_reduce_two_shot_push_simple": _Shape(2, chunks=2),
+    "all_gather_direct_ll16": _Shape(1, chunks=2),
+    "reduce_scatter_direct_ll16": _Shape(1, chunks=2),
+    "broadcast_direct_ll16": _Shape(1, messages=2),
+    "barrier_direct": _Shape(1),
+    "grid_exchange": _Shape(1, messages=2),
+    "grid_sync": _Shape(0),
+}
+ALGORITHMS = tuple(_SHAPES)
+# The kernels whose whole grid meets.
+_GRIDS = ("grid_exchange", "grid_sync")
+
+
+class Figures:
+    """What the terms need of the GPUs of a call.
+
+    Attributes:
+        within_us: Latency between compute units of a GPU; None if it is not known.
+        one_way_us: Latency to the farthest peer.
+        gbps: Bandwidth to the peer with the narrowest way.
+        is_shared: One link carries what goes to all peers, as to a switch. A mesh has one for each.
+        is_achieved: The bandwidth has been measured. If not, it is a datasheet's.
+        is_measured: A latency or bandwidth between GPUs has been measured on such a machine, and
+            none is an estimate.
+    """
+
+    def __init__(self, graph: Graph, gpus: Sequence[Device]) -> None:
+        """Take the figures of calls among these GPUs.
+
+        Raises:
+            ValueError: A latency or bandwidth is not known.
+        """
+        within = gpus[0].latency_us
+        self.within_us = within.value if within else None
+        self.one_way_us = 0.0
+        self.gbps = 0.0
+        self.is_shared = False
+        used: set[str] = set()
+        routes = [graph.route(gpus[0].id, gpu.id) for gpu in gpus[1:]]
+        for gpu, route in zip(gpus[1:], routes, strict=True):
+            if route is None or route.latency_us is None or route.bandwidth_gbps is None:
+                raise ValueError(
+                    f"the latency or bandwidth from {gpus[0].id} to {gpu.id} is not known"
+                )
+            self.one_way_us = max(self.one_way_us, route.latency_us)
+            self.gbps = min(self.gbps or route.bandwidth_gbps, route.bandwidth_gbps)
+            self.is_shared = self.is_shared or len(route.kinds) > 1
+            used.update(graph.sources[source].kind for source in route.sources)
+        self.is_measured = "measured" in used and "estimated" not in used
+        widths = [link.bandwidth_gbps for _, link in graph.links_of(gpus[0].id)]
+        kinds = {graph.sources[width.source].kind for width in widths if width}
+        self.is_achieved = "specified" not in kinds
+
+
+def figures_of(machine: Machine, world_size: int) -> Figures:
+    """The figures of a call on a machine's first GPUs.
+
+    Raises:
+        ValueError: The machine has fewer GPUs, or a figure is not known.
+    """
+    graph = Graph(machine)
+    most = min(MOST_RANKS, len(graph.gpus))
+    if not 1 <= world_size <= most:
+        raise ValueError(
+            f"there are {world_size} ranks, must be 1 to {most}: the GPUs of the machine, and at "
+            f"most {MOST_RANKS}"
+        )
+    return Figures(graph, graph.gpus[:world_size])
+
+
+def predict(machine: Machine, call: Call) -> float:
+    """Microseconds that a call is expected to take.
+
+    Raises:
+        ValueError: The model does not know the algorithm, or the machine lacks a figure.
+    """
+    return predict_by(figures_of(machine, call.world_size), call)
+
+
+def predict_by(figures: Figures, call: Call) -> float:
+    """As predict(), for GPUs of which the figures are known."""
+    return sum(CONSTANTS[name] * value for name, value in terms(figures, call).items())
+
+
+def ranked(machine: Machine, calls: list[Call]) -> list[tuple[float, Call]]:
+    """(microseconds, call) of each call, the fastest first."""
+    return sorted(((predict(machine, call), call) for call in calls), key=lambda pair: pair[0])
+
+
+def terms(figures: Figures, call: Call) -> dict[str, float]:
+    """The terms of a call's time by the name of their constants. Pure.
+
+    Raises:
+        ValueError: As predict().
+    """
+    shape = _SHAPES.get(call.algorithm)
+    if shape is None:
+        raise ValueError(
+            f"the algorithm is {call.algorithm!r}, must be one of {', '.join(ALGORITHMS)}"
+        )
+    peers = call.world_size - 1
+    is_graph, is_slice = call.mode == "graph", call.complete == "slice"
+    is_grid = call.algorithm in _GRIDS and call.blocks > 16
+    found: dict[str, float] = {}
+    if call.algorithm == "grid_sync":
+        return {f"sync {call.order}": _within(figures)}
+    sent = shape.messages * call.nbytes + shape.chunks * call.nbytes / call.world_size
+    wire = 0.0
+    if peers:
+        each = peers if figures.is_shared else 1
+        wire = sent * each / (figures.gbps * 1e3)
+        if figures.is_achieved:
+            # The constant is for bandwidths of datasheets.
+            wire /= CONSTANTS["wire"]
+    if is_grid:
+        found["exchange"] = _within(figures)
+        if peers:
+            found["way"] = figures.one_way_us
+            found["exchange peers"] = peers
+        if call.order == "acq_rel":
+            far = figures.one_way_us
+            found["exchange far acq_rel" if far else "exchange acq_rel"] = far or _within(figures)
+        return found
+    found["graph" if is_graph else "in kernel"] = 1.0
+    if is_graph:
+        found["local"] = call.nbytes / 1e6
+    if peers:
+        found["way"] = figures.one_way_us * shape.hops
+        found["graph peers" if is_graph else "peers"] = peers
+        found["slice wire" if is_slice else "wire"] = wire
+    if call.order == "acq_rel" and not is_graph:
+        found["acq_rel"] = figures.one_way_us
+    if not is_graph and not is_slice and call.nbytes:
+        found["message"] = 1.0
+        if call.blocks > 1 and call.algorithm != "grid_exchange":
+            found["join"] = _within(figures)
+    if call.algorithm.startswith("broadcast") and peers and not is_graph:
+        found["credit"] = figures.one_way_us
+    if "sentinel" in call.algorithm:
+        # Each slot is armed again.
+        found["sentinel"] = 1.0
+    if call.algorithm.endswith("simple"):
+        found["simple"] = figures.one_way_us
+    return found
+
+
+def _within(figures: Figures) -> float:
+    if figures.within_us is None:
+        raise ValueError("the latency between a GPU's compute units is not known")
+    return figures.within_us

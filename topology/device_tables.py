@@ -1,0 +1,216 @@
+"""Tables of a machine's GPUs, of the ways between them, and of recorded machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+
+from .graph import Graph, Route
+from .health import expected
+from .model import Machine
+from .parts import SOURCE_KINDS, Device, Figure, Link, figures
+from .readings import QUANTITIES
+from .tables import UNKNOWN, Titled, size
+
+_PARTS = {
+    "io_die": "I/O dies",
+    "die": "compute dies",
+    "gpc": "groups of SMs (GPCs)",
+    "l2_partition": "L2 partitions",
+    "compute_unit": "compute units",
+    "memory": "memory stacks",
+}
+_MOST_GPUS = 72  # of more, the ways between the first ones are listed
+_NO_WAY = "no known link"
+
+
+def device_tables(machine: Machine, recorded: Mapping[str, Machine]) -> list[Titled]:
+    """Tables of GPUs, of the ways between them, of a probe's readings beside the ranges of a
+    recorded machine with the same GPUs, and of the figures' sources; none without GPUs.
+    """
+    graph = Graph(machine)
+    if not graph.gpus:
+        return []
+    tables = [_gpus(graph), _parts(graph), _ways(graph)]
+    if machine.readings:
+        tables.append(_readings(machine, expected(machine, recorded)))
+    if graph.sources:
+        rows = [(each.id, each.kind, each.text) for each in graph.sources.values()]
+        tables.append(Titled("Where figures come from", ("source", "kind", "origin"), rows))
+    return tables
+
+
+def machines_table(machines: Mapping[str, Machine]) -> Titled:
+    """One row for each machine: its GPUs, and the nearest and the farthest way between two."""
+    rows = []
+    for name, machine in machines.items():
+        graph = Graph(machine)
+        routes = [each for each in ways(graph) if each is not None]
+        near, far = _ends(routes)
+        rows.append(
+            (
+                name,
+                machine.title or UNKNOWN,
+                "recorded" if is_recorded(machine) else "described",
+                str(len(graph.gpus)),
+                near,
+                far,
+                _weakest(graph),
+            )
+        )
+    columns = ("name", "machine", "basis", "GPUs", "near us", "far us", "weakest")
+    numbers = ("GPUs", "near us", "far us")
+    title = "Machines, recorded (measured) or described (by documents): nearest and farthest pair"
+    wide, widest = ("machine",), ("weakest",)
+    return Titled(
+        title, columns, rows, numbers, only_wide=wide, only_widest=widest, unbroken=("basis",)
+    )
+
+
+def is_recorded(machine: Machine) -> bool:
+    """Whether the latencies between the machine's GPUs, or else its CPUs, were measured on it.
+
+    If not, documents describe it, or figures of machines like it do.
+    """
+    graph = Graph(machine)
+    if not graph.gpus:
+        return machine.core_to_core_us is not None
+    told = {
+        graph.sources[link.latency_us.source].kind
+        for gpu in graph.gpus
+        for _, link in graph.links_of(gpu.id)
+        if link.latency_us is not None
+    }
+    return told == {"measured"}
+
+
+def ways(graph: Graph) -> dict[Route | None, int]:
+    """The ways between two GPUs, or two CPUs where there is no GPU, without the names of their
+    stops, and how many pairs have each. Of many GPUs, only pairs with one of the first.
+    """
+    ends: tuple[Device, ...] = graph.gpus or graph.of_kind("cpu")
+    pairs: Iterable[tuple[Device, Device]] = combinations(ends, 2)
+    if len(ends) > _MOST_GPUS:
+        pairs = ((ends[0], other) for other in ends[1:])
+    found: dict[Route | None, int] = {}
+    for a, b in pairs:
+        route = graph.route(a.id, b.id)
+        alike = route and Route(
+            stops=(),
+            kinds=route.kinds,
+            latency_us=route.latency_us,
+            bandwidth_gbps=route.bandwidth_gbps,
+            sources=route.sources,
+        )
+        found[alike] = found.get(alike, 0) + 1
+    return found
+
+
+def _gpus(graph: Graph) -> Titled:
+    alike: dict[tuple[str, ...], int] = {}
+    for gpu in graph.gpus:
+        row = (
+            gpu.name or UNKNOWN,
+            size(gpu.memory_bytes.value if gpu.memory_bytes else None),
+            figure(gpu.bandwidth_gbps, graph),
+            figure(gpu.latency_us, graph),
+        )
+        alike[row] = alike.get(row, 0) + 1
+    rows = [(str(count), *row) for row, count in alike.items()]
+    numbers = ("GPUs", "memory", "GB/s", "within us")
+    title = "GPUs (* by the datasheet, ~ estimated)"
+    return Titled(title, ("GPUs", "model", "memory", "GB/s", "within us"), rows, right=numbers)
+
+
+def _parts(graph: Graph) -> Titled:
+    first = graph.gpus[0].id
+    counts = {name: graph.count(first, kind) for kind, name in _PARTS.items()}
+    rows = [(name, str(count)) for name, count in counts.items() if count]
+    grouped = [each.id for each in graph.of_kind("gpc") if each.id.startswith(f"{first}/")]
+    if grouped:
+        within = sum(graph.count(each, "compute_unit") or 0 for each in grouped)
+        if lone := (graph.count(first, "compute_unit") or 0) - within:
+            rows.append(("compute units of an unknown GPC", str(lone)))
+    return Titled("Parts of a GPU", ("part", "count"), rows or [(UNKNOWN,)], right=("count",))
+
+
+def _ways(graph: Graph) -> Titled:
+    rows = []
+    for route, pairs in ways(graph).items():
+        if route is None:
+            rows.append((_NO_WAY, str(pairs), UNKNOWN, UNKNOWN, ""))
+            continue
+        marks = {graph.sources[source].kind for source in route.sources}
+        rows.append(
+            (
+                way_name(graph, route),
+                str(pairs),
+                UNKNOWN if route.latency_us is None else f"{route.latency_us:.3g}",
+                UNKNOWN if route.bandwidth_gbps is None else f"{route.bandwidth_gbps:.4g}",
+                " ".join(sorted(marks)),
+            )
+        )
+    columns = ("way", "pairs", "one way us", "GB/s", "figures are")
+    return Titled(
+        "Between two GPUs",
+        columns,
+        rows,
+        right=("pairs", "one way us", "GB/s"),
+        only_wide=("figures are",),
+    )
+
+
+def _readings(machine: Machine, alike: tuple[str, Machine] | None) -> Titled:
+    """What a probe has measured: of several GPUs or pairs, the least and the most."""
+    found: dict[str, list[float]] = {}
+    for reading in machine.readings:
+        found.setdefault(reading.what, []).append(reading.figure.value)
+    ranges = {each.what: each for each in alike[1].ranges} if alike else {}
+    rows = []
+    for what, values in found.items():
+        quantity, wanted = QUANTITIES[what], ranges.get(what)
+        least, most = (f"{value:.4g}" for value in (min(values), max(values)))
+        between = f"{wanted.low:.4g} to {wanted.high:.4g}" if wanted else ""
+        rows.append((quantity.text, least, "" if least == most else most, quantity.unit, between))
+    return Titled(
+        f"Measured on the GPUs{f' (expected: as on {alike[0]})' if alike else ''}",
+        ("what", "least", "most", "unit", "expected"),
+        rows,
+        right=("least", "most"),
+        only_wide=("expected",),
+    )
+
+
+def way_name(graph: Graph, route: Route) -> str:
+    """The links of a way in words: "nvlink 4 x18, through a switch"."""
+    kinds = dict.fromkeys(route.kinds)
+    named = []
+    for kind in kinds:
+        links = [link for link in graph.links if link.kind == kind]
+        versions = {link.version for link in links}
+        counts = {link.count for link in links}
+        version = versions.pop() if len(versions) == 1 else None
+        count = counts.pop() if len(counts) == 1 else None
+        named.append(f"{kind}{f' {version}' if version else ''}{f' x{count}' if count else ''}")
+    switches = len(route.kinds) - 1
+    return " + ".join(named) + (", through a switch" if switches == 1 else "")
+
+
+def figure(value: Figure | None, graph: Graph) -> str:
+    """A figure in words. A tilde marks one that is estimated, a star one that is specified."""
+    if value is None:
+        return UNKNOWN
+    marks = {"estimated": "~", "specified": "*"}
+    return f"{marks.get(graph.sources[value.source].kind, '')}{value.value:.4g}"
+
+
+def _weakest(graph: Graph) -> str:
+    """The kind of source that is trusted least, of those that the machine has."""
+    parts: Iterable[Device | Link] = (*graph.devices.values(), *graph.links)
+    kinds = {graph.sources[each.source].kind for part in parts for _, each in figures(part)}
+    return next((kind for kind in reversed(SOURCE_KINDS) if kind in kinds), UNKNOWN)
+
+
+def _ends(routes: list[Route]) -> tuple[str, str]:
+    known = [route.latency_us for route in routes if route.latency_us is not None]
+    return (f"{min(known):.3g}", f"{max(known):.3g}") if known else (UNKNOWN, UNKNOWN)

@@ -1,0 +1,126 @@
+"""Says where a probed machine looks ill: numbers out of their range, and parts that lag behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+from .graph import Graph
+from .model import Machine
+from .readings import QUANTITIES, Matrix, Range
+
+_PAIR_LAGS = 1.15
+"""A pair of GPUs lags behind if it is so many times slower than the median pair."""
+_UNIT_LAGS = 1.25
+"""A compute unit lags behind if its mean latency is so many times that of the median unit."""
+_FEWEST = 3  # of fewer there is no median to lag behind
+
+
+def expected(machine: Machine, known: Mapping[str, Machine]) -> tuple[str, Machine] | None:
+    """The recorded machine whose GPUs are of this machine's model, and that has ranges for them: of
+    several, the one whose number of GPUs is nearest. None if there is none.
+    """
+    gpus = Graph(machine).gpus
+    if not gpus or gpus[0].name is None:
+        return None
+    found = [
+        (abs(len(Graph(other).gpus) - len(gpus)), name)
+        for name, other in known.items()
+        if other.ranges and Graph(other).gpus and Graph(other).gpus[0].name == gpus[0].name
+    ]
+    name = min(found)[1] if found else None
+    return None if name is None else (name, known[name])
+
+
+def complaints(machine: Machine, known: Mapping[str, Machine]) -> tuple[str, ...]:
+    """Sentences that say what looks ill: the number, its range, and what to check. Empty: nothing.
+
+    Args:
+        machine: A machine that has been probed.
+        known: Recorded machines, by name.
+    """
+    found = expected(machine, known)
+    told = [] if found is None else _by_ranges(machine, *found)
+    for matrix in machine.matrices:
+        if matrix.what in ("peer_us", "peer_gbps"):
+            told += _slow_pairs(matrix)
+        elif matrix.what == "unit_to_unit_us":
+            told += _slow_units(matrix)
+    return tuple(told)
+
+
+def _by_ranges(machine: Machine, name: str, other: Machine) -> list[str]:
+    ranges: dict[str, Range] = {each.what: each for each in other.ranges}
+    told = []
+    for reading in machine.readings:
+        wanted = ranges.get(reading.what)
+        if wanted is None or wanted.low <= reading.figure.value <= wanted.high:
+            continue
+        quantity = QUANTITIES[reading.what]
+        told.append(
+            f"{reading.of}: {quantity.text} is {reading.figure.value:.4g} {quantity.unit}, "
+            f"expected {wanted.low:.4g} to {wanted.high:.4g} (as on {name}): "
+            f"check {quantity.advice}"
+        )
+    return told + _missing_links(machine, name, other)
+
+
+def _missing_links(machine: Machine, name: str, other: Machine) -> list[str]:
+    """GPUs with fewer links between GPUs than those of the recorded machine, all told."""
+    most = max(_links_by_gpu(other).values(), default=0)
+    return [
+        f"{gpu}: {count} active links to GPUs and switches, expected {most} (as on {name}): check "
+        f"{QUANTITIES['peer_us'].advice}"
+        for gpu, count in _links_by_gpu(machine).items()
+        if 0 < count < most and len(Graph(machine).gpus) == len(Graph(other).gpus)
+    ]
+
+
+def _links_by_gpu(machine: Machine) -> dict[str, int]:
+    graph = Graph(machine)
+    return {
+        gpu.id: sum(
+            link.count or 0 for _, link in graph.links_of(gpu.id) if link.kind in ("nvlink", "xgmi")
+        )
+        for gpu in graph.gpus
+    }
+
+
+def _slow_pairs(matrix: Matrix) -> list[str]:
+    cells = [
+        (row, column, value)
+        for row, values in zip(matrix.rows, matrix.values, strict=True)
+        for column, value in zip(matrix.columns, values, strict=True)
+        if value is not None
+    ]
+    if len(cells) < _FEWEST:
+        return []
+    middle = median(value for _, _, value in cells)
+    quantity = QUANTITIES[matrix.what]
+    # More microseconds are worse, more bytes a second are better.
+    sign = 1 if matrix.what == "peer_us" else -1
+    limit = middle * _PAIR_LAGS**sign
+    return [
+        f"{a} > {b}: {quantity.text} is {value:.4g} {quantity.unit}, the median pair has "
+        f"{middle:.4g}: check {quantity.advice}"
+        for a, b, value in cells
+        if (value - limit) * sign > 0
+    ]
+
+
+def _slow_units(matrix: Matrix) -> list[str]:
+    means = {}
+    for unit, values in zip(matrix.rows, matrix.values, strict=True):
+        known = [value for value in values if value is not None]
+        if known:
+            means[unit] = sum(known) / len(known)
+    if len(means) < _FEWEST:
+        return []
+    middle = median(means.values())
+    quantity = QUANTITIES[matrix.what]
+    return [
+        f"{matrix.of}, compute unit {unit}: {quantity.text} is {mean:.4g} {quantity.unit}, the "
+        f"median unit has {middle:.4g}: check {quantity.advice}"
+        for unit, mean in means.items()
+        if mean > middle * _UNIT_LAGS
+    ]

@@ -1,0 +1,72 @@
+"""Which recorded machine is the nearest to another one, and in what they differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from .graph import Graph
+from .model import Machine
+
+
+def nearest(here: Machine, known: Mapping[str, Machine]) -> str:
+    """Return the name of the machine that differs least, by what counts most: GPUs or none, their
+    maker, model, links and number; and of hosts the architecture, CPU model, packages and cores.
+
+    Raises:
+        ValueError: No machine is known.
+    """
+    if not known:
+        raise ValueError("no machine is known to compare with")
+    return min(known, key=lambda name: (_distance(_facts(here), _facts(known[name])), name))
+
+
+def differences(here: Machine, there: Machine) -> list[str]:
+    """Return in words how a machine differs from a recorded one; none if they are alike."""
+    own, other = _facts(here), _facts(there)
+    what = _OF_GPUS if other.get("GPUs") else _OF_HOSTS
+    return [
+        f"{name} {_word(own.get(name))} instead of {_word(other.get(name))}"
+        for name in what
+        if own.get(name) != other.get(name)
+    ]
+
+
+Facts = Mapping[str, str | int | None]
+# Those that count most come first.
+_OF_GPUS = ("maker", "GPU", "links", "GPUs")
+_OF_HOSTS = ("architecture", "CPU", "packages", "cores")
+
+
+def _facts(machine: Machine) -> Facts:
+    graph = Graph(machine)
+    gpus = graph.gpus
+    facts: dict[str, str | int | None] = {
+        "GPUs": len(gpus),
+        "architecture": machine.architecture,
+        "CPU": machine.cpu_model,
+        "packages": machine.num_packages,
+        "cores": machine.num_cores,
+    }
+    if gpus:
+        name = gpus[0].name
+        kinds = {link.kind for gpu in gpus for _, link in graph.links_of(gpu.id)} - {"c2c"}
+        best = next((kind for kind in ("nvlink", "xgmi", "pcie") if kind in kinds), None)
+        facts |= {"maker": (name or "").split(" ")[0] or None, "GPU": name, "links": best}
+    return facts
+
+
+def _distance(one: Facts, other: Facts) -> tuple[float, ...]:
+    """How far two machines are from each other, by what counts most first."""
+    parts: list[float] = [bool(one.get("GPUs")) != bool(other.get("GPUs"))]
+    for name in (*_OF_GPUS, *_OF_HOSTS):
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, int) and isinstance(b, int) and a and b:
+            parts.append(abs(math.log2(a / b)))
+        else:
+            parts.append(float(a != b))
+    return tuple(parts)
+
+
+def _word(value: str | int | None) -> str:
+    return "unknown" if value is None else str(value)

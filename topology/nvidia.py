@@ -1,0 +1,202 @@
+"""Discovers NVIDIA GPUs: by NVML, or without it by what the driver writes to procfs and sysfs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .accelerators import Found
+from .parts import Device, Figure, Link, Source
+
+_NVML = Source(id="nvml", kind="reported", text="NVIDIA's management library (NVML)")
+_SPECIFIED = Source(
+    id="rates", kind="specified", text="GB/s of a link in one direction, by its version"
+)
+_NVLINK_GBPS = {1: 20, 2: 25, 3: 25, 4: 25, 5: 50}
+_PCIE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # a lane
+# NVML's numbers of versions: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0.
+_VERSIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}
+# Links of Hopper are of version 4, whatever a driver says: one has been seen to say 5.0.
+_HOPPER, _OF_HOPPER = 9, 4
+_MOST_LINKS = 18
+_TO_GPU, _TO_SWITCH = 0, 2  # NVML's NVML_NVLINK_DEVICE_TYPE_*
+_MEMORY_CLOCK = 2  # NVML_CLOCK_MEM
+_BRIDGE, _SWITCH = "host_bridge", "nvswitch"
+
+
+def discover(root: str = "/", nvml: Any = None) -> Found:
+    """Find the GPUs of this machine, or those under a root. As accelerators.with_gpus()."""
+    if nvml is None and Path(root).resolve() == Path("/"):
+        try:
+            import pynvml
+        except ImportError:
+            pynvml = None
+        nvml = pynvml
+    if nvml is not None:
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:
+            # No driver, or one that this container does not show.
+            return Found()
+        try:
+            return _by_nvml(nvml)
+        finally:
+            nvml.nvmlShutdown()
+    return _by_files(Path(root))
+
+
+def _by_nvml(nvml: Any) -> Found:
+    def ask(name: str, *given: Any) -> Any:
+        """NVML's answer; None where the device, the driver or the container gives none."""
+        try:
+            return getattr(nvml, name)(*given)
+        except (nvml.NVMLError, AttributeError):
+            return None
+
+    handles = [ask("nvmlDeviceGetHandleByIndex", i) for i in range(ask("nvmlDeviceGetCount") or 0)]
+    devices: list[Device] = []
+    links: list[Link] = []
+    buses = {}
+    for i, handle in enumerate(handles):
+        made = _gpu(f"gpu{i}", handle, ask)
+        devices += made
+        if made[0].bus_id:
+            buses[made[0].bus_id] = f"gpu{i}"
+    for i, handle in enumerate(handles):
+        if handle is not None:
+            links += _nvlinks(f"gpu{i}", handle, buses, ask)
+            links += _pcie(f"gpu{i}", handle, ask)
+    return _joined(devices, links)
+
+
+def _joined(devices: list[Device], links: list[Link]) -> Found:
+    """The GPUs, with the switches that their links lead to."""
+    switches = (Device(id=_SWITCH, kind="switch"), Device(id=_BRIDGE, kind="switch"))
+    used = {end for link in links for end in (link.a, link.b)}
+    reached = [switch for switch in switches if switch.id in used]
+    sources = (_NVML, _SPECIFIED) if devices else ()
+    return Found(devices=(*devices, *reached), links=tuple(links), sources=sources)
+
+
+def _gpu(name: str, handle: Any, ask: Callable[..., Any]) -> list[Device]:
+    if handle is None:
+        return [Device(id=name, kind="gpu")]
+    memory = ask("nvmlDeviceGetMemoryInfo", handle)
+    bits = ask("nvmlDeviceGetMemoryBusWidth", handle)
+    megahertz = ask("nvmlDeviceGetMaxClockInfo", handle, _MEMORY_CLOCK)
+    gbps = bits / 8 * 2 * megahertz / 1000 if bits and megahertz else None
+    numa_node = ask("nvmlDeviceGetNumaNodeId", handle)
+    pci = ask("nvmlDeviceGetPciInfo", handle)
+    gpu = Device(
+        id=name,
+        kind="gpu",
+        name=_word(ask("nvmlDeviceGetName", handle)),
+        bus_id=_bus_id(pci),
+        # NVML has -1 where the host does not tell.
+        numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
+        memory_bytes=Figure(value=memory.total, source=_NVML.id) if memory else None,
+        bandwidth_gbps=Figure(value=gbps, source=_NVML.id) if gbps else None,
+    )
+    cores = ask("nvmlDeviceGetNumGpuCores", handle)
+    capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
+    if not (cores and capability):
+        return [gpu]
+    # NVML counts FP32 cores; an SM has so many.
+    each = 64 if tuple(capability) <= (8, 0) else 128
+    return [gpu, Device(id=f"{name}/sm", kind="compute_unit", parent=name, count=cores // each)]
+
+
+def _nvlinks(name: str, handle: Any, buses: dict[str, str], ask: Callable[..., Any]) -> list[Link]:
+    """The GPU's active NVLinks by where they lead; those to another GPU from the lower one only."""
+    found: Counter[tuple[str, int | None]] = Counter()
+    capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
+    is_hopper = bool(capability) and capability[0] == _HOPPER
+    for link in range(_MOST_LINKS):
+        if ask("nvmlDeviceGetNvLinkState", handle, link) != 1:
+            continue
+        number = ask("nvmlDeviceGetNvLinkVersion", handle, link)
+        version = _OF_HOPPER if is_hopper else _VERSIONS.get(number or 0)
+        kind = ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+        other = buses.get(_bus_id(ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)) or "")
+        if kind == _TO_SWITCH:
+            found[_SWITCH, version] += 1
+        elif other and (kind in (_TO_GPU, None)) and int(name[3:]) < int(other[3:]):
+            found[other, version] += 1
+    return [
+        Link(
+            a=name,
+            b=end,
+            kind="nvlink",
+            version=version,
+            count=count,
+            bandwidth_gbps=_rate(_NVLINK_GBPS.get(version or 0), count),
+        )
+        for (end, version), count in found.items()
+    ]
+
+
+def _pcie(name: str, handle: Any, ask: Callable[..., Any]) -> list[Link]:
+    generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handle)
+    lanes = ask("nvmlDeviceGetMaxPcieLinkWidth", handle)
+    return [_pcie_link(name, generation, lanes)]
+
+
+def _pcie_link(name: str, generation: int | None, lanes: int | None) -> Link:
+    return Link(
+        a=name,
+        b=_BRIDGE,
+        kind="pcie",
+        version=generation,
+        count=lanes,
+        bandwidth_gbps=_rate(_PCIE_GBPS.get(generation or 0), lanes),
+    )
+
+
+def _rate(gbps: float | None, count: int | None) -> Figure | None:
+    if not (gbps and count):
+        return None
+    return Figure(value=round(gbps * count, 3), source=_SPECIFIED.id)
+
+
+def _by_files(root: Path) -> Found:
+    devices, links = [], []
+    folders = sorted(files.entries(root / "proc/driver/nvidia/gpus"), key=lambda path: path.name)
+    for i, folder in enumerate(folders):
+        lines = (files.text(folder / "information") or "").splitlines()
+        told = dict(line.split(":", 1) for line in lines if ":" in line)
+        card = root / "sys/bus/pci/devices" / folder.name
+        model = told.get("Model", "").strip()
+        device = Device(
+            id=f"gpu{i}",
+            kind="gpu",
+            name=model or None,
+            bus_id=folder.name.lower(),
+            numa_node=files.number(card / "numa_node"),
+        )
+        devices.append(device)
+        lanes = files.number(card / "max_link_width")
+        links.append(_pcie_link(device.id, _generation(card / "max_link_speed"), lanes))
+    return _joined(devices, links)
+
+
+def _generation(path: Path) -> int | None:
+    """The version of PCIe whose speed the kernel writes, as in "32.0 GT/s PCIe"."""
+    speed = (files.text(path) or "").split(" ")[0]
+    return {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}.get(speed)
+
+
+def _word(answer: Any) -> str | None:
+    # Old versions of the binding answer with bytes.
+    return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def _bus_id(pci: Any) -> str | None:
+    """NVML writes eight digits for the domain, the kernel four."""
+    found = _word(getattr(pci, "busId", None))
+    if not found:
+        return None
+    domain, _, place = found.partition(":")
+    return f"{int(domain, 16):04x}:{place.lower()}"

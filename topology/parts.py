@@ -1,0 +1,193 @@
+"""The parts of a machine's graph: devices, the links between them, and where figures come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+# The one that is trusted most comes first.
+SOURCE_KINDS = ("measured", "reported", "published", "specified", "estimated")
+DEVICE_KINDS = (
+    *("node", "package", "numa_node", "cpu", "gpu", "die", "io_die", "l2_partition"),
+    *("gpc", "compute_unit", "memory", "switch", "nic"),
+)
+LINK_KINDS = ("nvlink", "xgmi", "c2c", "pcie", "network", "die_to_die", "socket", "cache", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where figures come from.
+
+    Attributes:
+        id: What figures refer to it by, unique in the machine.
+        kind: "measured" (by this project, with a record), "published" (measured by others),
+            "specified" (a vendor's datasheet), "reported" (by the driver or the system), or
+            "estimated" (a guess, with its reason).
+        text: The record and its commit, the document, or the reason.
+    """
+
+    id: str
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        _check("source", self.id, self.kind, SOURCE_KINDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A number and the id of the Source that it comes from."""
+
+    value: float
+    source: str
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.value) and self.value > 0):
+            raise ValueError(f"a figure is {self.value}, must be finite and above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A part of a machine, or several that are alike. What is None is not known.
+
+    Attributes:
+        id: Unique in the machine, with its parents': "node0/gpu1/die2".
+        kind: One of DEVICE_KINDS. A "die" computes (an XCD), an "io_die" carries dies and memory,
+            a "compute_unit" is an SM or a CU, a "gpc" is a group of SMs that a cluster of blocks
+            runs in.
+        parent: Id of the device that this is a part of; None at the top.
+        count: How many alike devices this entry stands for.
+        name: The vendor's name of the model.
+        bus_id: PCI address, as in "0000:1b:00.0".
+        numa_node: The host's NUMA node that it hangs on.
+        memory_bytes: Memory, or the size of a cache.
+        bandwidth_gbps: Gigabytes a second that it reads from its memory.
+        latency_us: Microseconds of a word from one of its compute units to another, one way.
+        units: The hardware's numbers of these compute units.
+    """
+
+    id: str
+    kind: str
+    parent: str | None = None
+    count: int = 1
+    name: str | None = None
+    bus_id: str | None = None
+    numa_node: int | None = None
+    memory_bytes: Figure | None = None
+    bandwidth_gbps: Figure | None = None
+    latency_us: Figure | None = None
+    units: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check("device", self.id, self.kind, DEVICE_KINDS)
+        if self.count < 1:
+            raise ValueError(f"device {self.id!r} has count {self.count}, must be 1 or more")
+        if self.units is not None and len(self.units) != self.count:
+            raise ValueError(f"device {self.id!r} has {len(self.units)} units, count {self.count}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What joins two devices, in both directions. What is None is not known.
+
+    Attributes:
+        a, b: Ids of the devices.
+        kind: One of LINK_KINDS.
+        version: As in NVLink 4 or PCIe 5.
+        count: Number of alike links, which share the traffic.
+        latency_us: Microseconds of a word over it, one way. The sum along a path is the time from
+            a store to the peer's poll that sees it.
+        bandwidth_gbps: Gigabytes a second of all `count` links in one direction.
+    """
+
+    a: str
+    b: str
+    kind: str
+    version: int | None = None
+    count: int | None = None
+    latency_us: Figure | None = None
+    bandwidth_gbps: Figure | None = None
+
+    def __post_init__(self) -> None:
+        _check("link", f"{self.a} - {self.b}", self.kind, LINK_KINDS)
+        if self.a == self.b:
+            raise ValueError(f"link {self.a!r} joins a device with itself")
+
+
+# The fields of each class that hold a Figure, kept because get_type_hints() is slow.
+_FIGURES: dict[type[Any], set[str]] = {}
+
+
+def from_dict(cls: type[Any], fields: Mapping[str, Any]) -> Any:
+    """The Device, Link or Source that asdict() took apart.
+
+    Raises:
+        ValueError: A value is not allowed.
+        TypeError: A field is unknown or missing.
+    """
+    if cls not in _FIGURES:
+        hints = get_type_hints(cls)
+        _FIGURES[cls] = {key for key in hints if Figure in (hints[key], *get_args(hints[key]))}
+    figures = _FIGURES[cls]
+    made = {
+        key: Figure(**value) if isinstance(value, dict) and key in figures else value
+        for key, value in fields.items()
+    }
+    return cls(**made)
+
+
+def check(
+    devices: tuple[Device, ...],
+    links: tuple[Link, ...],
+    sources: tuple[Source, ...],
+    used: Iterable[str] = (),
+) -> None:
+    """Checks that all parts of a graph that refer to others refer to some that exist.
+
+    Args:
+        devices, links, sources: As a Machine has them.
+        used: Ids of further sources that something refers to.
+
+    Raises:
+        ValueError: An id is there twice, or a parent, an end of a link or a source is missing.
+    """
+    ids = _unique("device", [device.id for device in devices])
+    known = _unique("source", [source.id for source in sources])
+    for device in devices:
+        if device.parent is not None and device.parent not in ids:
+            raise ValueError(f"device {device.id!r} has parent {device.parent!r}, which is missing")
+    for link in links:
+        for end in (link.a, link.b):
+            if end not in ids:
+                raise ValueError(f"link {link.a!r} - {link.b!r}: device {end!r} is missing")
+    parts: tuple[Device | Link, ...] = (*devices, *links)
+    for part in parts:
+        for name, figure in figures(part):
+            if figure.source not in known:
+                raise ValueError(f"{name} has source {figure.source!r}, which is missing")
+    for source in used:
+        if source not in known:
+            raise ValueError(f"a measurement has source {source!r}, which is missing")
+
+
+def figures(part: Device | Link) -> Iterator[tuple[str, Figure]]:
+    """Yields (name, figure) of a part's figures."""
+    for name in ("memory_bytes", "bandwidth_gbps", "latency_us"):
+        figure = getattr(part, name, None)
+        if figure is not None:
+            yield name, figure
+
+
+def _unique(what: str, ids: list[str]) -> set[str]:
+    known = set(ids)
+    if len(known) != len(ids):
+        twice = next(each for each in ids if ids.count(each) > 1)
+        raise ValueError(f"{what} {twice!r} is there twice")
+    return known
+
+
+def _check(what: str, name: str, kind: str, known: tuple[str, ...]) -> None:
+    if kind not in known:
+        raise ValueError(f"{what} {name!r} has kind {kind!r}, must be one of {', '.join(known)}")

@@ -1,0 +1,91 @@
+"""What all tables of this package share: their form, and how values are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+UNKNOWN = "unknown"
+NARROW = 60
+"""Columns below which a window is narrow."""
+# Windows from here on have all columns.
+_WIDEST = 100
+
+
+@dataclass(frozen=True)
+class Titled:
+    """A table with a title. In a narrow window a blank stands between its columns, no more.
+
+    Attributes:
+        title: Above it. The table's own title would wrap in a narrow table.
+        columns: The headings.
+        rows: The cells.
+        right: Headings of numbers. These are not broken, and the first column only in a narrow
+            window.
+        unbroken: Headings of further columns that are not broken.
+        only_wide: Headings of columns that a narrow window does not have.
+        only_widest: Headings of columns that a window of 80 columns does not have either.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[str] = ()
+    only_wide: Sequence[str] = ()
+    only_widest: Sequence[str] = ()
+    unbroken: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        is_narrow = options.max_width < NARROW
+        grid = Table(
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            show_header=any(self.columns),
+            header_style="dim",
+            padding=(0, 0 if is_narrow else 1),
+        )
+        shown = [
+            at
+            for at, column in enumerate(self.columns)
+            if not (is_narrow and column in self.only_wide)
+            and not (options.max_width < _WIDEST and column in self.only_widest)
+        ]
+        for at in shown:
+            column = self.columns[at]
+            is_number = column in self.right
+            grid.add_column(
+                column.replace(" ", "\n") if is_narrow else column,
+                justify="right" if is_number else "left",
+                no_wrap=is_number or column in self.unbroken or (at == 0 and not is_narrow),
+                overflow="fold",
+            )
+        for row in self.rows:
+            grid.add_row(
+                *(Text(row[at]) for at in shown if at < len(row))
+            )  # Text, since a name may have [markup]
+        yield Text(self.title, "bold")
+        yield grid
+        yield ""
+
+
+def known(value: str | int | None) -> str:
+    """A value in words."""
+    return UNKNOWN if value is None else str(value)
+
+
+def size(num_bytes: float | None) -> str:
+    """A number of bytes in words: "2 MiB"."""
+    if num_bytes is None:
+        return UNKNOWN
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.4g} {unit}"
+    return f"{num_bytes} B"
