@@ -7,12 +7,29 @@ with Engine("smollm2", ranks=2) as engine:
         print(piece.text, end="", flush=True)
 """
 
-from .api import Answer, Engine
+from .api import Engine
 from .files.checkpoint import Checkpoint, open_checkpoint
+from .model.drafts import Drafts
+from .model.grammar import Grammar
 from .model.sample import SamplingParams
-from .text.pieces import Piece
+from .serving.conversation import Conversation
+from .serving.sessions import QueueFull
+from .serving.submission import Submission
+from .text.pieces import Answer, Piece
 
-__all__ = ["Answer", "Checkpoint", "Engine", "Piece", "SamplingParams", "open_checkpoint"]
+__all__ = [
+    "Answer",
+    "Checkpoint",
+    "Conversation",
+    "Drafts",
+    "Engine",
+    "Grammar",
+    "Piece",
+    "QueueFull",
+    "SamplingParams",
+    "Submission",
+    "open_checkpoint",
+]
 
 
 def __dir__() -> list[str]:

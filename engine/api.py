@@ -1,9 +1,8 @@
 """The Python interface: an Engine runs a model and yields text as it comes."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,51 +10,38 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-import kccl
-
 from .base.closing import Closing
-from .base.core import lib
 from .executors.measuring import Measuring
-from .executors.opening import read_for, start_ranks
-from .executors.requests import context_of, integer, no_tokenizer, params_of
+from .executors.opening import check_ranks, drafts_for, read_for, rounding, start_ranks
+from .executors.requests import (
+    check_needs_no_text,
+    context_of,
+    encoded,
+    integer,
+    no_tokenizer,
+    params_of,
+)
 from .executors.runner import Runner
 from .files.checkpoint import Checkpoint, open_checkpoint
 from .files.defaults import read_defaults
 from .files.models import find_model
 from .model.config import ModelConfig
+from .model.drafts import Drafts
+from .model.executor import Drafted
 from .model.sample import SamplingParams
 from .model.timeline import Timeline
 from .model.variant import Variant
-from .text.pieces import Piece, StopText
+from .serving.conversation import Conversation
+from .serving.jobs import Generate
+from .serving.sessions import MOST_WAITING, Sessions
+from .serving.submission import Submission
+from .text.matcher import Matchers
+from .text.pieces import Answer, Piece, StopText, whole_answer
 from .text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A whole answer, and how long it took.
-
-    Attributes:
-        text: The text, without the stop string.
-        ids, logprobs: The tokens, a stop id included.
-        end: As Piece.end.
-        params: How the tokens were chosen; with the seed, if there was one.
-        num_prompt: Tokens of the prompt.
-        first_token_s: Seconds from the call to the first token.
-        tokens_per_s: Tokens a second after the first token; NaN if there is only one.
-    """
-
-    text: str
-    ids: list[int]
-    logprobs: list[float]
-    end: str
-    params: SamplingParams
-    num_prompt: int
-    first_token_s: float
-    tokens_per_s: float
-
-
 class Engine(Closing):
-    """A model, ready to answer. A context manager.
+    """A model that is ready to answer. It is a context manager.
 
     In a job of several processes (mpirun, `kccl run`) each rank makes an Engine of the same model
     and makes the same calls: the lanes are spread over the ranks, and all ranks get all tokens.
@@ -64,15 +50,17 @@ class Engine(Closing):
     Attributes:
         config: The model's configuration.
         tokenizer: The model's tokenizer.
-        backend: What runs the model.
-        dtype: What its weights are in: "bfloat16" or "float16".
-        stored: How its files store them, as Checkpoint.stored.
-        context: Most tokens of prompt and answer together.
-        nbytes: Of the packed weights of this process's ranks.
+        backend: The backend that runs the model: "host", "cuda", "hip" or "sim".
+        dtype, formats: What its weights are in here: see Checkpoint.
+        stored: The types in which its files store them, as in Checkpoint.stored.
+        context: The most tokens that prompt and answer may have together.
+        nbytes: The bytes of the packed weights of this process's ranks.
         sampling: The model's own defaults for fields of SamplingParams, by name: those of its
             generation_config.json, or of its config.json where there is none.
-        notices: What differs from what the files ask for, a sentence each: weights that are
-            rounded, fields of generation_config.json that are not used.
+        matcher: Follows a grammar. With it callers can check one before they submit a request.
+        sessions: The queue of submit(), with its length and its limit.
+        notices: Sentences, one for each thing that the engine does otherwise than the files ask:
+            weights that are rounded, fields of generation_config.json that are not used.
     """
 
     def __init__(
@@ -83,8 +71,11 @@ class Engine(Closing):
         *,
         blocks: int | None = None,
         context: int | None = None,
+        prefixes: int = 1,
         dtype: str | None = None,
+        weights: str | None = None,
         tokenizer: bool = True,
+        drafts: Drafts | str | int = "off",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Reads the model and packs its weights. Collective.
@@ -103,11 +94,19 @@ class Engine(Closing):
                 None: one for each multiprocessor that has work.
             context: Tokens to make room for; None: the model's context, at most 4096. As many as
                 config.longest_context are allowed.
+            prefixes: Conversations whose keys and values are kept, so that the next turn of each
+                computes only what is new. The least recently used gives way. Each has memory for
+                a whole context; from 1 to 64.
             dtype: What the weights are in: "bfloat16", or "float16", which the host has not; None:
                 as they are stored, and rounded to bfloat16 where that is neither or the backend has
                 no other. With float16, a value beyond 65504 in a vector is an error.
+            weights: To what layers' matrices are rounded: "fp8", "int8" or "int4", on "host" only
+                (Checkpoint.as_weights()); None: to nothing.
             tokenizer: Read the model's tokenizer. Without one, prompts are ids, and answers have no
                 text.
+            drafts: The most tokens, 1 to 7, that are guessed from the ids so far and checked in one
+                pass; "auto": fewer where few are right, or none; or Drafts (see there). They change
+                no token. Only backend "host" has them.
             progress: Called with (bytes packed so far, all bytes) while the model is read.
 
         Raises:
@@ -116,26 +115,21 @@ class Engine(Closing):
         """
         blocks = None if blocks is None else integer("blocks", blocks)
         ranks = None if ranks is None else integer("ranks", ranks)
-        if ranks is not None and not 1 <= ranks <= lib.kKcclMaxWorldSize:
-            raise kccl.InvalidArgument(
-                f"ranks is {ranks}, must be from 1 to {lib.kKcclMaxWorldSize}"
-            )
-        if ranks is not None and kccl.launched_rank() is not None:
-            raise kccl.InvalidArgument(
-                f"ranks is {ranks}: they are threads of one process, and a launcher has started "
-                "this one as a rank of a job; leave out one of them"
-            )
+        prefixes = integer("prefixes", prefixes)
+        check_ranks(ranks)
         if isinstance(model, Checkpoint):
             checkpoint, opened = model, None
         else:
             checkpoint = opened = open_checkpoint(find_model(model))
         try:
-            checkpoint = read_for(checkpoint, backend, dtype)
+            checkpoint = read_for(checkpoint, backend, dtype, weights)
+            drafts = drafts_for(backend, drafts)
             self.config: ModelConfig = checkpoint.config
             self.dtype, self.stored = checkpoint.dtype, checkpoint.stored
+            self.formats = checkpoint.formats
             self._source = checkpoint.source
             self.sampling, unknown = read_defaults(checkpoint.source)
-            self.notices: tuple[str, ...] = (*_rounding(checkpoint), *unknown)
+            self.notices: tuple[str, ...] = (*rounding(checkpoint), *unknown)
             self._lacks = "has no tokenizer" if tokenizer else "was opened without its tokenizer"
             self._tokenizer: Tokenizer | None = (
                 checkpoint.tokenizer() if tokenizer and checkpoint.has_tokenizer else None
@@ -145,68 +139,84 @@ class Engine(Closing):
             ends = self._tokenizer.eos_ids if self._tokenizer else checkpoint.end_ids()
             self._end_ids: tuple[int, ...] = ends
             self.context = context_of(self.config, context)
-            self._ranks = start_ranks(checkpoint, backend, ranks, blocks, self.context, progress)
+            self._ranks = start_ranks(
+                checkpoint, backend, ranks, blocks, self.context, prefixes, progress
+            )
         finally:
             if opened is not None:
                 opened.close()
         self.backend = backend
         self.nbytes = sum(each.nbytes for each in self._ranks.mine)
-        encode = partial(_encode, self._tokenizer, self._source, self._lacks)
-        self._runner = Runner(self._ranks, self.config, self.context, encode)
+        encode = partial(encoded, self._tokenizer, self._source, self._lacks)
+        self.matcher = Matchers(lambda: self.tokenizer, self.config.vocab_size)
+        self._runner = Runner(self._ranks, self.config, self.context, encode, self.matcher)
+        self._runner.drafts = drafts
         self._measuring = Measuring(self._runner)
+        self.sessions = Sessions(self._runner, self._tokenizer, MOST_WAITING)
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise TypeError(
-            f"cannot pickle or copy {type(self).__name__}: it has threads, kernels and memory of "
-            "this process; open an Engine in each process"
+            f"cannot pickle or copy {type(self).__name__}: open an Engine in each process instead"
         )
 
     @property
     def params(self) -> SamplingParams:
-        """How the newest request chooses its tokens, with the seed that was drawn for it."""
+        """Tells how the newest request chooses its tokens, with the seed that was drawn for it."""
         return self._runner.params
 
     @property
+    def drafted(self) -> Drafted:
+        """Tells how many drafts the newest request has checked and accepted so far."""
+        return self._runner.drafted
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
+        """Returns the model's tokenizer."""
         if self._tokenizer is None:
             raise no_tokenizer(self._source, self._lacks)
         return self._tokenizer
 
     @property
     def rank(self) -> int:
-        """This process's rank; 0 if the ranks are threads."""
+        """Returns this process's rank; 0 if the ranks are threads."""
         return self._ranks.rank
 
     @property
     def world_size(self) -> int:
-        """Over how many ranks the lanes are spread."""
+        """Returns the number of ranks over which the lanes are spread."""
         return self._ranks.world_size
 
     def devices(self) -> list[str]:
-        """The name of each rank's GPU, "" for a CPU. Collective."""
+        """Returns the name of each rank's GPU, "" for a CPU. Collective."""
         names = self._ranks.all_gather([each.device for each in self._ranks.mine])
         return [name for some in names for name in some]
 
     def of_rank_0(self, value: Any) -> Any:
-        """What rank 0 gives, on all ranks; JSON must represent it. Collective."""
-        return self.of_processes(value)[0]
+        """Returns rank 0's value on all ranks. JSON must represent it. Collective."""
+        return self._ranks.of_rank_0(value)
 
     def of_processes(self, value: Any) -> list[Any]:
-        """What each process gives, in rank order; JSON must represent it. Collective."""
+        """Returns the values of all processes in rank order. JSON must represent them.
+        Collective.
+        """
         return self._ranks.all_gather(value)
 
     # ---- answers ---------------------------------------------------------------------------------
 
     def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **given: Any
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        shown: Collection[int] = (),
+        **given: Any,
     ) -> Generator[Piece, None, None]:
         """Yields an answer piece by piece. Closing the iterator ends the answer early.
 
         Args:
             prompt: Text, or ids.
-            params: How tokens are chosen. Nothing is added to it but a seed: its stop_ids are all
-                that there are.
+            params: How tokens are chosen. No stop ids are added to its own.
+            shown: Control tokens whose names are part of the text.
             given: Fields of SamplingParams, in place of `params`. Those that are not given are
                 `sampling`'s, the model's own. The tokenizer's end ids are stop ids unless
                 `stop_ids` is given. `temperature=0` asks for the likeliest tokens.
@@ -216,86 +226,118 @@ class Engine(Closing):
                 UTF-8; or a parameter is wrong.
             kccl.Error: The logits are not finite; or a rank was lost.
         """
-        return self._pieces(self._prompt(prompt), self._params(params, given))
+        return self._pieces(self._prompt(prompt), self._params(params, given), shown)
 
     def generate(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **given: Any
     ) -> Answer:
-        """The whole answer; arguments and errors as stream()."""
+        """Returns the whole answer. Arguments and errors are those of stream()."""
         began = time.monotonic()
         ids, params = self._prompt(prompt), self._params(params, given)
-        times: list[float] = []
-        pieces = list(self._pieces(ids, params, times))
-        rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else float("nan")
-        return Answer(
-            text="".join(piece.text for piece in pieces),
-            ids=[piece.id for piece in pieces],
-            logprobs=[piece.logprob for piece in pieces],
-            end=pieces[-1].end,
-            params=self.params,
-            num_prompt=len(ids),
-            first_token_s=times[0] - began,
-            tokens_per_s=rate,
-        )
+        pieces = list(self._pieces(ids, params))
+        return whole_answer(pieces, self.params, len(ids), began)
 
     def _pieces(
-        self, ids: list[int], params: SamplingParams, times: list[float] | None = None
+        self, ids: list[int], params: SamplingParams, shown: Collection[int] = ()
     ) -> Generator[Piece, None, None]:
-        """Yields an answer, and appends when each token was chosen."""
-        text = StopText(self._tokenizer.stream() if self._tokenizer else None, params.stop)
+        text = StopText(self._tokenizer.stream(shown) if self._tokenizer else None, params.stop)
         with closing(self._runner.tokens(ids, params)) as tokens:
             for token in tokens:
-                if times is not None:
-                    times.append(token.time_s)
                 piece = text.piece(token)
                 yield piece
                 if piece.end:
                     break
 
+    # ---- the queue: serving/ ---------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        shown: Collection[int] = (),
+        **given: Any,
+    ) -> Submission[Piece]:
+        """Puts a request into the queue. Iterating over what it returns gives the pieces. Any
+        thread of rank 0 may. In a job of several processes the other ranks call follow() instead.
+
+        Args:
+            prompt, params, shown, given: As stream()'s.
+
+        Raises:
+            QueueFull: As many requests wait as `sessions.limit` allows.
+            InvalidArgument: As stream(); or this is not rank 0.
+            kccl.Error: A rank was lost before.
+        """
+        ids, params = self._prompt(prompt), self._params(params, given)
+        return self.sessions.submit(Generate(ids, params, tuple(shown)))
+
+    def conversation(
+        self, system: str | None = None, variables: Mapping[str, Any] | None = None, **given: Any
+    ) -> Conversation:
+        """Returns a conversation with a chat model. Its answers go through the queue.
+
+        Args:
+            system: The system's message, or None.
+            variables: Of the chat template, as in {"enable_thinking": False}.
+            given: Fields of SamplingParams for its answers.
+        """
+        return Conversation(self.submit, self.tokenizer, system, variables or {}, given)
+
+    def follow(self) -> None:
+        """Runs the requests that rank 0 submits, until rank 0 closes its engine. The other ranks of
+        a job call it. Rank 0 must submit, or call sessions.start(), before their waits time out.
+
+        Raises:
+            kccl.Error: A rank was lost, or rank 0 has not begun in time.
+        """
+        self.sessions.follow()
+
     # ---- logits, ops -----------------------------------------------------------------------------
 
     def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
-        """The logits after each token of a prompt: float32 [tokens, vocab_size]."""
+        """Returns the logits after each token of a prompt: float32 [tokens, vocab_size]."""
         return self._runner.logits(prompt)
 
     def run_until(self, ids: Sequence[int], op_index: int) -> NDArray[np.float32]:
-        """An op's output for each id: float32 [lanes or residuals, len(ids), values], as the
-        reference has it. Only where the ranks are threads.
+        """Returns an op's output for each id: float32 [lanes or residuals, len(ids), values], as
+        the reference has it. The ranks must be threads.
         """
         return self._runner.run_until(ids, op_index)
 
     # ---- measurements: executors/measuring.py ----------------------------------------------------
 
     def bandwidth(self) -> float:
-        """Bytes a second at which the same threads read all weights, and do nothing else."""
+        """Returns the bytes a second at which the threads read all weights and do nothing else."""
         return self._measuring.bandwidth()
 
     def cache_bytes(self) -> int:
-        """Bytes of the caches of all ranks' cores, together; 0 on devices. Weights that fit into
-        them are read faster than memory allows. Collective.
+        """Returns the bytes of the caches of all ranks' cores together; 0 on devices. Weights that
+        fit into these caches are read faster than memory allows. Collective.
         """
         return self._measuring.cache_bytes()
 
     def weight_bytes(self) -> int:
-        """Bytes of weights that a token reads."""
+        """Returns the bytes of weights that a token reads."""
         return self._measuring.weight_bytes()
 
     def bytes_per_token(self, position: int) -> int:
-        """Bytes of weights, keys and values that the token at a position reads."""
+        """Returns the bytes of weights, keys and values that the token at a position reads."""
         return self._measuring.bytes_per_token(position)
 
     def timed(
         self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
     ) -> tuple[list[int], list[float]]:
-        """Greedy tokens, of which no id ends the answer, and when they came: for benchmarks.
+        """Generates the likeliest tokens and tells when each one came, for benchmarks. No id ends
+        the answer.
 
         Args:
             prompt: Text, or ids.
             max_tokens: Number of tokens.
-            overlaps: False: nothing happens at the same time as something else, and nothing that
-                was cached otherwise is used. All blocks of all ranks wait for each other behind
-                each op, and weights are copied when they are needed. The tokens are the same. So
-                these are what fast ones are compared with. Not on backend "host".
+            overlaps: False asks for a slow run with which a fast one can be compared: its tokens
+                must be the same. All blocks of all ranks wait for each other behind each op,
+                weights are copied when they are needed, and keys and values of fast runs are not
+                reused. Backend "host" has no such run.
 
         Returns:
             The ids; and the time of the call and of each token, in seconds of time.monotonic().
@@ -306,8 +348,8 @@ class Engine(Closing):
         return self._measuring.timed(prompt, max_tokens, overlaps=overlaps)
 
     def using(self, variant: Variant) -> AbstractContextManager[None]:
-        """Meanwhile answers come from another decode kernel, to learn what costs how much. Their
-        tokens may be wrong. Collective.
+        """A context in which answers come from another decode kernel, to learn what its parts cost.
+        Their tokens may be wrong. Collective.
 
         Raises:
             InvalidArgument: The backend has no kernel.
@@ -316,8 +358,8 @@ class Engine(Closing):
         return self._measuring.using(variant)
 
     def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
-        """What each rank's blocks do while tokens are generated: of so many tokens in a row, the
-        second after the prompt being the first. Only where the ranks are threads.
+        """Returns what each rank's blocks do while `tokens` tokens in a row are generated, from the
+        second one behind the prompt on. The ranks must be threads.
 
         Raises:
             InvalidArgument: The backend has no kernel, or an argument is wrong.
@@ -327,34 +369,29 @@ class Engine(Closing):
     # ---- ends ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends the request that runs, if one does, and the threads, and frees the weights."""
+        """Ends all requests, running or waiting, ends the threads, and frees the weights. A drafter
+        cannot: it raises kccl.Error.
+        """
+        self._ranks.check_closable()
+        self.sessions.close()
         self._runner.close()
 
     # ---- arguments -------------------------------------------------------------------------------
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        """The ids of a prompt that leaves room for a token of an answer."""
+        """Returns the ids of a prompt that leaves room for a token of an answer."""
         return self._runner.ids(prompt, room=1)
 
+    def params_for(self, **given: Any) -> SamplingParams:
+        """Returns how a request with these fields of SamplingParams chooses its tokens.
+
+        Raises:
+            InvalidArgument: One is wrong.
+        """
+        return self._params(None, given)
+
     def _params(self, params: SamplingParams | None, given: dict[str, Any]) -> SamplingParams:
-        params = params_of(params, given, self.sampling, self._end_ids)
-        if params.stop and self._tokenizer is None:
-            raise kccl.InvalidArgument(
-                f"stop is {params.stop!r}, must be empty: {self._source} {self._lacks}"
-            )
+        params = params_of(params, given, self.sampling, self._end_ids, self.config.vocab_size)
+        if self._tokenizer is None:
+            check_needs_no_text(params, f"{self._source} {self._lacks}")
         return params
-
-
-def _rounding(checkpoint: Checkpoint) -> list[str]:
-    """Says so if the weights are not used as they are stored."""
-    name = {"float16": "F16", "bfloat16": "BF16"}[checkpoint.dtype]
-    others = [each for each in checkpoint.stored if each != name]
-    if not others:
-        return []
-    return [f"weights are rounded from {', '.join(others)} to {checkpoint.dtype}"]
-
-
-def _encode(tokenizer: Tokenizer | None, source: Path, lacks: str, text: str) -> list[int]:
-    if tokenizer is None:
-        raise no_tokenizer(source, lacks)
-    return tokenizer.encode(text)

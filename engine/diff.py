@@ -49,14 +49,14 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Difference:
-    """How far an op's output is from the reference's.
+    """The difference between an op's output and the reference's.
 
     Attributes:
         op: The op.
-        error: Largest absolute error; infinite if a value is not finite.
+        error: The largest absolute error; infinite if a value is not finite.
         rms: Root mean square of the reference's output.
-        rmse: Root mean square of the errors, in relation to rms; infinite as above.
-        cosine: Between the output and the reference's; 0 if a value is not finite.
+        rmse: The root mean square of the errors, divided by rms; infinite if a value is not finite.
+        cosine: The cosine between the output and the reference's; 0 if a value is not finite.
         place: (lane or residual, position, value) of the largest error.
     """
 
@@ -69,12 +69,12 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """The error in relation to rms; infinite if the reference is not finite either."""
+        """Returns the error divided by rms; infinite if the reference is not finite either."""
         relative = self.error / self.rms if self.rms else self.error
         return relative if math.isfinite(relative) else math.inf
 
     def is_within(self, tolerance: float | None) -> bool:
-        """Whether the error is within a relative tolerance, or, for None, within LIMITS."""
+        """Tells whether the error is within a relative tolerance. None stands for LIMITS."""
         if tolerance is not None:
             return self.relative <= tolerance
         limit = LIMITS[self.op.kind]
@@ -82,11 +82,11 @@ class Difference:
 
 
 class Diff:
-    """An executor beside the reference, on the same ids.
+    """Compares an executor with the reference, on the same ids.
 
     Args:
         checkpoint: The model.
-        executor: What is compared.
+        executor: The executor that is compared.
         ids: The tokens to run.
         layers: Leaves out later layers and what follows them; None: all.
     """
@@ -98,9 +98,8 @@ class Diff:
         ids: Sequence[int],
         layers: int | None = None,
     ) -> None:
-        self.reference = Reference(
-            checkpoint.as_dtype(getattr(executor, "dtype", checkpoint.dtype))
-        )
+        read = checkpoint.as_dtype(getattr(executor, "dtype", checkpoint.dtype))
+        self.reference = Reference(read.with_formats(getattr(executor, "formats", read.formats)))
         self.executor = executor
         self.ids = ids
         self.ops = self.reference.program.ops
@@ -113,13 +112,13 @@ class Diff:
             self.ops = tuple(op for op in self.ops if op.layer < layers)
 
     def all(self) -> Iterator[Difference]:
-        """Each op's difference, in order. The executor runs once for each op."""
+        """Yields the difference of each op, in order. The executor runs once for each op."""
         steps = {op.index: output for op, output in self.reference.steps(self.ids)}
         for op in self.ops:
             yield self._compare(op, steps[op.index])
 
     def at(self, op: Op) -> Difference:
-        """The difference of one op."""
+        """Returns the difference of one op."""
         return self._compare(op, self.reference.run_until(self.ids, op.index))
 
     def bisect(
@@ -127,12 +126,12 @@ class Diff:
         tolerance: float | None,
         report: Callable[[Difference], None] = lambda difference: None,
     ) -> Difference | None:
-        """The first op that is not Difference.is_within() the tolerance; None if all are.
+        """Returns the first op that is not Difference.is_within() the tolerance; None if all are.
 
         A binary search. It assumes that every op after a wrong one is wrong too.
 
         Args:
-            tolerance: Of the relative error; None: LIMITS.
+            tolerance: The largest relative error that counts as right; None: LIMITS.
             report: Called with each difference that was looked at.
         """
         found = None
@@ -176,7 +175,9 @@ def _rms(values: Array) -> float:
 
 
 class Incremental:
-    """The reference again, a token at a time through the KV cache: decoding against prefill."""
+    """Runs the reference again, one token at a time with the KV cache, to compare decoding with
+    prefill.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._reference = Reference(checkpoint)
@@ -185,24 +186,24 @@ class Incremental:
         cache = Cache(len(ids))
         parts = []
         for token in ids:
-            # To the last op, which is what makes the cache grow.
+            # The run goes on to the last op, because only a complete run makes the cache grow.
             outputs = [output for _, output in self._reference.steps([token], cache)]
             parts.append(outputs[op_index])
         return np.concatenate(parts, axis=1)
 
 
 def on_gpu(checkpoint: Checkpoint) -> Executor:
-    """The monokernel on an NVIDIA GPU."""
+    """Returns the monokernel on an NVIDIA GPU."""
     return _engine(checkpoint, "cuda")
 
 
 def on_amd_gpu(checkpoint: Checkpoint) -> Executor:
-    """The monokernel on an AMD GPU."""
+    """Returns the monokernel on an AMD GPU."""
     return _engine(checkpoint, "hip")
 
 
 def in_simulator(checkpoint: Checkpoint) -> Executor:
-    """The monokernel in the simulator."""
+    """Returns the monokernel in the simulator."""
     return _engine(checkpoint, "sim")
 
 
@@ -223,7 +224,7 @@ EXECUTORS = {
 
 
 def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
-    """An executor from its name in EXECUTORS, or from "module:Class". The class takes the
+    """Returns an executor from its name in EXECUTORS, or from "module:Class". The class takes the
     checkpoint.
     """
     module, _, attribute = EXECUTORS.get(name, name).partition(":")
@@ -241,15 +242,15 @@ def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
 
 @contextmanager
 def _opened_executor(name: str, checkpoint: Checkpoint) -> Iterator[Executor]:
-    """Closes the executor if it can be closed, as the host's can."""
+    """Closes the executor if it has a close(), as the host's has."""
     executor = make_executor(name, checkpoint)
     with executor if isinstance(executor, Closing) else nullcontext():
         yield executor
 
 
 def table_of(differences: Sequence[Difference], tolerance: float | None) -> "Table":
-    """Each op and its errors, the largest one in relation to the reference's root mean square. Ops
-    that are not Difference.is_within() are red.
+    """Prints each op and its errors. The largest error is divided by the reference's root mean
+    square. Ops that are not Difference.is_within() are red.
     """
     from rich.table import Table
 
@@ -269,7 +270,7 @@ def table_of(differences: Sequence[Difference], tolerance: float | None) -> "Tab
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns 1 if an op is beyond the tolerance."""
+    """Runs the command line. Returns 1 if an op is beyond the tolerance."""
     parser = argparse.ArgumentParser(
         prog="python -m kccl.engine.diff", description="Compare an executor with the reference."
     )
@@ -300,7 +301,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.op is not None and options.layers is not None:
         raise InvalidArgument("--op and --layers are given, must be one of them")
     for name, least in (("tokens", 1), ("seed", 0), ("tolerance", 0)):
-        # Not "value < least", which a NaN passes: nothing would exceed it.
+        # The test is not "value < least", because that is false for NaN: then no error would exceed
+        # the tolerance.
         if (value := getattr(options, name)) is not None and not value >= least:
             raise InvalidArgument(f"--{name} is {value}, must be at least {least}")
     random = options.model in MODELS

@@ -11,13 +11,15 @@ from .api import Engine
 from .commands import screen
 from .commands.asked import ask
 from .commands.options import add_arguments
+from .commands.thoughts import Thoughts
 from .model.executor import EndedElsewhere
 
 __all__ = ["add_arguments", "main"]
 
-# As a shell says of a command that Ctrl-C ended.
+# The exit code that a shell gives to a command that Ctrl-C ended.
 _INTERRUPTED = 130
-# Those of the command `kccl` where standard output fails, and where an argument is wrong.
+# The exit codes of the command `kccl` for other failures, for a standard output that fails, and for
+# a wrong argument.
 _FAILED, _BROKEN_PIPE, _USAGE_ERROR = 1, 141, 2
 
 
@@ -27,11 +29,11 @@ def main(args: argparse.Namespace) -> int:
     Returns:
         The exit code: 130 after Ctrl-C.
     """
-    # Ranks other than 0 draw no bar either.
+    # Ranks other than 0 draw no progress bar either.
     console = screen.console(is_quiet=args.quiet or bool(kccl.launched_rank()))
     asked = ask(args)
     if asked is None:
-        # Rank 0 says why.
+        # Rank 0 prints the reason.
         return _USAGE_ERROR
     ids, is_text = asked.ids, asked.is_text
     with asked.checkpoint as checkpoint, screen.progress(console) as tell:
@@ -42,7 +44,9 @@ def main(args: argparse.Namespace) -> int:
             blocks=args.blocks,
             context=args.context,
             dtype=args.dtype,
+            weights=args.weights,
             tokenizer=is_text,
+            drafts=args.drafts,
             progress=tell,
         )
     with engine:
@@ -53,17 +57,27 @@ def main(args: argparse.Namespace) -> int:
         times: list[float] = []
         end = ""
         failed: OSError | None = None
+        thoughts = None
+        if is_text and args.chat:
+            thoughts = Thoughts(engine.tokenizer, ids, is_terminal=sys.stdout.isatty())
+        # With ids the answer's first one follows a space, as all others do.
+        echoed = asked.prompt if args.echo else ""
         try:
-            with closing(engine.stream(ids, **asked.params)) as pieces:
+            _write(engine, echoed)
+            controls = thoughts.controls if thoughts is not None else ()
+            with closing(engine.stream(ids, shown=controls, **asked.params)) as pieces:
                 for piece in pieces:
-                    between = " " if times else ""
+                    between = " " if times or echoed else ""
                     times.append(time.monotonic())
                     end = piece.end
-                    _write(engine, piece.text if is_text else f"{between}{piece.id}")
+                    told = piece.text if is_text else f"{between}{piece.id}"
+                    if thoughts is not None:
+                        told = thoughts.shown(piece.text, is_last=bool(end))
+                    _write(engine, told)
         except KeyboardInterrupt:
             end = screen.INTERRUPTED
         except EndedElsewhere:
-            # Rank 0 tells below why it did.
+            # Rank 0 prints the reason below.
             if engine.rank == 0:
                 raise
         except OSError as error:
@@ -79,14 +93,14 @@ def main(args: argparse.Namespace) -> int:
                     failed = error
             if not is_interrupted:
                 code = _BROKEN_PIPE if isinstance(failed, BrokenPipeError) else _FAILED
-                # Where rank 0 cannot write, the others end without a word.
+                # If rank 0 cannot write, the other ranks end without a message.
                 if (code := engine.of_rank_0(code if failed else 0)) and engine.rank != 0:
                     return int(code)
-            # All ranks measure, or none.
+            # All ranks must decide alike whether to measure, because the measurement is collective.
             if failed is None and len(times) > 1 and not is_interrupted and not args.quiet:
                 worth = screen.bound(engine, len(ids), times)
         except KeyboardInterrupt:
-            # The answer is there: its line follows all the same.
+            # The answer is complete. So the line with its speed follows even after Ctrl-C.
             is_interrupted = True
         if failed is not None:
             raise failed

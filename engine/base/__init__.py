@@ -1,1 +1,1 @@
-"""What every room of the engine uses."""
+"""The helpers that every room of the engine uses."""

@@ -1,4 +1,4 @@
-"""What the engine's objects that must be closed have in common."""
+"""A base class for the engine's objects that must be closed."""
 
 from abc import ABC, abstractmethod
 from typing import Self
@@ -9,7 +9,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends it. May be called again."""
+        """Closes the object. May be called again."""
 
     def __enter__(self) -> Self:
         return self

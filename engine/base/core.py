@@ -1,4 +1,5 @@
-"""The engine's part of the compiled core: what engine/abi.inc and engine/host/api.inc declare.
+"""Gives access to the engine's part of the compiled core: what engine/abi.inc and
+engine/host/api.inc declare.
 
 It is in the same shared library as the rest of kccl, because it uses the host's waits.
 """
@@ -21,7 +22,7 @@ ENDS: dict[int, str] = {
 
 
 def as_argument(struct: Any) -> np.void:
-    """A struct, given as a pointer to it, as a kernel takes it by value."""
+    """Returns a struct, given as a pointer to it, as a kernel takes it by value."""
     data = np.frombuffer(ffi.buffer(struct), np.uint8)
     argument: np.void = data.view(f"V{data.nbytes}")[0]
     return argument

@@ -1,4 +1,4 @@
-"""The libraries of the extra `engine`, loaded when first used."""
+"""Loads the libraries of the extras `engine` and `serve` when they are first used."""
 
 from importlib import import_module
 from typing import Any
@@ -6,8 +6,12 @@ from typing import Any
 import kccl
 
 
-def library(name: str) -> Any:
-    """A module of a library that only the engine needs, as in "safetensors".
+def library(name: str, extra: str = "engine") -> Any:
+    """Returns a module of a library that only the engine needs, as in "safetensors".
+
+    Args:
+        name: The module.
+        extra: The extra that installs the library.
 
     Raises:
         kccl.Error: It is not installed.
@@ -17,5 +21,5 @@ def library(name: str) -> Any:
     except ImportError as error:
         raise kccl.Error(
             f"the engine needs {name.split('.')[0]}, which cannot be imported ({error}): "
-            f"{kccl.install_command('engine')}"
+            f"{kccl.install_command(extra)}"
         ) from error

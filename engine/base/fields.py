@@ -1,4 +1,4 @@
-"""Fields of a configuration that a file holds, by name and kind."""
+"""Reads fields of a configuration file by name and type."""
 
 import errno
 import json
@@ -13,19 +13,19 @@ import kccl
 
 from .lookalikes import lookalike
 
-# Bytes of a JSON file, far above any configuration or tokenizer.
+# The most bytes of a JSON file. No configuration and no tokenizer comes near it.
 _MAX_JSON = 1 << 28
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object.
+    """Returns a JSON file that holds an object.
 
     Raises:
         kccl.Error: It cannot be read, or it is something else.
     """
     try:
         found = path.stat()
-        # To read a pipe or a device might never end.
+        # A pipe or a device is refused, because reading it might never end.
         if not stat.S_ISREG(found.st_mode):
             raise kccl.Error(f"{path} is no ordinary file")
         if found.st_size > _MAX_JSON:
@@ -33,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise kccl.Error(f"cannot read {path}: {error.strerror}") from error
-    # A file of brackets only exhausts the parser's stack.
+    # A file that consists of brackets exhausts the parser's stack.
     except (ValueError, RecursionError) as error:
         told = lookalike(path) or f": {one_line(error)}"
         raise kccl.Error(f"{path} is not JSON{told}") from error
@@ -43,17 +43,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """As read_json(); empty if there is no such file."""
+    """Returns what read_json() returns; an empty mapping if there is no such file."""
     return read_json(path) if path.exists() else {}
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's text for a message of one line."""
+    """Returns an exception's text as one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def unmapped(path: Path, error: Exception) -> kccl.Error | None:
-    """What to raise for an error of mapping a file; None if it is no lack of memory."""
+    """Returns the exception to raise when a file cannot be mapped for lack of memory; None if the
+    error has another reason.
+    """
     if not isinstance(error, MemoryError) and getattr(error, "errno", None) != errno.ENOMEM:
         return None
     return kccl.Error(
@@ -63,26 +65,45 @@ def unmapped(path: Path, error: Exception) -> kccl.Error | None:
 
 
 def shown(name: str) -> str:
-    """A name that a file gives, for a message of one line: a damaged one may hold anything."""
+    """Returns a name from a file in a form that fits into a message of one line. A damaged file may
+    hold any characters.
+    """
     return name if name.isprintable() and len(name) <= 100 else reprlib.repr(name)
 
 
 class Fields:
-    """Values by name. A field that is None counts as not given."""
+    """Values by name. A field whose value is None counts as not given."""
 
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, values: Mapping[str, Any], within: str = "") -> None:
+        """Makes the fields of a file, or of an object `within` it, which messages name."""
         self.path = path
         self._values = values
+        self._within = within
+
+    def inner(self, name: str) -> "Fields":
+        """Returns the fields of an object within this one.
+
+        Raises:
+            kccl.Error: It is something else, or it is not given.
+        """
+        value = self._given((name,), None)
+        if not isinstance(value, dict):
+            raise self.wrong(name, "an object")
+        return Fields(self.path, value, f"{self._within}{name}.")
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of all fields, in the file's order."""
+        return tuple(self._values)
+
     def is_null(self, name: str) -> bool:
-        """Whether the file has the field, and None in it."""
+        """Tells whether the file has the field with the value None."""
         return name in self._values and self._values[name] is None
 
     def value(self, *names: str) -> Any:
-        """The value that is given under one or several of these names; None if under none.
+        """Returns the value that is given under one or several of these names; None if under none.
 
         Raises:
             kccl.Error: Two of the names have different values.
@@ -91,12 +112,13 @@ class Fields:
         for name in given[1:]:
             if self._values[name] != self._values[given[0]]:
                 raise kccl.Error(
-                    f"{self.path}: fields {given[0]} and {name} mean the same and differ"
+                    f"{self.path}: fields {self._within}{given[0]} and {self._within}{name} "
+                    "mean the same and differ"
                 )
         return self._values[given[0]] if given else None
 
     def integer(self, *names: str, default: int | None = None, least: int | None = None) -> int:
-        """An integer, not below `least`; `default` if it is not given.
+        """Returns an integer, not below `least`; `default` if it is not given.
 
         Raises:
             kccl.Error: It is something else, or it is neither given nor has a default.
@@ -109,7 +131,7 @@ class Fields:
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """As integer(), for a number."""
+        """Returns a number; arguments and errors are those of integer()."""
         value = self._given(names, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(names, "a number")
@@ -119,38 +141,40 @@ class Fields:
             raise self.wrong(names, "a number") from None
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """As integer(), for a finite number above 0."""
+        """Returns a finite number above 0; arguments and errors are those of integer()."""
         value = self.number(*names, default=default)
         if not 0 < value < math.inf:
             raise self.wrong(names, "a number above 0")
         return value
 
     def boolean(self, *names: str, default: bool | None = None) -> bool:
-        """As integer(), for true or false."""
+        """Returns true or false; arguments and errors are those of integer()."""
         value = self._given(names, default)
         if not isinstance(value, bool):
             raise self.wrong(names, "true or false")
         return value
 
     def text(self, *names: str, default: str | None = None) -> str:
-        """As integer(), for a string."""
+        """Returns a string; arguments and errors are those of integer()."""
         value = self._given(names, default)
         if not isinstance(value, str):
             raise self.wrong(names, "a string")
         return value
 
     def wrong(self, names: tuple[str, ...] | str, wanted: str) -> kccl.Error:
-        """The exception that says what a field must be."""
+        """Returns the exception that says what a field must be."""
         names = (names,) if isinstance(names, str) else names
         value = " ".join(reprlib.repr(self.value(*names)).split())
-        return kccl.Error(f"{self.path}: field {self.name_of(*names)} is {value}, must be {wanted}")
+        field = shown(self._within + self.name_of(*names))
+        return kccl.Error(f"{self.path}: field {field} is {value}, must be {wanted}")
 
     def name_of(self, *names: str) -> str:
-        """The name under which a value is given; the first if it is under none."""
+        """Returns the name under which a value is given; the first name if it is not given."""
         return next((name for name in names if name in self), names[0])
 
     def _given(self, names: tuple[str, ...], default: Any) -> Any:
         value = self.value(*names)
         if value is None and default is None:
-            raise kccl.Error(f"{self.path}: field {' or '.join(names)} is missing")
+            told = " or ".join(shown(self._within + each) for each in names)
+            raise kccl.Error(f"{self.path}: field {told} is missing")
         return default if value is None else value

@@ -1,10 +1,10 @@
-"""Files that lie in a model's place and are something else: what they are, and what to do."""
+"""Recognises files that are put in a model's place by mistake, and tells what to do."""
 
 from pathlib import Path
 
-# Bytes of a file's beginning that tell what it is.
+# The number of bytes at a file's beginning that tell what it is.
 _PEEK = 256
-# Beginnings of files, in lower case, and what they are.
+# Beginnings of files in lower case, with what such a file is.
 _KINDS: tuple[tuple[bytes, str], ...] = (
     (
         b"version https://git-lfs.github.com/spec/",
@@ -18,7 +18,7 @@ _KINDS: tuple[tuple[bytes, str], ...] = (
     (b"invalid username or password", "a server's error message; log in and download it again"),
     (b"access to model", "a server's error message; ask for access and download it again"),
 )
-# Beginnings as they are: other formats of weights.
+# Exact beginnings of files: other formats of weights.
 _FORMATS: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a zip archive, as PyTorch writes; convert it to safetensors"),
     (b"\x80\x02", "a pickle, as PyTorch writes; convert it to safetensors"),
@@ -31,8 +31,8 @@ _FORMATS: tuple[tuple[bytes, str], ...] = (
 
 
 def lookalike(path: Path) -> str:
-    """What a file is that cannot be read as what its name says: the end of a message, as in
-    ": it is empty"; "" if its beginning does not tell.
+    """Returns what a file really is, as the end of a message, for example ": it is empty". Returns
+    "" if its beginning does not tell.
     """
     try:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Numbers as callers give them: Python's and NumPy's, of any width."""
+"""Converts numbers that callers give: Python's and NumPy's, of any width."""
 
 import math
 import operator
@@ -8,21 +8,25 @@ import numpy as np
 
 
 def plain(value: Any) -> Any:
-    """The value; for NumPy's scalars, and arrays and tensors without an axis, Python's of it."""
+    """Returns a Python number for NumPy's scalars, and for arrays and tensors without an axis. Any
+    other value is returned as it is.
+    """
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         item = value.item()
-        # A long double has no Python number of its precision.
+        # A long double stays: Python has no number of its precision.
         return float(item) if isinstance(item, np.floating) else item
-    # A tensor of another library, as PyTorch's.
+    # The value may be a tensor of another library, for example PyTorch.
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     return value
 
 
 def as_float(value: Any) -> float:
-    """A number as a float; NaN, which fits no range, for what is no number: a bool, a string."""
+    """Returns a number as a float. For a bool, a string and anything else that is no number it
+    returns NaN, which is in no range.
+    """
     value = plain(value)
-    # Arrays with an axis are no numbers, though those of one value have a float.
+    # An array with an axis is no number, although float() takes one that has a single value.
     if isinstance(value, bool) or not hasattr(value, "__float__") or hasattr(value, "ndim"):
         return math.nan
     try:
@@ -32,7 +36,9 @@ def as_float(value: Any) -> float:
 
 
 def as_integer(value: Any) -> int | None:
-    """An integer, or what Python takes as an index; None for a bool, and for anything else."""
+    """Returns an integer, or the integer that an object with __index__ stands for; None for a bool
+    and for anything else.
+    """
     value = plain(value)
     if isinstance(value, bool):
         return None

@@ -1,1 +1,1 @@
-"""What the commands share: arguments, prompts, screens."""
+"""The code that the commands share: arguments, prompts, screens."""

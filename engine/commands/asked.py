@@ -1,4 +1,4 @@
-"""What `kccl generate` is asked for: all that can be wrong with it before the weights are read."""
+"""Reads a request to `kccl generate`, and checks it before the weights are read."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import kccl
 
-from ..executors.opening import read_for
+from ..executors.opening import drafts_for, read_for
 from ..executors.requests import check_room, context_of, no_tokenizer, prompt_ids
 from ..files.checkpoint import Checkpoint, open_checkpoint
 from ..files.models import find_model
@@ -17,10 +17,11 @@ from ..text.tokenizer import check_utf8
 from .options import sampling
 from .prompts import check_prompt_arguments, given_ids, prompt_of
 
-# Seconds that the other ranks wait for rank 0, for which somebody may type, or fetch a model. They
-# hear of its end at once.
+# The seconds that other ranks wait for rank 0, where somebody may type a prompt or fetch a model.
+# If rank 0 ends, they learn of it at once.
 _ASKING_S = 3600.0
-# A launcher's pipe that has given nothing for so many seconds may end at somebody's terminal.
+# If a launcher's pipe has given nothing for so many seconds, it may come from a terminal where
+# somebody should type.
 _SILENT_S = 1.0
 
 
@@ -32,18 +33,20 @@ class Asked:
         checkpoint: The model, which the caller closes.
         ids: The prompt.
         is_text: The prompt was text; else its ids were given.
+        prompt: The prompt as it was given, where it was read.
         params: The fields of SamplingParams that were given.
     """
 
     checkpoint: Checkpoint
     ids: list[int]
     is_text: bool
+    prompt: str
     params: dict[str, Any]
 
 
 def ask(args: argparse.Namespace) -> Asked | None:
-    """Reads the prompt and opens the model. Collective: the launcher gives its standard input to
-    rank 0 only, so that rank alone reads the prompt, and says what is wrong.
+    """Reads the prompt and opens the model. Collective: a launcher gives its standard input to rank
+    0 only. So rank 0 alone reads the prompt and reports errors.
 
     Returns:
         None on the other ranks if rank 0 raises.
@@ -69,7 +72,7 @@ def ask(args: argparse.Namespace) -> Asked | None:
 
 
 def _asked(args: argparse.Namespace) -> Asked:
-    # Options first: then somebody types a prompt, and opening a model takes longest.
+    # Options are checked first, because typing a prompt and opening a model take longest.
     params = sampling(args)
     check_prompt_arguments(args)
     if args.ids is not None:
@@ -86,19 +89,22 @@ def _asked(args: argparse.Namespace) -> Asked:
     except BaseException:
         checkpoint.close()
         raise
-    return _checked(args, Asked(checkpoint, ids, True, params))
+    return _checked(args, Asked(checkpoint, ids, True, prompt, params))
 
 
 def _of_ids(args: argparse.Namespace, ids: list[int]) -> Asked:
     checkpoint = open_checkpoint(find_model(args.model))
-    return Asked(checkpoint, ids, args.ids is None, sampling(args))
+    return Asked(checkpoint, ids, args.ids is None, args.ids or "", sampling(args))
 
 
 def _checked(args: argparse.Namespace, asked: Asked) -> Asked:
-    """The request, if the backend has the dtype, and its ids exist and leave room for an answer."""
+    """Returns the request. Checks that the backend has the dtype and drafts, that the ids exist,
+    and that they leave room for an answer.
+    """
     config = asked.checkpoint.config
     try:
-        read_for(asked.checkpoint, args.backend, args.dtype)
+        read_for(asked.checkpoint, args.backend, args.dtype, args.weights)
+        drafts_for(args.backend, args.drafts)
         ids = prompt_ids(asked.ids, lambda _: [], config.vocab_size)
         context = context_of(config, args.context)
         check_room(ids, context - 1, config, context)
@@ -109,7 +115,7 @@ def _checked(args: argparse.Namespace, asked: Asked) -> Asked:
 
 
 def _standard_input(*, is_quiet: bool) -> str:
-    """Bytes that are no UTF-8 become characters that it cannot encode, as in an argument."""
+    """Reads standard input. Bytes that are not UTF-8 become surrogates, as in arguments."""
     if os.isatty(0) or (not is_quiet and _is_silent()):
         sys.stderr.write("type the prompt, then Enter and Ctrl-D\n")
         sys.stderr.flush()
@@ -117,5 +123,5 @@ def _standard_input(*, is_quiet: bool) -> str:
 
 
 def _is_silent() -> bool:
-    """Whether a launcher's pipe gives nothing yet."""
+    """Tells whether standard input is a launcher's pipe without data."""
     return kccl.launched_rank() is not None and not select.select([0], [], [], _SILENT_S)[0]

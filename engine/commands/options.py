@@ -1,4 +1,4 @@
-"""The arguments of `kccl generate`, and what they ask for."""
+"""Defines the arguments of `kccl generate`, and reads them."""
 
 import argparse
 import re
@@ -7,8 +7,9 @@ from typing import Any
 import kccl
 
 from ..executors.opening import BACKENDS
-from ..files.checkpoint import DTYPES
+from ..formats.table import DTYPES, ROUNDED
 from ..model.sample import SamplingParams
+from .grammars import add_grammar_arguments, grammar
 from .prompts import add_prompt_arguments
 
 # Options that are fields of SamplingParams: (field, type, metavar, help).
@@ -25,15 +26,16 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[ntr\\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    parser.add_argument(
-        "--model",
-        default="bundled",
-        metavar="M",
-        help="bundled, smollm2, a folder in Hugging Face's layout, a GGUF file, or a repository "
-        "in the hub's cache, as in Qwen/Qwen3-0.6B (bundled)",
-    )
+    """Returns the parser of the command's arguments."""
+    add_engine_arguments(parser)
     add_prompt_arguments(parser)
+    add_sampling_arguments(parser)
+    parser.add_argument("--echo", action="store_true", help="print the prompt before the answer")
+    parser.add_argument("--quiet", action="store_true", help="print the answer only")
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that sampling() reads."""
     parser.add_argument(
         "--max-tokens", type=int, default=256, metavar="N", help="most tokens (256)"
     )
@@ -46,6 +48,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="TEXT",
         help=r"ends the answer; repeatable; knows \n, \t, \\, \x41, \u00e9",
+    )
+    add_grammar_arguments(parser)
+    parser.epilog = (
+        "Where no option says how tokens are chosen, the model's generation_config.json does; "
+        "without that file the likeliest token is taken."
+    )
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of all commands that open an engine."""
+    parser.add_argument(
+        "--model",
+        default="bundled",
+        metavar="M",
+        help="bundled, smollm2, a folder in Hugging Face's layout, a GGUF file, or a repository "
+        "in the hub's cache, as in Qwen/Qwen3-0.6B (bundled)",
     )
     parser.add_argument(
         "--backend", default="host", choices=BACKENDS, help="what runs the model (host)"
@@ -66,38 +84,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens to make room for (the model's, at most 4096)",
     )
     parser.add_argument(
-        "--dtype", choices=DTYPES, help="of the weights (as stored; on the host bfloat16)"
+        "--dtype",
+        choices=DTYPES,
+        help="of the weights (as stored; on the host bfloat16 where it cannot multiply that)",
     )
-    parser.add_argument("--quiet", action="store_true", help="print the answer only")
-    parser.epilog = (
-        "Where no option says how tokens are chosen, the model's generation_config.json does; "
-        "without that file the likeliest token is taken."
+    add_weights_argument(parser)
+    add_drafts_argument(parser)
+
+
+def add_weights_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument with which commands say Engine's `weights`."""
+    parser.add_argument(
+        "--weights",
+        choices=ROUNDED,
+        help="to which the matrices of layers are rounded while they are read; only on the host "
+        "(as stored)",
     )
+
+
+def add_drafts_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument with which commands say Engine's `drafts`."""
+    parser.add_argument(
+        "--drafts",
+        type=_drafts,
+        default="off",
+        metavar="N",
+        help="tokens, 1 to 7, that are guessed from what was there before and checked together; "
+        "auto: fewer where few are right; only on the host; the answer is the same (off)",
+    )
+
+
+def _drafts(text: str) -> str | int:
+    """Returns an argument of --drafts as Engine takes it."""
+    return int(text) if text.isdecimal() else text
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of SamplingParams that are given.
+    """Returns the fields of SamplingParams that the arguments give.
 
     Raises:
         InvalidArgument: One is wrong.
+        kccl.Error: A file that one names cannot be read.
     """
     given = {name: getattr(args, name) for name, *_ in _SAMPLING}
     found = {name: value for name, value in given.items() if value is not None}
     found["max_tokens"] = args.max_tokens
-    # Otherwise the model's own count.
+    # The model's own stop strings count only if no --stop is given.
     if args.stop:
         found["stop"] = tuple(map(unescaped, args.stop))
     try:
         SamplingParams(**found)
     except kccl.InvalidArgument as error:
-        # It begins with the field's name.
+        # The error's text begins with the field's name.
         field, _, rest = str(error).partition(" ")
         raise kccl.InvalidArgument(f"--{field.replace('_', '-')} {rest}") from None
-    return found
+    return found | grammar(args)
 
 
 def unescaped(text: str) -> str:
-    r"""The text that an argument of --stop means: \n, \t, \r, \\, \", \', \xNN, \uNNNN, \UNNNNNNNN.
+    r"""Returns the text that an argument of --stop means: \n, \t, \r, \\, \", \', \xNN, \uNNNN,
+    \UNNNNNNNN.
 
     Raises:
         InvalidArgument: It has another escape, or one that is not whole.
@@ -123,7 +169,7 @@ def _character(text: str, escape: str) -> str:
     if escape in _SIMPLE_ESCAPES:
         return _SIMPLE_ESCAPES[escape]
     number = int(escape[1:], 16)
-    # Neither half of a surrogate pair nor a number beyond the last one is a character.
+    # A surrogate is no character, and neither is a number beyond the last code point.
     if 0xD800 <= number < 0xE000 or number > 0x10FFFF:
         raise kccl.InvalidArgument(
             f"--stop {text!r} has the escape \\{escape}, which is no character of Unicode"

@@ -1,4 +1,4 @@
-"""Options of commands that say what a model continues: text, a chat, or ids."""
+"""Options of commands that give a prompt: text, a chat, or ids."""
 
 import argparse
 import json
@@ -9,14 +9,14 @@ import kccl
 
 from ..text.tokenizer import Tokenizer
 
-# What the command itself gives a template.
+# Variables of a chat template that the command itself sets.
 _OWN = ("messages",)
 # An id has 31 bits, which are at most 10 digits. Python refuses to read thousands of digits.
 _MOST_DIGITS = 10
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that check_prompt_arguments() and prompt_of() read."""
+    """Adds the options that check_prompt_arguments() and prompt_of() read."""
     parser.add_argument("--prompt", metavar="TEXT", help="what to continue (standard input)")
     parser.add_argument(
         "--ids",
@@ -48,19 +48,23 @@ def check_prompt_arguments(args: argparse.Namespace) -> None:
             ("--chat", args.chat or None),
             ("--system", args.system),
             ("--stop", args.stop or None),
+            ("--schema", args.schema),
+            ("--regex", args.regex),
         ):
             if value is not None:
                 raise kccl.InvalidArgument(f"--ids and {name} are given, must be one of them")
     for name, value in (("--system", args.system), ("--chat-option", args.chat_option or None)):
         if value is not None and not args.chat:
             raise kccl.InvalidArgument(f"{name} is given, which needs --chat")
+    if args.chat and args.echo:
+        raise kccl.InvalidArgument("--chat and --echo are given, must be one of them")
     if args.ids is not None:
         given_ids(args.ids)
     chat_options(args.chat_option)
 
 
 def given_ids(text: str) -> list[int]:
-    """The ids of --ids: numbers with spaces or commas between them.
+    """Returns the ids of --ids: numbers with spaces or commas between them.
 
     Raises:
         InvalidArgument: There are none, or one is no number.
@@ -78,7 +82,7 @@ def given_ids(text: str) -> list[int]:
 
 
 def chat_options(given: list[str]) -> dict[str, Any]:
-    """The variables of --chat-option by name.
+    """Returns the variables of --chat-option by name.
 
     Raises:
         InvalidArgument: One has no name, or its value is no JSON.
@@ -102,7 +106,7 @@ def chat_options(given: list[str]) -> dict[str, Any]:
 
 
 def prompt_of(tokenizer: Tokenizer, prompt: str, args: argparse.Namespace) -> list[int]:
-    """The ids of a text, or of a chat whose last message it is."""
+    """Returns the ids of a text, or of a chat whose last message is the text."""
     if not args.chat:
         return tokenizer.encode(prompt)
     system = [] if args.system is None else [{"role": "system", "content": args.system}]

@@ -1,4 +1,6 @@
-"""What `kccl generate` shows beside the answer, on stderr: a bar, notices, the speed."""
+"""Shows on stderr what accompanies an answer of `kccl generate`: a progress bar, notices, the
+speed.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ from ..api import Engine
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Columns of "1000.0/1000.0 MB", of blanks, and of a ^C.
+# The columns that the text beside the bar needs: "1000.0/1000.0 MB", blanks, and a ^C.
 _AROUND_BAR = 16 + 2 + 3
 
 INTERRUPTED = "interrupted"
@@ -20,22 +22,22 @@ INTERRUPTED = "interrupted"
 
 
 def console(*, is_quiet: bool) -> "Console":
-    """What writes to stderr."""
+    """Returns a function that writes to stderr."""
     return kccl.screen.console(sys.stderr, is_quiet=is_quiet)
 
 
 def tell(screen: "Console", text: str) -> None:
-    """Prints a line, which only a terminal's window may break."""
+    """Prints a line without breaks of its own."""
     kccl.screen.say(screen, text, "dim")
 
 
 def bound(engine: Engine, num_prompt: int, times: list[float]) -> str:
-    """What the speed of an answer of several tokens is worth: its share of what the memory allows.
-    If caches hold the weights, that says nothing, and their size is told. Collective: measures the
-    memory, which takes longer than somebody waits who has typed Ctrl-C.
+    """Returns the speed of an answer of several tokens as a share of what the memory allows. If
+    caches hold the weights, it returns their size instead, because the share says nothing then.
+    Collective. It measures the memory, which takes too long for somebody who has typed Ctrl-C.
 
     Args:
-        engine: What answered.
+        engine: The engine that answered.
         num_prompt: Tokens of the prompt.
         times: When each token of the answer came.
     """
@@ -43,7 +45,9 @@ def bound(engine: Engine, num_prompt: int, times: list[float]) -> str:
     if weights <= caches:
         return f"with all weights ({weights / 1e6:.0f} MB) in the caches ({caches / 1e6:.0f} MB)"
     most = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
-    return f"{_rate(times) / most:.0%} of what the memory allows"
+    share = f"{_rate(times) / most:.0%} of what the memory allows"
+    # A pass reads the weights once for several tokens, so drafts may give more than that.
+    return f"{share} without drafts" if engine.drafted.proposed else share
 
 
 def summary(
@@ -54,15 +58,15 @@ def summary(
     end: str,
     worth: str,
 ) -> str:
-    """How much was answered, and how fast.
+    """Returns a line with the number of tokens and their speed.
 
     Args:
-        engine: What answered.
+        engine: The engine that answered.
         num_prompt: Tokens of the prompt.
         times: When each token of the answer came.
         began: When the prompt was given; both by time.monotonic().
-        end: As Piece.end, or INTERRUPTED.
-        worth: By bound(); "" if that is not known.
+        end: The answer's Piece.end, or INTERRUPTED.
+        worth: The text from bound(); "" if it is not known.
     """
     ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
     parts = [f"{num_prompt} tokens of prompt, {len(times)} of answer ({end}), {ranks}"]
@@ -74,6 +78,8 @@ def summary(
         rate = _rate(times)
         speed = f"{rate:.0f} tok/s" if rate >= 10 else f"{rate:.2g} tok/s"
         parts.append(f"{speed}, {worth}" if worth else speed)
+    if engine.drafted.proposed:
+        parts.append(f"{engine.drafted.accepted} of {engine.drafted.proposed} drafts accepted")
     return "; ".join(parts)
 
 
@@ -83,10 +89,10 @@ def _rate(times: list[float]) -> float:
 
 @contextmanager
 def progress(screen: "Console") -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal while the weights are packed; nothing elsewhere."""
+    """Draws a bar on a terminal while the weights are packed. Elsewhere it draws nothing."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    # Room is left for the ^C that the terminal may print behind it.
+    # The bar leaves room for the ^C that a terminal may print behind it.
     words = "reading the model" if screen.width >= kccl.screen.NARROW else "reading"
     bar_width = max(1, min(40, screen.width - len(words) - _AROUND_BAR))
     columns = (TextColumn(words), BarColumn(bar_width), DownloadColumn())

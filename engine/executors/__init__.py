@@ -1,1 +1,1 @@
-"""What runs a program: the host's threads."""
+"""The executors, which run a program, and the ranks that they run on."""

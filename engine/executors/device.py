@@ -1,4 +1,4 @@
-"""One rank of the monokernel: a GPU, or one in the simulator, that decodes a whole request."""
+"""Runs one rank of the monokernel, which decodes a whole request on a GPU or in the simulator."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,37 +10,39 @@ from numpy.typing import NDArray
 
 import kccl
 
-from ..base.core import ENDS, as_argument, lib
+from ..base.core import ENDS, lib
 from ..files.checkpoint import Checkpoint
-from ..model.executor import EndedElsewhere, Token, bad_logits, finite
+from ..model.drafts import OFF
+from ..model.executor import BEGINNING, EndedElsewhere, Place, Token, bad_logits, finite
 from ..model.program import Op, Program
 from ..model.sample import SamplingParams
 from ..model.timeline import Stamps
 from ..model.variant import TRACING, USUAL, Variant
 from ..monokernel import loading, weights
 from ..monokernel import task as structs
-from ..monokernel.compiled import Kernels, wants_sampling
-from ..monokernel.launching import Compiled, Launcher
+from ..monokernel.compiled import Kernels, check_sampling, wants_sampling
+from ..monokernel.launching import Compiled, Grids, Launcher
 from ..monokernel.limits import check
 from ..monokernel.memory import Arena, GpuArena, SimArena
 from ..monokernel.outputs import Outputs, embedded
 from ..monokernel.recording import Recording
 from ..monokernel.shape import Tuning
+from .requests import check_ids
 from .work import Work
 
-# Seconds between two looks at the tokens, and without a token until the communicator is checked.
+# The seconds between two looks at the tokens, and the seconds without a token after which the
+# communicator is checked.
 _LOOK_S, _CHECK_S = 20e-6, 0.1
-# Warps of a block that packs.
-_PACKERS = 8
 
 
 class DeviceExecutor:
-    """One rank's weights, KV cache and board on a device: an Executor (executor.py). The
+    """One rank's weights, KV cache and exchange buffer on a device: an Executor (executor.py). The
     communicator's backend is "cuda", "hip" or "sim".
     """
 
     kv_item_bytes = 2
     cpus: Sequence[int] = ()
+    drafts = OFF
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class DeviceExecutor:
         *,
         tuning: Tuning,
         context: int,
+        slots: int = 1,
         warp_size: int = 32,
         progress: weights.Progress = lambda nbytes: None,
     ) -> None:
@@ -56,18 +59,20 @@ class DeviceExecutor:
 
         Args:
             checkpoint: The model; may be closed afterwards.
-            comm: Its ranks share the lanes. It stays open as long as this.
+            comm: The communicator whose ranks share the lanes. It must outlive this object.
             tuning: How the device is used; the same on all ranks.
             context: Positions to make room for.
-            warp_size: Of the simulated device.
+            slots: Sequences that the KV cache keeps.
+            warp_size: The threads of a warp of the simulated device.
             progress: Called with the number of bytes that were packed since the last call.
 
         Raises:
             InvalidArgument: The monokernel cannot run the model on so many ranks.
             BackendError: There is no memory, no compiler, or the driver refused.
         """
-        self.program = Program(checkpoint.config)
+        self.program = Program(checkpoint.config, checkpoint.formats)
         self.context = context
+        self.num_slots = slots
         self._comm = comm
         self._tuning = tuning
         self._dtype = checkpoint.dtype
@@ -76,23 +81,25 @@ class DeviceExecutor:
         device = self._launcher.device
         self.device = "" if device is None else device.name
         self._arena: Arena = SimArena(comm) if device is None else GpuArena(comm, device)
-        # The variant of the kernel that requests use from now on.
-        self._variant = USUAL
-        self._kernels = Kernels(
-            self.program, comm, self._launcher, self._arena, tuning, context, checkpoint.dtype
-        )
-        self._module, self._sizes = self._kernels.usual
-        # Only its waits are used.
-        self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
-        # Passes that all prefills before made.
-        self._passes = 0
-        # The state of the request that runs.
+        self._variant = USUAL  # of the kernel that requests use from now on
+        self._kernels = Kernels(self.program, comm, self._launcher, self._arena, tuning, context)
+        self._grids = Grids(self._launcher, comm, tuning, self._kernels.usual)
+        self._passes = 0  # of all earlier prefills
+        # These describe the request that runs.
         self._is_running = self._makes_tokens = False
         self._work = Work()
         self._is_closed = False
-        self.nbytes = self._sizes.weights
+        self.nbytes = self._kernels.usual.sizes.weights
         self._loaded = loading.load(
-            checkpoint, self.program, comm, self._arena, self._sizes, context, self._pack, progress
+            checkpoint,
+            self.program,
+            comm,
+            self._arena,
+            self._kernels.usual.sizes,
+            context,
+            self._grids.pack,
+            progress,
+            slots,
         )
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
         self.rotations = self._loaded.rotations
@@ -101,36 +108,34 @@ class DeviceExecutor:
             self._loaded.norms,
             self.program.lanes_of(comm.rank, comm.world_size),
             self.rotations,
-            self._sizes.places,
-            tuning.splits,
-            lambda offset, nbytes: self._arena.read(self._task.boards[comm.rank] + offset, nbytes),
+            self._kernels.usual.sizes.slots,
+            tuning.kv_splits,
+            lambda at, nbytes: self._arena.read(
+                self._task.exchange_buffers[comm.rank] + at, nbytes
+            ),
         )
-        # Before any rank's kernel waits for another rank, because a GPU may load nothing then.
+        # Kernels are loaded now, because a GPU may load none while a kernel waits for a rank.
         self._load(self._kernels.usual)
-        # All boards are there. The second time sees that the first one succeeded: from then on
-        # waits have the usual limit instead of that of the first call.
+        # Behind the first meet() all exchange buffers exist. The second shows that the first has
+        # succeeded: from then on waits have the usual limit instead of that of the first call.
         self._launcher.meet()
         self._launcher.meet()
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def _pack(self, *place: int) -> None:
-        pack = self._module.kernel("pack")
-        self._launcher.launch(pack, *place, grid=self._tuning.blocks, warps=_PACKERS)
-        # The next matrix comes to the same place.
-        self._launcher.wait()
-
     def _load(self, decoder: Compiled) -> None:
-        """Loads kernels onto a GPU, which their first launches do. These read nothing and wait for
-        nobody.
+        """Loads kernels onto a GPU, as only a first launch does. These launches read nothing and
+        wait for nobody.
         """
         if self._launcher.device is not None:
             self._begin()
-            self._set_ids([0], 0)
+            self._set_ids([0])
             self._decoder = decoder
             self._task.only_reads, self._task.num_ids = 1, 0
-            if decoder is self._kernels.usual and self._tuning.chunk > 1:
-                self._launch_prefill(self._task)
+            if decoder is self._kernels.usual:
+                self._copy_beginning(Place(0, self.num_slots - 1))
+                if self._tuning.chunk > 1:
+                    self._grids.prefill(self._task)
             self._launch_decode()
             self.wait()
 
@@ -138,6 +143,7 @@ class DeviceExecutor:
 
     def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
         """See Executor."""
+        check_sampling(params)
         form = {"samples": wants_sampling(params), "overlaps": overlaps}
         if not self._kernels.has(self._variant, **form):
             self._load(self._kernels.get(self._variant, **form))
@@ -147,30 +153,22 @@ class DeviceExecutor:
         ids: Sequence[int],
         params: SamplingParams,
         *,
-        num_cached: int = 0,
+        place: Place = BEGINNING,
         overlaps: bool = True,
     ) -> None:
         """See Executor."""
-        if not 0 < len(ids) < self.context:
-            raise kccl.InvalidArgument(
-                f"ids has {len(ids)} tokens, must have at least one and fewer than the context, "
-                f"{self.context}"
-            )
-        num, most = len(params.stop_ids), loading.MOST_STOP_IDS
-        if num > most:
-            raise kccl.InvalidArgument(f"stop_ids has {num} ids, must have at most {most}")
+        check_ids(ids, self.context, room=1)
+        check_sampling(params)
         self._begin(makes_tokens=True)
-        if params.stop_ids:
-            self._arena.write(self._task.stop_ids, np.asarray(params.stop_ids, np.int32))
-        self._task.num_stop_ids = len(params.stop_ids)
-        self._set_ids(ids, num_cached)
+        self._set_ids(ids, place)
         self._task.max_tokens = params.max_tokens
         self._set_sampling(params, overlaps)
         prefill = self._split_off_prefill() if overlaps else None
 
         def launch() -> None:
+            self._copy_beginning(place)
             if prefill is not None:
-                self._launch_prefill(prefill)
+                self._grids.prefill(prefill)
             self._launch_decode()
 
         if self._launcher.device is not None:
@@ -188,32 +186,48 @@ class DeviceExecutor:
                 raise bad_logits(self._dtype)
             if end == lib.kKcclEngineCancelled:
                 raise EndedElsewhere
-            yield Token(token_id, token.logprob, ENDS[end], time.monotonic())
+            likeliest = map(self._await, self._loaded.choices.alternatives(self._task, index))
+            alternatives = tuple((each.id_and_end, each.logprob) for each in likeliest)
+            yield Token(token_id, token.logprob, ENDS[end], time.monotonic(), alternatives)
             if ENDS[end]:
                 break
         self.wait()
 
+    def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
+        """See Executor."""
+        if self._is_running and not self._is_closed:
+            self._loaded.choices.post_mask(position, words)
+
+    def cancel(self) -> None:
+        """See Executor."""
+        # Requests without tokens end by themselves, on all ranks after the same launch.
+        if self._is_running and self._makes_tokens:
+            self._mailbox.cancelled = self._task.number
+
     def end(self) -> None:
         """See Executor."""
-        if self._is_running:
-            # Requests without tokens end by themselves, on all ranks after the same launch.
-            if self._makes_tokens:
-                self._mailbox.cancelled = self._task.number
-            self.wait()
+        self.cancel()
+        self.wait()
 
     def start_scoring(
-        self, ids: Sequence[int], out: NDArray[np.float32], *, writes_shared: bool
+        self,
+        ids: Sequence[int],
+        out: NDArray[np.float32],
+        *,
+        writes_shared: bool,
+        place: Place = BEGINNING,
     ) -> None:
         """See Executor."""
-        self._check_ids(ids)
-        ids = list(ids)
+        ids, start = check_ids(ids, self.context), place.num_cached
 
         def work() -> None:
-            for first in range(0, len(ids), loading.SCORED_AT_ONCE):
+            self._copy_beginning(place)
+            for first in range(start, len(ids), loading.SCORED_AT_ONCE):
                 some = ids[: first + loading.SCORED_AT_ONCE]
-                self._run_ids(some, first, logits=self._loaded.logits)
+                self._run_ids(some, place._replace(num_cached=first), logits=self._loaded.logits)
                 if writes_shared:
-                    out[first : len(some)] = finite(self._scored(len(some) - first), self._dtype)
+                    found = finite(self._scored(len(some) - first), self._dtype)
+                    out[first - start : len(some) - start] = found
 
         self._begin()
         self._work.start(work)
@@ -222,18 +236,19 @@ class DeviceExecutor:
         self, ids: Sequence[int], op: Op, out: NDArray[np.float32], *, writes_shared: bool
     ) -> None:
         """See Executor."""
-        self._check_ids(ids)
-        ids = list(ids)
-        c = self.program.config
+        ids = check_ids(ids, self.context)
 
         def work() -> None:
             for position, token in enumerate(ids):
-                self._run_ids(ids[: position + 1], position, logits=self._loaded.logits)
+                place = BEGINNING._replace(num_cached=position)
+                self._run_ids(ids[: position + 1], place, logits=self._loaded.logits)
                 if op.shape[0] == 1 and not writes_shared:
                     continue
                 if op.kind == "embed":
-                    at = self._task.embedding + 2 * c.hidden * token
-                    row = embedded(self._arena.read(at, 2 * c.hidden), self._dtype)
+                    stored_in = self.program.format_of(op.kind)
+                    row_bytes = stored_in.bytes_of(self.program.config.hidden)
+                    at = self._task.embedding + row_bytes * token
+                    row = embedded(self._arena.read(at, row_bytes), stored_in)
                     found = {each: row for each in self._outputs.residuals()}
                 elif op.kind == "head":
                     found = {0: self._scored(1)[0]}
@@ -253,7 +268,7 @@ class DeviceExecutor:
         """See Executor."""
 
         def work() -> None:
-            self._set_ids([0], 0)
+            self._set_ids([0])
             self._task.max_tokens, self._task.only_reads = turns, 1
             self._launch_decode()
             self._launcher.wait()
@@ -267,17 +282,18 @@ class DeviceExecutor:
         self.prepare(SamplingParams())
 
     def start_timeline(
-        self, ids: Sequence[int], num_cached: int, rounds: int, out: list[Stamps]
+        self, ids: Sequence[int], place: Place, token_steps: int, out: list[Stamps]
     ) -> None:
         """See Executor."""
         ids = list(ids)
 
         def work() -> None:
             module, sizes = self._kernels.get(self._variant)
-            numbers = self._tuning.blocks, sizes.stamps, rounds
+            numbers = self._tuning.blocks, sizes.stamps, token_steps
             recording = Recording(self._comm, self._launcher, self._arena, module, *numbers)
-            self._set_ids(ids, num_cached)
-            self._task.max_tokens, self._task.num_stop_ids = rounds, 0
+            self._copy_beginning(place)
+            self._set_ids(ids, place)
+            self._task.max_tokens, self._task.num_stop_ids = token_steps, 0
             recording.give_to(self._task)
             self._launch_decode()
             self._launcher.wait()
@@ -305,84 +321,70 @@ class DeviceExecutor:
         self._is_closed = True
         self.end()
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        if not 0 < len(ids) <= self.context:
-            raise kccl.InvalidArgument(
-                f"ids has {len(ids)} tokens, must have at least one and at most the context, "
-                f"{self.context}"
-            )
-
     def _begin(self, *, makes_tokens: bool = False) -> None:
-        """Notes that a request runs."""
+        """Records that a request runs."""
         if self._is_closed:
             raise kccl.Error("the engine is closed")
         if self._is_running:
             raise kccl.Error(f"rank {self._comm.rank} still works on the request before")
         self._is_running, self._makes_tokens = True, makes_tokens
 
-    def _set_ids(self, ids: Sequence[int], first: int) -> None:
-        """Gives a task its ids, of which those from `first` on are to run."""
+    def _set_ids(self, ids: Sequence[int], place: Place = BEGINNING) -> None:
+        """Gives a task its ids. Those that are not cached will run."""
         task = self._task
         self._arena.write(task.ids, np.asarray(ids, np.int32))
-        task.num_ids, task.start = len(ids), first
-        task.round, task.exchange = self._mailbox.rounds, self._mailbox.exchanges
+        task.num_ids, task.start = len(ids), place.num_cached
+        task.cache = self._loaded.caches[place.slot]
+        task.token_step, task.exchange = self._mailbox.token_steps, self._mailbox.exchanges
         task.number += 1
-        task.max_tokens = task.only_reads = task.marks = task.traced = 0
+        task.max_tokens = task.only_reads = task.traced = 0
         task.logits = structs.NO_LOGITS
         self._decoder = self._kernels.get(self._variant)
 
     def _set_sampling(self, params: SamplingParams, overlaps: bool) -> None:
-        """Gives a task what chooses its tokens."""
-        self._decoder = self._kernels.get(
-            self._variant, samples=wants_sampling(params), overlaps=overlaps
-        )
-        self._task.marks = self._loaded.marks if params.repetition_penalty != 1 else 0
-        self._task.sampling = structs.sampling_of(params)
+        """Gives a task the settings that choose its tokens."""
+        samples = wants_sampling(params)
+        self._decoder = self._kernels.get(self._variant, samples=samples, overlaps=overlaps)
+        self._loaded.choices.give_to(self._task, params)
 
-    def _run_ids(self, ids: Sequence[int], first: int, *, logits: Sequence[int]) -> None:
-        """Runs the ids from `first` on, and returns when this rank's kernel has ended."""
-        self._set_ids(ids, first)
+    def _run_ids(self, ids: Sequence[int], place: Place, *, logits: Sequence[int]) -> None:
+        """Runs the ids that are not cached, and returns when this rank's kernel has ended."""
+        self._set_ids(ids, place)
         self._task.logits = list(logits)
         self._launch_decode()
         self._launcher.wait()
         self._comm.check()
 
     def _scored(self, num: int) -> NDArray[np.float32]:
-        """What the last run has written of the logits of its first `num` positions."""
+        """Returns what the last run has written of the logits of its first `num` positions."""
         vocab_size = self.program.config.vocab_size
-        nbytes = 4 * num * vocab_size
-        data = self._arena.read(self._loaded.logits[self._comm.rank], nbytes)
+        data = self._arena.read(self._loaded.logits[self._comm.rank], 4 * num * vocab_size)
         return np.frombuffer(data, np.float32).reshape(num, vocab_size)
 
     def _split_off_prefill(self) -> Any:
-        """Leaves the last id to decode; the task that runs the others in chunks, or None."""
+        """Leaves the last id to decode. Returns the task that runs the others in chunks."""
         task, chunk = self._task, self._tuning.chunk
         first, last = task.start, task.num_ids - 1
         if chunk == 1 or first == last:
             return None
         prefill = structs.new_task(task)
         task.start = prefill.num_ids = last
-        prefill.round = self._passes
-        # All ranks have the same number; a failed request is the last one.
+        prefill.token_step = self._passes
+        # All ranks have the same number. If a request fails, no other follows.
         self._passes += -(-(last - first) // chunk)
         return prefill
 
-    def _launch_prefill(self, task: Any) -> None:
-        warps = self._tuning.chunk_warps + self._tuning.chunk_others
-        self._launch(self._module, "prefill", task, warps, self._sizes.prefill_shared)
+    def _copy_beginning(self, place: Place) -> None:
+        """Copies keys and values from another slot of the KV cache to the request's slot."""
+        if place.source != place.slot:
+            caches = self._loaded.caches
+            self._grids.copy_cache(caches[place.slot], caches[place.source], place.num_cached)
 
     def _launch_decode(self) -> None:
-        (module, sizes), warps = self._decoder, self._tuning.warps + self._tuning.others
-        self._launch(module, "decode", self._task, warps, sizes.shared)
-
-    def _launch(self, module: Any, name: str, task: Any, warps: int, nbytes: int) -> None:
-        """Launches a kernel on all blocks, with so many bytes of shared memory each."""
-        blocks, arguments = self._tuning.blocks, (self._device_comm, as_argument(task))
-        kernel = module.kernel(name)
-        self._launcher.launch(kernel, *arguments, grid=blocks, warps=warps, shared_bytes=nbytes)
+        self._grids.decode(self._decoder, self._task)
 
     def _await(self, token: Any) -> Any:
-        """Waits for the kernel to write a token. Raises if it fails so that it cannot."""
+        """Waits until the kernel writes a token. Raises if the kernel has failed before."""
         number, looked = self._task.number, time.monotonic()
         while token.number != number or token.number_again != number:
             if self._is_closed:

@@ -1,4 +1,4 @@
-"""One rank of the host executor: pinned threads that decode a whole request by themselves."""
+"""Runs one rank of the host executor: pinned threads that decode a whole request without Python."""
 
 import os
 import threading
@@ -12,24 +12,36 @@ import kccl
 
 from ..base.core import ENDS, ffi, lib
 from ..files.checkpoint import Checkpoint
-from ..model.executor import EndedElsewhere, Token, bad_logits
+from ..model.drafts import OFF, Drafts
+from ..model.executor import BEGINNING, EndedElsewhere, Place, Token, bad_logits
 from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
 from ..model.rotations import Rotations, pair_order
 from ..model.sample import SamplingParams
+from ..model.structs import rule_of, sampling_of
 from ..model.timeline import Stamps
 from ..model.variant import USUAL, Variant
-from .packing import PANELS_AT_ONCE, ROWS, PackedWeights, Parts, Progress, number_of, shape_of
+from .drafting import Drafting
+from .packing import (
+    PANELS_AT_ONCE,
+    ROWS,
+    PackedWeights,
+    Parts,
+    Progress,
+    format_number,
+    number_of,
+    shape_of,
+)
 
 DTYPE = "bfloat16"
-"""The dtype of the weights."""
-# Nanoseconds of one wait in C for the next token. Between two waits Python handles Ctrl-C.
+"""What weights are turned into unless their formats are kept."""
+# The nanoseconds of one wait in C for the next token. Python handles Ctrl-C between two waits.
 _LOOK_NS = 100_000_000
 
 
 class HostExecutor:
-    """One rank's threads, weights and KV cache: an Executor (executor.py). Its weights are BF16,
-    whatever the file stores. Its packed weights include the embedding's rows.
+    """One rank's threads, weights and KV cache: an Executor (executor.py). Its packed weights
+    include the embedding's rows.
     """
 
     kv_item_bytes = 4
@@ -43,16 +55,19 @@ class HostExecutor:
         blocks: int,
         cpus: Sequence[int] = (),
         context: int,
+        slots: int = 1,
         progress: Progress = lambda nbytes: None,
     ) -> None:
         """Packs this rank's weights and starts its threads. Collective.
 
         Args:
-            checkpoint: The model, read in DTYPE; may be closed afterwards.
-            comm: Its ranks share the lanes. It stays open as long as this.
+            checkpoint: The model; may be closed afterwards.
+            comm: The communicator whose ranks share the lanes. It must stay open as long as this
+                object.
             blocks: Threads of each rank, the same on all.
             cpus: The core of each thread; empty: any.
             context: Positions to make room for.
+            slots: Sequences that the KV cache keeps.
             progress: See packing.Progress.
 
         Raises:
@@ -60,16 +75,13 @@ class HostExecutor:
             BackendError: There is no memory, or a thread cannot start.
         """
         config = checkpoint.config
-        if checkpoint.dtype != DTYPE:
-            raise kccl.InvalidArgument(
-                f"dtype is {checkpoint.dtype!r}, must be {DTYPE!r} for the host executor"
-            )
         if not 1 <= blocks <= lib.kKcclEngineMaxBlocks:
             raise kccl.InvalidArgument(
                 f"blocks is {blocks}, must be from 1 to {lib.kKcclEngineMaxBlocks}"
             )
-        self.program = Program(config)
+        self.program = Program(config, checkpoint.formats)
         self.context = context
+        self.num_slots = slots
         self._comm = comm
         self._rank = comm.rank
         parts = Parts(self.program, comm.world_size)
@@ -82,13 +94,15 @@ class HostExecutor:
         self.nbytes = self._weights.nbytes + self._place_embedding(checkpoint, progress)
         self._team = self._make_team(blocks, cpus)
         self.cpus: Sequence[int] = tuple(cpus or os.sched_getaffinity(0))
-        # All windows are complete. The second barrier sees that the first one succeeded: from then
-        # on waits have the usual limit instead of that of the first call.
+        # Behind the first barrier all windows are complete. The second shows that the first has
+        # succeeded: from then on waits have the usual limit instead of that of the first call.
         comm.barrier()
         comm.barrier()
         self._kept: Any = None
-        # Guards the pointer that close() makes invalid. The garbage collector may end a request in
-        # the midst of a call.
+        self.drafts: Drafts = OFF
+        self._drafting: Drafting | None = None
+        # This lock guards the pointer that close() makes invalid. The garbage collector may end a
+        # request in the midst of a call.
         self._guard = threading.RLock()
         self._engine = lib.kccl_engine_open(self._model, self._team)
         if self._engine == ffi.NULL:
@@ -98,13 +112,15 @@ class HostExecutor:
             )
 
     def _place_embedding(self, checkpoint: Checkpoint, progress: Progress) -> int:
-        """Copies this rank's rows to the window's beginning; returns their bytes."""
+        """Copies this rank's rows of the embedding to the window's beginning. Returns their
+        bytes.
+        """
         first, end = self._parts.first_row[self._rank], self._parts.first_row[self._rank + 1]
         window, total = ffi.from_buffer(self._window.local), 0
         at_once = PANELS_AT_ONCE * ROWS
         for start in range(first, end, at_once):
-            rows = checkpoint.rows("embedding", start, min(start + at_once, end))
-            some = ffi.from_buffer(np.ascontiguousarray(rows).view(np.uint16))
+            rows = checkpoint.read_rows("embedding", start, min(start + at_once, end))
+            some = ffi.from_buffer(np.ascontiguousarray(rows.words))
             ffi.memmove(window + total, some, len(some))
             total += len(some)
             progress(len(some))
@@ -118,6 +134,7 @@ class HostExecutor:
         self._alive = ops
         model = shape_of(program, parts)
         model.context = self.context
+        model.num_slots = self.num_slots
         model.ops = int(ffi.cast("uintptr_t", ops))
         model.cosines = self.rotations.cosines.ctypes.data
         model.sines = self.rotations.sines.ctypes.data
@@ -136,15 +153,16 @@ class HostExecutor:
             "layer": op.layer,
             "window": op.window,
             "module": op.module,
-            "receives": -1 if op.receives is None else op.receives,
-            "is_blocking": op.is_blocking,
-            "sends": op.sends,
-            "own_scale": op.own_scale,
+            "rule": rule_of(op),
+            "parts": [
+                (format_number(part.format), part.first) for part in self._weights.parts_of(op)
+            ],
             "weights": self._weights.address_of[op.index],
             "norm": address(kind.norm),
             "q_norm": address(q_norm),
             "k_norm": address(k_norm),
             "bias": self._weights.biases[op.index].ctypes.data if op.biases else 0,
+            "sinks": self._weights.sinks[op.index].ctypes.data if op.sinks() else 0,
         }
 
     def _make_team(self, blocks: int, cpus: Sequence[int]) -> Any:
@@ -170,37 +188,72 @@ class HostExecutor:
         ids: Sequence[int],
         params: SamplingParams,
         *,
-        num_cached: int = 0,
+        place: Place = BEGINNING,
         overlaps: bool = True,
     ) -> None:
         """See Executor."""
+        drafts, drafting = self.drafts, None
+        # Rank 0 makes the drafts for all ranks.
+        if drafts.drafter is not None and self._rank == 0:
+            drafting = Drafting(drafts.drafter, self.program.config.vocab_size, self)
         self._start(
             ids,
             task=lib.kKcclEngineGenerate,
-            start=num_cached,
+            most_drafts=drafts.most,
+            adapts_drafts=drafts.adapts,
+            drafter=drafting.address if drafting else 0,
+            drafter_context=drafting.context if drafting else 0,
+            keep=drafting,
+            place=place,
             max_tokens=params.max_tokens,
-            top_k=params.top_k,
-            wants_logprobs=params.logprobs,
-            seed=params.noise_seed,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
+            sampling=sampling_of(params),
+            num_alternatives=params.top_logprobs,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            is_masked=params.grammar is not None,
             stop_ids=params.stop_ids,
+            biases=params.biases,
         )
+        self._drafting = drafting
 
     def tokens(self) -> Iterator[Token]:
         """See Executor."""
         token = ffi.new("KcclEngineToken *")
         while (found := self._call(lib.kccl_engine_next, token, _LOOK_NS)) >= 0:
+            if self._drafting is not None and self._drafting.error is not None:
+                # The end of the request is left to the caller, as in any other failure.
+                raise self._drafting.error
             if found == 0:
                 continue
             if token.end == lib.kKcclEngineBadLogits:
                 raise bad_logits(DTYPE)
             if token.end == lib.kKcclEngineCancelled:
                 raise EndedElsewhere
-            yield Token(token.id, token.logprob, ENDS[token.end], token.time_ns * 1e-9)
+            yield Token(
+                token.id,
+                token.logprob,
+                ENDS[token.end],
+                token.time_ns * 1e-9,
+                tuple(
+                    (token.alternatives[i].id, token.alternatives[i].logprob)
+                    for i in range(token.num_alternatives)
+                ),
+                getattr(token, "pass"),
+                token.num_drafts,
+                bool(token.is_draft),
+            )
         self._check()
+
+    def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
+        """See Executor. Rank 0 chooses for all ranks."""
+        if self._rank == 0:
+            words = np.ascontiguousarray(words, np.uint32)
+            address = ffi.cast("uint32_t *", words.ctypes.data)
+            self._call(lib.kccl_engine_post_mask, position, address)
+
+    def cancel(self) -> None:
+        """See Executor."""
+        self._call(lib.kccl_engine_cancel)
 
     def end(self) -> None:
         """See Executor."""
@@ -208,16 +261,22 @@ class HostExecutor:
         token = ffi.new("KcclEngineToken *")
         while self._call(lib.kccl_engine_next, token, _LOOK_NS) >= 0:
             pass
-        self._kept = None
+        self._kept = self._drafting = None
         self._check()
 
     def start_scoring(
-        self, ids: Sequence[int], out: NDArray[np.float32], *, writes_shared: bool
+        self,
+        ids: Sequence[int],
+        out: NDArray[np.float32],
+        *,
+        writes_shared: bool,
+        place: Place = BEGINNING,
     ) -> None:
         """See Executor."""
         self._start(
             ids,
             task=lib.kKcclEngineScore,
+            place=place,
             out=out.ctypes.data,
             writes_shared=writes_shared,
             keep=out,
@@ -258,7 +317,7 @@ class HostExecutor:
             raise kccl.InvalidArgument("backend 'host' has no kernel of which there are variants")
 
     def start_timeline(
-        self, ids: Sequence[int], num_cached: int, rounds: int, out: list[Stamps]
+        self, ids: Sequence[int], place: Place, token_steps: int, out: list[Stamps]
     ) -> None:
         """See Executor."""
         raise kccl.InvalidArgument("backend 'host' has no kernel that traces")
@@ -278,24 +337,38 @@ class HostExecutor:
             self._weights.close()
 
     def _call(self, function: Any, *arguments: Any) -> Any:
-        """Calls C with the executor. Raises kccl.Error if it is closed."""
+        """Calls a C function with the executor. Raises kccl.Error if the executor is closed."""
         with self._guard:
             if self._engine == ffi.NULL:
                 raise kccl.Error("the engine is closed")
             return function(self._engine, *arguments)
 
     def _start(
-        self, ids: Sequence[int], stop_ids: Sequence[int] = (), keep: Any = None, **fields: Any
+        self,
+        ids: Sequence[int],
+        *,
+        place: Place = BEGINNING,
+        stop_ids: Sequence[int] = (),
+        biases: Sequence[tuple[int, float]] = (),
+        keep: Any = None,
+        **fields: Any,
     ) -> None:
-        numbers, stops = ffi.new("int32_t[]", list(ids)), ffi.new("int32_t[]", list(stop_ids))
         request = ffi.new("KcclEngineRequest *")
+        arrays: dict[str, Any] = {
+            "ids": ffi.new("int32_t[]", list(ids)),
+            "stop_ids": ffi.new("int32_t[]", list(stop_ids)),
+            "bias_ids": ffi.new("int32_t[]", [token for token, _ in biases]),
+            "biases": ffi.new("double[]", [bias for _, bias in biases]),
+        }
+        for name, array in arrays.items():
+            setattr(request, name, int(ffi.cast("uintptr_t", array)))
         request.num_ids, request.num_stop_ids = len(ids), len(stop_ids)
-        request.ids = int(ffi.cast("uintptr_t", numbers))
-        request.stop_ids = int(ffi.cast("uintptr_t", stops))
+        request.num_biases = len(biases)
+        request.slot, request.source, request.start = place
         for name, value in fields.items():
             setattr(request, name, value)
-        # Before the start, and until no thread works on it.
-        before, self._kept = self._kept, (numbers, stops, keep)
+        # The arrays must live from before the start until no thread works on the request.
+        before, self._kept = self._kept, (arrays, keep)
         if self._call(lib.kccl_engine_start, request) != 0:
             self._kept = before
             raise kccl.Error(f"rank {self._rank} still works on the request before")
@@ -304,6 +377,14 @@ class HostExecutor:
         seconds = ffi.new("double *")
         status = self._call(lib.kccl_engine_status, seconds)
         if status != lib.kKcclOk:
+            slowest_s = 0.0 if self._drafting is None else self._drafting.slowest_s
+            if slowest_s > self._comm.timeout:
+                raise kccl.Timeout(
+                    f"the drafter took {slowest_s:.3g} s, must return within KCCL_TIMEOUT, "
+                    f"{self._comm.timeout:g} s",
+                    rank=self._rank,
+                    waited_s=slowest_s,
+                )
             self._comm.check()
             raise kccl.Error(f"the executor failed with status {status}")
         return float(seconds[0])

@@ -1,4 +1,4 @@
-"""What benchmarks and studies ask of an Engine."""
+"""Measurements of an Engine, for benchmarks and studies."""
 
 import math
 import time
@@ -8,34 +8,37 @@ from contextlib import contextmanager
 import kccl
 
 from ..model.bounds import bytes_per_token
+from ..model.executor import Place
 from ..model.sample import SamplingParams
 from ..model.timeline import Stamps, Timeline, timelines
 from ..model.variant import TRACING, USUAL, Variant
+from .ranks import Wanted
 from .runner import Runner
 
-# bandwidth() reads all weights in so many requests, each of at least so many seconds; the fastest
-# counts.
+# bandwidth() makes so many requests that read all weights, each of at least so many seconds. The
+# fastest one counts.
 _READS, _READ_S = 4, 0.02
 
 
 class Measuring:
-    """Times an engine's requests, and looks inside."""
+    """Times an engine's requests, and measures what the ranks do in them."""
 
     def __init__(self, runner: Runner) -> None:
-        """Measures the requests of a runner, which stays its owner's."""
+        """Measures the requests of a runner. Its owner still closes it."""
         self._runner = runner
         self._ranks = runner.ranks
-        self._config = runner.config
 
     def bandwidth(self) -> float:
-        """Bytes a second at which the same threads read all weights, and do nothing else."""
-        with self._ranks.request("bandwidth"):
+        """Returns the bytes a second at which the same threads read all weights when they do
+        nothing else.
+        """
+        with self._ranks.request(Wanted("bandwidth")):
             best = self._read(1)
-            # The ranks decide alike: they take the slowest one's time.
+            # The ranks must choose the same number of turns. So they take the slowest rank's time.
             slowest = max(self._ranks.all_gather(best))
             turns = math.ceil(_READ_S / slowest)
             best = min([best, *(self._read(turns) for _ in range(_READS - 1))])
-        return self._config.streamed_bytes() / best
+        return self._runner.program.streamed_bytes() / best
 
     def cache_bytes(self) -> int:
         """See Engine.cache_bytes()."""
@@ -44,18 +47,18 @@ class Measuring:
         return kccl.topology.discover().cache_bytes(cpus)
 
     def weight_bytes(self) -> int:
-        """Bytes of weights that a token reads."""
-        return self._config.streamed_bytes()
+        """Returns the bytes of weights that a token reads."""
+        return self._runner.program.streamed_bytes()
 
     def _read(self, turns: int) -> float:
-        """Seconds of one turn."""
+        """Returns the seconds that one reading of all weights takes."""
         for each in self._ranks.mine:
             each.start_streaming(turns)
         return max([each.wait() for each in self._ranks.mine]) / turns
 
     def bytes_per_token(self, position: int) -> int:
-        """Bytes of weights, keys and values that the token at a position reads."""
-        return bytes_per_token(self._config, position, self._ranks.mine[0].kv_item_bytes)
+        """Returns the bytes of weights, keys and values that the token at a position reads."""
+        return bytes_per_token(self._runner.program, position, self._ranks.mine[0].kv_item_bytes)
 
     def timed(
         self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
@@ -70,7 +73,7 @@ class Measuring:
     def using(self, variant: Variant) -> Iterator[None]:
         """See Engine.using()."""
         try:
-            with self._ranks.request(f"variant {variant}"):
+            with self._ranks.request(Wanted(f"variant {variant}")):
                 self._runner.use(variant)
             yield
         finally:
@@ -78,8 +81,8 @@ class Measuring:
 
     def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
         """See Engine.timeline()."""
-        # One round before those that are kept, and one behind them.
-        rounds, ids = num_tokens + 2, self._runner.ids(prompt)
+        # One token step before the kept ones and one behind them are traced, too.
+        token_steps, ids = num_tokens + 2, self._runner.ids(prompt)
         most = self._runner.context - len(ids) - 2
         if not 1 <= num_tokens <= most:
             raise kccl.InvalidArgument(
@@ -87,16 +90,16 @@ class Measuring:
                 "room behind the prompt"
             )
         self._runner.check_threads("timeline")
-        # The cache must be that of a request as long as this one.
-        self.timed(ids, rounds)
+        # The KV cache must be as full as for a request of this length.
+        self.timed(ids, token_steps)
         out: list[Stamps] = []
-        with (
-            self.using(TRACING),
-            self._ranks.request(f"timeline {ids}", len(ids) - 1) as (start, _),
-        ):
-            self._runner.cached = ids[:start]
+        newest = self._runner.prefixes.newest_slot
+        cached = Place(newest, newest, len(ids) - 1)
+        wanted = Wanted(f"timeline {ids}", lambda: (cached, [len(ids) - 1] * (newest + 1)))
+        with self.using(TRACING), self._ranks.request(wanted) as (place, _):
+            self._runner.prefixes.keep(place, ids[: place.num_cached])
             for each in self._ranks.mine:
-                each.start_timeline(ids, start, rounds, out)
+                each.start_timeline(ids, place, token_steps, out)
             for each in self._ranks.mine:
                 each.wait()
         return timelines(sorted(out, key=lambda stamps: stamps.rank))

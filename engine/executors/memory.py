@@ -1,4 +1,4 @@
-"""Whether a model fits into memory, asked before it is read."""
+"""Checks that a model fits into memory before it is read."""
 
 import kccl
 
@@ -14,6 +14,7 @@ def check_memory(
     mine: list[int],
     config: ModelConfig,
     context: int,
+    slots: int = 1,
     mapped: int = 0,
 ) -> None:
     """Compares what the ranks will have on the host with what the machine, the job's cgroup and the
@@ -22,15 +23,16 @@ def check_memory(
     Args:
         comm: The ranks.
         weights: Bytes of the packed weights of each rank.
-        mine: The ranks in this process.
+        mine: Those ranks that are in this process.
         config: The model's configuration.
         context: Positions that keys and values have room for, in FP32.
+        slots: The number of sequences of so many positions.
         mapped: Bytes of the largest file, which is mapped while it is read.
 
     Raises:
         kccl.Error: The model does not fit.
     """
-    cache = kv_bytes(config, context - 1, 4) if context else 0
+    cache = slots * kv_bytes(config, context - 1, 4) if context else 0
     everyone = sum(weights) + cache
     of_process = sum(weights[rank] for rank in mine) + cache * len(mine) // len(weights)
     shortages = comm.gather_objects(_shortage(everyone, of_process, cache, mapped))
@@ -40,17 +42,22 @@ def check_memory(
 
 
 def _shortage(everyone: int, of_process: int, cache: int, mapped: int) -> str:
-    for room in kccl.topology.memory_room():
+    for room in kccl.memory_room(everyone + mapped):
         needed = of_process if room.is_of_process else everyone
         more = ""
         if room.counts_mapped and mapped:
             needed += mapped
             more = f"and {_shown(mapped)} for its largest file while that is read, "
-        if needed > room.nbytes:
+        if needed > room.free:
+            taken = (
+                f", {_shown(room.promised)} of it promised to windows that nobody has written yet"
+                if room.promised >= _MIB
+                else ""
+            )
             return (
                 f"the model needs {_shown(needed)} of memory, {_shown(cache)} of it for the "
-                f"context, {more}and {room.limit} has {_shown(room.nbytes)} left: {room.cure}, or "
-                "use a smaller context or model"
+                f"context, {more}and {room.limit} has {_shown(room.nbytes)} left{taken}: "
+                f"{room.cure}, or use a smaller context or model"
             )
     return ""
 

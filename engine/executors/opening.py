@@ -1,4 +1,4 @@
-"""Opens a model's ranks on a backend: which executor a rank has, and how it is set up."""
+"""Opens a model's ranks on a backend. It chooses a rank's executor and sets it up."""
 
 import threading
 from collections.abc import Callable, Collection
@@ -7,19 +7,23 @@ from typing import NamedTuple
 
 import kccl
 
-from ..files.checkpoint import DTYPES, Checkpoint
+from ..base.core import lib
+from ..files.checkpoint import Checkpoint
+from ..formats.table import DTYPES, ON_HOST
+from ..model.drafts import OFF, Drafts, drafts_of
 from ..model.executor import Executor
 from ..model.program import Program
+from ..monokernel.layout import total_bytes
 from ..monokernel.limits import check
 from ..monokernel.machine import machine_of
 from ..monokernel.tuning import tuning_for
-from ..monokernel.weights import total_bytes
 from .device import DeviceExecutor
 from .host import DTYPE as HOST_DTYPE
 from .host import HostExecutor
 from .memory import check_memory
 from .packing import Parts, Sizes
 from .placement import place
+from .prefixes import MOST_SLOTS
 from .ranks import Ranks, check_same, ranks_of_job, ranks_of_threads
 
 Told = Callable[[int], None]
@@ -27,20 +31,35 @@ Told = Callable[[int], None]
 
 
 class Backend(NamedTuple):
-    """What a rank has on a backend.
+    """How a backend makes its ranks.
 
     Attributes:
-        bytes_of: Gives what a rank of so many packs, in bytes.
-        dtypes: What weights may be in.
-        make: Makes a rank's executor: (checkpoint, comm, blocks, context, progress). Collective.
+        bytes_of: Returns the bytes that a rank packs, for a number of ranks.
+        dtypes: The dtypes that weights may have.
+        keeps: The names of formats that stay as they are stored unless a dtype is asked for.
+        make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, progress).
+            Collective.
         is_on_host: Whether the weights are in this machine's memory. A GPU's driver refuses what
             its memory does not hold, before anything is read.
+        takes_drafts: Whether a pass can check drafts.
     """
 
     bytes_of: Callable[[Program, int, int], int]
     dtypes: Collection[str]
-    make: Callable[[Checkpoint, kccl.Communicator, int | None, int, Told], Executor]
+    keeps: Collection[str]
+    make: Callable[[Checkpoint, kccl.Communicator, int | None, int, int, Told], Executor]
     is_on_host: bool
+    takes_drafts: bool = False
+
+
+def rounding(checkpoint: Checkpoint) -> list[str]:
+    """Returns notices if the weights are not used as they are stored, and those of the files."""
+    notices = [*checkpoint.notices, *checkpoint.fewer_bits]
+    if checkpoint.rounded:
+        stored = ", ".join(checkpoint.rounded)
+        notices.append(f"weights are rounded from {stored} to {checkpoint.dtype}")
+        notices += checkpoint.expanded
+    return notices
 
 
 def _host_bytes(program: Program, rank: int, world_size: int) -> int:
@@ -52,11 +71,18 @@ def _make_host(
     comm: kccl.Communicator,
     blocks: int | None,
     context: int,
+    slots: int,
     progress: Told,
 ) -> Executor:
     number, cpus = place(comm, blocks)
     return HostExecutor(
-        checkpoint, comm, blocks=number, cpus=cpus, context=context, progress=progress
+        checkpoint,
+        comm,
+        blocks=number,
+        cpus=cpus,
+        context=context,
+        slots=slots,
+        progress=progress,
     )
 
 
@@ -65,29 +91,43 @@ def _make_device(
     comm: kccl.Communicator,
     blocks: int | None,
     context: int,
+    slots: int,
     progress: Told,
 ) -> Executor:
-    program = Program(checkpoint.config)
+    program = Program(checkpoint.config, checkpoint.formats)
     check(program, comm.world_size)
     tuning = tuning_for(program, comm.world_size, machine_of(comm, program), blocks)
-    return DeviceExecutor(checkpoint, comm, tuning=tuning, context=context, progress=progress)
+    return DeviceExecutor(
+        checkpoint, comm, tuning=tuning, context=context, slots=slots, progress=progress
+    )
 
 
-_ON_GPU = Backend(total_bytes, DTYPES, _make_device, is_on_host=False)
+def _device_bytes(program: Program, rank: int, world_size: int) -> int:
+    check(program, world_size)
+    return total_bytes(program, rank, world_size)
+
+
+_ON_GPU = Backend(_device_bytes, DTYPES, (), _make_device, is_on_host=False)
 BACKENDS = {
-    "host": Backend(_host_bytes, (HOST_DTYPE,), _make_host, is_on_host=True),
+    "host": Backend(
+        _host_bytes, (HOST_DTYPE,), ON_HOST, _make_host, is_on_host=True, takes_drafts=True
+    ),
     "cuda": _ON_GPU,
     "hip": _ON_GPU,
     "sim": _ON_GPU._replace(is_on_host=True),
 }
 
 
-def read_for(checkpoint: Checkpoint, backend: str, dtype: str | None) -> Checkpoint:
-    """The checkpoint with its weights read in a dtype that the backend has: the given one; else as
-    they are stored, where the backend has that.
+def read_for(
+    checkpoint: Checkpoint, backend: str, dtype: str | None, weights: str | None = None
+) -> Checkpoint:
+    """Returns the checkpoint with its weights in a dtype that the backend has. That is the given
+    one. If none is given, it is the stored one where the backend has it, and formats that the
+    backend multiplies stay as they are stored, unless `weights` says to what they are rounded
+    (Checkpoint.as_weights()).
 
     Raises:
-        InvalidArgument: There is no such backend, or it has no such dtype.
+        InvalidArgument: There is no such backend, or it has no such dtype or weights.
     """
     if not isinstance(backend, str) or backend not in BACKENDS:
         names = ", ".join(map(repr, BACKENDS))
@@ -96,9 +136,53 @@ def read_for(checkpoint: Checkpoint, backend: str, dtype: str | None) -> Checkpo
     if dtype is not None and dtype not in has:
         names = " or ".join(map(repr, has))
         raise kccl.InvalidArgument(f"dtype is {dtype!r}, must be {names} on backend {backend!r}")
-    if dtype is None:
-        dtype = checkpoint.dtype if checkpoint.dtype in has else next(iter(has))
-    return checkpoint.as_dtype(dtype)
+    if weights is None:
+        weights = checkpoint.weights or None
+    if weights is not None and not BACKENDS[backend].keeps:
+        raise kccl.InvalidArgument(
+            f"weights is {weights!r}, must be None on backend {backend!r}: only backend 'host' "
+            "multiplies them"
+        )
+    if weights is not None:
+        return checkpoint.as_dtype(dtype or HOST_DTYPE).as_weights(weights)
+    if dtype is not None:
+        return checkpoint.as_dtype(dtype)
+    usual = checkpoint.dtype if checkpoint.dtype in has else next(iter(has))
+    return checkpoint.as_dtype(usual).as_stored(BACKENDS[backend].keeps)
+
+
+def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:
+    """Returns how requests on a backend make drafts. "auto" means none where there are no drafts.
+
+    Args:
+        backend: One of BACKENDS.
+        given: As drafts_of() takes it.
+
+    Raises:
+        InvalidArgument: It is wrong, or the backend takes no drafts.
+    """
+    drafts = drafts_of(given)
+    if BACKENDS[backend].takes_drafts or drafts.most == 0:
+        return drafts
+    if given != "auto":
+        raise kccl.InvalidArgument(
+            f"drafts is {given!r}, must be 'off' or 'auto' on backend {backend!r}: only backend "
+            "'host' takes drafts"
+        )
+    return OFF
+
+
+def check_ranks(ranks: int | None) -> None:
+    """Raises InvalidArgument if this process cannot have so many ranks as threads."""
+    if ranks is None:
+        return
+    if not 1 <= ranks <= lib.kKcclMaxWorldSize:
+        raise kccl.InvalidArgument(f"ranks is {ranks}, must be from 1 to {lib.kKcclMaxWorldSize}")
+    if kccl.launched_rank() is not None:
+        raise kccl.InvalidArgument(
+            f"ranks is {ranks}: they are threads of one process, and a launcher has started "
+            "this one as a rank of a job; leave out one of them"
+        )
 
 
 def start_ranks(
@@ -107,42 +191,47 @@ def start_ranks(
     ranks: int | None,
     blocks: int | None,
     context: int,
+    slots: int,
     progress: Callable[[int, int], None] | None,
 ) -> Ranks[Executor]:
-    """The ranks of a model, or what this process has of them: the arguments are Engine's, and the
-    checkpoint is from read_for().
+    """Returns the ranks of a model, or those of them that are in this process. The arguments are
+    Engine's, and the checkpoint is from read_for().
 
     Raises:
         InvalidArgument: An argument is wrong, or the backend cannot run the model.
         kccl.Error: The model cannot be read, or does not fit into memory.
     """
     kind = BACKENDS[backend]
+    if not 1 <= slots <= MOST_SLOTS:
+        raise kccl.InvalidArgument(f"prefixes is {slots}, must be from 1 to {MOST_SLOTS}")
     packed, lock = [0], threading.Lock()
 
     def make(comm: kccl.Communicator) -> Executor:
         model = {"model": repr(checkpoint.config), "dtype": checkpoint.dtype}
-        check_same(comm, model | {"context": context, "blocks": blocks})
-        program = Program(checkpoint.config)
+        model["formats"] = repr([(kind, each.name) for kind, each in checkpoint.formats.items()])
+        check_same(comm, model | {"context": context, "blocks": blocks, "prefixes": slots})
+        program = Program(checkpoint.config, checkpoint.formats)
         mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
         sizes = [kind.bytes_of(program, rank, comm.world_size) for rank in range(comm.world_size)]
         if kind.is_on_host:
             check_memory(
-                comm, sizes, list(mine), checkpoint.config, context, checkpoint.mapped_bytes
+                comm, sizes, list(mine), checkpoint.config, context, slots, checkpoint.mapped_bytes
             )
         total = sum(sizes[rank] for rank in mine)
 
         def tell(nbytes: int) -> None:
-            # Raises if Ctrl-C has aborted it: reading may take minutes.
+            # This raises if Ctrl-C has aborted the communicator, because reading may take minutes.
             comm.check()
             with lock:
                 packed[0] += nbytes
                 if progress is not None:
                     progress(packed[0], total)
 
-        return kind.make(checkpoint, comm, blocks, context, tell)
+        return kind.make(checkpoint, comm, blocks, context, slots, tell)
 
     if backend == "sim" and kccl.launched_rank() is None:
-        # A rank that has no launch of its own under way would hold up the simulator's others.
+        # The simulator runs ranks in turns, so a rank without a launch of its own would hold up the
+        # others.
         if ranks not in (None, 1):
             raise kccl.InvalidArgument(f"ranks is {ranks}, must be 1 on backend 'sim'")
         ranks = 1

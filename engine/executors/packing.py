@@ -1,4 +1,4 @@
-"""One rank's part of a model's weights, packed for the host executor in the order of its ops.
+"""Packs one rank's part of a model's weights for the host executor, in the order of its ops.
 
 engine/host/products.h says what a panel is. Rows of queries and keys are reordered so that the
 pairs that RoPE turns lie side by side; products of queries and keys do not change by that.
@@ -6,8 +6,9 @@ pairs that RoPE turns lie side by side; products of queries and keys do not chan
 
 import errno
 import mmap
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +18,13 @@ import kccl
 from ..base.core import ffi, lib
 from ..files.checkpoint import Checkpoint
 from ..files.vectors import norms_of
-from ..model.config import is_vector
-from ..model.ops import KINDS, Rows, Vector
+from ..formats.base import Format
+from ..model.ops import KINDS, OpKind, Rows, Vector
 from ..model.program import Op, Program
 from ..model.rotations import pair_order
 
 ROWS: int = lib.kKcclEnginePanelRows
-# "embedding" and "head" are too large to be read at once.
+# The embedding and the head are too large to be read at once.
 PANELS_AT_ONCE = 32
 _HUGE_PAGE = 2 << 20
 
@@ -32,13 +33,26 @@ Progress = Callable[[int], None]
 
 
 def number_of(op: Op) -> int:
-    """The executor's number of an op's kind: KcclEngineKind."""
+    """Returns the executor's number of an op's kind: KcclEngineKind."""
     name = "kKcclEngine" + op.kind.title().replace("_", "")
     return int(getattr(lib, name))
 
 
+def format_number(stored_in: Format) -> int:
+    """Returns the executor's number of a format."""
+    number = int(lib.kccl_engine_format(stored_in.name.encode()))
+    if number < 0:
+        raise kccl.InvalidArgument(f"the host executor multiplies no weights in {stored_in.name}")
+    return number
+
+
+def panel_bytes(stored_in: Format, num_columns: int) -> int:
+    """Returns the bytes of a panel."""
+    return int(lib.kccl_engine_panel_bytes(format_number(stored_in), num_columns))
+
+
 def panels_for(num_rows: int) -> int:
-    """Panels of a matrix with so many rows."""
+    """Returns the number of panels of a matrix with so many rows."""
     return -(-num_rows // ROWS)
 
 
@@ -46,9 +60,10 @@ class Parts:
     """How lanes, panels of the head and rows of the embedding are spread over the ranks.
 
     Attributes:
-        first_lane, first_panel, first_row: Of each rank, then the total.
-        num_groups: See Program.num_head_parts.
-        panels_per_group: Panels of one of them.
+        first_lane, first_panel, first_row: The number of the first one of each rank; behind the
+            last rank's, the total.
+        num_groups: The parts of the head: see Program.num_head_parts.
+        panels_per_group: The panels of one part of the head.
     """
 
     def __init__(self, program: Program, world_size: int) -> None:
@@ -64,12 +79,13 @@ class Parts:
         self.first_row = cut(c.vocab_size)
         self.first_panel = cut(self.panels_per_group)
         if self.num_groups > 1:
-            # A lane's logits come from its own residual, which only its rank has.
+            # A lane's logits come from its own residual, and only the lane's rank has that
+            # residual.
             self.first_panel = [lane * self.panels_per_group for lane in self.first_lane]
 
 
 def shape_of(program: Program, parts: Parts) -> Any:
-    """A KcclEngineModel with the model's sizes, and nothing else."""
+    """Returns a KcclEngineModel with the model's sizes. Its other fields are zero."""
     c, lanes = program.config, program.config.num_lanes
     model = ffi.new("KcclEngineModel *")
     fields = {
@@ -84,11 +100,20 @@ def shape_of(program: Program, parts: Parts) -> Any:
         "ffn": c.ffn // lanes,
         "head_dim": c.head_dim,
         "vocab_size": c.vocab_size,
+        "embedding_row_bytes": program.format_of("embed").bytes_of(c.hidden),
         "num_head_groups": parts.num_groups,
         "rounds_messages": c.message_dtype == "bfloat16",
+        "num_slots": 1,
         "norm_eps": c.norm_eps,
         "attention_scale": c.attention_scale,
+        "swiglu_limit": c.swiglu_limit,
     }
+    if c.experts is not None:
+        fields |= {
+            "num_experts": c.experts.num,
+            "num_chosen": c.experts.chosen,
+            "normalises_choice": c.experts.is_normalised,
+        }
     for name, value in fields.items():
         setattr(model, name, value)
     for name in ("first_lane", "first_panel", "first_row"):
@@ -97,34 +122,78 @@ def shape_of(program: Program, parts: Parts) -> Any:
     return model
 
 
-class Sizes:
-    """How large the packed weights of one rank are, in bytes.
+class Part(NamedTuple):
+    """Some of an op's matrices, which have the same format and lie below each other.
 
     Attributes:
-        panel: Op index -> of one of its panels; 0 if the op has no weights.
-        lane: Op index -> of one lane's panels.
-        op: Op index -> of all that the rank has.
-        embedding: Of the rank's rows.
-        total: Of all of these.
+        format: The format.
+        matrices: Their tensors.
+        first: Their first panel in a lane.
+        nbytes: The bytes of their panels in a lane.
+    """
+
+    format: Format
+    matrices: tuple[str, ...]
+    first: int
+    nbytes: int
+
+
+def parts_of(program: Program, op: Op, num_panels: int, num_columns: int) -> list[Part]:
+    """Returns the parts of an op that has so many panels in a lane; none if it has no weights. With
+    experts, they are those of the first one, and all others have the same.
+    """
+    shapes, rows, found = program.shapes, 0, []
+    # Only these have several formats, and matrices that do not share a panel.
+    are_apart = KINDS[op.kind].rows is Rows.HEADS
+    matrices = zip(next(iter(op.products()), ()), op.formats, strict=False)
+    for stored_in, some in groupby(matrices, key=lambda each: each[1]):
+        names, first = tuple(name for name, _ in some), rows // ROWS
+        rows += sum(shapes[name][-2] for name in names)
+        end = panels_for(rows) if are_apart else num_panels
+        found.append(
+            Part(stored_in, names, first, (end - first) * panel_bytes(stored_in, num_columns))
+        )
+    return found
+
+
+class Sizes:
+    """The sizes in bytes of one rank's packed weights.
+
+    Attributes:
+        parts: Op index -> the parts of its weights.
+        panel: Op index -> the bytes of one panel of its first part; 0 if the op has no weights.
+        lane: Op index -> the bytes of one lane's panels, of one expert.
+        op: Op index -> the bytes of all panels that the rank has.
+        embedding: The bytes of the rank's rows of the embedding.
+        total: The bytes of all of these together.
     """
 
     def __init__(self, program: Program, parts: Parts, rank: int) -> None:
         model = shape_of(program, parts)
         lanes = parts.first_lane[rank + 1] - parts.first_lane[rank]
         panels_of_head = parts.first_panel[rank + 1] - parts.first_panel[rank]
+        self.parts: dict[int, list[Part]] = {}
         self.panel: dict[int, int] = {}
         self.lane: dict[int, int] = {}
         self.op: dict[int, int] = {}
         panels, columns = ffi.new("uint32_t *"), ffi.new("uint32_t *")
         for op in program.ops:
             lib.kccl_engine_matrix(model, number_of(op), panels, columns)
-            panel = 2 * int(lib.kccl_engine_panel_elements(columns[0]))
+            of_op = parts_of(program, op, panels[0], columns[0])
+            self.parts[op.index] = of_op
+            panel = panel_bytes(op.format, columns[0]) if op.format is not None else 0
             self.panel[op.index] = panel
-            self.lane[op.index] = panels[0] * panel
-            num = panels_of_head if op.kind == "head" else lanes * panels[0]
-            self.op[op.index] = num * panel
+            self.lane[op.index] = sum(part.nbytes for part in of_op)
+            match KINDS[op.kind].gives:
+                case Vector.LOGITS:
+                    self.op[op.index] = panels_of_head * panel
+                case Vector.ROUTED:
+                    # Every rank has the whole router.
+                    self.op[op.index] = self.lane[op.index]
+                case _:
+                    self.op[op.index] = len(op.products()) * lanes * self.lane[op.index]
         rows = parts.first_row[rank + 1] - parts.first_row[rank]
-        self.embedding = 2 * rows * program.config.hidden
+        self.embedding = rows * int(model.embedding_row_bytes)
         self.total = self.embedding + sum(self.op.values())
 
 
@@ -132,10 +201,11 @@ class PackedWeights:
     """The packed weights of one rank, the norms and the biases.
 
     Attributes:
-        nbytes: Of the panels.
-        address_of: Op index -> address of its panels; 0 where the rank has none.
+        nbytes: The bytes of the panels.
+        address_of: Op index -> the address of its panels; 0 where the rank has none.
         norms: See norms_of().
         biases: Index of an op that has biases -> float32 array, as api.inc has it.
+        sinks: Index of an op that has attention sinks -> float32 [lanes, heads of a lane].
     """
 
     def __init__(
@@ -158,11 +228,18 @@ class PackedWeights:
         self.address_of: dict[int, int] = {}
         self.norms = norms_of(checkpoint, program)
         self.biases: dict[int, NDArray[np.float32]] = {}
+        self.sinks: dict[int, NDArray[np.float32]] = {}
         for op in program.ops:
             self.address_of[op.index] = at if sizes[op.index] else 0
             self._pack(op, at)
             at += sizes[op.index]
             progress(sizes[op.index])
+        # Its owner may close it, which frees its tensors.
+        del self._checkpoint
+
+    def parts_of(self, op: Op) -> list[Part]:
+        """Returns the parts of an op's weights."""
+        return self._sizes.parts[op.index]
 
     def close(self) -> None:
         """Gives the memory back. Nothing may read the weights any more."""
@@ -177,24 +254,44 @@ class PackedWeights:
         if kind.gives is Vector.LOGITS:
             self._pack_head(op, at)
             return
-        matrices = [name for name in op.weights if not is_vector(name)]
-        if not kind.is_product or not self._lanes:
+        for name in op.sinks():
+            sinks = self._checkpoint.tensor(name, self._lanes) if self._lanes else np.empty(0)
+            self.sinks[op.index] = np.ascontiguousarray(sinks, np.float32)
+        if not kind.is_product:
             return
-        of_lanes = [self._checkpoint.tensor(name, self._lanes) for name in matrices]
+        if kind.gives is Vector.ROUTED:
+            (router,) = op.matrices()
+            read = self._checkpoint.read(router)
+            _pack(read.format, at, read.words)
+            return
+        if self._lanes:
+            for matrices in op.products():
+                self._pack_product(op, matrices, at)
+                at += len(self._lanes) * self._sizes.lane[op.index]
+
+    def _pack_product(self, op: Op, matrices: Sequence[str], at: int) -> None:
+        """Packs the matrices of one product, lane after lane."""
+        kind = KINDS[op.kind]
+        of_lanes = {name: self._checkpoint.read(name, self._lanes).words for name in matrices}
         for lane in range(len(self._lanes)):
-            parts = [tensor[lane] for tensor in of_lanes]
-            match kind.rows:
-                case Rows.HEADS:
-                    *turned, last = parts
-                    _pack(at, np.concatenate([*map(self._reordered, turned), last]))
-                case Rows.IN_TURN:
-                    for number, part in enumerate(parts):
-                        first = at + number * self._sizes.panel[op.index]
-                        _pack(first, part, step=len(parts))
-                case Rows.ONE:
-                    (only,) = parts
-                    _pack(at, only)
-            at += self._sizes.lane[op.index]
+            for part in self._sizes.parts[op.index]:
+                named = matrices if kind.has_experts else part.matrices
+                rows = [of_lanes[name][lane] for name in named]
+                match kind.rows:
+                    case Rows.HEADS:
+                        turned = [
+                            each if name == matrices[-1] else self._reordered(each)
+                            for name, each in zip(part.matrices, rows, strict=True)
+                        ]
+                        _pack(part.format, at, np.concatenate(turned))
+                    case Rows.IN_TURN:
+                        for number, each in enumerate(rows):
+                            first = at + number * self._sizes.panel[op.index]
+                            _pack(part.format, first, each, step=len(rows))
+                    case Rows.ONE:
+                        (only,) = rows
+                        _pack(part.format, at, only)
+                at += part.nbytes
 
     def _pack_head(self, op: Op, at: int) -> None:
         """Packs this rank's panels of the head, some rows at a time."""
@@ -204,11 +301,12 @@ class PackedWeights:
             for panel in range(first, end, PANELS_AT_ONCE):
                 some = min(panel + PANELS_AT_ONCE, end)
                 start, stop = group * rows + panel * ROWS, group * rows + min(some * ROWS, rows)
-                _pack(at, self._checkpoint.rows(name, start, stop))
+                rows_of = self._checkpoint.read_rows(name, start, stop)
+                _pack(rows_of.format, at, rows_of.words)
                 at += (some - panel) * self._sizes.panel[op.index]
 
     def _groups(self, per_group: int) -> Iterator[tuple[int, int, int]]:
-        """(group, first panel, end) of this rank's panels in each group."""
+        """Yields (group, first panel, end) of this rank's panels in each group."""
         panel = self._panels.start
         while panel < self._panels.stop:
             group = panel // per_group
@@ -218,12 +316,15 @@ class PackedWeights:
 
     def _bias(self, op: Op) -> NDArray[np.float32]:
         kind = KINDS[op.kind]
-        if kind.ends_module:
-            (name,) = op.biases
-            return np.ascontiguousarray(self._checkpoint.tensor(name))
+        if kind.ends_module or kind.gives is Vector.ROUTED:
+            return np.stack([self._checkpoint.tensor(name) for name in op.biases])
         if not self._lanes:
             return np.empty(0, np.float32)
-        parts = [self._checkpoint.tensor(name, self._lanes) for name in op.biases]
+        return np.stack([self._bias_of_lanes(kind, each) for each in op.biases_of_products()])
+
+    def _bias_of_lanes(self, kind: OpKind, names: Sequence[str]) -> NDArray[np.float32]:
+        """Returns the biases of one product, [lanes, rows of a lane]."""
+        parts = [self._checkpoint.tensor(name, self._lanes) for name in names]
         if kind.rows is Rows.HEADS:
             shape = len(self._lanes), -1, self._config.head_dim
             for part in parts[:-1]:
@@ -236,7 +337,7 @@ class PackedWeights:
 
 
 def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
-    """Zeros in pages of their own.
+    """Returns zeros in memory pages that hold nothing else.
 
     Raises:
         BackendError: There is no memory.
@@ -248,19 +349,20 @@ def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
             f"rank {rank} cannot allocate {nbytes} bytes of weights: {error.strerror}"
         ) from error
     try:
-        # Fewer translations to look up while the weights stream.
+        # With huge pages the CPU looks up fewer address translations while the weights are read.
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError as error:
-        # A kernel without huge pages: only speed is lost.
+        # The kernel may have no huge pages. Then only speed is lost.
         if error.errno != errno.EINVAL:
             raise
     return memory
 
 
-def _pack(at: int, rows: NDArray[Any], step: int = 1) -> None:
-    """Packs BF16 rows at an address, as every `step`-th panel."""
-    rows = np.ascontiguousarray(rows).view(np.uint16)
-    source = ffi.from_buffer("uint16_t[]", rows)
-    num_rows, num_columns = rows.shape
-    panels = ffi.cast("uint16_t *", at)
-    lib.kccl_engine_pack(panels, source, num_rows, num_columns, num_columns, step)
+def _pack(stored_in: Format, at: int, words: NDArray[Any], step: int = 1) -> None:
+    """Packs stored rows at an address, as every `step`-th panel."""
+    rows = np.ascontiguousarray(words)
+    source = ffi.from_buffer("uint8_t[]", rows.view(np.uint8))
+    num_rows, num_words = rows.shape
+    num_columns = num_words // stored_in.words * stored_in.block
+    panels = ffi.cast("uint8_t *", at)
+    lib.kccl_engine_pack(format_number(stored_in), panels, source, num_rows, num_columns, step)

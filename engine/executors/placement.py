@@ -1,4 +1,4 @@
-"""How many threads a rank has, and on which cores."""
+"""Chooses how many threads a rank has. topology/placement.py says on which cores they run."""
 
 import os
 from collections.abc import Sequence
@@ -15,8 +15,7 @@ def place(comm: kccl.Communicator, blocks: int | None) -> tuple[int, Sequence[in
 
     Args:
         comm: The ranks.
-        blocks: Threads of each rank; None: as many as each can have a core of its own for, at
-            least 1.
+        blocks: Threads of each rank. None: as many as can each have a core, at least 1.
 
     Returns:
         The threads of each rank, the same on all; and this rank's cores, one for each thread, or
@@ -24,11 +23,10 @@ def place(comm: kccl.Communicator, blocks: int | None) -> tuple[int, Sequence[in
     """
     mine = sorted(os.sched_getaffinity(0))
     of_ranks = comm.gather_objects(mine)
-    sharing = [rank for rank, cpus in enumerate(of_ranks) if cpus == mine]
     if blocks is None:
         each = min(len(cpus) // of_ranks.count(cpus) for cpus in of_ranks)
         blocks = min(max(each, 1), int(lib.kKcclEngineMaxBlocks))
-    if blocks * len(sharing) > len(mine):
-        return blocks, ()
-    first = sharing.index(comm.rank) * blocks
-    return blocks, mine[first : first + blocks]
+    cpus = kccl.topology.place_threads(
+        kccl.topology.discover(), of_ranks, comm.rank, blocks, comm.layout
+    )
+    return blocks, cpus

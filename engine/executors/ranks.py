@@ -1,39 +1,60 @@
-"""Where an engine's ranks run: the processes of a job, or threads of this process."""
+"""The ranks of an engine, which are processes of a job or threads of this process."""
 
 import hashlib
+import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import kccl
 
-from ..model.executor import Executor
+from ..model.executor import BEGINNING, Executor, Place
+from .drafting import is_drafting
 
 T = TypeVar("T", bound=Executor)
-# A rank may read its weights from a disk, and another one from memory.
+# The seconds that ranks wait for each other while they open. One may read its weights from a disk,
+# and another from memory.
 _OPENING_S = 300.0
 
 
 class Agreed(NamedTuple):
-    """What all ranks have for a request.
+    """The start of a request, on which all ranks have agreed.
 
     Attributes:
-        num_cached: Positions whose keys and values all have.
-        seed: That of rank 0.
+        place: Where the request lies in the KV cache. All ranks have its num_cached positions.
+        seed: Rank 0's seed.
     """
 
-    num_cached: int
+    place: Place
     seed: int
 
 
+class Wanted(NamedTuple):
+    """A request as this process wants it, before the ranks agree.
+
+    Attributes:
+        what: The request in words, the same on all ranks.
+        find: Returns where the request should lie in the KV cache, and how many of its first
+            positions each slot has. Called when no other request runs.
+        seed: The seed that this process proposes.
+        waits: Whether the request waits until another one has ended. Otherwise it is refused.
+    """
+
+    what: str
+    find: Callable[[], tuple[Place, Sequence[int]]] = lambda: (BEGINNING, [0])
+    seed: int = 0
+    waits: bool = False
+
+
 class Ranks(Generic[T]):
-    """What this process has of the ranks.
+    """The ranks in this process, and the connection to the others.
 
     Attributes:
         mine: The executors of the ranks in this process.
-        rank: Of the first of them.
+        rank: The rank of the first executor.
         world_size: Number of ranks, in all processes.
-        all_gather: Gives what each process gave, in rank order. Collective.
+        all_gather: Returns the values that the processes pass, in rank order. Collective.
+        wait_s: The seconds that the processes wait for each other in all_gather.
     """
 
     def __init__(
@@ -43,72 +64,116 @@ class Ranks(Generic[T]):
         world_size: int,
         all_gather: Callable[[Any], list[Any]],
         close: Callable[[], None],
+        wait_s: float = math.inf,
     ) -> None:
         self.mine = mine
         self.rank = rank
         self.world_size = world_size
         self.all_gather = all_gather
+        self.wait_s = wait_s
         self._close = close
         self._is_closed = False
+        # Whether a drafter has ended a request, on which threads may still work.
+        self._ends_late = False
+        self._helper: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def request(self, what: str, num_cached: int = 0, seed: int = 0) -> "Request[T]":
-        """A context for one request.
+    def request(self, wanted: Wanted) -> "Request[T]":
+        """Returns a context for one request."""
+        return Request(self, wanted)
 
-        Args:
-            what: The request in words, the same on all ranks.
-            num_cached: Of how many positions this process has the keys and values.
-            seed: What this process would take as the seed.
+    def helped_by(self, thread: threading.Thread) -> None:
+        """Notes a thread that uses the executors, and that ends when the running request ends. The
+        next request waits for it: it would take that one's tokens for its own.
         """
-        return Request(self, what, num_cached, seed)
+        self._helper = thread
 
-    def _agree(self, what: str, num_cached: int, seed: int = 0) -> Agreed:
-        """Collective. The least num_cached is that of all ranks, because one that stopped to read
-        an answer early knows of fewer positions.
+    def of_rank_0(self, value: Any) -> Any:
+        """Returns rank 0's value on all ranks. JSON must represent it. Collective."""
+        return self.all_gather(value)[0]
+
+    def _agree(self, wanted: Wanted) -> Agreed:
+        """Agrees on a request's place in the KV cache. Rank 0 chooses the slots. The number of
+        cached positions is the least of all ranks, because a rank that stopped reading an answer
+        early knows fewer. Collective.
         """
+        place, shared = wanted.find()
         if len(self.mine) == self.world_size:
-            return Agreed(num_cached, seed)
-        found = self.all_gather([hashlib.sha256(what.encode()).hexdigest(), num_cached, seed])
-        if len({digest for digest, _, _ in found}) != 1:
+            return Agreed(place, wanted.seed)
+        digest = hashlib.sha256(wanted.what.encode()).hexdigest()
+        found = self.all_gather([digest, place.slot, place.source, list(shared), wanted.seed])
+        if len({each[0] for each in found}) != 1:
             raise kccl.InvalidArgument(
                 "the ranks make different requests, must all make the same one"
             )
-        return Agreed(min(cached for _, cached, _ in found), found[0][2])
+        _, slot, source, _, seed = found[0]
+        return Agreed(Place(slot, source, min(each[3][source] for each in found)), seed)
 
-    def _begin(self, what: str, num_cached: int, seed: int) -> Agreed:
+    def _begin(self, wanted: Wanted) -> Agreed:
         if self._is_closed:
             raise kccl.InvalidArgument("the engine is closed")
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=wanted.waits):
             raise kccl.InvalidArgument("the engine is answering another request")
         try:
-            return self._agree(what, num_cached, seed)
+            if self._ends_late:
+                self._ends_late = False
+                for error in self._end_all():
+                    raise error
+            if self._helper is not None and self._helper.is_alive():
+                self._helper.join()
+            self._helper = None
+            return self._agree(wanted)
         except BaseException:
             self._lock.release()
             raise
 
     def _end(self) -> list[BaseException]:
-        """Ends the request on every rank of this process. Returns the errors instead of raising
-        them, because threads that go on would write to memory that is no longer theirs.
+        """Ends the request on every rank of this process, and returns the errors. In a drafter the
+        request only begins to end, because this thread cannot wait for itself; the next request
+        waits.
         """
-        errors: list[BaseException] = []
         try:
+            if not is_drafting(self.mine):
+                return self._end_all()
+            self._ends_late = True
             for each in self.mine:
-                while not self._is_closed:
-                    try:
-                        each.end()
-                    except Exception as error:
-                        errors.append(error)
-                    except BaseException as error:
-                        # Ctrl-C: the rank's threads may still work. Their waits have limits.
-                        errors.append(error)
-                        continue
-                    break
+                each.cancel()
+            return []
         finally:
             self._lock.release()
+
+    def _end_all(self) -> list[BaseException]:
+        """Waits for the end of the request on every rank of this process. Returns the errors
+        instead of raising them: all ranks must be ended, because running threads would write to
+        memory that is freed.
+        """
+        errors: list[BaseException] = []
+        for each in self.mine:
+            while not self._is_closed:
+                try:
+                    each.end()
+                except Exception as error:
+                    errors.append(error)
+                except BaseException as error:
+                    # After Ctrl-C the rank's threads may still work. Their waits for each other
+                    # have time limits. A drafter has none: this waits until it returns.
+                    errors.append(error)
+                    continue
+                break
         return errors
 
+    def check_closable(self) -> None:
+        """Raises kccl.Error in a drafter, whose engine waits for its end."""
+        if is_drafting(self.mine):
+            raise kccl.Error("a drafter cannot close its engine")
+
     def close(self) -> None:
-        """Ends the executors, also in the midst of a request, then the communicators."""
+        """Closes the executors, even during a request, and then the communicators.
+
+        Raises:
+            kccl.Error: A drafter calls it.
+        """
+        self.check_closable()
         self._is_closed = True
         try:
             for each in self.mine:
@@ -118,8 +183,8 @@ class Ranks(Generic[T]):
 
 
 class Request(Generic[T]):
-    """A context: one request at a time, the same on all ranks of a job. It gives what they agree
-    on.
+    """A context for one request at a time, the same on all ranks of a job. It gives what the ranks
+    agree on.
 
     At its end no thread works on the request any more, whatever ended it.
 
@@ -129,16 +194,15 @@ class Request(Generic[T]):
         kccl.Error: The request failed on some rank, and nothing was raised inside.
     """
 
-    def __init__(self, ranks: Ranks[T], what: str, num_cached: int, seed: int) -> None:
-        self._ranks, self._what = ranks, what
-        self._num_cached, self._seed = num_cached, seed
+    def __init__(self, ranks: Ranks[T], wanted: Wanted) -> None:
+        self._ranks, self._wanted = ranks, wanted
 
     def __enter__(self) -> Agreed:
-        return self._ranks._begin(self._what, self._num_cached, self._seed)
+        return self._ranks._begin(self._wanted)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         errors = self._ranks._end()
-        # GeneratorExit: who closes an iterator has not seen what failed.
+        # With GeneratorExit the caller has closed the iterator, and has not seen the failure.
         if errors and (error is None or isinstance(error, GeneratorExit)):
             raise errors[0]
 
@@ -147,7 +211,7 @@ def check_same(comm: kccl.Communicator, settings: Mapping[str, Any]) -> None:
     """Compares settings, which JSON must represent, with those of the other ranks. Collective.
 
     Raises:
-        InvalidArgument: One differs; names it.
+        InvalidArgument: A setting differs; the text names it.
     """
     found = comm.gather_objects(dict(settings))
     for name, value in settings.items():
@@ -156,7 +220,9 @@ def check_same(comm: kccl.Communicator, settings: Mapping[str, Any]) -> None:
 
 
 def _open(make: Callable[[kccl.Communicator], T], comm: kccl.Communicator) -> T:
-    """Makes a rank's executor. Meanwhile ranks wait longer for each other than in requests."""
+    """Makes a rank's executor. While ranks open, they wait longer for each other than in
+    requests.
+    """
     usual, comm.timeout = comm.timeout, max(comm.timeout, _OPENING_S)
     try:
         return make(comm)
@@ -167,7 +233,7 @@ def _open(make: Callable[[kccl.Communicator], T], comm: kccl.Communicator) -> T:
 def ranks_of_job(
     init: Callable[[], kccl.Communicator], make: Callable[[kccl.Communicator], T]
 ) -> "Ranks[T]":
-    """The rank that this process is; rank 0 of 1 outside a job. Collective."""
+    """Returns the rank that this process is; rank 0 of 1 outside a job. Collective."""
     comm = init()
     try:
         mine = _open(make, comm)
@@ -176,13 +242,13 @@ def ranks_of_job(
         comm.close()
         raise
 
-    return Ranks([mine], comm.rank, comm.world_size, comm.gather_objects, comm.close)
+    return Ranks([mine], comm.rank, comm.world_size, comm.gather_objects, comm.close, comm.timeout)
 
 
 def ranks_of_threads(
     ranks: int, backend: str, make: Callable[[kccl.Communicator], T]
 ) -> "Ranks[T]":
-    """Ranks as threads of this process. They stay until close()."""
+    """Makes ranks as threads of this process. The threads run until close()."""
     made: dict[int, T] = {}
     comms: list[kccl.Communicator] = []
     errors: list[BaseException] = []
@@ -190,10 +256,13 @@ def ranks_of_threads(
 
     def main(comm: kccl.Communicator) -> None:
         comms.append(comm)
+        if is_closing.is_set():
+            # Ctrl-C, or a rank that failed, came before this communicator could be found.
+            comm.abort()
         try:
             mine = made[comm.rank] = _open(make, comm)
         except BaseException:
-            # The others may have theirs already, and wait for the end.
+            # Other ranks may be open already. They wait for this event.
             is_closing.set()
             raise
         if len(made) == comm.world_size:
@@ -203,7 +272,7 @@ def ranks_of_threads(
 
     def run() -> None:
         try:
-            # What the ranks make lives in one run.
+            # All that the ranks make lives as long as this one run.
             once = 0 if backend == "sim" else None
             kccl.run_threads(main, world_size=ranks, backend=backend, seed=once)
         except BaseException as error:
@@ -216,15 +285,20 @@ def ranks_of_threads(
         is_closing.set()
         has_ended.wait()
 
-    # Why a daemon: an engine that nobody closes must not keep the interpreter from ending.
-    threading.Thread(target=run, name="kccl engine", daemon=True).start()
+    # The thread is a daemon, because an engine that nobody closes must not keep the interpreter
+    # alive.
+    thread = threading.Thread(target=run, name="kccl engine", daemon=True)
     try:
+        thread.start()
         is_ready.wait()
     except BaseException:
-        # Only this thread gets Ctrl-C. `make` notices that its communicator failed.
+        # Only this thread gets Ctrl-C. An aborted communicator makes `make` fail in the other
+        # threads. Those that come later find the event set.
+        is_closing.set()
         for comm in list(comms):
             comm.abort()
-        close()
+        if thread.ident is not None:
+            has_ended.wait()
         raise
     if errors:
         raise errors[0]

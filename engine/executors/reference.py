@@ -1,10 +1,10 @@
-"""The engine's oracle: the program of a model in NumPy, in FP32, one op after the other.
+"""The reference that executors are compared with: a model's program in NumPy, in FP32, op by op.
 
 Executors differ from it in the order of a product's sum, so each op's output is compared with the
-one here (diff.py). Weights are exact, in the checkpoint's dtype. Activations, the residual, the KV
-cache and all sums are FP32. A lane's message is rounded to `config.message_dtype`, and nothing else
-is. The monokernel rounds more: keys and values to F16, and the vector of a product to twice the
-precision of the weights' dtype (kernels/mma.cuh).
+one here (diff.py). Weights are exact: the numbers that their formats mean. Activations, the
+residual, the KV cache and all sums are FP32. A lane's message is rounded to `config.message_dtype`,
+and nothing else is. The monokernel rounds more: keys and values to F16, and the vector of a product
+to twice the precision of the type that the matrix unit multiplies (kernels/mma.cuh).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kccl import InvalidArgument
 
 from ..files.checkpoint import Checkpoint
+from ..model.experts import SWISH
 from ..model.ops import KINDS, Vector
 from ..model.program import Op, Program
 from ..model.sample import SamplingParams, sample
@@ -31,8 +32,8 @@ class Cache:
     head_dim], float32.
 
     Args:
-        request: Positions of the whole request, on which RoPE's frequencies may depend; None: not
-            known.
+        request: The positions of the whole request, on which RoPE's frequencies may depend; None:
+            not known.
     """
 
     def __init__(self, request: int | None = None) -> None:
@@ -41,7 +42,9 @@ class Cache:
         self._layers: dict[int, tuple[Array, Array]] = {}
 
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Puts what one run adds after the first `length` positions, and returns all."""
+        """Adds one run's keys and values after the first `length` positions, and returns all of
+        them.
+        """
         if self.length:
             old_keys, old_values = (old[:, : self.length] for old in self._layers[layer])
             keys = np.concatenate([old_keys, keys], axis=1)
@@ -52,14 +55,14 @@ class Cache:
 
 @dataclass
 class _Run:
-    """What the ops of one run share.
+    """The state of one run, which its ops share.
 
     Attributes:
         tokens: The ids.
-        cache: Grows in "attend".
-        cos, sin: Of the ids' positions.
-        vectors: The newest one of each kind.
-        messages: By the module that sent them, until they land.
+        cache: The KV cache, which grows in "attend".
+        cos, sin: The cosines and sines of the ids' positions.
+        vectors: The newest vector of each kind.
+        messages: The messages that have not landed yet, by the module that sent them.
     """
 
     tokens: Array
@@ -70,7 +73,7 @@ class _Run:
     messages: dict[int, Array] = field(default_factory=dict)
 
     def taken_by(self, op: Op) -> Array:
-        """The vector that an op takes, which may not be the ids."""
+        """Returns the vector that an op takes, which may not be the ids."""
         takes = KINDS[op.kind].takes
         assert takes is not None
         return self.vectors[takes]
@@ -81,7 +84,8 @@ Oracle = Callable[..., Array]
 
 
 class Reference:
-    """Runs a checkpoint's program. Keeps each weight that it has read, in FP32, unless told not to.
+    """Runs a checkpoint's program. It keeps each weight in FP32 once it has read it, unless told
+    not to.
 
     Arrays are [lanes or residuals, positions, values], see Op.shape.
     """
@@ -96,16 +100,18 @@ class Reference:
     # ---- running -------------------------------------------------------------------------------
 
     def logits(self, ids: Sequence[int], cache: Cache | None = None) -> Array:
-        """The logits after each of `ids`: float32 [len(ids), vocab_size]."""
+        """Returns the logits after each of `ids`: float32 [len(ids), vocab_size]."""
         (logits,) = self.run_until(ids, len(self.program.ops) - 1, cache)
         return logits
 
     def trace(self, ids: Sequence[int]) -> dict[str, Array]:
-        """Each op's output by the op's name: float32 [lanes or residuals, len(ids), values]."""
+        """Returns each op's output by the op's name: float32 [lanes or residuals, len(ids),
+        values].
+        """
         return {op.name: output for op, output in self.steps(ids)}
 
     def run_until(self, ids: Sequence[int], op_index: int, cache: Cache | None = None) -> Array:
-        """The output of one op: float32 [lanes or residuals, len(ids), values]."""
+        """Returns the output of one op: float32 [lanes or residuals, len(ids), values]."""
         for op, output in self.steps(ids, cache):
             if op.index == op_index:
                 return output
@@ -113,7 +119,7 @@ class Reference:
 
     def generate(self, ids: Sequence[int], params: SamplingParams) -> Iterator[tuple[int, float]]:
         """Yields each new id and its log-probability, until a stop id, which it yields too,
-        max_tokens, or the end of the context. Stop strings are the caller's.
+        max_tokens, or the end of the context. The caller looks for stop strings.
 
         Raises:
             InvalidArgument: As steps(); or the context has no room after `ids`.
@@ -129,7 +135,7 @@ class Reference:
         new = history
         for _ in range(num):
             logits = self.logits(new, cache)[-1]
-            token, logprob = sample(logits, params, position=len(history), history=history)
+            token, logprob = sample(logits, params, len(history), history, len(ids))
             yield token, logprob
             if token in params.stop_ids:
                 return
@@ -162,15 +168,17 @@ class Reference:
         for op in self.program.ops:
             kind = KINDS[op.kind]
             oracle: Oracle = getattr(self, f"_{kind.oracle}")
-            biases = [self._weight(name) for name in op.biases]
-            # Nothing here keeps the weights while the next op's are read.
-            x = run.vectors[kind.gives] = oracle(op, run, biases, *map(self._weight, op.weights))
+            # An oracle of experts reads those that are chosen.
+            of_op = ((), ()) if kind.has_experts else (op.biases, op.weights)
+            biases, weights = (map(self._weight, names) for names in of_op)
+            # The weights are not kept here while those of the next op are read.
+            x = run.vectors[kind.gives] = oracle(op, run, list(biases), *weights)
             if op is self.program.ops[-1]:
                 cache.length = end
             yield op, x
 
     def _rotations(self, cache: Cache, end: int) -> tuple[Array, Array]:
-        """The cosines and sines of the positions from the cache's length to end - 1."""
+        """Returns the cosines and sines of the positions from the cache's length to end - 1."""
         request = end if cache.request is None else cache.request
         if end > request:
             raise InvalidArgument(
@@ -190,7 +198,7 @@ class Reference:
     def _weight(self, name: str) -> Array:
         if name in self._kept:
             return self._kept[name]
-        weight = self._checkpoint.tensor(name).astype(np.float32)
+        weight = self._checkpoint.read(name).to_float32()
         if self._keep:
             self._kept[name] = weight
         return weight
@@ -201,7 +209,7 @@ class Reference:
         return table[run.tokens][None].repeat(self.program.num_residuals, 0)
 
     def _qkv(self, op: Op, run: _Run, biases: Sequence[Array], *weights: Array) -> Array:
-        """The queries, keys and values of the new positions, side by side."""
+        """Returns the queries, keys and values of the new positions, side by side."""
         norm, wq, wk, wv, *qk_norm = weights
         n = self._rms_norm(run.taken_by(op), norm)
         parts = []
@@ -214,17 +222,19 @@ class Reference:
             parts.append(heads.reshape(*heads.shape[:2], -1))
         return np.concatenate(parts, axis=-1)
 
-    def _attend(self, op: Op, run: _Run, biases: Sequence[Array]) -> Array:
-        """Softmax attention of the new positions' queries over all keys so far."""
+    def _attend(self, op: Op, run: _Run, biases: Sequence[Array], *sinks: Array) -> Array:
+        """Computes softmax attention of the new positions' queries over all keys so far. A sink
+        takes part in the softmax and adds nothing.
+        """
         c = self.config
         qkv = run.taken_by(op)
         lanes, length, _ = qkv.shape
-        # Heads of all lanes in a row: [heads, positions, head_dim].
+        # The heads of all lanes follow each other: [heads, positions, head_dim].
         heads = self._split(qkv).swapaxes(1, 2)
         cuts = np.cumsum([c.num_heads // lanes, c.num_kv_heads // lanes])
         q, k, v = (part.reshape(-1, length, c.head_dim) for part in np.split(heads, cuts, axis=1))
         k, v = run.cache.append(op.layer, k, v)
-        # Query head h reads KV head h // (query heads per KV head), which its own lane has.
+        # Query head h reads KV head h // (query heads per KV head). Both belong to the same lane.
         grouped = q.reshape(c.num_kv_heads, -1, length, c.head_dim)
         scores = product(grouped, k[:, None]) * np.float32(c.attention_scale)
         key = np.arange(k.shape[1])
@@ -233,14 +243,27 @@ class Reference:
         if op.window:
             is_hidden |= key <= query - op.window
         scores[..., is_hidden] = -np.inf
+        for sink in sinks:
+            of_heads = sink.reshape(c.num_kv_heads, -1, 1, 1)
+            of_queries = np.broadcast_to(of_heads, (*scores.shape[:-1], 1))
+            scores = np.concatenate([scores, of_queries], axis=-1)
         e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        mixed = (e / e.sum(axis=-1, keepdims=True)) @ v[:, None]
+        mixed = (e / e.sum(axis=-1, keepdims=True))[..., : key.size] @ v[:, None]
         by_lane = mixed.reshape(lanes, -1, length, c.head_dim).swapaxes(1, 2)
         return by_lane.reshape(lanes, length, -1)
 
     def _exchange(self, op: Op, run: _Run, bias: Sequence[Array], w: Array) -> Array:
-        """The residual after a module, by the rule of program.py."""
-        x, own = run.vectors[Vector.RESIDUAL], product(run.taken_by(op), w)
+        return self._added(op, run, product(run.taken_by(op), w), bias)
+
+    def _added(self, op: Op, run: _Run, own: Array, bias: Sequence[Array]) -> Array:
+        """Returns the residual after a module, by the rule of program.py.
+
+        Args:
+            op, run: As an oracle takes them.
+            own: Each lane's output.
+            bias: The bias, or none.
+        """
+        x = run.vectors[Vector.RESIDUAL]
         sent = own.astype(MESSAGE_DTYPES[self.config.message_dtype]).astype(np.float32)
         if op.sends:
             run.messages[op.module] = sent
@@ -256,25 +279,85 @@ class Reference:
         self, op: Op, run: _Run, biases: Sequence[Array], norm: Array, w1: Array, w3: Array
     ) -> Array:
         n = self._rms_norm(run.taken_by(op), norm)
-        gate, up = (product(n, w, *biases[i : i + 1]) for i, w in enumerate((w1, w3)))
-        # exp overflows to infinity where the gate is 0 in FP32.
-        with np.errstate(over="ignore"):
-            return gate / (1 + np.exp(-gate)) * up
+        return self._activated(n, biases, (w1, w3))
+
+    def _router(
+        self, op: Op, run: _Run, bias: Sequence[Array], norm: Array, router: Array
+    ) -> Array:
+        return product(self._rms_norm(run.taken_by(op), norm), router, *bias)
+
+    def _expert_gate_up(self, op: Op, run: _Run, biases: Sequence[Array]) -> Array:
+        """Returns the features of each position's chosen experts, side by side, in the order of
+        their ids.
+        """
+        (norm,) = op.norms()
+        n, lanes = self._rms_norm(run.taken_by(op), self._weight(norm)), self.config.num_lanes
+        ids, _ = self._chosen(run)
+        acts = np.empty((lanes, *ids.shape, op.shape[1] // ids.shape[1]), np.float32)
+        for expert in np.unique(ids):
+            positions, places = np.nonzero(ids == expert)
+            weights, own = self._of_expert(op, expert)
+            acts[:, positions, places] = self._activated(n[:, positions], own, weights)
+        return acts.reshape(lanes, len(ids), -1)
+
+    def _expert_down(self, op: Op, run: _Run, biases: Sequence[Array]) -> Array:
+        """Adds up the outputs of the chosen experts, in the order of their ids."""
+        acts = run.taken_by(op)
+        ids, shares = self._chosen(run)
+        each = acts.reshape(*acts.shape[:2], ids.shape[1], -1)
+        own = np.zeros((len(acts), *ids.shape[:1], op.shape[1]), np.float32)
+        bias = np.zeros(own.shape[1:], np.float32)
+        for expert in np.unique(ids):
+            positions, places = np.nonzero(ids == expert)
+            (w2,), of_expert = self._of_expert(op, expert)
+            share = shares[positions, places][:, None]
+            own[:, positions] += share * product(each[:, positions, places], w2)
+            for each_bias in of_expert:
+                bias[positions] += share * each_bias
+        return self._added(op, run, own, [bias] if op.biases else [])
 
     def _final(self, op: Op, run: _Run, biases: Sequence[Array], norm: Array) -> Array:
-        """The normalised residual, averaged over the lanes unless each lane has its own logits."""
+        """Returns the normalised residual, averaged over the lanes unless each lane has its own
+        logits.
+        """
         n = self._rms_norm(run.taken_by(op), norm)
         if self.program.num_head_parts == 1:
             n = total(n)[None] / np.float32(len(n))
         return n
 
     def _head(self, op: Op, run: _Run, biases: Sequence[Array], head: Array) -> Array:
-        """Logits; with a head that is parallel over the vocabulary, lane l's are the l-th part."""
+        """Returns the logits. If the head is parallel over the vocabulary, lane l's are the l-th
+        part.
+        """
         n = run.taken_by(op)
         parts = product(n, head.reshape(len(n), -1, head.shape[1]))
         return np.concatenate(parts, axis=-1)[None]
 
     # ---- what ops share ------------------------------------------------------------------------
+
+    def _chosen(self, run: _Run) -> tuple[Array, Array]:
+        """Returns the experts of each position and their weights, [positions, chosen] each."""
+        experts = self.config.experts
+        assert experts is not None
+        (logits,) = run.vectors[Vector.ROUTED]
+        return experts.choose(logits)
+
+    def _of_expert(self, op: Op, expert: int) -> tuple[list[Array], list[Array]]:
+        """Returns the matrices of one expert, and its biases."""
+        biases = op.biases_of_products()
+        names = op.products()[expert], biases[expert] if biases else ()
+        return [*map(self._weight, names[0])], [*map(self._weight, names[1])]
+
+    def _activated(self, n: Array, biases: Sequence[Array], weights: Sequence[Array]) -> Array:
+        """Returns the features of a feed-forward block: config.swiglu_limit says by which rule."""
+        gate, up = (product(n, w, *biases[i : i + 1]) for i, w in enumerate(weights))
+        scale = np.float32(1)
+        if limit := np.float32(self.config.swiglu_limit):
+            gate, up, scale = np.minimum(gate, limit), up.clip(-limit, limit) + 1, np.float32(SWISH)
+        # exp overflows to infinity for very negative gates, and then the result is 0.
+        with np.errstate(over="ignore"):
+            activated: Array = gate / (1 + np.exp(-scale * gate)) * up
+        return activated
 
     def _rms_norm(self, x: Array, weight: Array) -> Array:
         mean_square = (x * x).mean(axis=-1, keepdims=True)
@@ -285,8 +368,8 @@ class Reference:
         return x.reshape(*x.shape[:2], -1, self.config.head_dim)
 
     def _rotate(self, x: Array, cos: Array, sin: Array) -> Array:
-        """Turns the pairs (2i, 2i + 1), or (i, i + head_dim / 2), by their position's angles."""
-        # The two elements of a pair along an axis of their own.
+        """Rotates the pairs (2i, 2i + 1), or (i, i + head_dim / 2), by their position's angles."""
+        # The two elements of a pair get an axis of their own.
         axis = -1 if self.config.rope.is_interleaved else -2
         pairs = x.reshape(*x.shape[:-1], *((-1, 2) if axis == -1 else (2, -1)))
         a, b = pairs.take(0, axis), pairs.take(1, axis)
@@ -295,13 +378,13 @@ class Reference:
 
 
 def product(x: Array, w: Array, bias: Array | None = None) -> Array:
-    """x [..., positions, n] times each row of w [..., rows, n], plus the row's bias [..., rows]:
-    [..., positions, rows].
+    """Multiplies x [..., positions, n] by each row of w [..., rows, n], and adds the row's bias
+    [..., rows]. Returns [..., positions, rows].
     """
     sums = x @ w.swapaxes(-1, -2)
     return sums if bias is None else sums + bias[..., None, :]
 
 
 def total(parts: Sequence[Array] | Array) -> Array:
-    """The sum of the parts, from the first one to the last."""
+    """Returns the sum of the parts, from the first one to the last."""
     return sum(parts[1:], start=parts[0])

@@ -1,4 +1,4 @@
-"""What a caller asks of an Engine: prompts and parameters, checked before anything runs."""
+"""Checks the prompt and the parameters of a request to an Engine before anything runs."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,13 +9,14 @@ import kccl
 from ..base.scalars import as_integer
 from ..model.config import ModelConfig
 from ..model.sample import SamplingParams
+from ..text.tokenizer import Tokenizer
 
 
 def integer(name: str, value: Any) -> int:
-    """`value` as Python's integer.
+    """Returns `value` as a Python integer.
 
     Raises:
-        InvalidArgument: It is none. Names it.
+        InvalidArgument: It is no integer. The text names it.
     """
     found = as_integer(value)
     if found is None:
@@ -23,14 +24,33 @@ def integer(name: str, value: Any) -> int:
     return found
 
 
+def check_ids(ids: Sequence[int], context: int, room: int = 0) -> list[int]:
+    """Returns ids as a list.
+
+    Args:
+        ids: The tokens.
+        context: The number of ids that there is room for.
+        room: The number that must be left free.
+
+    Raises:
+        InvalidArgument: There is no id, or there are too many.
+    """
+    most = context - room
+    if not 0 < len(ids) <= most:
+        raise kccl.InvalidArgument(
+            f"ids has {len(ids)} tokens, must have from 1 to {most} in a context of {context}"
+        )
+    return list(ids)
+
+
 def prompt_ids(
     prompt: str | Sequence[int], encode: Callable[[str], list[int]], vocab_size: int
 ) -> list[int]:
-    """The ids of a prompt.
+    """Returns the ids of a prompt.
 
     Args:
         prompt: Text, or ids.
-        encode: Makes text ids.
+        encode: Turns text into ids.
         vocab_size: Ids must be below it.
 
     Raises:
@@ -41,7 +61,7 @@ def prompt_ids(
             f"the prompt is of type {type(prompt).__name__}, must be text or ids"
         )
     if isinstance(prompt, str):
-        # An empty text is refused even where the tokenizer would make it one BOS.
+        # An empty text is refused even if the tokenizer would turn it into one BOS.
         ids = encode(prompt) if prompt else []
     else:
         given = list(prompt)
@@ -62,7 +82,7 @@ def prompt_ids(
 
 
 def context_of(config: ModelConfig, context: int | None) -> int:
-    """The tokens that an engine makes room for; None: the model's context, at most 4096.
+    """Returns the tokens that an engine makes room for; None: the model's context, at most 4096.
 
     Raises:
         InvalidArgument: It is no integer, or the model has no such positions.
@@ -75,15 +95,30 @@ def context_of(config: ModelConfig, context: int | None) -> int:
 
 
 def no_tokenizer(source: object, lacks: str = "has no tokenizer") -> kccl.Error:
-    """The error of a text that no tokenizer can make ids."""
+    """Returns the error for a text that no tokenizer can encode."""
     return kccl.Error(f"{source} {lacks}: give ids instead of text, on the command line by --ids")
 
 
+def encoded(tokenizer: Tokenizer | None, source: object, lacks: str, text: str) -> list[int]:
+    """Returns the ids of a text. Raises no_tokenizer() if there is no tokenizer."""
+    if tokenizer is None:
+        raise no_tokenizer(source, lacks)
+    return tokenizer.encode(text)
+
+
+def check_needs_no_text(params: SamplingParams, why: str) -> None:
+    """Raises InvalidArgument if a request without a tokenizer needs one."""
+    if params.stop:
+        raise kccl.InvalidArgument(f"stop is {params.stop!r}, must be empty: {why}")
+    if params.grammar is not None:
+        raise kccl.InvalidArgument(f"grammar is given, must be None: {why}")
+
+
 def check_room(ids: Sequence[int], room: int, config: ModelConfig, context: int) -> None:
-    """Compares a prompt's length with the room for it in a context.
+    """Checks that a prompt leaves enough room in a context.
 
     Raises:
-        InvalidArgument: It is longer.
+        InvalidArgument: The prompt is too long.
     """
     if len(ids) > room:
         most = config.longest_context
@@ -99,18 +134,36 @@ def params_of(
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
     ends: tuple[int, ...],
+    vocab_size: int,
 ) -> SamplingParams:
-    """The parameters of a request.
+    """Returns the parameters of a request.
 
     Args:
         params: All of them, or None.
         given: Some of them, by name.
-        defaults: The model's own, for those that are not given.
+        defaults: The model's own values of the other parameters.
         ends: The stop ids, unless `stop_ids` is given.
+        vocab_size: Ids with a bias must be below it.
 
     Raises:
         InvalidArgument: One is wrong, or there is no such parameter.
     """
+    found = _params_of(params, given, defaults, ends)
+    for number, _ in found.biases:
+        # This is checked here, because kernels add biases without checking the ids.
+        if not 0 <= number < vocab_size:
+            raise kccl.InvalidArgument(
+                f"logit_bias has id {number}, must have ids from 0 to {vocab_size - 1}"
+            )
+    return found
+
+
+def _params_of(
+    params: SamplingParams | None,
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    ends: tuple[int, ...],
+) -> SamplingParams:
     if params is None:
         unknown = given.keys() - SamplingParams.__dataclass_fields__.keys()
         if unknown:

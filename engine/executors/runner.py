@@ -1,8 +1,10 @@
 """Runs requests on an engine's ranks, one at a time, and knows what their KV caches hold."""
 
 import secrets
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +12,21 @@ from numpy.typing import NDArray
 import kccl
 
 from ..model.config import ModelConfig
-from ..model.executor import Executor, Token
+from ..model.drafts import OFF, Drafts
+from ..model.executor import Drafted, EndedElsewhere, Executor, Place, Token
+from ..model.grammar import Grammar
 from ..model.program import Program
 from ..model.sample import SamplingParams
 from ..model.variant import USUAL, Variant
-from .ranks import Ranks
+from ..text.matcher import Matcher
+from .cancellation import Cancellation
+from .constrained import Constrained
+from .prefixes import Prefixes
+from .ranks import Agreed, Ranks, Wanted
 from .requests import check_room, integer, prompt_ids
+from .shares import spread
 
-# A drawn seed has so few bits that a person can type it again.
+# A drawn seed has few bits, so that a person can type it again.
 _SEED_BITS = 32
 
 
@@ -27,9 +36,12 @@ class Runner:
     Attributes:
         ranks: The ranks.
         config: The model's configuration.
-        context: Most tokens of prompt and answer together.
+        context: The most tokens of prompt and answer together.
         params: How the newest request chooses its tokens, with the seed that was drawn for it.
-        cached: The ids whose keys and values the KV cache has.
+        num_cached: How many ids of the newest request the KV cache had.
+        drafts: How the requests from now on make drafts; the same on all ranks.
+        drafted: The drafts of the newest request.
+        prefixes: The sequences that the KV cache holds.
     """
 
     def __init__(
@@ -38,30 +50,33 @@ class Runner:
         config: ModelConfig,
         context: int,
         encode: Callable[[str], list[int]],
+        matcher: Callable[[Grammar], Matcher],
     ) -> None:
-        """Takes the ranks over; they are closed with the runner.
+        """Takes over the ranks. They are closed with the runner.
 
         Args:
             ranks, config, context: See the attributes.
-            encode: Makes text ids.
+            encode: Turns text into ids.
+            matcher: Follows a grammar.
         """
         self.ranks = ranks
         self.config = config
         self.context = context
         self.params = SamplingParams()
-        self.cached: list[int] = []
-        self._encode = encode
-        # Whether the cached requests overlap, and their reach: see Program.reach().
-        self._cached_by = (True, 0)
+        self.num_cached = 0
+        self.drafts: Drafts = OFF
+        self.drafted = Drafted()
+        self.prefixes = Prefixes(ranks.mine[0].num_slots)
+        self._encode, self._matcher = encode, matcher
         self._variant = USUAL
 
     @property
     def program(self) -> Program:
-        """The model's program."""
+        """Returns the model's program."""
         return self.ranks.mine[0].program
 
     def ids(self, prompt: str | Sequence[int], room: int = 0) -> list[int]:
-        """The ids of a prompt that leaves room for so many more.
+        """Returns the ids of a prompt that leaves room for so many more.
 
         Raises:
             InvalidArgument: The prompt is empty, too long, or has an id that does not exist.
@@ -71,68 +86,132 @@ class Runner:
         return ids
 
     def tokens(
-        self, ids: list[int], params: SamplingParams, *, overlaps: bool = True
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        *,
+        overlaps: bool = True,
+        cancellation: Cancellation | None = None,
+        waits: bool = False,
     ) -> Generator[Token, None, None]:
-        """Yields the tokens of an answer, each as soon as it is chosen. Closing the generator ends
-        the request.
+        """Yields the tokens of an answer, each as soon as its pass has chosen all of its own, among
+        which it spreads the pass's time (shares.py). Closing the generator ends the request.
 
         Args:
             ids: The prompt, from ids().
             params: How tokens are chosen.
             overlaps: As Executor.prepare() takes it.
+            cancellation: Another thread can end the request with it.
+            waits: Whether the request waits until another one has ended.
 
         Raises:
             InvalidArgument: The engine is closed or answers another request, or the ranks make
-                different ones.
+                different ones; or the grammar is too complex.
+            EndedElsewhere: The request was cancelled.
             kccl.Error: The logits are not finite; or a rank was lost.
         """
         length = min(len(ids) + params.max_tokens, self.context)
-        by = overlaps, self.program.reach(length, self.context)
-        # At least one id must run, for its logits. Keys that were rotated otherwise are of no use.
-        cached = min(_common_prefix(self.cached, ids), len(ids) - 1) if by == self._cached_by else 0
+        # Keys that were rotated with other frequencies cannot be used again.
+        kind = overlaps, self.program.reach(length, self.context)
         seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
-        what = f"generate {ids} {params} {overlaps}"
-        with self.ranks.request(what, cached, seed) as (start, seed):
+        what = f"generate {ids} {params} {overlaps} {self.drafts.of_all_ranks}"
+        with self._request(what, ids, kind, seed, waits=waits) as (place, seed):
             if params.temperature > 0:
                 params = replace(params, seed=seed)
-            self.params = params
-            self.cached, self._cached_by = [], by
+            self.params, self.num_cached = params, place.num_cached
+            self.drafted = drafted = Drafted()
             self._rotate(length)
             for each in self.ranks.mine:
                 each.prepare(params, overlaps=overlaps)
+            constrained = None
+            if params.grammar is not None:
+                matcher = self._matcher(params.grammar)
+                constrained = Constrained(self.ranks.mine, matcher, len(ids))
+                self.ranks.helped_by(constrained.thread)
             for each in self.ranks.mine:
-                each.start(ids, params, num_cached=start, overlaps=overlaps)
+                each.drafts = self.drafts
+                each.start(ids, params, place=place, overlaps=overlaps)
+            self.prefixes.keep(place, ids[: place.num_cached])
             generated: list[int] = []
-            try:
-                for token in self.ranks.mine[0].tokens():
-                    generated.append(token.id)
-                    yield token
-                    if token.end:
-                        break
-            finally:
-                # What another kernel adds to the cache may be wrong.
-                if self._variant != USUAL:
-                    self.cached = ids[:start]
-                # The last token has not run, or it ran and is forgotten.
-                elif generated:
-                    self.cached = [*ids, *generated[:-1]]
+            with (cancellation or Cancellation()).of(self._cancel):
+                tokens = constrained.tokens() if constrained else self.ranks.mine[0].tokens()
+                try:
+                    for token in spread(tokens):
+                        generated.append(token.id)
+                        drafted.count(token)
+                        yield token
+                        if token.end:
+                            break
+                finally:
+                    # The last token's keys and values are not kept, because it may not have run.
+                    # With another kernel nothing is kept, because its keys and values may be wrong.
+                    if generated and self._variant == USUAL:
+                        self.prefixes.keep(place, [*ids, *generated[:-1]])
 
     def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
-        """The logits after each token of a prompt: float32 [tokens, vocab_size]."""
+        """Returns the logits after each token of a prompt: float32 [tokens, vocab_size]."""
         ids = self.ids(prompt)
-        with self.ranks.request(f"logits {ids}"):
-            self.cached = []
+        (logits,) = self.scores(ids, len(ids))
+        return logits
+
+    def scores(
+        self,
+        ids: list[int],
+        at_once: int,
+        *,
+        cancellation: Cancellation | None = None,
+        waits: bool = False,
+    ) -> Generator[NDArray[np.float32], None, None]:
+        """Yields the logits after each token of a prompt, some tokens at a time: float32
+        [at most at_once, vocab_size].
+
+        Args:
+            ids: The prompt, from ids().
+            at_once: The most tokens whose logits are yielded at a time.
+            cancellation, waits: As in tokens(). The request ends between two pieces. All ranks pass
+                a cancellation, or none does, and only rank 0's counts.
+
+        Raises:
+            EndedElsewhere: The request was cancelled.
+            InvalidArgument, kccl.Error: As tokens().
+        """
+        kind = True, self.program.reach(len(ids), self.context)
+        # All ids run here, even those that the KV cache has.
+        with self._request(f"logits {ids} {at_once}", ids[:1], kind, waits=waits) as (place, _):
             self._rotate(len(ids))
-            out = np.empty((len(ids), self.config.vocab_size), np.float32)
-            for index, each in enumerate(self.ranks.mine):
-                each.start_scoring(ids, out, writes_shared=index == 0)
-            for each in self.ranks.mine:
-                each.wait()
-        return out
+            for first in range(0, len(ids), at_once):
+                if cancellation is not None and self.ranks.of_rank_0(cancellation.is_asked):
+                    raise EndedElsewhere
+                some = ids[: first + at_once]
+                place = Place(place.slot, place.slot, first)
+                out = np.empty((len(some) - first, self.config.vocab_size), np.float32)
+                for index, each in enumerate(self.ranks.mine):
+                    each.start_scoring(some, out, writes_shared=index == 0, place=place)
+                for each in self.ranks.mine:
+                    each.wait()
+                if self._variant == USUAL:
+                    self.prefixes.keep(place, some)
+                yield out
+
+    @contextmanager
+    def _request(
+        self, what: str, ids: list[int], kind: Hashable, seed: int = 0, *, waits: bool
+    ) -> Iterator[Agreed]:
+        """A context for a request that fills a slot of the KV cache. The slot counts as empty until
+        the request records what it holds.
+        """
+        find = partial(self.prefixes.find, ids, kind)
+        with self.ranks.request(Wanted(what, find, seed, waits)) as agreed:
+            self.prefixes.begin(agreed.place, kind)
+            yield agreed
+
+    def _cancel(self) -> None:
+        for each in self.ranks.mine:
+            each.cancel()
 
     def run_until(self, ids: Sequence[int], op_index: int) -> NDArray[np.float32]:
-        """An op's output for each id: float32 [lanes or residuals, len(ids), values], as the
-        reference has it.
+        """Returns an op's output for each id: float32 [lanes or residuals, len(ids), values], as
+        the reference has it.
 
         Raises:
             InvalidArgument: There is no such op; or the ranks are processes.
@@ -143,8 +222,8 @@ class Runner:
             raise kccl.InvalidArgument(f"op_index is {op_index}, must be below {len(ops)}")
         self.check_threads("run_until")
         op, ids = ops[op_index], self.ids(ids)
-        with self.ranks.request(f"op {op_index} {ids}"):
-            self.cached = []
+        with self.ranks.request(Wanted(f"op {op_index} {ids}")):
+            self.prefixes.forget()
             self._rotate(len(ids))
             out = np.empty((op.shape[0], len(ids), op.shape[1]), np.float32)
             for index, each in enumerate(self.ranks.mine):
@@ -170,16 +249,10 @@ class Runner:
             raise kccl.InvalidArgument(f"{what} needs ranks that are threads of one process")
 
     def _rotate(self, length: int) -> None:
-        """Makes this process's ranks rotate as a request of so many positions does."""
+        """Sets the rotations of this process's ranks for a request of so many positions."""
         for each in self.ranks.mine:
             each.rotations.choose(length)
 
     def close(self) -> None:
-        """Ends the request that runs, if one does, and the ranks. May be called again."""
+        """Ends the request that runs, if any, and closes the ranks. May be called again."""
         self.ranks.close()
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )

@@ -1,4 +1,4 @@
-"""The part of a request that needs a thread of its own, because it waits for kernels."""
+"""Runs the part of a request that needs a thread of its own, because it waits for kernels."""
 
 import math
 import threading
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 class Work:
-    """At most one piece of work at a time.
+    """Runs at most one piece of work at a time.
 
     Attributes:
-        seconds: What the last one took; NaN before the first.
-        has_failed: Whether it has ended with an error, which nobody has joined yet.
+        seconds: The seconds that the last piece took; NaN before the first.
+        has_failed: Whether the piece has failed, and nobody has joined it yet.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,9 @@ class Work:
         self._thread.start()
 
     def join(self) -> None:
-        """Waits for its end, if one was started, and raises what it raised."""
+        """Waits until the piece of work has ended, and raises its error. Returns at once if there
+        is none.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,16 +1,15 @@
-"""A model on disk, opened: its configuration, its tensors under one set of names, its tokenizer.
+"""Opens a model on disk: its configuration, its tensors under one set of names, its tokenizer.
 
-Opening reads headers only, and compares every shape with the configuration. A tensor is read when
-it is asked for, and is not kept.
+Opening reads headers, and the small tensors that say how a matrix is stored. It compares every
+shape with the configuration. A tensor is read when it is asked for, and is not kept.
 """
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,42 +17,41 @@ import kccl
 
 from ..base.closing import Closing
 from ..base.fields import shown
+from ..formats.base import Format, Plain, Stored
+from ..formats.float32 import FLOAT32
+from ..formats.table import DTYPES, IN_FILES, MULTIPLIED, ON_HOST
 from ..model.config import is_vector
 from ..text.tokenizer import Tokenizer
 from .gguf import GgufSource
 from .hf import FolderSource
-from .source import Source
+from .kept import expanded, kept_formats, op_of, shown_format
+from .rounded import is_rounded, rounded_formats, what_is_rounded
+from .source import CUT_AXIS, Source
 
-DTYPES: Mapping[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-"""What weights may be in memory."""
-# Bits of 16-bit floats: a mask of all but the sign, and the smallest magnitude that is infinite or
-# NaN.
-_MAGNITUDE = 0x7FFF
-_NOT_FINITE = {"bfloat16": 0x7F80, "float16": 0x7C00}
-_MOST_BFLOAT16 = float(np.array(0x7F7F, np.uint16).view(ml_dtypes.bfloat16))
-# Elements that are checked at a time, so that they are still in the cache.
-_CHUNK = 1 << 16
-# Elements of a matrix that are read at a time, where only some of its columns are wanted.
+# The number of elements of a matrix that are read at a time, where only some of its columns are
+# needed.
 _READ = 1 << 18
-# Axis of what is cut into lanes, where the file stores all lanes as one matrix or vector.
-CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
-CUT_AXIS |= dict.fromkeys(("bq", "bk", "bv", "b1", "b3"), 0)
 
 
 class Checkpoint(Closing):
-    """An opened model. A context manager.
+    """An opened model. It is a context manager.
 
     Attributes:
         config: The model's configuration.
         source: Its folder or file, for messages.
         stored: How the file stores the matrices: one or several of "BF16", "F16",
-            "F32" and GGUF's names.
-        dtype: What they are read in: "bfloat16" or "float16".
+            "F32", GGUF's names, and those of quantised folders' forms, as in "INT4".
+        dtype: The type to which matrices are converted: "bfloat16" or "float16".
+        formats: The format of the matrices of each kind of op, by the kind's name in ops.KINDS; of
+            those ops whose kind has several, by the op's name; and of those matrices that have
+            another one than the first of their op, by the matrix's name. It is that of `dtype`,
+            except where as_stored() keeps the file's format, or as_weights() rounds to another.
+        weights: What as_weights() rounds to; "" without it.
     """
 
     def __init__(self, source: Source) -> None:
-        """Checks all names and shapes. Weights that are all stored as F16 are read as they are, all
-        others in BF16.
+        """Checks all names and shapes. If all weights are stored as F16, they stay F16. Otherwise
+        all are read as BF16.
 
         Raises:
             kccl.Error: A tensor is missing, has another shape than the configuration says, or is
@@ -73,13 +71,20 @@ class Checkpoint(Closing):
                 f"{source.file_of(name)}: tensor {shown(name)} is not part of a "
                 f"{self.config.family} model that the engine knows"
             )
-        weights = [name for name in self._shapes if not is_vector(name)]
-        self.stored = tuple(sorted({source.dtypes[source.names[name]] for name in weights}))
+        self._stored = {
+            name: IN_FILES[source.dtypes[source.names[name]]]
+            for name in self._shapes
+            if not is_vector(name)
+        }
+        self.stored = tuple(sorted({shown_format(each) for each in self._stored.values()}))
         self.dtype = "float16" if self.stored == ("F16",) else "bfloat16"
+        self._keeps: Collection[str] = ()
+        self.weights = ""
+        self.formats = self._formats_of(self._stored, ())
 
     def as_dtype(self, dtype: str) -> "Checkpoint":
-        """Reads the same files with weights in another dtype, rounded to the nearest. What GGUF has
-        quantised is rounded to BF16 first.
+        """Reads the same files with weights in another dtype, rounded to the nearest. Weights that
+        a GGUF file has quantised are rounded to BF16 first.
 
         Raises:
             InvalidArgument: `dtype` is neither "bfloat16" nor "float16".
@@ -89,7 +94,106 @@ class Checkpoint(Closing):
             raise kccl.InvalidArgument(f"dtype is {dtype!r}, must be one of {names}")
         other = copy.copy(self)
         other.dtype = dtype
+        other._keeps = ()
+        other.weights = ""
+        other.formats = other._formats_of(self._stored, ())
         return other
+
+    def as_stored(self, multiplied: Collection[str] = MULTIPLIED) -> "Checkpoint":
+        """Reads the same files, and keeps the stored format of each op whose matrices have one
+        format that executors can multiply, and whose lanes have whole blocks. The other matrices
+        are converted to `dtype`. So are those of a kind of op with several formats, except formats
+        that only the host multiplies: the monokernel has one format for each kind. Queries, keys
+        and values may have several of those formats.
+
+        Args:
+            multiplied: The names of these formats.
+        """
+        other = copy.copy(self)
+        other._keeps, other.weights = multiplied, ""
+        other.formats = other._formats_of(self._stored, multiplied)
+        return other
+
+    def as_weights(self, weights: str) -> "Checkpoint":
+        """Reads the same files, and rounds the matrices of layers to fewer bits: a group of columns
+        has a scale, by which its largest number becomes the format's largest, and each weight is
+        rounded to the nearest. Groups have 128 columns, or fewer where a lane has no whole ones.
+        MXFP4 is rounded as its specification says. The embedding and the head stay in `dtype`.
+
+        Args:
+            weights: "fp8", "int8", "int4" or "mxfp4".
+
+        Raises:
+            InvalidArgument: There is no such format, the file has fewer bits already, or no lane
+                has whole groups.
+        """
+        rounded = rounded_formats(weights, self._stored, self._shapes, str(self.source))
+        other = copy.copy(self)
+        other._keeps, other.weights = (), weights
+        other.formats = other._formats_of(rounded, ON_HOST)
+        return other
+
+    def with_formats(self, formats: Mapping[str, Format]) -> "Checkpoint":
+        """Reads the same files in the formats of another checkpoint of them."""
+        other = copy.copy(self)
+        other.formats = dict(formats)
+        return other
+
+    @property
+    def rounded(self) -> tuple[str, ...]:
+        """Returns how the file stores those matrices that are given in another format, as in
+        `stored`.
+        """
+        return tuple(
+            sorted(
+                {
+                    shown_format(each)
+                    for name, each in self._stored.items()
+                    if self.format_of(name).in_files != each.in_files
+                    and not (self.weights and is_rounded(self.format_of(name), each))
+                }
+            )
+        )
+
+    @property
+    def fewer_bits(self) -> tuple[str, ...]:
+        """Returns sentences on what as_weights() rounds and what it leaves."""
+        if not self.weights:
+            return ()
+        in_file = [self._opened().names[name] for name in self._stored]
+        given = {name: self.format_of(name) for name in self._stored}
+        return what_is_rounded(self.weights, self._stored, given, self._shapes, in_file)
+
+    @property
+    def expanded(self) -> tuple[str, ...]:
+        """Returns sentences that say which blocks become numbers of 16 bits and why, where
+        as_stored() keeps formats of blocks; none elsewhere.
+        """
+        given = {name: self.format_of(name) for name in self._stored}
+        source = self._opened()
+        names = {name: source.main_of(source.names[name]) for name in self._stored}
+        return expanded(self._stored, given, self._shapes, names, self._keeps)
+
+    def _formats_of(
+        self, stored: Mapping[str, Format], keeps: Collection[str]
+    ) -> dict[str, Format]:
+        found = kept_formats(stored, self._shapes, DTYPES[self.dtype], keeps)
+        if self.config.is_tied:
+            # A tied embedding and head are one tensor, so they have one format.
+            found["head"] = found["embed"]
+        return found
+
+    def format_of(self, name: str) -> Format:
+        """Returns the format in which a tensor is given. A norm's weights and biases are FP32.
+
+        Raises:
+            InvalidArgument: There is no such tensor.
+        """
+        self._shape(name)
+        if is_vector(name):
+            return FLOAT32
+        layer, kind = op_of(name)
+        return self.formats.get(name) or self.formats.get(layer + kind) or self.formats[kind]
 
     def _check(self, source: Source, name: str, shape: tuple[int, ...]) -> None:
         in_file = source.names[name]
@@ -103,7 +207,7 @@ class Checkpoint(Closing):
             )
 
     def _shape_in_file(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that a tensor must have in the file."""
+        """Returns the shape that a tensor must have in the file."""
         if self._opened().is_stacked:
             is_cut_head = name == "head" and self.config.lm_head == "vocab_parallel"
             lanes = self.config.num_lanes
@@ -116,24 +220,30 @@ class Checkpoint(Closing):
         return tuple(matrix)
 
     def names(self) -> tuple[str, ...]:
-        """The names of all tensors, as ModelConfig.shapes() gives them."""
+        """Returns the names of all tensors, as ModelConfig.shapes() gives them."""
         return tuple(self._shapes)
 
     def tensor(self, name: str, lanes: range | None = None) -> NDArray[Any]:
+        """Reads a tensor, or some lanes of it, and converts it to numbers as Format.values()
+        does.
+        """
+        return self.read(name, lanes).values()
+
+    def read(self, name: str, lanes: range | None = None) -> Stored:
         """Reads a tensor, or some lanes of it.
 
         Args:
             name: One of names().
-            lanes: Of a matrix that is cut into lanes; None: the whole tensor.
+            lanes: The lanes to read of a matrix that is cut into lanes; None: the whole tensor.
 
         Returns:
-            An array of the shape that config.shapes() gives, lanes left out: a norm's weights and
-            biases in FP32, all others in `dtype`, to which what the file holds is rounded.
+            A tensor of the shape that config.shapes() gives, without the lanes that are not read.
+            Its format is format_of(); the file's numbers are rounded to it.
 
         Raises:
             InvalidArgument: There is no such tensor, or it has no such lanes.
             kccl.Error: The file cannot be read, or the tensor has a NaN, an infinity, or a weight
-                that `dtype` cannot hold.
+                that the format cannot hold.
         """
         shape = self._shape(name)
         in_file = self._opened().shapes[self._opened().names[name]]
@@ -142,76 +252,75 @@ class Checkpoint(Closing):
             lanes = range(shape[0]) if axis is not None else range(1)
         elif axis is None or not 0 <= lanes.start <= lanes.stop <= shape[0] or lanes.step != 1:
             raise kccl.InvalidArgument(f"{name} has no lanes {lanes} that can be read")
+        given = self.format_of(name)
+        *rows_of, columns = shape
+        words = given.words_of(columns)
         if axis is None:
-            return self._read(name, 0, in_file[0]).reshape(shape)
+            return Stored(given, self._read(name, 0, in_file[0]).reshape(*rows_of, words))
         if self._opened().is_stacked or axis == 0:
-            # Rows of the file's first axis in a lane.
+            # The rows of a lane along the file's first axis.
             each = in_file[0] // shape[0]
             read = self._read(name, lanes.start * each, lanes.stop * each)
-            return read.reshape(len(lanes), *shape[1:])
-        _, rows, columns = shape
-        found = np.empty((len(lanes), rows, columns), DTYPES[self.dtype])
+            return Stored(given, read.reshape(len(lanes), *rows_of[1:], words))
+        _, rows, _ = shape
+        found = np.empty((len(lanes), rows, words), given.word)
         at_once = max(1, _READ // in_file[1])
         for start in range(0, rows, at_once):
             stop = min(start + at_once, rows)
-            read = self._read(name, start, stop).reshape(stop - start, shape[0], columns)
+            read = self._read(name, start, stop).reshape(stop - start, shape[0], words)
             found[:, start:stop] = read[:, lanes.start : lanes.stop].transpose(1, 0, 2)
-        return found
+        return Stored(given, found)
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Reads some rows, and converts them to numbers as Format.values() does."""
+        return self.read_rows(name, start, stop).values()
+
+    def read_rows(self, name: str, start: int, stop: int) -> Stored:
         """Reads some rows of "embedding" or "head", which are too large to be read at once.
 
         Returns:
-            [stop - start, hidden] in `dtype`.
+            A tensor [stop - start, hidden] in the format of format_of().
 
         Raises:
             InvalidArgument: There are no such rows.
-            kccl.Error: As tensor().
+            kccl.Error: As read().
         """
         num_rows, columns = self._shape(name) if name in ("embedding", "head") else (0, 0)
         if not 0 <= start <= stop <= num_rows:
             raise kccl.InvalidArgument(f"{name} has no rows {start} to {stop} that can be read")
-        # Rows of an entry of the file's first axis: more than one if that is the lane.
+        # The rows of one entry of the file's first axis. If that axis is the lane, an entry has
+        # many rows.
         each = num_rows // self._opened().shapes[self._opened().names[name]][0]
-        first = start // each
-        read = self._read(name, first, -(-stop // each)).reshape(-1, columns)
-        return read[start - first * each : stop - first * each]
+        first, given = start // each, self.format_of(name)
+        read = self._read(name, first, -(-stop // each)).reshape(-1, given.words_of(columns))
+        return Stored(given, read[start - first * each : stop - first * each])
 
     def _read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        source = self._opened()
+        """Reads some entries of the file's first axis, in the format of format_of()."""
+        source, given = self._opened(), self.format_of(name)
         in_file = source.names[name]
-        read = source.read(in_file, start, stop)
-        # NaN, and values that the dtype cannot hold, are found below.
-        with np.errstate(all="ignore"):
-            dtype = np.float32 if is_vector(name) else DTYPES[self.dtype]
-            rounded = read.astype(dtype, copy=False)
-        if not self._is_finite(rounded):
-            told = self._why_not_finite(read.reshape(-1).astype(np.float32), rounded.reshape(-1))
+        stored = source.read(in_file, start, stop)
+        # NaN, and values that the format cannot hold, are found by the check below.
+        with np.errstate(invalid="ignore", over="ignore"):
+            rounded = stored.turned_into(given)
+        if not given.is_finite(rounded.words):
+            told = self._why_not_finite(stored, rounded)
             raise kccl.Error(f"{source.file_of(in_file)}: tensor {in_file} has {told}")
-        return rounded
+        return rounded.words
 
-    def _why_not_finite(self, read: NDArray[np.float32], rounded: NDArray[Any]) -> str:
-        """What a tensor has that is not finite: in its file, or when it is rounded."""
-        if not np.isfinite(read).all():
+    def _why_not_finite(self, stored: Stored, rounded: Stored) -> str:
+        """Returns which of a tensor's numbers is not finite, in its file or after rounding."""
+        with np.errstate(all="ignore"):
+            read = stored.values().astype(np.float32).reshape(-1)
+        if not np.isfinite(read).all() or not isinstance(rounded.format, Plain):
             return "a weight that is NaN or infinite"
-        value = float(read[~np.isfinite(rounded.astype(np.float32))][0])
-        if self.dtype == "float16":
-            most = "65504, the largest of float16: read it with dtype 'bfloat16'"
+        value = float(read[~np.isfinite(rounded.to_float32().reshape(-1))][0])
+        most, name = rounded.format.most, rounded.format.name
+        if name == "float16":
+            told = f"{most:g}, the largest of float16: read it with dtype 'bfloat16'"
         else:
-            most = f"{_MOST_BFLOAT16:.3g}, the largest of bfloat16, and no other dtype holds more"
-        return f"a weight beyond {most}; it is {value:.5g}"
-
-    def _is_finite(self, values: NDArray[Any]) -> bool:
-        flat = values.reshape(-1)
-        if values.dtype == np.float32:
-            return bool(np.isfinite(flat).all())
-        bits, not_finite = flat.view(np.uint16), _NOT_FINITE[self.dtype]
-        magnitudes = np.empty(_CHUNK, np.uint16)
-        for start in range(0, bits.size, _CHUNK):
-            chunk = bits[start : start + _CHUNK]
-            if np.bitwise_and(chunk, _MAGNITUDE, out=magnitudes[: chunk.size]).max() >= not_finite:
-                return False
-        return True
+            told = f"{most:.3g}, the largest of {name}, and no other dtype holds more"
+        return f"a weight beyond {told}; it is {value:.5g}"
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._shapes:
@@ -219,17 +328,22 @@ class Checkpoint(Closing):
         return self._shapes[name]
 
     @property
+    def notices(self) -> tuple[str, ...]:
+        """Returns Source.notices."""
+        return self._opened().notices
+
+    @property
     def has_tokenizer(self) -> bool:
-        """Whether there is a tokenizer beside the weights, damaged or not."""
+        """Tells whether there is a tokenizer beside the weights. It may be damaged."""
         return self._opened().has_tokenizer
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of address space, which the largest file takes while a tensor is read."""
+        """Returns the address space in bytes that the largest file takes while a tensor is read."""
         return self._opened().mapped_bytes
 
     def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a text, where the files say so without their tokenizer.
+        """Returns the ids that end a text, where the files name them outside their tokenizer.
 
         Raises:
             kccl.Error: They are no ids of the vocabulary.
@@ -237,7 +351,7 @@ class Checkpoint(Closing):
         return self._opened().end_ids()
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer beside the weights. It is read once.
+        """Returns the tokenizer beside the weights. It is read once.
 
         Raises:
             kccl.Error: There is none, it cannot be read, or texts become ids that the embedding
@@ -266,12 +380,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises:
         kccl.Error: It cannot be read, it is damaged, or it holds a model that the engine does not
-            know. Names the file, and the tensor or field.
+            know. The text names the file, and the tensor or field.
     """
     path = Path(path)
     if not os.path.exists(path):
         raise kccl.Error(f"{path} does not exist")
-    # To open a pipe would wait for who writes to it.
+    # A pipe is refused: opening one would wait for its writer.
     if not os.path.isdir(path) and not os.path.isfile(path):
         raise kccl.Error(f"{path} is neither a folder nor a file")
     source: Source = FolderSource(path) if os.path.isdir(path) else GgufSource(path)

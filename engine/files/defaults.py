@@ -1,5 +1,5 @@
-"""How a model's folder asks to be sampled: generation_config.json, or config.json where there is
-none, as transformers reads them.
+"""Reads how a model's folder asks to be sampled: generation_config.json, or else config.json, as
+transformers reads them.
 """
 
 from pathlib import Path
@@ -12,9 +12,10 @@ from ..model.sample import SamplingParams
 
 FILE = "generation_config.json"
 _OLDER = "config.json"
-# transformers' own values, where the file asks for sampling and does not give them.
+# The values that transformers uses if the file asks for sampling and does not give them.
 _TEMPERATURE, _TOP_K = 1.0, 50
-# Fields that choose other tokens, which the engine has not -> the values with which they do not.
+# Fields of other ways to choose tokens, which the engine does not have, and the values with which
+# they change nothing.
 _UNKNOWN: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "typical_p": (1.0,),
@@ -40,12 +41,13 @@ _UNKNOWN: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (),
     "max_time": (),
 }
-# Lengths of answers -> transformers' own values. The caller's max_tokens counts, or its default.
+# Fields that bound the answer's length, and transformers' own values. The engine ignores them: the
+# caller's max_tokens counts, or its default.
 _LENGTHS: dict[str, tuple[Any, ...]] = {"max_new_tokens": (), "max_length": (20,)}
 
 
 def read_defaults(source: Path) -> tuple[dict[str, Any], list[str]]:
-    """What generation_config.json beside the weights says; config.json where there is none.
+    """Returns what generation_config.json beside the weights says; config.json if there is none.
 
     Without `do_sample: true` the likeliest token is taken, whatever the temperature in the file;
     its filters then are for callers who give a temperature.

@@ -1,25 +1,29 @@
-"""Models in GGUF files: the configuration from the metadata, quantised tensors in BF16."""
+"""Reads models in GGUF files: the configuration from the metadata, and tensors as they are
+stored.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import kccl
 
 from ..base.fields import Fields
-from ..model.config import FAMILIES, ModelConfig, lanes_for
-from ..model.ops import BIASES
+from ..formats.base import Stored
+from ..formats.mxfp4 import MXFP4
+from ..model.config import ModelConfig, lanes_for
+from ..model.ops import BIASES, KINDS
 from ..text.tokenizer import Tokenizer
+from .gguf_experts import MIXTURES, OF_EXPERT, experts, parts_of, read_part
 from .gguf_parts import GgufParts
 from .gguf_rope import ROPE_TABLES, read_rope
 from .gguf_switches import check_switches, check_type
 from .source import Source, layer_names
 
-# Mistral's files have the architecture llama, too.
-_FAMILIES = ("llama", "qwen2", "qwen3")
-# Fields of ModelConfig, and the keys of the metadata behind the family's name.
+# ModelConfig's family of each architecture. Mistral's files also call theirs "llama".
+_FAMILIES: dict[str, Any] = {family: family for family in ("llama", "qwen2", "qwen3")} | MIXTURES
+# Fields of ModelConfig, and their keys in the metadata without the family's name.
 _KEYS = {
     "num_layers": "block_count",
     "hidden": "embedding_length",
@@ -56,7 +60,17 @@ LAYER_NAMES = {
     "b2": "blk.{}.ffn_down.bias",
     "attention_norm": "blk.{}.attn_norm.weight",
     "ffn_norm": "blk.{}.ffn_norm.weight",
+    "sinks": "blk.{}.attn_sinks.weight",
+    "router": "blk.{}.ffn_gate_inp.weight",
+    "router_bias": "blk.{}.ffn_gate_inp.bias",
+    "experts.w1": f"blk.{{}}.ffn_gate_exps.weight{OF_EXPERT}{{}}",
+    "experts.w3": f"blk.{{}}.ffn_up_exps.weight{OF_EXPERT}{{}}",
+    "experts.w2": f"blk.{{}}.ffn_down_exps.weight{OF_EXPERT}{{}}",
+    "experts.b1": f"blk.{{}}.ffn_gate_exps.bias{OF_EXPERT}{{}}",
+    "experts.b3": f"blk.{{}}.ffn_up_exps.bias{OF_EXPERT}{{}}",
+    "experts.b2": f"blk.{{}}.ffn_down_exps.bias{OF_EXPERT}{{}}",
 }
+_GPT_OSS_LAYER = LAYER_NAMES | {"ffn_norm": "blk.{}.post_attention_norm.weight"}
 
 
 class GgufSource(Source):
@@ -75,7 +89,10 @@ class GgufSource(Source):
             self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
             self.dtypes = {name: tensor.quantisation for name, tensor in tensors.items()}
             self.config = self._read_config()
-            self.names = layer_names(self.config, WHOLE_NAMES, LAYER_NAMES)
+            is_gpt_oss = self.config.family == "gpt_oss"
+            per_layer = _GPT_OSS_LAYER if is_gpt_oss else LAYER_NAMES
+            self.names = layer_names(self.config, WHOLE_NAMES, per_layer)
+            self._parts = parts_of(self.config, self.names, self._file)
         except BaseException:
             self.close()
             raise
@@ -83,6 +100,10 @@ class GgufSource(Source):
 
         self.has_tokenizer = has_tokenizer(self._file.metadata)
         self.ignored = ROPE_TABLES & self.shapes.keys()
+        holders = {part.tensor for part in self._parts.values()}
+        self.ignored |= holders
+        self.shapes |= {name: part.shape for name, part in self._parts.items()}
+        self.dtypes |= {name: self.dtypes[part.tensor] for name, part in self._parts.items()}
 
     def _read_config(self) -> ModelConfig:
         fields = Fields(self.path, self._file.metadata)
@@ -90,11 +111,12 @@ class GgufSource(Source):
         family = fields.text("general.architecture")
         if family not in _FAMILIES:
             raise fields.wrong("general.architecture", f"one of {', '.join(_FAMILIES)}")
-        check_switches(fields, family)
+        is_mixture = family in MIXTURES
+        check_switches(fields, family, ("expert_count", "expert_used_count") * is_mixture)
         context = fields.integer(f"{family}.{_KEYS['context']}")
-        # llama.cpp ignores it in these architectures, transformers does not.
+        # llama.cpp ignores it in these architectures, but transformers does not.
         window = f"{family}.attention.sliding_window"
-        if 0 < fields.integer(window, default=0) < context:
+        if family != "gpt-oss" and 0 < fields.integer(window, default=0) < context:
             raise fields.wrong(
                 window,
                 f"absent or at least the context, {context}: the file does not say which layers "
@@ -103,6 +125,8 @@ class GgufSource(Source):
         if WHOLE_NAMES["embedding"] not in self.shapes:
             raise kccl.Error(f"{self.path}: tensor {WHOLE_NAMES['embedding']} is missing")
         names = {own: f"{family}.{key}" for own, key in _KEYS.items()}
+        if is_mixture:
+            names["ffn"] = f"{family}.expert_feed_forward_length"
         hidden = fields.integer(names["hidden"])
         num_heads = self._of_all_layers(fields, names["num_heads"])
         num_kv_heads = self._of_all_layers(fields, names["num_kv_heads"], default=num_heads)
@@ -114,11 +138,13 @@ class GgufSource(Source):
             if fields.integer(f"{family}.{name}", default=head_dim) != head_dim:
                 raise fields.wrong(f"{family}.{name}", f"the head's size, {head_dim}")
         context = fields.integer(names["context"])
+        num_layers = fields.integer(names["num_layers"])
+        block = MXFP4.block if family == "gpt-oss" else 1
         try:
             return ModelConfig(
-                family=FAMILIES[FAMILIES.index(family)],
-                num_layers=fields.integer(names["num_layers"]),
-                num_lanes=lanes_for(num_heads, num_kv_heads, ffn),
+                family=_FAMILIES[family],
+                num_layers=num_layers,
+                num_lanes=lanes_for(num_heads, num_kv_heads, ffn, block),
                 hidden=hidden,
                 ffn=ffn,
                 num_heads=num_heads,
@@ -132,21 +158,25 @@ class GgufSource(Source):
                 rope=read_rope(self._file, fields, family, context, head_dim),
                 attention_scale=fields.number(names["attention_scale"], default=0.0),
                 is_tied=WHOLE_NAMES["head"] not in self.shapes,
-                has_qk_norm=family == "qwen3",
-                # If one layer has them, all must have them: a missing one is named.
+                has_qk_norm=family in ("qwen3", "qwen3moe"),
+                # If one layer has biases, all layers must have them, and the error names the
+                # missing one.
                 biases=tuple(
                     kind
                     for kind in BIASES
-                    if self._holds(BIASES[kind]) or (kind == "qkv" and family == "qwen2")
+                    if self._has_biases(kind) or (kind == "qkv" and family == "qwen2")
                 ),
+                **experts(fields, family, num_layers),
                 names=names,
             )
         except kccl.InvalidArgument as error:
             raise kccl.Error(f"{self.path}: {error}") from error
 
-    def _holds(self, names: tuple[str, ...]) -> bool:
-        """Whether the file has one of these tensors of any layer."""
-        forms = [LAYER_NAMES[name].partition("{}") for name in names]
+    def _has_biases(self, kind: str) -> bool:
+        """Tells whether the file has one of an op's biases in any layer."""
+        of_experts = "experts." if KINDS[kind].has_experts else ""
+        names = (LAYER_NAMES[of_experts + name] for name in BIASES[kind])
+        forms = [name.partition(OF_EXPERT)[0].partition("{}") for name in names]
         return any(
             held.startswith(begin) and held.endswith(end)
             for held in self.shapes
@@ -154,7 +184,9 @@ class GgufSource(Source):
         )
 
     def _of_all_layers(self, fields: Fields, name: str, default: int | None = None) -> int:
-        """A field, at least 1, that some files give once for each layer."""
+        """Returns an integer field of at least 1. Some files give such a field once for each
+        layer.
+        """
         value = fields.value(name)
         if not isinstance(value, np.ndarray):
             return fields.integer(name, default=default, least=1)
@@ -165,9 +197,14 @@ class GgufSource(Source):
         return int(value[0])
 
     def file_of(self, name: str) -> Path:
-        return self._file.file_of(name)
+        return self._file.file_of(self.main_of(name))
 
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+    def main_of(self, name: str) -> str:
+        return self._parts[name].tensor if name in self._parts else name
+
+    def read(self, name: str, start: int, stop: int) -> Stored:
+        if name in self._parts:
+            return read_part(self._file, self._parts[name], start, stop)
         return self._file.read(name, start, stop)
 
     def tokenizer(self) -> Tokenizer:

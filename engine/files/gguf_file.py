@@ -1,8 +1,8 @@
-"""The layout of a GGUF file: metadata, and where each tensor lies.
+"""Reads the layout of a GGUF file: metadata, and the place of each tensor.
 
-Types, block sizes and dequantisers are those of the `gguf` package. Its reader is not used: it
-follows whatever length a file gives, so a damaged one fills the memory, and it takes seconds for
-an ordinary vocabulary. Here every length is compared with the file's size before it is used.
+The numbers of types are those of the `gguf` package. Its reader is not used: it follows whatever
+length a file gives, so a damaged one fills the memory, and it takes seconds for an ordinary
+vocabulary. Here every length is compared with the file's size before it is used.
 """
 
 import math
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,18 +21,17 @@ import kccl
 from ..base.extras import library
 from ..base.fields import one_line, shown, unmapped
 from ..base.lookalikes import lookalike
+from ..formats.base import Stored
+from ..formats.table import OF_GGUF
 
-QUANTISATIONS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
-# Elements that are dequantised at a time: their FP32 copy stays small.
-_CHUNK = 1 << 20
-# The types of values: code -> layout.
+# The types of values: their code and their layout.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS |= {12: "d"}
 _STRING, _ARRAY = 8, 9
-# Arrays within arrays.
+# The greatest depth of arrays within arrays.
 _MAX_DEPTH = 8
 
 
@@ -49,7 +47,7 @@ class Tensor:
 
 
 class _Cursor:
-    """Reads values one after the other, and never past the end."""
+    """Reads values one after the other, and never reads past the end of the file."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path = path
@@ -62,7 +60,7 @@ class _Cursor:
         return self._content[self.offset - num_bytes : self.offset]
 
     def need(self, num_bytes: int, what: str) -> None:
-        """Raises if fewer bytes follow."""
+        """Raises kccl.Error if fewer bytes follow."""
         if num_bytes > len(self._content) - self.offset:
             raise kccl.Error(
                 f"{self.path} is truncated or damaged: {what} needs {num_bytes} bytes at offset "
@@ -73,15 +71,15 @@ class _Cursor:
         return struct.unpack(f"<{layout}", self.take(struct.calcsize(f"<{layout}"), what))[0]
 
     def name(self, what: str) -> str:
-        """A string that must be UTF-8."""
+        """Returns a string that must be UTF-8."""
         try:
             return self._string(what).decode()
         except UnicodeDecodeError as error:
             raise kccl.Error(f"{self.path}: {what} is not UTF-8: {one_line(error)}") from error
 
     def text(self, what: str) -> str:
-        """A value. Bytes that are no UTF-8 stay, as surrogates: it may be one that nobody asks
-        for.
+        """Returns a string. Bytes that are not UTF-8 become surrogates, because nobody may ever ask
+        for this value.
         """
         return self._string(what).decode(errors="surrogateescape")
 
@@ -89,8 +87,8 @@ class _Cursor:
         return self.take(self.scalar("Q", what), what)
 
     def value(self, kind: int, what: str) -> Any:
-        """A value of a type: a number, a string, an array of numbers, a list of strings or a list
-        of arrays.
+        """Returns a value of a type: a number, a string, an array of numbers, a list of strings or
+        a list of arrays.
         """
         if kind == _STRING:
             return self.text(what)
@@ -102,7 +100,7 @@ class _Cursor:
 
     def array(self, what: str, depth: int = 1) -> Any:
         kind, length = self.scalar("I", what), self.scalar("Q", what)
-        # Some writers give an empty array a type that says nothing.
+        # Some writers give an empty array a type without meaning.
         if length == 0:
             return [] if kind not in _SCALARS else np.empty(0, _dtype(kind))
         if kind == _STRING:
@@ -137,7 +135,7 @@ class GgufFile:
         """Reads the header.
 
         Raises:
-            kccl.Error: It is no GGUF file, or it is damaged. Names the key or the tensor.
+            kccl.Error: It is no GGUF file, or it is damaged. The text names the key or the tensor.
         """
         self.path = path
         try:
@@ -176,7 +174,7 @@ class GgufFile:
         num_tensors = cursor.scalar("Q", "the number of tensors")
         num_values = cursor.scalar("Q", "the number of metadata values")
         self.metadata: dict[str, Any] = {}
-        # Each takes at least its key's length, its type and a byte.
+        # Each entry takes at least its key's length, its type and a byte.
         cursor.need(num_values * 13, f"{num_values} metadata values")
         for _ in range(num_values):
             key = cursor.name("a metadata key")
@@ -187,7 +185,7 @@ class GgufFile:
         self._read_tensors(cursor, num_tensors)
 
     def _read_tensors(self, cursor: _Cursor, num_tensors: int) -> None:
-        # Each takes at least its name's length, its number of axes, its type and its offset.
+        # Each tensor takes at least its name's length, its number of axes, its type and its offset.
         cursor.need(num_tensors * 24, f"{num_tensors} tensors")
         found = [self._read_tensor(cursor) for _ in range(num_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
@@ -230,52 +228,48 @@ class GgufFile:
             quantisation = constants.GGMLQuantizationType(code)
         except ValueError:
             raise kccl.Error(f"{self.path}: {what} has the unknown quantisation {code}") from None
-        if quantisation.name not in QUANTISATIONS:
+        if quantisation.name not in OF_GGUF:
             raise kccl.Error(
                 f"{self.path}: {what} has quantisation {quantisation.name}, must be one of "
-                f"{', '.join(QUANTISATIONS)}"
+                f"{', '.join(OF_GGUF)}"
             )
-        block, block_bytes = constants.GGML_QUANT_SIZES[quantisation]
+        stored_in = OF_GGUF[quantisation.name]
+        block = stored_in.block
         if shape[-1] % block or not all(shape):
             raise kccl.Error(
                 f"{self.path}: {what} has shape {list(shape)}, whose last axis must be a positive "
                 f"multiple of {block} for {quantisation.name}"
             )
-        num_bytes = math.prod(shape) // block * block_bytes
+        num_bytes = stored_in.bytes_of(math.prod(shape))
         return Tensor(name, quantisation.name, shape, offset, num_bytes)
 
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Entries start to stop - 1 of a tensor's first axis, as a new array.
-
-        Returns:
-            FP32 and FP16 as they are; all else in BF16, rounded from FP32.
+    def read(self, name: str, start: int, stop: int) -> Stored:
+        """Returns the entries from start to stop - 1 of a tensor's first axis, as they are stored,
+        in new memory.
 
         Raises:
             kccl.Error: The file cannot be read.
         """
         tensor = self.tensors[name]
         each_bytes = tensor.num_bytes // tensor.shape[0]
-        shape = (stop - start, *tensor.shape[1:])
-        plain = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-        offset = tensor.offset + start * each_bytes
-        if tensor.quantisation in plain:
-            raw = self._bytes(tensor, offset, (stop - start) * each_bytes)
-            whole: NDArray[Any] = raw.view(plain[tensor.quantisation])
-            return whole.reshape(shape)
-        gguf = library("gguf")
-        quantisation = gguf.GGMLQuantizationType[tensor.quantisation]
-        block, block_bytes = gguf.GGML_QUANT_SIZES[quantisation]
-        values = np.empty(math.prod(shape), ml_dtypes.bfloat16)
-        chunk = _CHUNK // block * block
-        for first in range(0, values.size, chunk):
-            size = min(chunk, values.size - first)
-            raw = self._bytes(
-                tensor, offset + first // block * block_bytes, size // block * block_bytes
-            )
-            # A damaged scale may be NaN or too large for BF16: who reads the values checks them.
-            with np.errstate(all="ignore"):
-                values[first : first + size] = gguf.quants.dequantize(raw, quantisation)
-        return values.reshape(shape)
+        offset, num_bytes = tensor.offset + start * each_bytes, (stop - start) * each_bytes
+        stored_in = OF_GGUF[tensor.quantisation]
+        words = self._bytes(tensor, offset, num_bytes).view(stored_in.word)
+        rows = (stop - start, *tensor.shape[1:-1]) if len(tensor.shape) > 1 else ()
+        return Stored(stored_in, words.reshape(*rows, -1))
+
+    def read_rows(self, name: str, start: int, stop: int) -> Stored:
+        """Returns the rows from start to stop - 1 of a tensor, counted over all axes but the last,
+        as they are stored, in new memory.
+
+        Raises:
+            kccl.Error: The file cannot be read.
+        """
+        tensor = self.tensors[name]
+        row_bytes = tensor.num_bytes // math.prod(tensor.shape[:-1])
+        stored_in, num_bytes = OF_GGUF[tensor.quantisation], (stop - start) * row_bytes
+        words = self._bytes(tensor, tensor.offset + start * row_bytes, num_bytes)
+        return Stored(stored_in, words.view(stored_in.word).reshape(stop - start, -1))
 
     def _bytes(self, tensor: Tensor, offset: int, num_bytes: int) -> NDArray[np.uint8]:
         raw = np.empty(num_bytes, np.uint8)

@@ -1,25 +1,23 @@
-"""A model in one GGUF file, or in several: NAME-00001-of-00002.gguf and so on."""
+"""Reads a model in one GGUF file, or in several: NAME-00001-of-00002.gguf and so on."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 import kccl
 
+from ..formats.base import Stored
 from .gguf_file import GgufFile, Tensor
 
 _NAME = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _NUM_TENSORS = "split.tensors.count"
-# A damaged file may give any number.
+# The most parts that are believed. A damaged file may give any number.
 _MAX_PARTS = 99_999
 _MAX_TENSORS = 2**31 - 1
 
 
 class GgufParts:
-    """All parts of a model.
+    """All parts of a model in GGUF files.
 
     Attributes:
         path: The first part, which has the metadata.
@@ -28,7 +26,7 @@ class GgufParts:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens a file, and the other parts if it is one of several. Any part may be given.
+        """Opens a file, and the other parts if the model has several. Any part may be given.
 
         Raises:
             kccl.Error: A part is missing or damaged, or it is a part of something else.
@@ -79,12 +77,16 @@ class GgufParts:
             )
 
     def file_of(self, name: str) -> Path:
-        """The part that holds a tensor; the first where none does."""
+        """Returns the part that holds a tensor; the first part if none does."""
         return self._holders.get(name, self._files[0]).path
 
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """As GgufFile.read()."""
+    def read(self, name: str, start: int, stop: int) -> Stored:
+        """Does what GgufFile.read() does."""
         return self._holders[name].read(name, start, stop)
+
+    def read_rows(self, name: str, start: int, stop: int) -> Stored:
+        """Does what GgufFile.read_rows() does."""
+        return self._holders[name].read_rows(name, start, stop)
 
     def close(self) -> None:
         """Closes all parts. May be called again."""
@@ -101,7 +103,7 @@ def _number(file: GgufFile, key: str, default: int) -> int:
 
 
 def _paths(path: Path, number: int, count: int) -> Sequence[Path]:
-    """Where all parts lie, by the name of one."""
+    """Returns the paths of all parts, from the name of one part."""
     told = f"{path} is part {number + 1} of {count}"
     found = _NAME.fullmatch(path.name)
     if found is None or (int(found["number"]), int(found["count"])) != (number + 1, count):

@@ -1,4 +1,4 @@
-"""RoPE from a GGUF file's metadata and tensors, as llama.cpp turns with them."""
+"""Reads RoPE from a GGUF file's metadata and tensors, as llama.cpp does."""
 
 import math
 
@@ -14,12 +14,13 @@ _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_TABLES = frozenset({_FREQS, _SHORT, _LONG})
 """Tensors that divide frequencies."""
 _KINDS = ("none", "linear", "yarn", "longrope")
-# The ramp of YaRN begins at the first pair or behind it only for contexts above 2 pi.
+# For contexts of at most 2 pi, YaRN's ramp would begin before the first pair.
 _LEAST_YARN = 7
-# Keys behind "rope." that are read, or change nothing.
+# Keys behind "rope." that are read, and keys that change nothing.
 _READ = {"dimension_count", "freq_base", "scale_linear", "scaling.type", "scaling.factor"}
 _READ |= {"scaling.attn_factor", "scaling.original_context_length", "scaling.finetuned"}
-# Keys that llama.cpp reads for other architectures only, and the values that change nothing.
+# Keys that llama.cpp reads only for other architectures, and the values with which they change
+# nothing.
 _USUAL: dict[str, tuple[float, ...]] = {
     "scaling.alpha": (0.0,),
     "scaling.yarn_log_multiplier": (0.0,),
@@ -29,18 +30,18 @@ _USUAL: dict[str, tuple[float, ...]] = {
 
 
 def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_dim: int) -> Rope:
-    """The RoPE of a model.
+    """Returns the RoPE of a model.
 
     Args:
-        file: Its tensors.
-        fields: Its metadata.
+        file: The file, which has the tensors.
+        fields: The file's metadata.
         family: The architecture.
         context: The model's context length.
         head_dim: Elements of a head.
 
     Raises:
-        kccl.Error: It is none that the engine knows. Names the key or the tensor.
-        InvalidArgument: Its numbers do not suit each other.
+        kccl.Error: The engine does not know such a RoPE. The text names the key or the tensor.
+        InvalidArgument: The numbers contradict each other.
     """
     prefix = f"{family}.rope."
     kind = fields.text(f"{prefix}scaling.type", default="linear")
@@ -75,12 +76,13 @@ def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_d
                 f"{fields.path}: the original context of RoPE scaling 'yarn' is {original}, must "
                 f"be at least {_LEAST_YARN}"
             )
-        parts.append(YarnScaling(factor, original))
+        # gpt-oss was trained with a ramp whose ends are not rounded, which no key says.
+        parts.append(YarnScaling(factor, original, truncate=family != "gpt-oss"))
     elif factor != 1:
         parts.append(LinearScaling(factor))
     return Rope(
         theta=fields.positive(f"{prefix}freq_base", default=10_000.0),
-        # Files of Llama have the rows of wq and wk permuted for pairs (2i, 2i+1).
+        # In files of Llama models the rows of wq and wk are permuted for the pairs (2i, 2i+1).
         is_interleaved=family == "llama",
         scaling=parts[0] if len(parts) == 1 else ChainedScaling(tuple(parts)) if parts else None,
         attention_factor=attention_factor
@@ -89,7 +91,9 @@ def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_d
 
 
 def _factor(fields: Fields, prefix: str) -> float:
-    """What frequencies are divided by. The old key counts only without the new one, and 0 is 1."""
+    """Returns the divisor of the frequencies. The old key counts only without the new one, and 0
+    means 1.
+    """
     name = f"{prefix}scaling.factor"
     if name not in fields:
         name = f"{prefix}scale_linear"
@@ -107,7 +111,7 @@ def _check_tables(file: GgufParts, fields: Fields, kind: str) -> None:
 
 
 def _table(file: GgufParts, fields: Fields, name: str, head_dim: int) -> tuple[float, ...]:
-    """A tensor's factors, one for each pair."""
+    """Returns a tensor's factors, one for each pair."""
     if name not in file.tensors:
         raise kccl.Error(f"{fields.path}: tensor {name} is missing")
     shape, wanted = file.tensors[name].shape, (head_dim // 2,)
@@ -116,7 +120,7 @@ def _table(file: GgufParts, fields: Fields, name: str, head_dim: int) -> tuple[f
             f"{fields.path}: tensor {name} has shape {list(shape)}, must have {list(wanted)} by "
             "the model's configuration"
         )
-    factors = tuple(float(factor) for factor in file.read(name, 0, shape[0]))
+    factors = tuple(float(factor) for factor in file.read(name, 0, shape[0]).to_float32())
     try:
         return TableScaling(factors).factors
     except kccl.InvalidArgument as error:

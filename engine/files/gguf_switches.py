@@ -1,10 +1,12 @@
-"""Keys of a GGUF file that would change an ordinary model's logits, and the values with which they
-do not. Others are refused by name.
+"""Refuses GGUF files with settings that the engine does not follow. The table has the keys that
+would change a model's logits, and the values with which they do not.
 """
+
+from collections.abc import Collection
 
 from ..base.fields import Fields
 
-# Kinds of files that are no model, and what to do with them.
+# Kinds of files that are no model, and what the user can do with them.
 _OTHER_TYPES = {
     "adapter": "a LoRA adapter; merge it into its base (llama-export-lora)",
     "mmproj": "a projector of images; give the model's own file",
@@ -13,12 +15,19 @@ _OTHER_TYPES = {
 }
 _ZERO = (0,)
 _FACTOR = (0, 1)
+# The rules of llama.cpp's mixtures are numbers: 1 is softmax over all experts, 3 over the chosen.
+_SOFTMAX = (0, 1, 3)
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), _FACTOR),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _ZERO),
     **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias"), _ZERO),
     **dict.fromkeys(("attention.temperature_scale", "attention.temperature_length"), _ZERO),
     **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count"), _ZERO),
+    **dict.fromkeys(("expert_group_count", "expert_group_used_count"), _FACTOR),
+    **dict.fromkeys(("leading_dense_block_count",), _ZERO),
+    "expert_weights_scale": _FACTOR,
+    "expert_gating_func": _SOFTMAX,
+    "interleave_moe_layer_step": _FACTOR,
     **dict.fromkeys(("use_parallel_residual", "swin_norm"), (False,)),
     "attention.causal": (True,),
 }
@@ -28,7 +37,7 @@ def check_type(fields: Fields) -> None:
     """Refuses a file that is no model.
 
     Raises:
-        kccl.Error: It is something else. Names the file and the key.
+        kccl.Error: It is something else. The text names the file and the key.
     """
     kind = fields.text("general.type", default="model")
     if kind != "model":
@@ -36,18 +45,27 @@ def check_type(fields: Fields) -> None:
         raise fields.wrong("general.type", f"'model': the file is {told}")
 
 
-def check_switches(fields: Fields, family: str) -> None:
+def check_switches(fields: Fields, family: str, read: Collection[str] = ()) -> None:
     """Refuses values that would change the logits.
 
+    Args:
+        fields: The file's metadata.
+        family: The architecture.
+        read: Keys that the architecture has, without its name.
+
     Raises:
-        kccl.Error: There is one. Names the file and the key.
+        kccl.Error: There is one. The text names the file and the key.
     """
     for key, neutral in _NEUTRAL.items():
         name = f"{family}.{key}"
-        if name in fields and not any(
-            # True is 1 in Python.
-            fields.value(name) == each and _is_bool(fields.value(name)) is _is_bool(each)
-            for each in neutral
+        if (
+            key not in read
+            and name in fields
+            and not any(
+                # True is 1 in Python.
+                fields.value(name) == each and _is_bool(fields.value(name)) is _is_bool(each)
+                for each in neutral
+            )
         ):
             raise fields.wrong(name, " or ".join(map(str, ("absent", *neutral))))
 

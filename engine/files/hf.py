@@ -1,4 +1,4 @@
-"""Models in Hugging Face's folder layout: config.json, safetensors, tokenizer.json."""
+"""Reads models in Hugging Face's folder layout: config.json, safetensors, tokenizer.json."""
 
 import math
 from collections.abc import Mapping
@@ -9,19 +9,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import kccl
-
-from ..base.extras import library
-from ..base.fields import one_line, unmapped
+from ..formats.base import Stored
+from ..formats.table import IN_FILES
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_folder import from_folder, has_tokenizer, named_ends
+from .fused_experts import ExpertPart, find_fused
 from .hf_config import read_config
 from .hf_files import Held, check_adapter, check_folder, read_headers
+from .quantization import read_quantization
+from .quantized import QuantizedMatrix
+from .quantized_layouts import DTYPES, find_quantized
+from .schemes import Quantization
 from .source import Source, layer_names
+from .tensors import Tensors
 
-# What all names but the head's begin with. Checkpoints of the bare model leave it out.
+# The prefix of all names but the head's. Checkpoints of the bare model leave it out.
 _PREFIX = "model."
-# Elements of the head that are compared with the embedding at a time.
+# The number of elements of head and embedding that are compared at a time.
 _COMPARED = 1 << 22
 
 _LANEFORMER_WHOLE = {
@@ -58,6 +62,28 @@ LAYER_NAMES = {
     "b2": "model.layers.{}.mlp.down_proj.bias",
     "attention_norm": "model.layers.{}.input_layernorm.weight",
     "ffn_norm": "model.layers.{}.post_attention_layernorm.weight",
+    "sinks": "model.layers.{}.self_attn.sinks",
+    "router": "model.layers.{}.mlp.gate.weight",
+    "experts.w1": "model.layers.{}.mlp.experts.{}.gate_proj.weight",
+    "experts.w3": "model.layers.{}.mlp.experts.{}.up_proj.weight",
+    "experts.w2": "model.layers.{}.mlp.experts.{}.down_proj.weight",
+    "experts.b1": "model.layers.{}.mlp.experts.{}.gate_proj.bias",
+    "experts.b3": "model.layers.{}.mlp.experts.{}.up_proj.bias",
+    "experts.b2": "model.layers.{}.mlp.experts.{}.down_proj.bias",
+}
+# The names in which a family differs. gpt-oss's files have one tensor for the same matrix of all
+# experts.
+_OF_FAMILY = {
+    "mixtral": {
+        "router": "model.layers.{}.block_sparse_moe.gate.weight",
+        "experts.w1": "model.layers.{}.block_sparse_moe.experts.{}.w1.weight",
+        "experts.w3": "model.layers.{}.block_sparse_moe.experts.{}.w3.weight",
+        "experts.w2": "model.layers.{}.block_sparse_moe.experts.{}.w2.weight",
+    },
+    "gpt_oss": {
+        "router": "model.layers.{}.mlp.router.weight",
+        "router_bias": "model.layers.{}.mlp.router.bias",
+    },
 }
 
 
@@ -78,56 +104,88 @@ class FolderSource(Source):
         tables: tuple[Mapping[str, str], Mapping[str, str]] = (
             (_LANEFORMER_WHOLE, _LANEFORMER_LAYER)
             if self.is_stacked
-            else (WHOLE_NAMES, LAYER_NAMES)
+            else (WHOLE_NAMES, LAYER_NAMES | _OF_FAMILY.get(self.config.family, {}))
         )
-        self._files, held = read_headers(path)
+        quantization = read_quantization(path / "config.json")
+        files, held = read_headers(path, DTYPES if quantization else ())
+        self._tensors = Tensors(path, files, held)
+        self._made: dict[str, QuantizedMatrix | ExpertPart] = {}
         self.shapes = {name: shape for name, (_, shape) in held.items()}
         self.dtypes = {name: dtype for name, (dtype, _) in held.items()}
         whole, per_layer = tables if self.is_stacked else _without_prefix(held, *tables)
         embedding, head = whole["embedding"], whole["head"]
-        # As transformers ties: what the file has serves as both. If it has both, they are tied only
-        # if they are the same.
+        # This follows transformers: a head and an embedding of which the file has one are tied. If
+        # the file has both, they are tied only if they are equal.
         if self.config.is_tied and head in held:
             if embedding not in held:
                 whole = {**whole, "embedding": head}
             elif not self._is_same(embedding, head):
                 self.config = replace(self.config, is_tied=False)
         self.names = layer_names(self.config, whole, per_layer)
-        self.mapped_bytes = max(file.stat().st_size for file in {*self._files.values()})
+        self.mapped_bytes = max(file.stat().st_size for file in {*files.values()})
         self.has_tokenizer = has_tokenizer(path)
-        # Tables of frequencies, which older files repeat in each layer; a copy of the embedding.
+        # These tensors are ignored: tables of frequencies, which older files repeat in each layer,
+        # and a copy of the embedding.
         self.ignored = frozenset(
             name
             for name in held
             if name.endswith("rotary_emb.inv_freq") or (self.config.is_tied and name == head)
         )
+        if self.config.family == "gpt_oss":
+            self._take(find_fused(self._tensors, self.config, self.names))
+        if quantization is not None:
+            self._take_quantized(quantization)
+
+    def _take(self, found: Mapping[str, QuantizedMatrix | ExpertPart]) -> None:
+        """Gives each tensor that is made of others one name, shape and format. The others are
+        ignored.
+        """
+        used = {name for each in found.values() for name in each.uses}
+        self._made |= found
+        self.ignored |= used - found.keys()
+        formats = {name: each.format.in_files for name, each in found.items()}
+        self.shapes = {**self.shapes, **{name: each.shape for name, each in found.items()}}
+        self.dtypes = {**self.dtypes, **formats}
+
+    def _take_quantized(self, quantization: Quantization) -> None:
+        found = find_quantized(quantization, self._tensors, self.config, self.names)
+        self._take(found)
+        if found and quantization.rounds_activations:
+            self.notices = (
+                "activations stay in FP32, though the model asks for "
+                f"{quantization.rounds_activations} bits before each product",
+            )
 
     def _is_same(self, one: str, other: str) -> bool:
-        """Whether two tensors have the same values."""
+        """Tells whether two tensors have the same values."""
         if self.shapes[one] != self.shapes[other] or self.dtypes[one] != self.dtypes[other]:
+            return False
+        if self.dtypes[one] not in IN_FILES:
+            # Numbers without their scales tell nothing.
             return False
         rows, *rest = self.shapes[one]
         at_once = max(1, _COMPARED // max(1, math.prod(rest)))
         return all(
-            np.array_equal(self.read(one, start, stop), self.read(other, start, stop))
+            np.array_equal(self._values(one, start, stop), self._values(other, start, stop))
             for start in range(0, rows, at_once)
             for stop in (min(start + at_once, rows),)
         )
 
-    def file_of(self, name: str) -> Path:
-        return self._files.get(name, self.path)
+    def _values(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        return self.read(name, start, stop).values()
 
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        file = self._files[name]
-        safetensors = library("safetensors")
-        # Opened for each tensor: closing gives back the pages of the mapped file.
-        try:
-            with safetensors.safe_open(file, framework="np") as opened:
-                read: NDArray[Any] = opened.get_slice(name)[start:stop]
-                return read
-        except (safetensors.SafetensorError, MemoryError, OSError, ValueError) as error:
-            told = f"{file}: cannot read tensor {name}: {one_line(error)}"
-            raise (unmapped(file, error) or kccl.Error(told)) from error
+    def file_of(self, name: str) -> Path:
+        return self._tensors.files.get(self.main_of(name), self.path)
+
+    def main_of(self, name: str) -> str:
+        return self._made[name].main if name in self._made else name
+
+    def read(self, name: str, start: int, stop: int) -> Stored:
+        if name in self._made:
+            return self._made[name].read(start, stop)
+        read = self._tensors.read(name, slice(start, stop))
+        stored_in = IN_FILES[self.dtypes[name]]
+        return Stored(stored_in, read.view(stored_in.word))
 
     def tokenizer(self) -> Tokenizer:
         return from_folder(
@@ -138,13 +196,13 @@ class FolderSource(Source):
         return named_ends(self.path, self.config.vocab_size)
 
     def close(self) -> None:
-        pass
+        self._tensors.forget()
 
 
 def _without_prefix(
     held: Held, whole: Mapping[str, str], per_layer: Mapping[str, str]
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """The names as this file has them: with "model." in front, or all without."""
+    """Returns the names as this file has them: all with "model." in front, or all without."""
     bare = {own: name.removeprefix(_PREFIX) for own, name in whole.items()}
     if whole["embedding"] in held or bare["embedding"] not in held:
         return whole, per_layer

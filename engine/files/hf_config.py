@@ -1,4 +1,4 @@
-"""A model's configuration from Hugging Face's config.json.
+"""Reads a model's configuration from Hugging Face's config.json.
 
 Every switch that changes the logits is read, and a value that the engine cannot honour is refused.
 """
@@ -9,26 +9,33 @@ from typing import Any
 import kccl
 
 from ..base.fields import Fields, read_json
+from ..formats.mxfp4 import MXFP4
 from ..model.config import FAMILIES, ModelConfig, lanes_for
+from .hf_experts import MIXTURES, READ, experts
 from .hf_layers import biases, windows
 from .hf_rope import read_rope
 from .hf_switches import check_switches
+from .schemes import FIELD as QUANTIZATION
 
-# model_type -> family, and the family's class in `architectures`.
+# The engine's family for each model_type, and the family's class in `architectures`.
 _FAMILY_OF = {"laneformer": "laneformer", "laneformer_tp": "laneformer"}
-_FAMILY_OF |= {family: family for family in ("llama", "mistral", "qwen2", "qwen3")}
+_FAMILY_OF |= {family: family for family in ("llama", "mistral", "qwen2", "qwen3", *MIXTURES)}
 ARCHITECTURE_OF = {
     "laneformer": "LaneformerForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
-# Fields of ModelConfig, and what the file calls them. Of several names any may be given.
+# Fields of ModelConfig, and their names in the file. Where there are several names, the file may
+# use any of them.
 _NAMES: dict[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers",),
     "hidden": ("hidden_size",),
-    "ffn": ("intermediate_size",),
+    "ffn": ("intermediate_size",),  # but of Qwen3's experts
     "num_heads": ("num_attention_heads",),
     "num_kv_heads": ("num_key_value_heads",),
     "context": ("max_position_embeddings",),
@@ -43,10 +50,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "mlp_comm": ("use_mlp_comm",),
     "lm_head": ("lm_head_type",),
 }
-# Fields that must have this value if they are given.
+# Fields that must have this value where a file gives them.
 _ONLY: dict[str, tuple[object, str]] = {
     "hidden_act": ("silu", '"silu"'),
-    # Laneformer's: the mean over the lanes follows the norm, and one norm serves all lanes.
+    # These are Laneformer's rules: the mean over the lanes follows the norm, and one norm serves
+    # all lanes.
     "pre_norm_lane_agg": (False, "false, because the engine averages lanes after the norm"),
     "replicated_rmsn_scale": (True, "true, because the lanes share their norms' weights"),
 }
@@ -56,18 +64,19 @@ def read_config(path: Path) -> ModelConfig:
     """Reads config.json.
 
     Raises:
-        kccl.Error: It is no configuration that the engine knows. Names the file and the field.
+        kccl.Error: It is no configuration that the engine knows. The text names the file and the
+            field.
     """
     fields = Fields(path, read_json(path))
     family = _family(fields)
     for name, (wanted, text) in _ONLY.items():
-        # Another name of SiLU in transformers.
+        # transformers knows SiLU under this name, too.
         if name == "hidden_act" and fields.value(name) == "swish":
             continue
         if name in fields and fields.value(name) != wanted:
             raise fields.wrong(name, text)
-    if "quantization_config" in fields:
-        raise fields.wrong("quantization_config", "absent: of quantised files only GGUF is read")
+    if family == "laneformer" and QUANTIZATION in fields:
+        raise fields.wrong(QUANTIZATION, "absent in a Laneformer")
     shape: dict[str, Any] = _shape(fields, family)
     own = _laneformer(fields) if family == "laneformer" else _ordinary(fields, family, shape)
     try:
@@ -99,31 +108,34 @@ def _family(fields: Fields) -> str:
 
 
 def _names(fields: Fields) -> dict[str, str]:
-    """What this file calls the fields of ModelConfig."""
+    """Returns this file's names for the fields of ModelConfig."""
     names = {own: fields.name_of(*theirs) for own, theirs in _NAMES.items()}
     for own in ("attention_comm", "mlp_comm"):
         names[own] = fields.name_of(names[own], "use_comm")
+    if "moe_intermediate_size" in fields:
+        names["ffn"] = "moe_intermediate_size"
     if "head_dim" not in fields:
         names["head_dim"] = f"{names['hidden']} / {names['num_heads']}"
     return names
 
 
 def _shape(fields: Fields, family: str) -> dict[str, Any]:
-    """What all families have."""
+    """Returns the fields that all families have."""
     hidden = fields.integer(*_NAMES["hidden"])
     num_heads = fields.integer(*_NAMES["num_heads"], least=1)
     if family == "qwen3":
-        # Why no default: transformers' own depends on its version.
+        # There is no default, because transformers' own depends on its version.
         head_dim = fields.integer("head_dim")
     else:
         head_dim = fields.integer("head_dim", default=hidden // num_heads)
     context = fields.integer(*_NAMES["context"])
-    norm_eps = 1e-5 if family == "laneformer" else 1e-6
+    norm_eps = 1e-5 if family in ("laneformer", "mixtral", "gpt_oss") else 1e-6
+    of_ffn = ("moe_intermediate_size",) if family == "qwen3_moe" else _NAMES["ffn"]
     return {
         "family": family,
         "num_layers": fields.integer(*_NAMES["num_layers"]),
         "hidden": hidden,
-        "ffn": fields.integer(*_NAMES["ffn"], least=1),
+        "ffn": fields.integer(*of_ffn, least=1),
         "num_heads": num_heads,
         "num_kv_heads": fields.integer(*_NAMES["num_kv_heads"], default=num_heads, least=1),
         "head_dim": head_dim,
@@ -158,19 +170,22 @@ def _laneformer(fields: Fields) -> dict[str, Any]:
 
 
 def _window_layers(fields: Fields) -> int | tuple[int, ...]:
-    """Which layers have the window: the first so many, or a list of layers."""
+    """Returns which layers have the window: the number of first layers, or a list of layers."""
     names = _NAMES["window_layers"]
     layers = fields.value(*names)
     return tuple(layers) if isinstance(layers, list) else fields.integer(*names)
 
 
 def _ordinary(fields: Fields, family: str, shape: dict[str, Any]) -> dict[str, Any]:
-    check_switches(fields)
+    has_qk_norm = family in ("qwen3", "qwen3_moe")
+    check_switches(fields, READ if family in MIXTURES else (), has_qk_norm=has_qk_norm)
+    block = MXFP4.block if family == "gpt_oss" else 1
     window, window_layers = windows(fields, family, shape["num_layers"])
     return {
-        "num_lanes": lanes_for(shape["num_heads"], shape["num_kv_heads"], shape["ffn"]),
-        "has_qk_norm": family == "qwen3",
+        "num_lanes": lanes_for(shape["num_heads"], shape["num_kv_heads"], shape["ffn"], block),
+        "has_qk_norm": has_qk_norm,
         "window": window,
         "window_layers": window_layers,
         "biases": biases(fields, family),
+        **experts(fields, family),
     }

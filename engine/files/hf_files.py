@@ -1,23 +1,33 @@
-"""Finds the files that hold a folder's weights. They are those that transformers would load."""
+"""Finds the files that hold a folder's weights, as transformers would."""
 
 import json
 import struct
+from collections.abc import Collection, Sequence
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 import kccl
 
 from ..base.extras import library
 from ..base.fields import one_line, read_json, shown, unmapped
 from ..base.lookalikes import lookalike
+from ..formats.base import Plain
+from ..formats.table import IN_FILES
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_DTYPES = ("BF16", "F16", "F32")
-# Bytes of a safetensors file's header; more are refused by the format.
+DTYPES = sorted(name for name, stored in IN_FILES.items() if isinstance(stored, Plain))
+"""The dtypes of matrices that are not quantised, and of vectors."""
+E4M3, E8M0 = "F8_E4M3", "F8_E8M0"
+"""The dtypes of FP8 e4m3fn, and of scales that are powers of two. They are read as bytes."""
+# The most bytes of a safetensors file's header. The format allows no more.
 _MAX_HEADER = 100_000_000
-# Weights that belong on top of others. transformers applies them, where `peft` is installed.
+# Files of adapters, whose weights are added to another model's. transformers applies them if `peft`
+# is installed.
 _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-# Weights of formats that are not read, the likeliest first.
+# Files of weights in formats that are not read, the likeliest first.
 _OTHER_FORMATS = ("pytorch_model*.bin*", "*.bin", "*.pth", "*.pt", "*.h5", "*.msgpack", "*.npz")
 
 Held = dict[str, tuple[str, tuple[int, ...]]]
@@ -25,10 +35,10 @@ Held = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses a folder without a configuration that has a model in another way.
+    """Refuses a folder without config.json if it holds a model in another form.
 
     Raises:
-        kccl.Error: It has. Says what to give instead.
+        kccl.Error: It does. The text says what to give instead.
     """
     if (folder / "config.json").exists():
         return
@@ -44,7 +54,7 @@ def check_adapter(folder: Path) -> None:
     """Refuses a folder with an adapter.
 
     Raises:
-        kccl.Error: There is one. Names the file and the base model.
+        kccl.Error: There is one. The text names the file and the base model.
     """
     for name in _ADAPTERS:
         if not (folder / name).exists():
@@ -60,24 +70,27 @@ def check_adapter(folder: Path) -> None:
         )
 
 
-def read_headers(folder: Path) -> tuple[dict[str, Path], Held]:
-    """The file that holds each tensor, and what the tensors are.
+def read_headers(folder: Path, more: Collection[str] = ()) -> tuple[dict[str, Path], Held]:
+    """Returns the file of each tensor, and the tensors' shapes and dtypes.
+
+    Args:
+        more: The dtypes that tensors may have besides those of matrices that are not quantised.
 
     Raises:
         kccl.Error: A file is missing, damaged or of another format.
     """
     file, index = folder / WEIGHTS, folder / INDEX
-    # As transformers: the single file counts, and an index beside it does not.
+    # As in transformers, a single file counts, and an index beside it does not.
     if file.exists() or file.is_symlink():
-        tensors = _known(file, _headers(file))
+        tensors = _known(file, _headers(file), more)
         return dict.fromkeys(tensors, file), tensors
     if index.exists():
-        return _sharded(folder, index)
+        return _sharded(folder, index, more)
     raise kccl.Error(_no_weights(folder))
 
 
 def _no_weights(folder: Path) -> str:
-    """What the folder has instead of the weights."""
+    """Returns what the folder holds instead of the weights."""
     missing = f"{folder} has neither {WEIGHTS} nor {INDEX}"
     others = _names(folder, "*.safetensors")
     if parts := _names(folder, "model-*-of-*.safetensors"):
@@ -107,7 +120,7 @@ def _names(folder: Path, pattern: str) -> list[str]:
     return sorted(each.name for each in folder.glob(pattern))
 
 
-def _sharded(folder: Path, index: Path) -> tuple[dict[str, Path], Held]:
+def _sharded(folder: Path, index: Path, more: Collection[str]) -> tuple[dict[str, Path], Held]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise kccl.Error(f"{index}: field weight_map is missing or names no tensor")
@@ -128,19 +141,71 @@ def _sharded(folder: Path, index: Path) -> tuple[dict[str, Path], Held]:
         for name in sorted(name for name in weight_map if weight_map[name] == file):
             if name not in held:
                 raise kccl.Error(f"{folder / file}: tensor {shown(name)} is missing")
-        tensors |= _known(folder / file, held)
+        tensors |= _known(folder / file, held, more)
     return {name: folder / file for name, file in weight_map.items()}, tensors
 
 
-def _known(file: Path, held: Held) -> Held:
-    """A file's tensors, all of a dtype that the engine reads."""
+def _known(file: Path, held: Held, more: Collection[str]) -> Held:
+    """Returns a file's tensors, whose dtypes must be ones that the engine reads."""
     for name, (dtype, _) in held.items():
-        if dtype not in _DTYPES:
-            raise kccl.Error(
-                f"{file}: tensor {shown(name)} has dtype {dtype}, must be one of "
-                f"{', '.join(_DTYPES)}"
-            )
+        if dtype not in DTYPES and dtype not in more:
+            raise wrong_dtype(file, name, dtype, (*DTYPES, *more))
     return held
+
+
+def wrong_dtype(file: Path, name: str, dtype: str, wanted: Sequence[str]) -> kccl.Error:
+    """Returns the exception that says which dtypes a tensor may have."""
+    one_of = "one of " if len(wanted) > 1 else ""
+    return kccl.Error(
+        f"{file}: tensor {shown(name)} has dtype {dtype}, must be {one_of}{', '.join(wanted)}"
+    )
+
+
+def read_bytes(file: Path, name: str, start: int, num: int) -> NDArray[np.uint8]:
+    """Reads some bytes of a tensor.
+
+    Args:
+        file: The tensor's file.
+        start, num: The first byte in the file, and the number of bytes.
+
+    Raises:
+        kccl.Error: The file cannot be read.
+    """
+    try:
+        with open(file, "rb") as opened:
+            opened.seek(start)
+            read = np.fromfile(opened, np.uint8, num)
+    except (MemoryError, OSError) as error:
+        raise _unread(file, name, error) from error
+    if read.size != num:
+        raise kccl.Error(f"{file}: cannot read tensor {shown(name)}: the file ends before it")
+    return read
+
+
+def starts_of(file: Path) -> dict[str, int]:
+    """Returns the first byte of each tensor of a file, whose header read_headers() has read.
+
+    Raises:
+        kccl.Error: The file cannot be read.
+    """
+    try:
+        with open(file, "rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(length))
+            # Its values are texts under any names.
+            header.pop("__metadata__", None)
+            found = {name: each["data_offsets"] for name, each in header.items()}
+            return {name: 8 + length + start for name, (start, _) in found.items()}
+    # The file may have become another one since.
+    except (
+        *(MemoryError, OSError, ValueError, TypeError, KeyError, AttributeError, struct.error),
+    ) as error:
+        raise kccl.Error(f"cannot read {file}: {one_line(error)}") from error
+
+
+def _unread(file: Path, name: str, error: Exception) -> kccl.Error:
+    told = f"{file}: cannot read tensor {shown(name)}: {one_line(error)}"
+    return unmapped(file, error) or kccl.Error(told)
 
 
 def _headers(file: Path) -> Held:
@@ -166,7 +231,7 @@ def _headers(file: Path) -> Held:
 
 
 def _truncated(file: Path) -> str:
-    """As lookalike(), for a file that ends before its tensors do."""
+    """Returns what lookalike() says, or that the file ends before its tensors do."""
     try:
         size = file.stat().st_size
         with open(file, "rb") as opened:
@@ -177,7 +242,7 @@ def _truncated(file: Path) -> str:
             header = json.loads(opened.read(length))
         ends = [each["data_offsets"][1] for each in header.values() if "data_offsets" in each]
         needed = 8 + length + max(ends, default=0)
-    # A damaged header may hold anything: the reader's own message says what is wrong with it.
+    # A damaged header may hold anything, and the reader's own message says what is wrong.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error):
         return ""
     if needed <= size:

@@ -1,17 +1,16 @@
-"""What config.json says of single layers of ordinary models, read as transformers reads it: windows
-and biases.
-"""
+"""Reads what config.json says of single layers, as transformers reads it: windows and biases."""
 
 from ..base.fields import Fields
-from ..model.ops import ATTENTION, MLP, products_of_module
+from ..model.ops import ATTENTION, IN_MIXTURE, MLP, products_of_module
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-# What transformers takes where the file does not have the field. There null means no window.
+# The windows that transformers assumes if the file does not have the field. If the field is null,
+# there is no window.
 _DEFAULT_WINDOW, _DEFAULT_FIRST = 4096, 28
 
 
 def windows(fields: Fields, family: str, num_layers: int) -> tuple[int, tuple[int, ...]]:
-    """The window, and the layers that have it; (0, ()) if none has.
+    """Returns the window, and the layers that have it; (0, ()) if no layer has one.
 
     Raises:
         kccl.Error: A field is wrong; the text names it.
@@ -26,34 +25,52 @@ def windows(fields: Fields, family: str, num_layers: int) -> tuple[int, tuple[in
         if (kinds := _kinds(fields, num_layers)) is not None and _sliding(kinds) != layers:
             wanted = _SLIDING if window else _FULL
             raise fields.wrong("layer_types", f"{num_layers} times {wanted!r}, as in all Mistrals")
+    elif family == "qwen3_moe":
+        # If it has a window, all layers have it, whatever max_window_layers says.
+        is_used = fields.boolean("use_sliding_window", default=False)
+        window = _window(fields) if is_used else 0
+        layers = tuple(range(num_layers)) if window else ()
+    elif family == "mixtral":
+        window = _window(fields, default=0)
+        layers = tuple(range(num_layers)) if window else ()
+    elif family == "gpt_oss":
+        window = _window(fields, default=0)
+        kinds = _kinds(fields, num_layers)
+        # Every other layer has the window, the first one among them.
+        layers = tuple(range(0, num_layers, 2)) if kinds is None else _sliding(kinds)
+        if layers and not window:
+            raise fields.wrong("sliding_window", f"given, because layers are {_SLIDING!r}")
     else:
         return 0, ()
     return (window, layers) if layers else (0, ())
 
 
 def biases(fields: Fields, family: str) -> tuple[str, ...]:
-    """The kinds of ops whose products have biases: ModelConfig.biases.
+    """Returns the kinds of ops whose products have biases: ModelConfig.biases.
 
     Raises:
         kccl.Error: A field is wrong, or says that there are biases which the family does not have.
     """
-    has_attention = fields.boolean("attention_bias", default=False)
+    has_attention = fields.boolean("attention_bias", default=family == "gpt_oss")
     has_mlp = fields.boolean("mlp_bias", default=False)
     if has_mlp and family != "llama":
         raise fields.wrong("mlp_bias", f"false in a model of the family {family}")
     if family == "qwen2":
-        # Its class has these biases whatever the file says.
+        # The family's class has these biases whatever the file says.
         return ("qkv",)
-    if has_attention and family not in ("llama", "qwen3"):
+    if family == "gpt_oss":
+        of_experts = products_of_module(MLP, IN_MIXTURE)
+        return products_of_module(ATTENTION) * has_attention + of_experts
+    if has_attention and family not in ("llama", "qwen3", "qwen3_moe"):
         raise fields.wrong("attention_bias", f"false in a model of the family {family}")
     return products_of_module(ATTENTION) * has_attention + products_of_module(MLP) * has_mlp
 
 
-def _window(fields: Fields) -> int:
-    """The window; 0: none."""
+def _window(fields: Fields, default: int = _DEFAULT_WINDOW) -> int:
+    """Returns the window; 0: none."""
     if "sliding_window" in fields:
         return fields.integer("sliding_window", least=1)
-    return 0 if fields.is_null("sliding_window") else _DEFAULT_WINDOW
+    return 0 if fields.is_null("sliding_window") else default
 
 
 def _layers_of_qwen(fields: Fields, num_layers: int, window: int) -> tuple[int, ...]:

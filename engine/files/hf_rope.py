@@ -1,4 +1,4 @@
-"""RoPE from Hugging Face's config.json, in either spelling: rope_theta and rope_scaling, or
+"""Reads RoPE from Hugging Face's config.json, in either spelling: rope_theta and rope_scaling, or
 rope_parameters with both. Scalings are those of transformers.
 """
 
@@ -12,12 +12,14 @@ from ..model.rope import MOST_POSITIONS, LinearScaling, Llama3Scaling, Rope, Sca
 from ..model.rope_scaling import DynamicScaling, LongRopeScaling, YarnScaling, yarn_attention_factor
 
 _PARAMETERS = ("rope_parameters", "rope_scaling")
+# theta, where a file does not give it.
+_THETA = {"mixtral": 1e6, "gpt_oss": 150_000.0}
 _ORIGINAL = "original_max_position_embeddings"
-# What the parameters may hold. Of another kind's fields transformers ignores all.
+# The fields that any kind of scaling reads. transformers ignores those of other kinds.
 _KNOWN = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned", "factor"}
 _KNOWN |= {_ORIGINAL, "low_freq_factor", "high_freq_factor", "short_factor", "long_factor"}
 _KNOWN |= {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"}
-# Fields of other models, which turn only some of the pairs, or some of the layers otherwise.
+# Fields of other models, which rotate only some of the pairs, or rotate differently in some layers.
 _SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percent", "rope_pct")
 _OTHERS = (
     *("rotary_dim", "rope_local_base_freq", "local_rope_theta", "global_rope_theta"),
@@ -26,16 +28,17 @@ _OTHERS = (
 
 
 def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
-    """The RoPE of a model.
+    """Returns the RoPE of a model.
 
     Args:
-        fields: Of config.json.
-        family: As ModelConfig.family.
+        fields: The fields of config.json.
+        family: The model's ModelConfig.family.
         context: max_position_embeddings.
         head_dim: Elements of a head.
 
     Raises:
-        kccl.Error: It is none that the engine knows. Names the file, the field and its value.
+        kccl.Error: The engine does not know such a RoPE. The text names the file, the field and its
+            value.
     """
     if not 1 <= context <= MOST_POSITIONS:
         raise kccl.Error(
@@ -44,6 +47,9 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
         )
     values = fields.value(*_PARAMETERS)
     if values is None:
+        if family == "gpt_oss":
+            # The class has a scaling of its own then.
+            raise kccl.Error(f"{fields.path}: field {' or '.join(_PARAMETERS)} is missing")
         values = {}
     if not isinstance(values, dict):
         raise fields.wrong(_PARAMETERS, "an object")
@@ -63,12 +69,11 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
     is_interleaved = fields.boolean("rope_interleaved", default=family == "laneformer")
     if is_interleaved and family != "laneformer":
         raise fields.wrong("rope_interleaved", f"false for the family {family}, as in transformers")
+    theta = fields.positive("rope_theta", default=_THETA.get(family, 10_000.0))
     try:
         scaling, attention_factor = _scaling(fields, within, context, head_dim)
         return Rope(
-            theta=within.positive(
-                "rope_theta", default=fields.positive("rope_theta", default=10_000.0)
-            ),
+            theta=within.positive("rope_theta", default=theta),
             is_interleaved=is_interleaved,
             scaling=scaling,
             attention_factor=attention_factor,
@@ -80,11 +85,11 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
 def _scaling(
     fields: Fields, within: Fields, context: int, head_dim: int
 ) -> tuple[Scaling | None, float]:
-    """The scaling, and what the cosines and sines are multiplied by."""
+    """Returns the scaling, and the factor of the cosines and sines."""
     kind = within.text("rope_type", "type", default="default")
 
     def original(least: int = 1) -> int:
-        # The field outside counts before the one inside.
+        # A field outside of the parameters goes before the same field inside.
         holder = fields if _ORIGINAL in fields else within
         number = holder.integer(_ORIGINAL, default=context, least=least)
         if number > MOST_POSITIONS:
@@ -118,7 +123,7 @@ def _yarn(within: Fields, context: int, original: int) -> tuple[Scaling, float]:
     factor = within.positive("factor", default=None if ratio == 1 else ratio)
 
     def at_least_0(name: str, default: float) -> float:
-        """A number that counts as not given if it is 0."""
+        """Returns a number. 0 counts as not given."""
         if within.number(name, default=0) < 0:
             raise within.wrong(name, "at least 0")
         return within.number(name, default=0) or default

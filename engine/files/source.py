@@ -1,14 +1,17 @@
-"""What a file format must offer: tensors under the file's names, and the tokenizer beside them."""
+"""The interface of a file format: tensors under the file's names, and the tokenizer beside them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
+from ..formats.base import Stored
 from ..model.config import ModelConfig
 from ..text.tokenizer import Tokenizer
+
+CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
+CUT_AXIS |= dict.fromkeys(("bq", "bk", "bv", "b1", "b3", "sinks"), 0)
+"""The axis along which a tensor is cut into lanes, where the file stores all lanes as one matrix or
+vector."""
 
 
 class Source(ABC):
@@ -17,13 +20,16 @@ class Source(ABC):
     Attributes:
         path: The folder or file, for messages.
         config: The model's configuration.
-        shapes: Shape of each tensor in the file.
-        dtypes: How the file stores each of them, as in "F16" or "Q4_1".
+        shapes: The shape of each tensor in the file.
+        dtypes: The type in which the file stores each tensor: Format.in_files, as in "F16" or
+            "Q4_1".
         names: The file's name of each of the config's tensors.
         ignored: The file's names of tensors that the model does not need.
-        is_stacked: Matrices lie in the file with the lane first, as the config's shapes are.
+        is_stacked: Whether matrices in the file have the lane as their first axis, like the
+            config's shapes.
         has_tokenizer: Whether there is a tokenizer beside the weights.
-        mapped_bytes: Of address space, which the largest file takes while a tensor is read.
+        mapped_bytes: The bytes of address space that the largest file takes while a tensor is read.
+        notices: Sentences, one for each thing that the files ask for and the engine does otherwise.
     """
 
     path: Path
@@ -35,21 +41,30 @@ class Source(ABC):
     is_stacked: bool = False
     has_tokenizer: bool = False
     mapped_bytes: int = 0
+    notices: tuple[str, ...] = ()
 
     @abstractmethod
     def file_of(self, name: str) -> Path:
-        """The file that holds a tensor, for messages."""
+        """Returns the file that holds a tensor, for messages."""
+
+    def main_of(self, name: str) -> str:
+        """Returns the name of a tensor that the file has, for messages: that of the numbers of a
+        matrix whose scales are a tensor of their own.
+        """
+        return name
 
     @abstractmethod
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Entries start to stop - 1 of a tensor's first axis: BF16, FP16 or FP32, a new array."""
+    def read(self, name: str, start: int, stop: int) -> Stored:
+        """Returns the entries from start to stop - 1 of a tensor's first axis, as they are stored,
+        in new memory.
+        """
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer beside the weights."""
+        """Returns the tokenizer beside the weights."""
 
     def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a text, where the files say so without their tokenizer."""
+        """Returns the ids that end a text, where the files name them outside their tokenizer."""
         return ()
 
     @abstractmethod
@@ -60,17 +75,20 @@ class Source(ABC):
 def layer_names(
     config: ModelConfig, whole: Mapping[str, str], per_layer: Mapping[str, str]
 ) -> dict[str, str]:
-    """The file's name of each of the config's tensors.
+    """Returns the file's name of each of the config's tensors.
 
     Args:
         config: The model's configuration.
         whole: The file's names of "embedding", "norm" and "head".
-        per_layer: Of a layer's tensors, as in "wq", with "{}" for the layer.
+        per_layer: The file's names of a layer's tensors, by names as "wq" or "experts.w1", with
+            "{}" for the layer, and for the expert.
     """
     parts: Iterable[str] = config.layer_shapes()
-    names = {
-        f"layers.{layer}.{part}": per_layer[part].format(layer)
-        for part in parts
-        for layer in range(config.num_layers)
-    }
+    names = {}
+    for part in parts:
+        expert, _, matrix = part.removeprefix("experts.").rpartition(".")
+        form = per_layer[f"experts.{matrix}" if expert else part]
+        numbers = [expert] if expert else []
+        for layer in range(config.num_layers):
+            names[f"layers.{layer}.{part}"] = form.format(layer, *numbers)
     return {name: names.get(name) or whole[name] for name in config.shapes()}

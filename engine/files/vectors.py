@@ -1,4 +1,4 @@
-"""The small weights of a model, read once for whoever runs it: those of its norms."""
+"""Reads a model's norms once, for every executor that needs them."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +9,11 @@ from .checkpoint import Checkpoint
 
 
 def norms_of(checkpoint: Checkpoint, program: Program) -> dict[str, NDArray[np.float32]]:
-    """The weights of all RMSNorms, by the names of their tensors, in the order of their use.
+    """Returns the weights of all RMSNorms by the names of their tensors, in the order of their use.
 
     Returns:
-        float32 [hidden] each. Those of queries and keys are [head_dim], with the elements side by
-        side that RoPE turns together.
+        float32 [hidden] for each norm. The norms of queries and keys are [head_dim], and the two
+        elements of a RoPE pair lie side by side in them.
     """
     c = program.config
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)

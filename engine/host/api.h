@@ -1,4 +1,4 @@
-// abi.inc and api.inc for C++.
+// Gives C++ code the declarations of abi.inc and api.inc.
 #pragma once
 
 #include "csrc/include/kccl/abi.h"

@@ -14,10 +14,11 @@
 namespace kccl::engine {
 namespace {
 
-// Sums that fill half of the registers of AVX-512 and AVX2, in vectors of 16.
+// The number of sums that fill half of the registers of AVX-512 and AVX2, in vectors of 16.
 constexpr int kSums = kPerRegister == 16 ? 16 : 4;
 
-// The scores of BLOCKS blocks of keys. most: the largest of each place so far.
+// Computes the scores of BLOCKS blocks of keys. most[query]: the largest scores so far, one for
+// each position in a block.
 template <int QUERIES, int BLOCKS>
 inline void score_blocks(const Query* queries, const Keys& k, uint32_t block, float* scores,
                          Floats16 (&most)[QUERIES]) {
@@ -61,7 +62,8 @@ inline void score_blocks(const Query* queries, const Keys& k, uint32_t block, fl
     }
 }
 
-// sums += the values of [begin, end) from element `first` on, by their weights.
+// Adds the values of positions [begin, end) to the sums, from element `first` on, times their
+// weights.
 template <int QUERIES, int VECTORS>
 inline void add_positions(const Keys& k, const float* weights, uint32_t begin, uint32_t end,
                           uint32_t first, Floats16 (*sums)[VECTORS]) {
@@ -80,7 +82,7 @@ inline void add_positions(const Keys& k, const float* weights, uint32_t begin, u
     }
 }
 
-// VECTORS vectors of the output, from element `first` on.
+// Computes VECTORS vectors of the output, from element `first` on.
 template <int QUERIES, int VECTORS>
 inline void add_values(const Query* queries, const Keys& k, const float* weights, uint32_t first,
                        const float* scales) {
@@ -90,7 +92,7 @@ inline void add_values(const Query* queries, const Keys& k, const float* weights
         KCCL_ENGINE_UNROLL
         for (int v = 0; v < VECTORS; ++v) sums[q][v] = all(0.0f);
     }
-    // The positions that all queries see lie between those that only some do.
+    // The positions that all queries see lie between positions that only some of them see.
     uint32_t begin = queries[0].first, end = queries[0].end;
     for (int q = 1; q < QUERIES; ++q) {
         begin = std::max(begin, queries[q].first);
@@ -134,7 +136,7 @@ void attend_together(const Query* queries, const Keys& k, float* scores) {
     Floats16 peaks[QUERIES], sums[QUERIES];
     KCCL_ENGINE_UNROLL
     for (int q = 0; q < QUERIES; ++q) {
-        peaks[q] = all(largest_of(most[q]));
+        peaks[q] = all(std::max(largest_of(most[q]), queries[q].sink));
         sums[q] = all(0.0f);
     }
     for (block = first_block; block < end_block; ++block) {
@@ -147,7 +149,11 @@ void attend_together(const Query* queries, const Keys& k, float* scores) {
         }
     }
     float scales[QUERIES];
-    for (int q = 0; q < QUERIES; ++q) scales[q] = 1.0f / sum_of(sums[q]);
+    for (int q = 0; q < QUERIES; ++q) {
+        float of_sink[16];
+        store(of_sink, exp_of<true>(all(queries[q].sink) - peaks[q]));
+        scales[q] = 1.0f / (sum_of(sums[q]) + of_sink[0]);
+    }
     uint32_t i = 0;
     const auto is_left = [&](int vectors) { return i + (vectors - 1) * 16 < k.head_dim; };
     for (; is_left(kVectors); i += kVectors * 16) {

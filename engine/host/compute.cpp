@@ -1,9 +1,13 @@
-// Which instruction set runs here, and how weights are packed for all of them.
-#include "compute.h"
-
+// Finds the instruction set of this CPU, and has the sizes and packing of weights that all
+// instruction sets share.
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <algorithm>
+
+#include "layout.h"
 
 extern "C" const char* kccl_host_instruction_set(void);
 
@@ -13,14 +17,35 @@ extern const Compute kComputeBaseline;
 #if defined(__x86_64__)
 extern const Compute kComputeV3;
 extern const Compute kComputeV4;
+extern const Compute kComputeVnni;
+#endif
+
+#define KCCL_ENGINE_FORMAT(FORMAT) \
+    {FORMAT::kName, panel_bytes<FORMAT>, FORMAT::stored_bytes, FORMAT::pack, FORMAT::widen},
+const FormatOf kFormats[] = {KCCL_ENGINE_FORMATS(KCCL_ENGINE_FORMAT)};
+#undef KCCL_ENGINE_FORMAT
+
+#if defined(__x86_64__)
+namespace {
+
+// CPUs with AVX-512 may lack VNNI, the products of four bytes.
+bool has_vnni() {
+    uint32_t eax, ebx, ecx, edx;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ecx & bit_AVX512VNNI) != 0;
+}
+
+const Compute& best_of_x86_64() {
+    const char* name = kccl_host_instruction_set();
+    if (strcmp(name, "x86-64-v4") == 0) return has_vnni() ? kComputeVnni : kComputeV4;
+    return strcmp(name, "x86-64-v3") == 0 ? kComputeV3 : kComputeBaseline;
+}
+
+}  // namespace
 #endif
 
 const Compute& compute() {
 #if defined(__x86_64__)
-    static const Compute& best = strcmp(kccl_host_instruction_set(), "x86-64-v4") == 0 ? kComputeV4
-                                 : strcmp(kccl_host_instruction_set(), "x86-64-v3") == 0
-                                     ? kComputeV3
-                                     : kComputeBaseline;
+    static const Compute& best = best_of_x86_64();
     return best;
 #else
     return kComputeBaseline;
@@ -31,24 +56,38 @@ const Compute& compute() {
 
 extern "C" {
 
-const char* kccl_engine_instruction_set(void) { return kccl::engine::compute().name; }
-
-uint64_t kccl_engine_panel_elements(uint32_t num_columns) {
-    return kccl::engine::panel_elements(num_columns);
+void kccl_engine_matrix(const KcclEngineModel* model, uint32_t kind, uint32_t* num_panels,
+                        uint32_t* num_columns) {
+    const kccl::engine::Matrix matrix = kccl::engine::matrix_of(*model, kind);
+    *num_panels = matrix.panels_per_lane;
+    *num_columns = matrix.num_columns;
 }
 
-void kccl_engine_pack(uint16_t* panels, const uint16_t* rows, uint32_t num_rows,
-                      uint32_t num_columns, uint64_t stride, uint32_t panel_step) {
+uint64_t kccl_engine_window_bytes(const KcclEngineModel* model, int world_size) {
+    return kccl::engine::window_of(*model, world_size).bytes;
+}
+
+const char* kccl_engine_instruction_set(void) { return kccl::engine::compute().name; }
+
+int kccl_engine_format(const char* name) {
+    for (const kccl::engine::FormatOf& each : kccl::engine::kFormats) {
+        if (strcmp(each.name, name) == 0) return static_cast<int>(&each - kccl::engine::kFormats);
+    }
+    return -1;
+}
+
+uint64_t kccl_engine_panel_bytes(uint32_t format, uint32_t num_columns) {
+    return kccl::engine::kFormats[format].panel_bytes(num_columns);
+}
+
+void kccl_engine_pack(uint32_t format, uint8_t* panels, const uint8_t* rows, uint32_t num_rows,
+                      uint32_t num_columns, uint32_t panel_step) {
     using kccl::engine::kRows;
-    const uint64_t elements = kccl::engine::panel_elements(num_columns);
+    const kccl::engine::FormatOf& f = kccl::engine::kFormats[format];
+    const uint64_t bytes = f.panel_bytes(num_columns), row_bytes = f.stored_bytes(num_columns);
     for (uint32_t first = 0; first < num_rows; first += kRows) {
-        uint16_t* panel = panels + uint64_t{first / kRows} * panel_step * elements;
-        const uint32_t num = std::min(num_rows - first, uint32_t{kRows});
-        for (uint32_t column = 0; column < num_columns; ++column) {
-            uint16_t* to = panel + uint64_t{column / 2} * 2 * kRows + column % 2;
-            const uint16_t* from = rows + uint64_t{first} * stride + column;
-            for (uint32_t row = 0; row < num; ++row) to[2 * row] = from[row * stride];
-        }
+        f.pack(panels + uint64_t{first / kRows} * panel_step * bytes, rows + first * row_bytes,
+               std::min(num_rows - first, uint32_t{kRows}), num_columns);
     }
 }
 

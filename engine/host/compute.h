@@ -1,6 +1,6 @@
 // What a block computes, as a table of functions for each instruction set: products (multiply.h),
 // attention (attention.h), and everything between them (elementwise.h). The order of every sum is
-// written down, so that results are the same bits whatever the instruction set.
+// fixed, so that results have the same bits with every instruction set.
 #pragma once
 
 #include "products.h"
@@ -13,10 +13,10 @@ constexpr uint32_t kKeyBlock = 16;
 
 inline uint32_t padded(uint32_t n) { return (n + 15) / 16 * 16; }
 
-// Queries that attend() takes at a time, at most.
+// The most queries that attend() takes at a time.
 constexpr int kQueries = 4;
 
-// What queries of one KV head attend to.
+// The keys and values that queries of one KV head attend to.
 struct Keys {
     const float* keys;
     const float* values;
@@ -25,47 +25,54 @@ struct Keys {
     uint64_t scores_stride;  // between the scores of two queries
 };
 
-// A query, and the positions that it sees: [first, end), the last of them its own.
+// A query, and the positions that it sees: [first, end). The last of them is its own.
 struct Query {
     const float* query;
     float* out;  // float [head_dim]
     uint32_t first;
     uint32_t end;
+    float sink;  // a logit that joins the softmax and has no value; minus infinity: none
 };
 
 struct Peak {
     float value;
-    uint32_t index;  // of the first, if several are equal
+    uint32_t index;  // the lowest, if several are equal
     bool has_nan;
 };
 
 struct Compute {
     const char* name;
-    Multiply multiply;
+    Multiply multiply[kNumFormats];
+    Prepare prepare[kNumFormats];  // null: the format multiplies activations as they are
     Touch touch;
     // out = x / sqrt(mean(x^2) + eps) * weight.
     void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, float* out);
     // Softmax attention of at most kQueries queries. scores: float [query][scores_stride], of which
     // those up to padded(end) are overwritten.
     void (*attend)(const Query* queries, int num_queries, const Keys& keys, float* scores);
-    // Turns pairs (2i, 2i + 1) by the angles of one position.
+    // Rotates pairs (2i, 2i + 1) by the angles of one position.
     void (*rotate)(float* x, const float* cosines, const float* sines, uint32_t head_dim);
     // out = gate / (1 + exp(-gate)) * up.
     void (*swiglu)(const float* gate, const float* up, uint32_t n, float* out);
+    // out = g / (1 + exp(-1.702 g)) * (u + 1), with g the gate, at most `limit`, and u "up" within
+    // -limit and limit.
+    void (*swiglu_limited)(const float* gate, const float* up, float limit, uint32_t n, float* out);
+    // x = exp(x - most), where no element is above `most`.
+    void (*powers)(float* x, float most, uint32_t n);
     // x += scale * y.
     void (*add_scaled)(float* x, const float* y, float scale, uint32_t n);
-    // x += the sum of the arrays, which are added up from left to right; at least one.
+    // x += the sum of the arrays. The sum goes from left to right over at least one array.
     void (*add_sum)(float* x, const float* const* arrays, int num_arrays, uint32_t n);
     void (*add_sum_of_bf16)(float* x, const uint16_t* const* arrays, int num_arrays, uint32_t n);
     // out = the sum of the arrays / num_arrays.
     void (*mean)(float* out, const float* const* arrays, int num_arrays, uint32_t n);
-    // Rounds to BF16, to nearest, ties to even.
+    // Rounds to BF16: to the nearest, ties to even.
     void (*round_to_bf16)(const float* x, uint32_t n, uint16_t* out);
-    // The largest of n values, at least one.
+    // Returns the largest of n values, n at least 1.
     Peak (*peak)(const float* x, uint32_t n);
 };
 
-// The functions for the CPU that this runs on.
+// Returns the functions for the CPU that this runs on.
 const Compute& compute();
 
 }  // namespace kccl::engine

@@ -1,4 +1,5 @@
-// All but products and attention, for the instruction set that the compiler's flags name.
+// Functions other than products and attention, for the instruction set that the compiler's flags
+// name.
 #pragma once
 
 #include "attention.h"
@@ -34,6 +35,22 @@ void swiglu(const float* gate, const float* up, uint32_t n, float* out) {
         const Floats16 g = load_some(gate + i, num);
         const Floats16 silu = g / (all(1.0f) + exp_of(all(0.0f) - g));
         store_some(out + i, silu * load_some(up + i, num), num);
+    });
+}
+
+void swiglu_limited(const float* gate, const float* up, float limit, uint32_t n, float* out) {
+    each_vector(n, [&](uint32_t i, uint32_t num) {
+        // A NaN stays one: the second argument is taken unless the first is smaller, or larger.
+        const Floats16 g = smaller(all(limit), load_some(gate + i, num));
+        const Floats16 u = larger(all(-limit), smaller(all(limit), load_some(up + i, num)));
+        const Floats16 swish = g / (all(1.0f) + exp_of(all(-1.702f) * g));
+        store_some(out + i, swish * (u + all(1.0f)), num);
+    });
+}
+
+void powers(float* x, float most, uint32_t n) {
+    each_vector(n, [&](uint32_t i, uint32_t num) {
+        store_some(x + i, exp_of<true>(load_some(x + i, num) - all(most)), num);
     });
 }
 
@@ -112,9 +129,26 @@ uint32_t touch(const void* from, uint64_t num_bytes) {
     return static_cast<uint32_t>(result);
 }
 
-[[maybe_unused]] constexpr Compute kTable = {
-    nullptr,        multiply,          touch, rms_norm,      attend, rotate, swiglu, add_scaled,
-    add_sum<float>, add_sum<uint16_t>, mean,  round_to_bf16, peak};
+#define KCCL_ENGINE_MULTIPLY(FORMAT) multiply<FORMAT>,
+#define KCCL_ENGINE_PREPARE(FORMAT) prepare_of<FORMAT>(),
+[[maybe_unused]] constexpr Compute kTable = {nullptr,
+                                             {KCCL_ENGINE_FORMATS(KCCL_ENGINE_MULTIPLY)},
+                                             {KCCL_ENGINE_FORMATS(KCCL_ENGINE_PREPARE)},
+                                             touch,
+                                             rms_norm,
+                                             attend,
+                                             rotate,
+                                             swiglu,
+                                             swiglu_limited,
+                                             powers,
+                                             add_scaled,
+                                             add_sum<float>,
+                                             add_sum<uint16_t>,
+                                             mean,
+                                             round_to_bf16,
+                                             peak};
+#undef KCCL_ENGINE_MULTIPLY
+#undef KCCL_ENGINE_PREPARE
 
 constexpr Compute named(const char* name) {
     Compute table = kTable;

@@ -1,5 +1,7 @@
-// Where things lie in a rank's window, and the sizes that follow from a model.
+// The layout of a rank's window, and the sizes that follow from a model.
 #pragma once
+
+#include <iterator>
 
 #include "compute.h"
 
@@ -12,11 +14,12 @@ inline uint32_t panels_for(uint32_t num_rows) { return (num_rows + kRows - 1) / 
 
 inline uint64_t aligned(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
-// The weights of one op, of each lane that has them; of "head" those of a group.
+// The shape of an op's weights in one lane; for "head", in one part of the vocabulary; for experts,
+// of one expert.
 struct Matrix {
     uint32_t num_columns;
     uint32_t panels_per_lane;
-    uint32_t panels_at_once;  // of a unit, which one block computes: 2 where two rows meet
+    uint32_t panels_at_once;  // of a work item, which one block computes: 2 where two rows meet
 };
 
 inline Matrix matrix_of(const KcclEngineModel& model, uint32_t kind) {
@@ -27,26 +30,94 @@ inline Matrix matrix_of(const KcclEngineModel& model, uint32_t kind) {
         case kKcclEngineOut: return {queries, panels_for(model.hidden), 1};
         case kKcclEngineGateUp: return {model.hidden, 2 * panels_for(model.ffn), 2};
         case kKcclEngineDown: return {model.ffn, panels_for(model.hidden), 1};
+        // The router has no lanes.
+        case kKcclEngineRouter: return {model.hidden, panels_for(model.num_experts), 1};
+        case kKcclEngineExpertGateUp: return matrix_of(model, kKcclEngineGateUp);
+        case kKcclEngineExpertDown: return matrix_of(model, kKcclEngineDown);
         case kKcclEngineHead:
             return {model.hidden, panels_for(model.vocab_size / model.num_head_groups), 1};
         default: return {0, 0, 1};
     }
 }
 
-// What the leading block tells all others about the next token.
+// Tells whether an op's matrices are those of experts.
+inline bool has_experts(const KcclEngineOp& op) {
+    return op.kind == kKcclEngineExpertGateUp || op.kind == kKcclEngineExpertDown;
+}
+
+// Where the panels of an op's weights lie.
+class Panels {
+  public:
+    struct Part {
+        uint32_t format, first, end;   // of the panels of a lane
+        uint64_t panel_bytes, offset;  // within a lane
+    };
+
+    Panels(const KcclEngineOp& op, const Matrix& matrix) : per_lane_(matrix.panels_per_lane) {
+        for (const KcclEnginePart& each : op.parts) {
+            if (num_ != 0 && each.first == 0) break;
+            if (num_ != 0) end_part(each.first);
+            parts_[num_++] = {each.format, each.first, 0,
+                              kFormats[each.format].panel_bytes(matrix.num_columns), lane_bytes_};
+        }
+        end_part(per_lane_);
+    }
+
+    // Returns the part that has a panel of a lane.
+    const Part& part_of(uint32_t in_lane) const {
+        const Part* part = parts_;
+        while (in_lane >= part->end) ++part;
+        return *part;
+    }
+
+    // Returns where a panel begins, counted over all lanes, in bytes.
+    uint64_t offset_of(uint32_t panel) const {
+        const uint32_t in_lane = panel % per_lane_;
+        const Part& part = part_of(in_lane);
+        return panel / per_lane_ * lane_bytes_ + part.offset +
+               (in_lane - part.first) * part.panel_bytes;
+    }
+
+    // Returns the bytes of a lane's panels.
+    uint64_t lane_bytes() const { return lane_bytes_; }
+
+  private:
+    void end_part(uint32_t end) {
+        Part& last = parts_[num_ - 1];
+        last.end = end;
+        lane_bytes_ += (end - last.first) * last.panel_bytes;
+    }
+
+    Part parts_[std::size(KcclEngineOp{}.parts)];
+    uint32_t num_ = 0, per_lane_;
+    uint64_t lane_bytes_ = 0;
+};
+
 struct Chosen {
     int32_t id;
     uint32_t end;
     double logprob;
 };
 
-// Offsets in the window, the same on all ranks.
+// What the leading block decides behind a pass, as it tells all other blocks.
+struct Round {
+    uint32_t num_tokens;  // chosen from the pass's logits, at least 1
+    uint32_t num_next;    // ids of the next pass; 0: the request has ended
+    Chosen tokens[kKcclEngineLogitColumns];
+    int32_t next[kKcclEngineLogitColumns];  // the last token, then the drafts
+
+    uint32_t num_drafts() const { return num_next > 1 ? num_next - 1 : 0; }
+    // Tells whether the token that the next pass chooses from column i is the draft for its place.
+    bool proposes(uint32_t i, int32_t id) const { return i < num_drafts() && next[i + 1] == id; }
+};
+
+// Offsets in the window. They are the same on all ranks.
 struct Window {
-    uint64_t embedding = 0;  // BF16 [row][hidden]: this rank's rows
+    uint64_t embedding = 0;  // as it is stored, [row][hidden]: this rank's rows
     uint64_t words;          // uint32 [block], a line each: team.h
-    uint64_t chosen;         // Chosen: rank 0's counts
+    uint64_t round;          // Round: rank 0's counts
     uint64_t cancelled;      // uint32: number of the request to be cancelled: rank 0's counts
-    uint64_t verdict;        // uint32: Pass::meet() has what it says; rank 0's counts
+    uint64_t verdict;        // uint32: the verdict of Pass::meet(); rank 0's counts
     uint64_t messages;       // float or BF16 [slot][lane][column][hidden, padded]
     uint64_t finals;         // float [lane][column][hidden, padded]: normalised residuals
     uint64_t logits;         // float [column of kKcclEngineLogitColumns][vocab_size, padded]
@@ -61,7 +132,7 @@ struct Window {
 // each other.
 inline uint32_t num_slots(const KcclEngineModel& model) { return 2 * model.num_in_flight + 4; }
 
-// The most lanes of one rank.
+// The most lanes that a rank has.
 inline uint32_t most_lanes(const KcclEngineModel& model, int world_size) {
     uint32_t most = 0;
     for (int rank = 0; rank < world_size; ++rank) {
@@ -91,9 +162,9 @@ inline Window window_of(const KcclEngineModel& model, int world_size) {
         end = aligned(end + bytes);
         return begin;
     };
-    at.embedding = add(uint64_t{most_rows(model, world_size)} * model.hidden * sizeof(uint16_t));
+    at.embedding = add(uint64_t{most_rows(model, world_size)} * model.embedding_row_bytes);
     at.words = add(kKcclEngineMaxBlocks * kLine);
-    at.chosen = add(sizeof(Chosen));
+    at.round = add(sizeof(Round));
     at.cancelled = add(sizeof(uint32_t));
     at.verdict = add(sizeof(uint32_t));
     at.messages = add(num_slots(model) * lanes * kColumns * message);

@@ -1,4 +1,4 @@
-// The end of a pass: the last norm, the head, and what tests and measurements read.
+// The end of a pass: the last norm, the head, and the outputs that tests and measurements read.
 #include <algorithm>
 
 #include "pass.h"
@@ -37,15 +37,15 @@ bool Pass::make_logits(uint32_t first, uint32_t num) {
     const Columns in = {finals_.get(), has_one_head() ? 0 : kKcclEngineLogitColumns * stride,
                         stride};
     auto* logits = reinterpret_cast<float*>(team_.window[team_.comm.rank] + at_.logits);
-    multiply(head, in, num,
-             [&](uint32_t group, uint32_t unit, uint32_t, uint32_t columns, const float* products) {
-                 const uint32_t row = unit * kRows, left = std::min(rows - row, uint32_t{kRows});
-                 for (uint32_t c = 0; c < columns; ++c) {
-                     std::copy_n(
-                         products + c * kPanels * kRows, left,
-                         logits + uint64_t{c} * padded(model_.vocab_size) + group * rows + row);
-                 }
-             });
+    multiply(
+        head, in, num,
+        [&](uint32_t group, uint32_t work_item, uint32_t, uint32_t columns, const float* products) {
+            const uint32_t row = work_item * kRows, left = std::min(rows - row, uint32_t{kRows});
+            for (uint32_t c = 0; c < columns; ++c) {
+                std::copy_n(products + c * kPanels * kRows, left,
+                            logits + uint64_t{c} * padded(model_.vocab_size) + group * rows + row);
+            }
+        });
     return meet();
 }
 
@@ -80,6 +80,20 @@ void Pass::read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out)
         case kKcclEngineGateUp:
             std::copy_n(memory_.activated.get() + row * memory_.ffn_stride, model_.ffn, out);
             break;
+        case kKcclEngineRouter: {
+            const auto* bias = reinterpret_cast<const float*>(op.bias);
+            std::copy_n(memory_.routed.get() + column * memory_.routed_stride, model_.num_experts,
+                        out);
+            if (bias != nullptr) compute_.add_scaled(out, bias, 1.0f, model_.num_experts);
+            break;
+        }
+        case kKcclEngineExpertGateUp:
+            for (uint32_t place = 0; place < model_.num_chosen; ++place) {
+                std::copy_n(memory_.activated.get() + row * memory_.ffn_stride +
+                                uint64_t{place} * padded(model_.ffn),
+                            model_.ffn, out + uint64_t{place} * model_.ffn);
+            }
+            break;
         case kKcclEngineFinal:
             std::copy_n(finals_.get() + (uint64_t{i} * kKcclEngineLogitColumns + column) *
                                             memory_.hidden_stride,
@@ -92,13 +106,13 @@ void Pass::read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out)
 uint32_t Pass::stream() const {
     uint32_t seen = 0;
     for (uint32_t i = 0; i < model_.num_ops; ++i) {
-        const KcclEngineOp& op = ops_[i];
-        if (op.weights == 0) continue;
-        const Matrix matrix = matrix_of(op);
-        const uint64_t bytes = panel_elements(matrix.num_columns) * matrix.panels_at_once * 2;
-        const Share units = share(op);
-        seen ^= compute_.touch(reinterpret_cast<const uint8_t*>(op.weights) + units.first * bytes,
-                               (units.end - units.first) * bytes);
+        const std::span<const uint8_t> own = own_weights(ops_[i]);
+        // A token reads as many experts as it passes, and these are as large as any others.
+        const uint32_t products = has_experts(ops_[i]) ? model_.num_chosen : 1;
+        const uint64_t stride = products == 1 ? 0 : weights_of(ops_[i], 1) - ops_[i].weights;
+        for (uint32_t product = 0; product < products; ++product) {
+            seen ^= compute_.touch(own.data() + product * stride, own.size());
+        }
     }
     return seen;
 }

@@ -1,11 +1,12 @@
-// Memory of one rank that its blocks share, outside the window. Why nothing is overwritten too
-// early: between two ops that write the same buffer all blocks of the rank wait for each other, at
-// least six times a layer.
+// Memory of one rank that its blocks share, outside the window. Nothing is overwritten too early,
+// because all blocks of the rank wait for each other at least six times a layer, and so between two
+// ops that write the same buffer.
 #pragma once
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 
@@ -20,8 +21,8 @@ template <class T>
 using Array = std::unique_ptr<T[], Free>;
 using Floats = Array<float>;
 
-// As many zeros as the product of the factors; null if there is no memory for them. Large arrays
-// come as fresh pages, which cost no memory before they are written.
+// Returns zeros, as many as the product of the factors, or null if there is no memory. Large arrays
+// come as fresh pages, which take no memory before they are written.
 template <class T = float, class... Factors>
 Array<T> zeros(Factors... factors) {
     uint64_t count = 1;
@@ -31,8 +32,8 @@ Array<T> zeros(Factors... factors) {
     return Array<T>(static_cast<T*>(std::calloc(count != 0 ? count : 1, sizeof(T))));
 }
 
-// Asks for huge pages: streaming through them looks up fewer translations. Only speed is lost where
-// there are none.
+// Asks for huge pages, because reading through them needs fewer address translations. Without them
+// only speed is lost.
 template <class T>
 void prefer_huge_pages(const Array<T>& array, uint64_t count) {
     const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -48,48 +49,78 @@ struct RankMemory {
     RankMemory(const KcclEngineModel& model, uint32_t num_lanes)
         : qkv_stride(padded((model.heads + 2 * model.kv_heads) * model.head_dim)),
           attended_stride(padded(model.heads * model.head_dim)),
-          ffn_stride(padded(model.ffn)),
+          ffn_stride(padded(model.ffn) * std::max(model.num_chosen, 1u)),
           hidden_stride(padded(model.hidden)),
+          routed_stride(padded(model.num_experts)),
           key_stride(uint64_t{padded(model.context)} * model.head_dim),
           value_stride(uint64_t{padded(model.context)} * padded(model.head_dim)),
           num_kv(uint64_t{num_lanes} * model.kv_heads),
           num_residuals(model.num_residuals == 1 ? 1 : num_lanes),
+          num_layers(model.num_layers),
           qkv(zeros(kColumns, num_lanes, qkv_stride)),
           attended(zeros(kColumns, num_lanes, attended_stride)),
           activated(zeros(kColumns, num_lanes, ffn_stride)),
           own(zeros(kColumns, num_lanes, hidden_stride)),
+          routed(zeros(kColumns, routed_stride)),
           residuals(zeros(num_residuals, kColumns, hidden_stride)),
           normed(zeros(num_residuals, kColumns, hidden_stride)),
-          keys(zeros(model.num_layers, num_kv, key_stride)),
-          values(zeros(model.num_layers, num_kv, value_stride)) {
-        prefer_huge_pages(keys, model.num_layers * num_kv * key_stride);
-        prefer_huge_pages(values, model.num_layers * num_kv * value_stride);
+          keys(zeros(model.num_slots, model.num_layers, num_kv, key_stride)),
+          values(zeros(model.num_slots, model.num_layers, num_kv, value_stride)) {
+        prefer_huge_pages(keys, model.num_slots * model.num_layers * num_kv * key_stride);
+        prefer_huge_pages(values, model.num_slots * model.num_layers * num_kv * value_stride);
     }
 
     bool is_complete() const {
-        return qkv && attended && activated && own && residuals && normed && keys && values;
+        return qkv && attended && activated && own && routed && residuals && normed && keys &&
+               values;
     }
+    // This is the slot that the request already uses.
     float* keys_of(uint32_t layer, uint64_t kv) const {
-        return keys.get() + (layer * num_kv + kv) * key_stride;
+        return keys.get() + vector_of(slot, layer, kv) * key_stride;
     }
     float* values_of(uint32_t layer, uint64_t kv) const {
-        return values.get() + (layer * num_kv + kv) * value_stride;
+        return values.get() + vector_of(slot, layer, kv) * value_stride;
     }
 
-    const uint64_t qkv_stride, attended_stride, ffn_stride, hidden_stride;
+    // Gives a request its slot, and copies the first positions of another slot into it. No block
+    // may work meanwhile.
+    void use(uint32_t the_slot, uint32_t source, uint32_t num_positions, uint32_t head_dim) {
+        const auto copy = [&](const Floats& of, uint64_t stride, uint64_t count) {
+            for (uint32_t layer = 0; layer < num_layers; ++layer) {
+                for (uint64_t kv = 0; kv < num_kv; ++kv) {
+                    std::copy_n(of.get() + vector_of(source, layer, kv) * stride, count,
+                                of.get() + vector_of(the_slot, layer, kv) * stride);
+                }
+            }
+        };
+        if (the_slot != source) {
+            copy(keys, key_stride, uint64_t{padded(num_positions)} * head_dim);
+            copy(values, value_stride, uint64_t{num_positions} * padded(head_dim));
+        }
+        slot = the_slot;
+    }
+
+    const uint64_t qkv_stride, attended_stride, ffn_stride, hidden_stride, routed_stride;
     const uint64_t key_stride, value_stride, num_kv;
-    const uint32_t num_residuals;
+    const uint32_t num_residuals, num_layers;
     // All [lane][column][stride].
     const Floats qkv;        // queries, keys, values
-    const Floats attended;   // what attention gives
-    const Floats activated;  // what the MLP's first half gives
+    const Floats attended;   // output of attention
+    const Floats activated;  // output of the MLP's first half; of each chosen expert, padded
     const Floats own;        // a module's output, unrounded
+    const Floats routed;     // [column][stride]: the router's logits, without biases
     // [residual][column][stride], for runs of several columns: pass.h.
     const Floats residuals;
     const Floats normed;
-    // [layer][lane and KV head]: compute.h.
+    // [slot][layer][lane and KV head]: compute.h.
     const Floats keys;
     const Floats values;
+    uint32_t slot = 0;
+
+  private:
+    uint64_t vector_of(uint32_t the_slot, uint32_t layer, uint64_t kv) const {
+        return (uint64_t{the_slot} * num_layers + layer) * num_kv + kv;
+    }
 };
 
 }  // namespace kccl::engine

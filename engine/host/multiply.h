@@ -1,32 +1,30 @@
-// multiply() for the instruction set that the compiler's flags name. Its struct Vector has kWidth
-// rows; kTile says how many sums, of an even and an odd register each, fill the registers. They are
-// those of at most kTileColumns columns: a square tile needs the fewest loads.
+// multiply() for the instruction set that the compiler's flags name. The instruction set's struct
+// Vector has kWidth rows. kTile is the number of sums, of an even and an odd register each, that
+// fill the registers. They belong to at most kTileColumns columns, because a square tile needs the
+// fewest loads.
 #pragma once
 
 #include <algorithm>
 
+#include "multiply_groups.h"
 #include "products.h"
-#include "vector.h"
 
 namespace kccl::engine {
 namespace {
 
-// Decoding reads weights from memory as fast as it can. So it takes them in the order in which they
-// lie, a panel at a time, and asks for them this far ahead. Measured: bench/LOG.md.
-constexpr uint64_t kAheadBytes = 8192;
-
-// The sums of a few vectors of rows, all of COLUMNS columns. Decoding asks for weights just ahead.
-// With several columns a call reads its panels several times, and meanwhile those of the next call
-// come into the L2 cache.
-template <int VECTORS, int COLUMNS, bool DECODES>
-inline void multiply_tile(const uint16_t* panels, uint64_t elements, uint32_t num_pairs,
+// Computes the sums of a few vectors of rows, for COLUMNS columns. Decoding asks for weights just
+// ahead. With several columns a call reads its panels several times, and meanwhile those of the
+// next call come into the L2 cache.
+template <class F, int VECTORS, int COLUMNS, bool DECODES>
+inline void multiply_tile(const uint8_t* panels, uint64_t panel_bytes, uint32_t num_pairs,
                           const float* x, uint64_t stride, float* out) {
     constexpr int kPerPanel = kRows / Vector::kWidth;
     typename Vector::Floats even[VECTORS][COLUMNS], odd[VECTORS][COLUMNS];
-    const uint16_t* at[VECTORS];
+    const uint8_t* at[VECTORS];
     KCCL_ENGINE_UNROLL
     for (int v = 0; v < VECTORS; ++v) {
-        at[v] = panels + v / kPerPanel * elements + v % kPerPanel * Vector::kWidth * 2;
+        at[v] =
+            panels + v / kPerPanel * panel_bytes + v % kPerPanel * Vector::kWidth * F::kRowBytes;
         KCCL_ENGINE_UNROLL
         for (int c = 0; c < COLUMNS; ++c) even[v][c] = odd[v][c] = Vector::zero();
     }
@@ -34,15 +32,15 @@ inline void multiply_tile(const uint16_t* panels, uint64_t elements, uint32_t nu
         KCCL_ENGINE_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
             typename Vector::Floats of_even, of_odd;
-            const uint16_t* from = at[v] + uint64_t{pair} * 2 * kRows;
+            const uint8_t* from = at[v] + uint64_t{pair / F::kPairs} * F::kPieceBytes;
             if (v % kPerPanel == 0) {
                 if constexpr (DECODES) {
-                    __builtin_prefetch(reinterpret_cast<const uint8_t*>(from) + kAheadBytes);
+                    __builtin_prefetch(from + kAheadBytes);
                 } else {
-                    __builtin_prefetch(from + kPanels * elements, 0, 2);
+                    __builtin_prefetch(from + kPanels * panel_bytes, 0, 2);
                 }
             }
-            Vector::load(from, &of_even, &of_odd);
+            F::template load<Vector>(from, pair % F::kPairs, &of_even, &of_odd);
             KCCL_ENGINE_UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
                 const float* factors = x + c * stride + uint64_t{pair} * 2;
@@ -61,41 +59,55 @@ inline void multiply_tile(const uint16_t* panels, uint64_t elements, uint32_t nu
     }
 }
 
-// In tiles that fill the registers.
-template <int COLUMNS>
-void multiply_columns(const uint16_t* panels, int num_panels, uint32_t num_pairs, const float* x,
+// The sums are computed in tiles that fill the registers.
+template <class F, int COLUMNS>
+void multiply_columns(const uint8_t* panels, int num_panels, uint32_t num_pairs, const float* x,
                       uint64_t stride, float* out) {
     constexpr int kColumns = std::min(COLUMNS, Vector::kTileColumns);
     constexpr int kPerPanel = kRows / Vector::kWidth;
     constexpr int kMost = COLUMNS == 1 ? kPerPanel : kPanels * kPerPanel;
     constexpr int kVectors = std::min(Vector::kTile / kColumns, kMost);
-    const uint64_t elements = uint64_t{num_pairs} * 2 * kRows;
+    const uint64_t bytes = panel_bytes<F>(2 * num_pairs);
     const int total = num_panels * kPerPanel;
     // A tile begins where a panel does, or lies within one.
     const auto start = [&](int v) {
-        return panels + v / kPerPanel * elements + v % kPerPanel * Vector::kWidth * 2;
+        return panels + v / kPerPanel * bytes + v % kPerPanel * Vector::kWidth * F::kRowBytes;
     };
     for (int c = 0; c < COLUMNS; c += kColumns) {
         float* to = out + c * kPanels * kRows;
         int v = 0;
         for (; v + kVectors <= total; v += kVectors) {
-            multiply_tile<kVectors, kColumns, COLUMNS == 1>(
-                start(v), elements, num_pairs, x + c * stride, stride, to + v * Vector::kWidth);
+            multiply_tile<F, kVectors, kColumns, COLUMNS == 1>(
+                start(v), bytes, num_pairs, x + c * stride, stride, to + v * Vector::kWidth);
         }
         for (; v < total; ++v) {
-            multiply_tile<1, kColumns, COLUMNS == 1>(start(v), elements, num_pairs, x + c * stride,
-                                                     stride, to + v * Vector::kWidth);
+            multiply_tile<F, 1, kColumns, COLUMNS == 1>(start(v), bytes, num_pairs, x + c * stride,
+                                                        stride, to + v * Vector::kWidth);
         }
     }
 }
 
-void multiply(const uint16_t* panels, int num_panels, uint32_t num_pairs, const float* x,
+template <class F, int COLUMNS>
+void multiply_columns_of(const uint8_t* panels, int num_panels, uint32_t num_pairs, const float* x,
+                         uint64_t stride, float* out) {
+    if constexpr (requires { F::kGroupColumns; }) {
+        multiply_groups<F, COLUMNS>(panels, num_panels, num_pairs, x, stride, out);
+    } else if constexpr (F::kIsInteger) {
+        multiply_integers<F, COLUMNS>(panels, num_panels, num_pairs, x, stride, out);
+    } else {
+        multiply_columns<F, COLUMNS>(panels, num_panels, num_pairs, x, stride, out);
+    }
+}
+
+template <class F>
+void multiply(const uint8_t* panels, int num_panels, uint32_t num_pairs, const float* x,
               uint64_t stride, int num_columns, float* out) {
     switch (padded_columns(num_columns)) {
-        case 1: return multiply_columns<1>(panels, num_panels, num_pairs, x, stride, out);
-        case 2: return multiply_columns<2>(panels, num_panels, num_pairs, x, stride, out);
-        case 4: return multiply_columns<4>(panels, num_panels, num_pairs, x, stride, out);
-        default: return multiply_columns<kGroup>(panels, num_panels, num_pairs, x, stride, out);
+        case 1: return multiply_columns_of<F, 1>(panels, num_panels, num_pairs, x, stride, out);
+        case 2: return multiply_columns_of<F, 2>(panels, num_panels, num_pairs, x, stride, out);
+        case 4: return multiply_columns_of<F, 4>(panels, num_panels, num_pairs, x, stride, out);
+        default:
+            return multiply_columns_of<F, kGroup>(panels, num_panels, num_pairs, x, stride, out);
     }
 }
 

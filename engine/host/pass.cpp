@@ -6,13 +6,8 @@
 namespace kccl::engine {
 namespace {
 
-// How much of the next product a block asks for ahead of time.
+// The number of bytes of the next product that a block prefetches.
 constexpr uint64_t kFirstBytes = 8192;
-
-float bf16(uint16_t bits) {
-    const uint32_t word = uint32_t{bits} << 16;
-    return platform::bit_cast<float>(word);
-}
 
 }  // namespace
 
@@ -31,19 +26,34 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
       residuals_(zeros(memory.num_residuals, memory.hidden_stride)),
       normed_(zeros(memory.num_residuals, memory.hidden_stride)),
       finals_(zeros(model.num_residuals, kKcclEngineLogitColumns, memory.hidden_stride)),
-      scores_(zeros(kQueries, padded(model.context))) {
+      scores_(zeros(kQueries, padded(model.context))),
+      digits_(zeros<DigitGroup>(kColumns, most_groups())),
+      routes_(model),
+      gathered_(model.num_experts == 0
+                    ? zeros(1)
+                    : zeros(std::max(num_lanes_, 1u), kColumns,
+                            std::max(memory.hidden_stride, uint64_t{padded(model.ffn)}))) {
     if (!first_weights_) return;
-    const auto first_of = [&](const KcclEngineOp& op) {
-        const Matrix matrix = matrix_of(op);
-        return reinterpret_cast<const uint8_t*>(op.weights) +
-               panel_elements(matrix.num_columns) * 2 * matrix.panels_at_once * share(op).first;
-    };
     for (uint32_t i = 0; i < model.num_ops; ++i) {
         uint32_t next = i;
         do next = (next + 1) % model.num_ops;
         while (ops_[next].weights == 0 && next != i);
-        first_weights_[i] = first_of(ops_[next]);
+        // Which experts come is not known before the router's op has run.
+        if (!has_experts(ops_[next])) first_weights_[i] = own_weights(ops_[next]).data();
     }
+}
+
+// Returns the most groups of digits that any product of an integer format multiplies.
+uint64_t Pass::most_groups() const {
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < model_.num_ops; ++i) {
+        if (ops_[i].weights == 0) continue;
+        for (const KcclEnginePart& part : ops_[i].parts) {
+            if (compute_.prepare[part.format] == nullptr) continue;
+            most = std::max(most, uint64_t{matrix_of(ops_[i]).num_columns} / kDigitGroup);
+        }
+    }
+    return most;
 }
 
 // ---- Steps --------------------------------------------------------------------------------------
@@ -71,23 +81,41 @@ bool Pass::meet(bool* is_cancelled) {
 
 // ---- Products -----------------------------------------------------------------------------------
 
-// The units of an op that this block computes, counted over all lanes of the rank.
+// Returns the work items of an op, or of one expert, that this block computes, counted over all
+// lanes of the rank.
 Share Pass::share(const KcclEngineOp& op) const {
     const Matrix matrix = matrix_of(op);
     const int rank = team_.comm.rank;
-    const uint32_t total = op.kind == kKcclEngineHead
-                               ? model_.first_panel[rank + 1] - model_.first_panel[rank]
-                               : num_lanes_ * (matrix.panels_per_lane / matrix.panels_at_once);
+    uint32_t total = num_lanes_ * (matrix.panels_per_lane / matrix.panels_at_once);
+    if (op.kind == kKcclEngineHead) {
+        total = model_.first_panel[rank + 1] - model_.first_panel[rank];
+    }
+    if (op.kind == kKcclEngineRouter) total = matrix.panels_per_lane;
     return share_of(total, block_.index(), team_.num_blocks);
 }
 
-// Asks for the first weights of the next product while the blocks wait for each other.
+std::span<const uint8_t> Pass::own_weights(const KcclEngineOp& op) const {
+    if (op.weights == 0) return {};
+    const Matrix matrix = matrix_of(op);
+    const Panels panels(op, matrix);
+    const uint32_t first = first_panel(op);
+    const Share own = share(op);
+    const auto offset_of = [&](uint64_t work_item) {
+        return panels.offset_of(first + static_cast<uint32_t>(work_item) * matrix.panels_at_once) -
+               panels.offset_of(first);
+    };
+    return {reinterpret_cast<const uint8_t*>(op.weights) + offset_of(own.first),
+            offset_of(own.end) - offset_of(own.first)};
+}
+
+// Prefetches the first weights of the next product while the blocks wait for each other.
 void Pass::prefetch(const KcclEngineOp& op) const {
     const auto* first = first_weights_[static_cast<size_t>(&op - ops_)];
+    if (first == nullptr) return;
     for (uint64_t at = 0; at < kFirstBytes; at += 64) __builtin_prefetch(first + at);
 }
 
-// Normalises the residuals. False: a wait failed.
+// Normalises the residuals. Returns false if a wait failed.
 bool Pass::norm_columns(const float* norm) {
     const Share own = own_columns();
     for (uint64_t i = own.first; i < own.end; ++i) {
@@ -114,7 +142,13 @@ bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t las
         switch (op.kind) {
             case kKcclEngineQkv: is_fine = qkv(op); break;
             case kKcclEngineAttend: is_fine = attend(op); break;
-            case kKcclEngineGateUp: is_fine = gate_up(op); break;
+            case kKcclEngineGateUp: is_fine = swiglu(op); break;
+            case kKcclEngineRouter: is_fine = route(op); break;
+            case kKcclEngineExpertGateUp: is_fine = expert_gate_up(op); break;
+            case kKcclEngineExpertDown:
+                expert_down(op);
+                is_fine = add_messages<float>(op);
+                break;
             case kKcclEngineOut:
             case kKcclEngineDown:
                 is_fine =
@@ -134,22 +168,22 @@ void Pass::embed(const int32_t* ids) {
         const auto id = static_cast<uint32_t>(ids[i % num_]);
         int rank = 0;
         while (id >= model_.first_row[rank + 1]) ++rank;
-        const auto* row = reinterpret_cast<const uint16_t*>(team_.window[rank] + at_.embedding) +
-                          uint64_t{id - model_.first_row[rank]} * model_.hidden;
-        float* x = residuals() + i * memory_.hidden_stride;
-        for (uint32_t k = 0; k < model_.hidden; ++k) x[k] = bf16(row[k]);
+        const auto* row = reinterpret_cast<const uint8_t*>(team_.window[rank] + at_.embedding) +
+                          uint64_t{id - model_.first_row[rank]} * model_.embedding_row_bytes;
+        kFormats[ops_[0].parts[0].format].widen(row, model_.hidden,
+                                                residuals() + i * memory_.hidden_stride);
     }
 }
 
 bool Pass::qkv(const KcclEngineOp& op) {
     if (!norm_columns(reinterpret_cast<const float*>(op.norm))) return false;
     multiply(op, normed_columns(), num_,
-             [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
+             [&](uint32_t lane, uint32_t work_item, uint32_t column, uint32_t columns,
                  const float* products) {
                  for (uint32_t c = 0; c < columns; ++c) {
                      float* to = memory_.qkv.get() +
                                  (uint64_t{lane} * kColumns + column + c) * memory_.qkv_stride;
-                     std::copy_n(products + c * kPanels * kRows, kRows, to + unit * kRows);
+                     std::copy_n(products + c * kPanels * kRows, kRows, to + work_item * kRows);
                  }
              });
     if (!block_.await_rank(publish())) return false;
@@ -157,7 +191,7 @@ bool Pass::qkv(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
-// Adds biases, normalises and turns queries and keys, and appends keys and values to the cache.
+// Adds biases, normalises and rotates queries and keys, and appends keys and values to the cache.
 void Pass::prepare_heads(const KcclEngineOp& op) {
     const uint32_t d = model_.head_dim, per_lane = model_.heads + 2 * model_.kv_heads;
     const auto* cosines = reinterpret_cast<const float*>(model_.cosines);
@@ -196,7 +230,8 @@ void Pass::prepare_heads(const KcclEngineOp& op) {
 
 bool Pass::attend(const KcclEngineOp& op) {
     const uint32_t d = model_.head_dim, group = model_.heads / model_.kv_heads;
-    // Queries that share a KV head stand side by side: [lane][KV head][column][query head].
+    const auto* sinks = reinterpret_cast<const float*>(op.sinks);
+    // Queries that share a KV head lie next to each other: [lane][KV head][column][query head].
     const uint32_t together = num_ * group;
     const Share all =
         share_of(num_lanes_ * model_.kv_heads * together, block_.index(), team_.num_blocks);
@@ -209,9 +244,11 @@ bool Pass::attend(const KcclEngineOp& op) {
             const uint32_t head = kv % model_.kv_heads * group + i % group;
             const uint64_t row = uint64_t{lane} * kColumns + c, at = uint64_t{head} * d;
             const uint32_t end = position_ + c + 1;
-            queries[q] = {memory_.qkv.get() + row * memory_.qkv_stride + at,
-                          memory_.attended.get() + row * memory_.attended_stride + at,
-                          op.window != 0 && end > op.window ? end - op.window : 0, end};
+            queries[q] = {
+                memory_.qkv.get() + row * memory_.qkv_stride + at,
+                memory_.attended.get() + row * memory_.attended_stride + at,
+                op.window != 0 && end > op.window ? end - op.window : 0, end,
+                op.sinks != 0 ? sinks[uint64_t{lane} * model_.heads + head] : -__builtin_inff()};
         }
         compute_.attend(queries, static_cast<int>(some),
                         {memory_.keys_of(op.layer, kv), memory_.values_of(op.layer, kv), d,
@@ -221,42 +258,48 @@ bool Pass::attend(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
-// Adds the biases of a unit's rows to what it has of the gate, and of "up" behind it.
-void Pass::add_biases(const KcclEngineOp& op, uint32_t lane, uint32_t unit, float* gate) const {
-    const uint32_t first = unit * kRows, num = std::min(model_.ffn - first, uint32_t{kRows});
-    const auto* bias = reinterpret_cast<const float*>(op.bias) + uint64_t{lane} * 2 * model_.ffn;
-    compute_.add_scaled(gate, bias + first, 1.0f, num);
-    compute_.add_scaled(gate + kRows, bias + model_.ffn + first, 1.0f, num);
+// Computes a work item's features from its rows of the gate, and of "up" behind them. lane: counted
+// over all experts before.
+void Pass::activate(const KcclEngineOp& op, uint64_t lane, uint32_t work_item,
+                    const float* products, float* activated) const {
+    const uint32_t first = work_item * kRows, num = std::min(model_.ffn - first, uint32_t{kRows});
+    alignas(64) float gate[2 * kRows];
+    float* const up = gate + kRows;
+    std::copy_n(products, 2 * kRows, gate);
+    if (op.bias != 0) {
+        const auto* bias = reinterpret_cast<const float*>(op.bias) + lane * 2 * model_.ffn;
+        compute_.add_scaled(gate, bias + first, 1.0f, num);
+        compute_.add_scaled(up, bias + model_.ffn + first, 1.0f, num);
+    }
+    if (model_.swiglu_limit == 0.0f) return compute_.swiglu(gate, up, kRows, activated + first);
+    compute_.swiglu_limited(gate, up, model_.swiglu_limit, kRows, activated + first);
 }
 
-bool Pass::gate_up(const KcclEngineOp& op) {
+bool Pass::swiglu(const KcclEngineOp& op) {
     if (!norm_columns(reinterpret_cast<const float*>(op.norm))) return false;
     multiply(op, normed_columns(), num_,
-             [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
+             [&](uint32_t lane, uint32_t work_item, uint32_t column, uint32_t columns,
                  const float* products) {
                  for (uint32_t c = 0; c < columns; ++c) {
-                     alignas(64) float gate[2 * kRows];
-                     std::copy_n(products + c * kPanels * kRows, 2 * kRows, gate);
-                     if (op.bias != 0) add_biases(op, lane, unit, gate);
-                     float* to = memory_.activated.get() +
-                                 (uint64_t{lane} * kColumns + column + c) * memory_.ffn_stride;
-                     compute_.swiglu(gate, gate + kRows, kRows, to + unit * kRows);
+                     activate(op, lane, work_item, products + c * kPanels * kRows,
+                              memory_.activated.get() +
+                                  (uint64_t{lane} * kColumns + column + c) * memory_.ffn_stride);
                  }
              });
     return block_.await_rank(publish());
 }
 
-// Adds what a module gave to residual i of a column. messages: of each lane, the first column.
+// Adds a module's output to residual i of a column. messages: of each lane, the first column.
 template <class Element>
 void Pass::add_outputs(const KcclEngineOp& op, const Element* const* messages, uint32_t i,
                        uint32_t column) {
     const uint64_t stride = memory_.hidden_stride;
-    const bool is_blocking = op.is_blocking != 0;
+    const bool is_blocking = op.rule.is_blocking != 0;
     float* x = residual(i, column);
     if (!is_blocking) {
         const float* own = memory_.own.get() + (uint64_t{i} * kColumns + column) * stride;
-        compute_.add_scaled(x, own, op.own_scale, model_.hidden);
-        if (op.receives < 0) return;
+        compute_.add_scaled(x, own, op.rule.own_scale, model_.hidden);
+        if (op.rule.receives < 0) return;
     }
     const Element* arrays[kKcclEngineMaxLanes + 1];
     int num = 0;
@@ -266,27 +309,30 @@ void Pass::add_outputs(const KcclEngineOp& op, const Element* const* messages, u
     }
     // Models that round messages have no biases.
     if constexpr (std::is_same_v<Element, float>) {
-        if (op.bias != 0) arrays[num++] = reinterpret_cast<const float*>(op.bias);
+        if (op.bias != 0) {
+            arrays[num++] =
+                has_experts(op) ? expert_bias(op, column) : reinterpret_cast<const float*>(op.bias);
+        }
     }
     if (num != 0) add_sum(x, arrays, num);
 }
 
-// A module's last product, its messages, and the residual after it: program.py has the rule.
+// Runs a module's last product, sends its messages, and computes the residual after it: program.py
+// has the rule.
 template <class Element>
 bool Pass::exchange(const KcclEngineOp& op) {
     const bool is_attention = op.kind == kKcclEngineOut;
     const float* in = (is_attention ? memory_.attended : memory_.activated).get();
     const uint64_t in_stride = is_attention ? memory_.attended_stride : memory_.ffn_stride;
-    const uint32_t slots = num_slots(model_);
-    const uint32_t module = op.module;
-    const bool has_message = op.sends != 0 || op.is_blocking != 0;
+    const uint32_t slot = op.module % num_slots(model_);
+    const bool has_message = op.rule.sends != 0 || op.rule.is_blocking != 0;
     multiply(op, {in, kColumns * in_stride, in_stride}, num_,
-             [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
+             [&](uint32_t lane, uint32_t work_item, uint32_t column, uint32_t columns,
                  const float* products) {
                  const uint64_t at = (uint64_t{lane} * kColumns + column) * memory_.hidden_stride;
-                 float* own = memory_.own.get() + at + unit * kRows;
-                 Element* to = own_in_window<Element>(at_.messages, module % slots, lane, column) +
-                               unit * kRows;
+                 float* own = memory_.own.get() + at + work_item * kRows;
+                 Element* to =
+                     own_in_window<Element>(at_.messages, slot, lane, column) + work_item * kRows;
                  for (uint32_t c = 0; c < columns; ++c, own += memory_.hidden_stride) {
                      const float* from = products + c * kPanels * kRows;
                      std::copy_n(from, kRows, own);
@@ -295,15 +341,25 @@ bool Pass::exchange(const KcclEngineOp& op) {
                      to += memory_.hidden_stride;
                  }
              });
+    return add_messages<Element>(op);
+}
+
+// Publishes a module's messages, and computes the residual after it.
+template <class Element>
+bool Pass::add_messages(const KcclEngineOp& op) {
+    const uint32_t module = op.module, slots = num_slots(model_);
     const uint32_t step = steps_of_modules_[module] = publish();
-    if (!(op.is_blocking != 0 ? block_.await_all(step) : block_.await_rank(step))) return false;
-    if (op.receives >= 0 && !block_.await_all(steps_of_modules_[op.receives])) return false;
-    const uint32_t from = op.is_blocking != 0 ? module : static_cast<uint32_t>(op.receives);
+    if (!(op.rule.is_blocking != 0 ? block_.await_all(step) : block_.await_rank(step)))
+        return false;
+    if (op.rule.receives >= 0 && !block_.await_all(steps_of_modules_[op.rule.receives]))
+        return false;
+    const uint32_t from =
+        op.rule.is_blocking != 0 ? module : static_cast<uint32_t>(op.rule.receives);
     const Element* messages[kKcclEngineMaxLanes];
     for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
         messages[lane] = in_window<Element>(at_.messages, from % slots, lane, 0);
     }
-    // The residuals of a column in a row, because they take the same messages.
+    // The residuals of a column come one after another, because they take the same messages.
     const Share share = own_columns();
     for (uint32_t c = 0; c < num_; ++c) {
         for (uint32_t i = c; i < share.end; i += num_) {

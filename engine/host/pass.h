@@ -1,63 +1,69 @@
-// A block's part in one pass of the program over a few positions.
+// A block's part of a forward pass: one run of the program's ops over a few positions.
 #pragma once
 
 #include <algorithm>
+#include <span>
 
 #include "memory.h"
+#include "routes.h"
 #include "team.h"
 
 namespace kccl::engine {
 
-// What a product takes: columns of activations.
+// The input of a product: columns of activations.
 struct Columns {
     const float* first;
     uint64_t lane_stride;  // 0: all lanes take the same
     uint64_t stride;       // between columns
 };
 
-// One block. All blocks of all ranks make the same calls.
+// A forward pass as one block runs it. All blocks of all ranks make the same calls.
 class Pass {
   public:
     Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Window& at,
          const RankMemory& memory, uint32_t block);
 
     // Runs ops 0 to `last_op`, but not "final" and "head". num: at most kColumns ids for the
-    // positions from `position` on. False: a wait failed, and nothing may follow.
+    // positions from `position` on. Returns false if a wait failed. Then no further call is
+    // allowed.
     bool run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t last_op);
 
-    // "final" and "head" for columns [first, first + num) of the last run, num at most
+    // Runs "final" and "head" for columns [first, first + num) of the last run, num at most
     // kKcclEngineLogitColumns. On return every rank's window has its rows.
     bool make_logits(uint32_t first, uint32_t num);
 
     // Collects the logits of a column of make_logits(), [vocab_size].
     void read_logits(uint32_t column, float* out) const;
 
-    // The output of one op for column `column` of the last run, which ended with it: the i-th of
-    // this rank's lanes, or the i-th residual. Only block 0 of a rank.
+    // Writes the output of one op for column `column` of the last run, which ended with that op:
+    // the i-th of this rank's lanes, or the i-th residual. Called only by block 0 of a rank.
     void read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out) const;
 
-    // Publishes what this block wrote, and waits for all blocks of all ranks.
+    // Publishes the writes of this block, and waits for all blocks of all ranks.
     bool meet();
-    // As meet(). *is_cancelled: in, on the leading block, whether the request is to end; out, on
-    // all blocks, what the leading block said.
+    // Does what meet() does, and agrees on a cancellation. *is_cancelled: the leading block sets it
+    // before the call if the request is to end. After the call, all blocks have the leading block's
+    // value.
     bool meet(bool* is_cancelled);
-    // Publishes; returns the step.
+    // Publishes the writes of this block. Returns the number of the step.
     uint32_t publish();
     Block& block() { return block_; }
 
-    // Reads this block's weights and does nothing else.
+    // Reads this block's weights, and does nothing else.
     uint32_t stream() const;
 
     uint32_t num_lanes() const { return num_lanes_; }
 
-    // Whether there was memory for it. Nothing else may be called if not.
+    // Tells whether there was enough memory. If not, no other function may be called.
     bool is_complete() const {
-        return steps_of_modules_ && first_weights_ && residuals_ && normed_ && finals_ && scores_;
+        return steps_of_modules_ && first_weights_ && residuals_ && normed_ && finals_ && scores_ &&
+               digits_ && routes_.is_complete() && gathered_;
     }
 
   private:
     Matrix matrix_of(const KcclEngineOp& op) const { return engine::matrix_of(model_, op.kind); }
     Share share(const KcclEngineOp& op) const;
+    uint64_t most_groups() const;
 
     void embed(const int32_t* ids);
     bool qkv(const KcclEngineOp& op);
@@ -68,7 +74,7 @@ class Pass {
     template <class Element>
     void add_outputs(const KcclEngineOp& op, const Element* const* messages, uint32_t i,
                      uint32_t column);
-    // Messages are BF16 or FP32.
+    // Messages have elements of BF16 or FP32.
     void write_message(const float* from, uint16_t* to) const {
         compute_.round_to_bf16(from, kRows, to);
     }
@@ -79,22 +85,49 @@ class Pass {
     void add_sum(float* x, const float* const* messages, int num) const {
         compute_.add_sum(x, messages, num, model_.hidden);
     }
-    bool gate_up(const KcclEngineOp& op);
-    void add_biases(const KcclEngineOp& op, uint32_t lane, uint32_t unit, float* gate) const;
+    template <class Element>
+    bool add_messages(const KcclEngineOp& op);
+    bool swiglu(const KcclEngineOp& op);
+    void activate(const KcclEngineOp& op, uint64_t lane, uint32_t work_item, const float* products,
+                  float* activated) const;
 
-    // What this block updates of this run's residuals and columns, which are counted together.
+    // A mixture of experts: experts.cpp.
+    bool route(const KcclEngineOp& op);
+    bool expert_gate_up(const KcclEngineOp& op);
+    void expert_down(const KcclEngineOp& op);
+    uint64_t weights_of(const KcclEngineOp& op, uint32_t expert) const;
+    template <class From>
+    Columns gathered(const Passages& passages, uint32_t n, uint32_t first, uint32_t end, From from);
+    const float* expert_bias(const KcclEngineOp& op, uint32_t column);
+
+    // The share of this run's residuals that this block updates. Each column of each residual
+    // counts as one.
     Share own_columns() const {
         const uint32_t total = num_residuals() * num_;
         return is_alone() ? Share{0, total} : share_of(total, block_.index(), team_.num_blocks);
     }
     bool norm_columns(const float* norm);
     Columns normed_columns() const;
+    // Multiplies this block's work items with `num` columns of their lane.
     template <class Use>
-    void multiply(const KcclEngineOp& op, Columns in, uint32_t num, Use use);
+    void multiply(const KcclEngineOp& op, Columns in, uint32_t num, Use use) {
+        multiply(op, op.weights, share(op), in, num, use);
+        if (num == 1) prefetch(op);
+    }
+    template <class Use>
+    void multiply(const KcclEngineOp& op, uint64_t weights, Share work_items, Columns in,
+                  uint32_t num, Use use);
 
     void prefetch(const KcclEngineOp& op) const;
+    // Returns the rank's first panel of an op. The head's lanes are groups of rows, and this panel
+    // may lie within a group.
+    uint32_t first_panel(const KcclEngineOp& op) const {
+        return op.kind == kKcclEngineHead ? model_.first_panel[team_.comm.rank] : 0;
+    }
+    // Returns the weights that this block multiplies.
+    std::span<const uint8_t> own_weights(const KcclEngineOp& op) const;
 
-    // The address of lane `lane` of the model, in the window of the rank that has it.
+    // Returns the address of lane `lane` of the model, in the window of the rank that has it.
     template <class Element>
     const Element* in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
         int rank = 0;
@@ -104,13 +137,13 @@ class Pass {
         return reinterpret_cast<const Element*>(team_.window[rank] + region) +
                vector * memory_.hidden_stride;
     }
-    // The address of lane `lane` of this rank, in its own window.
+    // Returns the address of lane `lane` of this rank, in its own window.
     template <class Element>
     Element* own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
         return const_cast<Element*>(in_window<Element>(region, slot, first_lane_ + lane, column));
     }
-    // A single position is worth no wait: every block computes all residuals by itself. Those of
-    // several positions are shared out, and lie in the rank's memory.
+    // Sharing the residuals of a single position would cost a wait, so every block computes all of
+    // them. Those of several positions are shared out, and lie in the rank's memory.
     bool is_alone() const { return num_ == 1; }
     // [residual][column of this run]
     float* residuals() const { return is_alone() ? residuals_.get() : memory_.residuals.get(); }
@@ -132,48 +165,68 @@ class Pass {
     const uint32_t first_lane_, num_lanes_;
     uint32_t step_ = 0;
     uint32_t num_ = 0;       // columns of this run
-    uint32_t position_ = 0;  // of the first
+    uint32_t position_ = 0;  // the first column's position
     Array<uint32_t> steps_of_modules_;
     Array<const uint8_t*> first_weights_;  // [op]: of this block's next product after the op
     Floats residuals_;                     // [residual][hidden, padded]
     Floats normed_;                        // [residual][hidden, padded]
-    Floats finals_;  // [residual][column of kKcclEngineLogitColumns][hidden, padded]
-    Floats scores_;  // [query of kQueries][position]
+    Floats finals_;             // [residual][column of kKcclEngineLogitColumns][hidden, padded]
+    Floats scores_;             // [query of kQueries][position]
+    Array<DigitGroup> digits_;  // [column][group]: of the product that runs
+    Routes routes_;
+    Floats gathered_;  // [lane][column]: of an expert, several columns side by side
 };
 
-// Multiplies this block's units with `num` columns of their lane.
-// use(lane, unit of the lane, first column, number of columns, float [column][kPanels * kRows]):
-// takes the products of one unit.
+// Multiplies work items with `num` columns of their lane. weights: of the op, or of one expert.
+// use(lane, work item of the lane, first column, number of columns, float
+// [column][kPanels * kRows]): takes the products of one work item.
 template <class Use>
-void Pass::multiply(const KcclEngineOp& op, Columns in, uint32_t num, Use use) {
+void Pass::multiply(const KcclEngineOp& op, uint64_t weights_of_op, Share work_items, Columns in,
+                    uint32_t num, Use use) {
     const Matrix matrix = matrix_of(op);
-    const Share units = share(op);
-    const uint32_t num_pairs = (matrix.num_columns + 1) / 2;
-    const uint64_t elements = panel_elements(matrix.num_columns);
-    const uint32_t per_lane = matrix.panels_per_lane / matrix.panels_at_once;
-    const auto* weights = reinterpret_cast<const uint16_t*>(op.weights);
-    // A head's lanes are groups of rows, and the rank's first panel may lie within one.
-    const uint32_t first = op.kind == kKcclEngineHead ? model_.first_panel[team_.comm.rank] : 0;
+    const uint32_t num_pairs = pairs_for(matrix.num_columns), at_once = matrix.panels_at_once;
+    const Panels of_op(op, matrix);
+    const uint32_t per_lane = matrix.panels_per_lane / at_once, first = first_panel(op);
+    const uint64_t weights = weights_of_op - of_op.offset_of(first);
+    const uint64_t num_groups = matrix.num_columns / kDigitGroup;
+    const float* prepared = nullptr;
+    Prepare prepared_by = nullptr;
     alignas(64) float products[kGroup * kPanels * kRows];
-    for (uint32_t unit = units.first; unit < units.end;) {
-        const uint32_t lane = (first + unit) / per_lane, in_lane = (first + unit) % per_lane;
+    for (uint32_t work_item = work_items.first; work_item < work_items.end;) {
+        const uint32_t lane = (first + work_item) / per_lane,
+                       in_lane = (first + work_item) % per_lane;
+        const Panels::Part& part = of_op.part_of(in_lane * at_once);
         const uint32_t some =
-            std::min({units.end - unit, per_lane - in_lane, kPanels / matrix.panels_at_once});
+            std::min({work_items.end - work_item, part.end / at_once - in_lane, kPanels / at_once});
+        const Prepare prepare = compute_.prepare[part.format];
         const uint32_t input = op.kind == kKcclEngineHead ? lane - first_lane_ : lane;
         const float* of_lane = in.first + input * in.lane_stride;
-        const uint16_t* panels = weights + uint64_t{unit} * matrix.panels_at_once * elements;
+        const float* x = of_lane;
+        uint64_t stride = in.stride;
+        if (prepare != nullptr) {
+            const bool is_new = of_lane != prepared || prepare != prepared_by;
+            for (uint32_t c = 0; is_new && c < num; ++c) {
+                prepare(of_lane + c * in.stride, matrix.num_columns,
+                        digits_.get() + c * num_groups);
+            }
+            prepared = of_lane;
+            prepared_by = prepare;
+            x = reinterpret_cast<const float*>(digits_.get());
+            stride = num_groups * (sizeof(DigitGroup) / sizeof(float));
+        }
+        const auto* panels = reinterpret_cast<const uint8_t*>(
+            weights + of_op.offset_of((first + work_item) * at_once));
         for (uint32_t column = 0; column < num; column += kGroup) {
             const int columns = static_cast<int>(std::min(num - column, uint32_t{kGroup}));
-            compute_.multiply(panels, static_cast<int>(some * matrix.panels_at_once), num_pairs,
-                              of_lane + column * in.stride, in.stride, columns, products);
+            compute_.multiply[part.format](panels, static_cast<int>(some * at_once), num_pairs,
+                                           x + column * stride, stride, columns, products);
             for (uint32_t i = 0; i < some; ++i) {
                 use(lane, in_lane + i, column, static_cast<uint32_t>(columns),
-                    products + i * matrix.panels_at_once * kRows);
+                    products + i * at_once * kRows);
             }
         }
-        unit += some;
+        work_item += some;
     }
-    if (num == 1) prefetch(op);
 }
 
 }  // namespace kccl::engine

@@ -1,8 +1,9 @@
-// The product of a matrix with columns of activations: what almost all of the time goes into.
+// Multiplies a matrix by columns of activations, which takes almost all of the time.
 //
-// A matrix is cut into panels of 16 rows. A panel holds pairs of columns:
+// A matrix is cut into panels of 16 rows, and a panel into pieces of a few pairs of columns, which
+// the matrix's format fills: formats/table.h. With 16 bits a value that is
 //
-//     bf16 [pair][row][2]            64 bytes a pair, rows and columns padded with zeros
+//     [pair][row][2]                 64 bytes a pair, rows and columns padded with zeros
 //
 // One vector register holds 16 rows of a column, so a row's sum is a chain of fused multiply-adds,
 // one chain for even columns and one for odd ones, added at the end. It does not depend on how many
@@ -12,7 +13,8 @@
 
 #include <stdint.h>
 
-#include "api.h"
+#include "digits.h"
+#include "formats/table.h"
 
 #if defined(__clang__)
 #define KCCL_ENGINE_UNROLL _Pragma("unroll")
@@ -23,23 +25,51 @@
 namespace kccl::engine {
 
 constexpr int kRows = kKcclEnginePanelRows;
-// Columns of activations that one call multiplies, at most.
+// The most columns of activations that one call multiplies.
 constexpr int kGroup = 8;
-// Panels that one call multiplies, at most.
+// The most panels that one call multiplies.
 constexpr int kPanels = 4;
 
-// Elements of a panel.
-inline uint64_t panel_elements(uint32_t num_columns) {
-    return uint64_t{(num_columns + 1) / 2} * 2 * kRows;
+// Pairs of columns.
+inline uint32_t pairs_for(uint32_t num_columns) { return (num_columns + 1) / 2; }
+
+namespace {
+// Returns the bytes of a panel in format F. Each instruction set has its own code of it.
+template <class F>
+inline uint64_t panel_bytes(uint32_t num_columns) {
+    return uint64_t{(pairs_for(num_columns) + F::kPairs - 1) / F::kPairs} * F::kPieceBytes;
 }
+}  // namespace
 
 // Multiplies `num_panels` panels, at most kPanels, with `num_columns` columns of activations, at
 // most kGroup. x: float [columns][2 * num_pairs], where columns is num_columns rounded up to a
-// power of two, `stride` floats apart. out: float [columns][kPanels * kRows].
-using Multiply = void (*)(const uint16_t* panels, int num_panels, uint32_t num_pairs,
-                          const float* x, uint64_t stride, int num_columns, float* out);
+// power of two, `stride` floats apart; for an integer format what its Prepare made. out: float
+// [columns][kPanels * kRows].
+using Multiply = void (*)(const uint8_t* panels, int num_panels, uint32_t num_pairs, const float* x,
+                          uint64_t stride, int num_columns, float* out);
 
-// Reads memory and does nothing else, as fast as multiplying could.
+#define KCCL_ENGINE_COUNT(FORMAT) +1
+constexpr uint32_t kNumFormats = KCCL_ENGINE_FORMATS(KCCL_ENGINE_COUNT);
+#undef KCCL_ENGINE_COUNT
+
+// Functions of a format that the executor finds at run time by the format's number.
+struct FormatOf {
+    const char* name;
+    uint64_t (*panel_bytes)(uint32_t num_columns);
+    uint64_t (*stored_bytes)(uint32_t num_columns);
+    void (*pack)(uint8_t* panel, const uint8_t* rows, uint32_t num_rows, uint32_t num_columns);
+    void (*widen)(const uint8_t* stored, uint32_t num, float* out);
+};
+extern const FormatOf kFormats[kNumFormats];
+
+// Decoding is bound by the memory's bandwidth. So it reads weights in the order in which they lie,
+// a panel at a time, and prefetches them this far ahead. Measured: bench/LOG.md.
+constexpr uint64_t kAheadBytes = 8192;
+
+// Makes what an integer format multiplies of a column, DigitGroup [num_columns / 32].
+using Prepare = void (*)(const float* x, uint32_t num_columns, DigitGroup* to);
+
+// Reads memory and does nothing else, as fast as multiplying could read it.
 using Touch = uint32_t (*)(const void* from, uint64_t num_bytes);
 
 inline int padded_columns(int num_columns) {

@@ -9,7 +9,7 @@
 namespace kccl::engine {
 namespace {
 
-// Four words of Philox4x32-10 (Salmon et al., SC 2011) with the key `seed`.
+// Returns four words of Philox4x32-10 (Salmon et al., SC 2011) with the key `seed`.
 struct Philox {
     uint32_t word[4];
 };
@@ -34,10 +34,28 @@ double gumbel(uint32_t word) {
     return -std::log(-std::log1p(-u));
 }
 
-// Not below gumbel(word), which is at most -log(u).
+// Returns an upper bound of gumbel(word). It follows from gumbel(word) <= -log(u).
 double most_gumbel(uint32_t word) {
     const int zeros = word == 0 ? 33 : __builtin_clz(word);
     return (zeros + 1) * 0.69314718055994531;
+}
+
+bool may_choose(const uint32_t* mask, uint32_t id) { return (mask[id / 32] >> id % 32 & 1) != 0; }
+
+// Returns the likeliest of the ids that may be chosen; of equal ones the lowest. -1: no logit is
+// finite.
+int32_t likeliest(const float* logits, uint32_t vocab_size, const uint32_t* mask) {
+    int32_t best = -1;
+    float most = -std::numeric_limits<float>::infinity();
+    for (uint32_t first = 0; first < vocab_size; first += 32) {
+        for (uint32_t bits = mask[first / 32]; bits != 0; bits &= bits - 1) {
+            const uint32_t id = first + static_cast<uint32_t>(__builtin_ctz(bits));
+            if (id >= vocab_size || logits[id] <= most) continue;
+            most = logits[id];
+            best = static_cast<int32_t>(id);
+        }
+    }
+    return best;
 }
 
 bool is_before(double score, int32_t id, double other_score, int32_t other_id) {
@@ -48,43 +66,45 @@ bool is_before(double score, int32_t id, double other_score, int32_t other_id) {
 
 int32_t Sampler::choose(const float* logits, uint32_t vocab_size, const KcclEngineRequest& request,
                         uint32_t position, const int32_t* history, uint32_t num_history,
-                        double* logprob) {
+                        const uint32_t* mask, double* logprob) {
+    const KcclEngineSampling& how = request.sampling;
     const Peak peak = compute().peak(logits, vocab_size);
     if (peak.has_nan || !std::isfinite(peak.value)) return -1;
-    const bool is_plain = request.temperature <= 0 && request.repetition_penalty == 1;
-    if (!is_plain) scores_.assign(logits, logits + vocab_size);
-    if (request.repetition_penalty != 1) {
-        seen_.assign(vocab_size, 0);
-        for (uint32_t i = 0; i < num_history; ++i) {
-            const int32_t id = history[i];
-            if (seen_[id] != 0) continue;
-            seen_[id] = 1;
-            double& score = scores_[id];
-            score =
-                score > 0 ? score / request.repetition_penalty : score * request.repetition_penalty;
+    auto chosen =
+        mask == nullptr ? static_cast<int32_t>(peak.index) : likeliest(logits, vocab_size, mask);
+    if (chosen < 0) return -1;
+    const bool is_plain = how.temperature <= 0 && how.repetition_penalty == 1 &&
+                          request.presence_penalty == 0 && request.frequency_penalty == 0 &&
+                          request.num_biases == 0;
+    if (!is_plain) {
+        scores_.assign(logits, logits + vocab_size);
+        for (uint32_t i = 0; mask != nullptr && i < vocab_size; ++i) {
+            if (!may_choose(mask, i)) scores_[i] = -std::numeric_limits<double>::infinity();
         }
+        adjust(request, history, num_history);
     }
-    auto chosen = static_cast<int32_t>(is_plain ? peak.index : 0);
     if (is_plain) {
         // The likeliest.
-    } else if (request.temperature <= 0) {
+    } else if (how.temperature <= 0) {
+        chosen = 0;
         for (uint32_t i = 1; i < vocab_size; ++i) {
             if (scores_[i] > scores_[chosen]) chosen = static_cast<int32_t>(i);
         }
     } else {
         kept_.clear();
         for (uint32_t i = 0; i < vocab_size; ++i) {
-            kept_.push_back({scores_[i] / request.temperature, static_cast<int32_t>(i)});
+            if (mask != nullptr && !may_choose(mask, i)) continue;
+            kept_.push_back({scores_[i] / how.temperature, static_cast<int32_t>(i)});
         }
-        keep_top_k(request.top_k);
-        keep_likely(request.top_p, request.min_p);
+        keep_top_k(how.top_k);
+        keep_likely(how.top_p, how.min_p);
         double best = -std::numeric_limits<double>::infinity();
         int64_t drawn = -1;
         Philox words = {};
         for (const Candidate& each : kept_) {
             if (each.id / 4 != drawn) {
                 drawn = each.id / 4;
-                words = philox(request.seed, static_cast<uint32_t>(drawn), position);
+                words = philox(how.seed, static_cast<uint32_t>(drawn), position);
             }
             const uint32_t word = words.word[each.id % 4];
             if (each.score + most_gumbel(word) < best) continue;
@@ -95,17 +115,64 @@ int32_t Sampler::choose(const float* logits, uint32_t vocab_size, const KcclEngi
             }
         }
     }
-    if (request.wants_logprobs != 0) {
-        double sum = 0;
-        for (uint32_t i = 0; i < vocab_size; ++i) {
-            sum += std::exp(double{logits[i]} - double{peak.value});
-        }
-        *logprob = double{logits[chosen]} - double{peak.value} - std::log(sum);
+    if (how.wants_logprobs != 0) {
+        measure(logits, vocab_size);
+        *logprob = logprob_of(logits[chosen]);
     }
     return chosen;
 }
 
-// Keeps what is not below the k-th largest.
+// Adds biases, then applies the penalties of ids that the text has.
+void Sampler::adjust(const KcclEngineRequest& request, const int32_t* history,
+                     uint32_t num_history) {
+    const auto* ids = reinterpret_cast<const int32_t*>(request.bias_ids);
+    const auto* biases = reinterpret_cast<const double*>(request.biases);
+    for (uint32_t i = 0; i < request.num_biases; ++i) scores_[ids[i]] += biases[i];
+    if (request.sampling.repetition_penalty != 1) {
+        counts_.assign(scores_.size(), 0);
+        for (uint32_t i = 0; i < num_history; ++i) {
+            if (counts_[history[i]]++ != 0) continue;
+            double& score = scores_[history[i]];
+            score = score > 0 ? score / request.sampling.repetition_penalty
+                              : score * request.sampling.repetition_penalty;
+        }
+    }
+    if (request.presence_penalty != 0 || request.frequency_penalty != 0) {
+        const uint32_t first = std::min(request.num_ids, num_history);
+        counts_.assign(scores_.size(), 0);
+        for (uint32_t i = first; i < num_history; ++i) ++counts_[history[i]];
+        for (uint32_t i = first; i < num_history; ++i) {
+            uint32_t& count = counts_[history[i]];
+            // Each id is penalised once.
+            if (count == 0) continue;
+            scores_[history[i]] -= request.frequency_penalty * count + request.presence_penalty;
+            count = 0;
+        }
+    }
+}
+
+void Sampler::measure(const float* logits, uint32_t vocab_size) {
+    peak_ = compute().peak(logits, vocab_size).value;
+    double sum = 0;
+    for (uint32_t i = 0; i < vocab_size; ++i) sum += std::exp(double{logits[i]} - peak_);
+    log_sum_ = std::log(sum);
+}
+
+uint32_t Sampler::alternatives(const float* logits, uint32_t vocab_size, uint32_t most,
+                               KcclEngineAlternative* out) {
+    uint32_t num = 0;
+    for (uint32_t i = 0; i < vocab_size; ++i) {
+        if (num == most && (most == 0 || logits[i] <= logits[out[num - 1].id])) continue;
+        // It goes behind ids that are as likely, because their ids are lower.
+        uint32_t at = num < most ? num++ : num - 1;
+        for (; at > 0 && logits[out[at - 1].id] < logits[i]; --at) out[at] = out[at - 1];
+        out[at].id = static_cast<int32_t>(i);
+    }
+    for (uint32_t i = 0; i < num; ++i) out[i].logprob = logprob_of(logits[out[i].id]);
+    return num;
+}
+
+// Keeps the logits that are not below the k-th largest.
 void Sampler::keep_top_k(uint32_t k) {
     if (k == 0 || k >= kept_.size()) return;
     scores_.clear();
@@ -127,7 +194,7 @@ void Sampler::keep_likely(double top_p, double min_p) {
     for (const Candidate& each : kept_) peak = std::max(peak, each.score);
     double total = 0;
     for (const Candidate& each : kept_) total += std::exp(each.score - peak);
-    // A heap, because few are kept of many.
+    // A heap is used, because few of many are kept.
     std::make_heap(kept_.begin(), kept_.end(), is_less);
     auto end = kept_.end();
     double before = 0;
@@ -143,3 +210,15 @@ void Sampler::keep_likely(double top_p, double min_p) {
 }
 
 }  // namespace kccl::engine
+
+extern "C" int32_t kccl_engine_sample(const float* logits, uint32_t vocab_size,
+                                      const KcclEngineRequest* request, uint32_t position,
+                                      const int32_t* history, uint32_t num_history,
+                                      const uint32_t* mask, double* logprob,
+                                      KcclEngineAlternative* alternatives) {
+    kccl::engine::Sampler sampler;
+    const int32_t id =
+        sampler.choose(logits, vocab_size, *request, position, history, num_history, mask, logprob);
+    if (id >= 0) sampler.alternatives(logits, vocab_size, request->num_alternatives, alternatives);
+    return id;
+}

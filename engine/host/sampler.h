@@ -1,4 +1,4 @@
-// How the next token is chosen: sample.py in C++. Everything after the logits is double.
+// Chooses the next token: sample.py in C++. Everything after the logits is double.
 #pragma once
 
 #include <vector>
@@ -9,23 +9,37 @@ namespace kccl::engine {
 
 class Sampler {
   public:
-    // history: all ids so far, ascending in time.
-    // Returns the id; -1 if a logit is NaN or none is finite. *logprob is set if it is wanted.
+    // history: all ids so far, ascending in time. mask: which ids may be chosen, a bit each; null:
+    // all.
+    // Returns the id; -1 if a logit is NaN, or none that may be chosen is finite. *logprob is set
+    // if it is wanted.
     int32_t choose(const float* logits, uint32_t vocab_size, const KcclEngineRequest& request,
                    uint32_t position, const int32_t* history, uint32_t num_history,
-                   double* logprob);
+                   const uint32_t* mask, double* logprob);
+
+    // Sums up what log-probabilities of these logits need. choose() does so itself if one is
+    // wanted.
+    void measure(const float* logits, uint32_t vocab_size);
+
+    // Writes the likeliest tokens of the logits that were measured last, at most `most`. The
+    // likeliest comes first; of equal ones, the lowest id. Returns their number.
+    uint32_t alternatives(const float* logits, uint32_t vocab_size, uint32_t most,
+                          KcclEngineAlternative* out);
 
   private:
     struct Candidate {
         double score;
         int32_t id;
     };
+    void adjust(const KcclEngineRequest& request, const int32_t* history, uint32_t num_history);
+    double logprob_of(float logit) const { return double{logit} - peak_ - log_sum_; }
     void keep_top_k(uint32_t k);
     void keep_likely(double top_p, double min_p);
 
     std::vector<double> scores_;
-    std::vector<uint8_t> seen_;
+    std::vector<uint32_t> counts_;
     std::vector<Candidate> kept_;
+    double peak_ = 0, log_sum_ = 0;
 };
 
 }  // namespace kccl::engine

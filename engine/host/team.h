@@ -1,16 +1,29 @@
 // The blocks of all ranks: pinned threads, and how they wait for each other.
 //
 // Every block counts its steps in a word of its own, on a line of its own, in its rank's window. It
-// publishes a step with release when what it wrote in that step may be read. A block that needs
-// others' results waits, with acquire, until their words have reached the step. Words only grow;
-// the ranks make the same steps, so the same number means the same point everywhere. Two rules of
-// the executor keep a buffer from being overwritten too early; they stand beside the buffers.
+// stores a step with release when other blocks may read its writes of that step. A block that needs
+// others' results waits, with acquire, until their words have reached the step. Words only grow.
+// All ranks make the same steps, so a number means the same point everywhere. Comments beside the
+// buffers say why none is overwritten too early.
 #pragma once
+
+#include <pthread.h>
+#include <sched.h>
 
 #include "api.h"
 #include "csrc/include/kccl/wait.cuh"
 
 namespace kccl::engine {
+
+// Pins a thread to a core; -1: to none.
+inline void pin(pthread_t thread, int32_t cpu) {
+    if (cpu < 0) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<size_t>(cpu), &set);
+    // If this fails, as in a container that has lost the core meanwhile, only speed is lost.
+    (void)pthread_setaffinity_np(thread, sizeof(set), &set);
+}
 
 class Block {
   public:
@@ -21,11 +34,11 @@ class Block {
     uint32_t index() const { return index_; }
     bool leads() const { return index_ == 0 && team_.comm.rank == 0; }
 
-    // What this block wrote may be read by those that wait for this step.
+    // Announces that other blocks may read what this block has written up to this step.
     void publish(uint32_t step) {
         mem::store<mem::Order::kRelease, mem::Scope::kSystem>(word(team_.comm.rank, index_), step);
     }
-    // Waits for blocks [first, last) of one rank. False: the wait failed.
+    // Waits for blocks [first, last) of one rank. Returns false if the wait failed.
     bool await(uint32_t step, int rank, uint32_t first, uint32_t last) {
         for (uint32_t other = first; other < last; ++other) {
             if (!await_one(step, rank, other)) return false;

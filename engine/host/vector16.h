@@ -1,5 +1,5 @@
-// Vectors of 16 floats, in as many registers as the instruction set needs. The compiler's own type
-// of 64 bytes goes through memory where registers are shorter.
+// Vectors of 16 floats, in as many registers as the instruction set needs. The compiler's own
+// vector type of 64 bytes would go through memory if registers are shorter.
 #pragma once
 
 #include <stdint.h>
@@ -21,7 +21,8 @@ typedef float FloatRegister __attribute__((vector_size(kPerRegister * 4)));
 typedef int32_t IntRegister __attribute__((vector_size(kPerRegister * 4)));
 typedef uint16_t ShortRegister __attribute__((vector_size(kPerRegister * 2)));
 
-// Halves of halves, down to registers. An array of registers would go through memory, too.
+// A vector is made of halves of halves, down to registers. An array of registers would go through
+// memory, too.
 template <class Register, int N>
 struct Wide {
     Wide<Register, N / 2> low, high;
@@ -34,7 +35,7 @@ struct Wide<Register, kPerRegister> {
 using Floats16 = Wide<FloatRegister, 16>;
 using Ints16 = Wide<IntRegister, 16>;
 
-// f of the registers of one or more vectors.
+// Applies f to the registers of one or more vectors.
 template <class To, int N, class F, class... From>
 inline Wide<To, N> each(F f, const Wide<From, N>&... from) {
     if constexpr (N == kPerRegister) {
@@ -47,7 +48,7 @@ inline Wide<To, N> each(F f, const Wide<From, N>&... from) {
 template <class Register, int N, class Value>
 inline Wide<Register, N> filled(Value value) {
     if constexpr (N == kPerRegister) {
-        // Minus zero, which compilers leave out; plus zero would change -0.
+        // This is minus zero, which compilers optimise away. Plus zero would change -0.
         return {value - Register{}};
     } else {
         return {filled<Register, N / 2>(value), filled<Register, N / 2>(value)};
@@ -72,7 +73,7 @@ inline Wide<Register, N> loaded(const Value* from) {
 inline Floats16 load(const float* from) { return loaded<FloatRegister, 16>(from); }
 inline Ints16 load(const int32_t* from) { return loaded<IntRegister, 16>(from); }
 
-// BF16 becomes FP32.
+// Converts BF16 to FP32.
 template <int N>
 inline Wide<FloatRegister, N> widened(const uint16_t* from) {
     if constexpr (N == kPerRegister) {
@@ -110,7 +111,7 @@ KCCL_ENGINE_OPERATOR(IntRegister, &)
 KCCL_ENGINE_OPERATOR(IntRegister, ^)
 #undef KCCL_ENGINE_OPERATOR
 
-// -1 where it is true, else 0.
+// Each element is -1 where the comparison is true, else 0.
 template <class Register>
 inline Ints16 is_less(const Wide<Register, 16>& a, const Wide<Register, 16>& b) {
     return each<IntRegister>([](Register x, Register y) { return x < y; }, a, b);
@@ -131,7 +132,7 @@ inline Ints16 to_ints(const Floats16& a) {
     return each<IntRegister>(
         [](FloatRegister x) { return __builtin_convertvector(x, IntRegister); }, a);
 }
-// 2^n, for n from -126 to 127.
+// Returns 2^n, for n from -126 to 127.
 inline Floats16 power_of_two(const Ints16& n) {
     return each<FloatRegister>([](IntRegister x) { return (FloatRegister)((x + 127) << 23); }, n);
 }
@@ -170,7 +171,7 @@ inline void store_some(float* to, const Floats16& value, uint32_t n) {
     n == 16 ? store(to, value) : store_part(to, value, n);
 }
 
-// In this order: halves are added until one element is left.
+// The order is fixed: halves are added until one element is left.
 inline float sum_of(const Floats16& v) {
     float a[16];
     store(a, v);
@@ -211,7 +212,7 @@ inline Floats16 exp_of(const Floats16& x) {
     if constexpr (IS_NEGATIVE) {
         value = p * power_of_two(exponent);
     } else {
-        // In two steps, because 2^128 is no float.
+        // The power is applied in two steps, because 2^128 is no float.
         const Ints16 half = half_of(exponent);
         value = p * power_of_two(half) * power_of_two(exponent - half);
         value = select(is_less(high, x), all(__builtin_inff()), value);

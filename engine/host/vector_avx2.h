@@ -16,17 +16,40 @@ struct Vector {
     static constexpr int kTileColumns = 2;
 
     static Floats zero() { return _mm256_setzero_ps(); }
-    static void load(const uint16_t* pair, Floats* even, Floats* odd) {
-        Words both;
-        __builtin_memcpy(&both, pair, sizeof(both));
-        *even = (Floats)(both << 16);
-        *odd = (Floats)(both & 0xffff0000);
+    static Words words(const uint8_t* from) {
+        Words loaded;
+        __builtin_memcpy(&loaded, from, sizeof(loaded));
+        return loaded;
+    }
+    static Floats floats(Words bits) { return (Floats)bits; }
+    // The bits of kWidth rows in FP16.
+    static Words half_words(const uint8_t* from) {
+        return (Words)_mm256_cvtepu16_epi32(
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    }
+    // The numbers of kWidth rows in bytes.
+    static Floats bytes(const uint8_t* from) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight(from)));
+    }
+    static Floats bytes(const int8_t* from) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(from)));
+    }
+    // The bytes of kWidth rows.
+    static Words byte_words(const uint8_t* from) {
+        return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
     }
     static Floats fma(Floats weights, float x, Floats sum) {
         return _mm256_fmadd_ps(weights, _mm256_set1_ps(x), sum);
     }
+    static Floats add_product(Floats a, Floats b, Floats sum) { return _mm256_fmadd_ps(a, b, sum); }
+    static Floats times(Floats a, float x) { return _mm256_mul_ps(a, _mm256_set1_ps(x)); }
     static Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
     static void store(float* to, Floats value) { _mm256_storeu_ps(to, value); }
+
+  private:
+    static __m128i eight(const void* from) {
+        return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    }
 };
 
 }  // namespace

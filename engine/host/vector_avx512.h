@@ -16,17 +16,49 @@ struct Vector {
     static constexpr int kTileColumns = 4;
 
     static Floats zero() { return _mm512_setzero_ps(); }
-    static void load(const uint16_t* pair, Floats* even, Floats* odd) {
-        Words both;
-        __builtin_memcpy(&both, pair, sizeof(both));
-        *even = (Floats)(both << 16);
-        *odd = (Floats)(both & 0xffff0000);
+    static Words words(const uint8_t* from) {
+        Words loaded;
+        __builtin_memcpy(&loaded, from, sizeof(loaded));
+        return loaded;
+    }
+    static Floats floats(Words bits) { return (Floats)bits; }
+    // The numbers of kWidth rows in FP16.
+    static Floats halves(const uint8_t* from) {
+        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        return _mm512_maskz_cvtph_ps(0xffff, bits);
+    }
+    // The numbers of kWidth rows in bytes.
+    static Floats bytes(const uint8_t* from) {
+        return numbers(_mm512_maskz_cvtepu8_epi32(0xffff, sixteen(from)));
+    }
+    static Floats bytes(const int8_t* from) {
+        return numbers(_mm512_maskz_cvtepi8_epi32(0xffff, sixteen(from)));
+    }
+    // See vector_avx2.h.
+    static Words byte_words(const uint8_t* from) {
+        return (Words)_mm512_maskz_cvtepu8_epi32(0xffff, sixteen(from));
+    }
+    // See rows_of_e4m3(). The sign's copies above the exponent are cleared but for the highest.
+    static Floats e4m3(const uint8_t* from) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+        const auto mask = static_cast<int16_t>(0xbfff);
+        const __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16(mask));
+        return _mm512_maskz_cvtph_ps(0xffff, halves);
     }
     static Floats fma(Floats weights, float x, Floats sum) {
         return _mm512_fmadd_ps(weights, _mm512_set1_ps(x), sum);
     }
+    static Floats add_product(Floats a, Floats b, Floats sum) { return _mm512_fmadd_ps(a, b, sum); }
+    static Floats times(Floats a, float x) { return _mm512_mul_ps(a, _mm512_set1_ps(x)); }
     static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
     static void store(float* to, Floats value) { _mm512_storeu_ps(to, value); }
+
+  private:
+    static Floats numbers(__m512i integers) { return _mm512_maskz_cvtepi32_ps(0xffff, integers); }
+    static __m128i sixteen(const void* from) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    }
 };
 
 }  // namespace

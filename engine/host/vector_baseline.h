@@ -10,19 +10,43 @@ struct Vector {
     struct Floats {
         float row[16];
     };
+    struct Words {
+        uint32_t row[16];
+    };
     static constexpr int kWidth = 16;
     static constexpr int kTile = 2;
     static constexpr int kTileColumns = 2;
 
     static Floats zero() { return {}; }
-    static void load(const uint16_t* pair, Floats* even, Floats* odd) {
-        for (int i = 0; i < kWidth; ++i) {
-            uint32_t both;
-            __builtin_memcpy(&both, pair + 2 * i, sizeof(both));
-            const uint32_t low = both << 16, high = both & 0xffff0000;
-            __builtin_memcpy(&even->row[i], &low, sizeof(low));
-            __builtin_memcpy(&odd->row[i], &high, sizeof(high));
-        }
+    static Words words(const uint8_t* from) {
+        Words loaded;
+        __builtin_memcpy(&loaded, from, sizeof(loaded));
+        return loaded;
+    }
+    static Floats floats(const Words& bits) {
+        Floats value;
+        __builtin_memcpy(&value, &bits, sizeof(value));
+        return value;
+    }
+    // See vector_avx2.h.
+    static Words half_words(const uint8_t* from) {
+        uint16_t bits[kWidth];
+        __builtin_memcpy(&bits, from, sizeof(bits));
+        Words words;
+        for (int i = 0; i < kWidth; ++i) words.row[i] = bits[i];
+        return words;
+    }
+    // See vector_avx2.h.
+    template <class Byte>
+    static Floats bytes(const Byte* from) {
+        Floats rows;
+        for (int i = 0; i < kWidth; ++i) rows.row[i] = static_cast<float>(from[i]);
+        return rows;
+    }
+    static Words byte_words(const uint8_t* from) {
+        Words words;
+        for (int i = 0; i < kWidth; ++i) words.row[i] = from[i];
+        return words;
     }
     static Floats fma(Floats weights, float x, Floats sum) {
         for (int i = 0; i < kWidth; ++i) {
@@ -30,12 +54,39 @@ struct Vector {
         }
         return sum;
     }
+    static Floats add_product(Floats a, Floats b, Floats sum) {
+        for (int i = 0; i < kWidth; ++i) {
+            sum.row[i] = __builtin_fmaf(a.row[i], b.row[i], sum.row[i]);
+        }
+        return sum;
+    }
+    static Floats times(Floats a, float x) {
+        for (float& row : a.row) row *= x;
+        return a;
+    }
     static Floats add(Floats a, Floats b) {
         for (int i = 0; i < kWidth; ++i) a.row[i] += b.row[i];
         return a;
     }
     static void store(float* to, Floats value) { __builtin_memcpy(to, &value, sizeof(value)); }
 };
+
+#define KCCL_ENGINE_OPERATOR(op)                                                  \
+    inline Vector::Words operator op(Vector::Words a, uint32_t b) {               \
+        for (uint32_t& word : a.row) word = word op b;                            \
+        return a;                                                                 \
+    }                                                                             \
+    inline Vector::Words operator op(Vector::Words a, const Vector::Words& b) {   \
+        for (int i = 0; i < Vector::kWidth; ++i) a.row[i] = a.row[i] op b.row[i]; \
+        return a;                                                                 \
+    }
+KCCL_ENGINE_OPERATOR(<<)
+KCCL_ENGINE_OPERATOR(>>)
+KCCL_ENGINE_OPERATOR(&)
+KCCL_ENGINE_OPERATOR(|)
+KCCL_ENGINE_OPERATOR(+)
+KCCL_ENGINE_OPERATOR(*)
+#undef KCCL_ENGINE_OPERATOR
 
 }  // namespace
 }  // namespace kccl::engine

@@ -1,5 +1,5 @@
-// abi.inc for the monokernel: short names for its structs, and checks of their sizes, which cffi
-// could not read.
+// Gives the structs of abi.inc short names for the monokernel, and checks their sizes, which cffi
+// cannot do.
 #pragma once
 
 #include <kccl/kccl.cuh>
@@ -21,11 +21,10 @@ using StageStamp = ::KcclDecodeStageStamp;
 
 static_assert(sizeof(Layer) == 48, "Layer: two modules and four words, no padding");
 static_assert(sizeof(Sampling) == 48, "Sampling: five 8-byte fields and two words, no padding");
-static_assert(sizeof(Task) == 8ull * 31 + 4 * 10 + sizeof(Sampling) + 8, "Task: no padding");
-static_assert(sizeof(Task::boards) == 8ull * kKcclMaxWorldSize, "one address for each rank");
+static_assert(sizeof(Task) == 8ull * 37 + 4 * 10 + sizeof(Sampling) + 8, "Task: no padding");
+static_assert(sizeof(Task::exchange_buffers) == 8ull * kKcclMaxWorldSize,
+              "one address for each rank");
 static_assert(sizeof(Task::logits) == 8ull * kKcclMaxWorldSize, "one address for each rank");
 static_assert(sizeof(Token) == 16, "Token: one packet");
-static_assert(kKcclDecodeTileBytes == 2 * kKcclDecodeTileRows * kKcclDecodeTileColumns,
-              "abi.inc spells it as a literal because cffi reads it");
 
 }  // namespace kccl::decode

@@ -1,8 +1,8 @@
-// Biases of products. They are added to the FP32 sum of a row; in Out and Down to that over all
-// lanes, so that bits do not depend on the number of ranks.
+// The biases of products. A bias is added to the FP32 sum of its row. In Out and Down it is added
+// to the sum over all lanes, so that bits do not depend on the number of ranks.
 //
-// Task.biases is float [layer][...]: those of a layer's products, in their order and in that of the
-// rank's packed rows. Products without biases have none there, and no code here.
+// Task.biases is float [layer][...]: a layer's biases in the order of its products, and of the
+// rank's packed rows. Products without biases take no room in it, and need no code.
 #pragma once
 
 #include "vectors.cuh"
@@ -13,31 +13,32 @@ template <class S>
 struct Biases {
     static constexpr uint32_t kThatHave = that_have_biases<S>();
 
-    // In quads of a layer: of the products before this one.
+    // The biases of a layer's products before this one, counted in float4s.
     template <class... M>
     KCCL_CONSTEXPR static uint32_t before(Matrices<M...>, uint32_t product) {
-        uint32_t i = 0, quads = 0;
-        ((quads += i < product && (kThatHave >> i & 1u) != 0 ? M::kTiles * kTileQuads : 0, ++i),
+        uint32_t i = 0, num_float4s = 0;
+        ((num_float4s += i < product && (kThatHave >> i & 1u) != 0 ? M::kTiles * kTileFloat4s : 0,
+          ++i),
          ...);
-        return quads;
+        return num_float4s;
     }
     static constexpr uint32_t kLayer = before(Products<S>{}, S::kNumProducts);
-    static_assert(kLayer == 0 || Shape<S>::kGroups == 1, "lanes share their residual");
+    static_assert(kLayer == 0 || Shape<S>::kLaneGroups == 1, "lanes share their residual");
 
     KCCL_CONSTEXPR static bool has(Product<S> product) { return is_one_of<kThatHave>(product); }
 
-    // Where those of quad `quad` of the product's rows are.
-    KCCL_CONSTEXPR static uint64_t at(Product<S> product, uint32_t layer, uint32_t quad) {
+    // Returns where the biases of float4 `index4` of the product's rows are.
+    KCCL_CONSTEXPR static uint64_t at(Product<S> product, uint32_t layer, uint32_t index4) {
         return uint64_t{layer} * kLayer + before(Products<S>{}, static_cast<uint32_t>(product)) +
-               quad;
+               index4;
     }
 };
 
-// The row tiles of a block of the group.
+// The row tiles of a block of the lane group.
 template <class S>
-KCCL_DEVICE Cut tiles_of_product(Product<S> product, uint32_t member) {
+KCCL_DEVICE Cut tiles_of_product(Product<S> product, uint32_t block_in_group) {
 #define KCCL_TILES(NAME) \
-    case Product<S>::k##NAME: return Shape<S>::NAME::tiles_of(member);
+    case Product<S>::k##NAME: return Shape<S>::NAME::tiles_of(block_in_group);
     switch (product) {
         KCCL_OF_PRODUCTS(KCCL_TILES)
         default: return {};
@@ -45,29 +46,30 @@ KCCL_DEVICE Cut tiles_of_product(Product<S> product, uint32_t member) {
 #undef KCCL_TILES
 }
 
-// Asks for the biases of the block's rows, which the cache may have lost since the last round.
-// Called before the product is multiplied.
+// Prefetches the biases of the block's rows, because the cache may have dropped them since the last
+// token step. Called before the product is multiplied.
 template <class S>
-KCCL_DEVICE void prefetch_biases(const Worker<S>& worker, Product<S> product, uint32_t layer) {
+KCCL_DEVICE void prefetch_biases(const ConsumerWarp<S>& consumer, Product<S> product,
+                                 uint32_t layer) {
     if constexpr (Biases<S>::kLayer != 0) {
         if (!Biases<S>::has(product)) return;
-        const Cut tiles = tiles_of_product<S>(product, worker.member());
-        constexpr uint32_t kEach = kKcclLineBytes / sizeof(Quad);
-        const auto* const first = reinterpret_cast<const Quad*>(worker.task().biases) +
-                                  Biases<S>::at(product, layer, tiles.first * kTileQuads);
-        for (uint32_t i = worker.thread() * kEach; i < tiles.num * kTileQuads;
+        const Cut tiles = tiles_of_product<S>(product, consumer.block_in_group());
+        constexpr uint32_t kEach = kKcclLineBytes / sizeof(Float4);
+        const auto* const first = reinterpret_cast<const Float4*>(consumer.task().biases) +
+                                  Biases<S>::at(product, layer, tiles.first * kTileFloat4s);
+        for (uint32_t i = consumer.thread() * kEach; i < tiles.num * kTileFloat4s;
              i += platform::kWarpSize * kEach) {
             mem::prefetch(first + i);
         }
     }
 }
 
-// Sums of a quad of rows times `factor`, plus their biases.
+// Returns the sums of four rows times `factor`, plus their biases.
 template <class S>
-KCCL_DEVICE Quad scaled(const Task& task, Product<S> product, uint32_t layer, uint32_t quad,
-                        Quad sums, float factor) {
+KCCL_DEVICE Float4 scaled(const Task& task, Product<S> product, uint32_t layer, uint32_t index4,
+                          Float4 sums, float factor) {
     if (Biases<S>::has(product)) {
-        const Quad bias = load_quad(task.biases, Biases<S>::at(product, layer, quad));
+        const Float4 bias = load_float4(task.biases, Biases<S>::at(product, layer, index4));
         KCCL_UNROLL
         for (int i = 0; i < 4; ++i) {
             sums.value[i] = rounded_product(sums.value[i], factor) + bias.value[i];
@@ -78,14 +80,15 @@ KCCL_DEVICE Quad scaled(const Task& task, Product<S> product, uint32_t layer, ui
     return sums;
 }
 
-// What all lanes add to a quad of the residual, plus the biases of the module's last product.
+// Returns the sum that all lanes add to a float4 of the residual, plus the biases of the module's
+// last product.
 template <class S>
-KCCL_DEVICE Quad plus_biases(const Task& task, uint32_t module, uint32_t quad, Quad total) {
+KCCL_DEVICE Float4 plus_biases(const Task& task, uint32_t module, uint32_t index4, Float4 total) {
     if constexpr ((Biases<S>::kThatHave & that_give<S>(Vector<S>::kResidual)) != 0) {
         const Product<S> product = last_of_module<S>(module % S::kNumModules);
         if (Biases<S>::has(product)) {
-            const Quad bias =
-                load_quad(task.biases, Biases<S>::at(product, module / S::kNumModules, quad));
+            const Float4 bias =
+                load_float4(task.biases, Biases<S>::at(product, module / S::kNumModules, index4));
             KCCL_UNROLL
             for (int i = 0; i < 4; ++i) total.value[i] += bias.value[i];
         }

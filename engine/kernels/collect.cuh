@@ -1,41 +1,42 @@
-// The warp that collects what other lanes have sent for the block's rows of the residual. They come
-// long before they are added. So the warps that multiply need not wait for them, nor keep them in
-// registers.
+// A warp collects the messages of other lanes for the block's rows of the residual. Messages come
+// long before they are added. So consumer warps neither wait for them nor keep them in registers.
 #pragma once
 
-#include "worker.cuh"
+#include "consumer_warp.cuh"
 
 namespace kccl::decode {
 
-// The quad at `row` of what all lanes but the block's have sent of a module, added up from the
-// first lane to the last.
+// Returns the sum of the messages of a module from all lanes but the block's own, for the float4 at
+// `row`. The order of the sum is that of the lanes.
 template <class S, class IsOver>
-KCCL_DEVICE Quad collected(Waiter<S>& waiter, uint32_t module, uint32_t first_lane, uint32_t row,
-                           bool is_there, uint32_t round, IsOver is_over) {
-    // Few at once, because the warp has few registers.
+KCCL_DEVICE Float4 collected(Waiter<S>& waiter, uint32_t module, uint32_t first_lane, uint32_t row,
+                             bool is_there, uint32_t token_step, IsOver is_over) {
+    // Only a few are loaded at a time, because the warp has few registers.
     constexpr uint32_t kAtOnce = 4;
-    Quad total = {};
+    Float4 total = {};
     bool is_first = true;
 #pragma unroll 1
     for (uint32_t first = 0; first < S::kNumLanes; first += kAtOnce) {
-        uint32_t places[kAtOnce], wanted = 0;
-        Quad quads[kAtOnce];
+        uint32_t slots[kAtOnce], wanted = 0;
+        Float4 float4s[kAtOnce];
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
             const uint32_t lane = first + i;
-            const bool is_own = lane - first_lane < Shape<S>::kGroupLanes;
+            const bool is_own = lane - first_lane < Shape<S>::kLanesPerGroup;
             const bool is_wanted = is_there && lane < S::kNumLanes && !is_own;
             wanted |= is_wanted ? 1u << i : 0;
-            places[i] = is_wanted ? Places<S>::message(module, lane) + row : 0;
+            slots[i] = is_wanted ? Slots<S>::message(module, lane) + row : 0;
         }
-        waiter.template await<Worker<S>::kReach>(places, wanted, tag_of(round), round,
-                                                 (1u << S::kWorldSize) - 1, quads, is_over);
+        waiter.template await<ConsumerWarp<S>::kReach>(slots, wanted, tag_of(token_step),
+                                                       token_step, (1u << S::kWorldSize) - 1,
+                                                       float4s, is_over);
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
             if ((wanted >> i & 1u) == 0) continue;
             KCCL_UNROLL
             for (int j = 0; j < 4; ++j) {
-                total.value[j] = is_first ? quads[i].value[j] : total.value[j] + quads[i].value[j];
+                total.value[j] =
+                    is_first ? float4s[i].value[j] : total.value[j] + float4s[i].value[j];
             }
             is_first = false;
         }
@@ -43,7 +44,7 @@ KCCL_DEVICE Quad collected(Waiter<S>& waiter, uint32_t module, uint32_t first_la
     return total;
 }
 
-// Returns when the warps that multiply have ended. Called by all threads of the warp.
+// Returns when the consumer warps have ended. Called by all threads of the warp.
 template <class S>
 KCCL_DEVICE void collect(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     if constexpr (S::kHasDelayed) {
@@ -51,21 +52,21 @@ KCCL_DEVICE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
         using Dims = Shape<S>;
         const uint32_t block = platform::block_in_grid();
         const uint32_t lane =
-            Dims::first_lane_of(comm.rank) + Dims::group_of(block) * Dims::kGroupLanes;
-        const Cut tiles = Dims::Out::tiles_of(Dims::member_of(block));
+            Dims::first_lane_of(comm.rank) + Dims::lane_group_of(block) * Dims::kLanesPerGroup;
+        const Cut tiles = Dims::Out::tiles_of(Dims::block_in_group_of(block));
         Waiter<S> waiter(comm, task, &shared.gave_up);
         Delays<S> delays(comm.rank);
         const auto is_over = [&] {
             return platform::warp_any(mem::has_completed_now(&shared.ended, 0));
         };
         uint32_t parity = 0;
-        for (uint32_t round = task.round;; ++round) {
+        for (uint32_t token_step = task.token_step;; ++token_step) {
             for (uint32_t module = 0; module < Dims::kModules; ++module) {
-                const Layer& layer = shared.layers[module / 2];
-                const int32_t from = mem::load_plain(module % 2 == 0 ? &layer.attention.receives
-                                                                     : &layer.mlp.receives);
+                const Layer& layer = shared.layers[module / S::kNumModules];
+                const int32_t from =
+                    mem::load_plain(&rule_of_module<S>(layer, module % S::kNumModules)->receives);
                 if (from < 0) continue;
-                // Before the first time there is nothing to be read.
+                // The first time, there is nothing to read yet.
                 const uint32_t phase = S::kOverlaps ? parity ^ 1u : parity;
                 while (platform::warp_any(!mem::has_completed_now(&shared.was_read, phase))) {
                     if (is_over()) return;
@@ -73,14 +74,14 @@ KCCL_DEVICE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
                 }
                 delays.wait();
 #pragma unroll 1
-                for (uint32_t first = 0; first < tiles.num * kTileQuads;
+                for (uint32_t first = 0; first < tiles.num * kTileFloat4s;
                      first += platform::kWarpSize) {
-                    const uint32_t quad = first + warp().index();
-                    const bool is_there = quad < tiles.num * kTileQuads;
-                    const Quad sum =
-                        collected<S>(waiter, static_cast<uint32_t>(from), lane,
-                                     tiles.first * kTileQuads + quad, is_there, round, is_over);
-                    if (is_there) mem::store_plain(&shared.landed[quad], sum);
+                    const uint32_t index4 = first + warp().index();
+                    const bool is_there = index4 < tiles.num * kTileFloat4s;
+                    const Float4 sum = collected<S>(waiter, static_cast<uint32_t>(from), lane,
+                                                    tiles.first * kTileFloat4s + index4, is_there,
+                                                    token_step, is_over);
+                    if (is_there) mem::store_plain(&shared.landed[index4], sum);
                 }
                 warp().sync();
                 if (leads(warp())) {

@@ -5,7 +5,8 @@
 //     }
 //
 // Launched on every rank, with S::kBlocks blocks of S::kWarps + S::kOthers warps, all resident, and
-// sizeof(Shared<S>) bytes of dynamic shared memory. comm's scratch is not used; its waits are.
+// sizeof(Shared<S>) bytes of dynamic shared memory. Only the waits of comm are used, not its
+// scratch.
 #pragma once
 
 #include "attend.cuh"
@@ -24,20 +25,20 @@ namespace kccl::decode {
 template <class S>
 constexpr uint32_t kDecodeThreads = (S::kWarps + S::kOthers) * platform::kWarpSize;
 
-// Lets the groups begin a round one after another. They have the same work, and would all wait for
-// their exchanges at the same time, in which the memory has nothing to do.
+// Lets the lane groups begin a token step one after another. They have the same work. If they began
+// together, they would all wait for their exchanges at the same time, and the memory would rest.
 template <class S>
-KCCL_DEVICE void stagger(const Worker<S>& worker) {
+KCCL_DEVICE void stagger(const ConsumerWarp<S>& consumer) {
     if constexpr (S::kStaggerNs != 0 && S::kOverlaps) {
         const uint64_t begin = mem::clock_ns();
-        const uint64_t late_ns = worker.group() % S::kStaggers * uint64_t{S::kStaggerNs};
+        const uint64_t late_ns = consumer.lane_group() % S::kStaggers * uint64_t{S::kStaggerNs};
         while (mem::clock_ns() - begin < late_ns) mem::poll_pause();
     }
 }
 
-// Waits for this warp's part of what a product multiplies, and stages it.
+// Waits for this warp's part of a product's vector, and stages it.
 template <class S>
-KCCL_DEVICE void stage_vector(Worker<S>& worker, const Turn<S>& turn, int32_t token) {
+KCCL_DEVICE void stage_vector(ConsumerWarp<S>& consumer, const Turn<S>& turn, int32_t token) {
     static_assert(has_only_attention_between<S>(), "decode has no code for another such op");
     static_assert(S::kNumModules == 2, "a layer is attention and an MLP");
     using Dims = Shape<S>;
@@ -45,115 +46,121 @@ KCCL_DEVICE void stage_vector(Worker<S>& worker, const Turn<S>& turn, int32_t to
     const uint32_t layer = turn.layer;
     if (takes<S, Vector::kResidual>(turn.product)) {
         const uint32_t module = turn.module;
-        stage_residual<typename Dims::Qkv>(worker, static_cast<int32_t>(module) - 1, module, token);
+        with_format<S>(turn.product,
+                       StageResidual<typename Dims::Qkv, S>{
+                           consumer, static_cast<int32_t>(module) - 1, module, token});
     } else if (takes<S, Vector::kActs>(turn.product)) {
-        stage_lanes<typename Dims::Down>(
-            worker, [&](uint32_t lane) { return Places<S>::act(layer, lane); });
+        stage_lanes<typename Dims::Down>(consumer,
+                                         [&](uint32_t lane) { return Slots<S>::act(layer, lane); });
     } else if constexpr (S::kMergesFirst) {
         stage_lanes<typename Dims::Out>(
-            worker, [&](uint32_t lane) { return Places<S>::attended(layer, lane); });
+            consumer, [&](uint32_t lane) { return Slots<S>::attended(layer, lane); });
     } else {
-        stage_parts<typename Dims::Out>(worker, layer);
+        stage_partials<typename Dims::Out>(consumer, layer);
     }
 }
 
-// One position through all layers. False: a wait failed.
+// Runs one position through all layers. Returns false if a wait failed.
 template <class S>
-KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token) {
+KCCL_DEVICE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_t token) {
     using Dims = Shape<S>;
     using Vector = Vector<S>;
     using M = typename Shape<S>::Out;
-    const Cut tiles = M::tiles_of(worker.member());
+    const Cut tiles = M::tiles_of(consumer.block_in_group());
     KCCL_UNROLL
-    for (uint32_t k = 0; k < Shape<S>::kOwnQuads; ++k) {
-        const uint32_t quad = own_quad(worker, k);
-        const bool is_there = quad < tiles.num * kTileQuads;
-        worker.residual[k] =
-            is_there ? embedded<S>(worker.task(), token, tiles.first * kTileQuads + quad) : Quad{};
+    for (uint32_t k = 0; k < Shape<S>::kOwnFloat4s; ++k) {
+        const uint32_t index4 = own_float4(consumer, k);
+        const bool is_there = index4 < tiles.num * kTileFloat4s;
+        consumer.residual[k] =
+            is_there ? embedded<S>(consumer.task(), token, tiles.first * kTileFloat4s + index4)
+                     : Float4{};
     }
-    worker.stamp_begin();
-    // All warps meet before attention needs them, and after the last round's did.
-    for (uint32_t i = platform::thread_in_block(); i < S::kHeadDim / 2; i += Shape<S>::kConsumers) {
+    consumer.stamp_begin();
+    // The tables need no wait of their own. All warps meet before attention reads them, and have
+    // met since attention of the last token step read them.
+    for (uint32_t i = platform::thread_in_block(); i < S::kHeadDim / 2;
+         i += Shape<S>::kConsumerThreads) {
         const uint64_t at = uint64_t{position} * (S::kHeadDim / 2) + i;
-        worker.shared().cosines[i] =
-            mem::load_plain(reinterpret_cast<const float*>(worker.task().cosines) + at);
-        worker.shared().sines[i] =
-            mem::load_plain(reinterpret_cast<const float*>(worker.task().sines) + at);
+        consumer.shared().cosines[i] =
+            mem::load_plain(reinterpret_cast<const float*>(consumer.task().cosines) + at);
+        consumer.shared().sines[i] =
+            mem::load_plain(reinterpret_cast<const float*>(consumer.task().sines) + at);
     }
-    stagger(worker);
-    // One loop over the products, so that what they share is in the code once.
+    stagger(consumer);
+    // There is only one loop over all products, so that the code that they share exists once.
 #pragma unroll 1
     for (uint32_t i = 0; i < kTurnsOfLayers<S>; ++i) {
         const Turn<S> turn = turn_at<S>(i);
         const uint32_t layer = turn.layer, module = turn.module;
         const Product<S> product = turn.product;
-        const Layer* const rules = worker.shared().layers + layer;
-        worker.next_op();
-        const Steps steps = steps_of_product<S>(worker.block(), product);
-        if (product == Product<S>::kOut) prefetch_norm<typename Dims::GateUp>(worker, module);
-        if (product == Product<S>::kDown) prefetch_norm<typename Dims::Qkv>(worker, module + 1);
-        prefetch_biases(worker, product, layer);
+        const Layer* const rules = consumer.shared().layers + layer;
+        consumer.next_op();
+        const Steps steps = steps_of_product<S>(consumer.block(), product);
+        if (product == Product<S>::kOut) prefetch_norm<typename Dims::GateUp>(consumer, module);
+        if (product == Product<S>::kDown) prefetch_norm<typename Dims::Qkv>(consumer, module + 1);
+        prefetch_biases(consumer, product, layer);
         // A block without rows of the product needs no vector.
         FirstStage<S> first;
         if (steps.num != 0) {
-            load_first(worker, &first);
-            stage_vector(worker, turn, token);
+            with_format<S>(product, LoadFirst<S>{consumer, &first});
+            stage_vector(consumer, turn, token);
         }
-        worker.stamp(kKcclDecodeArrived);
-        multiply(worker, steps, first);
-        worker.stamp(kKcclDecodeMultiplied);
-        if (!worker.meet()) return false;
-        worker.stamp(kKcclDecodeMet);
+        consumer.stamp(kKcclDecodeArrived);
+        with_format<S>(product, Multiply<S>{consumer, steps, first});
+        consumer.stamp(kKcclDecodeMultiplied);
+        if (!consumer.meet()) return false;
+        consumer.stamp(kKcclDecodeMet);
         if (gives<S, Vector::kHeads>(product)) {
-            finish_qkv(worker, layer);
-            worker.meet_all();
-            if (!attend(worker, layer, mem::load_plain(&rules->window), position)) return false;
+            finish_qkv(consumer, layer);
+            consumer.meet_all();
+            if (!attend(consumer, layer, mem::load_plain(&rules->window), position)) return false;
         } else if (gives<S, Vector::kActs>(product)) {
-            finish_acts(worker, layer);
+            finish_acts(consumer, layer);
         } else {
-            const Module rule =
-                mem::load_plain(product == Product<S>::kOut ? &rules->attention : &rules->mlp);
-            add_to_residual(worker, module, rule, module + 1 == Shape<S>::kModules);
+            const Module rule = mem::load_plain(rule_of_product<S>(*rules, product));
+            add_to_residual(consumer, module, rule, module + 1 == Shape<S>::kModules);
         }
-        worker.meet_all();
+        consumer.meet_all();
     }
-    worker.end_meetings();
+    consumer.end_meetings();
     return true;
 }
 
-// The warps that multiply.
+// Runs the consumer warps.
 template <class S>
 KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
-    Worker<S> worker(comm, task, shared);
+    ConsumerWarp<S> consumer(comm, task, shared);
     const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
     Verdict verdict = {0, kKcclEngineGoesOn};
     for (uint32_t turn = 0; task.only_reads != 0 && turn < task.max_tokens; ++turn) {
-        worker.weights().begin_round(true);
-        for_each_stage<S>(worker.block(), true, [&](uint32_t num_bytes, Product<S>, bool) {
-            worker.weights().skip(num_bytes / (S::kWarps * kTileBytes));
-            return true;
-        });
+        consumer.weights().begin_token_step(true);
+        for_each_stage<S>(consumer.block(), true,
+                          [&](uint32_t num_bytes, Product<S> product, bool) {
+                              consumer.weights().skip(num_bytes / step_bytes<S>(product));
+                              return true;
+                          });
     }
     if (task.only_reads != 0) verdict.end = kKcclEngineMaxTokens;
-    if constexpr (S::kSamples) mark_ids(worker);
+    if constexpr (S::kSamples) begin_text(consumer);
     for (uint32_t position = task.start; verdict.end == kKcclEngineGoesOn; ++position) {
         const int32_t token =
             position < task.num_ids ? mem::load_plain(ids + position) : verdict.id;
         Best best = {0, -1, false};
-        worker.weights().begin_round(wants_head(task, position));
-        if (!run_layers(worker, position, token) ||
-            (wants_head(task, position) && !head(worker, position, &best)) ||
-            !finish(worker, position, best, &verdict)) {
+        consumer.weights().begin_token_step(wants_head(task, position));
+        if (!run_layers(consumer, position, token) ||
+            (wants_head(task, position) && !head(consumer, position, &best)) ||
+            !finish(consumer, position, best, &verdict)) {
             break;
         }
     }
     // The producer may end when no warp waits for it any more.
-    worker.meet();
+    consumer.meet();
     if (leads(block())) {
         mem::arrive(&shared.ended);
         if (platform::block_in_grid() == 0) {
             auto* const mailbox = reinterpret_cast<Mailbox*>(task.mailbox);
-            mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->rounds, worker.round());
+            mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->token_steps,
+                                                                  consumer.token_step());
             mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
                 &mailbox->exchanges, mem::load_plain(&shared.exchanges));
         }

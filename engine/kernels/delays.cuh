@@ -1,12 +1,12 @@
-// Random waits, by which tests move warps, blocks and ranks against each other: S::kDelayNs, 0 for
-// none.
+// Random waits. Tests use them to move warps, blocks and ranks against each other. S::kDelayNs is
+// the longest wait; 0: there are none.
 #pragma once
 
 #include <kccl/kccl.cuh>
 
 namespace kccl::decode {
 
-// All threads of a warp make one and call wait().
+// Makes one warp's random waits. All threads of the warp make an object and call wait().
 template <class S>
 class Delays {
   public:
@@ -18,7 +18,7 @@ class Delays {
         }
     }
 
-    // Waits at most kDelayNs; the slow rank always waits so long.
+    // Waits a random time of at most kDelayNs. The slow rank always waits kDelayNs.
     KCCL_DEVICE void wait() {
         if constexpr (S::kDelayNs != 0) {
             // Marsaglia's xorshift.
@@ -34,7 +34,7 @@ class Delays {
 
   private:
     const bool is_slow_;
-    uint32_t state_ = 0;  // never 0 where it is used
+    uint32_t state_ = 0;  // never 0 where the state is used
 };
 
 }  // namespace kccl::decode

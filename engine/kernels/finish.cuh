@@ -1,28 +1,28 @@
-// The end of a round: all blocks of all ranks wait for each other, and learn which token is next.
+// The end of a token step: all blocks of all ranks wait for each other, and learn the next token.
 #pragma once
 
 #include "sample.cuh"
 
 namespace kccl::decode {
 
-// A block's word for the others: its most likely token, and whether its host has cancelled the
-// request. Only block 0 of a rank looks at that, and whether a position before, whose logits nobody
-// asked for, was not a number.
+// A block's control word: its most likely token, whether a value was NaN, and whether its host has
+// cancelled the request. Only block 0 of a rank looks for a cancellation, and for a NaN at earlier
+// positions, whose logits nobody asked for.
 struct Ending {
     Best best;
     bool is_cancelled;
 };
 
-KCCL_DEVICE Note note_of(const Ending& ending) {
+KCCL_DEVICE ControlWord control_word_of(const Ending& ending) {
     return {{platform::bit_cast<uint32_t>(ending.best.score),
              static_cast<uint32_t>(ending.best.id + 1), 0},
             (ending.best.is_nan ? 1u : 0) | (ending.is_cancelled ? 2u : 0)};
 }
 
-KCCL_DEVICE Ending ending_of(const Note& note) {
-    return {{platform::bit_cast<float>(note.word[0]), static_cast<int32_t>(note.word[1]) - 1,
-             (note.small & 1u) != 0},
-            (note.small & 2u) != 0};
+KCCL_DEVICE Ending ending_of(const ControlWord& control) {
+    return {{platform::bit_cast<float>(control.word[0]), static_cast<int32_t>(control.word[1]) - 1,
+             (control.small & 1u) != 0},
+            (control.small & 2u) != 0};
 }
 
 KCCL_DEVICE Best best_of_warp(Best best) {
@@ -47,28 +47,29 @@ KCCL_DEVICE bool is_stop_id(const Task& task, int32_t id) {
     return false;
 }
 
-// Whether the logits after `position` give a token.
+// Tells whether the logits after `position` are used to choose a token.
 KCCL_DEVICE bool makes_token(const Task& task, uint32_t position) {
     return position + 1 >= task.num_ids && task.max_tokens != 0;
 }
 
-// What a round gives: the token for the next position, and whether and why the request ends.
+// The result of a token step: the token for the next position, and whether and why the request
+// ends.
 struct Verdict {
     int32_t id;
     uint32_t end;  // End
 };
 
-// Waits for the endings of all blocks. Warp 0.
+// Waits for the control words of all blocks. Called by warp 0.
 template <class S>
-KCCL_DEVICE Ending collect_endings(Worker<S>& worker) {
-    Quad quads[Worker<S>::kOfAll];
-    const uint32_t wanted =
-        worker.await_all(Places<S>::end(worker.round(), 0, 0), tag_of_end(worker.round()), quads);
+KCCL_DEVICE Ending collect_endings(ConsumerWarp<S>& consumer) {
+    Float4 float4s[ConsumerWarp<S>::kOfAll];
+    const uint32_t wanted = consumer.await_all(Slots<S>::end(consumer.token_step(), 0, 0),
+                                               tag_of_end(consumer.token_step()), float4s);
     Ending all = {{0, -1, false}, false};
     KCCL_UNROLL
-    for (uint32_t k = 0; k < Worker<S>::kOfAll; ++k) {
+    for (uint32_t k = 0; k < ConsumerWarp<S>::kOfAll; ++k) {
         if ((wanted >> k & 1u) == 0) continue;
-        const Ending one = ending_of(note_of(quads[k]));
+        const Ending one = ending_of(control_word_of(float4s[k]));
         all.best = better(all.best, one.best);
         all.is_cancelled |= one.is_cancelled;
     }
@@ -77,96 +78,104 @@ KCCL_DEVICE Ending collect_endings(Worker<S>& worker) {
     return all;
 }
 
-// Leaves the verdict for the block, and tells the host. Warp 0.
+// Leaves the verdict in shared memory for the block, and tells the host. Called by warp 0.
 template <class S>
-KCCL_DEVICE void judge(Worker<S>& worker, uint32_t position, const Ending& all,
+KCCL_DEVICE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Ending& all,
                        const Chosen& chosen) {
-    const Task& task = worker.task();
-    Shared<S>& shared = worker.shared();
+    const Task& task = consumer.task();
+    Shared<S>& shared = consumer.shared();
     const bool is_prompt = position + 1 < task.num_ids;
-    const uint32_t count = position + 2 - task.num_ids;
-    const uint32_t end = all.is_cancelled                     ? kKcclEngineCancelled
-                         : is_prompt                          ? kKcclEngineGoesOn
-                         : !makes_token(task, position)       ? kKcclEngineMaxTokens
-                         : all.best.is_nan || all.best.id < 0 ? kKcclEngineBadLogits
-                         : is_stop_id(task, chosen.id)        ? kKcclEngineStopId
-                         : count == task.max_tokens           ? kKcclEngineMaxTokens
-                         : position + 2 == S::kContext        ? kKcclEngineContextFull
-                                                              : kKcclEngineGoesOn;
+    const uint32_t num = position + 2 - task.num_ids;
+    const uint32_t end = all.is_cancelled                   ? kKcclEngineCancelled
+                         : is_prompt                        ? kKcclEngineGoesOn
+                         : !makes_token(task, position)     ? kKcclEngineMaxTokens
+                         : all.best.is_nan || chosen.id < 0 ? kKcclEngineBadLogits
+                         : is_stop_id(task, chosen.id)      ? kKcclEngineStopId
+                         : num == task.max_tokens           ? kKcclEngineMaxTokens
+                         : position + 2 == S::kContext      ? kKcclEngineContextFull
+                                                            : kKcclEngineGoesOn;
     if (!leads(warp())) return;
     mem::store_plain(&shared.token, chosen.id);
     mem::store_plain(&shared.end, end);
     if constexpr (S::kSamples) {
-        if (end == kKcclEngineGoesOn && makes_token(task, position)) mark(worker, chosen.id);
+        if (end == kKcclEngineGoesOn && makes_token(task, position)) {
+            mark(consumer, chosen.id);
+            count(consumer, chosen.id);
+        }
     }
-    if (worker.block() == 0 && !worker.failed() &&
+    if (consumer.block() == 0 && !consumer.failed() &&
         (makes_token(task, position) || end == kKcclEngineCancelled)) {
         auto* const tokens = reinterpret_cast<mem::Packet*>(task.tokens);
         const uint32_t id = static_cast<uint32_t>(chosen.id) & ((1u << kKcclDecodeEndAt) - 1);
-        const auto logprob = platform::bit_cast<uint32_t>(chosen.logprob);
-        const uint64_t number = uint64_t{task.number} << 32;
         mem::store_packet<mem::Scope::kSystem>(
-            tokens + (is_prompt ? 0 : count - 1),
-            mem::Packet{{(id | end << kKcclDecodeEndAt) | number, logprob | number}});
+            tokens + (is_prompt ? 0 : num - 1),
+            token_packet(task, id | end << kKcclDecodeEndAt, chosen.logprob));
     }
 }
 
-// Ends the round that ran `position`; `best`: of this thread's logits, if the head ran. Called by
-// all warps that multiply. False: a wait failed.
+// Ends the token step that ran `position`. `best`: the likeliest of this thread's logits, if the
+// head ran. Called by all consumer warps. Returns false if a wait failed.
 template <class S>
-KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict* verdict) {
-    const Task& task = worker.task();
-    Shared<S>& shared = worker.shared();
+KCCL_DEVICE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best, Verdict* verdict) {
+    const Task& task = consumer.task();
+    Shared<S>& shared = consumer.shared();
     auto* const mailbox = reinterpret_cast<Mailbox*>(task.mailbox);
     uint32_t cancelled = 0, bad = 0;
-    worker.stamp(kKcclDecodeBegan);
-    if (worker.block() == 0 && worker.warp_index() == 0 && leads(warp())) {
+    consumer.stamp(kKcclDecodeBegan);
+    if (consumer.block() == 0 && consumer.warp_index() == 0 && leads(warp())) {
         cancelled = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->cancelled);
         bad = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
-            bad_request_at<S>(task, worker.comm().rank));
+            bad_request_at<S>(task, consumer.comm().rank));
     }
     best = best_of_warp(best);
     if (leads(warp())) {
-        mem::store_plain(&shared.best[worker.warp_index()], note_of(Ending{best, false}));
+        mem::store_plain(&shared.best[consumer.warp_index()], control_word_of(Ending{best, false}));
     }
     mem::finish_stores();
-    if (!worker.meet()) return false;
+    if (!consumer.meet()) return false;
     Ending all = {{0, -1, false}, false};
-    if (worker.warp_index() == 0) {
+    if (consumer.warp_index() == 0) {
+        if constexpr (S::kSamples) {
+            if (task.mask != 0 && consumer.block() == 0 && makes_token(task, position) &&
+                await_mask(consumer, position + 1)) {
+                cancelled = task.number;
+            }
+        }
         if (leads(warp())) {
             Ending mine = {{0, -1, bad == task.number}, cancelled == task.number};
             for (uint32_t each = 0; each < S::kWarps; ++each) {
                 mine.best = better(mine.best, ending_of(mem::load_plain(&shared.best[each])).best);
             }
-            // See board.cuh: releases what the block has written in this round.
-            mem::fence<mem::Order::kRelease, Worker<S>::kReach>();
-            worker.publish_to_all(
-                Places<S>::end(worker.round(), worker.comm().rank, worker.block()),
-                quad_of(note_of(mine)), tag_of_end(worker.round()));
+            // This release makes visible all that the block has written in this token step.
+            // exchange_buffer.cuh says why it is needed.
+            mem::fence<mem::Order::kRelease, ConsumerWarp<S>::kReach>();
+            consumer.publish_to_all(
+                Slots<S>::end(consumer.token_step(), consumer.comm().rank, consumer.block()),
+                float4_of(control_word_of(mine)), tag_of_end(consumer.token_step()));
         }
-        worker.stamp(kKcclDecodeArrived);
-        all = collect_endings(worker);
-        mem::fence<mem::Order::kAcquire, Worker<S>::kReach>();
-        worker.stamp(kKcclDecodeMultiplied);
-        if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, note_of(all));
+        consumer.stamp(kKcclDecodeArrived);
+        all = collect_endings(consumer);
+        mem::fence<mem::Order::kAcquire, ConsumerWarp<S>::kReach>();
+        consumer.stamp(kKcclDecodeMultiplied);
+        if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, control_word_of(all));
     }
-    // What an ablated kernel computes means nothing.
+    // Results of a kernel that leaves a part out mean nothing.
     if constexpr (S::kAblated != 0) all.best = {0, 0, false};
     Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
     if constexpr (S::kSamples) {
-        if (!worker.meet()) return false;
+        if (!consumer.meet()) return false;
         all = ending_of(mem::load_plain(&shared.ending));
         const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
         if (is_good && makes_token(task, position)) {
-            Sampler<S> sampler(worker, position + 1, all.best.score);
+            Sampler<S> sampler(consumer, position + 1, all.best.score);
             if (!sampler.choose(&chosen)) return false;
         }
     }
-    if (worker.warp_index() == 0) judge(worker, position, all, chosen);
-    if (!worker.meet()) return false;
+    if (consumer.warp_index() == 0) judge(consumer, position, all, chosen);
+    if (!consumer.meet()) return false;
     *verdict = {mem::load_plain(&shared.token), mem::load_plain(&shared.end)};
-    worker.end_op();
-    worker.next_round();
+    consumer.end_op();
+    consumer.next_token_step();
     return true;
 }
 

@@ -1,4 +1,4 @@
-// The first half of the feed-forward block: silu(gate) * up.
+// The first half of the MLP: silu(gate) * up.
 #pragma once
 
 #include "biases.cuh"
@@ -6,41 +6,42 @@
 
 namespace kccl::decode {
 
-// Four features, of sums that are not yet times 1 / the root of the residual's mean square. tile,
-// i: of the row tile, among the rank's, and of the gate's quads in it.
+// Returns four values of the MLP's hidden vector. Their sums are not yet multiplied by 1 / the root
+// of the residual's mean square. tile: the row tile, among the rank's. i: the number of the gate's
+// float4 in it.
 template <class S>
-KCCL_DEVICE Quad act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_t i,
-                        const Quad& gate_sums, const Quad& up_sums, float inverse) {
-    const uint32_t quad = tile * kTileQuads + i;
-    const Quad gate = scaled<S>(task, Product<S>::kGateUp, layer, quad, gate_sums, inverse);
-    const Quad up =
-        scaled<S>(task, Product<S>::kGateUp, layer, quad + kTileQuads / 2, up_sums, inverse);
-    Quad act;
+KCCL_DEVICE Float4 act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_t i,
+                          const Float4& gate_sums, const Float4& up_sums, float inverse) {
+    const uint32_t index4 = tile * kTileFloat4s + i;
+    const Float4 gate = scaled<S>(task, Product<S>::kGateUp, layer, index4, gate_sums, inverse);
+    const Float4 up =
+        scaled<S>(task, Product<S>::kGateUp, layer, index4 + kTileFloat4s / 2, up_sums, inverse);
+    Float4 act;
     KCCL_UNROLL
     for (int j = 0; j < 4; ++j) act.value[j] = silu(gate.value[j]) * up.value[j];
     return act;
 }
 
-// Finishes the rows of the product. Called by all warps that multiply, when they have met.
+// Finishes the rows of the product. Called by all consumer warps, when they have met.
 template <class S>
-KCCL_DEVICE void finish_acts(Worker<S>& worker, uint32_t layer) {
+KCCL_DEVICE void finish_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::GateUp;
-    const Cut tiles = M::tiles_of(worker.member());
-    const float inverse = inverse_rms(worker);
-    // Half of a tile's rows are features.
-    constexpr uint32_t kQuads = kTileQuads / 2;
-    for (uint32_t k = 0; k < ceil_div(M::kMostTiles * kQuads, Shape<S>::kConsumers); ++k) {
-        const uint32_t quad = own_quad(worker, k);
-        if (quad >= tiles.num * kQuads) break;
-        const Quad gate = total_of(worker, quad / kQuads, quad % kQuads);
-        const Quad up = total_of(worker, quad / kQuads, quad % kQuads + kQuads);
-        const Quad act = act_of<S>(worker.task(), layer, tiles.first + quad / kQuads, quad % kQuads,
-                                   gate, up, inverse);
-        const uint32_t feature = tiles.first * kQuads + quad;
-        const uint32_t lane = worker.first_lane() + feature / Places<S>::kFfnQuads;
-        worker.publish(Places<S>::act(layer, lane) + feature % Places<S>::kFfnQuads, act);
+    const Cut tiles = M::tiles_of(consumer.block_in_group());
+    const float inverse = inverse_rms(consumer);
+    // Half of a tile's rows are rows of the gate, so a tile gives half as many values.
+    constexpr uint32_t kFloat4s = kTileFloat4s / 2;
+    for (uint32_t k = 0; k < ceil_div(M::kMostTiles * kFloat4s, Shape<S>::kConsumerThreads); ++k) {
+        const uint32_t index4 = own_float4(consumer, k);
+        if (index4 >= tiles.num * kFloat4s) break;
+        const Float4 gate = total_of(consumer, index4 / kFloat4s, index4 % kFloat4s);
+        const Float4 up = total_of(consumer, index4 / kFloat4s, index4 % kFloat4s + kFloat4s);
+        const Float4 act = act_of<S>(consumer.task(), layer, tiles.first + index4 / kFloat4s,
+                                     index4 % kFloat4s, gate, up, inverse);
+        const uint32_t feature = tiles.first * kFloat4s + index4;
+        const uint32_t lane = consumer.first_lane() + feature / Slots<S>::kFfnFloat4s;
+        consumer.publish(Slots<S>::act(layer, lane) + feature % Slots<S>::kFfnFloat4s, act);
     }
-    worker.end_op();
+    consumer.end_op();
 }
 
 }  // namespace kccl::decode

@@ -1,11 +1,11 @@
-// Noise that is a function of (seed, position, id) alone: sample.py defines it.
+// The noise of sampling. It is a function of (seed, position, id) alone, which sample.py defines.
 #pragma once
 
 #include "math.cuh"
 
 namespace kccl::decode {
 
-// Four words of Philox4x32-10 (Salmon et al., SC 2011) with the key `seed`.
+// Returns four words of Philox4x32-10 (Salmon et al., SC 2011) with the key `seed`.
 struct Philox {
     uint32_t word[4];
 };

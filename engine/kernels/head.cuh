@@ -1,5 +1,5 @@
-// The last norm, the mean over the lanes unless the head has a part for each, and the head: this
-// rank's part of the logits.
+// The last norm and the head: they give this rank's part of the logits. Between them, the lanes'
+// vectors are averaged, unless each lane has its own part of the head.
 #pragma once
 
 #include "math.cuh"
@@ -7,10 +7,10 @@
 
 namespace kccl::decode {
 
-// A block's, or the model's, most likely token so far.
+// The most likely token so far, of a block or of all ranks.
 struct Best {
     float score;
-    int32_t id;  // -1: none yet, or a logit is not a number
+    int32_t id;  // -1: no token yet, or a logit is NaN
     bool is_nan;
 };
 
@@ -22,90 +22,92 @@ KCCL_DEVICE Best better(const Best& a, const Best& b) {
     return best;
 }
 
-// Stages the mean over all residuals of what their norms give. They come from all ranks, and are
-// read twice: first for their squares. False: a wait failed.
+// Stages the mean over all normalised residuals. The residuals come from all ranks, and are read
+// twice. The first reading sums up their squares. Returns false if a wait failed.
 template <class M, class S>
-KCCL_DEVICE bool stage_mean(Worker<S>& worker) {
-    constexpr uint32_t kEach = ceil_div(M::kQuads, platform::kWarpSize);
-    const uint32_t first = first_quad<M>(worker);
-    Quad mean[kEach] = {};
+KCCL_DEVICE bool stage_mean(ConsumerWarp<S>& consumer) {
+    constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
+    const uint32_t first = first_float4<M>(consumer);
+    Float4 mean[kEach] = {};
 #pragma unroll 1
     for (uint32_t sweep = 0; sweep < 2; ++sweep) {
 #pragma unroll 1
         for (uint32_t each = 0; each < S::kNumResiduals; ++each) {
-            Quad quads[kEach];
-            uint32_t places[kEach], wanted = 0;
+            Float4 float4s[kEach];
+            uint32_t slots[kEach], wanted = 0;
             KCCL_UNROLL
             for (uint32_t k = 0; k < kEach; ++k) {
-                const uint32_t i = worker.thread() + k * platform::kWarpSize;
-                const bool is_there = i < M::kQuads && first + i < M::kColumns / 4;
+                const uint32_t i = consumer.thread() + k * platform::kWarpSize;
+                const bool is_there = i < M::kFloat4s && first + i < M::kColumns / 4;
                 wanted |= is_there ? 1u << k : 0;
-                places[k] =
-                    Places<S>::residual(Shape<S>::kModules - 1, each) + (is_there ? first + i : 0);
+                slots[k] =
+                    Slots<S>::residual(Shape<S>::kModules - 1, each) + (is_there ? first + i : 0);
             }
-            worker.template await<Worker<S>::kReach>(places, wanted, tag_of(worker.round()), quads,
-                                                     1u << Shape<S>::rank_of(each));
+            consumer.template await<ConsumerWarp<S>::kReach>(slots, wanted,
+                                                             tag_of(consumer.token_step()), float4s,
+                                                             1u << Shape<S>::rank_of(each));
             if (sweep == 0) {
-                store_squares(worker, quads, each);
+                store_squares(consumer, float4s, each);
                 continue;
             }
-            const float inverse = inverse_rms(worker, each);
+            const float inverse = inverse_rms(consumer, each);
             KCCL_UNROLL
             for (uint32_t k = 0; k < kEach; ++k) {
                 KCCL_UNROLL
-                for (int j = 0; j < 4; ++j) mean[k].value[j] += quads[k].value[j] * inverse;
+                for (int j = 0; j < 4; ++j) mean[k].value[j] += float4s[k].value[j] * inverse;
             }
         }
-        if (sweep == 0 && !worker.meet()) return false;
+        if (sweep == 0 && !consumer.meet()) return false;
     }
     KCCL_UNROLL
     for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t i = worker.thread() + k * platform::kWarpSize;
-        if (i >= M::kQuads) continue;
+        const uint32_t i = consumer.thread() + k * platform::kWarpSize;
+        if (i >= M::kFloat4s) continue;
         const uint32_t at = first + i < M::kColumns / 4 ? first + i : 0;
-        const Quad weights =
-            load_quad(worker.task().norms, uint64_t{2 * S::kNumLayers} * (S::kHidden / 4) + at);
+        const Float4 weights = load_float4(consumer.task().norms,
+                                           uint64_t{Shape<S>::kModules} * (S::kHidden / 4) + at);
         KCCL_UNROLL
         for (int j = 0; j < 4; ++j) {
             mean[k].value[j] = mean[k].value[j] * weights.value[j] / S::kNumResiduals;
         }
-        stage<M>(worker, i, mean[k]);
+        stage<M>(consumer, i, mean[k]);
     }
     return true;
 }
 
-// Makes the logits of this block's rows; *best becomes the most likely token among this thread's.
-// Called by all warps that multiply. False: a wait failed.
+// Computes the logits of this block's rows. *best becomes the most likely token among this
+// thread's. Called by all consumer warps. Returns false if a wait failed.
 template <class S>
-KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
+KCCL_DEVICE bool head(ConsumerWarp<S>& consumer, uint32_t position, Best* best) {
     using Dims = Shape<S>;
     using M = typename Dims::Head;
-    const Cut tiles = Dims::head_tiles_of(worker.block());
-    const uint32_t first_id = Dims::first_head_row_of(worker.comm().rank);
-    const Task& task = worker.task();
+    const Cut tiles = Dims::head_tiles_of(consumer.block());
+    const uint32_t first_id = Dims::first_head_row_of(consumer.comm().rank);
+    const Task& task = consumer.task();
     constexpr bool kHasMean = S::kNumResiduals > S::kNumHeadParts;
-    worker.next_op();
+    consumer.next_op();
     if constexpr (kHasMean) {
-        if (!stage_mean<M>(worker)) return false;
+        if (!stage_mean<M>(consumer)) return false;
     } else {
-        stage_residual<M>(worker, Dims::kModules - 1, 2 * S::kNumLayers, 0);
+        stage_residual<M>(consumer, Dims::kModules - 1, Dims::kModules, 0);
     }
-    worker.stamp(kKcclDecodeArrived);
+    consumer.stamp(kKcclDecodeArrived);
     float inverse = 1;
     for (uint32_t first = 0; first < tiles.num; first += Dims::kHeadTiles) {
         const uint32_t rest = tiles.num - first;
         const uint32_t num = rest < Dims::kHeadTiles ? rest : Dims::kHeadTiles;
-        if (first != 0) worker.next_area();
-        multiply(worker, steps_of<M>(num), FirstStage<S>{});
-        worker.stamp(kKcclDecodeMultiplied);
-        if (!worker.meet()) return false;
-        worker.stamp(kKcclDecodeMet);
-        if (!kHasMean && first == 0) inverse = inverse_rms(worker);
-        for (uint32_t k = 0; k < ceil_div(Dims::kHeadTiles * kTileQuads, Dims::kConsumers); ++k) {
-            const uint32_t quad = own_quad(worker, k);
-            if (quad >= num * kTileQuads) break;
-            Quad total = total_of(worker, quad / kTileQuads, quad % kTileQuads);
-            const uint32_t row = (tiles.first + first) * kTileQuads + quad;
+        if (first != 0) consumer.next_area();
+        with_format<S>(Product<S>::kHead, Multiply<S>{consumer, steps_of<M>(num), FirstStage<S>{}});
+        consumer.stamp(kKcclDecodeMultiplied);
+        if (!consumer.meet()) return false;
+        consumer.stamp(kKcclDecodeMet);
+        if (!kHasMean && first == 0) inverse = inverse_rms(consumer);
+        for (uint32_t k = 0; k < ceil_div(Dims::kHeadTiles * kTileFloat4s, Dims::kConsumerThreads);
+             ++k) {
+            const uint32_t index4 = own_float4(consumer, k);
+            if (index4 >= num * kTileFloat4s) break;
+            Float4 total = total_of(consumer, index4 / kTileFloat4s, index4 % kTileFloat4s);
+            const uint32_t row = (tiles.first + first) * kTileFloat4s + index4;
             for (uint32_t i = 0; i < 4; ++i) {
                 total.value[i] *= inverse;
                 const float score = total.value[i];
@@ -113,18 +115,18 @@ KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
                                            !is_finite(score)});
             }
             if constexpr (S::kSamples) {
-                mem::store_plain(reinterpret_cast<Quad*>(task.own_logits) + row, total);
+                mem::store_plain(reinterpret_cast<Float4*>(task.own_logits) + row, total);
             }
             if (task.logits[0] == 0) continue;
             const uint64_t at = uint64_t{position - task.start} * (S::kVocab / 4);
             for (uint32_t rank = 0; rank < S::kWorldSize; ++rank) {
-                // The end of the round orders it before the end of any rank's kernel.
-                auto* const logits = reinterpret_cast<Quad*>(task.logits[rank]);
+                // The end of the token step orders this store before the end of any rank's kernel.
+                auto* const logits = reinterpret_cast<Float4*>(task.logits[rank]);
                 mem::store_plain(logits + at + first_id / 4 + row, total);
             }
         }
     }
-    worker.end_op();
+    consumer.end_op();
     return true;
 }
 

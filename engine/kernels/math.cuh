@@ -1,25 +1,27 @@
-// Functions that run-time compilers and AMD's clang have no common library for.
+// Functions for which run-time compilers and AMD's clang have no common library.
 #pragma once
 
 #include <kccl/kccl.cuh>
 
 namespace kccl::decode {
 
-// Neither an infinity nor NaN. By the bits: where x is a product, x - x may be its rounding error,
-// because compilers may round a product and a difference once.
+// Tells whether x is neither an infinity nor NaN. It looks at the bits, because x - x need not be
+// 0: where x is a product, compilers may round product and difference once, which leaves the
+// rounding error.
 KCCL_DEVICE bool is_finite(float x) {
     constexpr uint32_t kExponent = 0x7f800000u;
     return (platform::bit_cast<uint32_t>(x) & kExponent) != kExponent;
 }
 
-// 2 to the power of an integer, which a float holds; 0 below -126 and of NaN. At most 127.
+// Returns 2 to the power of an integer that a float holds, at most 127. Returns 0 for NaN and below
+// -126.
 KCCL_DEVICE float power_of_two(float n) {
     if (!(n >= -126.0f)) return 0.0f;
     const auto bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
     return platform::bit_cast<float>(bits);
 }
 
-// Rounds to an integer; of at most 2^22 in size.
+// Rounds to an integer; x is at most 2^22 in size.
 KCCL_DEVICE float rounded(float x) {
     constexpr float kRounder = 12582912.0f;
     return (x + kRounder) - kRounder;
@@ -45,12 +47,12 @@ namespace kccl::decode {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// 1 / (1 + the result) is never subnormal (silu).
+// 1 / (1 + the result) is never subnormal, as silu needs.
 KCCL_DEVICE float exponential(float x) { return exponential2((x < 87.0f ? x : 87.0f) * kLog2E); }
 
 // ---- double -------------------------------------------------------------------------------------
 
-// e to the power of x, within 2 units of the last place; 0 below -708. x is at most 708.
+// Returns e to the power of x, within 2 units of the last place; 0 below -708. x is at most 708.
 KCCL_DEVICE double exponential(double x) {
     constexpr double kLog2E = 1.4426950408889634, kRounder = 6755399441055744.0;  // 1.5 * 2^52
     // The high part has 33 bits, so its product with n is exact.
@@ -80,7 +82,7 @@ KCCL_DEVICE double exponential(double x) {
     return sum * platform::bit_cast<double>(bits);
 }
 
-// The natural logarithm, within 3 units of the last place. x is positive and not subnormal.
+// Returns the natural logarithm, within 3 units of the last place. x is positive and not subnormal.
 KCCL_DEVICE double logarithm(double x) {
     constexpr double kLn2 = 0.6931471805599453, kRoot2 = 1.4142135623730951;
     constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1, kOne = uint64_t{1023} << 52;

@@ -1,18 +1,18 @@
-// How a warp multiplies: a tile of 16 rows x 16 columns with elements of 16 bits, times up
-// to kVectors vectors, added up in FP32. One file for each target says how the tile is packed and
-// what each thread of the warp holds. Ops do not know.
+// How a warp multiplies: a tile of 16 rows x 16 columns with elements of 16 bits, times up to
+// kVectors vectors, added up in FP32. A file for each target defines how the tile is packed and
+// what each thread of the warp holds. Ops do not depend on that.
 //
 // A vector is FP32. It is split into two parts of the tile's type, high = T(x) and low = T(x -
 // high), which the matrix unit multiplies as two columns. It has columns to spare, so this costs no
 // time. The sums are as exact as products of FP32 vectors that are rounded to twice T's precision;
-// with f16 at best to multiples of 2^-24. What T cannot hold becomes NaN, and so do all sums of its
-// vector: f16 ends at 65504.
+// with f16 at best to multiples of 2^-24. A value that T cannot hold makes all sums of its vector
+// NaN: f16 ends at 65504.
 //
 //   Mma<T>::offset(row, column)     where an element lies in a packed tile, in bytes
 //   Mma<T>::Lane(num_vectors, stride)
 //                                   which part of everything this thread has: made once for many
-//                                   products. A vector's quads lie `stride` behind those of the one
-//                                   before
+//                                   products. The float4s of a vector lie `stride` float4s behind
+//                                   those of the vector before
 //   lane.weights(tile)              this thread's part of a tile, in shared or global memory
 //   lane.streamed(tile)             the same of a tile in global memory that is read once
 //   lane.inputs(staged)             this thread's part of 16 elements of each vector. Those of the
@@ -39,32 +39,35 @@ namespace kccl::decode {
 
 constexpr uint32_t kTileRows = kKcclDecodeTileRows;
 constexpr uint32_t kTileColumns = kKcclDecodeTileColumns;
-constexpr uint32_t kTileBytes = kKcclDecodeTileBytes;
+// The bytes of a tile of 16-bit elements. Each format gives the size of its own tiles (format.cuh).
+constexpr uint32_t kTileBytes = 2 * kTileRows * kTileColumns;
 
 // Four values.
-struct alignas(16) Quad {
+struct alignas(16) Float4 {
     float value[4];
 };
+static_assert(sizeof(Float4) == kKcclDecodeFloat4Bytes, "no padding");
 
-// Four values of a vector, as they lie in shared memory before a product.
-struct alignas(16) StagedQuad {
+// Splits four values of a vector into the form in which they lie in shared memory before a product.
+struct alignas(16) StagedFloat4 {
     uint32_t high[2];
     uint32_t low[2];
 };
-constexpr uint32_t kTileQuads = kTileColumns / 4;
+constexpr uint32_t kTileFloat4s = kTileColumns / 4;
 
 template <class T>
 constexpr bool kIsBfloat16 = false;
 template <>
-constexpr bool kIsBfloat16<bf16> = true;
+inline constexpr bool kIsBfloat16<bf16> = true;
 
-// What T cannot hold, and an infinity, becomes an infinity and its opposite: their sum is NaN.
+// A value that T cannot hold, or an infinity, becomes an infinity and its opposite. Their sum is
+// NaN.
 template <class T>
-KCCL_DEVICE StagedQuad split(const Quad& quad) {
-    StagedQuad staged;
+KCCL_DEVICE StagedFloat4 split(const Float4& four) {
+    StagedFloat4 staged;
     KCCL_UNROLL
     for (int pair = 0; pair < 2; ++pair) {
-        const float a = quad.value[2 * pair], b = quad.value[2 * pair + 1];
+        const float a = four.value[2 * pair], b = four.value[2 * pair + 1];
         const uint32_t high = Element<T>::narrow_pair(a, b);
         const float rest_a = a - Element<T>::widen(T{static_cast<uint16_t>(high)});
         const float rest_b = b - Element<T>::widen(T{static_cast<uint16_t>(high >> 16)});

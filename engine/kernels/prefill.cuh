@@ -1,17 +1,17 @@
 // Prefill: one launch fills the KV cache with the positions Task.start to Task.num_ids - 1 of a
-// request, S::kChunk at a time. The decode kernel behind it does the rest, from the last id on: it
-// has the head. The cache gets the same bits as from decode.
+// request, S::kChunk at a time. The decode kernel that follows runs the last id and all later ones,
+// because only it has the head. The cache gets the same bits as from decode.
 //
 //     KCCL_KERNEL_OF(kPrefillThreads<S>) void prefill(DeviceComm comm, Task task) {
 //         run_prefill<S>(comm, task);
 //     }
 //
 // Launched on every rank, with S::kBlocks blocks of S::kChunkWarps + S::kChunkOthers warps, all
-// resident, and sizeof(PrefillShared<S>) bytes of dynamic shared memory. Task.round counts the
-// passes of all prefills before.
+// resident, and sizeof(PrefillShared<S>) bytes of dynamic shared memory. Task.token_step is the
+// number of chunks of all prefills before.
 //
-// A request that is given up ends behind the same pass on all ranks. The decode kernel ends it
-// after one position more.
+// A cancelled request ends behind the same chunk on all ranks. The decode kernel then ends it after
+// one more position.
 #pragma once
 
 #include "prefill_rows.cuh"
@@ -22,44 +22,45 @@ namespace kccl::decode {
 template <class S>
 constexpr uint32_t kPrefillThreads = (S::kChunkWarps + S::kChunkOthers) * platform::kWarpSize;
 
-// ---- The crew -----------------------------------------------------------------------------------
+// ---- The consumer warps -------------------------------------------------------------------------
 
-// The crew's part of a pass.
+// The work of a consumer warp in a chunk.
 template <class S>
-struct CrewOfPass {
-    using C = Chunk<S>;
+struct ConsumerOfChunk {
+    using C = ChunkLayout<S>;
     using V = Vector<S>;
-    Crew<S>& crew;
-    const Pass& pass;
+    PrefillConsumer<S>& consumer;
+    const PromptChunk& chunk;
 
-    // Nobody reads what comes behind the last layer's keys and values.
+    // Nothing after the last layer's keys and values is read.
     template <uint32_t OP>
     KCCL_DEVICE Walk run(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
-        if (!crew.is_ready()) return Walk::kFailed;
+        if (!consumer.is_ready()) return Walk::kFailed;
         if constexpr (kOp.product == Product<S>::kNone) {
-            turn_chunk(crew, pass, layer);
+            turn_chunk(consumer, chunk, layer);
             if (layer + 1 == S::kNumLayers) return Walk::kIsOver;
             finish<OP>(layer, Step::kHalf);
-            if (!crew.is_ready()) return Walk::kFailed;
-            const auto* const rules = reinterpret_cast<const Layer*>(crew.task().layers) + layer;
-            attend_chunk(crew, pass, layer, mem::load_plain(&rules->window));
+            if (!consumer.is_ready()) return Walk::kFailed;
+            const auto* const rules =
+                reinterpret_cast<const Layer*>(consumer.task().layers) + layer;
+            attend_chunk(consumer, chunk, layer, mem::load_plain(&rules->window));
             finish<OP>(layer, Step::kDone);
             return Walk::kGoesOn;
         } else {
             if constexpr (kOp.takes == V::kResidual) {
-                make_scales(crew);
+                make_scales(consumer);
                 finish<OP>(layer, Step::kHalf);
             }
-            multiply_chunk<MatrixOf<S, kOp.product>>(crew, kOp.product, layer);
-            crew.meet();
+            multiply_chunk<MatrixOf<S, kOp.product>>(consumer, kOp.product, layer);
+            consumer.meet();
             prefetch_next<OP>(layer);
             if constexpr (kOp.gives == V::kResidual) {
-                return add_to_residual<OP>(crew, pass, layer) ? Walk::kGoesOn : Walk::kFailed;
+                return add_to_residual<OP>(consumer, chunk, layer) ? Walk::kGoesOn : Walk::kFailed;
             } else {
-                if (!crew.is_ready()) return Walk::kFailed;
-                if constexpr (kOp.gives == V::kHeads) finish_qkv(crew, layer);
-                if constexpr (kOp.gives == V::kActs) finish_acts(crew, layer);
+                if (!consumer.is_ready()) return Walk::kFailed;
+                if constexpr (kOp.gives == V::kHeads) finish_qkv(consumer, layer);
+                if constexpr (kOp.gives == V::kActs) finish_acts(consumer, layer);
                 finish<OP>(layer, Step::kDone);
                 return Walk::kGoesOn;
             }
@@ -69,97 +70,98 @@ struct CrewOfPass {
   private:
     template <uint32_t OP>
     KCCL_DEVICE void finish(uint32_t layer, Step step) {
-        crew.finish(C::number_of(pass.number, layer, OP, step), false);
+        consumer.finish(C::number_of(chunk.number, layer, OP, step), false);
     }
     template <uint32_t OP>
     KCCL_DEVICE void prefetch_next(uint32_t layer) {
         constexpr bool kIsLast = OP + 1 == S::kNumOps;
         constexpr Product<S> kNext = next_product<S>(kIsLast ? 0 : OP + 1);
-        // In the last layer, only ops before attention get here.
+        // In the last layer, only the ops before attention run.
         constexpr bool kEndsHere = S::kLayer[OP].gives == V::kHeads;
         if (kEndsHere && layer + 1 == S::kNumLayers) return;
-        prefetch_weights<MatrixOf<S, kNext>>(crew, kNext, layer + (kIsLast ? 1 : 0));
+        prefetch_weights<MatrixOf<S, kNext>>(consumer, kNext, layer + (kIsLast ? 1 : 0));
     }
 };
 
-// False: the lookout has given up.
+// Computes a chunk. Returns false if the producer warp has given up.
 template <class S>
-KCCL_DEVICE bool compute_pass(Crew<S>& crew, const Pass& pass) {
-    if (!crew.is_ready()) return false;
-    embed_chunk(crew, pass);
-    crew.finish(Chunk<S>::embedded_in(pass.number), false);
-    CrewOfPass<S> role = {crew, pass};
+KCCL_DEVICE bool compute_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
+    if (!consumer.is_ready()) return false;
+    embed_chunk(consumer, chunk);
+    consumer.finish(ChunkLayout<S>::embedded_in(chunk.number), false);
+    ConsumerOfChunk<S> role = {consumer, chunk};
     for (uint32_t layer = 0; layer < S::kNumLayers; ++layer) {
         const Walk walk = walk_layer<S>(role, layer);
         if (walk == Walk::kFailed) return false;
         if (walk == Walk::kIsOver) break;
     }
-    crew.look_at_host(pass.number);
-    crew.finish(Chunk<S>::end_of(pass.number), true);
+    consumer.look_at_host(chunk.number);
+    consumer.finish(ChunkLayout<S>::end_of(chunk.number), true);
     return true;
 }
 
-// ---- The lookout --------------------------------------------------------------------------------
+// ---- The producer warp --------------------------------------------------------------------------
 
-// As CrewOfPass.
+// The work of the producer warp in a chunk, op by op as in ConsumerOfChunk.
 template <class S>
-struct LookoutOfPass {
-    using C = Chunk<S>;
+struct ProducerOfChunk {
+    using C = ChunkLayout<S>;
     using V = Vector<S>;
-    Lookout<S>& lookout;
-    uint32_t pass;
+    PrefillProducer<S>& producer;
+    uint32_t chunk;
 
     template <uint32_t OP>
     KCCL_DEVICE Walk run(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
-        lookout.await_group(C::template number_before<OP>(pass, layer));
+        producer.await_lane_group(C::template number_before<OP>(chunk, layer));
         if constexpr (kOp.product == Product<S>::kNone) {
-            if (!lookout.let_go()) return Walk::kFailed;
+            if (!producer.let_go()) return Walk::kFailed;
             if (layer + 1 == S::kNumLayers) return Walk::kIsOver;
-            lookout.await_group(C::number_of(pass, layer, OP, Step::kHalf));
-            if (!lookout.let_go()) return Walk::kFailed;
+            producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));
+            if (!producer.let_go()) return Walk::kFailed;
             return Walk::kGoesOn;
         } else if constexpr (kOp.takes == V::kResidual) {
             using M = MatrixOf<S, kOp.product>;
-            if (!lookout.let_go()) return Walk::kFailed;
-            const uint32_t before = lookout.group() * C::QkvPlan::kTiles * C::kStripe;
-            lookout.template copy<M>(C::kNormed + before, M::tiles_of(lookout.member()).num);
-            lookout.await_group(C::number_of(pass, layer, OP, Step::kHalf));
-            return lookout.let_go() ? Walk::kGoesOn : Walk::kFailed;
+            if (!producer.let_go()) return Walk::kFailed;
+            const uint32_t before = producer.lane_group() * C::QkvPlan::kTiles * C::kStripe;
+            producer.template copy<M>(C::kNormed + before,
+                                      M::tiles_of(producer.block_in_group()).num);
+            producer.await_lane_group(C::number_of(chunk, layer, OP, Step::kHalf));
+            return producer.let_go() ? Walk::kGoesOn : Walk::kFailed;
         } else {
             return add_up<OP>(layer);
         }
     }
 
   private:
-    // A module's last product.
+    // This is a module's last product.
     template <uint32_t OP>
     KCCL_DEVICE Walk add_up(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
         static_assert(kOp.gives == V::kResidual, "others take the residual");
         using M = MatrixOf<S, kOp.product>;
-        constexpr uint32_t kPlace = kOp.takes == V::kAttended ? C::kAttended : C::kActs;
+        constexpr uint32_t kSlot = kOp.takes == V::kAttended ? C::kAttended : C::kActs;
         const uint32_t module = S::kNumModules * layer + module_of_op<S>(OP);
-        const Module rule = rule_of<S>(lookout.task(), module);
+        const Module rule = rule_of<S>(producer.task(), module);
         if (receives<S>(rule)) {
-            lookout.await_row(C::number_of_module(pass, static_cast<uint32_t>(rule.receives)));
+            producer.await_row(C::number_of_module(chunk, static_cast<uint32_t>(rule.receives)));
         }
-        if (!lookout.let_go()) return Walk::kFailed;
-        const uint32_t before = lookout.first_lane_here() * ChunkPlan<S, M>::kTiles * C::kStripe;
-        lookout.template copy<M>(kPlace + before, M::tiles_of(lookout.member()).num);
+        if (!producer.let_go()) return Walk::kFailed;
+        const uint32_t before = producer.first_lane_here() * ChunkPlan<S, M>::kTiles * C::kStripe;
+        producer.template copy<M>(kSlot + before, M::tiles_of(producer.block_in_group()).num);
         if (!blocks<S>(rule)) return Walk::kGoesOn;
-        lookout.await_row(C::number_of(pass, layer, OP, Step::kHalf));
-        return lookout.let_go() ? Walk::kGoesOn : Walk::kFailed;
+        producer.await_row(C::number_of(chunk, layer, OP, Step::kHalf));
+        return producer.let_go() ? Walk::kGoesOn : Walk::kFailed;
     }
 };
 
-// As compute_pass().
+// Waits and copies for a chunk. Returns false if it has given up.
 template <class S>
-KCCL_DEVICE bool look_out(Lookout<S>& lookout, uint32_t pass) {
-    // All places are written anew.
-    lookout.await_all(Chunk<S>::end_of(pass - 1));
-    if (!lookout.let_go(lookout.was_given_up(pass - 1))) return false;
-    LookoutOfPass<S> role = {lookout, pass};
+KCCL_DEVICE bool produce_chunk(PrefillProducer<S>& producer, uint32_t chunk) {
+    // All slots are written anew in each chunk.
+    producer.await_all(ChunkLayout<S>::end_of(chunk - 1));
+    if (!producer.let_go(producer.was_given_up(chunk - 1))) return false;
+    ProducerOfChunk<S> role = {producer, chunk};
     for (uint32_t layer = 0; layer < S::kNumLayers; ++layer) {
         const Walk walk = walk_layer<S>(role, layer);
         if (walk == Walk::kFailed) return false;
@@ -170,20 +172,20 @@ KCCL_DEVICE bool look_out(Lookout<S>& lookout, uint32_t pass) {
 
 // ---- The kernel ---------------------------------------------------------------------------------
 
-// How many passes a request has.
+// Returns the number of chunks of a request.
 template <class S>
-KCCL_DEVICE uint32_t num_passes(const Task& task) {
+KCCL_DEVICE uint32_t num_chunks(const Task& task) {
     return ceil_div(task.num_ids - task.start, S::kChunk);
 }
 
-// Calls run(pass) until it returns false.
+// Calls run(chunk) until it returns false.
 template <class S, class Run>
-KCCL_DEVICE void for_each_pass(const Task& task, Run run) {
-    Pass pass = {task.round, task.start, 0};
-    for (; pass.first < task.num_ids; ++pass.number, pass.first += S::kChunk) {
-        const uint32_t left = task.num_ids - pass.first;
-        pass.num = left < S::kChunk ? left : S::kChunk;
-        if (!run(pass)) return;
+KCCL_DEVICE void for_each_chunk(const Task& task, Run run) {
+    PromptChunk chunk = {task.token_step, task.start, 0};
+    for (; chunk.first < task.num_ids; ++chunk.number, chunk.first += S::kChunk) {
+        const uint32_t left = task.num_ids - chunk.first;
+        chunk.num = left < S::kChunk ? left : S::kChunk;
+        if (!run(chunk)) return;
     }
 }
 
@@ -199,19 +201,22 @@ KCCL_DEVICE void run_prefill(const DeviceComm& comm, const Task& task) {
     const uint32_t warp_index = platform::thread_in_block() / platform::kWarpSize;
     if (warp_index < S::kChunkWarps) {
         take_share<S::kChunkWarps, S::kChunkOthers>(true);
-        Crew<S> crew(comm, task, shared);
-        for_each_pass<S>(task, [&](const Pass& pass) { return compute_pass(crew, pass); });
-        // The next request counts all passes of this one.
-        if (crew.is_given_up()) {
-            crew.finish(Chunk<S>::end_of(task.round + num_passes<S>(task) - 1), true);
+        PrefillConsumer<S> consumer(comm, task, shared);
+        for_each_chunk<S>(task,
+                          [&](const PromptChunk& chunk) { return compute_chunk(consumer, chunk); });
+        // The next request's count begins behind all chunks of this one.
+        if (consumer.is_given_up()) {
+            consumer.finish(ChunkLayout<S>::end_of(task.token_step + num_chunks<S>(task) - 1),
+                            true);
         }
         return;
     }
     take_share<S::kChunkWarps, S::kChunkOthers>(false);
     if (warp_index == S::kChunkWarps) {
-        Lookout<S> lookout(comm, task, shared);
-        for_each_pass<S>(task, [&](const Pass& pass) { return look_out(lookout, pass.number); });
-        lookout.drain();
+        PrefillProducer<S> producer(comm, task, shared);
+        for_each_chunk<S>(
+            task, [&](const PromptChunk& chunk) { return produce_chunk(producer, chunk.number); });
+        producer.drain();
     }
 }
 

@@ -1,8 +1,8 @@
 // Attention of a chunk. First each position's key and value go into the cache, with norm and RoPE.
-// Then, when the group's blocks have done that, each position looks at those before it: also those
-// of the same chunk come from the cache. A block takes some query groups: a KV head's queries of
-// kTogether neighbouring positions, which share its keys and values. Parts are merged as decode
-// merges them.
+// When all blocks of the lane group have done that, each position reads the positions before it
+// from the cache, those of the same chunk included. A work item is a query group: a KV head's
+// queries of kTogether neighbouring positions, which share its keys and values. Partial results are
+// merged as decode merges them.
 #pragma once
 
 #include "attend.cuh"
@@ -10,145 +10,149 @@
 
 namespace kccl::decode {
 
-// Norm and RoPE of the chunk's queries and keys; fills the cache. A warp does a position of a KV
-// head.
+// Applies norm and RoPE to the chunk's queries and keys, and fills the cache. A warp takes one
+// position of a KV head at a time.
 template <class S>
-KCCL_DEVICE void turn_chunk(Crew<S>& crew, const Pass& pass, uint32_t layer) {
+KCCL_DEVICE void turn_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
+                            uint32_t layer) {
     using Dims = Shape<S>;
-    using C = Chunk<S>;
+    using C = ChunkLayout<S>;
     constexpr uint32_t kHeads = Dims::kHeadsPerKv;
     const uint32_t thread = mem::forget(warp().index());
-    const bool is_there = thread < Dims::kHeadQuads;
-    const uint32_t num = Dims::kGroupLanes * S::kKvHeads * pass.num;
-    for (uint32_t i = crew.warp_index() * Dims::kGroupBlocks + crew.member(); i < num;
-         i += S::kChunkWarps * Dims::kGroupBlocks) {
-        const uint32_t number = i % pass.num, kv_head = i / pass.num % S::kKvHeads;
-        const uint32_t lane = crew.first_lane_here() + i / pass.num / S::kKvHeads;
-        const uint32_t position = pass.first + number;
+    const bool is_there = thread < Dims::kHeadFloat4s;
+    const uint32_t num = Dims::kLanesPerGroup * S::kKvHeads * chunk.num;
+    for (uint32_t i = consumer.warp_index() * Dims::kBlocksPerGroup + consumer.block_in_group();
+         i < num; i += S::kChunkWarps * Dims::kBlocksPerGroup) {
+        const uint32_t number = i % chunk.num, kv_head = i / chunk.num % S::kKvHeads;
+        const uint32_t lane = consumer.first_lane_here() + i / chunk.num / S::kKvHeads;
+        const uint32_t position = chunk.first + number;
         const auto head_of = [&](uint32_t head) {
-            const uint32_t quad = head * Dims::kHeadQuads + (is_there ? thread : 0);
-            const uint32_t place =
-                C::kQkv + lane * (Dims::kQkvRows / kTileRows) * C::kStripe + C::at(quad, number);
-            return is_there ? mem::load_plain(crew.here(place)) : Quad{};
+            const uint32_t index4 = head * Dims::kHeadFloat4s + (is_there ? thread : 0);
+            const uint32_t slot =
+                C::kQkv + lane * (Dims::kQkvRows / kTileRows) * C::kStripe + C::at(index4, number);
+            return is_there ? mem::load_plain(consumer.here(slot)) : Float4{};
         };
         const uint32_t first = C::first_head(lane, kv_head, number);
-        auto* const staged =
-            reinterpret_cast<StagedQuad*>(crew.here(C::kQueriesAt + first * Dims::kHeadQuads));
+        auto* const staged = reinterpret_cast<StagedFloat4*>(
+            consumer.here(C::kQueriesAt + first * Dims::kHeadFloat4s));
         const uint64_t turns = uint64_t{position} * (S::kHeadDim / 2);
-        const auto* const cosines = reinterpret_cast<const float*>(crew.task().cosines) + turns;
-        const auto* const sines = reinterpret_cast<const float*>(crew.task().sines) + turns;
-        Quad queries[kHeads];
+        const auto* const cosines = reinterpret_cast<const float*>(consumer.task().cosines) + turns;
+        const auto* const sines = reinterpret_cast<const float*>(consumer.task().sines) + turns;
+        Float4 queries[kHeads];
         KCCL_UNROLL
         for (uint32_t head = 0; head < kHeads; ++head) {
-            Quad& quad = queries[head];
-            quad = turned<S>(crew.task(), head_of(kv_head * kHeads + head), layer, false, cosines,
-                             sines);
-            for (float& value : quad.value) value *= S::kAttentionScale * kLog2E;
+            Float4& four = queries[head];
+            four = turned<S>(consumer.task(), head_of(kv_head * kHeads + head), layer, false,
+                             cosines, sines);
+            for (float& value : four.value) value *= S::kAttentionScale * kLog2E;
             if (is_there) {
-                mem::store_plain(staged + head * Dims::kHeadQuads + thread, split<f16>(quad));
+                mem::store_plain(staged + head * Dims::kHeadFloat4s + thread, split<f16>(four));
             }
         }
-        const Quad key =
-            turned<S>(crew.task(), head_of(S::kHeads + kv_head), layer, true, cosines, sines);
-        const Quad value = head_of(S::kHeads + S::kKvHeads + kv_head);
-        uint8_t* const tile = cache_of<S>(crew.task(), layer, lane, kv_head) +
+        const Float4 key =
+            turned<S>(consumer.task(), head_of(S::kHeads + kv_head), layer, true, cosines, sines);
+        const Float4 value = head_of(S::kHeads + S::kKvHeads + kv_head);
+        uint8_t* const tile = cache_of<S>(consumer.task(), layer, lane, kv_head) +
                               uint64_t{position / kTileRows} * Dims::kCacheTileBytes;
-        append<S>(crew.task(), crew.comm().rank, tile, position, key, value);
-        Part own[kHeads];
+        append<S>(consumer.task(), consumer.comm().rank, tile, position, key, value);
+        Partial own[kHeads];
         attend_itself<S>(queries, key, value, own);
-        store_parts<S>(crew.here(C::kOwnParts + first * Dims::kPartQuads), own);
+        store_partials<S>(consumer.here(C::kOwnPartials + first * Dims::kPartialFloat4s), own);
     }
 }
 
-// The attention of a query group.
+// Computes the attention of a query group.
 template <class S>
 class ChunkAttention {
   public:
     using Dims = Shape<S>;
-    using C = Chunk<S>;
+    using C = ChunkLayout<S>;
 
-    KCCL_DEVICE ChunkAttention(Crew<S>& crew, const Pass& pass, uint32_t layer, uint32_t window,
-                               uint32_t unit)
-        : crew_(crew),
-          parts_(crew.shared().parts()),
-          num_groups_(ceil_div(pass.num, C::kTogether)),
-          number_(unit % num_groups_ * C::kTogether),
-          num_(pass.num - number_ < C::kTogether ? pass.num - number_ : C::kTogether),
-          position_(pass.first + number_),
+    KCCL_DEVICE ChunkAttention(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
+                               uint32_t layer, uint32_t window, uint32_t work_item)
+        : consumer_(consumer),
+          partials_(consumer.shared().partials()),
+          num_query_groups_(ceil_div(chunk.num, C::kTogether)),
+          number_(work_item % num_query_groups_ * C::kTogether),
+          num_(chunk.num - number_ < C::kTogether ? chunk.num - number_ : C::kTogether),
+          position_(chunk.first + number_),
           window_(window),
-          kv_head_(unit / num_groups_ % S::kKvHeads),
-          lane_(crew.first_lane_here() + unit / num_groups_ / S::kKvHeads),
-          cache_(cache_of<S>(crew.task(), layer, lane_, kv_head_)) {}
+          kv_head_(work_item / num_query_groups_ % S::kKvHeads),
+          lane_(consumer.first_lane_here() + work_item / num_query_groups_ / S::kKvHeads),
+          cache_(cache_of<S>(consumer.task(), layer, lane_, kv_head_)) {}
 
-    // Goes through this warp's strands.
+    // Goes through this warp's KV strands.
     KCCL_DEVICE void run() {
-        const Lanes<C::kQueries> lanes(kTileQuads);
-        const auto* const staged = reinterpret_cast<const StagedQuad*>(
-            crew_.here(C::kQueriesAt + first_head() * Dims::kHeadQuads));
-        typename Strand<S, C::kQueries>::Queries queries;
-        Strand<S, C::kQueries>::load(queries, staged);
-        for (uint32_t i = crew_.warp_index(); i < S::kStrands; i += S::kChunkWarps) {
+        const Lanes<C::kQueries> lanes(kTileFloat4s);
+        const auto* const staged = reinterpret_cast<const StagedFloat4*>(
+            consumer_.here(C::kQueriesAt + first_head() * Dims::kHeadFloat4s));
+        typename KvStrand<S, C::kQueries>::Queries queries;
+        KvStrand<S, C::kQueries>::load(queries, staged);
+        for (uint32_t i = consumer_.warp_index(); i < S::kKvStrands; i += S::kChunkWarps) {
             if (first_tile(i) >= end_of_tiles()) continue;
-            Strand<S, C::kQueries> strand(crew_.shared().strands[crew_.warp_index()], lanes);
+            KvStrand<S, C::kQueries> kv_strand(
+                consumer_.shared().kv_strands[consumer_.warp_index()], lanes);
 #pragma unroll 1
-            for (uint32_t at = first_tile(i); at < end_of_tiles(); at += S::kStrands) {
+            for (uint32_t at = first_tile(i); at < end_of_tiles(); at += S::kKvStrands) {
                 CacheTile<S> tile;
                 tile.load_keys(lanes.of(0), cache_ + uint64_t{at} * Dims::kCacheTileBytes);
                 tile.load_values(lanes.of(0), cache_ + uint64_t{at} * Dims::kCacheTileBytes);
-                strand.add(tile, queries, [&](uint32_t query, uint32_t in_tile) {
+                kv_strand.add(tile, queries, [&](uint32_t query, uint32_t in_tile) {
                     const uint32_t mine = position_ + query / Dims::kHeadsPerKv;
                     const uint32_t seen = at * kTileRows + in_tile;
                     return seen >= first_seen(mine) && seen < mine;
                 });
             }
-            strand.store(parts_.strands[i]);
+            kv_strand.store(partials_.kv_strands[i]);
         }
     }
 
-    // Merges the first half of the tree. All warps, when they have met.
-    KCCL_DEVICE void merge_strands() {
-        for_each_quad(C::kNodes, [&](uint32_t node, uint32_t query, uint32_t quad) {
-            const uint32_t own = (position_ + query / Dims::kHeadsPerKv) / kTileRows % S::kStrands;
-            Part parts[C::kFold];
+    // Merges the first half of the tree. Called by all warps, when they have met.
+    KCCL_DEVICE void merge_kv_strands() {
+        for_each_float4(C::kNodes, [&](uint32_t node, uint32_t query, uint32_t index4) {
+            const uint32_t own =
+                (position_ + query / Dims::kHeadsPerKv) / kTileRows % S::kKvStrands;
+            Partial partials[C::kFold];
             KCCL_UNROLL
             for (uint32_t i = 0; i < C::kFold; ++i) {
-                const uint32_t strand = i * C::kNodes + node;
-                parts[i] = {Quad{}, kNoPositions, 0};
-                if (first_tile(strand) < end_of_tiles()) {
-                    parts[i] = part_of(parts_.strands[strand][query], quad);
+                const uint32_t kv_strand = i * C::kNodes + node;
+                partials[i] = {Float4{}, kNoPositions, 0};
+                if (first_tile(kv_strand) < end_of_tiles()) {
+                    partials[i] = partial_of(partials_.kv_strands[kv_strand][query], index4);
                 }
-                if (strand == own) {
-                    parts[i] =
-                        merge(parts[i], part_of(crew_.here(C::kOwnParts + (first_head() + query) *
-                                                                              Dims::kPartQuads),
-                                                quad));
+                if (kv_strand == own) {
+                    partials[i] = merge(
+                        partials[i],
+                        partial_of(consumer_.here(C::kOwnPartials +
+                                                  (first_head() + query) * Dims::kPartialFloat4s),
+                                   index4));
                 }
-                parts[i] = {untagged(parts[i].sum), untagged(parts[i].maximum),
-                            untagged(parts[i].weight)};
+                partials[i] = {untagged(partials[i].sum), untagged(partials[i].maximum),
+                               untagged(partials[i].weight)};
             }
-            const Part whole = merge_all<C::kFold>(parts);
-            const bool is_rest = quad == Dims::kHeadQuads;
-            mem::store_plain(&parts_.nodes[node][query][quad],
-                             is_rest ? Quad{{whole.maximum, whole.weight, 0, 0}} : whole.sum);
+            const Partial whole = merge_all<C::kFold>(partials);
+            const bool is_rest = index4 == Dims::kHeadFloat4s;
+            mem::store_plain(&partials_.nodes[node][query][index4],
+                             is_rest ? Float4{{whole.maximum, whole.weight, 0, 0}} : whole.sum);
         });
     }
 
-    // Merges the rest, and stages the result. All warps, when they have met.
+    // Merges the rest, and stages the result. Called by all warps, when they have met.
     KCCL_DEVICE void merge_nodes() {
-        for_each_quad(1, [&](uint32_t, uint32_t query, uint32_t quad) {
-            if (quad == Dims::kHeadQuads) return;
-            Part parts[C::kNodes];
+        for_each_float4(1, [&](uint32_t, uint32_t query, uint32_t index4) {
+            if (index4 == Dims::kHeadFloat4s) return;
+            Partial partials[C::kNodes];
             KCCL_UNROLL
             for (uint32_t i = 0; i < C::kNodes; ++i) {
-                parts[i] = part_of(parts_.nodes[i][query], quad);
+                partials[i] = partial_of(partials_.nodes[i][query], index4);
             }
-            const Quad attended = attended_by(merge_all<C::kNodes>(parts));
+            const Float4 attended = attended_by(merge_all<C::kNodes>(partials));
             const uint32_t head = kv_head_ * Dims::kHeadsPerKv + query % Dims::kHeadsPerKv;
-            const uint32_t column = head * Dims::kHeadQuads + quad;
-            const uint32_t place = C::kAttended + lane_ * C::OutPlan::kTiles * C::kStripe +
-                                   C::at(column, number_ + query / Dims::kHeadsPerKv);
-            mem::store_plain(reinterpret_cast<StagedQuad*>(crew_.here(place)),
-                             split<typename S::Weight>(attended));
+            const uint32_t column = head * Dims::kHeadFloat4s + index4;
+            const uint32_t slot = C::kAttended + lane_ * C::OutPlan::kTiles * C::kStripe +
+                                  C::at(column, number_ + query / Dims::kHeadsPerKv);
+            mem::store_plain(reinterpret_cast<StagedFloat4*>(consumer_.here(slot)),
+                             split<typename Dims::Out::Format::Operand>(attended));
         });
     }
 
@@ -159,50 +163,54 @@ class ChunkAttention {
     KCCL_DEVICE uint32_t first_seen(uint32_t position) const {
         return window_ != 0 && position >= window_ ? position - window_ + 1 : 0;
     }
-    // The first tile of a strand that one of the queries sees, and behind the last one.
-    KCCL_DEVICE uint32_t first_tile(uint32_t strand) const {
+    // The first tile of a KV strand that one of the queries sees, and the end of these tiles.
+    KCCL_DEVICE uint32_t first_tile(uint32_t kv_strand) const {
         const uint32_t first = first_seen(position_) / kTileRows;
-        return first + (strand + S::kStrands - first % S::kStrands) % S::kStrands;
+        return first + (kv_strand + S::kKvStrands - first % S::kKvStrands) % S::kKvStrands;
     }
     KCCL_DEVICE uint32_t end_of_tiles() const { return ceil_div(position_ + num_ - 1, kTileRows); }
 
-    // This thread's quad of a part that is stored.
-    KCCL_DEVICE static Part part_of(const Quad* part, uint32_t quad) {
-        const Quad rest = mem::load_plain(part + Dims::kHeadQuads);
-        return {mem::load_plain(part + quad), rest.value[0], rest.value[1]};
+    // This thread's float4 of a stored partial result.
+    KCCL_DEVICE static Partial partial_of(const Float4* partial, uint32_t index4) {
+        const Float4 rest = mem::load_plain(partial + Dims::kHeadFloat4s);
+        return {mem::load_plain(partial + index4), rest.value[0], rest.value[1]};
     }
 
-    // f(node, query, quad), for the queries that are there.
+    // Calls f(node, query, index4) for the queries that exist.
     template <class F>
-    KCCL_DEVICE void for_each_quad(uint32_t num_nodes, F f) {
-        const uint32_t each = num_ * Dims::kHeadsPerKv * Dims::kPartQuads;
-        for (uint32_t i = crew_.index(); i < num_nodes * each; i += Crew<S>::kThreads) {
-            f(i / each, i % each / Dims::kPartQuads, i % Dims::kPartQuads);
+    KCCL_DEVICE void for_each_float4(uint32_t num_nodes, F f) {
+        const uint32_t each = num_ * Dims::kHeadsPerKv * Dims::kPartialFloat4s;
+        for (uint32_t i = consumer_.index(); i < num_nodes * each;
+             i += PrefillConsumer<S>::kThreads) {
+            f(i / each, i % each / Dims::kPartialFloat4s, i % Dims::kPartialFloat4s);
         }
     }
 
-    Crew<S>& crew_;
-    typename C::Parts& parts_;
-    const uint32_t num_groups_;
-    const uint32_t number_;  // of the first position, in the chunk
-    const uint32_t num_;     // of positions
+    PrefillConsumer<S>& consumer_;
+    typename C::Partials& partials_;
+    const uint32_t num_query_groups_;
+    const uint32_t number_;  // of the first position of the query group, in the chunk
+    const uint32_t num_;     // number of positions
     const uint32_t position_;
     const uint32_t window_;
-    const uint32_t kv_head_;  // of the lane
-    const uint32_t lane_;     // of this rank's
+    const uint32_t kv_head_;  // number in the lane
+    const uint32_t lane_;     // number among this rank's lanes
     const uint8_t* const cache_;
 };
 
 template <class S>
-KCCL_DEVICE void attend_chunk(Crew<S>& crew, const Pass& pass, uint32_t layer, uint32_t window) {
+KCCL_DEVICE void attend_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
+                              uint32_t layer, uint32_t window) {
     using Dims = Shape<S>;
-    const uint32_t num = Dims::kGroupLanes * S::kKvHeads * ceil_div(pass.num, Chunk<S>::kTogether);
-    for (uint32_t unit = crew.member(); unit < num; unit += Dims::kGroupBlocks) {
-        ChunkAttention<S> attention(crew, pass, layer, window, unit);
+    const uint32_t num =
+        Dims::kLanesPerGroup * S::kKvHeads * ceil_div(chunk.num, ChunkLayout<S>::kTogether);
+    for (uint32_t work_item = consumer.block_in_group(); work_item < num;
+         work_item += Dims::kBlocksPerGroup) {
+        ChunkAttention<S> attention(consumer, chunk, layer, window, work_item);
         attention.run();
-        crew.meet();
-        attention.merge_strands();
-        crew.meet();
+        consumer.meet();
+        attention.merge_kv_strands();
+        consumer.meet();
         attention.merge_nodes();
     }
 }

@@ -1,30 +1,31 @@
-// A product of a block's weights with the vectors of a chunk. The sums have the bits of decode,
-// where each warp multiplies a part of the columns and the warps' sums are added up in their order:
-// here a warp goes through all those parts, one after another, for its row tile.
+// A product of a block's weights with the vectors of a chunk. The sums have the same bits as in
+// decode. There each warp multiplies a part of the columns, and the warps' sums are added up in
+// order. Here one warp goes through all these parts in order, for its row tile.
 //
-// Weights go from memory to registers, because each tile is for one warp, or few. The vectors come
-// through a ring, for all warps.
+// Weights go from memory to registers, because one warp, or few, needs each tile. Vectors go
+// through a ring in shared memory, because all warps need them.
 #pragma once
 
-#include "prefill_crew.cuh"
+#include "prefill_warps.cuh"
 
 namespace kccl::decode {
 
 template <class M, class S>
 class ChunkMultiplier {
   public:
-    KCCL_DEVICE ChunkMultiplier(Crew<S>& crew, const uint8_t* weights, uint32_t num_tiles)
-        : crew_(crew),
-          lane_(Unit::kVectors, kTileQuads),
+    KCCL_DEVICE ChunkMultiplier(PrefillConsumer<S>& consumer, const uint8_t* weights,
+                                uint32_t num_tiles)
+        : consumer_(consumer),
+          lane_(Unit::kVectors, kTileFloat4s),
           weights_(weights),
           num_items_(num_tiles * Plan::kParts) {}
 
-    // Leaves the sums in shared().totals. Called by all warps of the crew; they meet before they
-    // read them.
+    // Computes the sums and leaves them in shared().totals. Called by all consumer warps. They must
+    // meet before they read the sums.
     KCCL_DEVICE void run() {
         for (uint32_t lane = 0; lane < M::kLanes; ++lane) {
             for (uint32_t first = 0; first < num_items_; first += S::kChunkWarps) {
-                const uint32_t item = first + crew_.warp_index();
+                const uint32_t item = first + consumer_.warp_index();
                 if (item < num_items_) {
                     multiply(item / Plan::kParts * M::kLanes + lane, item % Plan::kParts);
                 } else {
@@ -36,50 +37,52 @@ class ChunkMultiplier {
 
   private:
     using Plan = ChunkPlan<S, M>;
-    using Unit = Mma<typename S::Weight>;
+    using F = typename M::Format;
+    using Unit = Mma<typename F::Operand>;
     static constexpr uint32_t kRun = Plan::kRun;
-    // Runs of a part of the columns.
+    // The number of runs in a part of the columns.
     static constexpr uint32_t kRunsOfPart = M::kSteps / kRun;
 
     KCCL_DEVICE void skip() {
         for (uint32_t run = 0; run < Plan::kRuns; ++run) {
-            (void)crew_.vectors().await_front();
-            crew_.vectors().pop();
+            (void)consumer_.vectors().await_front();
+            consumer_.vectors().pop();
         }
     }
 
     // Multiplies a row tile and lane with the vectors of a part.
     KCCL_DEVICE void multiply(uint32_t tile, uint32_t part) {
         const uint8_t* const row = weights_ + uint64_t{tile} * M::kSteps * M::kStepBytes;
-        // In registers: in shared memory they would take as much of its time as the vectors of a
-        // short product.
+        // The sums are kept in registers. In shared memory they would take as much of its time as
+        // the vectors of a short product.
         float totals[Plan::kEach][Unit::kTotals] = {};
-        typename Unit::Weights tiles[kRun];
+        typename F::Stored tiles[kRun];
         KCCL_UNROLL
-        for (uint32_t i = 0; i < kRun; ++i) tiles[i] = lane_.weights(row + i * M::kStepBytes);
+        for (uint32_t i = 0; i < kRun; ++i) tiles[i] = F::load(lane_, row + i * M::kStepBytes);
         uint32_t run = 0;
 #pragma unroll 1
         for (uint32_t of_columns = 0; of_columns < S::kWarps; ++of_columns) {
             typename Unit::Sums sums[Plan::kEach] = {};
 #pragma unroll 1
             for (uint32_t left = kRunsOfPart; left > 0; --left) {
-                // Each tile is loaded when that of the run before has been multiplied.
+                // Each tile is loaded when the tile of the run before has been multiplied.
                 const uint8_t* const next = row + offset_of(++run);
                 const bool has_next = run < Plan::kRuns;
                 if (run + 1 < Plan::kRuns) prefetch(row + offset_of(run + 1));
                 const auto* const vectors =
-                    reinterpret_cast<const StagedQuad*>(crew_.vectors().await_front()) +
-                    part * kVectors * kTileQuads;
+                    reinterpret_cast<const StagedFloat4*>(consumer_.vectors().await_front()) +
+                    part * kVectors * kTileFloat4s;
                 KCCL_UNROLL
                 for (uint32_t i = 0; i < kRun; ++i) {
                     KCCL_UNROLL
                     for (uint32_t k = 0; k < Plan::kEach; ++k) {
-                        const uint32_t at = i * Chunk<S>::kStripe + k * Unit::kVectors * kTileQuads;
-                        Unit::multiply(sums[k], tiles[i], lane_.inputs(vectors + at));
+                        const uint32_t at =
+                            i * ChunkLayout<S>::kStripe + k * Unit::kVectors * kTileFloat4s;
+                        Unit::multiply(sums[k], F::operand(tiles[i]), lane_.inputs(vectors + at));
                     }
-                    if (has_next) tiles[i] = lane_.weights(next + i * M::kStepBytes);
+                    if (has_next) tiles[i] = F::load(lane_, next + i * M::kStepBytes);
                 }
-                crew_.vectors().pop();
+                consumer_.vectors().pop();
             }
             KCCL_UNROLL
             for (uint32_t k = 0; k < Plan::kEach; ++k) {
@@ -92,7 +95,7 @@ class ChunkMultiplier {
 
     KCCL_DEVICE void store(const float (&totals)[Plan::kEach][Unit::kTotals], uint32_t tile,
                            uint32_t part) const {
-        auto* const all = reinterpret_cast<float*>(crew_.shared().totals) +
+        auto* const all = reinterpret_cast<float*>(consumer_.shared().totals) +
                           (tile * S::kChunk + part * kVectors) * kTileRows;
         KCCL_UNROLL
         for (uint32_t k = 0; k < Plan::kEach; ++k) {
@@ -107,12 +110,13 @@ class ChunkMultiplier {
 
     // The offset of a run's first tile within a row that has all parts of the columns.
     KCCL_DEVICE static uint64_t offset_of(uint32_t run) {
-        return uint64_t{run % kRunsOfPart * kRun} * M::kStepBytes + run / kRunsOfPart * kTileBytes;
+        return uint64_t{run % kRunsOfPart * kRun} * M::kStepBytes +
+               run / kRunsOfPart * F::kTileBytes;
     }
 
-    // Asks for a run's weights.
+    // Begins to load a run's weights.
     KCCL_DEVICE static void prefetch(const uint8_t* from) {
-        constexpr uint32_t kLines = kTileBytes / kKcclLineBytes;
+        constexpr uint32_t kLines = F::kTileBytes / kKcclLineBytes;
         for (uint32_t i = warp().index(); i < kRun * kLines; i += platform::kWarpSize) {
             mem::prefetch(from + i / kLines * M::kStepBytes + i % kLines * kKcclLineBytes);
         }
@@ -121,7 +125,7 @@ class ChunkMultiplier {
     // Vectors of a part.
     static constexpr uint32_t kVectors = Plan::kEach * Unit::kVectors;
 
-    Crew<S>& crew_;
+    PrefillConsumer<S>& consumer_;
     const typename Unit::Lane lane_;
     const uint8_t* const weights_;
     const uint32_t num_items_;
@@ -129,42 +133,47 @@ class ChunkMultiplier {
 
 // Where the weights of the block's rows begin.
 template <class S>
-KCCL_DEVICE const uint8_t* weights_of(Crew<S>& crew, Product<S> product, uint32_t layer) {
+KCCL_DEVICE const uint8_t* weights_of(PrefillConsumer<S>& consumer, Product<S> product,
+                                      uint32_t layer) {
     using Dims = Shape<S>;
-    const uint64_t tile = Dims::stream_of(crew.block()) + layer * Dims::packed_by(crew.member()) +
-                          packed_before<S>(product, crew.member());
-    return reinterpret_cast<const uint8_t*>(crew.task().weights) + tile * kTileBytes;
+    const uint64_t unit = Dims::stream_of(consumer.block()) +
+                          layer * Dims::packed_by(consumer.block_in_group()) +
+                          packed_before<S>(product, consumer.block_in_group());
+    return reinterpret_cast<const uint8_t*>(consumer.task().weights) + unit * kUnitBytes<S>;
 }
 
-// Asks for the first weights of a row tile, each warp for another one. Called while the block has
-// other things to do, so that the memory has none of that time to rest.
+// Begins to load the first weights of a row tile; each warp loads others. Called while the block
+// does other work, so that the memory stays busy.
 template <class M, class S>
-KCCL_DEVICE void prefetch_weights(Crew<S>& crew, Product<S> product, uint32_t layer) {
+KCCL_DEVICE void prefetch_weights(PrefillConsumer<S>& consumer, Product<S> product,
+                                  uint32_t layer) {
     constexpr uint32_t kAhead = 8 < M::kSteps * S::kWarps ? 8 : M::kSteps * S::kWarps;
-    constexpr uint32_t kLines = kTileBytes / kKcclLineBytes;
-    const uint32_t mine = crew.warp_index();
-    if (mine >= M::tiles_of(crew.member()).num) return;
-    const uint8_t* const row =
-        weights_of(crew, product, layer) + uint64_t{mine} * M::kLanes * M::kSteps * M::kStepBytes;
+    constexpr uint32_t kTile = M::Format::kTileBytes, kLines = kTile / kKcclLineBytes;
+    const uint32_t mine = consumer.warp_index();
+    if (mine >= M::tiles_of(consumer.block_in_group()).num) return;
+    const uint8_t* const row = weights_of(consumer, product, layer) +
+                               uint64_t{mine} * M::kLanes * M::kSteps * M::kStepBytes;
     for (uint32_t i = warp().index(); i < kAhead * kLines; i += platform::kWarpSize) {
         const uint32_t tile = i / kLines;
-        mem::prefetch(row + tile % M::kSteps * M::kStepBytes + tile / M::kSteps * kTileBytes +
+        mem::prefetch(row + tile % M::kSteps * M::kStepBytes + tile / M::kSteps * kTile +
                       i % kLines * kKcclLineBytes);
     }
 }
 
 // One product of the block, in a layer.
 template <class M, class S>
-KCCL_DEVICE void multiply_chunk(Crew<S>& crew, Product<S> product, uint32_t layer) {
-    ChunkMultiplier<M, S> multiplier(crew, weights_of(crew, product, layer),
-                                     M::tiles_of(crew.member()).num);
+KCCL_DEVICE void multiply_chunk(PrefillConsumer<S>& consumer, Product<S> product, uint32_t layer) {
+    ChunkMultiplier<M, S> multiplier(consumer, weights_of(consumer, product, layer),
+                                     M::tiles_of(consumer.block_in_group()).num);
     multiplier.run();
 }
 
-// The sums of a quad of rows: quad `quad` of row tile and lane `tile`, for a position.
+// Returns the sums of four rows, for a position: float4 `index4` of row tile and lane `tile`.
 template <class S>
-KCCL_DEVICE Quad total_of(Crew<S>& crew, uint32_t tile, uint32_t number, uint32_t quad) {
-    return mem::load_plain(crew.shared().totals + (tile * S::kChunk + number) * kTileQuads + quad);
+KCCL_DEVICE Float4 total_of(PrefillConsumer<S>& consumer, uint32_t tile, uint32_t number,
+                            uint32_t index4) {
+    return mem::load_plain(consumer.shared().totals + (tile * S::kChunk + number) * kTileFloat4s +
+                           index4);
 }
 
 }  // namespace kccl::decode

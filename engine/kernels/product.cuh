@@ -1,19 +1,19 @@
-// A product of packed weights with the vector that the warp has staged. weights.cuh says where the
+// Multiplies packed weights by the vector that the warp has staged. weights.cuh says where the
 // weights come from.
 //
 // Its loops take numbers instead of types: all products share their code.
 #pragma once
 
-#include "worker.cuh"
+#include "consumer_warp.cuh"
 
 namespace kccl::decode {
 
-// What a warp does in a product. Its steps are one row tile and lane after another; each is one
-// tile times four quads of the staged vector.
+// The work of a warp in a product. A step is one tile times four float4s of the staged vector. The
+// steps go through the row tiles and their lanes.
 struct Steps {
-    uint32_t num;       // of the block's rows
-    uint32_t each;      // of a row tile and lane
-    uint32_t of_lanes;  // of what is staged: then the vector begins again
+    uint32_t num;       // steps of all of the block's rows
+    uint32_t each;      // steps of a row tile and lane
+    uint32_t of_lanes;  // steps of the staged vector; after them it begins again
 };
 
 template <class M>
@@ -21,15 +21,15 @@ KCCL_CONSTEXPR Steps steps_of(uint32_t num_tiles) {
     return {num_tiles * M::kAllSteps, M::kSteps, M::kAllSteps};
 }
 
-// What a warp of this block does in a product: as many steps as the block's rows have.
+// Returns the work of a warp of this block in a product, with the steps of all rows of the block.
 template <class S>
 KCCL_DEVICE Steps steps_of_product(uint32_t block, Product<S> product) {
     using Dims = Shape<S>;
-    const uint32_t member = Dims::member_of(block);
-#define KCCL_STEPS(NAME)                             \
-    case Product<S>::k##NAME: {                      \
-        using M = typename Dims::NAME;               \
-        return steps_of<M>(M::tiles_of(member).num); \
+    const uint32_t block_in_group = Dims::block_in_group_of(block);
+#define KCCL_STEPS(NAME)                                     \
+    case Product<S>::k##NAME: {                              \
+        using M = typename Dims::NAME;                       \
+        return steps_of<M>(M::tiles_of(block_in_group).num); \
     }
     switch (product) {
         KCCL_OF_PRODUCTS(KCCL_STEPS)
@@ -38,43 +38,51 @@ KCCL_DEVICE Steps steps_of_product(uint32_t block, Product<S> product) {
 #undef KCCL_STEPS
 }
 
-// Where the tiles of a product begin in what a block has of a layer.
+// Where a product's tiles begin in a block's tiles of a layer.
 template <class S>
-KCCL_DEVICE uint64_t packed_before(Product<S> product, uint32_t member) {
-    return Products<S>::packed_of(member, static_cast<uint32_t>(product));
+KCCL_DEVICE uint64_t packed_before(Product<S> product, uint32_t block_in_group) {
+    return Products<S>::packed_of(block_in_group, static_cast<uint32_t>(product));
 }
 
-// A product's first stage of weights, if the warp has loaded it before its vector came.
+// A product's first stage of weights, if the warp has loaded it before its vector has come.
 template <class S>
 struct FirstStage {
     bool is_loaded = false;
-    typename Mma<typename S::Weight>::Weights tiles[S::kStageSteps] = {};
+    Held<S> tiles[S::kStageSteps] = {};
 };
 
-// Loads the first stage if it is there now, so that its place takes other weights while the warp
-// waits for its vector. All threads of the warp.
+// Loads the first stage if it has arrived, so that its place takes other weights while the warp
+// waits for its vector. F: the product's format. Called by all threads of the warp.
 template <class S>
-KCCL_DEVICE void load_first(Worker<S>& worker, FirstStage<S>* first) {
-    const typename Mma<typename S::Weight>::Lane lane(1, 0);
-    first->is_loaded = worker.weights().try_await(worker.warp_index());
-    if (!first->is_loaded) return;
-    KCCL_UNROLL
-    for (uint32_t i = 0; i < S::kStageSteps; ++i) first->tiles[i] = worker.weights().tile(lane, i);
-    worker.stamp_stage();
-    worker.weights().has_copied();
-}
+struct LoadFirst {
+    template <class F>
+    KCCL_DEVICE void run() const {
+        const typename Mma<typename F::Operand>::Lane lane(1, 0);
+        first->is_loaded = consumer.weights().template try_await<F>(consumer.warp_index());
+        if (!first->is_loaded) return;
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < S::kStageSteps; ++i) {
+            first->tiles[i].template hold<F>(consumer.weights().template tile<F>(lane, i));
+        }
+        consumer.stamp_stage();
+        consumer.weights().has_copied();
+    }
 
-// A warp's pass through a product.
-template <class S>
+    ConsumerWarp<S>& consumer;
+    FirstStage<S>* first;
+};
+
+// A warp's pass through a product in format F.
+template <class F, class S>
 class Multiplier {
   public:
-    KCCL_DEVICE Multiplier(Worker<S>& worker, const Steps& steps)
-        : worker_(worker),
+    KCCL_DEVICE Multiplier(ConsumerWarp<S>& consumer, const Steps& steps)
+        : consumer_(consumer),
           steps_(steps),
           lane_(1, 0),
-          warp_(mem::forget_index(worker.warp_index())),
-          staged_(worker.staged()),
-          area_(reinterpret_cast<float*>(worker.area(worker.warp_index()))),
+          warp_(mem::forget_index(consumer.warp_index())),
+          staged_(consumer.staged()),
+          area_(reinterpret_cast<float*>(consumer.area(consumer.warp_index()))),
           left_(steps.each) {}
 
     // Takes the product's stages, multiplies, and leaves the sums in the warp's area,
@@ -87,7 +95,8 @@ class Multiplier {
         const bool is_even = steps_.each % kAtOnce == 0;
         const bool is_whole = kAtOnce % kShort == 0 && steps_.each == kShort;
         if constexpr (S::kWeightsInRegisters) {
-            // One loop, because the registers of a stage are the same in all products.
+            // There is only one loop, because the registers of a stage are the same in all
+            // products.
             one_by_one([&](const Loaded& stage, uint32_t left) {
                 if (is_even) {
                     even(stage, left);
@@ -107,7 +116,7 @@ class Multiplier {
     }
 
   private:
-    using Unit = Mma<typename S::Weight>;
+    using Unit = Mma<typename F::Operand>;
     static constexpr uint32_t kAtOnce = S::kStageSteps;
     // The output projection has the fewest steps.
     static constexpr uint32_t kShort = Shape<S>::Out::kSteps;
@@ -121,7 +130,7 @@ class Multiplier {
     static constexpr bool kHasOthers = !(all_fit(Products<S>{}) && fits(Shape<S>::Head::kSteps));
 
     struct Loaded {
-        typename Unit::Weights tiles[kAtOnce];
+        typename F::Stored tiles[kAtOnce];
         typename Unit::Inputs inputs[kAtOnce];
     };
 
@@ -133,18 +142,18 @@ class Multiplier {
             Loaded stage;
             load(stage);
             multiply(stage, steps_.num - done);
-            worker_.weights().has_multiplied(steps_.num - done);
+            consumer_.weights().has_multiplied(steps_.num - done);
         }
     }
 
-    // Multiplies, and loads a stage before the one before it is multiplied. A turn of the loop has
-    // two, so that none moves from registers to registers.
+    // Multiplies a stage, and loads the next one before that. A turn of the loop does two stages,
+    // so that no stage moves between registers.
     template <class Multiply>
     KCCL_DEVICE void one_ahead(const FirstStage<S>& first, Multiply multiply) {
         Loaded now;
         if (first.is_loaded) {
             KCCL_UNROLL
-            for (uint32_t i = 0; i < kAtOnce; ++i) now.tiles[i] = first.tiles[i];
+            for (uint32_t i = 0; i < kAtOnce; ++i) now.tiles[i] = first.tiles[i].template as<F>();
             load_inputs(now);
         } else {
             load(now);
@@ -160,22 +169,24 @@ class Multiplier {
         multiply(now, left);
     }
 
-    // Loads a stage's steps, also those behind the product's last one: they are in the stage, and
-    // not used.
+    // Loads a stage's steps, including those behind the product's last one. They lie in the stage,
+    // and are not used.
     KCCL_DEVICE void load(Loaded& loaded) {
-        worker_.weights().await(warp_);
+        consumer_.weights().template await<F>(warp_);
         KCCL_UNROLL
-        for (uint32_t i = 0; i < kAtOnce; ++i) loaded.tiles[i] = worker_.weights().tile(lane_, i);
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+            loaded.tiles[i] = consumer_.weights().template tile<F>(lane_, i);
+        }
         load_inputs(loaded);
-        worker_.stamp_stage();
-        worker_.weights().has_copied();
+        consumer_.stamp_stage();
+        consumer_.weights().has_copied();
     }
 
     KCCL_DEVICE void load_inputs(Loaded& loaded) {
-        const StagedQuad* const vector = staged_ + at_ * kTileQuads;
+        const StagedFloat4* const vector = staged_ + at_ * kTileFloat4s;
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-            loaded.inputs[i] = lane_.inputs(vector + i * kTileQuads);
+            loaded.inputs[i] = lane_.inputs(vector + i * kTileFloat4s);
         }
         at_ += kAtOnce;
         if (at_ >= steps_.of_lanes) at_ = 0;
@@ -185,7 +196,7 @@ class Multiplier {
     KCCL_DEVICE void multiply_even(const Loaded& loaded) {
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-            Unit::multiply(sums_, loaded.tiles[i], loaded.inputs[i]);
+            Unit::multiply(sums_, F::operand(loaded.tiles[i]), loaded.inputs[i]);
         }
         left_ -= kAtOnce;
         if (left_ == 0) store();
@@ -198,7 +209,7 @@ class Multiplier {
             if (first >= num) break;
             KCCL_UNROLL
             for (uint32_t i = first; i < first + kShort; ++i) {
-                Unit::multiply(sums_, loaded.tiles[i], loaded.inputs[i]);
+                Unit::multiply(sums_, F::operand(loaded.tiles[i]), loaded.inputs[i]);
             }
             store();
         }
@@ -208,12 +219,12 @@ class Multiplier {
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
             if (i >= num) break;
-            Unit::multiply(sums_, loaded.tiles[i], loaded.inputs[i]);
+            Unit::multiply(sums_, F::operand(loaded.tiles[i]), loaded.inputs[i]);
             if (--left_ == 0) store();
         }
     }
 
-    // Stores the sums of a row tile and lane, and begins with the next.
+    // Stores the sums of a row tile and lane, and begins the next one.
     KCCL_DEVICE void store() {
         lane_.totals(sums_, [&](uint32_t row, uint32_t vector, float sum) {
             if (vector == 0 && row < kTileRows) mem::store_plain(area_ + row, sum);
@@ -223,41 +234,50 @@ class Multiplier {
         left_ = steps_.each;
     }
 
-    Worker<S>& worker_;
+    ConsumerWarp<S>& consumer_;
     const Steps steps_;
     const typename Unit::Lane lane_;
     const uint32_t warp_;
-    const StagedQuad* const staged_;
+    const StagedFloat4* const staged_;
     float* area_;
     uint32_t at_ = 0;  // the next step's number within all lanes
     uint32_t left_;    // steps of this row tile and lane
     typename Unit::Sums sums_ = {};
 };
 
-// One product of the block: see Multiplier::run(). All threads of the warp.
+// Multiplies one product of the block, in format F: see Multiplier::run(). Called by all threads of
+// the warp.
 template <class S>
-KCCL_DEVICE void multiply(Worker<S>& worker, const Steps& steps, const FirstStage<S>& first) {
-    if (steps.num == 0) return;
-    Multiplier<S> multiplier(worker, steps);
-    multiplier.run(first);
-}
+struct Multiply {
+    template <class F>
+    KCCL_DEVICE void run() const {
+        if (steps.num == 0) return;
+        Multiplier<F, S> multiplier(consumer, steps);
+        multiplier.run(first);
+    }
+
+    ConsumerWarp<S>& consumer;
+    const Steps& steps;
+    const FirstStage<S>& first;
+};
 
 // ---- Rows ---------------------------------------------------------------------------------------
 
-// The k-th quad of a block's rows that this thread finishes; it may lie behind the last one. Quads
-// go round the warps, so that all warps have some.
+// Returns the k-th float4 of a block's rows that this thread finishes; it may lie behind the last
+// one. Neighbouring float4s belong to different warps, so that all warps have some.
 template <class S>
-KCCL_DEVICE uint32_t own_quad(const Worker<S>& worker, uint32_t k) {
-    return (k * platform::kWarpSize + worker.thread()) * S::kWarps + worker.warp_index();
+KCCL_DEVICE uint32_t own_float4(const ConsumerWarp<S>& consumer, uint32_t k) {
+    return (k * platform::kWarpSize + consumer.thread()) * S::kWarps + consumer.warp_index();
 }
 
-// The sums of all warps, in their order, for four rows: quad `quad` of row tile and lane `tile`.
+// Returns the sums of all warps, added in their order, for four rows: float4 `index4` of row tile
+// and lane `tile`.
 template <class S>
-KCCL_DEVICE Quad total_of(Worker<S>& worker, uint32_t tile, uint32_t quad) {
-    Quad total = {};
+KCCL_DEVICE Float4 total_of(ConsumerWarp<S>& consumer, uint32_t tile, uint32_t index4) {
+    Float4 total = {};
     KCCL_UNROLL
     for (uint32_t each = 0; each < S::kWarps; ++each) {
-        const Quad part = mem::load_plain(worker.area(each) + tile * kTileQuads + quad);
+        const Float4 part = mem::load_plain(consumer.area(each) + tile * kTileFloat4s + index4);
         KCCL_UNROLL
         for (int i = 0; i < 4; ++i) total.value[i] += part.value[i];
     }

@@ -5,23 +5,24 @@
 
 namespace kccl::decode {
 
-// Finishes the rows of the product. Called by all warps that multiply, when they have met.
+// Finishes the rows of the product. Called by all consumer warps, when they have met.
 template <class S>
-KCCL_DEVICE void finish_qkv(Worker<S>& worker, uint32_t layer) {
+KCCL_DEVICE void finish_qkv(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::Qkv;
-    const Cut tiles = M::tiles_of(worker.member());
-    const float inverse = inverse_rms(worker);
-    for (uint32_t k = 0; k < ceil_div(M::kMostTiles * kTileQuads, Shape<S>::kConsumers); ++k) {
-        const uint32_t quad = own_quad(worker, k);
-        if (quad >= tiles.num * kTileQuads) break;
-        const uint32_t row = tiles.first * kTileQuads + quad;
-        const Quad total =
-            scaled<S>(worker.task(), Product<S>::kQkv, layer, row,
-                      total_of(worker, quad / kTileQuads, quad % kTileQuads), inverse);
-        const uint32_t lane = worker.first_lane() + row / Places<S>::kQkvQuads;
-        worker.publish(Places<S>::qkv(layer, lane) + row % Places<S>::kQkvQuads, total);
+    const Cut tiles = M::tiles_of(consumer.block_in_group());
+    const float inverse = inverse_rms(consumer);
+    for (uint32_t k = 0; k < ceil_div(M::kMostTiles * kTileFloat4s, Shape<S>::kConsumerThreads);
+         ++k) {
+        const uint32_t index4 = own_float4(consumer, k);
+        if (index4 >= tiles.num * kTileFloat4s) break;
+        const uint32_t row = tiles.first * kTileFloat4s + index4;
+        const Float4 total =
+            scaled<S>(consumer.task(), Product<S>::kQkv, layer, row,
+                      total_of(consumer, index4 / kTileFloat4s, index4 % kTileFloat4s), inverse);
+        const uint32_t lane = consumer.first_lane() + row / Slots<S>::kQkvFloat4s;
+        consumer.publish(Slots<S>::qkv(layer, lane) + row % Slots<S>::kQkvFloat4s, total);
     }
-    worker.end_op();
+    consumer.end_op();
 }
 
 }  // namespace kccl::decode

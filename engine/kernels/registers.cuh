@@ -1,12 +1,12 @@
-// How a block's warps share its registers. A multiprocessor of sm_90 has four parts; warp i is in
-// part i % 4, and the warps of a part have equally many registers, unless they give some away.
+// Shares a block's registers among its warps. A multiprocessor of sm_90 has four parts; warp i is
+// in part i % 4, and the warps of a part have equally many registers, unless they give some away.
 #pragma once
 
 #include <kccl/kccl.cuh>
 
 namespace kccl::decode {
 
-// Registers of `computing` warps, which come first, and of `others`, which need few.
+// The registers of `computing` warps, which come first, and of `others`, which need few.
 struct RegisterPlan {
     bool moves;
     uint32_t of_computing;

@@ -1,8 +1,9 @@
 // How a token is chosen where it is not simply the most likely one: sample.py in the kernel.
 //
 // Everything after the logits is double. The token is the id with the largest *key*, score plus
-// noise, of those that the filters keep. They keep a beginning of the order: larger scores first,
-// of equal ones the lower id. So nothing is sorted:
+// noise, of those that the filters keep. Ids are ordered by score, the largest first; of equal
+// scores the lower id comes first. The filters keep a beginning of this order. So nothing needs to
+// be sorted:
 //
 // 1. All blocks find the best id of all, x, and the largest score.
 // 2. They sum up what the filters ask of x, over the ids before it in the order. If the filters
@@ -19,80 +20,12 @@
 // Weights are summed as integers. So the sums, and the tokens, do not depend on blocks and ranks.
 #pragma once
 
+#include "candidates.cuh"
 #include "gumbel.cuh"
-#include "head.cuh"
+#include "mask.cuh"
+#include "scores.cuh"
 
 namespace kccl::decode {
-
-// An id that may become the token. Of scores alone that are compared, `key` is the score, and the
-// id is 0.
-struct Candidate {
-    double key;
-    float logit;
-    int32_t id;  // -1: none
-    bool is_seen;
-};
-
-KCCL_DEVICE Candidate better(const Candidate& a, const Candidate& b) {
-    const bool takes_b =
-        b.id >= 0 && (a.id < 0 || b.key > a.key || (b.key == a.key && b.id < a.id));
-    return takes_b ? b : a;
-}
-
-// Some ids: the sum of their weights, and their number.
-struct Tally {
-    uint64_t weight;
-    uint32_t num;
-};
-
-// A note of zeros is none, and an empty tally.
-KCCL_DEVICE Note note_of(const Candidate& candidate) {
-    const auto key = platform::bit_cast<uint64_t>(candidate.key);
-    return {{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
-             platform::bit_cast<uint32_t>(candidate.logit)},
-            static_cast<uint32_t>(candidate.id + 1) << 1 | (candidate.is_seen ? 1u : 0)};
-}
-
-KCCL_DEVICE Candidate candidate_of(const Note& note) {
-    return {platform::bit_cast<double>(note.word[0] | uint64_t{note.word[1]} << 32),
-            platform::bit_cast<float>(note.word[2]), static_cast<int32_t>(note.small >> 1) - 1,
-            (note.small & 1u) != 0};
-}
-
-KCCL_DEVICE Note note_of(const Tally& tally) {
-    return {
-        {static_cast<uint32_t>(tally.weight), static_cast<uint32_t>(tally.weight >> 32), tally.num},
-        0};
-}
-
-KCCL_DEVICE Tally tally_of(const Note& note) {
-    return {note.word[0] | uint64_t{note.word[1]} << 32, note.word[2]};
-}
-
-//   kBest       a candidate: the best one before x in the order; at first, of all
-//   kBelow      a score: the largest one below the pivot; at first, of all
-//   kReached    a score: the smallest one that is not below the pivot; its key is negative
-//   kBefore     the ids before x, but only those with larger scores are counted
-//   kFromPivot  the ids whose scores are not below the pivot
-//   kAll        all ids, their weights being those of the logits: for log-probabilities
-KCCL_DEVICE Note combined(uint32_t kind, const Note& a, const Note& b) {
-    if (kind < kBefore) return note_of(better(candidate_of(a), candidate_of(b)));
-    const Tally one = tally_of(a), other = tally_of(b);
-    return note_of(Tally{one.weight + other.weight, one.num + other.num});
-}
-
-// All threads get what those of their warp have found.
-template <uint32_t N>
-KCCL_DEVICE void combine_in_warp(uint32_t first_kind, Note (&notes)[N]) {
-#pragma unroll 1
-    for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < N; ++i) {
-            const Note other = platform::shuffle(notes[i], warp().index() ^ step);
-            notes[i] = combined(first_kind + i, notes[i], other);
-        }
-    }
-}
 
 // The token, and its log-probability if that is wanted.
 struct Chosen {
@@ -102,22 +35,23 @@ struct Chosen {
 
 constexpr uint32_t kNoNumber = 0x7fc00000;  // NaN
 
-// One token's choice, by all warps that multiply.
+// Chooses one token, by all consumer warps.
 template <class S>
 class Sampler {
   public:
-    // For the token at `position`. All warps have met since the logits were stored. `peak`: the
-    // largest of all logits, which are numbers.
-    KCCL_DEVICE Sampler(Worker<S>& worker, uint32_t position, float peak)
-        : worker_(worker),
-          rules_(worker.task().sampling),
+    // Prepares the choice of the token at `position`. All warps have met since the logits were
+    // stored. `peak`: the largest of all logits, which are all finite.
+    KCCL_DEVICE Sampler(ConsumerWarp<S>& consumer, uint32_t position, float peak)
+        : consumer_(consumer),
+          rules_(consumer.task().sampling),
           position_(position),
-          exchange_(mem::load_plain(&worker.shared().exchanges)),
-          is_random_(worker.task().sampling.temperature > 0),
+          exchange_(mem::load_plain(&consumer.shared().exchanges)),
+          is_random_(consumer.task().sampling.temperature > 0),
           peak_(double{peak}) {}
 
-    // False: a wait failed.
+    // Makes the choice. Returns false if a wait failed.
     KCCL_DEVICE bool choose(Chosen* chosen) {
+        if (!fetch_mask(consumer_)) return false;
         const uint32_t top_k = is_random_ ? rules_.top_k : 0;
         const uint32_t k = top_k == 0 || top_k > S::kVocab ? S::kVocab : top_k;
         const double top_p = is_random_ ? rules_.top_p : 1, min_p = is_random_ ? rules_.min_p : 0;
@@ -128,15 +62,21 @@ class Sampler {
         uint64_t least = kOne, most = 0;  // 0: not known
         for (bool is_kept = false; !is_kept;) {
             look();
-            if (!worker_.meet()) return false;
-            send();
-            if (!receive()) return false;
+            if (!exchange()) return false;
             if (is_first_) {
                 is_first_ = false;
-                take(found_candidate(kBest));
+                if (found_candidate(kBest).id < 0) {
+                    // No id may be chosen.
+                    chosen->id = -1;
+                    return true;
+                }
                 high = largest_ = found_candidate(kBelow).key;
                 low = high - kSpan;
                 pivot_ = k == S::kVocab ? kLowest : low + (high - low) / 2;
+                x_ = found_candidate(kBest);
+                is_kept = !needs_sums && !(min_p > 0);
+                if (is_kept) continue;
+                if (!take(x_)) return false;
                 is_kept = !needs_sums && !(share_of_x() < min_p);
                 continue;
             }
@@ -150,8 +90,8 @@ class Sampler {
                 high = below.id < 0 ? kLowest : below.key;
             }
             if (!(low < high)) {
-                // The k-th largest score is `low`. Or it lies so low that what is left of top_k's
-                // weighs nothing.
+                // Either the k-th largest score is `low`, or it is so low that the weights of
+                // top_k's other ids are nothing.
                 if (most == 0) most = least;
                 least = most;
             }
@@ -160,23 +100,22 @@ class Sampler {
                 before.num >= k || share_of_x() < min_p ||
                 (top_p < 1 && most != 0 && weight >= top_p * static_cast<double>(most));
             is_kept = !is_out && (!(top_p < 1) || weight < top_p * static_cast<double>(least));
-            if (is_out) take(found_candidate(kBest));
+            if (is_out && !take(found_candidate(kBest))) return false;
             if (least != most) {
                 pivot_ = low + (high - low) / 2;
                 if (!(pivot_ > low)) pivot_ = high;
             }
         }
         chosen->id = x_.id;
-        if (rules_.wants_logprobs != 0) {
-            const double sum = static_cast<double>(found_tally(kAll).weight) / kOne;
-            chosen->logprob = static_cast<float>(double{x_.logit} - peak_ - logarithm(sum));
-        }
-        return true;
+        if (rules_.wants_logprobs == 0) return true;
+        const double log_sum = logarithm(static_cast<double>(found_tally(kAll).weight) / kOne);
+        chosen->logprob = logprob_of(x_.logit, log_sum);
+        return list_alternatives(log_sum);
     }
 
   private:
     using Head = typename Shape<S>::Head;
-    // The weight of the largest score. That of kSpan less is 0, rounded.
+    // The weight of the largest score. A score that is lower by kSpan has the weight 0, rounded.
     static constexpr uint64_t kOne = uint64_t{1} << 44;
     static constexpr double kSpan = 32;
     static constexpr double kLowest = -1.7976931348623157e308;
@@ -186,23 +125,28 @@ class Sampler {
     KCCL_DEVICE void look() {
         Candidate best = {0, 0, -1, false}, below = best, reached = best;
         Tally before = {0, 0}, from_pivot = {0, 0}, all = {0, 0};
-        const Cut tiles = Shape<S>::head_tiles_of(worker_.block());
-        const uint32_t first_quad = Shape<S>::first_head_row_of(worker_.comm().rank) / 4;
-        const uint32_t end = (tiles.first + tiles.num) * kTileQuads;
+        const Cut tiles = Shape<S>::head_tiles_of(consumer_.block());
+        const uint32_t first_float4 = Shape<S>::first_head_row_of(consumer_.comm().rank) / 4;
+        const uint32_t end = (tiles.first + tiles.num) * kTileFloat4s;
 #pragma unroll 1
-        for (uint32_t quad = tiles.first * kTileQuads + own_thread(); quad < end;
-             quad += Shape<S>::kConsumers) {
-            const Quad logits = load_quad(worker_.task().own_logits, quad);
-            const uint32_t seen = seen_of(quad);
+        for (uint32_t index4 = tiles.first * kTileFloat4s + own_thread(); index4 < end;
+             index4 += Shape<S>::kConsumerThreads) {
+            const Float4 logits = load_float4(consumer_.task().own_logits, index4);
+            const uint32_t seen = seen_of(consumer_.task(), index4);
+            const uint32_t allowed = allowed_of(consumer_, (first_float4 + index4) * 4);
             Philox words = {};
-            if (is_random_) words = philox(rules_.seed, first_quad + quad, position_);
-            // Four at a time would be faster here, but take registers from the ops.
+            if (is_random_) words = philox(rules_.seed, first_float4 + index4, position_);
+            // Taking four at a time would be faster here, but would take registers from the ops.
 #pragma unroll 1
             for (uint32_t i = 0; i < 4; ++i) {
-                const auto id = static_cast<int32_t>((first_quad + quad) * 4 + i);
+                const auto id = static_cast<int32_t>((first_float4 + index4) * 4 + i);
                 const float logit = logits.value[i];
+                if (!is_first_ && rules_.wants_logprobs != 0) {
+                    all.weight += weight_of(double{logit} - peak_);
+                }
+                if ((allowed >> i & 1u) == 0) continue;
                 const bool is_seen = (seen >> i & 1u) != 0;
-                const double score = score_of(logit, is_seen);
+                const double score = score_of_row(consumer_.task(), logit, is_seen, index4 * 4 + i);
                 const bool is_larger = is_first_ || score > x_score_;
                 const uint64_t weight = is_first_ ? 0 : weight_of(score - largest_);
                 if (is_larger || (score == x_score_ && id < x_.id)) {
@@ -218,120 +162,178 @@ class Sampler {
                 } else {
                     below = better(below, Candidate{score, 0, 0, false});
                 }
-                if (!is_first_ && rules_.wants_logprobs != 0) {
-                    all.weight += weight_of(double{logit} - peak_);
-                }
             }
         }
-        Note notes[kNumNotes] = {note_of(best),   note_of(below),      note_of(reached),
-                                 note_of(before), note_of(from_pivot), note_of(all)};
-        combine_in_warp(0, notes);
+        ControlWord control_words[kNumControlWords] = {
+            control_word_of(best),   control_word_of(below),      control_word_of(reached),
+            control_word_of(before), control_word_of(from_pivot), control_word_of(all)};
+        combine_in_warp(0, control_words);
         if (!leads(warp())) return;
         KCCL_UNROLL
-        for (uint32_t kind = 0; kind < kNumNotes; ++kind) {
-            mem::store_plain(&worker_.shared().notes[worker_.warp_index()][kind], notes[kind]);
+        for (uint32_t kind = 0; kind < kNumControlWords; ++kind) {
+            mem::store_plain(&consumer_.shared().control_words[consumer_.warp_index()][kind],
+                             control_words[kind]);
         }
     }
 
-    // Tells all blocks what this one has found. All warps have met since they looked.
-    KCCL_DEVICE void send() {
-        Shared<S>& shared = worker_.shared();
+    // Tells the host the likeliest ids, whatever ids may be chosen. The likeliest comes first; of
+    // equal ones, the lowest id. Each id takes an exchange. Returns false if a wait failed.
+    KCCL_DEVICE bool list_alternatives(double log_sum) {
+        const Task& task = consumer_.task();
+        Candidate last = {0, 0, -1, false};
 #pragma unroll 1
-        for (uint32_t kind = worker_.warp_index(); kind < kNumNotes; kind += S::kWarps) {
-            const uint32_t from = worker_.thread();
-            Note note[1] = {};
-            if (from < S::kWarps) note[0] = mem::load_plain(&shared.notes[from][kind]);
-            combine_in_warp(kind, note);
-            if (!leads(warp())) continue;
-            const uint32_t mine = worker_.comm().rank * S::kBlocks + worker_.block();
-            worker_.publish_to_all(Places<S>::note(exchange_, kind) + mine, quad_of(note[0]),
-                                   tag_of_end(exchange_));
+        for (uint32_t i = 0; i < task.num_alternatives; ++i) {
+            look_behind(last);
+            if (!exchange()) return false;
+            last = found_candidate(kBest);
+            if (consumer_.block() != 0 || consumer_.warp_index() != 0 || !leads(warp())) continue;
+            const uint64_t token = position_ - task.num_ids;
+            mem::store_packet<mem::Scope::kSystem>(
+                reinterpret_cast<mem::Packet*>(task.alternatives) +
+                    token * kKcclEngineMaxAlternatives + i,
+                token_packet(task, static_cast<uint32_t>(last.id),
+                             logprob_of(last.logit, log_sum)));
         }
-        if (worker_.warp_index() == 0 && leads(warp())) {
+        return true;
+    }
+
+    // Finds the likeliest id behind `last`, or of all ids if `last` is none.
+    KCCL_DEVICE void look_behind(const Candidate& last) {
+        Candidate best = {0, 0, -1, false};
+        const Cut tiles = Shape<S>::head_tiles_of(consumer_.block());
+        const uint32_t first_id = Shape<S>::first_head_row_of(consumer_.comm().rank);
+        const auto* const own = reinterpret_cast<const float*>(consumer_.task().own_logits);
+        const uint32_t end = (tiles.first + tiles.num) * kTileRows;
+#pragma unroll 1
+        for (uint32_t row = tiles.first * kTileRows + own_thread(); row < end;
+             row += Shape<S>::kConsumerThreads) {
+            const float logit = mem::load_plain(own + row);
+            const auto id = static_cast<int32_t>(first_id + row);
+            const bool is_behind =
+                last.id < 0 || logit < last.logit || (logit == last.logit && id > last.id);
+            if (is_behind) best = better(best, Candidate{double{logit}, logit, id, false});
+        }
+        ControlWord control[1] = {control_word_of(best)};
+        combine_in_warp(kBest, control);
+        if (!leads(warp())) return;
+        mem::store_plain(&consumer_.shared().control_words[consumer_.warp_index()][kBest],
+                         control[0]);
+    }
+
+    KCCL_DEVICE float logprob_of(float logit, double log_sum) const {
+        return static_cast<float>(double{logit} - peak_ - log_sum);
+    }
+
+    // Leaves a control word of the block for the next exchange. Warp 0 has it. The exchange's other
+    // control words then mean nothing.
+    KCCL_DEVICE void leave(ControlWordKind kind, const ControlWord& control) {
+        if (!leads(warp())) return;
+        mem::store_plain(&consumer_.shared().control_words[consumer_.warp_index()][kind],
+                         consumer_.warp_index() == 0 ? control : ControlWord{});
+    }
+
+    // Exchanges what the warps of all blocks have left. Returns false if a wait failed.
+    KCCL_DEVICE bool exchange() {
+        if (!consumer_.meet()) return false;
+        send();
+        return receive();
+    }
+
+    // Sends this block's results to all blocks. All warps have met since they computed them.
+    KCCL_DEVICE void send() {
+        Shared<S>& shared = consumer_.shared();
+#pragma unroll 1
+        for (uint32_t kind = consumer_.warp_index(); kind < kNumControlWords; kind += S::kWarps) {
+            const uint32_t from = consumer_.thread();
+            ControlWord control[1] = {};
+            if (from < S::kWarps) control[0] = mem::load_plain(&shared.control_words[from][kind]);
+            combine_in_warp(kind, control);
+            if (!leads(warp())) continue;
+            const uint32_t mine = consumer_.comm().rank * S::kBlocks + consumer_.block();
+            consumer_.publish_to_all(Slots<S>::control_word(exchange_, kind) + mine,
+                                     float4_of(control[0]), tag_of_end(exchange_));
+        }
+        if (consumer_.warp_index() == 0 && leads(warp())) {
             mem::store_plain(&shared.exchanges, exchange_ + 1);
         }
     }
 
     KCCL_DEVICE uint32_t own_thread() const {
-        return worker_.warp_index() * platform::kWarpSize + worker_.thread();
-    }
-
-    // A bit for each id of quad `quad` of this rank: whether the text has it. 0 without a penalty.
-    KCCL_DEVICE uint32_t seen_of(uint32_t quad) const {
-        const Task& task = worker_.task();
-        if (task.marks == 0) return 0;
-        const Quad marks = load_quad(task.marks, quad);
-        uint32_t seen = 0;
-        KCCL_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            const bool is_seen = platform::bit_cast<uint32_t>(marks.value[i]) == task.number;
-            seen |= is_seen ? 1u << i : 0;
-        }
-        return seen;
-    }
-
-    KCCL_DEVICE double score_of(float logit, bool is_seen) const {
-        double score = double{logit};
-        if (is_seen) {
-            const double penalty = rules_.repetition_penalty;
-            score = score > 0 ? score / penalty : score * penalty;
-        }
-        return is_random_ ? score / rules_.temperature : score;
+        return consumer_.warp_index() * platform::kWarpSize + consumer_.thread();
     }
 
     KCCL_DEVICE static uint64_t weight_of(double below_peak) {
         return static_cast<uint64_t>(exponential(below_peak) * kOne + 0.5);
     }
 
-    // How likely x is, in relation to the most likely id.
+    // Returns how likely x is in relation to the most likely id.
     KCCL_DEVICE double share_of_x() const { return exponential(x_score_ - largest_); }
 
-    KCCL_DEVICE void take(const Candidate& candidate) {
+    // Makes a candidate x. Returns false if a wait failed.
+    KCCL_DEVICE bool take(const Candidate& candidate) {
+        const Task& task = consumer_.task();
         x_ = candidate;
-        x_score_ = score_of(candidate.logit, candidate.is_seen);
+        if (!needs_row(task)) {
+            x_score_ = score_of(task, double{x_.logit}, x_.is_seen, 0);
+            return true;
+        }
+        // The block that has the row tells the other blocks its score. It does so by a sum, to
+        // which the others add 0.
+        uint32_t row = 0;
+        Tally told = {0, 0};
+        if (consumer_.warp_index() == 0 && finds_row(consumer_, x_.id, &row)) {
+            told.weight =
+                platform::bit_cast<uint64_t>(score_of_row(task, x_.logit, x_.is_seen, row));
+        }
+        leave(kBefore, control_word_of(told));
+        if (!exchange()) return false;
+        x_score_ = platform::bit_cast<double>(found_tally(kBefore).weight);
+        return true;
     }
 
-    // Waits for the notes of all blocks, and leaves in shared memory what they say together. False:
-    // a wait failed.
+    // Waits for the control words of all blocks, and leaves their combination in shared memory.
+    // Returns false if a wait failed.
     KCCL_DEVICE bool receive() {
         constexpr uint32_t kBlocks = S::kWorldSize * S::kBlocks;
         constexpr uint32_t kEach = ceil_div(kBlocks, platform::kWarpSize);
         constexpr uint32_t kAtOnce = kEach < 2 ? kEach : 2;
 #pragma unroll 1
-        for (uint32_t kind = worker_.warp_index(); kind < kNumNotes; kind += S::kWarps) {
-            Note all[1] = {};
+        for (uint32_t kind = consumer_.warp_index(); kind < kNumControlWords; kind += S::kWarps) {
+            ControlWord all[1] = {};
 #pragma unroll 1
             for (uint32_t first = 0; first < kBlocks; first += kAtOnce * platform::kWarpSize) {
-                uint32_t places[kAtOnce], wanted = 0;
-                Quad quads[kAtOnce];
+                uint32_t slots[kAtOnce], wanted = 0;
+                Float4 float4s[kAtOnce];
                 KCCL_UNROLL
                 for (uint32_t i = 0; i < kAtOnce; ++i) {
-                    const uint32_t from = first + i * platform::kWarpSize + worker_.thread();
+                    const uint32_t from = first + i * platform::kWarpSize + consumer_.thread();
                     wanted |= from < kBlocks ? 1u << i : 0;
-                    places[i] = Places<S>::note(exchange_, kind) + (from < kBlocks ? from : 0);
+                    slots[i] =
+                        Slots<S>::control_word(exchange_, kind) + (from < kBlocks ? from : 0);
                 }
-                worker_.template await<Worker<S>::kReach>(places, wanted, tag_of_end(exchange_),
-                                                          quads, (1u << S::kWorldSize) - 1);
+                consumer_.template await<ConsumerWarp<S>::kReach>(
+                    slots, wanted, tag_of_end(exchange_), float4s, (1u << S::kWorldSize) - 1);
                 KCCL_UNROLL
                 for (uint32_t i = 0; i < kAtOnce; ++i) {
-                    if ((wanted >> i & 1u) != 0) all[0] = combined(kind, all[0], note_of(quads[i]));
+                    if ((wanted >> i & 1u) != 0)
+                        all[0] = combined(kind, all[0], control_word_of(float4s[i]));
                 }
             }
             combine_in_warp(kind, all);
-            if (leads(warp())) mem::store_plain(&worker_.shared().found[kind], all[0]);
+            if (leads(warp())) mem::store_plain(&consumer_.shared().found[kind], all[0]);
         }
         ++exchange_;
-        return worker_.meet();
+        return consumer_.meet();
     }
 
-    KCCL_DEVICE Candidate found_candidate(NoteKind kind) const {
-        return candidate_of(mem::load_plain(&worker_.shared().found[kind]));
+    KCCL_DEVICE Candidate found_candidate(ControlWordKind kind) const {
+        return candidate_of(mem::load_plain(&consumer_.shared().found[kind]));
     }
-    KCCL_DEVICE Tally found_tally(NoteKind kind) const {
-        return tally_of(mem::load_plain(&worker_.shared().found[kind]));
+    KCCL_DEVICE Tally found_tally(ControlWordKind kind) const {
+        return tally_of(mem::load_plain(&consumer_.shared().found[kind]));
     }
 
-    Worker<S>& worker_;
+    ConsumerWarp<S>& consumer_;
     const Sampling& rules_;
     const uint32_t position_;
     uint32_t exchange_;
@@ -343,29 +345,5 @@ class Sampler {
     Candidate x_ = {0, 0, -1, false};
     double x_score_ = 0;
 };
-
-// Marks an id that the text has, if it is one of this block's rows.
-template <class S>
-KCCL_DEVICE void mark(const Worker<S>& worker, int32_t id) {
-    const Cut tiles = Shape<S>::head_tiles_of(worker.block());
-    const uint32_t row =
-        static_cast<uint32_t>(id) - Shape<S>::first_head_row_of(worker.comm().rank);
-    const Task& task = worker.task();
-    const bool is_here = row - tiles.first * kTileRows < tiles.num * kTileRows;
-    if (!is_here || task.marks == 0) return;
-    mem::store<mem::Order::kRelaxed, mem::Scope::kBlock>(
-        reinterpret_cast<uint32_t*>(task.marks) + row, task.number);
-}
-
-// Marks those that the request begins with.
-template <class S>
-KCCL_DEVICE void mark_ids(const Worker<S>& worker) {
-    const Task& task = worker.task();
-    const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
-    const uint32_t first = worker.warp_index() * platform::kWarpSize + worker.thread();
-    for (uint32_t i = first; i < task.num_ids; i += Shape<S>::kConsumers) {
-        mark(worker, mem::load_plain(ids + i));
-    }
-}
 
 }  // namespace kccl::decode

@@ -1,5 +1,5 @@
 // The sequence of a model's ops. Python writes it once (engine/monokernel/sequence.py), from the
-// program. All roles walk it: the warps that multiply, the one that copies weights, the packer, and
+// program. All roles walk it: the consumer warps, the one that copies weights, the packer, and
 // both roles of prefill.
 //
 // S has it as constants:
@@ -29,7 +29,7 @@ using Vector = typename S::Vector;
 // An op of a layer.
 template <class VECTOR, class PRODUCT>
 struct Op {
-    PRODUCT product;  // kNone: it multiplies nothing
+    PRODUCT product;  // kNone: the op multiplies nothing
     VECTOR takes;
     VECTOR gives;
     bool has_bias;
@@ -37,7 +37,7 @@ struct Op {
 
 // ---- Questions to the table ---------------------------------------------------------------------
 
-// The op of a layer's product.
+// Returns the op of a layer's product.
 template <class S>
 KCCL_CONSTEXPR uint32_t op_of(Product<S> product) {
     uint32_t op = 0;
@@ -45,7 +45,7 @@ KCCL_CONSTEXPR uint32_t op_of(Product<S> product) {
     return op;
 }
 
-// The products of a layer that take, or give, a vector: a bit each.
+// Returns the products of a layer that take, or give, a vector, a bit each.
 template <class S>
 KCCL_CONSTEXPR uint32_t that_take(Vector<S> vector) {
     uint32_t bits = 0;
@@ -73,7 +73,7 @@ KCCL_CONSTEXPR uint32_t that_have_biases() {
     return bits;
 }
 
-// The op that ends a layer's module.
+// Returns the op that ends a layer's module.
 template <class S>
 KCCL_CONSTEXPR uint32_t end_of_module(uint32_t module) {
     uint32_t op = 0;
@@ -81,21 +81,22 @@ KCCL_CONSTEXPR uint32_t end_of_module(uint32_t module) {
         if (S::kLayer[op].gives == Vector<S>::kResidual && module-- == 0) return op;
     }
 }
-// The module that an op belongs to, in its layer.
+// Returns the module that an op belongs to, in its layer.
 template <class S>
 KCCL_CONSTEXPR uint32_t module_of_op(uint32_t op) {
     uint32_t module = 0;
     for (uint32_t i = 0; i < op; ++i) module += S::kLayer[i].gives == Vector<S>::kResidual ? 1 : 0;
     return module;
 }
-// The product of an op, or the next one behind it; that of the next layer behind the last one.
+// Returns the product of an op, or the next product behind it. Behind the last one comes the first
+// product of the next layer.
 template <class S>
 KCCL_CONSTEXPR Product<S> next_product(uint32_t op) {
     while (op < S::kNumOps && S::kLayer[op].product == Product<S>::kNone) ++op;
     return op < S::kNumOps ? S::kLayer[op].product : Product<S>{};
 }
 
-// Whether each module of a layer has as many products.
+// Tells whether all modules of a layer have equally many products.
 template <class S>
 KCCL_CONSTEXPR bool have_equal_modules() {
     constexpr uint32_t kEach = S::kNumProducts / S::kNumModules;
@@ -105,7 +106,8 @@ KCCL_CONSTEXPR bool have_equal_modules() {
     return ends == that_give<S>(Vector<S>::kResidual) && kEach * S::kNumModules == S::kNumProducts;
 }
 
-// Whether a product is one of BITS. A comparison for each, so that the compiler folds them.
+// Tells whether a product is one of BITS. It compares with each, so that the compiler can fold the
+// comparisons.
 template <uint32_t BITS, class PRODUCT, uint32_t I = 0>
 KCCL_CONSTEXPR bool is_one_of(PRODUCT product) {
     if constexpr (BITS >> I == 0) {
@@ -116,8 +118,8 @@ KCCL_CONSTEXPR bool is_one_of(PRODUCT product) {
     }
 }
 
-// Whether the ops without a product are what decode and prefill take them for: attention, right
-// behind the product that gives the heads.
+// Checks what decode and prefill assume of the ops without a product: there is one, attention,
+// right behind the product that gives the heads.
 template <class S>
 KCCL_CONSTEXPR bool has_only_attention_between() {
     for (uint32_t op = 0; op < S::kNumOps; ++op) {
@@ -131,7 +133,7 @@ KCCL_CONSTEXPR bool has_only_attention_between() {
 
 // ---- Walking ------------------------------------------------------------------------------------
 
-// A product's turn in a round.
+// A product's turn in a token step, counted over all layers.
 template <class S>
 struct Turn {
     uint32_t layer;
@@ -141,7 +143,7 @@ struct Turn {
 template <class S>
 constexpr uint32_t kTurnsOfLayers = S::kNumProducts * S::kNumLayers;
 
-// Turn i of those of a round's layers. The head's comes behind them.
+// Returns turn i of a token step's layers. The head's turn comes behind them.
 template <class S>
 KCCL_CONSTEXPR Turn<S> turn_at(uint32_t i) {
     const uint32_t layer = i / S::kNumProducts, number = i % S::kNumProducts;
@@ -156,7 +158,7 @@ KCCL_CONSTEXPR Turn<S> turn_at(uint32_t i) {
     return {layer, module, static_cast<Product<S>>(number)};
 }
 
-// Whether a product of a layer takes, or gives, a vector.
+// Tells whether a product of a layer takes, or gives, a vector.
 template <class S, Vector<S> VECTOR>
 KCCL_CONSTEXPR bool takes(Product<S> product) {
     return is_one_of<that_take<S>(VECTOR)>(product);
@@ -184,10 +186,31 @@ KCCL_CONSTEXPR Product<S> last_of_module(uint32_t module) {
     return kLast;
 }
 
-// What a walk over a layer's ops comes to.
+// The rule of a layer's module. The module's number is within the layer.
+template <class S, uint32_t MODULE = 0, class Layer>
+KCCL_DEVICE const auto* rule_of_module(const Layer& layer, uint32_t module) {
+    static_assert(sizeof(layer.modules) == S::kNumModules * sizeof(layer.modules[0]),
+                  "all of them");
+    if constexpr (MODULE + 1 < S::kNumModules) {
+        if (module != MODULE) return rule_of_module<S, MODULE + 1>(layer, module);
+    }
+    return &layer.modules[MODULE];
+}
+// The rule of the module that ends with a product.
+template <class S, uint32_t MODULE = 0, class Layer>
+KCCL_DEVICE const auto* rule_of_product(const Layer& layer, Product<S> product) {
+    if constexpr (MODULE + 1 < S::kNumModules) {
+        constexpr Product<S> kLast = S::kLayer[end_of_module<S>(MODULE)].product;
+        if (product != kLast) return rule_of_product<S, MODULE + 1>(layer, product);
+    }
+    return &layer.modules[MODULE];
+}
+
+// The result of a walk over a layer's ops.
 enum class Walk : uint32_t { kGoesOn, kIsOver, kFailed };
 
-// Calls role.run<OP>(layer) for each op of a layer, in the order of the program, while it goes on.
+// Calls role.run<OP>(layer) for each op of a layer, in the order of the program, as long as the
+// walk goes on.
 template <class S, uint32_t OP = 0, class Role>
 KCCL_DEVICE Walk walk_layer(Role& role, uint32_t layer) {
     if constexpr (OP < S::kNumOps) {

@@ -1,14 +1,14 @@
-// What of a model and a machine is known when the kernel is compiled: S, a struct that Python
-// writes (engine/monokernel/source.py), and what follows from it.
+// The sizes of a model and a machine, which are known when the kernel is compiled. Python writes
+// them as a struct, S (engine/monokernel/source.py). This file computes what follows from them.
 //
-// A *group* is the blocks that share a residual. A Laneformer has one group for each of the rank's
-// lanes; an ordinary model has one group with all of the rank's lanes. The rows of a product are
-// cut into tiles of 16, and the tiles into contiguous parts, one for each block of the group. A
-// warp multiplies the same part of the columns for all rows of its block. So the order of a sum
-// does not depend on the numbers of ranks and blocks.
+// A *lane group* is the blocks that share a residual. A Laneformer has one lane group for each of
+// the rank's lanes; an ordinary model has one lane group with all of the rank's lanes. The rows of
+// a product are cut into tiles of 16, and the tiles into contiguous parts, one for each block of
+// the lane group. A warp multiplies the same part of the columns for all rows of its block. So the
+// order of a sum does not depend on the numbers of ranks and blocks.
 #pragma once
 
-#include "mma.cuh"
+#include "format.cuh"
 #include "sequence.cuh"
 
 namespace kccl::decode {
@@ -17,7 +17,7 @@ KCCL_CONSTEXPR uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / 
 KCCL_CONSTEXPR uint32_t most_of(uint32_t a, uint32_t b) { return a < b ? b : a; }
 KCCL_CONSTEXPR uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// Part i of n, of `total` things.
+// Piece i of n, when `total` things are divided.
 struct Cut {
     uint32_t first;
     uint32_t num;
@@ -27,13 +27,14 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
     return {first, static_cast<uint32_t>(uint64_t{total} * (i + 1) / n) - first};
 }
 
-// A product of `BLOCKS` blocks, with LANES inputs of COLUMNS values each, whose sums stay apart.
-// Tiles lie in memory as [row tile][lane][step][warp]: each step is one tile for each warp. If the
-// row tiles do not divide, kTiles % BLOCKS consecutive blocks have one more, beginning with block
-// LONGER and wrapping to block 0.
-template <class S, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS,
+// A product of `BLOCKS` blocks, with LANES inputs of COLUMNS values each, whose sums stay apart. F
+// is its format. Tiles lie in memory as [row tile][lane][step][warp]: each step is one tile for
+// each warp. If the row tiles do not divide, kTiles % BLOCKS consecutive blocks have one more,
+// beginning with block LONGER and wrapping to block 0.
+template <class S, class F, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS,
           uint32_t LONGER = 0>
 struct Matrix {
+    using Format = F;
     static_assert(ROWS % kTileRows == 0 && COLUMNS % kTileColumns == 0, "whole tiles");
     static constexpr uint32_t kTiles = ROWS / kTileRows;
     static constexpr uint32_t kColumns = COLUMNS;
@@ -41,18 +42,18 @@ struct Matrix {
     static constexpr uint32_t kBlocks = BLOCKS;
     // Row tiles of one block.
     static constexpr uint32_t kMostTiles = ceil_div(kTiles, BLOCKS);
-    // Steps of a row tile for one lane. Where they are not whole, zeros fill up.
+    // The steps of a row tile for one lane. Zeros fill up the last one.
     static constexpr uint32_t kSteps = ceil_div(COLUMNS / kTileColumns, S::kWarps);
-    static constexpr uint32_t kStepBytes = S::kWarps * kTileBytes;
-    // A warp's quads of one lane's vector.
-    static constexpr uint32_t kQuads = kSteps * kTileQuads;
-    // A stage takes its inputs from one stretch of what is staged. So a vector that is shorter than
-    // a stage is staged several times.
+    static constexpr uint32_t kStepBytes = S::kWarps * F::kTileBytes;
+    // A warp's float4s of one lane's vector.
+    static constexpr uint32_t kFloat4s = kSteps * kTileFloat4s;
+    // A stage reads its inputs from one contiguous piece of the staged vector. So a vector that is
+    // shorter than a stage is staged several times.
     static constexpr uint32_t kAllSteps = LANES * kSteps;
     static constexpr uint32_t kCopies = most_of(S::kStageSteps / kAllSteps, 1);
     static_assert(kAllSteps % S::kStageSteps == 0 || S::kStageSteps % kAllSteps == 0,
                   "the steps of a stage, and those of a vector's lanes: one divides the other");
-    static constexpr uint32_t kStaged = kCopies * kAllSteps * kTileQuads;
+    static constexpr uint32_t kStaged = kCopies * kAllSteps * kTileFloat4s;
 
     static_assert(LONGER < BLOCKS, "one of the blocks");
     // A block's first row tile. first_of(BLOCKS) is kTiles.
@@ -75,8 +76,10 @@ struct Matrix {
         }
         return owner;
     }
-    // Packed tiles of a row tile.
+    // The packed tiles of a row tile, counted in units of kUnitBytes.
     static constexpr uint32_t kPacked = LANES * kSteps * S::kWarps;
+    static constexpr uint32_t kTileUnits = F::kTileBytes / kUnitBytes<S>;
+    static constexpr uint32_t kPackedUnits = kPacked * kTileUnits;
 };
 
 // The products of a layer, M, in the order of the program.
@@ -87,29 +90,29 @@ struct Matrices {
         ((most = most_of(most, M::kStaged)), ...);
         return most;
     }
-    // Row tiles of all lanes, whose sums stay apart, of a block.
+    // The most sums of a block, in row tiles. A row tile has sums of its own for each lane.
     KCCL_CONSTEXPR static uint32_t most_sums() {
         uint32_t most = 0;
         ((most = most_of(most, M::kMostTiles * M::kLanes)), ...);
         return most;
     }
-    // Packed tiles of all blocks before one of them.
+    // The units of packed tiles of all blocks before a block.
     KCCL_CONSTEXPR static uint64_t packed_before(uint32_t block) {
-        return (... + (uint64_t{M::tiles_of(block).first} * M::kPacked));
+        return (... + (uint64_t{M::tiles_of(block).first} * M::kPackedUnits));
     }
-    // Packed tiles of a block, of the first `num` products.
+    // The units of packed tiles of a block in the first `num` products.
     KCCL_CONSTEXPR static uint64_t packed_of(uint32_t block, uint32_t num) {
         uint64_t packed = 0;
         uint32_t i = 0;
-        ((packed += uint64_t{num > i++ ? M::tiles_of(block).num : 0} * M::kPacked), ...);
+        ((packed += uint64_t{num > i++ ? M::tiles_of(block).num : 0} * M::kPackedUnits), ...);
         return packed;
     }
 };
 
 template <class S>
 struct Shape : S {
-    // Lanes are cut over the ranks. A rank has kLanesHere; where that differs from rank to rank, so
-    // do their kernels.
+    // Lanes are spread over the ranks. A rank has kLanesHere lanes. Where that number differs
+    // between ranks, their kernels differ, too.
     static constexpr uint32_t kLanesHere = S::kLanesHere;
     static constexpr bool kAreRanksEven = kLanesHere * S::kWorldSize == S::kNumLanes;
     KCCL_CONSTEXPR static uint32_t first_lane_of(uint32_t rank) {
@@ -120,19 +123,21 @@ struct Shape : S {
         if (kAreRanksEven) return lane / kLanesHere;
         return ((lane + 1) * S::kWorldSize - 1) / S::kNumLanes;
     }
-    static constexpr uint32_t kGroups = S::kNumResiduals == 1 ? 1 : kLanesHere;
-    static constexpr uint32_t kGroupLanes = kLanesHere / kGroups;
-    static constexpr uint32_t kGroupBlocks = S::kBlocks / kGroups;
-    static constexpr uint32_t kModules = 2 * S::kNumLayers;
-    static_assert(kAreRanksEven || kGroups == 1, "ranks have equally many groups");
-    static_assert(kGroupBlocks * kGroups == S::kBlocks, "groups have equally many blocks");
+    static constexpr uint32_t kLaneGroups = S::kNumResiduals == 1 ? 1 : kLanesHere;
+    static constexpr uint32_t kLanesPerGroup = kLanesHere / kLaneGroups;
+    static constexpr uint32_t kBlocksPerGroup = S::kBlocks / kLaneGroups;
+    static constexpr uint32_t kModules = S::kNumModules * S::kNumLayers;
+    static_assert(kAreRanksEven || kLaneGroups == 1, "ranks have equally many groups");
+    static_assert(kBlocksPerGroup * kLaneGroups == S::kBlocks, "groups have equally many blocks");
+    static_assert(S::kWorldSize * S::kBlocks <= kKcclDecodeMostBlocks,
+                  "32 threads have 32 bits each to tell the blocks of all ranks apart");
 
-    // A block's group, and its number there. Neighbours are of different groups: they share a part
-    // of the way to the memory, and groups are to go at the same speed.
-    KCCL_CONSTEXPR static uint32_t group_of(uint32_t block) { return block % kGroups; }
-    KCCL_CONSTEXPR static uint32_t member_of(uint32_t block) { return block / kGroups; }
-    KCCL_CONSTEXPR static uint32_t block_of(uint32_t group, uint32_t member) {
-        return member * kGroups + group;
+    // A block's lane group, and its number there. Neighbouring blocks share a part of the path to
+    // memory. So they belong to different lane groups, and all lane groups get the same speed.
+    KCCL_CONSTEXPR static uint32_t lane_group_of(uint32_t block) { return block % kLaneGroups; }
+    KCCL_CONSTEXPR static uint32_t block_in_group_of(uint32_t block) { return block / kLaneGroups; }
+    KCCL_CONSTEXPR static uint32_t block_of(uint32_t lane_group, uint32_t block_in_group) {
+        return block_in_group * kLaneGroups + lane_group;
     }
 
     // Rows of a lane.
@@ -143,25 +148,30 @@ struct Shape : S {
     // the first of them have one fewer of GateUp, and the next ones of Out and Down, which are cut
     // in the same way.
     KCCL_CONSTEXPR static uint32_t num_shorter(uint32_t rows) {
-        return (kGroupBlocks - rows / kTileRows % kGroupBlocks) % kGroupBlocks;
+        return (kBlocksPerGroup - rows / kTileRows % kBlocksPerGroup) % kBlocksPerGroup;
     }
-    static constexpr uint32_t kGateUpRows = 2 * kGroupLanes * S::kFfn;
+    static constexpr uint32_t kGateUpRows = 2 * kLanesPerGroup * S::kFfn;
     static constexpr uint32_t kLongerGateUp = num_shorter(kGateUpRows);
     // Block i of every rank has the same rows of the residual: prefill relies on it
-    // (Lookout::await_row). Where ranks have different numbers of lanes, kLongerGateUp differs.
+    // (PrefillProducer::await_row). Where ranks have different numbers of lanes, kLongerGateUp
+    // differs.
     static constexpr uint32_t kLongerOut =
-        kAreRanksEven ? (kLongerGateUp + num_shorter(S::kHidden)) % kGroupBlocks : 0;
-    using Qkv = Matrix<S, kGroupLanes * kQkvRows, S::kHidden, 1, kGroupBlocks>;
-    using Out = Matrix<S, S::kHidden, kAttendedRows, kGroupLanes, kGroupBlocks, kLongerOut>;
-    // A tile has 8 rows of the gate, and behind them the same rows of "up".
-    using GateUp = Matrix<S, kGateUpRows, S::kHidden, 1, kGroupBlocks, kLongerGateUp>;
-    using Down = Matrix<S, S::kHidden, S::kFfn, kGroupLanes, kGroupBlocks, kLongerOut>;
+        kAreRanksEven ? (kLongerGateUp + num_shorter(S::kHidden)) % kBlocksPerGroup : 0;
+    using Qkv =
+        Matrix<S, typename S::QkvFormat, kLanesPerGroup * kQkvRows, S::kHidden, 1, kBlocksPerGroup>;
+    using Out = Matrix<S, typename S::OutFormat, S::kHidden, kAttendedRows, kLanesPerGroup,
+                       kBlocksPerGroup, kLongerOut>;
+    // A tile has 8 rows of the gate, followed by the same rows of "up".
+    using GateUp = Matrix<S, typename S::GateUpFormat, kGateUpRows, S::kHidden, 1, kBlocksPerGroup,
+                          kLongerGateUp>;
+    using Down = Matrix<S, typename S::DownFormat, S::kHidden, S::kFfn, kLanesPerGroup,
+                        kBlocksPerGroup, kLongerOut>;
     // A head with parts has one for each residual. Otherwise all blocks share the rank's rows.
     static constexpr bool kHasHeadParts = S::kNumHeadParts > 1;
     static_assert(S::kNumHeadParts == 1 || S::kNumHeadParts == S::kNumResiduals, "one for each");
     static constexpr uint32_t kHeadParts = kHasHeadParts ? S::kNumHeadParts : S::kWorldSize;
-    using Head =
-        Matrix<S, S::kVocab / kHeadParts, S::kHidden, 1, kHasHeadParts ? kGroupBlocks : S::kBlocks>;
+    using Head = Matrix<S, typename S::HeadFormat, S::kVocab / kHeadParts, S::kHidden, 1,
+                        kHasHeadParts ? kBlocksPerGroup : S::kBlocks>;
     static_assert(S::kVocab % (kHeadParts * kTileRows) == 0, "parts have whole tiles");
     // The first row of a rank.
     KCCL_CONSTEXPR static uint32_t first_head_row_of(uint32_t rank) {
@@ -170,75 +180,77 @@ struct Shape : S {
     // The row tiles of a block, among the rank's.
     KCCL_CONSTEXPR static Cut head_tiles_of(uint32_t block) {
         if (!kHasHeadParts) return Head::tiles_of(block);
-        const Cut of_group = Head::tiles_of(member_of(block));
-        return {group_of(block) * Head::kTiles + of_group.first, of_group.num};
+        const Cut of_group = Head::tiles_of(block_in_group_of(block));
+        return {lane_group_of(block) * Head::kTiles + of_group.first, of_group.num};
     }
 
-    // Attention. Positions are cut into tiles of 16. Tile t belongs to strand t % kStrands, which
-    // one warp goes through. Of the strands of a KV head, strand s belongs to split s % kSplits,
-    // and each split to one block. Results are merged in a binary tree over the strands
-    // (merge_all), in which the strands of a split come together first. So their bits do not depend
-    // on kSplits.
+    // Attention. Positions are cut into tiles of 16. Tile t belongs to KV strand t % kKvStrands,
+    // which one warp goes through. KV strand s belongs to KV split s % kKvSplits, which one block
+    // goes through. Results are merged in a binary tree over the KV strands (merge_all), in which
+    // the KV strands of a KV split come together first. So their bits do not depend on kKvSplits.
     static constexpr uint32_t kHeadsPerKv = S::kHeads / S::kKvHeads;
-    static constexpr uint32_t kSplitStrands = S::kStrands / S::kSplits;
-    static constexpr uint32_t kUnits = kGroupLanes * S::kKvHeads * S::kSplits;
+    static constexpr uint32_t kKvStrandsPerSplit = S::kKvStrands / S::kKvSplits;
+    static constexpr uint32_t kWorkItems = kLanesPerGroup * S::kKvHeads * S::kKvSplits;
     static constexpr uint32_t kHeadTilesOfDim = S::kHeadDim / kTileColumns;
-    static constexpr uint32_t kHeadQuads = S::kHeadDim / 4;
-    // A split's published part: the quads of a head, and one of {maximum, sum, 0, 0}.
-    static constexpr uint32_t kPartQuads = kHeadQuads + 1;
-    static_assert((S::kStrands & (S::kStrands - 1)) == 0 && S::kStrands % S::kSplits == 0,
+    static constexpr uint32_t kHeadFloat4s = S::kHeadDim / 4;
+    // A published partial result: the float4s of a head, then a float4 {maximum, sum, 0, 0}.
+    static constexpr uint32_t kPartialFloat4s = kHeadFloat4s + kKcclDecodePartialFloat4s;
+    static_assert((S::kKvStrands & (S::kKvStrands - 1)) == 0 && S::kKvStrands % S::kKvSplits == 0,
                   "a binary tree");
     static_assert(S::kHeadDim % kTileColumns == 0, "whole tiles");
-    static_assert(kHeadQuads <= platform::kWarpSize, "a thread has one quad of a head");
-    static_assert(kHeadsPerKv * kTileQuads <= platform::kWarpSize,
-                  "a thread for each quad of scores");
-    // Bytes of the cache of one KV head for 16 positions: keys, then values turned.
+    static_assert(kHeadFloat4s <= platform::kWarpSize, "a thread has one float4 of a head");
+    static_assert(kHeadsPerKv * kTileFloat4s <= platform::kWarpSize,
+                  "a thread for each float4 of scores");
+    // The bytes of the cache of one KV head for 16 positions: keys, then transposed values.
     static constexpr uint32_t kCacheTileBytes = 2 * kHeadTilesOfDim * kTileBytes;
     static constexpr uint32_t kCacheTiles = ceil_div(S::kContext, kTileRows);
 
-    // A warp's staged vector, or the queries of a KV head, in quads.
+    // A warp's staged vector, or the queries of a KV head, in float4s.
     KCCL_CONSTEXPR static uint32_t most_staged() {
-        const uint32_t queries = kHeadsPerKv * kHeadQuads;
+        const uint32_t queries = kHeadsPerKv * kHeadFloat4s;
         return most_of(most_of(S::template Products<Shape>::most_staged(), Head::kStaged), queries);
     }
     static constexpr uint32_t kMostStaged = most_staged();
 
-    // A warp's sums of one op, or what attention needs, in quads.
-    static constexpr uint32_t kAttendQuads =
-        kHeadsPerKv * 2 * kTileQuads + ceil_div(kHeadsPerKv, 4);
+    // A warp's sums of one op, or its memory for attention, in float4s.
+    static constexpr uint32_t kAttendFloat4s =
+        kHeadsPerKv * 2 * kTileFloat4s + ceil_div(kHeadsPerKv, 4);
     KCCL_CONSTEXPR static uint32_t most_sums() {
         const uint32_t head = least_of(Head::kMostTiles, S::kHeadTiles);
         const uint32_t tiles = most_of(S::template Products<Shape>::most_sums(), head);
-        return most_of(kAttendQuads, tiles * kTileQuads);
+        return most_of(kAttendFloat4s, tiles * kTileFloat4s);
     }
     static constexpr uint32_t kMostSums = most_sums();
 
-    // The residual's quads that a thread keeps.
-    static constexpr uint32_t kConsumers = S::kWarps * platform::kWarpSize;
-    static constexpr uint32_t kOwnQuads = ceil_div(Out::kMostTiles * kTileQuads, kConsumers);
+    // The float4s of the residual that a thread keeps.
+    static constexpr uint32_t kConsumerThreads = S::kWarps * platform::kWarpSize;
+    static constexpr uint32_t kOwnFloat4s =
+        ceil_div(Out::kMostTiles * kTileFloat4s, kConsumerThreads);
 
-    // Packed tiles of a layer of the group's blocks before one of them.
-    KCCL_CONSTEXPR static uint64_t packed_before(uint32_t member) {
-        return S::template Products<Shape>::packed_before(member);
+    // The units of packed tiles of a layer, over the lane group's blocks before a block.
+    KCCL_CONSTEXPR static uint64_t packed_before(uint32_t block_in_group) {
+        return S::template Products<Shape>::packed_before(block_in_group);
     }
-    KCCL_CONSTEXPR static uint64_t packed_by(uint32_t member) {
-        return packed_before(member + 1) - packed_before(member);
+    KCCL_CONSTEXPR static uint64_t packed_by(uint32_t block_in_group) {
+        return packed_before(block_in_group + 1) - packed_before(block_in_group);
     }
-    // Where a block's packed tiles begin: those of its layers, and then those of the head.
+    // Where a block's packed tiles begin, in units of kUnitBytes: first those of its layers, then
+    // those of the head.
     KCCL_CONSTEXPR static uint64_t stream_of(uint32_t block) {
-        const uint32_t group = group_of(block), member = member_of(block);
-        return (group * packed_before(member + 1) + (kGroups - group) * packed_before(member)) *
+        const uint32_t lane_group = lane_group_of(block), block_in_group = block_in_group_of(block);
+        return (lane_group * packed_before(block_in_group + 1) +
+                (kLaneGroups - lane_group) * packed_before(block_in_group)) *
                    S::kNumLayers +
-               uint64_t{head_tiles_before(block)} * Head::kPacked;
+               uint64_t{head_tiles_before(block)} * Head::kPackedUnits;
     }
     KCCL_CONSTEXPR static uint32_t head_tiles_before(uint32_t block) {
         if (!kHasHeadParts) return Head::tiles_of(block).first;
-        const uint32_t group = group_of(block), member = member_of(block);
-        return group * Head::tiles_of(member + 1).first +
-               (kGroups - group) * Head::tiles_of(member).first;
+        const uint32_t lane_group = lane_group_of(block), block_in_group = block_in_group_of(block);
+        return lane_group * Head::tiles_of(block_in_group + 1).first +
+               (kLaneGroups - lane_group) * Head::tiles_of(block_in_group).first;
     }
 
-    static constexpr uint32_t kStageBytes = S::kStageSteps * S::kWarps * kTileBytes;
+    static constexpr uint32_t kStageBytes = S::kStageSteps * S::kWarps * kMostTileBytes<S>;
 };
 
 template <class S>
@@ -257,5 +269,42 @@ KCCL_CONSTEXPR typename MatrixAt<I, M...>::Type matrix_at(Matrices<M...>) {
 }
 template <class S, Product<S> PRODUCT>
 using MatrixOf = decltype(matrix_at<static_cast<uint32_t>(PRODUCT)>(Products<S>{}));
+
+// The products in format F: a bit each, the head's behind those of a layer.
+template <class F, class HEAD, class... M>
+KCCL_CONSTEXPR uint32_t that_have_format(Matrices<M...>) {
+    uint32_t bits = 0, i = 0;
+    ((bits |= (kIsSame<F, typename M::Format> ? 1u : 0u) << i++), ...);
+    return bits | (kIsSame<F, typename HEAD::Format> ? 1u : 0u) << i;
+}
+
+// Calls role.run<F>(), where F is a product's format. With one format there is no branch.
+template <class S, class Role, class FIRST, class... REST>
+KCCL_DEVICE auto with_one_of(FormatList<FIRST, REST...>, Product<S> product, const Role& role) {
+    if constexpr (sizeof...(REST) != 0) {
+        constexpr uint32_t kThese = that_have_format<FIRST, typename Shape<S>::Head>(Products<S>{});
+        if (!is_one_of<kThese>(product)) {
+            return with_one_of<S>(FormatList<REST...>{}, product, role);
+        }
+    }
+    return role.template run<FIRST>();
+}
+template <class S, class Role>
+KCCL_DEVICE auto with_format(Product<S> product, const Role& role) {
+    return with_one_of<S>(typename S::Formats{}, product, role);
+}
+
+// Bytes of a step of a product.
+template <class S>
+struct StepBytes {
+    template <class F>
+    KCCL_DEVICE uint32_t run() const {
+        return S::kWarps * F::kTileBytes;
+    }
+};
+template <class S>
+KCCL_DEVICE uint32_t step_bytes(Product<S> product) {
+    return with_format<S>(product, StepBytes<S>{});
+}
 
 }  // namespace kccl::decode

@@ -1,4 +1,4 @@
-// What lies in a block's shared memory.
+// The layout of a block's shared memory.
 #pragma once
 
 #include "trace.cuh"
@@ -6,48 +6,59 @@
 
 namespace kccl::decode {
 
-// All but the ring of weights.
+// The ids of a word of a mask, and the words for a block's rows of the head: mask.cuh.
+constexpr uint32_t kMaskBits = 32;
+template <class S>
+constexpr uint32_t kMaskWords =
+    S::kSamples ? ceil_div(Shape<S>::Head::kMostTiles * kTileRows, kMaskBits) + 1 : 1;
+
+// A block's shared memory without the ring of weights.
 template <class S>
 struct Beside {
-    StagedQuad staged[S::kWarps][Shape<S>::kMostStaged];
+    StagedFloat4 staged[S::kWarps][Shape<S>::kMostStaged];
     // [op % 2][warp]
-    Quad area[2][S::kWarps][Shape<S>::kMostSums];
-    // Strands of attention: [strand][query head]: quads of a head, then {maximum, sum, -, -}.
-    Quad parts[Shape<S>::kSplitStrands][Shape<S>::kHeadsPerKv][Shape<S>::kPartQuads];
-    // Likewise, of the position itself.
-    Quad own[Shape<S>::kHeadsPerKv][Shape<S>::kPartQuads];
+    Float4 area[2][S::kWarps][Shape<S>::kMostSums];
+    // Partial results of attention, [KV strand][query head]: float4s of a head, then
+    // {maximum, sum, -, -}.
+    Float4 partials[Shape<S>::kKvStrandsPerSplit][Shape<S>::kHeadsPerKv][Shape<S>::kPartialFloat4s];
+    // The partial results of the position itself, [query head].
+    Float4 own[Shape<S>::kHeadsPerKv][Shape<S>::kPartialFloat4s];
     // Sums of squares of each warp's part of a vector: [op % 2][warp][residual].
     float squares[2][S::kWarps][S::kNumResiduals];
-    // At the end of a round: each warp's most likely token, and what all blocks say.
-    Note best[S::kWarps];
-    Note ending;
-    // What each warp, and then all blocks, have found: sample.cuh.
-    Note notes[S::kWarps][kNumNotes];
-    Note found[kNumNotes];
-    // Copied from the task's: in memory they would cost each op a load that nothing hides.
+    // Used at the end of a token step: each warp's most likely token, and the combination of all
+    // blocks' control words.
+    ControlWord best[S::kWarps];
+    ControlWord ending;
+    // Each warp's result, and the combined result of all blocks: sample.cuh.
+    ControlWord control_words[S::kWarps][kNumControlWords];
+    ControlWord found[kNumControlWords];
+    uint32_t mask[kMaskWords<S>];  // which of the block's ids may be chosen, if not all
+    // A copy of the task's layers. In global memory they would cost each op a load that nothing
+    // hides.
     Layer layers[S::kNumLayers];
     uint32_t exchanges;  // the next exchange's number
-    // The turns of RoPE at the round's position.
+    // The turns of RoPE at the token step's position.
     float cosines[S::kHeadDim / 2];
     float sines[S::kHeadDim / 2];
-    // What other lanes' messages add to the block's rows of the residual: collect.cuh.
-    Quad landed[Shape<S>::Out::kMostTiles * kTileQuads];
+    // The sums of other lanes' messages for the block's rows of the residual: collect.cuh.
+    Float4 landed[Shape<S>::Out::kMostTiles * kTileFloat4s];
     mem::CopyBarrier has_landed;
-    mem::CopyBarrier was_read;  // by the warps that multiply; or, where nothing overlaps, asked for
+    mem::CopyBarrier was_read;  // by the consumer warps; or, where nothing overlaps, asked for
     mem::CopyBarrier asked;     // where nothing overlaps: all warps ask for the next stage
     MeetingPlace met;
-    mem::CopyBarrier ended;    // its first phase ends when the warps that multiply have ended
-    mem::CopyBarrier gave_up;  // likewise, when their waits are to fail
+    mem::CopyBarrier ended;    // its first phase ends when the consumer warps have ended
+    mem::CopyBarrier gave_up;  // its first phase ends when their waits are to fail
     int32_t token;
     uint32_t end;            // End
     uint32_t landed_failed;  // not 0: the wait for messages has failed
 };
 
-// Stages of the ring of weights: as many as fit.
+// The number of stages of the ring of weights: as many as fit.
 template <class S>
 KCCL_CONSTEXPR uint32_t num_stages() {
     constexpr uint32_t kEach = Shape<S>::kStageBytes + 2 * sizeof(mem::CopyBarrier);
-    constexpr uint32_t kRest = sizeof(Beside<S>) + 2 * kKcclLineBytes;  // and what aligns the ring
+    // bytes for the alignment of the ring
+    constexpr uint32_t kRest = sizeof(Beside<S>) + 2 * kKcclLineBytes;
     static_assert(kRest + kEach <= S::kSharedBytes, "a block has enough memory");
     constexpr uint32_t kFit = (S::kSharedBytes - kRest) / kEach;
     return kFit < S::kMostStages ? kFit : S::kMostStages;
@@ -65,7 +76,7 @@ struct Shared<S, false> : Beside<S> {
     static_assert(sizeof(Beside<S>) <= S::kSharedBytes, "a block has enough memory");
 };
 
-// One arrival of a warp. Called by all its threads.
+// Counts one arrival of the warp at a barrier. Called by all threads of the warp.
 KCCL_DEVICE void arrive_together(mem::CopyBarrier* barrier) {
     warp().sync();
     if (leads(warp())) mem::arrive(barrier);

@@ -1,18 +1,18 @@
-// The stages of a block's weights in a round; and, where they come through a ring, the warp that
-// copies them ahead of the others, round after round, held back only by the ring and by a bound on
-// bytes in flight. Where nothing overlaps, a stage is copied when all warps wait for it.
+// The stages of a block's weights in a token step, and the producer warp of a kernel with a ring.
+// This warp copies the stages ahead of their use, through all token steps. Only the ring's size and
+// a bound on bytes in flight hold it back. Where nothing overlaps, a stage is copied when all
+// consumer warps wait for it.
 #pragma once
 
 #include "product.cuh"
 
 namespace kccl::decode {
 
-// Calls push(bytes, product, whether it is the product's first) for each stage of a block's round,
-// in order. False as soon as push does. A stage has kStageSteps steps, or what is left of a
-// product; of the head, of kHeadTiles row tiles.
+// Calls push(bytes, product, whether it is the product's first) for each stage of a block's token
+// step, in order. Returns false as soon as push does. A stage has kStageSteps steps, or what is
+// left of a product; of the head, of kHeadTiles row tiles.
 template <class S, class Push>
 KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
-    constexpr uint32_t kStepBytes = S::kWarps * kTileBytes;
     constexpr uint32_t kOfHead = Shape<S>::kHeadTiles * Shape<S>::Head::kSteps;
     const uint32_t num = kTurnsOfLayers<S> + (has_head ? 1 : 0);
     for (uint32_t i = 0; i < num; ++i) {
@@ -25,7 +25,7 @@ KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
             steps -= part;
             while (part > 0) {
                 const uint32_t now = part < S::kStageSteps ? part : S::kStageSteps;
-                if (!push(now * kStepBytes, product, is_first)) return false;
+                if (!push(now * step_bytes<S>(product), product, is_first)) return false;
                 is_first = false;
                 part -= now;
             }
@@ -34,29 +34,31 @@ KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
     return true;
 }
 
-// Returns when the other warps have ended, and watches over their waits. Called by all threads of
-// the warp.
+// Watches over the waits of the other warps, and returns when these have ended. Called by all
+// threads of the warp.
 template <class S>
 KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     const uint32_t block = platform::block_in_grid();
     Producer<WeightRing<S>> producer(shared.ring, comm);
     Watch<S> watch(comm, task, &shared.gave_up);
     const auto* const begin =
-        reinterpret_cast<const uint8_t*>(task.weights) + Shape<S>::stream_of(block) * kTileBytes;
+        reinterpret_cast<const uint8_t*>(task.weights) + Shape<S>::stream_of(block) * kUnitBytes<S>;
     const uint8_t* from = begin;
     StageTrace<S> trace(task);
-    // Stages of the current product that were asked for so far.
+    // The stages of the current product that have been requested so far.
     uint32_t num_asked = 0;
     const auto try_push = [&](uint32_t num_bytes, Product<S> product) {
-        // Urgent: the warps have let go of two stages of this product. So they are multiplying it,
-        // and only weights hold them up. Else they may be in an exchange, which copies in flight
-        // delay. One stage is no sign, because they load it before the vector (load_first).
+        // A copy is urgent when the warps have freed two stages of its product: then they multiply
+        // it, and wait only for weights. Otherwise they may be in an exchange, which copies in
+        // flight would delay. One freed stage is no sign, because warps load it before their vector
+        // has come (load_first).
         constexpr uint32_t kStages = num_stages<S>();
         const bool is_urgent = num_asked > kStages + 1 ||
                                (num_asked > 1 && producer.has_free_stages(kStages + 2 - num_asked));
         const uint32_t bound = is_urgent ? S::kUrgentInFlight : S::kInFlight;
         if constexpr (S::kTraces) {
-            // Looks often. A wait for a barrier may stop the warp until the barrier's phase ends.
+            // This loop looks at waits often, because waiting for a barrier may stop the warp until
+            // the barrier's phase ends.
             const uint32_t flying = producer.num_in_flight();
             trace.see(flying);
             if (flying >= bound || !producer.has_free_stages(1)) return false;
@@ -87,7 +89,7 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
     for (uint32_t position = task.start;; ++position) {
         from = begin;
         if (!for_each_stage<S>(block, wants_head(task, position), push)) break;
-        if constexpr (S::kTraces) trace.end_round();
+        if constexpr (S::kTraces) trace.end_token_step();
     }
     producer.drain();
 }

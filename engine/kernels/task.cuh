@@ -1,14 +1,20 @@
-// What a kernel reads from its task (abi.inc).
+// Functions that read a kernel's task (abi.inc).
 #pragma once
 
 #include "abi.cuh"
 
 namespace kccl::decode {
 
-// Whether a round's logits are wanted: the head's weights are read then only.
+// Tells whether the logits of a token step are wanted. Only then are the head's weights read.
 KCCL_DEVICE bool wants_head(const Task& task, uint32_t position) {
     if (task.logits[0] != 0 || task.only_reads != 0) return true;
     return task.max_tokens != 0 && position + 1 >= task.num_ids;
+}
+
+// Returns a token in the form that the host reads (KcclDecodeToken).
+KCCL_DEVICE mem::Packet token_packet(const Task& task, uint32_t id_and_end, float logprob) {
+    const uint64_t number = uint64_t{task.number} << 32;
+    return {{id_and_end | number, platform::bit_cast<uint32_t>(logprob) | number}};
 }
 
 }  // namespace kccl::decode

@@ -1,10 +1,11 @@
-// When what happened in a block: a kernel that traces notes the times of a request's first rounds.
+// Records the times of events in a block, in the first token steps of a request, if the kernel
+// traces.
 //
-// A round's stamps are ticks of the block's multiprocessor (mem::clock_ticks): those of its ops,
-// [op][Stamp], and behind them those of its stages of weights, [stage][StageStamp]. The last two
-// are the ticks and the nanoseconds at its beginning, so that the host can compare blocks. A stamp
-// that a block does not reach stays zero. The host reads them in engine/model/timeline.py, which
-// knows from trace_layout.cuh what lies where.
+// The stamps of a token step are ticks of the block's multiprocessor (mem::clock_ticks): those of
+// its ops, [op][Stamp], and behind them those of its stages of weights, [stage][StageStamp]. The
+// last two are the ticks and the nanoseconds at its beginning, so that the host can compare blocks.
+// A stamp that a block does not reach stays zero. The host reads them in engine/model/timeline.py,
+// which knows from trace_layout.cuh what lies where.
 #pragma once
 
 #include "shape.cuh"
@@ -14,7 +15,7 @@ namespace kccl::decode {
 
 template <class S>
 struct Trace {
-    // Those of each layer, the head, the end.
+    // The ops of each layer, the head, and the end of the token step.
     static constexpr uint32_t kOps = S::kNumOps * S::kNumLayers + 2;
 
     template <class M>
@@ -31,25 +32,27 @@ struct Trace {
     KCCL_CONSTEXPR static uint32_t stages_of_all(Matrices<M...>) {
         return (stages_of<M>(~0u) + ...);
     }
-    // The most that a block has.
+    // The most stages that a block has in a token step.
     static constexpr uint32_t kStages = S::kNumLayers * stages_of_all(Products<S>{}) +
                                         stages_of<typename Shape<S>::Head>(S::kHeadTiles);
-    static constexpr uint32_t kOfRound =
+    static constexpr uint32_t kOfTokenStep =
         kOps * kKcclDecodeNumStamps + kStages * kKcclDecodeNumStageStamps + 2;
 
-    // Called by one thread. round: of the request.
-    KCCL_DEVICE static void note(const Task& task, uint32_t round, uint32_t index, uint64_t time) {
-        if (!S::kTraces || round >= task.traced) return;
+    // Records the stamps of a token step. Called by one thread. token_step: its number in the
+    // request.
+    KCCL_DEVICE static void record(const Task& task, uint32_t token_step, uint32_t index,
+                                   uint64_t time) {
+        if (!S::kTraces || token_step >= task.traced) return;
         const uint64_t at =
-            (uint64_t{round} * kOfRound + index) * S::kBlocks + platform::block_in_grid();
+            (uint64_t{token_step} * kOfTokenStep + index) * S::kBlocks + platform::block_in_grid();
         mem::store_plain(reinterpret_cast<uint64_t*>(task.trace) + at, time);
     }
-    KCCL_DEVICE static void note(const Task& task, uint32_t round, uint32_t index) {
-        note(task, round, index, mem::clock_ticks());
+    KCCL_DEVICE static void record(const Task& task, uint32_t token_step, uint32_t index) {
+        record(task, token_step, index, mem::clock_ticks());
     }
-    KCCL_DEVICE static void note_begin(const Task& task, uint32_t round) {
-        note(task, round, kOfRound - 2);
-        note(task, round, kOfRound - 1, mem::clock_ns());
+    KCCL_DEVICE static void record_begin(const Task& task, uint32_t token_step) {
+        record(task, token_step, kOfTokenStep - 2);
+        record(task, token_step, kOfTokenStep - 1, mem::clock_ns());
     }
     KCCL_CONSTEXPR static uint32_t of_op(uint32_t op, Stamp stamp) {
         return op * kKcclDecodeNumStamps + stamp;
@@ -59,41 +62,42 @@ struct Trace {
     }
 };
 
-// The stages that a block asks for, in their order, over all rounds.
+// Records the stages that a block requests, in their order, over all token steps.
 template <class S>
 class StageTrace {
   public:
     KCCL_DEVICE explicit StageTrace(const Task& task) : task_(task) {}
 
-    KCCL_DEVICE void ask() { note(round_, asked_++, kKcclDecodeAsked); }
-    KCCL_DEVICE void end_round() {
-        of_last_round_ = asked_;
+    KCCL_DEVICE void ask() { record(token_step_, asked_++, kKcclDecodeAsked); }
+    KCCL_DEVICE void end_token_step() {
+        of_last_token_step_ = asked_;
         asked_ = 0;
-        ++round_;
+        ++token_step_;
     }
-    // So many of those asked for have not landed.
+    // Records that `num_in_flight` of the requested stages have not landed.
     KCCL_DEVICE void see(uint32_t num_in_flight) {
         while (num_pending() > num_in_flight) {
-            if (landing_round_ != round_ && landed_ == of_last_round_) {
-                landing_round_ = round_;
+            if (landing_token_step_ != token_step_ && landed_ == of_last_token_step_) {
+                landing_token_step_ = token_step_;
                 landed_ = 0;
             }
-            note(landing_round_, landed_++, kKcclDecodeLanded);
+            record(landing_token_step_, landed_++, kKcclDecodeLanded);
         }
     }
 
   private:
-    // Fewer are in flight than a round has, so that only two rounds count.
+    // Fewer are in flight than a token step has, so that only two token steps count.
     KCCL_DEVICE uint32_t num_pending() const {
-        return landing_round_ == round_ ? asked_ - landed_ : of_last_round_ - landed_ + asked_;
+        return landing_token_step_ == token_step_ ? asked_ - landed_
+                                                  : of_last_token_step_ - landed_ + asked_;
     }
-    KCCL_DEVICE void note(uint32_t round, uint32_t stage, StageStamp stamp) const {
-        if (leads(warp())) Trace<S>::note(task_, round, Trace<S>::of_stage(stage, stamp));
+    KCCL_DEVICE void record(uint32_t token_step, uint32_t stage, StageStamp stamp) const {
+        if (leads(warp())) Trace<S>::record(task_, token_step, Trace<S>::of_stage(stage, stamp));
     }
 
     const Task& task_;
-    uint32_t round_ = 0, asked_ = 0, of_last_round_ = 0;
-    uint32_t landing_round_ = 0, landed_ = 0;
+    uint32_t token_step_ = 0, asked_ = 0, of_last_token_step_ = 0;
+    uint32_t landing_token_step_ = 0, landed_ = 0;
 };
 
 }  // namespace kccl::decode

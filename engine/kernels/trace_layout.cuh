@@ -1,11 +1,11 @@
-// What the host must know to read the stamps of a kernel that traces.
+// Tells the host how to read the stamps of a kernel that traces.
 #pragma once
 
 #include "stream.cuh"
 
 namespace kccl::decode {
 
-// Writes the sizes, and behind them the stages. Each block writes its own stages.
+// Writes the sizes, followed by the stages. Each block writes its own stages.
 template <class S>
 KCCL_DEVICE void describe_trace(KcclDecodeTraceSizes* out) {
     if (!leads(block())) return;
@@ -14,9 +14,9 @@ KCCL_DEVICE void describe_trace(KcclDecodeTraceSizes* out) {
     if (mine == 0) {
         out->num_ops = T::kOps;
         out->num_stages = T::kStages;
-        out->of_round = T::kOfRound;
+        out->of_token_step = T::kOfTokenStep;
         out->ring_stages = num_stages<S>();
-        out->num_groups = Shape<S>::kGroups;
+        out->num_lane_groups = Shape<S>::kLaneGroups;
     }
     auto* const stages = reinterpret_cast<KcclDecodeStage*>(out + 1) + uint64_t{mine} * T::kStages;
     uint32_t num = 0;

@@ -1,4 +1,4 @@
-// Where a product's vectors come from: a warp polls for its part, and stages it.
+// Gets the vector of a product: a warp polls for its part of the vector, and stages it.
 #pragma once
 
 #include "math.cuh"
@@ -6,140 +6,152 @@
 
 namespace kccl::decode {
 
-// A row of the embedding, widened: quad `quad` of a token's.
+// Returns float4 `index4` of a token's row of the embedding, widened to FP32.
 template <class S>
-KCCL_DEVICE Quad embedded(const Task& task, int32_t token, uint32_t quad) {
-    const auto* rows = reinterpret_cast<const uint64_t*>(task.embedding);
-    const uint64_t four = mem::load_plain(rows + uint64_t(token) * (S::kHidden / 4) + quad);
-    Quad values;
-    KCCL_UNROLL
-    for (int i = 0; i < 4; ++i) {
-        values.value[i] =
-            Element<typename S::Weight>::widen({static_cast<uint16_t>(four >> 16 * i)});
-    }
-    return values;
+KCCL_DEVICE Float4 embedded(const Task& task, int32_t token, uint32_t index4) {
+    return S::EmbedFormat::four(reinterpret_cast<const uint8_t*>(task.embedding),
+                                uint64_t(token) * (S::kHidden / 4) + index4);
 }
 
-// The first quad of the part of a vector that the warp multiplies. The last warps' parts may lie
+// The first float4 of the part of a vector that the warp multiplies. The last warps' parts may lie
 // behind the vector's end.
 template <class M, class S>
-KCCL_DEVICE uint32_t first_quad(const Worker<S>& worker) {
-    return worker.warp_index() * M::kQuads;
+KCCL_DEVICE uint32_t first_float4(const ConsumerWarp<S>& consumer) {
+    return consumer.warp_index() * M::kFloat4s;
 }
 
-// Stages quad i of this warp's vector, in all of its copies.
-template <class M, class S>
-KCCL_DEVICE void stage(Worker<S>& worker, uint32_t i, const Quad& quad) {
-    const StagedQuad staged = split<typename S::Weight>(quad);
+// Stages float4 i of this warp's vector, in all of its copies. T: the type that the product
+// multiplies.
+template <class M, class T = typename M::Format::Operand, class S>
+KCCL_DEVICE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four) {
+    const StagedFloat4 staged = split<T>(four);
     KCCL_UNROLL
     for (uint32_t copy = 0; copy < M::kCopies; ++copy) {
-        worker.staged()[copy * M::kAllSteps * kTileQuads + i] = staged;
+        consumer.staged()[copy * M::kAllSteps * kTileFloat4s + i] = staged;
     }
 }
 
-// Quad `quad` of an array of floats that the host has written.
-KCCL_DEVICE Quad load_quad(uint64_t array, uint64_t quad) {
-    const auto lines = mem::load_plain(reinterpret_cast<const mem::Line*>(array) + quad);
-    return platform::bit_cast<Quad>(lines);
+// Returns float4 `index4` of an array of floats that the host has written.
+KCCL_DEVICE Float4 load_float4(uint64_t array, uint64_t index4) {
+    const auto lines = mem::load_plain(reinterpret_cast<const mem::Line*>(array) + index4);
+    return platform::bit_cast<Float4>(lines);
 }
 
-// Leaves the sum of the squares of the warp's part of residual i.
+// Leaves the sum of squares of the warp's part of residual i in shared memory.
 template <class S, uint32_t N>
-KCCL_DEVICE void store_squares(Worker<S>& worker, const Quad (&quads)[N], uint32_t i) {
+KCCL_DEVICE void store_squares(ConsumerWarp<S>& consumer, const Float4 (&float4s)[N], uint32_t i) {
     float squares = 0;
     KCCL_UNROLL
     for (uint32_t k = 0; k < N; ++k) {
-        for (const float value : quads[k].value) squares += value * value;
+        for (const float value : float4s[k].value) squares += value * value;
     }
     squares = sum_of_warp(squares);
-    if (leads(warp())) mem::store_plain(worker.squares(worker.warp_index()) + i, squares);
+    if (leads(warp())) mem::store_plain(consumer.squares(consumer.warp_index()) + i, squares);
 }
 
-// Asks for the weights of a norm of this warp's part, which the cache may have lost since the last
-// round. Called one op earlier.
+// Prefetches the norm's weights for this warp's part of the vector, because the cache may have
+// dropped them since the last token step. Called one op before they are needed.
 template <class M, class S>
-KCCL_DEVICE void prefetch_norm(Worker<S>& worker, uint32_t norm) {
-    constexpr uint32_t kEach = ceil_div(M::kQuads, platform::kWarpSize);
-    const uint64_t first = uint64_t{norm} * (S::kHidden / 4) + first_quad<M>(worker);
+KCCL_DEVICE void prefetch_norm(ConsumerWarp<S>& consumer, uint32_t norm) {
+    constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
+    const uint64_t first = uint64_t{norm} * (S::kHidden / 4) + first_float4<M>(consumer);
     KCCL_UNROLL
     for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t i = worker.thread() + k * platform::kWarpSize;
-        if (i < M::kQuads && i % (kKcclLineBytes / sizeof(Quad)) == 0) {
-            mem::prefetch(reinterpret_cast<const Quad*>(worker.task().norms) + first + i);
+        const uint32_t i = consumer.thread() + k * platform::kWarpSize;
+        if (i < M::kFloat4s && i % (kKcclLineBytes / sizeof(Float4)) == 0) {
+            mem::prefetch(reinterpret_cast<const Float4*>(consumer.task().norms) + first + i);
         }
     }
 }
 
 // Stages this warp's part of the residual, times the norm's weights: the residual after `module`,
 // or, if that is negative, the token's embedding.
-template <class M, class S>
-KCCL_DEVICE void stage_residual(Worker<S>& worker, int32_t module, uint32_t norm, int32_t token) {
-    constexpr uint32_t kEach = ceil_div(M::kQuads, platform::kWarpSize);
-    const uint32_t first = first_quad<M>(worker);
-    Quad weights[kEach], quads[kEach];
-    uint32_t places[kEach], wanted = 0;
-    const uint32_t base = Places<S>::residual(module < 0 ? 0 : module, worker.residual_index());
+template <class M, class T = typename M::Format::Operand, class S>
+KCCL_DEVICE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint32_t norm,
+                                int32_t token) {
+    constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
+    const uint32_t first = first_float4<M>(consumer);
+    Float4 weights[kEach], float4s[kEach];
+    uint32_t slots[kEach], wanted = 0;
+    const uint32_t base = Slots<S>::residual(module < 0 ? 0 : module, consumer.residual_index());
     KCCL_UNROLL
     for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t i = worker.thread() + k * platform::kWarpSize;
-        const bool is_there = i < M::kQuads && first + i < M::kColumns / 4;
+        const uint32_t i = consumer.thread() + k * platform::kWarpSize;
+        const bool is_there = i < M::kFloat4s && first + i < M::kColumns / 4;
         wanted |= is_there ? 1u << k : 0;
-        places[k] = is_there ? first + i : 0;
-        weights[k] = load_quad(worker.task().norms, uint64_t{norm} * (S::kHidden / 4) + places[k]);
+        slots[k] = is_there ? first + i : 0;
+        weights[k] =
+            load_float4(consumer.task().norms, uint64_t{norm} * (S::kHidden / 4) + slots[k]);
     }
     if (module < 0) {
         KCCL_UNROLL
         for (uint32_t k = 0; k < kEach; ++k) {
-            quads[k] =
-                (wanted >> k & 1u) != 0 ? embedded<S>(worker.task(), token, places[k]) : Quad{};
+            float4s[k] =
+                (wanted >> k & 1u) != 0 ? embedded<S>(consumer.task(), token, slots[k]) : Float4{};
         }
     } else {
         KCCL_UNROLL
-        for (uint32_t k = 0; k < kEach; ++k) places[k] += base;
-        worker.template await<mem::Scope::kDevice>(places, wanted, tag_of(worker.round()), quads);
+        for (uint32_t k = 0; k < kEach; ++k) slots[k] += base;
+        consumer.template await<mem::Scope::kDevice>(slots, wanted, tag_of(consumer.token_step()),
+                                                     float4s);
     }
     KCCL_UNROLL
     for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t i = worker.thread() + k * platform::kWarpSize;
-        Quad scaled;
+        const uint32_t i = consumer.thread() + k * platform::kWarpSize;
+        Float4 scaled;
         KCCL_UNROLL
-        for (int j = 0; j < 4; ++j) scaled.value[j] = quads[k].value[j] * weights[k].value[j];
-        if (i < M::kQuads) stage<M>(worker, i, scaled);
+        for (int j = 0; j < 4; ++j) scaled.value[j] = float4s[k].value[j] * weights[k].value[j];
+        if (i < M::kFloat4s) stage<M, T>(consumer, i, scaled);
     }
-    store_squares(worker, quads, 0);
+    store_squares(consumer, float4s, 0);
 }
 
-// 1 / the root of the mean square of residual i of squares().
+// Stages the residual for a product in format F with the columns of M.
+template <class M, class S>
+struct StageResidual {
+    template <class F>
+    KCCL_DEVICE void run() const {
+        stage_residual<M, typename F::Operand>(consumer, module, norm, token);
+    }
+
+    ConsumerWarp<S>& consumer;
+    int32_t module;
+    uint32_t norm;
+    int32_t token;
+};
+
+// Returns 1 / the root of the mean square of residual i of squares().
 template <class S>
-KCCL_DEVICE float inverse_rms(Worker<S>& worker, uint32_t i = 0) {
+KCCL_DEVICE float inverse_rms(ConsumerWarp<S>& consumer, uint32_t i = 0) {
     float squares = 0;
     KCCL_UNROLL
     for (uint32_t each = 0; each < S::kWarps; ++each) {
-        squares += mem::load_plain(worker.squares(each) + i);
+        squares += mem::load_plain(consumer.squares(each) + i);
     }
     return reciprocal_root(squares * (1.0f / S::kHidden) + S::kNormEps);
 }
 
-// Stages this warp's part of each lane's vector; quad i of a lane is at place_of(lane) + i.
-template <class M, class S, class PlaceOf>
-KCCL_DEVICE void stage_lanes(Worker<S>& worker, PlaceOf place_of) {
-    constexpr uint32_t kEach = ceil_div(M::kQuads * M::kLanes, platform::kWarpSize);
-    const uint32_t first = first_quad<M>(worker);
-    Quad quads[kEach];
-    uint32_t places[kEach], wanted = 0;
+// Stages this warp's part of each lane's vector. Float4 i of a lane is at slot_of(lane) + i.
+template <class M, class S, class SlotOf>
+KCCL_DEVICE void stage_lanes(ConsumerWarp<S>& consumer, SlotOf slot_of) {
+    constexpr uint32_t kEach = ceil_div(M::kFloat4s * M::kLanes, platform::kWarpSize);
+    const uint32_t first = first_float4<M>(consumer);
+    Float4 float4s[kEach];
+    uint32_t slots[kEach], wanted = 0;
     KCCL_UNROLL
     for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t at = worker.thread() + k * platform::kWarpSize;
-        const uint32_t lane = at / M::kQuads, i = at % M::kQuads;
+        const uint32_t at = consumer.thread() + k * platform::kWarpSize;
+        const uint32_t lane = at / M::kFloat4s, i = at % M::kFloat4s;
         const bool is_there = lane < M::kLanes && first + i < M::kColumns / 4;
         wanted |= is_there ? 1u << k : 0;
-        places[k] = is_there ? place_of(worker.first_lane() + lane) + first + i : 0;
+        slots[k] = is_there ? slot_of(consumer.first_lane() + lane) + first + i : 0;
     }
-    worker.template await<mem::Scope::kDevice>(places, wanted, tag_of(worker.round()), quads);
+    consumer.template await<mem::Scope::kDevice>(slots, wanted, tag_of(consumer.token_step()),
+                                                 float4s);
     KCCL_UNROLL
     for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t at = worker.thread() + k * platform::kWarpSize;
-        if (at < M::kQuads * M::kLanes) stage<M>(worker, at, quads[k]);
+        const uint32_t at = consumer.thread() + k * platform::kWarpSize;
+        if (at < M::kFloat4s * M::kLanes) stage<M>(consumer, at, float4s[k]);
     }
 }
 

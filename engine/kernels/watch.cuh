@@ -1,69 +1,74 @@
-// How waits end although the warps that multiply have no clock. Around the slow path of a wait,
-// which is long, they would keep their registers in memory (bench/LOG.md). So a warp that has
-// polled often in vain writes down what it waits for, and looks whether it is to give up. The warp
-// that copies the weights watches: it has time when the ring is full, as it is when the block
-// waits. Where weights are staged in registers, the warp that watches does nothing else.
+// Ends waits that take too long. Consumer warps do not read a clock: that code is long, and they
+// would have to spill registers around it (bench/LOG.md). Instead, a warp that has polled many
+// times records what it waits for, and checks whether it must give up. The warp that copies weights
+// checks the recorded waits against the clock: it has time when the ring is full, as it is when the
+// block waits. Where weights are staged in registers, the warp that watches does nothing else.
 #pragma once
 
-#include "board.cuh"
+#include "exchange_buffer.cuh"
 
 namespace kccl::decode {
 
-// What a warp waits for, as a word: which ranks, and the round. 0: it does not wait.
-KCCL_DEVICE uint64_t wait_word(uint32_t ranks, uint32_t round) {
-    return uint64_t{round} << 32 | ranks;
+// A warp's wait, encoded as a word: the ranks that it waits for, and the token step. 0: it does not
+// wait.
+KCCL_DEVICE uint64_t wait_word(uint32_t ranks, uint32_t token_step) {
+    return uint64_t{token_step} << 32 | ranks;
 }
 
 template <class S>
 KCCL_DEVICE uint64_t* wait_at(const DeviceComm& comm, const Task& task, uint32_t warp_index) {
-    const uint64_t place =
-        Places<S>::kWaits + platform::block_in_grid() * Places<S>::kWaiters + warp_index;
-    return reinterpret_cast<uint64_t*>(task.boards[comm.rank] + place * sizeof(Quad));
+    const uint64_t slot =
+        Slots<S>::kWaits + platform::block_in_grid() * Slots<S>::kWaiters + warp_index;
+    return reinterpret_cast<uint64_t*>(task.exchange_buffers[comm.rank] + slot * sizeof(Float4));
 }
 
-// How a warp waits for quads of its rank's board. All its threads make one and call all functions.
+// Waits of a warp for float4s of its rank's exchange buffer. All threads of the warp make an object
+// and call each function together.
 template <class S>
 class Waiter {
   public:
     KCCL_DEVICE Waiter(const DeviceComm& comm, const Task& task, const mem::CopyBarrier* gave_up)
         : comm_(comm), task_(task), gave_up_(gave_up) {}
 
-    // Whether a wait has failed.
+    // Tells whether a wait has failed.
     KCCL_DEVICE bool has_failed() const { return has_failed_; }
     KCCL_DEVICE void fail() { has_failed_ = true; }
 
-    // Waits for the quads at places[i], where `wanted` has bit i. ranks: which ones publish them, a
-    // bit each. A thread may want none. is_over(): whether nobody needs them any more; then, as
-    // after a failed wait, the quads are zero. So are those of all later waits after a failed one.
+    // Waits for the float4s at slots[i], where `wanted` has bit i. ranks: the ranks that publish
+    // them, a bit each. A thread may want no float4. is_over(): tells whether nobody needs them any
+    // more. Then the float4s are zero. They are also zero after a failed wait and in all waits
+    // after it.
     template <mem::Scope SCOPE, int N, class IsOver>
-    KCCL_DEVICE void await(const uint32_t (&places)[N], uint32_t wanted, uint32_t tag,
-                           uint32_t round, uint32_t ranks, Quad (&quads)[N], IsOver is_over) {
-        static_assert(N <= 32, "a bit for each quad");
+    KCCL_DEVICE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
+                           uint32_t token_step, uint32_t ranks, Float4 (&float4s)[N],
+                           IsOver is_over) {
+        static_assert(N <= 32, "a bit for each float4");
         mem::Packet packets[N];
-        const auto* const board = reinterpret_cast<const mem::Packet*>(task_.boards[comm_.rank]);
-        // Rounds end together all the same.
+        const auto* const buffer =
+            reinterpret_cast<const mem::Packet*>(task_.exchange_buffers[comm_.rank]);
+        // All threads of the warp still end each round together.
         const bool takes_any =
-            (S::kAblated & kKcclDecodeNoExchanges) != 0 && places[0] < Places<S>::kEnds;
-        // Where threads want several, the warp's first thread polls for its first one alone until
-        // that comes. All blocks of the device wait at the same time, and their polls take the L2
-        // cache's bandwidth from the copies of weights and from each other.
+            (S::kAblated & kKcclDecodeNoExchanges) != 0 && slots[0] < Slots<S>::kEnds;
+        // If threads want several float4s, the warp's first thread alone polls for its first one
+        // until that comes. All blocks of the device wait at the same time, and more polls would
+        // take the L2 cache's bandwidth from the copies of weights and from each other.
         bool scouts =
             N > 1 && !takes_any && platform::warp_any(leads(warp()) && (wanted & 1u) != 0);
         const auto has_one_come = [&] {
             bool has_come = false;
             if (leads(warp())) {
-                has_come = (without_tag(mem::load_packet<SCOPE>(board + places[0]), tag) & 1u) == 0;
+                has_come = (without_tag(mem::load_packet<SCOPE>(buffer + slots[0]), tag) & 1u) == 0;
             }
             return platform::warp_any(has_come);
         };
-        // All are loaded before any is checked, so that their latencies overlap.
+        // All packets are loaded before any is checked, so that their latencies overlap.
         const auto poll = [&] {
             if (scouts && !has_one_come()) return false;
             scouts = false;
             KCCL_UNROLL
             for (int i = 0; i < N; ++i) {
                 if ((wanted >> i & 1u) != 0)
-                    packets[i] = mem::load_packet<SCOPE>(board + places[i]);
+                    packets[i] = mem::load_packet<SCOPE>(buffer + slots[i]);
             }
             uint32_t wrong = 0;
             KCCL_UNROLL
@@ -73,38 +78,55 @@ class Waiter {
             return (wrong & 1u) == 0;
         };
         uint32_t polls = 0;
-        bool is_noted = false, is_here = !has_failed_;
+        bool has_posted = false, is_here = !has_failed_;
         while (is_here && platform::warp_any(!poll()) && !takes_any) {
             if (is_over()) is_here = false;
             mem::poll_pause();
             if (++polls < comm_.polls_per_check) continue;
             polls = 0;
-            is_noted = true;
-            note(ranks, round);
+            has_posted = true;
+            post(ranks, token_step);
             has_failed_ = platform::warp_any(mem::has_completed_now(gave_up_, 0));
             is_here = is_here && !has_failed_;
         }
-        if (is_noted) note(0, round);
+        if (has_posted) post(0, token_step);
         KCCL_UNROLL
         for (int i = 0; i < N; ++i) {
-            quads[i] = is_here && (wanted >> i & 1u) != 0 ? quad_of(packets[i]) : Quad{};
+            float4s[i] = is_here && (wanted >> i & 1u) != 0 ? float4_of(packets[i]) : Float4{};
         }
     }
 
+    // Waits until is_there() is true, or until the wait fails. is_there() reads host memory and
+    // must return the same value to all threads.
+    template <class IsThere>
+    KCCL_DEVICE void await_host(uint32_t token_step, IsThere is_there) {
+        uint32_t polls = 0;
+        bool has_posted = false;
+        while (!has_failed_ && !is_there()) {
+            mem::poll_pause();
+            if (++polls < comm_.polls_per_check) continue;
+            polls = 0;
+            has_posted = true;
+            post(1u << comm_.rank, token_step);
+            has_failed_ = platform::warp_any(mem::has_completed_now(gave_up_, 0));
+        }
+        if (has_posted) post(0, token_step);
+    }
+
   private:
-    // Writes down what the warp waits for; 0: nothing any more.
-    KCCL_DEVICE void note(uint32_t ranks, uint32_t round) {
+    // Records which ranks the warp waits for. ranks: 0: it waits no more.
+    KCCL_DEVICE void post(uint32_t ranks, uint32_t token_step) {
         if (!leads(warp())) return;
         const uint32_t index = mem::forget_index(platform::thread_in_block() / platform::kWarpSize);
-        // The warp that copies does not wait.
+        // The warp that copies never waits here.
         const uint32_t number = index < S::kWarps ? index : S::kWarps;
-        uint64_t* const noted = wait_at<S>(comm_, task_, number);
-        const uint64_t word = ranks == 0 ? 0 : wait_word(ranks, round);
-        // A long wait calls this again and again with the same word, which is stored only once: the
+        uint64_t* const posted = wait_at<S>(comm_, task_, number);
+        const uint64_t word = ranks == 0 ? 0 : wait_word(ranks, token_step);
+        // A long wait calls this repeatedly with the same word. It is stored only once, because the
         // simulator counts each store as progress, and would never find that all threads are stuck.
-        // It loads the word, because a flag for this would cost registers.
-        if (mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(noted) == word) return;
-        mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(noted, word);
+        // The old word is loaded, because remembering it would cost a register.
+        if (mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(posted) == word) return;
+        mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(posted, word);
     }
 
     const DeviceComm& comm_;
@@ -113,29 +135,45 @@ class Waiter {
     bool has_failed_ = false;
 };
 
-// All threads of the warp that watches make one and call look() again and again.
+// Watches over the block's waits. All threads of the watching warp make one object and call look()
+// again and again.
 template <class S>
 class Watch {
   public:
     KCCL_DEVICE Watch(const DeviceComm& comm, const Task& task, mem::CopyBarrier* gave_up)
         : comm_(comm), task_(task), gave_up_(gave_up) {}
 
-    // Now and then checks on the block's waits. When one has failed, all of them are to give up.
+    // Checks the block's waits from time to time. When one has failed, it makes all of them give
+    // up.
     KCCL_DEVICE void look() {
         if (has_given_up_ || ++looks_ < comm_.polls_per_check) return;
         looks_ = 0;
         const uint32_t thread = warp().index();
-        static_assert(Places<S>::kWaiters <= platform::kWarpSize, "a thread for each warp");
-        const uint64_t word = thread < Places<S>::kWaiters
+        static_assert(Slots<S>::kWaiters <= platform::kWarpSize, "a thread for each warp");
+        const uint64_t word = thread < Slots<S>::kWaiters
                                   ? mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
                                         wait_at<S>(comm_, task_, thread))
                                   : 0;
         if (word != last_) patience_.started_ns = 0;
         last_ = word;
-        const auto ranks = static_cast<uint32_t>(word), round = static_cast<uint32_t>(word >> 32);
-        const Awaited awaited = {kKcclEngineStep, static_cast<int32_t>(platform::block_in_grid()),
-                                 round + 1};
-        if (warp_may_go_on(comm_, awaited, patience_, Missing{ranks, round})) return;
+        const auto ranks = static_cast<uint32_t>(word);
+        auto seen = static_cast<uint32_t>(word >> 32);
+        Awaited awaited = {kKcclEngineStep, static_cast<int32_t>(platform::block_in_grid()),
+                           seen + 1};
+        if (S::kSamples && word != 0 && task_.mask != 0) {
+            // All blocks wait for block 0, and block 0 waits for the host: mask.cuh.
+            const auto* const mailbox = reinterpret_cast<const Mailbox*>(task_.mailbox);
+            const uint32_t position =
+                mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->awaited);
+            const uint32_t masked =
+                mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->masked);
+            if (masked < position) {
+                awaited.channel = kKcclEngineMask;
+                awaited.wanted = position;
+                seen = masked;
+            }
+        }
+        if (warp_may_go_on(comm_, awaited, patience_, Missing{ranks, seen})) return;
         has_given_up_ = true;
         if (leads(warp())) mem::arrive(gave_up_);
     }

@@ -2,11 +2,13 @@
 // RegisterWeights if S::kWeightsInRegisters, else RingWeights. Each thread of the warp makes one
 // object. All threads of the warp call each function together.
 //
-//   begin_round(has_head)   a round begins, whose last weights are those of the head, or not
-//   await(warp_index)       waits for the next stage
-//   try_await(warp_index)   the same without waiting. False: it is not there yet. Always false
+//   begin_token_step(has_head)
+//                           a token step begins, whose last weights are those of the head, or not
+//   await<F>(warp_index)    waits for the next stage, whose product has format F
+//   try_await<F>(warp_index)
+//                           the same without waiting. False: it is not there yet. Always false
 //                           where nothing overlaps, and always false from RegisterWeights
-//   tile(lane, i)           this thread's part of the warp's i-th tile in it
+//   tile<F>(lane, i)        this thread's part of the warp's i-th tile in it
 //   has_copied()            the caller has copied the tiles
 //   has_multiplied(num)     of RegisterWeights alone: the caller has multiplied them, and needs
 //                           them no more. `num`: steps that were left of the product, or of its

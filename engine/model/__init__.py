@@ -1,1 +1,1 @@
-"""A model as the engine sees it: configuration, ops, and what an executor does."""
+"""The model as all rooms of the engine see it: configuration, ops, and the executor's interface."""

@@ -1,4 +1,4 @@
-"""The shape and the switches of a model, whatever file they come from."""
+"""A model's shape and settings, whatever file they come from."""
 
 import math
 import reprlib
@@ -9,17 +9,23 @@ from typing import Literal, get_args
 from kccl import InvalidArgument
 
 from ..base.core import lib
-from .ops import BIASES, KINDS
+from .experts import Experts
+from .ops import BIASES, KINDS, layer_of
 from .rope import Rope, check_positive
 
-Family = Literal["laneformer", "llama", "mistral", "qwen2", "qwen3"]
+Family = Literal[
+    "laneformer", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss"
+]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 LM_HEADS = ("replicate", "vocab_parallel")
 MESSAGE_DTYPES = ("bfloat16", "float32")
 _BIAS_NAMES = frozenset(name for names in BIASES.values() for name in names)
 MAX_LANES: int = lib.kKcclEngineMaxLanes
-# Far above any dense model. A damaged file may hold any number, and loops run over the layers.
+# The most layers, far above any dense model. A damaged file may hold any number, and loops run over
+# the layers.
 _MAX_LAYERS = 4096
+# The most experts of all layers together, for the same reason.
+_MAX_EXPERTS = 1 << 17
 _MAX_SIZE = 2**31 - 1
 
 
@@ -29,31 +35,40 @@ class ModelConfig:
 
     Attributes:
         family: One of FAMILIES.
-        num_layers, num_lanes: Lanes do not depend on the number of ranks.
-        hidden, ffn: Width of the residual, and of the feed-forward block over all lanes.
+        num_layers, num_lanes: The number of layers and of lanes. It does not depend on the number
+            of ranks.
+        hidden, ffn: Width of the residual, and of the feed-forward block over all lanes; with
+            experts, of one of them.
         num_heads, num_kv_heads, head_dim: Query heads and KV heads over all lanes; elements each.
         vocab_size: Rows of the embedding.
-        context: Most positions that a sequence should have, in tokens, as the model's file says.
-            See longest_context.
+        context: The most positions that a sequence should have, as the model's file says. See
+            longest_context.
         norm_eps: Added to the mean square in RMSNorm.
         rope: The rotary position embedding.
-        window: Keys that a query sees in the layers that have a window, its own included; 0: no
-            layer has one.
+        window: The keys that a query sees in layers with a window, its own included; 0: no layer
+            has a window.
         window_layers: The layers that have the window: the first so many, or their numbers in
             ascending order. Numbers that are those of the first layers become their count.
         biases: The kinds of ops whose products have biases, in the order of BIASES.
-        is_tied: The head is the embedding.
-        has_qk_norm: Queries and keys pass an RMSNorm over head_dim before RoPE (Qwen3).
+        is_tied: Whether the head is the embedding.
+        has_qk_norm: Whether queries and keys pass an RMSNorm over head_dim before RoPE (Qwen3).
+        has_sinks: Whether each head has an attention sink: a learned logit that joins the softmax
+            and has no value (gpt-oss).
+        experts: The experts of each layer; None: each layer has one feed-forward block.
+        swiglu_limit: 0: the feed-forward block computes silu(gate) * up. Otherwise gpt-oss's rule:
+            gate at most this, up within plus and minus this, and (up + 1) * gate *
+            sigmoid(1.702 * gate).
         attention_scale: Multiplies the products of queries and keys; 0: head_dim ** -0.5.
-        delay: Layers until a lane's message lands at the other lanes. 0: blocking sums in lane
-            order and one shared residual, as in ordinary models.
+        delay: The layers until a lane's message is added at the other lanes. 0: all lanes share one
+            residual, and add up their outputs in lane order after each module, as in ordinary
+            models.
         early_comm: The first `delay` layers sum over all lanes at once. Otherwise they scale each
             lane's own output by sqrt(num_lanes).
         early_messages: The first `delay` layers send messages, which land `delay` layers later.
         attention_comm, mlp_comm: Attention blocks, and feed-forward blocks, send messages.
         lm_head: "replicate", or "vocab_parallel": lane l makes the logits of the l-th part of the
             vocabulary from its own residual, and nothing is averaged.
-        message_dtype: What a lane's message is rounded to before the others add it.
+        message_dtype: The type to which a lane's message is rounded before the others add it.
 
     Args:
         names: What the model's file calls these fields, for messages; None: as above.
@@ -79,6 +94,9 @@ class ModelConfig:
     biases: tuple[str, ...] = ()
     is_tied: bool = False
     has_qk_norm: bool = False
+    has_sinks: bool = False
+    experts: Experts | None = None
+    swiglu_limit: float = 0.0
     attention_scale: float = 0.0
     delay: int = 0
     early_comm: bool = False
@@ -105,6 +123,15 @@ class ModelConfig:
         check_ints("window", 0, _MAX_SIZE)
         self._check_window_layers(called["window_layers"])
         check_ints("delay", 0, self.num_layers)
+        if not isinstance(self.experts, Experts | None):
+            raise InvalidArgument(
+                f"{called['experts']} is {reprlib.repr(self.experts)}, must be Experts or None"
+            )
+        if self.experts is not None and self.num_layers * self.experts.num > _MAX_EXPERTS:
+            raise InvalidArgument(
+                f"{called['num_layers']} is {self.num_layers}, with {self.experts.num} experts "
+                f"each, must have at most {_MAX_EXPERTS} experts together"
+            )
         if not isinstance(self.biases, tuple) or list(self.biases) != [
             kind for kind in BIASES if kind in self.biases
         ]:
@@ -112,15 +139,17 @@ class ModelConfig:
                 f"{called['biases']} is {reprlib.repr(self.biases)}, must be a tuple of some of "
                 f"{', '.join(BIASES)}, in this order"
             )
-        switches = ("is_tied", "has_qk_norm", "early_comm", "early_messages")
+        switches = ("is_tied", "has_qk_norm", "has_sinks", "early_comm", "early_messages")
         for name in (*switches, "attention_comm", "mlp_comm"):
             _check_bool(called[name], getattr(self, name))
         check_positive(called["norm_eps"], self.norm_eps)
         if self.attention_scale == 0:
             object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
         check_positive(called["attention_scale"], self.attention_scale)
+        if self.swiglu_limit != 0:
+            check_positive(called["swiglu_limit"], self.swiglu_limit)
         self._check_together(called)
-        # Raises where a scaling does not suit the head.
+        # This raises if a scaling does not fit the head.
         self.rope.frequencies(self.head_dim)
 
     def _check_window_layers(self, called: str) -> None:
@@ -167,7 +196,17 @@ class ModelConfig:
                 raise InvalidArgument(
                     f"{called['lm_head']} is 'vocab_parallel', so {called['is_tied']} must be False"
                 )
+        misplaced = [kind for kind in self.biases if KINDS[kind] not in layer_of(self)]
+        if misplaced:
+            told = "only mixtures have" if self.experts is None else "mixtures do not have"
+            raise InvalidArgument(f"{called['biases']} has {misplaced[0]!r}, which {told}")
         if self.family == "laneformer":
+            for name in ("has_sinks", "experts", "swiglu_limit"):
+                if getattr(self, name):
+                    raise InvalidArgument(
+                        f"{called[name]} is {getattr(self, name)!r}, which a Laneformer does not "
+                        "have"
+                    )
             if self.biases:
                 raise InvalidArgument(
                     f"{called['biases']} is {self.biases!r}, which a Laneformer does not have"
@@ -195,19 +234,22 @@ class ModelConfig:
 
     @property
     def longest_context(self) -> int:
-        """Most positions that a sequence may have: a RoPE scaling permits more than `context`."""
+        """Returns the most positions that a sequence may have. A RoPE scaling permits more than
+        `context`.
+        """
         return self.rope.longest(self.context)
 
     def window_of(self, layer: int) -> int:
-        """Keys that a query of this layer sees, its own included; 0: all of them."""
+        """Returns how many keys a query of this layer sees, its own included; 0: all of them."""
         layers = self.window_layers
         has_window = layer in layers if isinstance(layers, tuple) else layer < layers
         return self.window if has_window else 0
 
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of one layer's tensors by their names within the layer, as in "wq".
+        """Returns the shapes of one layer's tensors by their names within the layer, as in "wq" or
+        "experts.5.w1".
 
-        Matrices are cut into lanes, lane first: [lanes, rows, columns].
+        Matrices but the router are cut into lanes, lane first: [lanes, rows, columns].
         """
         lanes = self.num_lanes
         heads, kv_heads = (n // lanes * self.head_dim for n in (self.num_heads, self.num_kv_heads))
@@ -216,24 +258,37 @@ class ModelConfig:
             "wk": (lanes, kv_heads, self.hidden),
             "wv": (lanes, kv_heads, self.hidden),
             "wo": (lanes, self.hidden, heads),
-            "w1": (lanes, self.ffn // lanes, self.hidden),
-            "w3": (lanes, self.ffn // lanes, self.hidden),
-            "w2": (lanes, self.hidden, self.ffn // lanes),
             "attention_norm": (self.hidden,),
             "ffn_norm": (self.hidden,),
         }
+        mlp = {
+            "w1": (lanes, self.ffn // lanes, self.hidden),
+            "w3": (lanes, self.ffn // lanes, self.hidden),
+            "w2": (lanes, self.hidden, self.ffn // lanes),
+        }
+        if self.experts is None:
+            shapes |= mlp
+        else:
+            shapes["router"] = (self.experts.num, self.hidden)
+            for expert in range(self.experts.num):
+                shapes |= {f"experts.{expert}.{name}": shape for name, shape in mlp.items()}
         if self.has_qk_norm:
             shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
-        for kind in self.biases:
-            op = KINDS[kind]
-            for name, matrix in zip(op.biases, op.matrices, strict=True):
+        if self.has_sinks:
+            shapes["sinks"] = (lanes, self.num_heads // lanes)
+        for kind in (KINDS[each] for each in self.biases):
+            matrices = (name for name in kind.tensors(self) if not is_vector(name))
+            for name, matrix in zip(kind.bias_tensors(self), matrices, strict=True):
                 *of_lane, _ = shapes[matrix]
-                # What is added once, to the sum over all lanes, is not cut.
-                shapes[name] = (self.hidden,) if op.ends_module else tuple(of_lane)
+                # The bias of an output that is summed over all lanes is added once, so it is not
+                # cut.
+                shapes[name] = (self.hidden,) if kind.ends_module else tuple(of_lane)
         return shapes
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors by their names, as in "embedding", "layers.3.wq", "head"."""
+        """Returns the shapes of all tensors by their names, as in "embedding", "layers.3.wq",
+        "head".
+        """
         shapes: dict[str, tuple[int, ...]] = {"embedding": (self.vocab_size, self.hidden)}
         each = self.layer_shapes()
         for layer in range(self.num_layers):
@@ -244,25 +299,26 @@ class ModelConfig:
         return shapes
 
     def num_parameters(self) -> int:
-        """Elements of all tensors."""
+        """Returns the number of elements of all tensors."""
         return sum(math.prod(shape) for shape in self.shapes().values())
-
-    def streamed_bytes(self) -> int:
-        """Bytes of weights that a token reads, in 16 bits: all but the embedding's table, which is
-        read as the head if it is tied.
-        """
-        table = 0 if self.is_tied else self.vocab_size * self.hidden
-        return 2 * (self.num_parameters() - table)
 
 
 def is_vector(name: str) -> bool:
-    """Whether a tensor is a norm's or a bias: small, and kept in FP32."""
+    """Tells whether a tensor is a norm's, a bias or attention sinks: small, and kept in FP32."""
     part = name.rpartition(".")[2]
-    return part.endswith("norm") or part in _BIAS_NAMES
+    return part.endswith("norm") or part in _BIAS_NAMES or part == "sinks"
 
 
-def lanes_for(num_heads: int, num_kv_heads: int, ffn: int) -> int:
-    """The lanes of an ordinary model: the most, up to 8, that divide its heads and its ffn."""
+def lanes_for(num_heads: int, num_kv_heads: int, ffn: int, block: int = 1) -> int:
+    """Returns the number of lanes of an ordinary model: the largest one, up to 8, that divides its
+    heads and its ffn.
+
+    Args:
+        num_heads, num_kv_heads, ffn: As in ModelConfig.
+        block: The columns that share a scale. Each lane of ffn has whole blocks, if ffn has.
+    """
+    if ffn % block == 0:
+        ffn //= block
     return max(
         lanes
         for lanes in range(1, MAX_LANES + 1)

@@ -1,5 +1,5 @@
-"""Rotary position embedding: which pairs turn, and how fast. More kinds of scaling, which ask for
-more than the frequencies, are in rope_scaling.py.
+"""Rotary position embedding: the pairs that rotate, and their frequencies. rope_scaling has the
+kinds of scaling that need more than the frequencies.
 """
 
 import math
@@ -22,7 +22,7 @@ def check_positive(name: str, value: float) -> None:
 
 
 def stretched(context: int, factor: float) -> int:
-    """The context that a factor makes of another one, which is the least."""
+    """Returns the context that a scaling's factor gives, at least the original one."""
     return int(min(max(context * factor, context), MOST_POSITIONS))
 
 
@@ -33,24 +33,26 @@ class Scaling(ABC):
     def scale(
         self, frequencies: NDArray[np.float64], theta: float, length: int
     ) -> NDArray[np.float64]:
-        """The frequencies to use instead, in a request of `length` positions.
+        """Returns the frequencies to use instead, in a request of `length` positions.
 
         Raises:
             InvalidArgument: The scaling does not suit so many pairs, or theta.
         """
 
     def reach(self, length: int) -> float:
-        """The most positions of a request with the same frequencies as one of `length`."""
+        """Returns the most positions of a request with the same frequencies as one of `length`."""
         return math.inf
 
     def longest(self, context: int) -> int:
-        """The most positions that a model of this context may be asked for."""
+        """Returns the most positions that a model of this context may be asked for."""
         return context
 
 
 @dataclass(frozen=True)
 class LinearScaling(Scaling):
-    """All frequencies divided by one factor, and the context multiplied by it."""
+    """Linear scaling: all frequencies are divided by one factor, and the context is multiplied by
+    it.
+    """
 
     factor: float
 
@@ -68,7 +70,8 @@ class LinearScaling(Scaling):
 
 @dataclass(frozen=True)
 class Llama3Scaling(Scaling):
-    """Llama 3.1: slow pairs are divided by a factor, fast ones stay, those between are blended.
+    """Llama 3.1's scaling: frequencies of slow pairs are divided by a factor, those of fast pairs
+    stay, and those between are blended.
 
     Attributes:
         factor: Divides the frequencies of slow pairs.
@@ -102,7 +105,9 @@ class Llama3Scaling(Scaling):
 
 @dataclass(frozen=True)
 class TableScaling(Scaling):
-    """Each pair's frequency divided by its own factor, as GGUF files store Llama 3.1's scaling."""
+    """Each pair's frequency is divided by its own factor. GGUF files store Llama 3.1's
+    scaling so.
+    """
 
     factors: tuple[float, ...]
 
@@ -143,8 +148,8 @@ class Rope:
         check_positive("attention_factor of RoPE", self.attention_factor)
 
     def frequencies(self, head_dim: int, length: int = 1) -> NDArray[np.float64]:
-        """Radians a position of each pair, scaled, in a request of `length` positions: float64
-        [head_dim / 2].
+        """Returns the radians per position of each pair, scaled, in a request of `length`
+        positions: float64 [head_dim / 2].
         """
         exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
         unscaled: NDArray[np.float64] = np.power(float(self.theta), -exponents)
@@ -154,15 +159,15 @@ class Rope:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether all requests have the same frequencies."""
+        """Tells whether all requests have the same frequencies."""
         return self.scaling is None or self.scaling.reach(1) == math.inf
 
     def reach(self, length: int, context: int) -> int:
-        """The most positions, up to `context`, of a request with the same frequencies as one of
-        `length`. Two requests have the same frequencies if their reach is the same.
+        """Returns the most positions, up to `context`, of a request with the same frequencies as
+        one of `length`. Two requests have the same frequencies if their reach is the same.
         """
         return int(min(math.inf if self.scaling is None else self.scaling.reach(length), context))
 
     def longest(self, context: int) -> int:
-        """The most positions that a model of this context may be asked for."""
+        """Returns the most positions that a model of this context may be asked for."""
         return context if self.scaling is None else self.scaling.longest(context)

@@ -1,5 +1,5 @@
-"""Kinds of RoPE scaling that ask for more than the frequencies: for theta, or for the length of the
-request, from which the frequencies are chosen once.
+"""Kinds of RoPE scaling that need more than the frequencies: theta, or the length of the request.
+Frequencies are chosen once for each request.
 """
 
 import math
@@ -17,13 +17,14 @@ Frequencies = NDArray[np.float64]
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
-    """What YaRN multiplies cosines and sines by, unless a model's file says otherwise."""
+    """Returns the factor of YaRN for cosines and sines, unless a model's file gives another one."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True)
 class DynamicScaling(Scaling):
-    """NTK: theta grows with the request, once that is longer than the model was trained on.
+    """NTK scaling: theta grows with the request if the request is longer than the training's
+    context.
 
     Attributes:
         factor: How fast theta grows.
@@ -44,7 +45,7 @@ class DynamicScaling(Scaling):
                 f"the RoPE scaling 'dynamic' has {num} pair, must have at least 2: a head_dim of 4"
             )
         excess = max(length / self.original_context, 1.0) - 1
-        # theta becomes theta * growth ** (2 * num / (2 * num - 2)).
+        # Here theta becomes theta * growth ** (2 * num / (2 * num - 2)).
         growth = 1 + self.factor * excess
         slowed: Frequencies = frequencies * np.power(growth, -(np.arange(num) / (num - 1)))
         return slowed
@@ -53,21 +54,21 @@ class DynamicScaling(Scaling):
         return max(length, self.original_context)
 
     def longest(self, context: int) -> int:
-        # There are frequencies for any request.
+        # A request of any length has frequencies.
         return MOST_POSITIONS
 
 
 @dataclass(frozen=True)
 class YarnScaling(Scaling):
-    """YaRN: slow pairs are divided by a factor, fast ones stay, and a ramp over the pairs' numbers
-    blends those between.
+    """YaRN: frequencies of slow pairs are divided by a factor, those of fast pairs stay, and a ramp
+    over the pairs' numbers blends those between.
 
     Attributes:
         factor: Divides the frequencies of slow pairs.
         original_context: The context of the first training, in tokens.
         beta_fast, beta_slow: The ramp begins at the pair that turns beta_fast times within the
             original context, and ends at the one that turns beta_slow times.
-        truncate: The ramp's ends are rounded outwards to whole pairs.
+        truncate: Whether the ramp's ends are rounded outwards to whole pairs.
     """
 
     factor: float
@@ -82,13 +83,13 @@ class YarnScaling(Scaling):
 
     def scale(self, frequencies: Frequencies, theta: float, length: int) -> Frequencies:
         low, high = self.ramp(2 * len(frequencies), theta)
-        # Where both ends are one pair, the ramp is a step.
+        # If both ends are the same pair, the ramp is a step.
         ramp = (np.arange(len(frequencies)) - low) / (high - low or 0.001)
         divided: Frequencies = np.clip(ramp, 0.0, 1.0)
         return frequencies * (1 - divided + divided / self.factor)
 
     def ramp(self, head_dim: int, theta: float) -> tuple[float, float]:
-        """The pairs, counted from 0, at which the ramp begins and ends."""
+        """Returns the pairs, counted from 0, at which the ramp begins and ends."""
         if theta <= 1:
             raise InvalidArgument(
                 f"theta of RoPE is {theta}, must be above 1 for the RoPE scaling 'yarn'"
@@ -109,11 +110,11 @@ class YarnScaling(Scaling):
 
 @dataclass(frozen=True)
 class LongRopeScaling(Scaling):
-    """LongRoPE: each pair's frequency divided by its own factor, of two tables.
+    """LongRoPE: each pair's frequency is divided by its own factor, from one of two tables.
 
     Attributes:
-        short_factors: Of requests up to the original context.
-        long_factors: Of longer ones.
+        short_factors: The factors for requests up to the original context.
+        long_factors: The factors for longer requests.
         original_context: The context of the first training, in tokens.
     """
 
@@ -126,7 +127,7 @@ class LongRopeScaling(Scaling):
         self._tables()
 
     def scale(self, frequencies: Frequencies, theta: float, length: int) -> Frequencies:
-        # Both, so that tables of a wrong size are found when the model is opened.
+        # Both tables are read, so that a wrong size is found when the model is opened.
         short, long = (each.scale(frequencies, theta, length) for each in self._tables())
         return long if length > self.original_context else short
 
@@ -139,7 +140,7 @@ class LongRopeScaling(Scaling):
 
 @dataclass(frozen=True)
 class ChainedScaling(Scaling):
-    """Several scalings, one after the other."""
+    """Several scalings, applied one after the other."""
 
     parts: tuple[Scaling, ...]
 

@@ -1,4 +1,6 @@
-"""The cosines and sines that a rank rotates queries and keys by, chosen once for each request."""
+"""The cosines and sines by which a rank rotates queries and keys. They are chosen once for each
+request.
+"""
 
 from collections.abc import Callable
 
@@ -9,28 +11,30 @@ from .program import Program
 
 
 def pair_order(head_dim: int, *, is_interleaved: bool) -> NDArray[np.intp]:
-    """Where the executor's element i of a head lies in the checkpoint's head."""
+    """Returns where the executor's element i of a head lies in the checkpoint's head."""
     order = np.arange(head_dim)
     return order if is_interleaved else order.reshape(2, -1).T.ravel()
 
 
 class Rotations:
-    """A rank's tables. Executors read them where they lie, so they stay in place.
+    """A rank's tables. They never move, because executors read them in place.
 
     Attributes:
-        cosines, sines: Of each position: float32 [context, head_dim / 2]. Rows that the last
-            request cannot reach may be of a request before.
+        cosines, sines: The cosines and sines of each position's angles: float32
+            [context, head_dim / 2]. Rows that the last request cannot reach may belong to a
+            request before.
     """
 
     def __init__(
         self, program: Program, context: int, changed: Callable[[], None] = lambda: None
     ) -> None:
-        """Chooses for a request that fills the context.
+        """Makes the tables for a request that fills the context.
 
         Args:
-            program: The model's.
-            context: Positions to make room for.
-            changed: Called when the tables have changed, to copy them to where kernels read.
+            program: The model's program.
+            context: The number of positions to make room for.
+            changed: Called when the tables have changed. It copies them to the memory that kernels
+                read.
         """
         self._program, self._context, self._changed = program, context, changed
         self._reach = context
@@ -39,12 +43,12 @@ class Rotations:
         self.sines: NDArray[np.float32] = np.ascontiguousarray(sines)
 
     def choose(self, length: int) -> None:
-        """Makes the tables those of a request of `length` positions, prompt and answer together.
-        No request may run.
+        """Fills the tables for a request of `length` positions, prompt and answer together. No
+        request may run.
         """
         reach = self._program.reach(length, self._context)
         if reach != self._reach:
-            # It refers to nothing until all is in place, because Ctrl-C may come in between.
+            # The reach is set when all tables are written, because Ctrl-C may come in between.
             self._reach = 0
             self.cosines[:reach], self.sines[:reach] = self._program.rotations(reach)
             self._changed()

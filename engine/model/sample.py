@@ -1,4 +1,4 @@
-"""How the next token is chosen: the parameters, and the oracle in NumPy.
+"""Chooses the next token: the parameters, and the NumPy code that executors are compared with.
 
 A token is a pure function of logits, parameters, position and history. The noise of token `id` at a
 position depends on (seed, position, id) alone, so it does not matter which rank, block or vector
@@ -8,7 +8,7 @@ same bits choose the same tokens, but for ties within the last bit of a sum, exp
 
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kccl import Error, InvalidArgument
 
 from ..base.scalars import as_float, as_integer, plain
+from .grammar import Grammar
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -26,16 +27,20 @@ _PHILOX_ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
-# Beyond these a logit that a parameter divides or multiplies could overflow: float64 would give
-# infinities, whose differences are NaN, and a NaN chooses any token.
+# Limits of the parameters. Beyond them a logit could overflow to infinity in float64. Differences
+# of infinities are NaN, and a NaN chooses any token.
 _LEAST_DIVISOR, _MOST_PENALTY = 1e-6, 1e6
+
+MOST_ALTERNATIVES = 20
+"""Most of the likeliest tokens that come with each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop.
+    """How tokens are chosen, and when to stop.
 
-    The filters apply in this order: repetition_penalty, temperature, top_k, top_p, min_p.
+    They apply in this order: grammar, logit_bias, repetition_penalty, presence_penalty and
+    frequency_penalty, temperature, top_k, top_p, min_p.
 
     Numbers may be Python's or NumPy's.
 
@@ -47,12 +52,23 @@ class SamplingParams:
         min_p: Keeps tokens at least this likely in relation to the most likely one; 0: all.
         repetition_penalty: Divides the positive logits of ids in the prompt or the answer, and
             multiplies the negative ones; from 1e-6 to 1e6.
-        seed: Of the noise, 64 bits. None: Engine draws one for each request, the same on all ranks.
+        presence_penalty: A number that is subtracted from the logits of ids in the answer; from
+            -1e6 to 1e6.
+        frequency_penalty: Likewise, but subtracted as often as the answer has the id.
+        logit_bias: Added to logits: a mapping of ids to numbers from -1e6 to 1e6. Kept as a tuple
+            of (id, number), the lowest id first.
+        seed: The seed of the noise, 64 bits. None: Engine draws one for each request, the same on
+            all ranks.
         max_tokens: Most tokens to generate.
         stop_ids: Tokens that end the answer; kept as a tuple.
         stop: A string that ends the answer, or several; kept as a tuple. UTF-8 must be able to
             encode them.
         logprobs: Whether each token comes with its log-probability.
+        top_logprobs: How many of the likeliest tokens come with each token, at most 20; logprobs
+            must be True.
+        grammar: What the answer must look like; None: anything. The other tokens cannot be chosen.
+            The tokenizer's end ids can be where the answer is complete. If nothing can follow, the
+            answer ends. It is incomplete if max_tokens, a stop string or a stop id ends it before.
 
     Raises:
         InvalidArgument: A parameter is wrong; the text names it.
@@ -63,11 +79,16 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
     seed: int | None = None
     max_tokens: int = 256
     stop_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     logprobs: bool = False
+    top_logprobs: int = 0
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         temperature = self._number("temperature")
@@ -78,6 +99,13 @@ class SamplingParams:
         self._check("min_p", 0 <= self._number("min_p") <= 1, "from 0 to 1")
         is_right = _LEAST_DIVISOR <= self._number("repetition_penalty") <= _MOST_PENALTY
         self._check("repetition_penalty", is_right, f"from {_LEAST_DIVISOR:g} to {_MOST_PENALTY:g}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            is_right = -_MOST_PENALTY <= self._number(name) <= _MOST_PENALTY
+            self._check(name, is_right, f"from -{_MOST_PENALTY:g} to {_MOST_PENALTY:g}")
+        biases = _biases(self.logit_bias)
+        wanted = f"ids and a number from -{_MOST_PENALTY:g} to {_MOST_PENALTY:g} for each"
+        self._check("logit_bias", biases is not None, wanted)
+        self._set("logit_bias", biases)
         if self.seed is not None:
             self._integer("seed", 0, 2**64 - 1)
         self._integer("max_tokens", 1, 2**32 - 1)
@@ -92,10 +120,19 @@ class SamplingParams:
         logprobs = plain(self.logprobs)
         self._check("logprobs", isinstance(logprobs, bool), "True or False")
         self._set("logprobs", logprobs)
+        self._integer("top_logprobs", 0, MOST_ALTERNATIVES)
+        self._check("top_logprobs", not self.top_logprobs or logprobs, "0 if logprobs is False")
+        is_right = self.grammar is None or isinstance(self.grammar, Grammar)
+        self._check("grammar", is_right, "a Grammar, as in Grammar.json(schema), or None")
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """Returns logit_bias in the form in which it is kept."""
+        return self.logit_bias  # type: ignore[return-value]
 
     @property
     def noise_seed(self) -> int:
-        """The seed; 0 if it is None. Engine never leaves it so where noise is drawn."""
+        """Returns the seed; 0 if it is None. Engine sets a seed wherever noise is drawn."""
         return 0 if self.seed is None else self.seed
 
     def _set(self, name: str, value: Any) -> None:
@@ -106,7 +143,7 @@ class SamplingParams:
             raise InvalidArgument(f"{name} is {_shown(getattr(self, name))}, must be {wanted}")
 
     def _number(self, name: str) -> float:
-        """The field as a float, which replaces what was given; NaN if it is no number."""
+        """Returns the field as a float, which replaces the given value; NaN if it is no number."""
         number = as_float(getattr(self, name))
         if not math.isnan(number):
             self._set(name, number)
@@ -120,7 +157,12 @@ class SamplingParams:
 
 
 def sample(
-    logits: Array, params: SamplingParams, position: int, history: Sequence[int]
+    logits: Array,
+    params: SamplingParams,
+    position: int,
+    history: Sequence[int],
+    num_prompt: int | None = None,
+    mask: Array | None = None,
 ) -> tuple[int, float]:
     """Chooses a token.
 
@@ -128,22 +170,34 @@ def sample(
         logits: float32 [vocab_size].
         position: The place in the sequence that the token will have, from 0.
         history: All ids before it, the prompt's too.
+        num_prompt: How many of them are the prompt's; None: all.
+        mask: uint32 [(vocab_size + 31) // 32]: which ids may be chosen, as Executor.post_mask()
+            takes it; None: all.
 
     Returns:
-        The id, and the log-probability that the model itself gives it: of the logits as they come,
-        without penalty, temperature and filters.
+        The id, and the log-probability that the model itself gives it: from the logits before
+        grammar, penalties, temperature and filters.
 
     Raises:
-        Error: A logit is NaN, or none is finite.
+        Error: A logit is NaN, or none is finite, or all ids that may be chosen have minus infinity.
     """
     raw = np.asarray(logits).astype(np.float64)
     peak = raw.max()
     if not math.isfinite(peak):
         raise Error(f"logits for position {position}: the largest is {peak}, must be finite")
     scores = raw.copy()
+    if mask is not None:
+        scores[~allowed(mask, raw.size)] = -math.inf
+        if scores.max() == -math.inf:
+            raise Error(f"logits for position {position}: none of an id that may be chosen")
+    for token, bias in params.biases:
+        scores[token] += bias
     seen = np.unique(np.asarray(history, dtype=np.int64))
     past, penalty = scores[seen], params.repetition_penalty
     scores[seen] = np.where(past > 0, past / penalty, past * penalty)
+    answered = history[len(history) if num_prompt is None else num_prompt :]
+    used, counts = np.unique(np.asarray(answered, dtype=np.int64), return_counts=True)
+    scores[used] -= params.frequency_penalty * counts + params.presence_penalty
     if params.temperature > 0:
         scores /= params.temperature
         kept = kept_ids(scores, params)
@@ -151,16 +205,44 @@ def sample(
         token = int(kept[scores.argmax()])
     else:
         token = int(scores.argmax())
-    return token, float(raw[token] - peak - np.log(np.exp(raw - peak).sum()))
+    return token, float(logprobs_of(raw)[token])
+
+
+def allowed(mask: Array, vocab_size: int) -> Array:
+    """Returns the ids that a mask of sample() allows: bool [vocab_size]."""
+    words = np.ascontiguousarray(mask, dtype="<u4")
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=vocab_size)
+    return bits.astype(bool)
+
+
+def logprobs_of(logits: Array) -> Array:
+    """Returns the log-probabilities of logits [..., vocab_size], float64."""
+    raw = np.asarray(logits).astype(np.float64)
+    shifted = raw - raw.max(-1, keepdims=True)
+    logprobs: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return logprobs
+
+
+def alternatives(logits: Array, most: int) -> list[tuple[int, float]]:
+    """Returns the likeliest ids and their log-probabilities, at most `most`. The likeliest comes
+    first; of equal ones, the lowest id.
+
+    Args:
+        logits: float32 [vocab_size].
+        most: The most ids to return.
+    """
+    order = np.argsort(-np.asarray(logits), kind="stable")[:most]
+    logprobs = logprobs_of(logits)
+    return [(int(token), float(logprobs[token])) for token in order]
 
 
 def kept_ids(scores: Array, params: SamplingParams) -> Array:
-    """The ids that top_k, top_p and min_p keep, in ascending order.
+    """Returns the ids that top_k, top_p and min_p keep, in ascending order.
 
     Args:
         scores: float64 [vocab_size], after penalty and temperature.
     """
-    # The largest first; equal ones by their ids.
+    # The largest comes first, and equal ones come in the order of their ids.
     order = np.argsort(-scores, kind="stable")
     if 0 < params.top_k < order.size:
         order = order[scores[order] >= scores[order[params.top_k - 1]]]
@@ -173,7 +255,8 @@ def kept_ids(scores: Array, params: SamplingParams) -> Array:
 
 
 def gumbel(seed: int, position: int, ids: Array) -> Array:
-    """Gumbel noise, float64: with it the largest score is a sample of the softmax.
+    """Returns Gumbel noise, float64. With it added, the id of the largest score is a sample of the
+    softmax.
 
     The word w of token `id` is word id % 4 of Philox4x32-10 with the key (seed's low half, high
     half) and the counter (id // 4, position, 0, 0); u = (w + 1/2) / 2**32, and the noise is
@@ -186,7 +269,9 @@ def gumbel(seed: int, position: int, ids: Array) -> Array:
 
 
 def philox(key: tuple[int, int], counter: tuple[Any, Any, Any, Any]) -> tuple[Array, ...]:
-    """Philox4x32-10 (Salmon et al., SC 2011): four 32-bit words, as uint64, for each counter."""
+    """Computes Philox4x32-10 (Salmon et al., SC 2011): four 32-bit words, as uint64, for each
+    counter.
+    """
     a, b, c, d = np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) for word in counter))
     low, shift = np.uint64(_WORD), np.uint64(32)
     k0, k1 = key
@@ -199,7 +284,7 @@ def philox(key: tuple[int, int], counter: tuple[Any, Any, Any, Any]) -> tuple[Ar
 
 
 def _listed(values: Any, convert: Callable[[Any], T | None]) -> tuple[T, ...] | None:
-    """The values, converted; None if they are no list, or one cannot be converted."""
+    """Returns the values converted; None if they are no list, or one cannot be converted."""
     if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
         return None
     found = []
@@ -211,8 +296,26 @@ def _listed(values: Any, convert: Callable[[Any], T | None]) -> tuple[T, ...] | 
     return tuple(found)
 
 
+def _biases(given: Any) -> tuple[tuple[int, float], ...] | None:
+    """Returns pairs of an id and the number that is added to its logit; None if a pair is wrong."""
+    pairs = given.items() if isinstance(given, Mapping) else given
+    if isinstance(pairs, str | bytes | bytearray) or not isinstance(pairs, Iterable):
+        return None
+    found: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            return None
+        token, bias = as_integer(pair[0]), as_float(pair[1])
+        if token is None or not 0 <= token < 2**31 or not -_MOST_PENALTY <= bias <= _MOST_PENALTY:
+            return None
+        found[token] = bias
+    return tuple(sorted(found.items()))
+
+
 def _text(value: Any) -> str | None:
-    """A string that an answer's text may hold: it is not empty, and UTF-8 can encode it."""
+    """Returns a string that an answer's text may contain: it is not empty, and UTF-8 can
+    encode it.
+    """
     if not isinstance(value, str):
         return None
     try:
@@ -222,7 +325,7 @@ def _text(value: Any) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """A value for a message of one line."""
+    """Returns a value as text for a message of one line."""
     try:
         return reprlib.repr(value)
     except ValueError:

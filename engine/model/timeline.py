@@ -1,9 +1,10 @@
-"""When each block of a kernel did what, from the stamps of one that traces (kernels/trace.cuh).
+"""Computes when each block of a kernel did what, from the stamps of a kernel that traces
+(kernels/trace.cuh).
 
-A block's stamps count its multiprocessor's ticks. The two at the beginning of each round, ticks and
-nanoseconds, tell how long a tick is and when the block's clock was zero. So times of one GPU are
-comparable to within a step of its nanosecond clock; times of several GPUs as far as these clocks
-agree, because nothing else is known of them.
+A block's stamps count the ticks of its multiprocessor. The two stamps at the beginning of each
+token step, ticks and nanoseconds, tell how long a tick is and when the block's clock was zero. So
+times of one GPU are comparable to within a step of its nanosecond clock. Times of several GPUs are
+comparable as far as these clocks agree, because nothing else is known of them.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ NUM_STAGE_STAMPS: int = lib.kKcclDecodeNumStageStamps
 
 
 class Phase(NamedTuple):
-    """What a block does between two stamps of an op."""
+    """A phase of an op: the work of a block between two stamps."""
 
     name: str
     begin: int
@@ -45,7 +46,8 @@ _PHASES = (
     Phase("meet", MULTIPLIED, MET),
     Phase("finish", MET, FINISHED),
 )
-# A block chooses among its own logits, waits for all blocks of all ranks, and tells the host.
+# At the end a block chooses among its own logits, waits for all blocks of all ranks, and tells the
+# host.
 _PHASES_OF_END = (
     Phase("finish", BEGAN, ARRIVED),
     Phase("wait", ARRIVED, MULTIPLIED),
@@ -56,11 +58,12 @@ PHASES = tuple(phase.name for phase in _PHASES)
 
 
 class TracedOp(NamedTuple):
-    """An op that has stamps. The last norm and the head count as one, and so does the round's end.
+    """An op that has stamps. The last norm and the head count as one op, and so does the end of a
+    token step.
 
     Attributes:
         kind: As Op.kind in program.py; or "end": all blocks agree on the next token.
-        layer: -1 for the head and for the end.
+        layer: The layer; -1 for the head and for the end.
     """
 
     kind: str
@@ -68,43 +71,46 @@ class TracedOp(NamedTuple):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """What a block does in it, in order."""
+        """Returns the phases of a block in it, in order."""
         return _PHASES_OF_END if self.kind == "end" else _PHASES
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What the stamps of a round mean.
+    """The meaning of the stamps of a token step.
 
     Attributes:
-        ops: In their order.
+        ops: The traced ops, in their order.
         stage_ops: int [stage][block]: the op that multiplies the block's stage; -1: the block has
             no such stage.
-        stage_bytes: int [stage][block].
-        of_round: Stamps of a block.
-        ring_stages: That a block's ring has room for.
-        num_groups: Residuals of the rank. Block b works on number b % num_groups.
+        stage_bytes: int [stage][block]: the bytes of the block's stage.
+        of_token_step: The number of stamps of a block in a token step.
+        ring_stages: The number of stages that a block's ring has room for.
+        num_lane_groups: The number of residuals of the rank. Block b works on residual
+            b % num_lane_groups.
     """
 
     ops: tuple[TracedOp, ...]
     stage_ops: Array
     stage_bytes: Array
-    of_round: int
+    of_token_step: int
     ring_stages: int
-    num_groups: int
+    num_lane_groups: int
 
     @property
     def num_blocks(self) -> int:
         return int(self.stage_ops.shape[1])
 
     def by_group(self) -> list[int]:
-        """The blocks, those of one residual behind each other."""
-        return sorted(range(self.num_blocks), key=lambda block: block % self.num_groups)
+        """Returns the blocks, sorted by the residual that they work on."""
+        return sorted(range(self.num_blocks), key=lambda block: block % self.num_lane_groups)
 
 
 @dataclass(frozen=True, eq=False)
 class Stamps:
-    """What a rank's kernel has left: uint64 [round][stamp][block]; 0: not reached."""
+    """The stamps of a rank's kernel: uint64 [token step][stamp][block]. 0 stands for a point that
+    was not reached.
+    """
 
     rank: int
     layout: Layout
@@ -112,27 +118,28 @@ class Stamps:
 
     @classmethod
     def of(cls, rank: int, layout: Layout, data: bytes) -> "Stamps":
-        """From the bytes that the kernel has written."""
-        shape = (-1, layout.of_round, layout.num_blocks)
+        """Makes the stamps from the bytes that the kernel has written."""
+        shape = (-1, layout.of_token_step, layout.num_blocks)
         return cls(rank, layout, np.frombuffer(data, np.uint64).reshape(shape))
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """A rank's rounds, in nanoseconds since the first kept one began on any rank.
+    """A rank's token steps, in nanoseconds since the first kept one began on any rank.
 
-    The first round that was traced filled an empty ring, and the last one only tells when the one
-    before ended; neither is kept. Their stages are, because stages are copied ahead.
+    The first token step that was traced filled an empty ring, and the last one only tells when the
+    one before ended. Neither is kept. Their stages are, because stages are copied ahead.
 
     Attributes:
         rank: The rank.
-        layout: Of its stamps.
-        begins: [kept round + 1]: when the blocks began it, on average; the last one is the end.
-        ops: [kept round][op][stamp][block]; NaN: not reached.
-        stages: [traced round][stage][stage stamp][block]; NaN: there is none. A stage that its
+        layout: What its stamps mean.
+        begins: [kept token step + 1]: when the blocks began it, on average; the last one is the
+            end.
+        ops: [kept token step][op][stamp][block]; NaN: not reached.
+        stages: [traced token step][stage][stage stamp][block]; NaN: there is none. A stage that its
             block let go before the copying warp saw it land counts as landed then.
-        ns_per_tick: Of the multiprocessors' clocks.
-        clock_error_ns: By how much a block's begin stamps differ from its clock, at most.
+        ns_per_tick: Nanoseconds of a tick of the multiprocessors' clocks.
+        clock_error_ns: The most by which a block's begin stamps differ from its clock.
     """
 
     rank: int
@@ -144,39 +151,39 @@ class Timeline:
     clock_error_ns: float
 
     @property
-    def num_rounds(self) -> int:
+    def num_token_steps(self) -> int:
         return len(self.begins) - 1
 
     @property
     def window(self) -> tuple[float, float]:
-        """When the kept rounds began and ended."""
+        """Returns when the kept token steps began and ended."""
         return float(self.begins[0]), float(self.begins[-1])
 
     @property
-    def round_ns(self) -> float:
-        """Mean time of a kept round."""
+    def token_step_ns(self) -> float:
+        """Returns the mean time of a kept token step."""
         begin, end = self.window
-        return (end - begin) / self.num_rounds
+        return (end - begin) / self.num_token_steps
 
     def flat_stages(self) -> tuple[Array, Array, Array]:
-        """The stages of all rounds that exist and were let go: times [stage stamp][stage], bytes
-        [stage] and blocks [stage].
+        """Returns the stages of all token steps that exist and were let go of: times [stage
+        stamp][stage], bytes [stage] and blocks [stage].
         """
         is_there = ~np.isnan(self.stages).any(axis=2)
-        rounds, numbers, blocks = np.nonzero(is_there)
-        times = self.stages[rounds, numbers, :, blocks].T
+        steps, numbers, blocks = np.nonzero(is_there)
+        times = self.stages[steps, numbers, :, blocks].T
         return times, self.layout.stage_bytes[numbers, blocks], blocks
 
 
 def timelines(ranks: Sequence[Stamps]) -> list[Timeline]:
-    """The timelines of ranks that ran the same rounds, at least three."""
+    """Returns the timelines of ranks that ran the same token steps, at least three."""
     origins = [int(each.values[1, -1].min()) for each in ranks]
     return [_timeline(each, min(origins)) for each in ranks]
 
 
 def _timeline(stamps: Stamps, origin_ns: int) -> Timeline:
     layout, values = stamps.layout, stamps.values
-    # Differences of integers, which are small, are exact in float64.
+    # Differences of integers are taken first: they are small, so float64 holds them exactly.
     first = values[0, -2].astype(np.int64)
     ticks = np.where(values[:, :-2] == 0, np.nan, (values[:, :-2].astype(np.int64) - first))
     begin_ticks = values[:, -2].astype(np.int64) - first
@@ -196,17 +203,17 @@ def _timeline(stamps: Stamps, origin_ns: int) -> Timeline:
 
 
 def level(begins: Array, ends: Array, at: Array) -> Array:
-    """How many of the intervals [begin, end) there are at each time."""
+    """Returns how many of the intervals [begin, end) contain each time."""
     return np.searchsorted(np.sort(begins), at, "right") - np.searchsorted(
         np.sort(ends), at, "right"
     )
 
 
 def covered(begins: Array, ends: Array, window: tuple[float, float]) -> float:
-    """For how long there is at least one of the intervals."""
+    """Returns for how long at least one of the intervals runs."""
     order = np.argsort(begins)
     begins = np.clip(begins[order], *window)
-    # Until when any of those so far lasts.
+    # The latest end of the intervals so far.
     ends = np.maximum.accumulate(np.clip(ends[order], *window))
     lasts = np.concatenate([[window[0]], ends[:-1]])
     return float(np.maximum(ends - np.maximum(begins, lasts), 0).sum())

@@ -1,4 +1,4 @@
-"""How a decode kernel may differ from the usual one, to learn what costs how much."""
+"""Variants of the decode kernel that leave a part out, to learn what it costs."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from ..base.core import lib
 from .ops import PRODUCTS
 
 PINS = tuple(f"pin:{product}" for product in PRODUCTS)
-# Bits of KcclDecodeAblation.
+# Names of the parts, and their bits of KcclDecodeAblation.
 _LEFT_OUT: dict[str, int] = {
     "exchanges": lib.kKcclDecodeNoExchanges,
     "weights": lib.kKcclDecodeNoWeights,
@@ -24,9 +24,9 @@ class Variant:
     """A decode kernel.
 
     Attributes:
-        name: As parse() takes it.
-        ablated, in_flight, stage_steps: As in Tuning; 0: as usual.
-        traces: Whether it notes the times of its ops.
+        name: The name, as parse() takes it.
+        ablated, in_flight, stage_steps: As in Tuning; 0: the usual value.
+        traces: Whether it records the times of its ops.
     """
 
     name: str = "none"
@@ -37,12 +37,14 @@ class Variant:
 
     @property
     def has_races(self) -> bool:
-        """Whether it reads what others may be writing. The simulator refuses that."""
+        """Tells whether the kernel reads memory that others may be writing. The simulator refuses
+        that.
+        """
         return self.ablated & _LEFT_OUT["exchanges"] != 0
 
     @property
     def pins(self) -> bool:
-        """Whether it takes the stages of a product from one place."""
+        """Tells whether it reads the stages of a product from one place."""
         return self.ablated >= _PINNED
 
 
@@ -51,15 +53,16 @@ TRACING = Variant(traces=True)
 
 
 def parse(name: str) -> Variant:
-    """A variant by its name: "none", or what is left out or changed, joined by "+".
+    """Returns a variant by its name: "none", or the parts that are left out or changed, joined by
+    "+".
 
     Args:
-        name: Parts are "exchanges" (takes what others have told, without waiting), "weights"
-            (copies none), "attention" (sees its own position only), "pin:P" (takes every stage of
-            the product P, a name in ops.PRODUCTS, from the same place, so that it comes from the
-            cache), "in-flight=N" (at most N stages are copied at the same time) and
-            "stage-steps=N" (tiles of each warp in a stage). Without a ring of weights there is no
-            pin:P and no in-flight=N, which monokernel/tuning.py says.
+        name: Parts are "exchanges" (reads vectors without waiting for them), "weights" (copies
+            none), "attention" (sees its own position only), "pin:P" (takes every stage of the
+            product P, a name in ops.PRODUCTS, from the same place, so that it comes from the
+            cache), "in-flight=N" (at most N stages are copied at the same time) and "stage-steps=N"
+            (tiles of each warp in a stage). Without a ring of weights there is no pin:P and no
+            in-flight=N, which monokernel/tuning.py says.
 
     Raises:
         InvalidArgument: There is no such variant.

@@ -1,4 +1,6 @@
-"""The monokernel compiled for one model and machine: usual kernels, and other decode kernels."""
+"""Compiles the monokernel for one model and machine: the usual kernels, and other decode
+kernels.
+"""
 
 import kccl
 
@@ -6,6 +8,7 @@ from ..model.program import Program
 from ..model.sample import SamplingParams
 from ..model.variant import USUAL, Variant
 from . import loading
+from .choices import MOST_STOP_IDS, penalizes_answer
 from .launching import Compiled, Launcher
 from .memory import Arena
 from .shape import Tuning
@@ -14,12 +17,13 @@ from .tuning import with_variant
 
 
 class Kernels:
-    """A rank's kernels. One that is not usual is compiled when it is first needed.
+    """A rank's kernels. The usual ones are compiled at once, others when they are first needed.
 
     All of them use the same memory.
 
     Attributes:
-        usual: Has all kernels; its decode overlaps and takes the most likely tokens.
+        usual: The usual module. It has all kernels. Its decode kernel overlaps its work, and takes
+            the most likely tokens.
     """
 
     def __init__(
@@ -30,38 +34,36 @@ class Kernels:
         arena: Arena,
         tuning: Tuning,
         context: int,
-        dtype: str,
     ) -> None:
         """Compiles the usual kernels.
 
         Args:
-            program: The model's.
+            program: The model's program.
             comm: The ranks.
-            launcher: The rank's.
-            arena: The rank's.
+            launcher: Launches kernels on the rank's device.
+            arena: The rank's memory.
             tuning: How the device is used.
             context: Positions that the KV cache has room for.
-            dtype: Of the weights.
 
         Raises:
             BackendError: There is no compiler, or it refused.
         """
         self._program, self._comm, self._tuning = program, comm, tuning
         self._launcher, self._arena = launcher, arena
-        self._context, self._dtype = context, dtype
+        self._context = context
         self._numbers = arena.allocate(loading.SIZES_BYTES)
-        # By variant, whether it samples, and whether it overlaps.
+        # The modules by variant, by whether they sample, and by whether they overlap.
         self._known: dict[tuple[Variant, bool, bool], Compiled] = {}
         self.usual = self.get()
 
     def has(self, variant: Variant, *, samples: bool, overlaps: bool) -> bool:
-        """Whether get() need not compile."""
+        """Tells whether get() would find the kernels compiled."""
         return (variant, samples, overlaps) in self._known
 
     def get(
         self, variant: Variant = USUAL, *, samples: bool = False, overlaps: bool = True
     ) -> Compiled:
-        """The kernels of a variant. `samples` and `overlaps` are source_of()'s."""
+        """Returns the kernels of a variant. `samples` and `overlaps` are source_of()'s."""
         key = variant, samples, overlaps
         if key not in self._known:
             tuning = with_variant(self._tuning, variant)
@@ -70,7 +72,6 @@ class Kernels:
                 self._comm.world_size,
                 self._context,
                 tuning,
-                self._dtype,
                 rank=self._comm.rank,
                 samples=samples,
                 traces=variant.traces,
@@ -88,7 +89,18 @@ class Kernels:
 
 
 def wants_sampling(params: SamplingParams) -> bool:
-    """Whether a request needs the kernel that samples. The other one only takes the most likely
-    tokens, and has more registers for the rest.
+    """Tells whether a request needs the kernel that samples. The other kernel takes only the most
+    likely tokens, and has more registers for the rest.
     """
-    return params.temperature > 0 or params.repetition_penalty != 1 or params.logprobs
+    penalizes = params.repetition_penalty != 1 or penalizes_answer(params)
+    changes_scores = penalizes or bool(params.biases) or params.grammar is not None
+    return params.temperature > 0 or changes_scores or params.logprobs
+
+
+def check_sampling(params: SamplingParams) -> None:
+    """Raises InvalidArgument if the kernel cannot choose tokens as a request asks. The text names
+    what it cannot do.
+    """
+    num, most = len(params.stop_ids), MOST_STOP_IDS
+    if num > most:
+        raise kccl.InvalidArgument(f"stop_ids has {num} ids, must have at most {most}")

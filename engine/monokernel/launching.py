@@ -6,12 +6,17 @@ from typing import Any, NamedTuple
 
 import kccl
 
+from ..base.core import as_argument
 from .loading import Sizes
+from .shape import Tuning
 from .source import KERNELS
+
+# The warps of a block that packs or copies.
+_PACKERS = 8
 
 
 class Compiled(NamedTuple):
-    """A module of source.py, and what it tells of itself."""
+    """A compiled module of source.py, and the sizes that it reports."""
 
     module: Any
     sizes: Sizes
@@ -25,13 +30,14 @@ class Launcher:
     """
 
     def __init__(self, comm: kccl.Communicator, warp_size: int) -> None:
-        """
+        """Makes a stream on the rank's device.
+
         Args:
-            comm: Its backend is "cuda", "hip" or "sim".
-            warp_size: Of the simulated device.
+            comm: A communicator of backend "cuda", "hip" or "sim".
+            warp_size: The threads of a warp of the simulated device.
         """
         self._comm = comm
-        # A GPU has its own.
+        # Only the simulator needs the warp size. A GPU has its own.
         self._warp_size = warp_size if comm.backend == "sim" else None
         self.device: kccl.gpu.Device | None = None
         self._stream: Any = None
@@ -41,7 +47,7 @@ class Launcher:
                 self._stream = kccl.gpu.make_stream()
 
     def compile(self, source: str, names: Sequence[str]) -> Any:
-        """The module of a source of source.py, with these kernels."""
+        """Compiles a source of source.py into a module with these kernels."""
         return kccl.compile(
             source,
             list(names),
@@ -52,7 +58,7 @@ class Launcher:
         )
 
     def launch(self, kernel: Any, *args: Any, grid: int, warps: int, shared_bytes: int = 0) -> None:
-        """Returns at once on a GPU; in the simulator when the kernel has ended."""
+        """Launches a kernel. Returns at once on a GPU, and after its end in the simulator."""
         with self._current():
             kernel(
                 self._comm,
@@ -64,16 +70,16 @@ class Launcher:
             )
 
     def wait(self) -> None:
-        """Waits for what this rank has launched. Others may use the device, too."""
+        """Waits for the kernels that this rank has launched, not for those of other ranks."""
         if self.device is not None:
             with self._current():
                 kccl.gpu.synchronize_stream(self._stream)
 
     def meet(self) -> None:
-        """Waits until the devices of all ranks have come here. Collective.
+        """Waits until the devices of all ranks have reached this call. Collective.
 
-        On this rank's stream: ranks that share a GPU share its default stream, where one's barrier
-        would wait for the other's to end.
+        The barrier runs on this rank's stream. Ranks that share a GPU share its default stream: the
+        barrier of one rank would wait there for the end of the other's.
         """
         if self.device is None:
             self._comm.barrier()
@@ -89,3 +95,51 @@ class Launcher:
 
     def _current(self) -> AbstractContextManager[Any]:
         return self.device.current() if self.device is not None else nullcontext()
+
+
+class Grids:
+    """Launches a rank's kernels on all blocks, one after the other."""
+
+    def __init__(
+        self, launcher: Launcher, comm: kccl.Communicator, tuning: Tuning, usual: Compiled
+    ) -> None:
+        """Takes the arguments that all launches share.
+
+        Args:
+            launcher: Launches the kernels.
+            comm: The ranks, which make the same call.
+            tuning: How the device is used.
+            usual: The module with all kernels.
+        """
+        self._launcher, self._tuning, self._usual = launcher, tuning, usual
+        # Only the waits of this channel are used.
+        self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
+
+    def pack(self, *place: int) -> None:
+        """Packs a matrix, and returns when it has been read."""
+        self._launch_packers("pack", *place)
+        # The next matrix is copied to the same place.
+        self._launcher.wait()
+
+    def copy_cache(self, to: int, source: int, num: int) -> None:
+        """Copies the first `num` positions between two slots of the KV cache."""
+        self._launch_packers("copy_cache", to, source, num)
+
+    def prefill(self, task: Any) -> None:
+        """Fills the KV cache in chunks."""
+        warps = self._tuning.chunk_warps + self._tuning.chunk_others
+        self._launch(self._usual.module, "prefill", task, warps, self._usual.sizes.prefill_shared)
+
+    def decode(self, decoder: Compiled, task: Any) -> None:
+        """Runs a task with the decode kernel of a module."""
+        warps = self._tuning.warps + self._tuning.others
+        self._launch(decoder.module, "decode", task, warps, decoder.sizes.shared)
+
+    def _launch(self, module: Any, name: str, task: Any, warps: int, nbytes: int) -> None:
+        shape = {"grid": self._tuning.blocks, "warps": warps, "shared_bytes": nbytes}
+        arguments = self._device_comm, as_argument(task)
+        self._launcher.launch(module.kernel(name), *arguments, **shape)
+
+    def _launch_packers(self, name: str, *numbers: int) -> None:
+        kernel = self._usual.module.kernel(name)
+        self._launcher.launch(kernel, *numbers, grid=self._tuning.blocks, warps=_PACKERS)

@@ -1,9 +1,9 @@
-"""Which models the monokernel can run."""
+"""Refuses models that the monokernel cannot run."""
 
 import kccl
 
 from ..model.program import Program
-from .shape import TILE
+from .layout import TILE
 
 
 def check(program: Program, world_size: int) -> None:
@@ -13,6 +13,15 @@ def check(program: Program, world_size: int) -> None:
         InvalidArgument: The text names what does not fit.
     """
     c = program.config
+    for name, value, without in (
+        ("experts", c.experts, None),
+        ("has_sinks", c.has_sinks, False),
+        ("swiglu_limit", c.swiglu_limit, 0),
+    ):
+        if value != without:
+            raise kccl.InvalidArgument(
+                f"{name} is {value}, must be {without} for the monokernel; backend 'host' runs it"
+            )
     lane_heads, lane_kv_heads = c.num_heads // c.num_lanes, c.num_kv_heads // c.num_lanes
     rows = {
         "hidden": c.hidden,
@@ -50,7 +59,7 @@ def check(program: Program, world_size: int) -> None:
 
 
 def _head_rows(program: Program, world_size: int) -> dict[str, int]:
-    """Rows of the head that are multiplied together."""
+    """Returns the rows of the head that are multiplied together."""
     vocab_size, parts = program.config.vocab_size, program.num_head_parts
     if parts > 1:
         return {f"vocab_size / {parts} lanes": vocab_size // parts}

@@ -1,4 +1,4 @@
-"""Places what a rank's kernels need in its device's memory."""
+"""Copies what a rank's kernels need into its device's memory."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,34 +13,35 @@ from ..files.checkpoint import Checkpoint
 from ..files.vectors import norms_of
 from ..model.program import Program
 from ..model.rotations import Rotations
-from . import weights
+from . import layout, weights
+from .choices import Choices
 from .memory import Arena
-from .outputs import Places
+from .outputs import Slots
 from .task import MAILBOX_BYTES, TOKEN_BYTES, layers, mailbox_at, new_task, tokens_at
 
-MOST_STOP_IDS = 64
-# Positions whose logits a launch writes at most.
+# The most positions whose logits one launch writes.
 SCORED_AT_ONCE = 64
 
 
 class Sizes(NamedTuple):
-    """What the kernel tells of a shape, in bytes: KcclDecodeSizes.
+    """The sizes that the kernel reports for a shape (KcclDecodeSizes), in bytes unless said
+    otherwise.
 
     Attributes:
-        shared: Of a block's shared memory.
-        board: Of a rank's board.
-        weights: Packed.
-        cache: Of keys and values.
-        places: On the board.
-        prefill_shared: Of a block's shared memory in prefill; 0 without chunks.
-        stamps: Of a round and block, if the kernel traces; a number, not bytes.
+        shared: A block's shared memory.
+        exchange_buffer: A rank's exchange buffer.
+        weights: The packed weights.
+        cache: Keys and values.
+        slots: Where vectors begin in the exchange buffer.
+        prefill_shared: A block's shared memory in prefill; 0 without chunks.
+        stamps: The number of stamps of a token step and block, if the kernel traces.
     """
 
     shared: int
-    board: int
+    exchange_buffer: int
     weights: int
     cache: int
-    places: Places
+    slots: Slots
     prefill_shared: int
     stamps: int
 
@@ -49,13 +50,14 @@ class Loaded(NamedTuple):
     """A rank's memory.
 
     Attributes:
-        task: KcclDecodeTask: what it tells the kernel.
-        norms: See norms_of(). The kernel has a copy.
-        rotations: What it rotates by, of which the kernel has a copy.
+        task: A KcclDecodeTask with the addresses of the rank's memory.
+        norms: The norms, as norms_of() returns them. The kernel has a copy.
+        rotations: The tables by which it rotates. The kernel has a copy.
         tokens, mailbox: KcclDecodeToken [context] and KcclDecodeMailbox, in host memory that the
             kernel reads and writes.
-        logits: Addresses of every rank's logits, of SCORED_AT_ONCE positions.
-        marks: Address of the marks of ids that a penalty asks for.
+        logits: The addresses of every rank's logits, with room for SCORED_AT_ONCE positions.
+        choices: What chooses the tokens of requests.
+        caches: The address of each slot of the KV cache.
     """
 
     task: Any
@@ -64,15 +66,16 @@ class Loaded(NamedTuple):
     tokens: Any
     mailbox: Any
     logits: list[int]
-    marks: int
+    choices: Choices
+    caches: list[int]
 
 
 def sizes_of(data: bytes) -> Sizes:
-    """What the kernel `describe` has written."""
+    """Reads the sizes that the kernel `describe` has written."""
     told = ffi.from_buffer("KcclDecodeSizes *", data)
-    places = Places(*(getattr(told, name) for name in Places._fields))
-    fields = {name: getattr(told, name) for name in Sizes._fields if name != "places"}
-    return Sizes(places=places, **fields)
+    slots = Slots(*(getattr(told, name) for name in Slots._fields))
+    fields = {name: getattr(told, name) for name in Sizes._fields if name != "slots"}
+    return Sizes(slots=slots, **fields)
 
 
 SIZES_BYTES: int = ffi.sizeof("KcclDecodeSizes")
@@ -87,34 +90,45 @@ def load(
     context: int,
     pack: Callable[[int, int, int, int, int], None],
     progress: weights.Progress,
+    slots: int = 1,
 ) -> Loaded:
     """Packs a rank's weights and allocates its memory. Collective.
 
     Args:
         checkpoint: The model.
-        program: Its program.
+        program: The model's program.
         comm: The ranks.
         arena: Where the memory comes from.
-        sizes: Of this shape.
-        context: Positions to make room for.
-        pack: Packs a matrix: (packed weights, matrix, product, layer, group). Returns when the
+        sizes: The sizes of this shape.
+        context: The number of positions to make room for.
+        pack: Packs a matrix: (packed weights, matrix, product, layer, lane group). Returns when the
             matrix has been read.
         progress: Called with the number of bytes that were packed since the last call.
+        slots: The number of sequences that the KV cache keeps.
     """
     c, world_size = program.config, comm.world_size
     lanes = program.lanes_of(comm.rank, world_size)
-    # Ranks allocate together, and one with fewer lanes needs less.
+    # Ranks allocate together and equally much, although a rank with fewer lanes needs less.
     biases = weights.biases(checkpoint, program, lanes)
-    needs = comm.gather_objects([sizes.weights, sizes.cache, sizes.board, biases.nbytes])
-    weights_bytes, cache_bytes, board_bytes, biases_bytes = map(max, zip(*needs, strict=True))
+    needs = comm.gather_objects([sizes.weights, sizes.cache, sizes.exchange_buffer, biases.nbytes])
+    weights_bytes, cache_bytes, exchange_buffer_bytes, biases_bytes = map(
+        max, zip(*needs, strict=True)
+    )
     task = new_task()
+    # Large memory is allocated before the weights are read, because reading takes longest and an
+    # allocation may fail.
+    try:
+        task.cache = arena.allocate(slots * cache_bytes)
+    except kccl.BackendError as error:
+        raise kccl.BackendError(
+            f"{error}; {slots} times {cache_bytes} bytes are for keys and values: use a smaller "
+            "context, or fewer prefixes"
+        ) from error
     task.weights = arena.allocate(weights_bytes)
-    staging = arena.allocate(weights.most_bytes(program, world_size))
-    for product, layer, group, matrix in weights.matrices(
-        checkpoint, program, lanes, comm.rank, world_size
-    ):
+    staging = arena.allocate(layout.most_bytes(program, world_size))
+    for piece, matrix in weights.matrices(checkpoint, program, comm.rank, world_size):
         arena.write(staging, matrix)
-        pack(task.weights, staging, product, layer, group)
+        pack(task.weights, staging, piece.number, piece.layer, piece.group)
         progress(matrix.nbytes)
     task.embedding = arena.place(weights.embedding(checkpoint, program))
     norms = norms_of(checkpoint, program)
@@ -132,24 +146,22 @@ def load(
 
     rotations = Rotations(program, context, copy_rotations)
     task.cosines, task.sines = arena.place(rotations.cosines), arena.place(rotations.sines)
-    task.cache = arena.allocate(cache_bytes)
     task.layers = arena.place(np.frombuffer(layers(program), np.uint8))
-    for each, address in enumerate(arena.shared(board_bytes)):
-        task.boards[each] = address
+    for each, address in enumerate(arena.shared(exchange_buffer_bytes)):
+        task.exchange_buffers[each] = address
     logits = arena.shared(4 * SCORED_AT_ONCE * c.vocab_size)
     task.ids = arena.allocate(4 * context)
-    task.stop_ids = arena.allocate(4 * MOST_STOP_IDS)
-    own_logits_bytes = 4 * weights.head_rows(program, world_size)
-    task.own_logits = arena.allocate(own_logits_bytes)
-    marks = arena.allocate(own_logits_bytes)
-    task.tokens = arena.on_host(TOKEN_BYTES * context)
     task.mailbox = arena.on_host(MAILBOX_BYTES)
+    mailbox = mailbox_at(task.mailbox)
+    choices = Choices(task, mailbox, program, comm, arena, context)
+    task.tokens = arena.on_host(TOKEN_BYTES * context)
     return Loaded(
         task,
         norms,
         rotations,
         tokens_at(task.tokens, context),
-        mailbox_at(task.mailbox),
+        mailbox,
         logits,
-        marks,
+        choices,
+        [task.cache + slot * cache_bytes for slot in range(slots)],
     )

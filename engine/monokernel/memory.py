@@ -11,24 +11,28 @@ import kccl
 
 
 class Arena(ABC):
-    """Allocates memory that kernels reach, and copies to and from it. Zero at first."""
+    """Allocates memory that kernels reach, filled with zeros, and copies to and from it."""
 
     def __init__(self, comm: kccl.Communicator) -> None:
         self._comm = comm
         self._windows: list[Any] = []
 
     def shared(self, nbytes: int) -> list[int]:
-        """Allocates on every rank; the addresses of all ranks' parts. Collective."""
+        """Allocates on every rank, and returns the addresses on all ranks. Collective."""
         window = self._comm.window(nbytes)
         self._windows.append(window)
         return list(window.addresses)
 
     def allocate(self, nbytes: int) -> int:
-        """Allocates on every rank the same number of bytes; the address here. Collective."""
+        """Allocates the same number of bytes on every rank, and returns this rank's address.
+        Collective.
+        """
         return self.shared(nbytes)[self._comm.rank]
 
     def place(self, array: NDArray[Any]) -> int:
-        """Allocates, and copies an array there; the address. Collective, of one size."""
+        """Copies an array to new memory, and returns the address. Collective: all arrays must have
+        the same size.
+        """
         address = self.allocate(array.nbytes)
         self.write(address, array)
         return address
@@ -41,15 +45,15 @@ class Arena(ABC):
 
     @abstractmethod
     def write(self, address: int, array: NDArray[Any]) -> None:
-        """Copies an array to an address; returns when it is there."""
+        """Copies an array to an address, and returns when it is there."""
 
     @abstractmethod
     def read(self, address: int, nbytes: int) -> bytes:
-        """Copies from an address."""
+        """Returns a copy of the bytes at an address."""
 
 
 class SimArena(Arena):
-    """In the simulator memory is the host's."""
+    """The memory of the simulator, which is the host's."""
 
     def on_host(self, nbytes: int) -> int:
         """See Arena."""
@@ -66,7 +70,7 @@ class SimArena(Arena):
 
 
 class GpuArena(Arena):
-    """On a GPU."""
+    """The memory of a GPU."""
 
     def __init__(self, comm: kccl.Communicator, device: kccl.gpu.Device) -> None:
         super().__init__(comm)

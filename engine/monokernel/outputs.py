@@ -1,8 +1,9 @@
-"""What each op gave at the position that ran last, read from a rank's board: kernels/board.cuh.
+"""Reads each op's output at the position that ran last from a rank's exchange buffer.
 
-Four ops are not there as the reference has them, and are completed here: rows of the embedding,
-queries and keys before norm and RoPE, parts of attention, the last residual before its norm. What
-the kernel itself makes of them shows in the op behind.
+kernels/exchange_buffer.cuh says what lies there. For four ops it does not hold the reference's
+output, so this file computes the rest: it has rows of the embedding, queries and keys before norm
+and RoPE, partial results of attention, and the last residual before its norm. An error in the
+kernel's own rest shows in the output of the next op.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,17 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.checkpoint import DTYPES
-from ..model.ops import KINDS, Vector
+from ..base.core import lib
+from ..formats.base import Format
+from ..model.ops import KINDS, MODULES, Vector
 from ..model.program import Op, Program
 from ..model.rotations import Rotations, pair_order
 
 Array = NDArray[Any]
-_QUAD_BYTES = 16
+_FLOAT4_BYTES: int = lib.kKcclDecodeFloat4Bytes
+# The numbers of a partial result behind those of a head.
+_PARTIAL_EXTRA: int = 4 * lib.kKcclDecodePartialFloat4s
 
 
-class Places(NamedTuple):
-    """Where vectors begin on a board, in quads, as KcclDecodeSizes has them."""
+class Slots(NamedTuple):
+    """The first slots of vectors in an exchange buffer, in float4s: see KcclDecodeSizes."""
 
     residuals: int
     qkv: int
@@ -30,16 +34,16 @@ class Places(NamedTuple):
 
 
 class Outputs:
-    """Reads a rank's board.
+    """Reads a rank's exchange buffer.
 
     Args:
-        program: The model's.
-        norms: See norms_of().
-        lanes: The rank's.
-        rotations: The rank's.
-        places: Of the board.
-        splits: See Tuning.
-        read: Gives so many bytes of the board from an offset on.
+        program: The model's program.
+        norms: The norms, as norms_of() returns them.
+        lanes: The lanes of the rank.
+        rotations: The tables by which the rank rotates.
+        slots: The slots of the exchange buffer.
+        kv_splits: See Tuning.
+        read: Returns so many bytes of the exchange buffer, from an offset on.
     """
 
     def __init__(
@@ -48,30 +52,32 @@ class Outputs:
         norms: Mapping[str, Array],
         lanes: range,
         rotations: Rotations,
-        places: Places,
-        splits: int,
+        slots: Slots,
+        kv_splits: int,
         read: Callable[[int, int], bytes],
     ) -> None:
-        self._program, self._lanes, self._places = program, lanes, places
+        self._program, self._lanes, self._slots = program, lanes, slots
         self._rotations = rotations
-        self._splits, self._read = splits, read
+        self._kv_splits, self._read = kv_splits, read
         c = program.config
         self._norms = norms
         self._order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
 
     def residuals(self) -> Sequence[int]:
-        """The residuals of which the rank has all."""
+        """Returns the numbers of those residuals that the rank has completely."""
         return [0] if self._program.num_residuals == 1 else self._lanes
 
     def of(self, op: Op, position: int) -> dict[int, Array]:
-        """An op's output by lane or residual: float32 [values]. Not of "embed" and "head"."""
+        """Returns an op's output by lane or residual: float32 [values]. Not of "embed" and
+        "head".
+        """
         match KINDS[op.kind].gives:
             case Vector.HEADS:
                 return {lane: self._qkv(op, lane, position) for lane in self._lanes}
             case Vector.ATTENDED:
                 return {lane: self._attended(op, lane) for lane in self._lanes}
             case Vector.ACTS:
-                begin = self._places.acts
+                begin = self._slots.acts
                 return {lane: self._of_lane(op, lane, begin, op.shape[1]) for lane in self._lanes}
             case Vector.RESIDUAL:
                 return {each: self._residual(op.module, each) for each in self.residuals()}
@@ -80,8 +86,8 @@ class Outputs:
             case _:
                 raise ValueError(op.kind)
 
-    def _floats(self, quad: int, num: int) -> Array:
-        return np.frombuffer(self._read(quad * _QUAD_BYTES, 4 * num), np.float32)
+    def _floats(self, index4: int, num: int) -> Array:
+        return np.frombuffer(self._read(index4 * _FLOAT4_BYTES, 4 * num), np.float32)
 
     def _of_lane(self, op: Op, lane: int, begin: int, num: int) -> Array:
         lanes = self._program.config.num_lanes
@@ -90,11 +96,11 @@ class Outputs:
     def _residual(self, module: int, residual: int) -> Array:
         hidden = self._program.config.hidden
         at = module * self._program.num_residuals + residual
-        return self._floats(self._places.residuals + at * (hidden // 4), hidden)
+        return self._floats(self._slots.residuals + at * (hidden // 4), hidden)
 
     def _qkv(self, op: Op, lane: int, position: int) -> Array:
         c = self._program.config
-        heads = self._of_lane(op, lane, self._places.qkv, op.shape[1]).reshape(-1, c.head_dim)
+        heads = self._of_lane(op, lane, self._slots.qkv, op.shape[1]).reshape(-1, c.head_dim)
         num_queries = c.num_heads // c.num_lanes
         num_turned = num_queries + c.num_kv_heads // c.num_lanes
         turned = heads[:num_turned]
@@ -112,12 +118,12 @@ class Outputs:
 
     def _attended(self, op: Op, lane: int) -> Array:
         c = self._program.config
-        heads, part = c.num_heads // c.num_lanes, c.head_dim + 4
-        found = self._of_lane(op, lane, self._places.attended, heads * self._splits * part)
-        parts = found.reshape(heads, self._splits, part)
-        maxima, weights = parts[..., c.head_dim, None], parts[..., c.head_dim + 1, None]
+        heads, each = c.num_heads // c.num_lanes, c.head_dim + _PARTIAL_EXTRA
+        found = self._of_lane(op, lane, self._slots.attended, heads * self._kv_splits * each)
+        partials = found.reshape(heads, self._kv_splits, each)
+        maxima, weights = partials[..., c.head_dim, None], partials[..., c.head_dim + 1, None]
         scales = np.exp2(maxima - maxima.max(axis=1, keepdims=True))
-        sums: Array = (parts[..., : c.head_dim] * scales).sum(axis=1)
+        sums: Array = (partials[..., : c.head_dim] * scales).sum(axis=1)
         sums /= (weights * scales).sum(axis=1)
         return sums.ravel()
 
@@ -125,8 +131,9 @@ class Outputs:
         c, program = self._program.config, self._program
         (norm,) = program.by_name["final"].norms()
         has_parts = program.num_head_parts > 1
+        last = len(MODULES) * c.num_layers - 1
         which = self.residuals() if has_parts else range(program.num_residuals)
-        x = np.stack([self._residual(2 * c.num_layers - 1, each) for each in which])
+        x = np.stack([self._residual(last, each) for each in which])
         squares = (x * x).mean(axis=-1, keepdims=True)
         n = x / np.sqrt(squares + np.float32(c.norm_eps)) * self._norms[norm]
         if has_parts:
@@ -134,7 +141,6 @@ class Outputs:
         return {0: n.mean(axis=0, dtype=np.float32)}
 
 
-def embedded(row: bytes, dtype: str) -> Array:
-    """A row of the embedding in FP32."""
-    values: Array = np.frombuffer(row, DTYPES[dtype]).astype(np.float32)
-    return values
+def embedded(row: bytes, stored_in: Format) -> Array:
+    """Returns a row of the embedding in FP32."""
+    return stored_in.to_float32(np.frombuffer(row, stored_in.word))

@@ -1,4 +1,4 @@
-"""Where the stamps of a kernel that traces come to lie."""
+"""Keeps the memory for the stamps of a kernel that traces."""
 
 from typing import Any
 
@@ -21,39 +21,41 @@ class Recording:
         arena: Arena,
         module: Any,
         blocks: int,
-        of_round: int,
-        rounds: int,
+        of_token_step: int,
+        token_steps: int,
     ) -> None:
-        """Makes room. Collective.
+        """Allocates the memory. Collective.
 
         Args:
             comm: The ranks.
-            launcher: The rank's.
-            arena: The rank's.
-            module: Has the kernel describe_trace.
-            blocks: Of the rank.
-            of_round: Stamps of a block's round.
-            rounds: That are traced.
+            launcher: Launches kernels on the rank's device.
+            arena: The rank's memory.
+            module: A module with the kernel describe_trace.
+            blocks: The number of the rank's blocks.
+            of_token_step: The number of stamps of a block in a token step.
+            token_steps: The number of token steps that are traced.
         """
-        self._launcher, self._arena, self._blocks, self._rounds = launcher, arena, blocks, rounds
-        self._nbytes = 8 * rounds * of_round * blocks
-        self._numbers_bytes = numbers_bytes(of_round, blocks)
-        # Ranks allocate together, and one with fewer lanes needs less.
+        self._launcher, self._arena = launcher, arena
+        self._blocks, self._token_steps = blocks, token_steps
+        self._nbytes = 8 * token_steps * of_token_step * blocks
+        self._numbers_bytes = numbers_bytes(of_token_step, blocks)
+        # Ranks allocate together and equally much, although a rank with fewer lanes needs less.
         needs = comm.gather_objects([self._nbytes, self._numbers_bytes])
         self._stamps, self._numbers = (
             arena.allocate(max(each)) for each in zip(*needs, strict=True)
         )
         launcher.launch(module.kernel("describe_trace"), self._numbers, grid=blocks, warps=1)
         launcher.wait()
-        # All ranks have loaded it: a GPU may load nothing while another rank's kernel runs.
+        # This waits until all ranks have loaded the kernel: a GPU may load nothing while another
+        # rank's kernel runs.
         comm.gather_objects(None)
 
     def give_to(self, task: Any) -> None:
-        """Has a request, a KcclDecodeTask, leave its stamps here."""
-        task.trace, task.traced = self._stamps, self._rounds
+        """Makes a request write its stamps here. task: a KcclDecodeTask."""
+        task.trace, task.traced = self._stamps, self._token_steps
 
     def read(self, program: Program, rank: int) -> Stamps:
-        """What a request has left, when it has ended."""
+        """Returns the stamps of a request that has ended."""
         self._launcher.wait()
         numbers = self._arena.read(self._numbers, self._numbers_bytes)
         stamps = self._arena.read(self._stamps, self._nbytes)

@@ -1,4 +1,4 @@
-"""The sequence of a model's ops as the monokernel is compiled with: kernels/sequence.cuh."""
+"""Writes the sequence of a model's ops as C++ for the monokernel: kernels/sequence.cuh."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,12 +7,18 @@ from ..model.program import Program
 
 
 def sequence_of(program: Program) -> str:
-    """The struct Ops, which sequence.cuh describes."""
+    """Returns the struct Ops, which sequence.cuh describes."""
     layer = _layer_of(program)
     products = [kind.name for kind in layer if kind.is_product]
     (head,) = (KINDS[name] for name in PRODUCTS if name not in products)
     rows = [_row(kind, program) for kind in layer]
     matrices = ", ".join(f"typename D::{name_of(product)}" for product in products)
+    formats = {
+        name: f"kccl::decode::{name_of(program.format_of(name).name)}"
+        for name in (*PRODUCTS, "embed")
+    }
+    distinct = ", ".join(dict.fromkeys(formats[name] for name in PRODUCTS))
+    aliases = [f"using {name_of(name)}Format = {each};" for name, each in formats.items()]
     return f"""
 struct Ops {{
     enum class Vector : uint32_t {{ {_enumerators(vector.value for vector in Vector)} }};
@@ -24,25 +30,33 @@ struct Ops {{
     static constexpr uint32_t kNumProducts = {len(products)};
     static constexpr uint32_t kNumModules = {len(MODULES)};
     static constexpr uint32_t kHeadTiles = {head.at_once};
+    {(chr(10) + "    ").join(aliases)}
+    using Formats = kccl::decode::FormatList<{distinct}>;
     template <class D>
     using Products = kccl::decode::Matrices<{matrices}>;
 }};
 """
 
 
+def formats_of(program: Program) -> str:
+    """Returns the lines that include the formats of the model's products and of its embedding."""
+    names = sorted({program.format_of(name).name for name in (*PRODUCTS, "embed")})
+    return "\n".join(f'#include "formats/{name}.cuh"' for name in names)
+
+
 def cases_of(program: Program) -> str:
-    """The macro that the kernels' switches over products consist of: sequence.cuh."""
+    """Returns the macro that makes the kernels' switches over products: sequence.cuh."""
     cases = (f"CASE({name_of(kind.name)})" for kind in _layer_of(program) if kind.is_product)
     return f"#define KCCL_OF_PRODUCTS(CASE) {' '.join(cases)}"
 
 
 def name_of(kind: str) -> str:
-    """How the kernels call a kind of op, as in "GateUp"."""
+    """Returns the name of a kind of op in the kernels, as in "GateUp"."""
     return kind.title().replace("_", "")
 
 
 def _layer_of(program: Program) -> Sequence[OpKind]:
-    """The ops of a layer, which all layers have, in their order."""
+    """Returns the ops of a layer in their order, which is the same in all layers."""
     ops = [op for op in program.ops if KINDS[op.kind].place is Place.LAYER]
     layers = {
         tuple(op.kind for op in ops if op.layer == layer)

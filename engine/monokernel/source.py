@@ -3,18 +3,17 @@
 from pathlib import Path
 
 from ..model.program import Program
-from .sequence import cases_of, sequence_of
+from .sequence import cases_of, formats_of, sequence_of
 from .shape import Tuning
 
 KERNELS = Path(__file__).parents[1] / "kernels"
-# Device types of weights.
-_WEIGHTS = {"bfloat16": "bf16", "float16": "f16"}
 
 
 def kernels_of(tuning: Tuning, *, traces: bool = False) -> list[str]:
-    """The names of the kernels in source_of()."""
+    """Returns the names of the kernels in source_of()."""
     prefill = ["prefill"] if tuning.chunk > 1 else []
-    return ["decode", "pack", "describe", *prefill, *(["describe_trace"] if traces else [])]
+    trace = ["describe_trace"] if traces else []
+    return ["decode", "pack", "copy_cache", "describe", *prefill, *trace]
 
 
 _PREFILL = """
@@ -38,29 +37,27 @@ def source_of(
     world_size: int,
     context: int,
     tuning: Tuning,
-    dtype: str = "bfloat16",
     *,
     rank: int = 0,
     samples: bool = False,
     traces: bool = False,
     overlaps: bool = True,
 ) -> str:
-    """The translation unit: the kernels that kernels_of() names, for one shape.
+    """Returns the translation unit: the kernels that kernels_of() names, for one shape.
 
     Args:
-        program: The model's.
-        world_size: Ranks that share it.
-        context: Positions that the KV cache has room for.
+        program: The model's program.
+        world_size: The number of ranks that share the model.
+        context: The number of positions that the KV cache has room for.
         tuning: How a GPU is used.
-        dtype: Of the weights: a name in _WEIGHTS.
-        rank: Whose kernels. Those of ranks with equally many lanes are the same.
+        rank: The rank that gets the kernels. Ranks with equally many lanes get the same ones.
         samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
             and the ops have more registers. A source that samples has the kernel decode alone.
-        traces: Whether the kernel notes the times of its ops. Then there is describe_trace, too.
-        overlaps: Whether anything happens at the same time as something else. If not, all blocks of
-            all ranks wait for each other behind each op, and a stage of weights is copied when all
-            warps wait for it. The results have the same bits. Such a source has the kernel decode
-            alone, too.
+        traces: Whether the kernel records the times of its ops. Then there is describe_trace, too.
+        overlaps: Whether computing, copying and exchanging happen at the same time. If not, all
+            blocks of all ranks wait for each other behind each op, and a stage of weights is copied
+            when all warps wait for it. The results have the same bits. Such a source has the kernel
+            decode alone, too.
     """
     c = program.config
     lanes = c.num_lanes
@@ -74,8 +71,8 @@ def source_of(
         "StageSteps": tuning.stage_steps,
         "InFlight": tuning.in_flight,
         "UrgentInFlight": tuning.urgent_in_flight or tuning.in_flight,
-        "Strands": tuning.strands,
-        "Splits": tuning.splits,
+        "KvStrands": tuning.kv_strands,
+        "KvSplits": tuning.kv_splits,
         "StaggerNs": tuning.stagger_ns,
         "Staggers": tuning.staggers,
         "DelayNs": tuning.delay_ns,
@@ -106,7 +103,6 @@ def source_of(
     flags["WeightsInRegisters"] = tuning.weights_in_registers
     floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
     members = [
-        f"using Weight = kccl::{_WEIGHTS[dtype]};",
         *(f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items()),
         f"static constexpr int kSlowRank = {tuning.slow_rank};",
         *(f"static constexpr bool k{name} = {str(on).lower()};" for name, on in flags.items()),
@@ -122,6 +118,7 @@ def source_of(
 #include "pack.cuh"
 #include "prefill.cuh"
 #include "trace_layout.cuh"
+{formats_of(program)}
 {sequence_of(program)}
 struct Model : Ops {{
     {(chr(10) + "    ").join(members)}
@@ -133,9 +130,13 @@ void decode(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, KCCL_KERNEL_PARAM(kccl::de
     kccl::decode::run<Model>(first_parameter(comm), second_parameter(comm, task));
 }}
 {prefill}
-KCCL_KERNEL void pack(uint16_t* weights, const uint16_t* matrix, uint64_t product, uint64_t layer,
-                      uint64_t group) {{
-    kccl::decode::pack<Model>(weights, matrix, product, layer, group);
+KCCL_KERNEL void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product, uint64_t layer,
+                      uint64_t lane_group) {{
+    kccl::decode::pack<Model>(weights, matrix, product, layer, lane_group);
+}}
+
+KCCL_KERNEL void copy_cache(uint8_t* to, const uint8_t* from, uint64_t num) {{
+    kccl::decode::copy_cache<Model>(to, from, num);
 }}
 
 KCCL_KERNEL void describe(KcclDecodeSizes* out) {{ kccl::decode::describe<Model>(out); }}

@@ -1,4 +1,6 @@
-"""What the stamps of a kernel mean, as describe_trace() of kernels/trace_layout.cuh writes it."""
+"""Reads the meaning of a kernel's stamps, which describe_trace() (kernels/trace_layout.cuh)
+writes.
+"""
 
 import numpy as np
 
@@ -14,15 +16,16 @@ _STAGE = np.dtype([(name, np.uint32) for name, _ in ffi.typeof("KcclDecodeStage"
 assert _STAGE.itemsize == _STAGE_BYTES
 
 
-def numbers_bytes(of_round: int, blocks: int) -> int:
-    """Room for what describe_trace() writes, for so many stamps of a round."""
-    return _SIZES_BYTES + _STAGE_BYTES * (of_round // NUM_STAGE_STAMPS * blocks)
+def numbers_bytes(of_token_step: int, blocks: int) -> int:
+    """Returns the most bytes that describe_trace() writes, for so many stamps of a token step."""
+    return _SIZES_BYTES + _STAGE_BYTES * (of_token_step // NUM_STAGE_STAMPS * blocks)
 
 
 def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
-    """Reads what describe_trace() has written for a model."""
+    """Reads the data that describe_trace() has written for a model."""
     sizes = ffi.from_buffer("KcclDecodeTraceSizes *", data)
-    # The kernel has one op for the last norm and the head, and one for the round's end.
+    # The kernel counts the last norm and the head as one op, and the end of the token step as
+    # another.
     kinds = [(op, KINDS[op.kind]) for op in program.ops]
     ops = [
         TracedOp(op.kind, op.layer if kind.place is Place.LAYER else -1)
@@ -38,14 +41,14 @@ def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
     for number, product in enumerate(PRODUCTS, start=1):
         at = np.array([index for index, op in enumerate(ops) if op.kind == product])
         for block in range(blocks):
-            # Each layer has equally many.
+            # Each layer has equally many stages.
             mine = np.flatnonzero(products[:, block] == number)
             stage_ops[mine, block] = np.repeat(at, len(mine) // len(at))
     return Layout(
         tuple(ops),
         stage_ops,
         stage_bytes,
-        of_round=sizes.of_round,
+        of_token_step=sizes.of_token_step,
         ring_stages=sizes.ring_stages,
-        num_groups=sizes.num_groups,
+        num_lane_groups=sizes.num_lane_groups,
     )

@@ -1,1 +1,1 @@
-"""Text to ids and back."""
+"""Converts text to ids and back."""

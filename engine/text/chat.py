@@ -1,4 +1,4 @@
-"""Chat templates: messages to the text that a model was trained on."""
+"""Chat templates: they turn messages into text in the form that a model was trained on."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,9 +10,10 @@ import kccl
 
 from ..base.extras import library
 from ..base.fields import one_line
+from . import harmony
 
 DEFAULT = "default"
-# The template that counts where tools are given, if there is one of this name.
+# The name of the template that is used with tools, if the model has one of this name.
 _WITH_TOOLS = "tool_use"
 # Arguments of transformers' apply_chat_template() that are no variables of a template.
 _NOT_VARIABLES = frozenset(
@@ -26,17 +27,17 @@ _NOT_VARIABLES = frozenset(
     }
     | {"tokenize", "tokenizer_kwargs", "truncation"}
 )
-# What chat() itself names. A template that does not use these passes over them.
+# Variables that chat() itself sets. A template that does not use them ignores them.
 _ALWAYS = frozenset({"tools", "documents"})
-# What every template has, and nobody gives as a variable.
+# Variables that every template has, and that no caller may set.
 _GIVEN = frozenset({"add_generation_prompt", "messages", "raise_exception", "strftime_now"})
-# Names under which a message may have what its author thought.
+# Names of the field in which a message may have its author's thoughts.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True)
 class Template:
-    """A template in Jinja, and the file that has it, for messages."""
+    """A template in Jinja. It also has the name of its file, for messages."""
 
     source: str
     where: str
@@ -50,7 +51,7 @@ class ChatTemplates:
 
         Args:
             templates: Templates by name; a single one is called "default".
-            tokens: What a template may use besides the messages, as in "bos_token".
+            tokens: Texts of tokens that a template may use besides the messages, as in "bos_token".
         """
         self._templates = dict(templates)
         self._tokens = dict(tokens)
@@ -67,7 +68,8 @@ class ChatTemplates:
         add_generation_prompt: bool,
         name: str | None = None,
     ) -> str:
-        """As ChatTemplate.render(), by the template of this name; None: by the one that suits.
+        """Renders a conversation by the template of this name, as ChatTemplate.render() does. None:
+        the template that suits.
 
         Raises:
             InvalidArgument: There is no such template, or it does not use one of the variables.
@@ -77,16 +79,9 @@ class ChatTemplates:
                 f"{min(wrong)} is no variable of a chat template: chat() gives ids, chat_text() "
                 "text, and template=... names one of several templates"
             )
-        if name is None and variables.get("tools") is not None and _WITH_TOOLS in self._templates:
-            name = _WITH_TOOLS
-        name = DEFAULT if name is None else name
-        if not isinstance(name, str) or name not in self._templates:
-            known = ", ".join(map(repr, self._templates))
-            raise kccl.InvalidArgument(f"template is {name!r}, must be one of {known}")
-        if name not in self._compiled:
-            template = self._templates[name]
-            self._compiled[name] = ChatTemplate(template.source, self._tokens, template.where)
-        found = self._compiled[name]
+        if name is None:
+            name = self._suits(with_tools=variables.get("tools") is not None)
+        found = self._template(name)
         own = found.variables - _GIVEN
         if unused := variables.keys() - own - self._tokens.keys() - _ALWAYS:
             known = ", ".join(sorted(own - self._tokens.keys()))
@@ -96,12 +91,39 @@ class ChatTemplates:
             )
         return found.render(messages, variables, add_generation_prompt=add_generation_prompt)
 
+    def source(self, *, with_tools: bool) -> str:
+        """Returns the text of the template that suits; "" if there is none."""
+        found = self._templates.get(self._suits(with_tools=with_tools))
+        return found.source if found else ""
+
+    def takes_tools(self) -> bool:
+        """Tells whether the template for tools uses them."""
+        return bool(self) and "tools" in self._template(self._suits(with_tools=True)).variables
+
+    def _suits(self, *, with_tools: bool) -> str:
+        """Returns the name of the template for a conversation with tools, or without."""
+        return _WITH_TOOLS if with_tools and _WITH_TOOLS in self._templates else DEFAULT
+
+    def _template(self, name: Any) -> "ChatTemplate":
+        """Returns the template of this name, compiled.
+
+        Raises:
+            InvalidArgument: There is none.
+        """
+        if not isinstance(name, str) or name not in self._templates:
+            known = ", ".join(map(repr, self._templates))
+            raise kccl.InvalidArgument(f"template is {name!r}, must be one of {known}")
+        if name not in self._compiled:
+            template = self._templates[name]
+            self._compiled[name] = ChatTemplate(template.source, self._tokens, template.where)
+        return self._compiled[name]
+
 
 class ChatTemplate:
     """A template in Jinja, rendered in its sandbox as Hugging Face's libraries do.
 
     Attributes:
-        variables: Names of what it uses and does not set itself.
+        variables: The names of variables that it uses and does not set itself.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
@@ -109,7 +131,8 @@ class ChatTemplate:
 
         Args:
             source: The template.
-            tokens: What the template may use besides the messages, as in "bos_token".
+            tokens: Texts of tokens that the template may use besides the messages, as in
+                "bos_token".
             where: The file, for messages.
 
         Raises:
@@ -119,12 +142,13 @@ class ChatTemplate:
         sandbox = library("jinja2.sandbox")
         self._where = where
         self._tokens = dict(tokens)
+        self._is_harmony = harmony.is_in(source)
         environment = sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _generation_blocks()],
         )
-        # Jinja's own filter escapes for HTML.
+        # This filter replaces Jinja's own, which escapes for HTML.
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
@@ -143,15 +167,15 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
     ) -> str:
-        """The text of a conversation.
+        """Returns the text of a conversation.
 
         Args:
             messages: Each has "role", and "content" or "tool_calls". A field that is None counts
                 as absent.
-            variables: Of the template, by name, as in "enable_thinking"; "tools", JSON schemas of
-                functions that the model may call; "documents", texts to answer from, each with
-                "title" and "text".
-            add_generation_prompt: Ends with what precedes the model's answer.
+            variables: The template's variables, by name, as in "enable_thinking". "tools" has the
+                JSON schemas of functions that the model may call. "documents" has texts to answer
+                from, each with "title" and "text".
+            add_generation_prompt: Whether the text ends with what precedes the model's answer.
 
         Raises:
             InvalidArgument: The messages are no list, or a message lacks its role or its content.
@@ -161,14 +185,17 @@ class ChatTemplate:
             raise kccl.InvalidArgument(
                 f"messages is of type {type(messages).__name__}, must be a list of messages"
             )
+        said = [_message(index, message) for index, message in enumerate(messages)]
+        if self._is_harmony:
+            said = list(map(harmony.with_calls, said))
         given = {
             **{"tools": None, "documents": None, **self._tokens, **variables},
-            "messages": [_message(index, message) for index, message in enumerate(messages)],
+            "messages": said,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
             text: str = self._template.render(given)
-        # A template is a program: what it does with these messages may fail in any way.
+        # A template is a program, which may fail in any way on these messages.
         except Exception as error:
             raise kccl.Error(
                 f"{self._where}: the chat template fails: {one_line(error)}"
@@ -177,7 +204,7 @@ class ChatTemplate:
 
 
 def _message(index: int, message: Any) -> dict[str, Any]:
-    """A message as templates expect it."""
+    """Returns a message as templates expect it."""
     given = {}
     if isinstance(message, Mapping):
         given = {name: value for name, value in message.items() if value is not None}
@@ -193,8 +220,8 @@ def _message(index: int, message: Any) -> dict[str, Any]:
 
 
 def _generation_blocks() -> Any:
-    """An extension of Jinja: a `generation` block, which marks an assistant's text for training,
-    is its text.
+    """Returns an extension of Jinja. It has the block `generation`, which marks an assistant's text
+    for training; the block gives its text unchanged.
     """
     jinja2, extensions = library("jinja2"), library("jinja2.ext")
 

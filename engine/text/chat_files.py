@@ -13,7 +13,7 @@ _MORE = "additional_chat_templates"
 
 
 def read_templates(folder: Path, config: Fields) -> Mapping[str, Template]:
-    """Templates by name. Files of their own count before tokenizer_config.json.
+    """Returns templates by name. Files of their own count before tokenizer_config.json.
 
     Raises:
         kccl.Error: A file cannot be read, or the field is of another kind.

@@ -1,57 +1,119 @@
-"""The text of an answer, piece by piece."""
+"""An answer, piece by piece and as a whole."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..model.executor import Token
+from ..model.sample import SamplingParams
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a new token adds.
+    """A piece of an answer: a new token, and the text that it completes.
 
     Attributes:
-        text: The text that is complete now. It may be empty, and may be that of several tokens.
+        text: The text that is complete now. It may be empty, and it may come from several tokens.
         id: The token.
         logprob: The token's log-probability; NaN unless asked for.
-        end: "" while the answer goes on. At the last piece "stop" (a stop id or a stop string),
-            "max_tokens" or "context".
+        end: "" while the answer goes on. At the last piece "stop" (a stop id, a stop string, or
+            nothing can follow by the grammar), "max_tokens" or "context".
+        time_s: When the token was chosen, by time.monotonic(). Tokens of one pass, as drafts make
+            them, share its time equally.
+        alternatives: The likeliest tokens and their log-probabilities, the likeliest first; as many
+            as SamplingParams.top_logprobs asks for.
     """
 
     text: str
     id: int
     logprob: float
     end: str
+    time_s: float = field(default=math.nan, compare=False)
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer, and the time that it took.
+
+    Attributes:
+        text: The text, without the stop string.
+        ids, logprobs: The tokens, a stop id included.
+        end: The last piece's Piece.end.
+        params: How the tokens were chosen; with the seed, if there was one.
+        num_prompt: The number of the prompt's tokens.
+        first_token_s: Seconds from the call to the first token.
+        tokens_per_s: Tokens a second after the first token; NaN if there is only one.
+    """
+
+    text: str
+    ids: list[int]
+    logprobs: list[float]
+    end: str
+    params: SamplingParams
+    num_prompt: int
+    first_token_s: float
+    tokens_per_s: float
+
+
+def whole_answer(
+    pieces: Sequence[Piece], params: SamplingParams, num_prompt: int, began: float
+) -> Answer:
+    """Returns the answer that these pieces make.
+
+    Args:
+        pieces: All of them.
+        params, num_prompt: As in Answer.
+        began: When the answer was asked for, by time.monotonic().
+    """
+    times = [piece.time_s for piece in pieces]
+    rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else math.nan
+    return Answer(
+        text="".join(piece.text for piece in pieces),
+        ids=[piece.id for piece in pieces],
+        logprobs=[piece.logprob for piece in pieces],
+        end=pieces[-1].end,
+        params=params,
+        num_prompt=num_prompt,
+        first_token_s=times[0] - began,
+        tokens_per_s=rate,
+    )
 
 
 class StopText:
-    """Text of an answer, which ends before the first stop string."""
+    """Makes the text of an answer, which ends before the first stop string."""
 
     def __init__(self, stream: Any, stops: Sequence[str]) -> None:
         self._stream = stream
         self._stops = stops
-        # What may be the beginning of a stop string.
+        # The text that may be the beginning of a stop string.
         self._held = ""
 
     def piece(self, token: Token) -> Piece:
-        """The piece for the next token."""
+        """Returns the piece for the next token."""
         if self._stream is None:
-            return Piece("", token.id, token.logprob, token.end)
+            return _piece("", token, token.end)
         text = self._held + self._stream.push(token.id)
         if token.end:
             text += self._stream.flush()
         found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            return Piece(text[: min(found)], token.id, token.logprob, "stop")
+            return _piece(text[: min(found)], token, "stop")
         if token.end:
-            return Piece(text, token.id, token.logprob, token.end)
+            return _piece(text, token, token.end)
         kept = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
-        return Piece(text[: len(text) - kept], token.id, token.logprob, "")
+        return _piece(text[: len(text) - kept], token, "")
+
+
+def _piece(text: str, token: Token, end: str) -> Piece:
+    return Piece(text, token.id, token.logprob, end, token.time_s, token.alternatives)
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper beginning of the stop string that the text ends with."""
+    """Returns the length of the longest proper beginning of the stop string that the text ends
+    with.
+    """
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,8 +1,8 @@
-"""How byte-level tokenizers in GGUF files split a text into words, by the names that files give.
+"""Splits a text into words as byte-level tokenizers in GGUF files do, by the names that files give.
 
-A file does not have the patterns, only a name. These are the published ones of each tokenizer, in
-the syntax of the `tokenizers` library. Where none is published, as for "default", they are what
-llama.cpp does.
+A file does not have the patterns, only a name. The patterns here are those that each tokenizer's
+authors published, in the syntax of the `tokenizers` library. If none is published, as for
+"default", the pattern follows llama.cpp.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,14 @@ from ..base.extras import library
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How a kind of tokenizer prepares a text.
+    """The way in which a kind of tokenizer prepares a text.
 
     Attributes:
-        patterns: Each splits what the one before has left whole: at what it matches, and between.
-        takes_words: A word that is a token needs no merges to it.
-        adds_bos: Texts begin with BOS, where a file does not say.
-        composes: A text is brought into Unicode's form NFC first.
+        patterns: The patterns, applied in turn. Each splits the pieces so far into its matches and
+            the text between them.
+        takes_words: Whether a word that is a token becomes that token without merges.
+        adds_bos: Whether texts begin with BOS, if a file does not say.
+        composes: Whether a text is first brought into Unicode's form NFC.
     """
 
     patterns: tuple[str, ...]
@@ -29,8 +30,8 @@ class PreTokenizer:
     composes: bool = False
 
     def steps(self, *, adds_space: bool = False) -> Any:
-        """The pre-tokenizer of the `tokenizers` library. adds_space puts one in front of
-        each word without.
+        """Returns the pre-tokenizer of the `tokenizers` library. With adds_space it puts a space in
+        front of each word that has none.
         """
         tokenizers = library("tokenizers")
         made = tokenizers.pre_tokenizers
@@ -48,13 +49,15 @@ _OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 
 
 def _words(digits: str) -> str:
-    """Llama 3's pattern, and Qwen 2's, which differ in how many digits stay together."""
+    """Returns the pattern of Llama 3 or Qwen 2. They differ in how many digits stay together."""
     letters = r"[^\r\n\p{L}\p{N}]?\p{L}+"
     return f"{_ENDINGS}|{letters}|{digits}|{_OTHERS}|{_SPACES}"
 
 
 def _cased_words(digits: str, endings: str = "") -> str:
-    """Words of capitals and small letters: Tekken's, and GPT-4o's with its endings."""
+    """Returns a pattern that splits words at capitals: Tekken's, or GPT-4o's, which also knows
+    endings.
+    """
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     before = r"[^\r\n\p{L}\p{N}]?"
     others = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
@@ -66,7 +69,7 @@ def _cased_words(digits: str, endings: str = "") -> str:
 
 _LLAMA3 = (_words(r"\p{N}{1,3}"),)
 _QWEN2 = (_words(_DIGIT),)
-# Cased letters, as far as DeepSeek counts them.
+# The cased letters that DeepSeek's pattern knows.
 _CASED = (
     r"A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}"
     r"\x{295}-\x{2AF}\x{370}-\x{373}\x{376}\x{377}\x{37B}-\x{37D}\x{37F}\x{386}\x{388}-\x{38A}"
@@ -85,7 +88,7 @@ _CASED = (
     r"\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}\x{118A0}-\x{118DF}"
     r"\x{1E900}-\x{1E943}"
 )
-# Chinese, and Hangul.
+# This matches Chinese characters and Hangul.
 _CJK = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
 _DEEPSEEK_LLM = (
     r"[\r\n]",

@@ -1,4 +1,6 @@
-"""Special tokens of a folder: five files may name them. Their ids are those of transformers."""
+"""Reads the special tokens of a folder, which five files may name. Their ids are those of
+transformers.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +13,7 @@ from ..base.fields import Fields, read_optional
 
 _MAP = "special_tokens_map.json"
 _ADDED = "added_tokens.json"
-# Beside them, a file may name tokens of its own that end in "_token".
+# A file may also name tokens of its own, whose names end in "_token".
 _NAMED = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token"),
     "mask_token",
@@ -24,7 +26,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 def add_special_tokens(
     folder: Path, config: Fields, values: dict[str, Any], backend: Any, content: dict[str, Any]
 ) -> dict[str, str]:
-    """Adds what the files beside a tokenizer name to its vocabulary.
+    """Adds the tokens that the files beside a tokenizer name to its vocabulary.
 
     Args:
         folder: The folder.
@@ -36,7 +38,7 @@ def add_special_tokens(
         The texts of named tokens, as in "bos_token".
 
     Raises:
-        kccl.Error: A file is damaged. Names it and the field.
+        kccl.Error: A file is damaged. The text names the file and the field.
     """
     values = dict(values)
     added: dict[int, Any] = {}
@@ -70,7 +72,7 @@ def add_special_tokens(
 
 
 def _mark(backend: Any, named: set[str]) -> None:
-    """Makes what is named a control token, even if the tokenizer has it as ordinary text."""
+    """Makes the named tokens control tokens, even if the tokenizer has them as ordinary text."""
     tokens = [each for each in backend.get_added_tokens_decoder().values() if each.content in named]
     backend.add_special_tokens(tokens)
 
@@ -78,7 +80,7 @@ def _mark(backend: Any, named: set[str]) -> None:
 def _older(
     folder: Path, config: Fields, values: dict[str, Any], content: dict[str, Any]
 ) -> dict[int, Any]:
-    """Tokens by id where tokenizer_config.json does not list them."""
+    """Returns tokens by id, where tokenizer_config.json does not list them."""
     named = {text for name in _names(values) if (text := _text(config, values, name))}
     named |= set(_extras(values))
     make = library("tokenizers").AddedToken
@@ -96,7 +98,7 @@ def _older(
 
 
 def _names(values: dict[str, Any]) -> Iterable[str]:
-    """The fields that name one token each."""
+    """Returns the fields that name one token each."""
     own = [
         name
         for name, value in values.items()
@@ -106,7 +108,7 @@ def _names(values: dict[str, Any]) -> Iterable[str]:
 
 
 def _text(config: Fields, values: dict[str, Any], name: str) -> str | None:
-    """The text of a named token, which some files give as an object with more fields."""
+    """Returns the text of a named token, which some files give as an object with more fields."""
     value = values.get(name)
     if isinstance(value, dict):
         value = value.get("content")
@@ -114,12 +116,12 @@ def _text(config: Fields, values: dict[str, Any], name: str) -> str | None:
         return value
     if name in _NEEDED:
         raise kccl.Error(f"{config.path}: field {name} is {value!r:.80}, must be a string")
-    # Decoding needs no other.
+    # Decoding needs no other field.
     return None
 
 
 def _extras(values: dict[str, Any]) -> list[str]:
-    """The texts of further special tokens, which have no name."""
+    """Returns the texts of further special tokens, which have no name."""
     found: Any = next((values[name] for name in _EXTRA if values.get(name)), [])
     if isinstance(found, dict):
         found = list(found.values())
@@ -130,7 +132,7 @@ def _extras(values: dict[str, Any]) -> list[str]:
 
 
 def _token(config: Fields, name: str, token: dict[str, Any]) -> Any:
-    """A token as a file describes it."""
+    """Returns a token as a file describes it."""
     text = token.get("content")
     flags = {flag: token[flag] for flag in _FLAGS if flag in token}
     if not isinstance(text, str) or not all(isinstance(flag, bool) for flag in flags.values()):

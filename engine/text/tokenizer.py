@@ -1,7 +1,8 @@
-"""Text to token ids and back."""
+"""Converts text to token ids and back."""
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,27 +10,34 @@ import kccl
 
 from ..base.fields import one_line
 from .chat import ChatTemplates, Template
+from .literal import Literal, escaped
 
-# How SentencePiece spells a space.
+# The character that SentencePiece writes for a space.
 _SPACE = "\u2581"
+# This character is put in front of a text so that the backend adds no space there.
+_ALONE = "\u263a"
+# The number of characters from which encoding a text takes more than milliseconds.
+_LONG = 1 << 14
 
 
 class Pieces(Protocol):
-    """How a vocabulary spells bytes."""
+    """The way in which a vocabulary spells bytes."""
 
     def __call__(self, token: str) -> bytes:
-        """The bytes that a token of the vocabulary stands for."""
+        """Returns the bytes that a token of the vocabulary stands for."""
 
 
 def byte_level(token: str) -> bytes:
-    """The bytes of a token of GPT-2's kind: each character stands for one byte."""
+    """Returns the bytes of a token in GPT-2's spelling: each character stands for one byte."""
     if all(character in _BYTE_OF for character in token):
         return bytes(_BYTE_OF[character] for character in token)
     return token.encode()
 
 
 def sentence_piece(token: str) -> bytes:
-    """The bytes of a token of SentencePiece's kind: text, or one byte as in "<0x0A>"."""
+    """Returns the bytes of a token in SentencePiece's spelling: text, or one byte as in
+    "<0x0A>".
+    """
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
             return bytes([int(token[3:5], 16)])
@@ -39,7 +47,7 @@ def sentence_piece(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes of Latin-1 as they are, the others from 256 on."""
+    """Returns GPT-2's alphabet: printable bytes of Latin-1 as they are, the others from 256 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     characters = {chr(byte): byte for byte in printable}
@@ -57,9 +65,9 @@ class Tokenizer:
         eos_ids: Ids that end a text; the model's own end of text first. They may be ids of the
             model that have no token.
         special_ids: Ids of control tokens. They decode to nothing.
-        vocab_size: Ids are below this. A model may have more, which decode to nothing.
+        vocab_size: All ids are below this. A model may have more ids, which decode to nothing.
         prefix, suffix: Ids that encode() puts before and behind a text, as the model was trained.
-        adds_bos: bos_id is in the prefix.
+        adds_bos: Whether bos_id is in the prefix.
     """
 
     def __init__(
@@ -82,14 +90,15 @@ class Tokenizer:
 
         Args:
             backend: A tokenizers.Tokenizer.
-            pieces: How its vocabulary spells bytes.
+            pieces: The way in which its vocabulary spells bytes.
             where: The file, for messages.
             bos_id, eos_ids, pad_id, prefix, suffix: As the attributes; the ids but eos_ids are in
                 the vocabulary.
-            adds_space: The backend puts a space in front of a text.
+            adds_space: Whether the backend puts a space in front of a text.
             templates: Chat templates by name.
             texts: Texts of special tokens for the template, as in "bos_token".
-            begins_chats: A conversation has the prefix even if its template does not write it.
+            begins_chats: Whether a conversation has the prefix even if its template does not write
+                it.
         """
         self._backend = backend
         self._pieces = pieces
@@ -102,10 +111,11 @@ class Tokenizer:
         self.adds_bos = bos_id is not None and bos_id in self.prefix
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self._literal = Literal(token.content for token in added.values() if token.special)
         self._adds_space = adds_space
         self._templates = ChatTemplates(templates, texts)
         self._begins_chats = begins_chats
-        # Texts of added tokens are spelt as they are.
+        # The vocabulary has the texts of added tokens unchanged.
         self._bytes = {
             number: b"" if token.special else token.content.encode()
             for number, token in added.items()
@@ -136,7 +146,7 @@ class Tokenizer:
             self.pad_id = None
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
-        """The ids of a text. Control tokens that are spelt out in it become one id each.
+        """Returns the ids of a text. Control tokens that are spelt out in it become one id each.
 
         Args:
             text: Any text.
@@ -148,16 +158,47 @@ class Tokenizer:
                 decoded from invalid UTF-8 has.
         """
         check_utf8(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        if len(text) < _LONG:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        else:
+            # encode_batch() lets other threads run meanwhile. encode() alone holds Python's lock.
+            (found,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+            ids = found.ids
         return [*self._begun(ids), *self.suffix] if add_bos else ids
 
+    def encode_literal(self, text: str, *, follows: bool = False) -> list[int]:
+        """Returns the ids of a text in which control tokens that are spelt out stay text.
+
+        Args:
+            text: Any text.
+            follows: Whether other text stands in front, so that no space is put there.
+
+        Raises:
+            InvalidArgument: As encode().
+        """
+        (given,), mark = self._literal.marked([text])
+        ids: list[int] = []
+        for part in given.split(mark) if mark else [given]:
+            ids += self._encode_behind(part) if follows else self.encode(part, add_bos=False)
+            follows = True
+        return ids
+
+    def _encode_behind(self, text: str) -> list[int]:
+        """Returns the ids of a text that follows other text."""
+        if not self._adds_space:
+            return self.encode(text, add_bos=False)
+        # This character belongs to no token together with others.
+        front, whole = (self.encode(_ALONE + each, add_bos=False) for each in ("", text))
+        return whole[len(front) :]
+
     def _begun(self, ids: list[int]) -> list[int]:
-        """Ids with the prefix in front, once."""
+        """Returns the ids with the prefix in front, unless they already begin with it."""
         has_it = tuple(ids[: len(self.prefix)]) == self.prefix
         return ids if has_it else [*self.prefix, *ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, those of encode() included. Bytes that are no UTF-8 become U+FFFD.
+        """Returns the text of ids, those of encode() included. Bytes that are no UTF-8 become
+        U+FFFD.
 
         Raises:
             InvalidArgument: An id is negative.
@@ -167,12 +208,18 @@ class Tokenizer:
             spelt = spelt.removeprefix(b" ")
         return spelt.decode(errors="replace")
 
-    def stream(self) -> "TextStream":
-        """Decodes ids as they come, as text that follows a prompt."""
-        return TextStream(self)
+    def stream(self, shown: Collection[int] = ()) -> "TextStream":
+        """Decodes ids as they come, as text that follows a prompt.
+
+        Args:
+            shown: Control tokens that decode to their names, as control_ids() gives them.
+        """
+        return TextStream(self, shown)
 
     def bytes_of(self, number: int) -> bytes:
-        """The bytes that an id stands for; none for control tokens and ids without a token."""
+        """Returns the bytes that an id stands for; none for control tokens and ids without a
+        token.
+        """
         found = self._bytes.get(number)
         if found is None:
             if number < 0:
@@ -182,6 +229,43 @@ class Tokenizer:
             self._bytes[number] = found
         return found
 
+    def name_of(self, number: int) -> str:
+        """Returns the vocabulary's spelling of an id; "" for an id without a token."""
+        token: str | None = self._backend.id_to_token(number)
+        return token or ""
+
+    def id_of(self, name: str) -> int | None:
+        """Returns the id with this spelling in the vocabulary; None if there is none."""
+        found: int | None = self._backend.token_to_id(name)
+        return found
+
+    def control_ids(self, names: Iterable[str]) -> tuple[int, ...]:
+        """Returns the ids of those names that are control tokens here. The other names are ordinary
+        text.
+        """
+        found = {number for name in names if (number := self.id_of(name)) is not None}
+        return tuple(sorted(found & self.special_ids))
+
+    @cached_property
+    def longest(self) -> int:
+        """Returns an upper bound of the characters of a token's text."""
+        return max(map(len, self._backend.get_vocab()), default=1)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Tells whether the model has a chat template."""
+        return bool(self._templates)
+
+    def template_source(self, *, with_tools: bool = False) -> str:
+        """Returns the text of the chat template that chat() uses, with tools or without; "" if the
+        model has none.
+        """
+        return self._templates.source(with_tools=with_tools)
+
+    def takes_tools(self) -> bool:
+        """Tells whether the chat template uses tools."""
+        return self._templates.takes_tools()
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -189,14 +273,18 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         template: str | None = None,
+        literal: bool = False,
         **variables: Any,
     ) -> list[int]:
-        """The ids of a conversation by the model's chat template, ready for Engine.stream().
+        """Returns the ids of a conversation by the model's chat template, ready for
+        Engine.stream().
 
         Args:
             messages: Each has "role" ("system", "user", "assistant" or "tool") and "content".
-            add_generation_prompt: Ends with what precedes the model's answer.
+            add_generation_prompt: Whether the ids end with what precedes the model's answer.
             template: Name of one of several templates; None: "tool_use" with tools, else "default".
+            literal: Whether control tokens that are spelt out in messages and tools stay text, as
+                they must if others write these. Otherwise each becomes one id.
             variables: `tools` and `documents`, lists of objects, and variables that the template
                 knows, as in `enable_thinking=False`.
 
@@ -205,11 +293,21 @@ class Tokenizer:
                 there is no such template, or it does not know a variable.
             kccl.Error: The model has no template, or the template refuses the messages.
         """
+        mark = ""
+        if literal:
+            tools = variables.get("tools")
+            (messages, tools), mark = self._literal.marked((messages, tools))
+            variables |= {"tools": tools} if "tools" in variables else {}
         text = self.chat_text(
             messages, add_generation_prompt=add_generation_prompt, template=template, **variables
         )
-        # In folders the template alone decides how a conversation begins.
-        ids = self.encode(text, add_bos=False)
+        if mark:
+            # A template may escape characters outside ASCII.
+            text = text.replace(escaped(mark), mark)
+        # For folders the template alone decides how a conversation begins.
+        ids: list[int] = []
+        for part in text.split(mark) if mark else [text]:
+            ids += self.encode(part, add_bos=False)
         return self._begun(ids) if self._begins_chats else ids
 
     def chat_text(
@@ -221,7 +319,7 @@ class Tokenizer:
         template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The text whose ids chat() gives; arguments and errors as there."""
+        """Returns the text whose ids chat() gives. Arguments and errors are those of chat()."""
         if not self._templates:
             raise kccl.Error(
                 f"{self._where} has no chat template: give text, on the command line leave out "
@@ -233,24 +331,27 @@ class Tokenizer:
 
 
 class TextStream:
-    """Text of ids that come one by one. A character appears when its last byte has come."""
+    """Decodes ids that come one by one. A character appears when its last byte has come."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[int]) -> None:
         self._tokenizer = tokenizer
+        self._shown = frozenset(shown)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, number: int) -> str:
-        """The text that this id completes; may be empty."""
+        """Returns the text that this id completes; it may be empty."""
+        if number in self._shown:
+            return self._decoder.decode(self._tokenizer.name_of(number).encode())
         return self._decoder.decode(self._tokenizer.bytes_of(number))
 
     def flush(self) -> str:
-        """What remains at the end: U+FFFD if a character is incomplete."""
+        """Returns what remains at the end: U+FFFD if a character is incomplete."""
         return self._decoder.decode(b"", final=True)
 
 
 def vocab_size_of(backend: Any, *, with_added: bool = True) -> int:
-    """All ids of a tokenizers.Tokenizer are below this, those of added tokens included unless asked
-    otherwise. A vocabulary may leave ids out.
+    """Returns a number above all ids of a tokenizers.Tokenizer, those of added tokens included
+    unless asked otherwise. A vocabulary may leave ids out.
     """
     return max(backend.get_vocab(with_added_tokens=with_added).values(), default=-1) + 1
 
@@ -275,7 +376,7 @@ def guarded(where: Path, make: Any, *args: Any) -> Any:
         return make(*args)
     except kccl.Error:
         raise
-    # Panics of the library are no Exception.
+    # The library's panics are no subclass of Exception.
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise kccl.Error(f"{where}: the tokenizer is wrong: {one_line(error)}") from error

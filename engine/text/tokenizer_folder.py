@@ -1,4 +1,4 @@
-"""The tokenizer of a folder in Hugging Face's layout."""
+"""Reads the tokenizer of a folder in Hugging Face's layout."""
 
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,23 @@ from .tokenizer_model import MODEL, read_model
 
 TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
-# Files that name ids. The first that gives one counts.
+# Files that name ids. The first file that gives an id counts.
 _WITH_IDS = ("generation_config.json", "config.json")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has a tokenizer, damaged or not."""
+    """Tells whether a folder has a tokenizer, which may be damaged."""
     return any((folder / name).exists() for name in (TOKENIZER, MODEL, VOCABULARY))
 
 
 def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokenizer:
-    """Reads tokenizer.json, or where there is none tokenizer.model or vocab.json, and what the
-    files beside it say about special tokens.
+    """Reads tokenizer.json, or else tokenizer.model or vocab.json, and the special tokens in the
+    files beside it.
 
     Args:
         folder: The folder.
-        vocab_size: Of the model, which may have rows for more ids than the tokenizer has tokens.
-        is_laneformer: The model is a Laneformer, whose texts begin as add_bos_token says.
+        vocab_size: The number of the model's ids. The tokenizer may have fewer tokens.
+        is_laneformer: Whether the model is a Laneformer. Its texts begin as add_bos_token says.
 
     Raises:
         kccl.Error: A file is missing or damaged, or the tokenizer is of an unknown kind.
@@ -60,7 +60,7 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
         content = read_json(file)
         backend = guarded(file, library("tokenizers").Tokenizer.from_file, str(file))
         pieces, adds_space = _kind(file, content)
-    # A text is never cut or filled up unseen.
+    # Truncation and padding are switched off, so that a text is never changed unnoticed.
     backend.no_truncation()
     backend.no_padding()
     texts = guarded(file, add_special_tokens, folder, config, values, backend, content)
@@ -101,7 +101,7 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
 
 
 def named_ends(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """The ids that end a text by the folder's configurations, whatever its tokenizer is.
+    """Returns the ids that end a text by the folder's configurations, whatever its tokenizer is.
 
     Raises:
         kccl.Error: They are no ids of the vocabulary.
@@ -114,7 +114,7 @@ def _with_ids(folder: Path) -> list[Fields]:
 
 
 def _around(file: Path, backend: Any) -> tuple[list[int], list[int]]:
-    """The ids that the tokenizer itself puts before and behind a text."""
+    """Returns the ids that the tokenizer itself puts before and behind a text."""
     bare = guarded(file, backend.encode, "a", None, False, False).ids
     whole = guarded(file, backend.encode, "a").ids
     for start in range(len(whole) - len(bare) + 1):
@@ -129,7 +129,7 @@ def _if_asked(config: Fields, name: str, number: int | None) -> list[int]:
 
 
 def _first_ids(others: list[Fields], name: str, vocab_size: int) -> list[int]:
-    """The ids of the first file that gives some."""
+    """Returns the ids of the first file that gives some."""
     for fields in others:
         if ids := _ids(fields, name, vocab_size):
             return ids
@@ -137,7 +137,7 @@ def _first_ids(others: list[Fields], name: str, vocab_size: int) -> list[int]:
 
 
 def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
-    """One id, or a list of ids."""
+    """Returns one id, or a list of ids, as a tuple."""
     value = fields.value(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in ids):
@@ -150,7 +150,7 @@ def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
 
 
 def _usable_id(others: list[Fields], name: str, vocab_size: int) -> int | None:
-    """The first id that is one: decoding may not need it, so a wrong one counts as none."""
+    """Returns the first id that is one: decoding may not need it, so a wrong one counts as none."""
     for fields in others:
         value = fields.value(name)
         for number in value if isinstance(value, list) else [value]:
@@ -161,7 +161,7 @@ def _usable_id(others: list[Fields], name: str, vocab_size: int) -> int | None:
 
 
 def _kind(file: Path, content: dict[str, Any]) -> tuple[Pieces, bool]:
-    """How the vocabulary spells bytes, and whether a space is put in front of a text."""
+    """Returns how the vocabulary spells bytes, and whether a space is put in front of a text."""
     decoder = content.get("decoder")
     steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
     kinds = {step.get("type"): step for step in steps if isinstance(step, dict)}

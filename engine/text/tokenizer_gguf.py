@@ -1,4 +1,6 @@
-"""The tokenizer that a GGUF file holds, built by the `tokenizers` library from its vocabulary."""
+"""Builds the tokenizer that a GGUF file holds from its vocabulary, with the `tokenizers`
+library.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,36 +25,36 @@ from .tokenizer_pieces import (
 
 _TEMPLATE = "tokenizer.chat_template"
 _MODELS = ("gpt2", "llama")
-# What files without a vocabulary say.
+# The name of the tokenizer in files without a vocabulary.
 _NONE = ("none", "no_vocab")
-# Kinds of ids that end a text, the model's own end first.
+# The kinds of ids that end a text. The model's own end comes first.
 _ENDS = ("eos", "eot", "eom")
-# Ids of SentencePiece's own tokens, where a file does not give them.
+# The ids of SentencePiece's own tokens, for files that do not give them.
 _PIECES = {"bos": 1, "eos": 2, "unknown": 0}
-# Texts of tokens that end an answer, whatever kind the file gives them: llama.cpp's list. Few files
-# name the end of a turn by its id.
+# The texts of tokens that end an answer, whatever kind the file gives them. This is llama.cpp's
+# list: few files name the end of a turn by its id.
 _END_TEXTS = {
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
     *("<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>"),
     *("<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "[e~["),
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    # Around a text to fill in, and between files.
+    # Tokens around a text to fill in, and between files. They end an answer, too.
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }
-# With one of these pairs <|end|> ends a message, and not the answer.
+# If a vocabulary has one of these pairs, <|end|> ends a message but not the answer.
 _MESSAGE_END = "<|end|>"
 _ANSWER_ENDS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
-    """Whether a file has a tokenizer, of a known kind or not."""
+    """Tells whether a file has a tokenizer, which may be of an unknown kind."""
     return metadata.get("tokenizer.ggml.model") not in (None, *_NONE)
 
 
 def named_ends(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """The ids that end a text by a file's keys and tokens, whatever its tokenizer is.
+    """Returns the ids that end a text by a file's keys and tokens, whatever its tokenizer is.
 
     Raises:
         kccl.Error: They are no ids of the vocabulary.
@@ -111,13 +113,13 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
         adds_space=adds_space,
         templates=_templates(fields),
         texts=texts,
-        # As llama.cpp does.
+        # llama.cpp does so, too.
         begins_chats=True,
     )
 
 
 def _templates(fields: Fields) -> dict[str, Template]:
-    """Chat templates by name. Others than the default one have keys that end in their names."""
+    """Returns chat templates by name. The keys of all but the default one end in their names."""
     found = {DEFAULT: fields.text(_TEMPLATE, default="")}
     names = fields.value("tokenizer.chat_templates")
     for name in names if isinstance(names, list) else []:
@@ -126,7 +128,7 @@ def _templates(fields: Fields) -> dict[str, Template]:
 
 
 def _tokens(fields: Fields) -> list[str]:
-    """The vocabulary. Files pad it with empty tokens, which get names that differ."""
+    """Returns the vocabulary. Files pad it with empty tokens, which get different names here."""
     tokens = _strings(fields, "tokenizer.ggml.tokens")
     return [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
 
@@ -139,7 +141,7 @@ def _ends_by_text(tokens: list[str]) -> list[int]:
 
 
 def _kinds(fields: Fields, count: int, eos_ids: list[int]) -> Any:
-    """The kind of each token. Ends are control tokens, whatever the file says."""
+    """Returns the kind of each token. End tokens are control tokens, whatever the file says."""
     name = "tokenizer.ggml.token_type"
     kinds = _numbers(fields, name, count, "iu") if name in fields else np.full(count, NORMAL)
     kinds = kinds.copy()
@@ -155,7 +157,7 @@ def _pre_tokenizer(fields: Fields) -> PreTokenizer:
 
 
 def _gpt2(fields: Fields, vocabulary: dict[str, int], kind: PreTokenizer) -> Any:
-    """Byte-level BPE."""
+    """Builds a byte-level BPE tokenizer."""
     tokenizers = library("tokenizers")
     merges = []
     for merge in _strings(fields, "tokenizer.ggml.merges"):
@@ -171,7 +173,7 @@ def _gpt2(fields: Fields, vocabulary: dict[str, int], kind: PreTokenizer) -> Any
 
 
 def _llama(fields: Fields, tokens: list[str], kinds: Any, adds_space: bool) -> Any:
-    """SentencePiece's BPE."""
+    """Builds a tokenizer of SentencePiece's BPE."""
     name = "tokenizer.ggml.scores"
     count = len(tokens)
     scores = _numbers(fields, name, count, "if") if name in fields else np.zeros(count)
@@ -188,7 +190,7 @@ def _strings(fields: Fields, name: str) -> list[str]:
 
 
 def _numbers(fields: Fields, name: str, count: int, kinds: str) -> Any:
-    """An array of numbers, one for each token; `kinds` as in numpy's dtype.kind."""
+    """Returns an array of numbers, one for each token; `kinds` as in numpy's dtype.kind."""
     value = fields.value(name)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or len(value) < count:
         raise fields.wrong(name, f"an array of {count} numbers")
@@ -196,8 +198,8 @@ def _numbers(fields: Fields, name: str, count: int, kinds: str) -> Any:
 
 
 def _ids(fields: Fields, model: str, vocab_size: int) -> dict[str, int | None]:
-    """Ids of special tokens by their kind. Decoding does not need padding and unknown: wrong ones
-    count as none.
+    """Returns the ids of special tokens by their kind. Decoding does not need padding and unknown:
+    wrong ones count as none.
     """
     needed = ("bos", *_ENDS)
     found: dict[str, int | None] = {}

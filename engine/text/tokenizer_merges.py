@@ -1,7 +1,7 @@
-"""vocab.json and merges.txt, the files of byte-level tokenizers before tokenizer.json.
+"""Reads vocab.json and merges.txt, the files of byte-level tokenizers before tokenizer.json.
 
-They do not say how a text is split into words, nor which tokens are special: the class that
-tokenizer_config.json names does, in transformers' own code.
+They do not say how a text is split into words, nor which tokens are special: that is in
+transformers' code, in the class that tokenizer_config.json names.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ _END = "<|endoftext|>"
 
 
 class _Kind(NamedTuple):
-    """What a class of transformers says.
+    """A class of tokenizers in transformers.
 
     Attributes:
         pre: Its pre-tokenizer, by the name in GGUF files; None: GPT-2's, which puts a space in

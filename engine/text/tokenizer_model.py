@@ -1,4 +1,4 @@
-"""The tokenizer of a folder that has SentencePiece's own file, tokenizer.model."""
+"""Reads the tokenizer of a folder with SentencePiece's own file, tokenizer.model."""
 
 import re
 from pathlib import Path
@@ -18,12 +18,12 @@ from .tokenizer_pieces import (
 )
 
 MODEL = "tokenizer.model"
-# Kinds of models in the file.
+# The kinds of models in the file.
 _UNIGRAM, _BPE = 1, 2
-# Classes for which transformers puts a space in front of a whole text only, and of none that
-# begins with one.
+# Classes for which transformers puts a space only in front of a whole text, and only if it begins
+# with none.
 _SPACE_ONCE = ("LlamaTokenizer", "LlamaTokenizerFast")
-# A line of tiktoken's: a token in base 64, and its rank.
+# The form of a line of tiktoken's file: a token in base 64, and its rank.
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 CONVERT = "let transformers write a tokenizer.json (AutoTokenizer and save_pretrained())"
 
@@ -91,13 +91,13 @@ def _backend(trained: Any, tokens: list[str], scores: list[float], kinds: list[i
 
 
 def _prepare(backend: Any, normal: Any, *, is_once: bool) -> None:
-    """What happens to a text before it is cut into pieces.
+    """Sets how a text is changed before it is cut into pieces.
 
     Args:
         backend: A tokenizers.Tokenizer.
         normal: The file's own rules.
-        is_once: A space is put in front of a whole text only. Otherwise one is put in front of each
-            text between control tokens.
+        is_once: Whether a space is put only in front of a whole text. Otherwise one is put in front
+            of each text between control tokens.
     """
     tokenizers = library("tokenizers")
     made, regex = tokenizers.normalizers, tokenizers.Regex
@@ -117,7 +117,7 @@ def _prepare(backend: Any, normal: Any, *, is_once: bool) -> None:
 
 
 def _keep_whole(backend: Any, pieces: list[str]) -> None:
-    """Pieces that a user has defined are always found, and never merged."""
+    """Keeps the pieces that a user has defined whole: they are always found, and never merged."""
     if not pieces:
         return
     tokenizers = library("tokenizers")
@@ -130,7 +130,7 @@ def _keep_whole(backend: Any, pieces: list[str]) -> None:
 
 
 def _proto(file: Path) -> Any:
-    # Its own reader names a piece's kind only in part.
+    # SentencePiece's own reader names only some kinds of pieces.
     messages = library("sentencepiece.sentencepiece_model_pb2")
     errors = library("google.protobuf.message")
     proto = messages.ModelProto()

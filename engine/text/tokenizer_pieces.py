@@ -1,26 +1,26 @@
-"""SentencePiece's kind of tokenizer, built from its pieces, wherever they come from."""
+"""Builds a tokenizer of SentencePiece's kind from its pieces, wherever they come from."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from ..base.extras import library
 
-# Kinds of pieces, in SentencePiece's files and in GGUF files.
+# The kinds of pieces, in SentencePiece's files and in GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-# How a space is spelt.
+# The character that stands for a space.
 SPACE = "\u2581"
 
 
 def bpe_of_pieces(
     tokens: Sequence[str], scores: Any, kinds: Sequence[int], only: int | None = None
 ) -> Any:
-    """A tokenizers.Tokenizer whose merges follow from the scores of the pieces.
+    """Returns a tokenizers.Tokenizer whose merges follow from the scores of the pieces.
 
     Args:
-        tokens: The pieces by their ids. None is there twice.
+        tokens: The pieces by their ids. No piece may be there twice.
         scores: A number for each; the higher, the earlier two pieces become this one.
-        kinds: As above.
-        only: Merges are of pieces of this kind; None: of all.
+        kinds: The kind of each piece.
+        only: Merges use pieces of this kind; None: of all kinds.
     """
     tokenizers = library("tokenizers")
     vocabulary = {token: number for number, token in enumerate(tokens)}
@@ -47,8 +47,8 @@ def bpe_of_pieces(
 
 
 def spell_spaces(backend: Any, *, adds_space: bool) -> None:
-    """Spells spaces as pieces do, and puts one in front of each text between control tokens if
-    asked.
+    """Returns a normalizer that writes spaces as pieces do. If asked, it puts a space in front of
+    each text between control tokens.
     """
     normalizers = library("tokenizers").normalizers
     steps = [normalizers.Prepend(SPACE)] if adds_space else []
@@ -56,7 +56,9 @@ def spell_spaces(backend: Any, *, adds_space: bool) -> None:
 
 
 def add_control_tokens(backend: Any, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Makes tokens that are found in a text before it is split. Arguments as bpe_of_pieces()."""
+    """Makes tokens that are found in a text before it is split. Arguments are those of
+    bpe_of_pieces().
+    """
     added = library("tokenizers").AddedToken
     special, ordinary = [], []
     for token, kind in zip(tokens, kinds, strict=True):

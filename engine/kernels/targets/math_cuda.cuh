@@ -1,5 +1,5 @@
-// Functions of math.cuh by the special function unit of NVIDIA's GPUs. A division or a root that is
-// rounded right has a branch for subnormal numbers, which takes as long as the rest.
+// Functions of math.cuh by the special function unit of NVIDIA's GPUs. A correctly rounded division
+// or root has a branch for subnormal numbers, which takes as long as the rest.
 #pragma once
 
 namespace kccl::decode {

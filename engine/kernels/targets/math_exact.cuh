@@ -1,5 +1,5 @@
-// Functions of math.cuh by operations that are rounded right: the same bits on AMD's GPUs and in
-// the simulator, which test each other.
+// Functions of math.cuh by correctly rounded operations. They give the same bits on AMD's GPUs and
+// in the simulator, so each can be tested against the other.
 #pragma once
 
 namespace kccl::decode {
@@ -13,8 +13,8 @@ KCCL_DEVICE float rounded_product(float a, float b) { return a * b; }
 KCCL_DEVICE float exponential2(float x) {
     const float n = rounded(x < -127.0f ? -127.0f : x);
     const float r = x < -127.0f ? 0.0f : x - n;
-    // Fitted for r within 1/2, where the relative error is at most 3e-9. With Taylor's coefficients
-    // it is 1.6e-7 at the ends.
+    // The coefficients are fitted for r within 1/2, where the relative error is at most 3e-9.
+    // Taylor's coefficients would give 1.6e-7 at the ends.
     float sum = 1.5326463e-4f;
     sum = sum * r + 1.3390806e-3f;
     sum = sum * r + 9.618506e-3f;

@@ -2,7 +2,7 @@
 //
 // The unit takes columns 2q, 2q + 1, 2q + 8 and 2q + 9 of a tile from thread q of four. Which
 // columns of the matrix those are does not matter as long as the vector's agree. Here they are 4q
-// to 4q + 3, so that a thread needs one quad of the vector. A thread's 16 bytes of a tile are
+// to 4q + 3, so that a thread needs one float4 of the vector. A thread's 16 bytes of a tile are
 // contiguous.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace kccl::decode {
 
 template <class T>
 struct Mma {
-    static constexpr uint32_t kVectors = 4, kTotals = 2;
+    static constexpr uint32_t kVectors = kKcclDecodeVectors, kTotals = 2;
 
     struct Weights {
         uint32_t word[4];
@@ -30,16 +30,16 @@ struct Mma {
 
     class Lane {
       public:
-        // In registers, because the special register that it comes from is slow.
+        // The lane number is kept in a register, because reading the special register is slow.
         KCCL_DEVICE Lane(uint32_t num_vectors, uint32_t stride)
             : thread_(mem::forget(warp().index())),
               num_vectors_(num_vectors),
-              // Column 2v of the unit is the high part of vector v, column 2v + 1 its low part.
-              // Without so many vectors, columns repeat the last one. A branch around their loads
-              // would cost more.
+              // Column 2v of the unit is the high part of vector v, column 2v + 1 its low part. If
+              // there are fewer vectors, the last one is repeated. A branch around the loads would
+              // cost more.
               input_((thread_ / 8 < num_vectors ? thread_ / 8 : num_vectors - 1) * stride *
-                         sizeof(StagedQuad) +
-                     thread_ % 4 * sizeof(StagedQuad) + thread_ / 4 % 2 * sizeof(uint64_t)) {}
+                         sizeof(StagedFloat4) +
+                     thread_ % 4 * sizeof(StagedFloat4) + thread_ / 4 % 2 * sizeof(uint64_t)) {}
 
         KCCL_DEVICE Weights weights(const uint8_t* tile) const {
             const mem::Line line =
@@ -51,7 +51,7 @@ struct Mma {
 
         KCCL_DEVICE Weights streamed(const uint8_t* tile) const { return weights(tile); }
 
-        KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
+        KCCL_DEVICE Inputs inputs(const StagedFloat4* staged) const {
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
             const uint64_t both = mem::load_plain(reinterpret_cast<const uint64_t*>(bytes));
             return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};

@@ -7,7 +7,7 @@ namespace kccl::decode {
 
 template <class T>
 struct Mma {
-    static constexpr uint32_t kVectors = 8, kTotals = 4;
+    static constexpr uint32_t kVectors = kKcclDecodeVectorsOnAmd, kTotals = 4;
 
     using Floats = float __attribute__((ext_vector_type(4)));
     struct Weights {
@@ -30,8 +30,8 @@ struct Mma {
         KCCL_DEVICE Lane(uint32_t num_vectors, uint32_t stride)
             : thread_(warp().index()),
               num_vectors_(num_vectors),
-              input_(thread_ % 16 / 2 * stride * sizeof(StagedQuad) +
-                     thread_ / 16 * sizeof(StagedQuad) + thread_ % 2 * sizeof(uint64_t)) {}
+              input_(thread_ % 16 / 2 * stride * sizeof(StagedFloat4) +
+                     thread_ / 16 * sizeof(StagedFloat4) + thread_ % 2 * sizeof(uint64_t)) {}
 
         KCCL_DEVICE Weights weights(const uint8_t* tile) const {
             return {mem::load_plain(reinterpret_cast<const uint64_t*>(tile) + thread_)};
@@ -41,7 +41,7 @@ struct Mma {
             return {mem::load_streamed(reinterpret_cast<const uint64_t*>(tile) + thread_)};
         }
 
-        KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
+        KCCL_DEVICE Inputs inputs(const StagedFloat4* staged) const {
             if (thread_ % 16 / 2 >= num_vectors_) return {0};
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
             return {mem::load_plain(reinterpret_cast<const uint64_t*>(bytes))};

@@ -1,17 +1,17 @@
-// mma.cuh without a matrix unit: tiles are row-major, and thread r < 16 multiplies row r. For the
-// simulator.
+// mma.cuh without a matrix unit, for the simulator. Tiles are row-major, and thread r < 16
+// multiplies row r.
 #pragma once
 
 namespace kccl::decode {
 
 template <class T>
 struct Mma {
-    static constexpr uint32_t kVectors = 4, kTotals = kVectors;
+    static constexpr uint32_t kVectors = kKcclDecodeVectors, kTotals = kVectors;
 
     struct Weights {
-        float value[kTileColumns];
+        uint64_t index4[kTileFloat4s];  // four elements each
     };
-    // All threads have all inputs: both parts of a vector, added up, are one FP32 value.
+    // All threads have all inputs. The two parts of a vector, added up, are one FP32 value.
     struct Inputs {
         float value[kVectors][kTileColumns];
     };
@@ -34,24 +34,24 @@ struct Mma {
             Weights weights = {};
             if (row_ == kTileRows) return weights;
             const auto* row = reinterpret_cast<const uint64_t*>(tile + offset(row_, 0));
-            for (uint32_t quad = 0; quad < kTileQuads; ++quad) {
-                widen(mem::load_plain(row + quad), weights.value + 4 * quad);
+            for (uint32_t index4 = 0; index4 < kTileFloat4s; ++index4) {
+                weights.index4[index4] = mem::load_plain(row + index4);
             }
             return weights;
         }
 
         KCCL_DEVICE Weights streamed(const uint8_t* tile) const { return weights(tile); }
 
-        KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
+        KCCL_DEVICE Inputs inputs(const StagedFloat4* staged) const {
             Inputs inputs = {};
             for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
-                for (uint32_t quad = 0; quad < kTileQuads; ++quad) {
-                    const StagedQuad* mine = staged + vector * stride_ + quad;
+                for (uint32_t index4 = 0; index4 < kTileFloat4s; ++index4) {
+                    const StagedFloat4* mine = staged + vector * stride_ + index4;
                     float high[4], low[4];
                     widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->high)), high);
                     widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->low)), low);
                     for (uint32_t i = 0; i < 4; ++i) {
-                        inputs.value[vector][4 * quad + i] = high[i] + low[i];
+                        inputs.value[vector][4 * index4 + i] = high[i] + low[i];
                     }
                 }
             }
@@ -76,21 +76,25 @@ struct Mma {
         }
 
       private:
-        KCCL_DEVICE static void widen(uint64_t four, float* out) {
-            for (uint32_t i = 0; i < 4; ++i) {
-                out[i] = Element<T>::widen(T{static_cast<uint16_t>(four >> 16 * i)});
-            }
-        }
-
         const uint32_t row_;
         const uint32_t num_vectors_;
         const uint32_t stride_;
     };
 
+    KCCL_DEVICE static void widen(uint64_t four, float* out) {
+        for (uint32_t i = 0; i < 4; ++i) {
+            out[i] = Element<T>::widen(T{static_cast<uint16_t>(four >> 16 * i)});
+        }
+    }
+
     KCCL_DEVICE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
+        float of_row[kTileColumns];
+        for (uint32_t index4 = 0; index4 < kTileFloat4s; ++index4) {
+            widen(weights.index4[index4], of_row + 4 * index4);
+        }
         for (uint32_t vector = 0; vector < kVectors; ++vector) {
             for (uint32_t i = 0; i < kTileColumns; ++i) {
-                sums.value[vector] += weights.value[i] * inputs.value[vector][i];
+                sums.value[vector] += of_row[i] * inputs.value[vector][i];
             }
         }
     }

@@ -1,14 +1,15 @@
-// A warp's way through one strand of the positions, for several queries of a KV head at a time: a
-// query head of a position each. Tile after tile, with the products of mma.cuh: keys are a tile's
-// rows, and values, turned, its columns. What a query gets does not depend on the others.
+// How a warp goes through one KV strand, for several queries of a KV head at a time. A query is a
+// query head of one position. The warp takes tile after tile, with the products of mma.cuh: keys
+// are the rows of a tile, and values, transposed, are its columns. A query's result does not depend
+// on the other queries.
 #pragma once
 
-#include "parts.cuh"
+#include "partials.cuh"
 
 namespace kccl::decode {
 
-// Which part of NUM vectors this thread has, which lie `stride` quads apart. More of them than a
-// multiplication takes are multiplied in several turns.
+// Computes which part of NUM vectors this thread has. The vectors lie `stride` float4s apart. If
+// there are more vectors than a multiplication takes, there are several multiplications.
 template <uint32_t NUM, bool HAS_TURNS = (NUM > Mma<f16>::kVectors)>
 class Lanes {
   public:
@@ -38,12 +39,12 @@ class Lanes<NUM, true> {
     const Unit::Lane last_;
 };
 
-// A warp's memory in block-shared memory, for NUM queries.
+// The part of block-shared memory that a warp needs for NUM queries.
 template <uint32_t NUM>
-struct StrandArea {
-    Quad scores[NUM][kTileQuads];  // by position
-    StagedQuad weights[NUM][kTileQuads];
-    Quad scales[ceil_div(NUM, 4)];  // by query
+struct KvStrandArea {
+    Float4 scores[NUM][kTileFloat4s];  // by position
+    StagedFloat4 weights[NUM][kTileFloat4s];
+    Float4 scales[ceil_div(NUM, 4)];  // by query
 };
 
 // This thread's part of the keys and values of 16 positions, in registers.
@@ -51,8 +52,8 @@ template <class S>
 struct CacheTile {
     using Unit = Mma<f16>;
     static constexpr uint32_t kNum = Shape<S>::kHeadTilesOfDim;
-    // Whether the keys are loaded while the warp still waits for its queries. The keys of wider
-    // heads would take registers that the wait needs.
+    // Tells whether the keys are loaded while the warp still waits for its queries. The keys of
+    // wide heads would take registers that the wait needs.
     static constexpr bool kLoadsAhead = kNum <= 4;
 
     KCCL_DEVICE void load_keys(const Unit::Lane& unit, const uint8_t* cached) {
@@ -70,33 +71,34 @@ struct CacheTile {
     Unit::Weights values[kNum];
 };
 
-// All threads of a warp make one, and call all functions.
+// All threads of a warp make an object and call each function together.
 template <class S, uint32_t NUM>
-class Strand {
+class KvStrand {
   public:
     using Dims = Shape<S>;
     using Unit = Mma<f16>;
     static constexpr uint32_t kTurns = Lanes<NUM>::kTurns;
     using Queries = typename Unit::Inputs[kTurns][Dims::kHeadTilesOfDim];
 
-    // lanes: kTileQuads apart.
-    KCCL_DEVICE Strand(StrandArea<NUM>& area, const Lanes<NUM>& lanes)
+    // lanes: kTileFloat4s apart.
+    KCCL_DEVICE KvStrand(KvStrandArea<NUM>& area, const Lanes<NUM>& lanes)
         : area_(area), lanes_(lanes) {}
 
-    // Loads NUM staged queries, kHeadQuads apart.
-    KCCL_DEVICE static void load(Queries& queries, const StagedQuad* staged) {
-        const Lanes<NUM> lanes(Dims::kHeadQuads);
+    // Loads NUM staged queries, kHeadFloat4s apart.
+    KCCL_DEVICE static void load(Queries& queries, const StagedFloat4* staged) {
+        const Lanes<NUM> lanes(Dims::kHeadFloat4s);
         KCCL_UNROLL
         for (uint32_t turn = 0; turn < kTurns; ++turn) {
             KCCL_UNROLL
             for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
                 queries[turn][i] = lanes.of(turn).inputs(
-                    staged + turn * Unit::kVectors * Dims::kHeadQuads + i * kTileQuads);
+                    staged + turn * Unit::kVectors * Dims::kHeadFloat4s + i * kTileFloat4s);
             }
         }
     }
 
-    // Adds the positions of a tile of the cache for which is_seen(query, position in the tile).
+    // Adds those positions of a tile of the cache for which is_seen(query, position in the tile) is
+    // true.
     template <class IsSeen>
     KCCL_DEVICE void add(const CacheTile<S>& tile, const Queries& queries, IsSeen is_seen) {
         auto* const by_position = reinterpret_cast<float*>(area_.scores);
@@ -116,13 +118,14 @@ class Strand {
         }
         warp().sync();
         // A thread looks at a query's scores of four positions.
-        const uint32_t number = thread(), query = number / kTileQuads, quad = number % kTileQuads;
-        const bool has_quad = number < NUM * kTileQuads;
-        Quad now = {};
-        if (has_quad) now = mem::load_plain(area_.scores[0] + number);
+        const uint32_t number = thread(), query = number / kTileFloat4s,
+                       index4 = number % kTileFloat4s;
+        const bool has_float4 = number < NUM * kTileFloat4s;
+        Float4 now = {};
+        if (has_float4) now = mem::load_plain(area_.scores[0] + number);
         KCCL_UNROLL
         for (uint32_t i = 0; i < 4; ++i) {
-            const bool takes = has_quad && is_seen(query, quad * 4 + i);
+            const bool takes = has_float4 && is_seen(query, index4 * 4 + i);
             now.value[i] = takes ? now.value[i] : kNoPositions;
         }
         const float peak = rounded(over_tile(now, [](float a, float b) { return a < b ? b : a; }));
@@ -134,12 +137,13 @@ class Strand {
         }
         weight_ = weight_ * scale + over_tile(now, [](float a, float b) { return a + b; });
         maximum_ = maximum;
-        // All threads have read the weights and scales of the tile before: they have met above.
-        if (has_quad) {
+        // All threads have read the weights and scales of the last tile, because they have met
+        // above.
+        if (has_float4) {
             area_.weights[0][number] = split<f16>(now);
-            if (quad == 0) mem::store_plain(area_.scales[0].value + query, scale);
+            if (index4 == 0) mem::store_plain(area_.scales[0].value + query, scale);
         }
-        // Behind this, the next tile's scores may come.
+        // From here on, the next tile's scores may come.
         warp().sync();
         KCCL_UNROLL
         for (uint32_t turn = 0; turn < kTurns; ++turn) {
@@ -154,8 +158,9 @@ class Strand {
         }
     }
 
-    // Stores the parts of all queries: the quads of a head, then {maximum, weight, -, -}.
-    KCCL_DEVICE void store(Quad (*parts)[Dims::kPartQuads]) const {
+    // Stores the partial results of all queries: the float4s of a head, then
+    // {maximum, weight, -, -}.
+    KCCL_DEVICE void store(Float4 (*partials)[Dims::kPartialFloat4s]) const {
         KCCL_UNROLL
         for (uint32_t turn = 0; turn < kTurns; ++turn) {
             KCCL_UNROLL
@@ -164,32 +169,32 @@ class Strand {
                                        [&](uint32_t row, uint32_t vector, float sum) {
                                            const uint32_t query = turn * Unit::kVectors + vector;
                                            if (row >= kTileRows || query >= NUM) return;
-                                           auto* values = reinterpret_cast<float*>(parts[query]);
+                                           auto* values = reinterpret_cast<float*>(partials[query]);
                                            mem::store_plain(values + i * kTileRows + row, sum);
                                        });
             }
         }
         const uint32_t number = thread();
-        if (number >= NUM * kTileQuads || number % kTileQuads != 0) return;
-        float* const rest = parts[number / kTileQuads][Dims::kHeadQuads].value;
+        if (number >= NUM * kTileFloat4s || number % kTileFloat4s != 0) return;
+        float* const rest = partials[number / kTileFloat4s][Dims::kHeadFloat4s].value;
         mem::store_plain(rest, maximum_);
         mem::store_plain(rest + 1, weight_);
     }
 
   private:
-    static_assert(NUM * kTileQuads <= platform::kWarpSize, "a thread for each quad of scores");
+    static_assert(NUM * kTileFloat4s <= platform::kWarpSize, "a thread for each float4 of scores");
 
     KCCL_DEVICE static uint32_t thread() { return mem::forget(warp().index()); }
 
-    // The largest value, or the sum, over the positions of the tile; each of the four threads that
-    // have a query's gets it.
+    // Returns the largest value, or the sum, over the positions of the tile. All four threads that
+    // have scores of the query get it.
     template <class F>
-    KCCL_DEVICE static float over_tile(const Quad& quad, F f) {
-        const float value = f(f(quad.value[0], quad.value[1]), f(quad.value[2], quad.value[3]));
-        return platform::reduce_lanes<kTileQuads>(value, f);
+    KCCL_DEVICE static float over_tile(const Float4& four, F f) {
+        const float value = f(f(four.value[0], four.value[1]), f(four.value[2], four.value[3]));
+        return platform::reduce_lanes<kTileFloat4s>(value, f);
     }
 
-    StrandArea<NUM>& area_;
+    KvStrandArea<NUM>& area_;
     const Lanes<NUM>& lanes_;
     // The state of this thread's query.
     float maximum_ = kNoPositions;

@@ -1,13 +1,14 @@
-// The warps of a block that reads a prompt: a crew that computes, and a lookout that waits for
-// other blocks and copies vectors from the board.
+// The warps of a block in prefill: consumer warps, which compute, and a producer warp, which waits
+// for other blocks and copies vectors from the exchange buffer.
 //
-// Blocks hand vectors over by steps (prefill_shape.cuh). A block writes its rows with plain stores;
-// its warps meet; one thread makes a fence and writes down the step's number. The lookout of a
-// block that needs the rows polls for the number, makes a fence, and lets its crew go on. Numbers
-// only grow.
+// Blocks hand vectors over by numbered steps (prefill_shape.cuh). A block writes its rows with
+// plain stores; its warps meet; one thread makes a fence and publishes the step's number. In a
+// block that needs the rows, the producer warp polls for the number, makes a fence, and lets its
+// consumer warps go on. The numbers only grow.
 //
-// No place has two turns. Who writes one again has waited for a later step of all who read it: of
-// its group, or, for messages, of all blocks at the end of the pass.
+// A vector has one slot, not two that take turns. A block that writes a slot again has waited for a
+// later step of all blocks that read it: those of its lane group, or, for messages, all blocks at
+// the end of the chunk.
 #pragma once
 
 #include "delays.cuh"
@@ -16,9 +17,9 @@
 
 namespace kccl::decode {
 
-// The positions of a pass.
-struct Pass {
-    uint32_t number;  // of all passes of all requests
+// The positions of a chunk.
+struct PromptChunk {
+    uint32_t number;  // counts the chunks of all requests
     uint32_t first;
     uint32_t num;
 };
@@ -26,38 +27,38 @@ struct Pass {
 template <class S>
 constexpr mem::Scope kReach = S::kWorldSize == 1 ? mem::Scope::kDevice : mem::Scope::kSystem;
 
-// What the lookout and the crew have in common.
+// The common part of the producer and the consumer warps.
 template <class S>
-class Member {
+class PrefillWarp {
   public:
     using Dims = Shape<S>;
 
-    KCCL_DEVICE Member(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
+    KCCL_DEVICE PrefillWarp(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
         : comm_(comm), task_(task), shared_(shared) {}
 
     KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
     KCCL_DEVICE const Task& task() const { return task_; }
     KCCL_DEVICE PrefillShared<S>& shared() const { return shared_; }
     KCCL_DEVICE uint32_t block() const { return platform::block_in_grid(); }
-    KCCL_DEVICE uint32_t group() const { return Dims::group_of(block()); }
-    KCCL_DEVICE uint32_t member() const { return Dims::member_of(block()); }
-    // The group's first lane, of this rank's and of all.
-    KCCL_DEVICE uint32_t first_lane_here() const { return group() * Dims::kGroupLanes; }
+    KCCL_DEVICE uint32_t lane_group() const { return Dims::lane_group_of(block()); }
+    KCCL_DEVICE uint32_t block_in_group() const { return Dims::block_in_group_of(block()); }
+    // The first lane of the lane group, counted among this rank's lanes, and among all.
+    KCCL_DEVICE uint32_t first_lane_here() const { return lane_group() * Dims::kLanesPerGroup; }
     KCCL_DEVICE uint32_t first_lane() const {
         return Dims::first_lane_of(comm_.rank) + first_lane_here();
     }
-    KCCL_DEVICE Quad* on_board(int rank, uint32_t place) const {
-        return reinterpret_cast<Quad*>(task_.boards[rank]) + place;
+    KCCL_DEVICE Float4* in_exchange_buffer(int rank, uint32_t slot) const {
+        return reinterpret_cast<Float4*>(task_.exchange_buffers[rank]) + slot;
     }
-    KCCL_DEVICE Quad* here(uint32_t place) const { return on_board(comm_.rank, place); }
+    KCCL_DEVICE Float4* here(uint32_t slot) const { return in_exchange_buffer(comm_.rank, slot); }
     KCCL_DEVICE uint32_t* done(int rank, uint32_t of_rank, uint32_t of_block) const {
-        return reinterpret_cast<uint32_t*>(on_board(rank, Chunk<S>::kDone)) + of_rank * S::kBlocks +
-               of_block;
+        return reinterpret_cast<uint32_t*>(in_exchange_buffer(rank, ChunkLayout<S>::kDone)) +
+               of_rank * S::kBlocks + of_block;
     }
 
-    KCCL_DEVICE uint32_t* given_up(int rank, uint32_t pass, uint32_t of_rank) const {
-        return reinterpret_cast<uint32_t*>(on_board(rank, Chunk<S>::kGivenUp)) +
-               (pass & 1u) * S::kWorldSize + of_rank;
+    KCCL_DEVICE uint32_t* given_up(int rank, uint32_t chunk, uint32_t of_rank) const {
+        return reinterpret_cast<uint32_t*>(in_exchange_buffer(rank, ChunkLayout<S>::kGivenUp)) +
+               (chunk & 1u) * S::kWorldSize + of_rank;
     }
 
   private:
@@ -66,14 +67,14 @@ class Member {
     PrefillShared<S>& shared_;
 };
 
-// A warp that computes.
+// A consumer warp, which computes.
 template <class S>
-class Crew : public Member<S> {
+class PrefillConsumer : public PrefillWarp<S> {
   public:
     static constexpr uint32_t kThreads = S::kChunkWarps * platform::kWarpSize;
 
-    KCCL_DEVICE Crew(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
-        : Member<S>(comm, task, shared),
+    KCCL_DEVICE PrefillConsumer(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
+        : PrefillWarp<S>(comm, task, shared),
           vectors_(shared.ring, comm),
           meeting_(shared.met),
           delays_(comm.rank) {}
@@ -81,27 +82,28 @@ class Crew : public Member<S> {
     KCCL_DEVICE uint32_t warp_index() const {
         return mem::forget(platform::thread_in_block() / platform::kWarpSize);
     }
-    // Among the threads of the crew.
+    // This thread's number among the threads of the consumer warps.
     KCCL_DEVICE uint32_t index() const { return mem::forget(platform::thread_in_block()); }
     KCCL_DEVICE Consumer<VectorRing<S>>& vectors() { return vectors_; }
 
-    // All warps of the crew wait for each other.
+    // All consumer warps wait for each other.
     KCCL_DEVICE void meet() { (void)meeting_.meet(false); }
 
-    // Waits until the lookout has seen what comes next. False: it will not come.
+    // Waits until the producer warp has seen the next input. Returns false if it has given up.
     KCCL_DEVICE bool is_ready() {
         const uint32_t phase = ready_parity_;
         await(&this->shared().ready, &ready_parity_);
         return mem::load_plain(&this->shared().stops[phase]) == kNoStop;
     }
-    // Whether it will not come because the request was given up.
+    // Tells whether the producer warp has given up because the request was cancelled.
     KCCL_DEVICE bool is_given_up() const {
         return mem::load_plain(&this->shared().stops[ready_parity_ ^ 1u]) == kRequestOver;
     }
 
-    // Before the end of a pass: tells all blocks if this rank's host has given the request up.
-    KCCL_DEVICE void look_at_host(uint32_t pass) {
-        if (this->block() != 0 || !leads(block_of_crew())) return;
+    // Tells all blocks if this rank's host has cancelled the request. Called before the end of a
+    // chunk.
+    KCCL_DEVICE void look_at_host(uint32_t chunk) {
+        if (this->block() != 0 || !leads(whole_block())) return;
         const Task& task = this->task();
         const auto* const mailbox = reinterpret_cast<const Mailbox*>(task.mailbox);
         const uint32_t cancelled =
@@ -109,19 +111,19 @@ class Crew : public Member<S> {
         if (cancelled != task.number) return;
         const int rank = this->comm().rank;
         for (int to = 0; to < static_cast<int>(S::kWorldSize); ++to) {
-            mem::store<mem::Order::kRelaxed, kReach<S>>(this->given_up(to, pass, rank),
+            mem::store<mem::Order::kRelaxed, kReach<S>>(this->given_up(to, chunk, rank),
                                                         task.number);
         }
     }
 
-    // Says that the block has done a step, to the blocks of this rank or of all ranks.
+    // Announces to the blocks of this rank, or of all ranks, that this block has done a step.
     KCCL_DEVICE void finish(uint32_t number, bool tells_all) {
         delays_.wait();
-        // Vectors are read by copies.
+        // The fence also orders asynchronous copies, by which vectors are read.
         mem::fence_copies();
         mem::finish_stores();
         meet();
-        if (!leads(block_of_crew())) return;
+        if (!leads(whole_block())) return;
         if (tells_all) {
             mem::fence<mem::Order::kRelease, kReach<S>>();
         } else {
@@ -136,9 +138,10 @@ class Crew : public Member<S> {
     }
 
   private:
-    KCCL_DEVICE static Block block_of_crew() { return kccl::block(); }
+    // A function of this name hides PrefillWarp::block().
+    KCCL_DEVICE static Block whole_block() { return kccl::block(); }
 
-    // Every phase ends: all warps meet, and a lookout whose wait failed says so.
+    // Every phase must end. So all warps meet, and a producer warp whose wait failed reports it.
     KCCL_DEVICE static void await(const mem::CopyBarrier* barrier, uint32_t* parity) {
         while (platform::warp_any(!mem::has_completed(barrier, *parity))) mem::poll_pause();
         *parity ^= 1u;
@@ -150,30 +153,30 @@ class Crew : public Member<S> {
     uint32_t ready_parity_ = 0;
 };
 
-// The warp that waits and copies. Its functions return false when a wait has failed; then they do
-// nothing any more.
+// The producer warp, which waits and copies. Its functions return false when a wait has failed;
+// from then on they do nothing.
 template <class S>
-class Lookout : public Member<S> {
+class PrefillProducer : public PrefillWarp<S> {
   public:
     using Dims = Shape<S>;
 
-    KCCL_DEVICE Lookout(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
-        : Member<S>(comm, task, shared), vectors_(shared.ring, comm) {}
+    KCCL_DEVICE PrefillProducer(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
+        : PrefillWarp<S>(comm, task, shared), vectors_(shared.ring, comm) {}
 
-    // Waits until the group's blocks have done a step.
-    KCCL_DEVICE bool await_group(uint32_t number) {
-        const uint32_t group = this->group();
-        return await<mem::Scope::kDevice>(number, Dims::kGroupBlocks, [&](uint32_t i) {
-            return uint32_t(this->comm().rank) * S::kBlocks + Dims::block_of(group, i);
+    // Waits until the lane group's blocks have done a step.
+    KCCL_DEVICE bool await_lane_group(uint32_t number) {
+        const uint32_t lane_group = this->lane_group();
+        return await<mem::Scope::kDevice>(number, Dims::kBlocksPerGroup, [&](uint32_t i) {
+            return uint32_t(this->comm().rank) * S::kBlocks + Dims::block_of(lane_group, i);
         });
     }
 
-    // Waits for the blocks that have the same rows, of all groups of all ranks.
+    // Waits for the blocks that have the same rows as this one, in all lane groups of all ranks.
     KCCL_DEVICE bool await_row(uint32_t number) {
-        constexpr uint32_t kNum = S::kWorldSize * Dims::kGroups;
+        constexpr uint32_t kNum = S::kWorldSize * Dims::kLaneGroups;
         return await<kReach<S>>(number, kNum, [&](uint32_t i) {
-            return i / Dims::kGroups * S::kBlocks +
-                   Dims::block_of(i % Dims::kGroups, this->member());
+            return i / Dims::kLaneGroups * S::kBlocks +
+                   Dims::block_of(i % Dims::kLaneGroups, this->block_in_group());
         });
     }
 
@@ -181,15 +184,16 @@ class Lookout : public Member<S> {
         return await<kReach<S>>(number, S::kWorldSize * S::kBlocks, [](uint32_t i) { return i; });
     }
 
-    // Whether a host gave the request up in a pass, whose end all blocks have told.
-    KCCL_DEVICE bool was_given_up(uint32_t pass) const {
+    // Tells whether a host has cancelled the request in a chunk. All blocks must have announced its
+    // end.
+    KCCL_DEVICE bool was_given_up(uint32_t chunk) const {
         const uint32_t from = warp().index() < S::kWorldSize ? warp().index() : 0;
         const uint32_t request = mem::load<mem::Order::kRelaxed, kReach<S>>(
-            this->given_up(this->comm().rank, pass, from));
+            this->given_up(this->comm().rank, chunk, from));
         return platform::warp_any(request == this->task().number);
     }
 
-    // Lets the crew go on, or stop.
+    // Lets the consumer warps go on, or stops them.
     KCCL_DEVICE bool let_go(bool is_given_up = false) {
         const uint32_t stop = has_failed_ ? kWaitFailed : is_given_up ? kRequestOver : kNoStop;
         if (stop != kNoStop && leads(warp())) {
@@ -201,18 +205,19 @@ class Lookout : public Member<S> {
         return stop == kNoStop;
     }
 
-    // Copies a product's vectors to the crew, as often as it multiplies them (prefill_product.cuh).
+    // Copies a product's vectors to the consumer warps, as often as they multiply them
+    // (prefill_product.cuh).
     template <class M>
-    KCCL_DEVICE void copy(uint32_t place, uint32_t num_tiles) {
+    KCCL_DEVICE void copy(uint32_t slot, uint32_t num_tiles) {
         using Plan = ChunkPlan<S, M>;
-        constexpr uint32_t kBytes = Plan::kRun * Chunk<S>::kStripe * sizeof(StagedQuad);
+        constexpr uint32_t kBytes = Plan::kRun * ChunkLayout<S>::kStripe * sizeof(StagedFloat4);
         mem::fence_copies();
         for (uint32_t lane = 0; lane < M::kLanes; ++lane) {
-            const auto* const vector = reinterpret_cast<const uint8_t*>(this->here(place)) +
+            const auto* const vector = reinterpret_cast<const uint8_t*>(this->here(slot)) +
                                        uint64_t{lane} * Plan::kRuns * kBytes;
             for (uint32_t i = 0; i < num_tiles * Plan::kParts; i += S::kChunkWarps) {
                 for (uint32_t run = 0; run < Plan::kRuns; ++run) {
-                    // The crew takes all copies, so this ends.
+                    // This wait ends, because the consumer warps take all copies.
                     while (!vectors_.try_push(vector + run * kBytes, kBytes, S::kChunkStages)) {
                         mem::poll_pause();
                     }
@@ -256,7 +261,8 @@ class Lookout : public Member<S> {
 
     Producer<VectorRing<S>> vectors_;
     bool has_failed_ = false;
-    // The next phase's. A step of this block lies between two phases, so it is one ahead at most.
+    // This is the next phase's number. A step of this block lies between two phases, so it is at
+    // most one ahead.
     uint32_t ready_parity_ = 0;
 };
 

@@ -1,0 +1,99 @@
+"""Makes the tokens of a request with a grammar. A thread posts the mask of each position."""
+
+import contextlib
+import threading
+from collections.abc import Generator, Sequence
+from queue import SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kccl
+
+from ..model.executor import Executor, Token
+from ..text.matcher import Matcher
+from .drafting import is_drafting
+
+
+class Constrained:
+    """Makes the masks of one request. While the executors compute a position's logits, a thread of
+    this class computes which ids may be chosen there. So no executor waits for the reader of the
+    answer.
+    """
+
+    def __init__(self, executors: Sequence[Executor], matcher: Matcher, first: int) -> None:
+        """Computes the first mask, which may take long. No executor may have started yet.
+
+        Args:
+            executors: The executors of this process's ranks.
+            matcher: Follows the grammar. It must be at the grammar's beginning.
+            first: The place in the sequence that the first token will have.
+
+        Raises:
+            InvalidArgument: The grammar is too complex, or allows none of the model's tokens.
+        """
+        self._executors, self._matcher, self._first = executors, matcher, first
+        self._first_mask = matcher.first_mask()
+        self._arrived: SimpleQueue[Token | BaseException] = SimpleQueue()
+        # The thread is a daemon, because an answer that nobody reads must not keep the interpreter
+        # alive.
+        self.thread = threading.Thread(target=self._work, name="kccl grammar", daemon=True)
+
+    def tokens(self) -> Generator[Token, None, None]:
+        """Yields the tokens of the request that was started, as Executor.tokens() does. The token
+        behind which nothing can follow ends the request.
+
+        Raises:
+            InvalidArgument: The grammar is too complex somewhere.
+            kccl.Error: As in Executor.tokens().
+        """
+        self.thread.start()
+        try:
+            while True:
+                item = self._arrived.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if item.end:
+                    break
+        finally:
+            self._cancel()
+            # The garbage collector may close a generator in any thread: in the one that would be
+            # waited for, or in a drafter, for which that one waits.
+            is_here = self.thread is threading.current_thread()
+            if not is_here and not is_drafting(self._executors):
+                self.thread.join()
+
+    def _work(self) -> None:
+        try:
+            self._post(self._first, self._first_mask)
+            for following, token in enumerate(self._executors[0].tokens(), self._first + 1):
+                ends = token.end or self._follow(token.id, following)
+                self._arrived.put(token._replace(end=ends))
+                if ends:
+                    # If the grammar ended the request, the executors still wait for a mask.
+                    self._cancel()
+                    break
+        except BaseException as error:
+            self._arrived.put(error)
+
+    def _follow(self, number: int, position: int) -> str:
+        """Takes a token, and posts the mask of the next position. Returns "stop" if nothing can
+        follow.
+        """
+        self._matcher.push(number)
+        mask = None if self._matcher.has_ended else self._matcher.mask()
+        if mask is None:
+            return "stop"
+        self._post(position, mask)
+        return ""
+
+    def _cancel(self) -> None:
+        for each in self._executors:
+            # An executor that is closed has ended the request already.
+            with contextlib.suppress(kccl.Error):
+                each.cancel()
+
+    def _post(self, position: int, mask: NDArray[np.uint32]) -> None:
+        for each in self._executors:
+            each.post_mask(position, mask)

@@ -1,0 +1,141 @@
+"""Lets the host executor's threads call a drafter in Python."""
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import kccl
+
+from ..base.core import ffi, lib
+from ..base.scalars import as_integer
+from ..model.drafts import Drafter
+
+
+class _Here(threading.local):
+    """What a thread knows of itself.
+
+    Attributes:
+        executor: The executor whose thread has called a drafter. It runs Python for nothing else.
+    """
+
+    executor: weakref.ref[Any] | None = None
+
+
+class _Uncollected:
+    """Contexts in which no garbage collection begins by itself. They may overlap."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._was_enabled = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._number == 0:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._number += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._number -= 1
+                if self._number == 0 and self._was_enabled:
+                    gc.enable()
+
+
+_here, _uncollected = _Here(), _Uncollected()
+
+
+def is_drafting(executors: Sequence[object]) -> bool:
+    """Tells whether this thread belongs to one of the executors, and calls a drafter. It must not
+    wait for the end of the executor's request, which waits for the drafter.
+    """
+    mine = None if _here.executor is None else _here.executor()
+    return mine is not None and any(each is mine for each in executors)
+
+
+class Drafting:
+    """The calls of one request's drafter.
+
+    Attributes:
+        address: The address of a KcclEngineDrafter.
+        context: The context that it must get. It is valid as long as this object.
+        error: What the drafter has raised, or None. Then it is not called again.
+        slowest_s: The seconds of its longest call.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, executor: object) -> None:
+        """Prepares the calls.
+
+        Args:
+            drafter: The drafter.
+            vocab_size: The number of the model's ids.
+            executor: The executor whose thread calls it.
+        """
+        self._drafter, self._vocab_size = drafter, vocab_size
+        self._executor = weakref.ref(executor)
+        self._handle = ffi.new_handle(self)
+        self.address = int(ffi.cast("uintptr_t", lib.kccl_engine_ask_python))
+        self.context = int(ffi.cast("uintptr_t", self._handle))
+        self.error: BaseException | None = None
+        self.slowest_s = 0.0
+
+    def ask(self, ids: list[int], most: int) -> list[int]:
+        """Returns the drafts that follow on a text, none after an error."""
+        _here.executor = self._executor
+        if self.error is not None:
+            return []
+        began = time.monotonic()
+        try:
+            # A collection may end requests that nobody reads any more. That would happen in this
+            # thread, for which they wait.
+            with _uncollected():
+                return self._checked(self._drafter(ids, most), most)
+        except (StopIteration, GeneratorExit) as error:
+            # Raised in a generator, these would end it without a word.
+            self.error = kccl.Error(f"the drafter raised {type(error).__name__}")
+            self.error.__cause__ = error
+            return []
+        # The executor's thread cannot raise, so whoever reads the tokens does.
+        except BaseException as error:
+            self.error = error
+            return []
+        finally:
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+
+    def _checked(self, given: Any, most: int) -> list[int]:
+        try:
+            coming = iter(given)
+        except TypeError:
+            raise kccl.InvalidArgument(
+                f"the drafter returned {given!r:.60}, must return a sequence of ids"
+            ) from None
+        # What comes may have no end.
+        returned = list(islice(coming, most + 1))
+        found = [as_integer(each) for each in returned]
+        for each, number in zip(returned, found, strict=True):
+            if number is None or not 0 <= number < self._vocab_size:
+                raise kccl.InvalidArgument(
+                    f"the drafter returned id {each!r:.60}, must be from 0 to "
+                    f"{self._vocab_size - 1}"
+                )
+        if len(found) > most:
+            raise kccl.InvalidArgument(
+                f"the drafter returned more than {most} ids, must return at most {most}"
+            )
+        return [number for number in found if number is not None]
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
+def kccl_engine_ask_python(context: Any, ids: Any, num_ids: int, most: int, drafts: Any) -> int:
+    """A KcclEngineDrafter (host/api.inc)."""
+    found = ffi.from_handle(context).ask(ffi.unpack(ids, num_ids), most)
+    drafts[0 : len(found)] = found
+    return len(found)

@@ -1,0 +1,89 @@
+"""Decides which sequences the KV cache keeps, and which slot a request uses."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from ..model.executor import BEGINNING, Place
+
+MOST_SLOTS = 64
+"""Most sequences that the KV cache keeps."""
+
+
+@dataclass
+class _Slot:
+    """The contents of a slot of the KV cache.
+
+    Attributes:
+        ids: The ids whose keys and values the slot holds.
+        kind: How they were computed. A request can use only those of its own kind.
+        used: The number of the last request that used the slot.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    kind: Hashable = None
+    used: int = 0
+
+
+class Prefixes:
+    """The sequences of one process's KV caches, a slot each. The least recently used gives way.
+
+    A rank that stopped reading an answer early knows fewer ids than the others. So the ranks agree
+    on a place before a request uses it.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        """Begins with empty slots.
+
+        Args:
+            num_slots: The number of slots.
+        """
+        self._slots = [_Slot() for _ in range(num_slots)]
+        self._number = 0
+
+    @property
+    def newest_slot(self) -> int:
+        """Returns the slot that was used last."""
+        return max(range(len(self._slots)), key=lambda i: self._slots[i].used)
+
+    @property
+    def newest(self) -> list[int]:
+        """Returns the ids of the slot that was used last."""
+        return self._slots[self.newest_slot].ids
+
+    def find(self, ids: Sequence[int], kind: Hashable) -> tuple[Place, list[int]]:
+        """Returns the slot that a request should use, and how many of the request's first ids each
+        slot has.
+
+        This is the slot that shares the longest beginning with the request. If the request would
+        overwrite more than half of that slot, the beginning is copied to another slot.
+        """
+        # At least one id must run, because a token is chosen from its logits.
+        shared = [
+            min(_common_prefix(slot.ids, ids), len(ids) - 1) if slot.kind == kind else 0
+            for slot in self._slots
+        ]
+        source = max(range(len(shared)), key=lambda i: (shared[i], self._slots[i].used))
+        oldest = min(range(len(shared)), key=lambda i: self._slots[i].used)
+        if shared[source] == 0:
+            return Place(oldest, oldest, 0), shared
+        goes_on = 2 * shared[source] >= len(self._slots[source].ids)
+        return Place(source if goes_on else oldest, source, shared[source]), shared
+
+    def begin(self, place: Place, kind: Hashable) -> None:
+        """Records that a request begins in a slot. Until keep() the slot counts as empty."""
+        self._number += 1
+        self._slots[place.slot] = _Slot([], kind, self._number)
+
+    def keep(self, place: Place, ids: Sequence[int]) -> None:
+        """Records what the slot of the running request holds."""
+        self._slots[place.slot].ids = list(ids)
+
+    def forget(self) -> None:
+        """Records that a request has written things into slot 0 that no other request can use."""
+        self._slots[BEGINNING.slot] = _Slot()
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

@@ -1,0 +1,47 @@
+"""Spreads the time of a pass with drafts over its tokens."""
+
+from collections.abc import Generator, Iterator, Sequence
+
+from ..model.executor import Token
+
+
+def spread(tokens: Iterator[Token]) -> Generator[Token, None, None]:
+    """Yields tokens, those of a pass together. A pass takes long, and then chooses all its tokens
+    at once. So that their times say how fast an answer is, each token of a pass gets an equal share
+    of the time from the pass before. The times of the last token of each pass, and of tokens
+    without drafts, stay what they are.
+
+    Args:
+        tokens: Executor.tokens(), or what a grammar makes of them.
+
+    Raises:
+        BaseException: What `tokens` raises, behind the tokens that came before.
+    """
+    before_s: float | None = None
+    of_pass: list[Token] = []
+    ends: BaseException | None = None
+    while ends is None:
+        try:
+            of_pass.append(next(tokens))
+        except BaseException as error:
+            ends = error
+        else:
+            # Behind a draft that was right, the same pass chooses another token.
+            if of_pass[-1].is_draft and not of_pass[-1].end:
+                continue
+        yield from _shared(of_pass, before_s)
+        before_s = of_pass[-1].time_s if of_pass else before_s
+        of_pass = []
+    if not isinstance(ends, StopIteration):
+        raise ends
+
+
+def _shared(of_pass: Sequence[Token], before_s: float | None) -> Iterator[Token]:
+    if len(of_pass) < 2 or before_s is None:
+        return iter(of_pass)
+    took_s = of_pass[-1].time_s - before_s
+    times = [before_s + took_s * number / len(of_pass) for number in range(1, len(of_pass))]
+    return (
+        token._replace(time_s=time_s)
+        for token, time_s in zip(of_pass, [*times, of_pass[-1].time_s], strict=True)
+    )

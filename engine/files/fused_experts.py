@@ -1,0 +1,144 @@
+"""Experts of which a folder has one tensor for all, as gpt-oss's has: each of their matrices and
+biases becomes a tensor of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..formats.base import Format, Stored
+from ..formats.mxfp4 import MXFP4
+from ..formats.table import IN_FILES
+from ..model.config import ModelConfig, is_vector
+from .hf_files import DTYPES as PLAIN_DTYPES
+from .source import CUT_AXIS
+from .tensors import Tensors
+
+_BYTES = ("U8",)
+# The tensor that has each part of an expert, the part's first row, and the distance of its rows.
+_HOLDERS = {
+    "w1": ("gate_up_proj", 0, 2),
+    "w3": ("gate_up_proj", 1, 2),
+    "w2": ("down_proj", 0, 1),
+    "b1": ("gate_up_proj_bias", 0, 2),
+    "b3": ("gate_up_proj_bias", 1, 2),
+    "b2": ("down_proj_bias", 0, 1),
+}
+
+
+class ExpertPart:
+    """A matrix or bias of one expert, within tensors of all.
+
+    Attributes:
+        shape: Its shape.
+        format: The format in which it is read.
+        main: The name of the tensor that holds it.
+        uses: The names of all tensors that hold it.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        stored_in: Format,
+        uses: tuple[str, ...],
+        read: Callable[[int, int], NDArray[Any]],
+    ) -> None:
+        """Takes the function that reads rows, or elements of a bias, as words of the format."""
+        self.shape, self.format, self.uses, self._read = shape, stored_in, {*uses}, read
+        self.main = uses[0]
+
+    def read(self, start: int, stop: int) -> Stored:
+        """Returns the entries from start to stop - 1 of the first axis, in new memory.
+
+        Raises:
+            kccl.Error: A file cannot be read.
+        """
+        # What is kept for the next part must not be handed out.
+        return Stored(self.format, np.array(self._read(start, stop), order="C"))
+
+
+def find_fused(
+    tensors: Tensors, config: ModelConfig, names: Mapping[str, str]
+) -> dict[str, ExpertPart]:
+    """Returns the parts of all experts, by their names in `names`, which no tensor has.
+
+    Args:
+        tensors: The folder's tensors.
+        config: The model's configuration.
+        names: The folder's name of each of the config's tensors.
+
+    Raises:
+        kccl.Error: A tensor is missing, or has another dtype or shape than it must have.
+    """
+    found = {}
+    for own, shape in config.shapes().items():
+        _, is_expert, rest = own.partition(".experts.")
+        if is_expert:
+            expert, _, part = rest.partition(".")
+            before, _, _ = names[own].partition(f"experts.{expert}.")
+            whole = list(shape)
+            if part in CUT_AXIS:
+                lanes, *whole = whole
+                whole[CUT_AXIS[part]] *= lanes
+            found[names[own]] = _part(
+                tensors, config, f"{before}experts.", part, int(expert), tuple(whole)
+            )
+    return found
+
+
+def _part(
+    tensors: Tensors,
+    config: ModelConfig,
+    before: str,
+    part: str,
+    expert: int,
+    shape: tuple[int, ...],
+) -> ExpertPart:
+    assert config.experts is not None
+    num = config.experts.num
+    holder, first, step = _HOLDERS[part]
+    name, rows = before + holder, shape[0] * step
+    if is_vector(part):
+        tensors.check(name, PLAIN_DTYPES, (num, rows))
+        return _plain(tensors, name, expert, shape, lambda read: read[first::step])
+    blocks, scales = f"{name}_blocks", f"{name}_scales"
+    if blocks not in tensors.held:
+        columns = shape[1]
+        tensors.check(name, PLAIN_DTYPES, (num, columns, rows))
+        return _plain(tensors, name, expert, shape, lambda read: read[:, first::step].T)
+    groups = shape[1] // MXFP4.block
+    tensors.check(blocks, _BYTES, (num, rows, groups, MXFP4.block // 2))
+    tensors.check(scales, _BYTES, (num, rows, groups))
+
+    def made() -> NDArray[Any]:
+        read = (tensors.read(each, slice(expert, expert + 1))[0] for each in (blocks, scales))
+        return MXFP4.from_pairs(*read)
+
+    def words(start: int, stop: int) -> NDArray[Any]:
+        # The gate and "up" are read one after the other.
+        return tensors.kept(f"{name} {expert}", made)[first::step][start:stop]
+
+    return ExpertPart(shape, MXFP4, (blocks, scales), words)
+
+
+def _plain(
+    tensors: Tensors,
+    name: str,
+    expert: int,
+    shape: tuple[int, ...],
+    part_of: Callable[[NDArray[Any]], NDArray[Any]],
+) -> ExpertPart:
+    """Returns a part that is not quantised. part_of: returns it from all of the expert's numbers,
+    which are kept until others are read.
+    """
+    stored_in = IN_FILES[tensors.held[name][0]]
+
+    def words(start: int, stop: int) -> NDArray[Any]:
+        whole = tensors.kept(
+            f"{name} {expert}", lambda: tensors.read(name, slice(expert, expert + 1))[0]
+        )
+        return part_of(whole.view(stored_in.word))[start:stop]
+
+    return ExpertPart(shape, stored_in, (name,), words)

@@ -1,0 +1,93 @@
+"""The tensors of a folder in Hugging Face's layout, under the folder's names."""
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kccl
+
+from ..base.fields import shown
+from ..formats.base import Plain
+from ..formats.table import IN_FILES
+from .hf_files import E4M3, E8M0, Held, read_bytes, starts_of, wrong_dtype
+
+# The files' dtypes. Numbers lie in them with their lowest byte first.
+_DTYPES: dict[str, Any] = {E4M3: "u1", E8M0: "u1", "U8": "u1", "I8": "i1", "I32": "<i4"}
+_DTYPES |= {"I64": "<i8"}
+_DTYPES |= {name: each.dtype for name, each in IN_FILES.items() if isinstance(each, Plain)}
+
+
+class Tensors:
+    """The tensors of a folder.
+
+    Attributes:
+        path: The folder.
+        files: The file of each tensor.
+        held: Dtype and shape of each tensor.
+    """
+
+    def __init__(self, path: Path, files: Mapping[str, Path], held: Held) -> None:
+        self.path, self.files, self.held = path, files, held
+        self._last = threading.local()
+        # The first byte of each tensor, of the files of which it was needed.
+        self._starts: dict[Path, dict[str, int]] = {}
+
+    def read(self, name: str, rows: slice = slice(None)) -> NDArray[Any]:
+        """Reads a tensor, or a part of its first axis.
+
+        Returns:
+            The numbers in NumPy's dtype, or that of ml_dtypes; 8-bit floats as bytes.
+
+        Raises:
+            kccl.Error: The file cannot be read.
+        """
+        file, (dtype, shape) = self.files[name], self.held[name]
+        if file not in self._starts:
+            # safetensors reads the whole header for each tensor that it is asked for.
+            self._starts[file] = starts_of(file)
+        stored_in = np.dtype(_DTYPES[dtype])
+        row_bytes = math.prod(shape[1:]) * stored_in.itemsize
+        first, end, _ = rows.indices(math.prod(shape[:1]))
+        start = self._starts[file][name] + first * row_bytes
+        read = read_bytes(file, name, start, (end - first) * row_bytes).view(stored_in)
+        found: NDArray[Any] = read.reshape((end - first, *shape[1:]) if shape else ())
+        return found
+
+    def kept(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Returns what `make` returns for a tensor. The last result is kept for each thread, since
+        ranks in threads read different tensors.
+        """
+        kept = getattr(self._last, "made", None)
+        if kept is None or kept[0] != name:
+            # The old one is freed first.
+            self._last.made = kept = None
+            self._last.made = kept = name, make()
+        return kept[1]
+
+    def forget(self) -> None:
+        """Frees what kept() holds for all threads."""
+        self._last = threading.local()
+
+    def check(self, name: str, dtypes: Sequence[str], *shapes: tuple[int, ...]) -> None:
+        """Checks that a tensor is there, and that it has one of the dtypes and shapes.
+
+        Raises:
+            kccl.Error: It has not. The text names the tensor.
+        """
+        if name not in self.held:
+            raise kccl.Error(f"{self.path}: tensor {shown(name)} is missing")
+        dtype, shape = self.held[name]
+        if dtype not in dtypes:
+            raise wrong_dtype(self.files[name], name, dtype, dtypes)
+        if shape not in shapes:
+            wanted = " or ".join(str(list(each)) for each in shapes)
+            raise self.wrong(name, f"shape {list(shape)}, must have {wanted}")
+
+    def wrong(self, name: str, told: str) -> kccl.Error:
+        """Returns an exception that names a tensor and its file."""
+        return kccl.Error(f"{self.files[name]}: tensor {shown(name)} has {told}")

@@ -1,0 +1,1 @@
+"""Formats of weights: how a file stores them, and how executors pack them."""

@@ -1,0 +1,148 @@
+"""The common base of GGUF's K formats, which the host executor multiplies as they are stored:
+blocks of 256 integers, in which each 32 or 16 have a scale of their own.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .ggml import Ggml
+from .quarters import Quarters
+
+_BLOCK = 256
+
+
+class Blocks256(Ggml):
+    """A format with FP16 numbers at some places of each block.
+
+    Attributes:
+        halves_at: The bytes at which they begin.
+        scaled: The number of values that share a scale.
+        scale_dtype: The dtype of scales.
+        zero: The integer that is stored for a weight of 0.
+        has_minimums: Whether each 32 values have a minimum, which is subtracted.
+    """
+
+    is_on_host = True
+    halves_at: tuple[int, ...]
+    scaled: int
+    scale_dtype: type[np.integer[Any]]
+    zero: int
+    has_minimums: bool
+
+    def __init__(self, in_files: str) -> None:
+        super().__init__(in_files)
+        self.cut = Quarters(self)
+
+    def is_finite(self, words: NDArray[Any]) -> bool:
+        """See Format. Only FP16 numbers can be infinite or NaN."""
+        blocks = words.reshape(-1, self.words)
+        return all(
+            bool(np.isfinite(np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)).all())
+            for at in self.halves_at
+        )
+
+    def from_values(self, values: NDArray[Any]) -> NDArray[Any]:
+        """See Format. The package `gguf` does not quantise to these formats. A scale here follows
+        from the largest number; llama.cpp looks for better ones.
+        """
+        rows = np.ascontiguousarray(values, np.float32)
+        words = self._quantised(rows.reshape(-1, _BLOCK))
+        return words.reshape(*values.shape[:-1], -1)
+
+    def _quantised(self, blocks: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """Returns the words of float32 [blocks, 256]."""
+        raise NotImplementedError
+
+    def unpacked(self, blocks: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """Returns the parts of uint8 [blocks, words] as bytes: FP16 numbers [blocks, bytes], scales
+        [blocks, 256 / scaled], minimums [blocks, 8] if there are any, and integers [blocks, 256].
+        """
+        raise NotImplementedError
+
+
+class WithMinimums(Blocks256):
+    """Q4_K and Q5_K: each 32 integers have a scale and a minimum of 6 bits."""
+
+    halves_at, scaled, scale_dtype, zero, has_minimums = (0, 2), 32, np.uint8, 0, True
+
+    def __init__(self, in_files: str, bits: int) -> None:
+        self._bits = bits
+        super().__init__(in_files)
+
+    def _quantised(self, blocks: NDArray[np.float32]) -> NDArray[np.uint8]:
+        groups = blocks.reshape(len(blocks), 8, 32)
+        most = (1 << self._bits) - 1
+        least = -np.minimum(groups.min(axis=2), 0)
+        scale, small, factor = _integers((groups.max(axis=2) + least) / most, 63)
+        minimum, small_minimum, subtracts = _integers(least, 63)
+        shifted = (groups + minimum[..., None]) / np.where(scale > 0, scale, 1)[..., None]
+        integers = np.clip(np.rint(shifted), 0, most).astype(np.uint8)
+        pairs = (integers & 15).reshape(len(blocks), 4, 2, 32)
+        parts: list[NDArray[Any]] = [factor, subtracts, _packed(small, small_minimum)]
+        if self._bits == 5:
+            fifths = np.packbits(integers >> 4, axis=1, bitorder="little")
+            parts.append(fifths.reshape(len(blocks), -1))
+        parts.append((pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(len(blocks), -1))
+        return np.concatenate(parts, axis=1)
+
+    def unpacked(self, blocks: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """See Blocks256."""
+        packed, pairs = blocks[:, 4:16], blocks[:, -128:].reshape(-1, 4, 1, 32)
+        lower, upper = packed[:, :8] & 63, packed[:, :8] >> 6 << 4
+        scales = np.concatenate([lower[:, :4], packed[:, 8:] & 15 | upper[:, :4]], axis=1)
+        minimums = np.concatenate([lower[:, 4:], packed[:, 8:] >> 4 | upper[:, 4:]], axis=1)
+        integers = np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(-1, 8, 32)
+        if self._bits == 5:
+            shifts = np.arange(8, dtype=np.uint8)[:, None]
+            integers = integers | (blocks[:, None, 16:48] >> shifts & 1) << 4
+        return [blocks[:, :4], scales, minimums, integers.reshape(len(blocks), -1)]
+
+
+def _integers(
+    numbers: NDArray[np.float32], most: int
+) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Rounds numbers of at least 0 to integers of at most `most` times an FP16 number of a block.
+
+    Returns:
+        The rounded numbers, their integers, and the FP16 number's bytes.
+    """
+    factor = (numbers.max(axis=1, keepdims=True) / most).astype(np.float16)
+    wide = factor.astype(np.float32)
+    found = np.clip(np.rint(numbers / np.where(wide > 0, wide, 1)), 0, most)
+    return found * wide, found.astype(np.uint8), factor.view(np.uint8)
+
+
+def _packed(scales: NDArray[np.uint8], minimums: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Packs 8 scales and 8 minimums of 6 bits into 12 bytes."""
+    first = [each[:, :4] | each[:, 4:] >> 4 << 6 for each in (scales, minimums)]
+    last = scales[:, 4:] & 15 | minimums[:, 4:] << 4
+    return np.concatenate([*first, last], axis=1)
+
+
+class Signed(Blocks256):
+    """Q6_K: each 16 integers have a scale of 8 bits with a sign."""
+
+    halves_at, scaled, scale_dtype, zero, has_minimums = (208,), 16, np.int8, 32, False
+
+    def _quantised(self, blocks: NDArray[np.float32]) -> NDArray[np.uint8]:
+        groups = blocks.reshape(len(blocks), 16, 16)
+        scale, small, factor = _integers(np.abs(groups).max(axis=2) / 31, 127)
+        by_scale = groups / np.where(scale > 0, scale, 1)[..., None]
+        integers = (np.clip(np.rint(by_scale), -32, 31) + 32).astype(np.uint8)
+        fours = integers.reshape(len(blocks), 2, 4, 32)
+        lower = fours[:, :, :2] & 15 | fours[:, :, 2:] << 4
+        shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+        upper = np.bitwise_or.reduce(fours >> 4 << shifts, axis=2)
+        parts = [each.reshape(len(blocks), -1) for each in (lower, upper, small, factor)]
+        return np.concatenate(parts, axis=1)
+
+    def unpacked(self, blocks: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """See Blocks256."""
+        fours = blocks[:, :128].reshape(-1, 2, 2, 32)
+        lower = np.concatenate([fours & 15, fours >> 4], axis=2)
+        shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+        upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3
+        integers = (lower | upper << 4).reshape(len(blocks), -1)
+        return [blocks[:, 208:], blocks[:, 192:208], integers]

@@ -1,0 +1,62 @@
+"""All formats. engine/README.md says what a new one needs."""
+
+from .base import Format, Plain
+from .bfloat16 import BFLOAT16
+from .e4m3 import E4M3
+from .float16 import FLOAT16
+from .float32 import FLOAT32
+from .ggml import EXPANDED, Ggml
+from .int4 import INT4, INT4_ZEROS
+from .int8 import INT8, INT8_ZEROS
+from .mxfp4 import MXFP4
+from .nvfp4 import NVFP4
+from .q4_0 import Q4_0
+from .q4_1 import Q4_1
+from .q4_k import Q4_K
+from .q5_0 import Q5_0
+from .q5_1 import Q5_1
+from .q5_k import Q5_K
+from .q6_k import Q6_K
+from .q8_0 import Q8_0
+
+_ALL: tuple[Format, ...] = (
+    FLOAT32,
+    FLOAT16,
+    BFLOAT16,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    MXFP4,
+    *EXPANDED,
+    *E4M3,
+    *INT8,
+    *INT8_ZEROS,
+    *INT4,
+    *INT4_ZEROS,
+    *NVFP4,
+)
+
+IN_FILES = {each.in_files: each for each in _ALL}
+"""By what files call them."""
+OF_GGUF = {name: each for name, each in IN_FILES.items() if isinstance(each, Plain | Ggml)}
+"""Those of tensors in GGUF files."""
+MULTIPLIED = {each.name: each for each in _ALL if each.tile_bytes}
+"""Those that all executors multiply as they are stored, by name."""
+ON_HOST = {each.name: each for each in _ALL if each.is_on_host}
+"""Those that only the host executor multiplies as they are stored, by name. The monokernel turns
+them into a dtype."""
+ROUNDED: dict[str, tuple[Format, ...]] = {
+    "fp8": E4M3,
+    "int8": INT8,
+    "int4": INT4,
+    "mxfp4": (MXFP4,),
+}
+"""Those to which weights of 16 or 32 bits are rounded when an engine is asked for it, by what it
+calls them, that with the fewest scales first."""
+DTYPES: dict[str, Plain] = {each.name: each for each in (BFLOAT16, FLOAT16)}
+"""Those that a model's matrices may be turned into, by name; the usual one first."""

@@ -1,0 +1,91 @@
+// Vectors of fixed-point numbers, which integer weights are multiplied with.
+//
+// A vector is cut into groups of 32 values. The numbers of a group are x = n * scale, with integers
+// n of 24 bits and a power of two. So x is rounded to a step of 2^-22 of the power of two below the
+// group's largest number, and of 2^-21 if that is just below the next power. n is cut into three
+// signed digits of 8 bits: n = (digit[2] * 256 + digit[1]) * 256 + digit[0]. Sums of products of
+// digits with weights of 8 bits are exact, so they have the same bits in any order.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include <algorithm>
+
+namespace kccl::engine {
+
+constexpr uint32_t kDigitGroup = 32;
+
+struct alignas(16) DigitGroup {
+    // The digits, as the instruction set's Integers::place() lays them out.
+    uint8_t digits[4 * kDigitGroup];
+    // Minus the sums of each place's digits, times what formats store for a weight of 0: of each
+    // half of the group. Where weights have one scale for 32, the first is that of the whole group.
+    int32_t start[2][3];
+    float scale;  // NaN if a number is NaN or infinite
+    float sum;    // of all numbers
+};
+
+namespace {
+
+inline float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+// The integers of a group, plus this, are three bytes that are 128 more than their digits.
+constexpr int32_t kDigitBias = 0x808080;
+
+// Makes a group. zero: what is stored for a weight of 0. scales: those that weights have for 32
+// columns, 1 or 2.
+template <class Integers>
+inline void make_digits(const float* x, int32_t zero, uint32_t scales, DigitGroup* to) {
+    uint32_t bits[kDigitGroup];
+    memcpy(bits, x, sizeof(bits));
+    uint32_t most = 0;
+    for (const uint32_t each : bits) most = std::max(most, each & 0x7fffffff);
+    if (most >= 0x7f800000) {
+        *to = {};
+        to->scale = to->sum = __builtin_nanf("");
+        return;
+    }
+    // The largest number is below 2^(exponent - 126), so that its integer is below 2^23. Just below
+    // it, an integer would have no third digit. The bound keeps the power within FP32.
+    const uint32_t exponent = std::max((most + 0x10200) >> 23, 30u);
+    const float factor = float_of((276 - exponent) << 23);
+    int32_t biased[kDigitGroup];
+    for (uint32_t i = 0; i < kDigitGroup; ++i) {
+        // Adding 2^23 rounds to an integer, which is then in the lower bits.
+        const float rounded = float_of(bits[i] & 0x7fffffff) * factor + 8388608.0f;
+        uint32_t magnitude;
+        memcpy(&magnitude, &rounded, sizeof(magnitude));
+        const auto negative = -static_cast<int32_t>(bits[i] >> 31);
+        const auto number = static_cast<int32_t>(magnitude & 0x7fffff);
+        biased[i] = ((number ^ negative) - negative) + kDigitBias;
+    }
+    Integers::place(biased, to->digits);
+    constexpr int32_t kHalf = kDigitGroup / 2;
+    int32_t total = 0, sums[2][3];
+    for (int half = 0; half < 2; ++half) {
+        // The sums of the first and the third bytes fit into one word.
+        int32_t outer = 0, middle = 0;
+        for (int i = 0; i < kHalf; ++i) {
+            const int32_t each = biased[half * kHalf + i];
+            outer += each & 0xff00ff;
+            middle += each >> 8 & 255;
+        }
+        const int32_t bytes[] = {outer & 0xffff, middle, outer >> 16};
+        total += (bytes[2] * 256 + bytes[1]) * 256 + bytes[0] - kHalf * kDigitBias;
+        for (int k = 0; k < 3; ++k) sums[half][k] = bytes[k] - 128 * kHalf;
+    }
+    for (int k = 0; k < 3; ++k) {
+        to->start[0][k] = -zero * (sums[0][k] + (scales == 1 ? sums[1][k] : 0));
+        to->start[1][k] = -zero * sums[1][k];
+    }
+    to->scale = float_of((exponent - 22) << 23);
+    to->sum = static_cast<float>(total) * to->scale;
+}
+
+}  // namespace
+}  // namespace kccl::engine

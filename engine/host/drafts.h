@@ -1,0 +1,58 @@
+// Drafts: guesses of the next tokens of a text. One pass runs a few of them behind the last token,
+// and so reads the weights once. A draft counts as a token only if it equals the token that is
+// chosen for its place. So drafts change how long an answer takes, and never its tokens.
+#pragma once
+
+#include "api.h"
+
+namespace kccl::engine {
+
+// Writes how a text may go on, at most `most` ids. It looks for the longest run, of 3 to 16 ids,
+// that the text ends with and also has before; of several such places it takes the last, and copies
+// what follows there. Returns the number of ids: `most`, or 0 if there is no such place.
+uint32_t repeat(const int32_t* ids, uint32_t num_ids, uint32_t most, int32_t* drafts);
+
+// The number of drafts of a pass, if a request leaves it to the engine. It follows from counts of
+// drafts alone, never from times, so a request takes the same passes each time.
+//
+// Passes begin with one draft. At least 8 drafts in a row are a trial, and the share of them that
+// was accepted decides about the next passes. From 7/8 on they take 7 drafts, from 2/3 on 3, from
+// 1/2 on 1. Below that there are no drafts for 16 passes, and then a trial of 4 drafts follows.
+// Each trial that fails doubles the pause, up to 256 passes. So even if all drafts of an answer are
+// wrong, only 20 of its first 260 passes have one. The shares are high because a pass of several
+// columns takes much longer where arithmetic bounds it, not memory (bench/LOG.md).
+class Pace {
+  public:
+    // Returns the most drafts of the next pass.
+    uint32_t next();
+    void learn(uint32_t num_drafts, uint32_t num_accepted);
+
+  private:
+    static constexpr uint32_t kTrial = 8, kNextTrial = 4, kFirstPause = 16, kLongestPause = 256;
+    uint32_t most_ = 1;
+    uint32_t trial_ = kTrial;             // fewest drafts of this trial
+    uint32_t drafts_ = 0, accepted_ = 0;  // of this trial
+    uint32_t pause_ = 0;                  // passes without drafts that are left
+    uint32_t next_pause_ = kFirstPause;
+};
+
+// The drafts of one request. Only the leading block has some.
+class Drafts {
+  public:
+    void begin(const KcclEngineRequest& request);
+
+    // Writes the drafts of the next pass, at most `room`. Returns their number.
+    uint32_t propose(const int32_t* ids, uint32_t num_ids, uint32_t room, int32_t* drafts);
+
+    // Says how many drafts of the last pass were accepted.
+    void learn(uint32_t num_drafts, uint32_t num_accepted);
+
+  private:
+    uint32_t most_ = 0;
+    bool adapts_ = false;
+    KcclEngineDrafter drafter_ = nullptr;
+    void* context_ = nullptr;
+    Pace pace_;
+};
+
+}  // namespace kccl::engine

@@ -1,0 +1,87 @@
+// The host executor: the state of a rank that its threads share. engine.cpp has the threads,
+// tasks.cpp and generate.cpp what they do in a request.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+
+#include "drafts.h"
+#include "mask.h"
+#include "pass.h"
+#include "sampler.h"
+
+struct KcclEngine {
+    // A block, with all that it needs to compute.
+    struct Thread {
+        KcclEngine* engine;
+        uint32_t block;
+        std::unique_ptr<kccl::engine::Pass> pass;
+        pthread_t handle;
+    };
+
+    KcclEngine(const KcclEngineModel& the_model, const KcclEngineTeam& the_team)
+        : model(the_model),
+          team(the_team),
+          at(kccl::engine::window_of(model, team.comm.world_size)),
+          memory(model, model.first_lane[team.comm.rank + 1] - model.first_lane[team.comm.rank]),
+          logits(kccl::engine::zeros(model.vocab_size)),
+          mask(model.vocab_size),
+          history(kccl::engine::zeros<int32_t>(model.context)),
+          tokens(kccl::engine::zeros<KcclEngineToken>(model.context)) {}
+
+    int open();
+    void work(kccl::engine::Pass& pass);
+    void generate(kccl::engine::Pass& pass);
+    void score(kccl::engine::Pass& pass);
+    void trace(kccl::engine::Pass& pass);
+    void stream(kccl::engine::Pass& pass);
+    bool goes_on(kccl::engine::Pass& pass);
+    bool prefill(kccl::engine::Pass& pass, uint32_t last_op);
+    bool is_cancelled() const;
+    void deliver(const KcclEngineToken& token);
+
+    // How tokens are chosen: generate.cpp.
+    bool choose_tokens(kccl::engine::Pass& pass, uint32_t column, uint32_t position,
+                       uint32_t pass_number, kccl::engine::Round* round);
+    bool lead(kccl::engine::Pass& pass, uint32_t position, uint32_t pass_number,
+              kccl::engine::Round* round);
+    bool choose(uint32_t position, kccl::engine::Chosen* chosen);
+    uint32_t room_for_drafts(uint32_t position) const;
+    void deliver_chosen(const kccl::engine::Chosen& chosen, uint32_t column, uint32_t pass_number,
+                        const kccl::engine::Round& asked);
+
+    kccl::engine::Round* round_there() const {
+        return reinterpret_cast<kccl::engine::Round*>(team.window[0] + at.round);
+    }
+    uint32_t* cancel_word() const {
+        return reinterpret_cast<uint32_t*>(team.window[0] + at.cancelled);
+    }
+
+    const KcclEngineModel model;
+    const KcclEngineTeam team;
+    const kccl::engine::Window at;
+    kccl::engine::RankMemory memory;
+    Thread threads[kKcclEngineMaxBlocks] = {};
+    uint32_t num_threads = 0;
+    // Only the first block uses these: the input of its choice, and all ids so far.
+    kccl::engine::Sampler sampler;
+    kccl::engine::Drafts drafts;
+    const kccl::engine::Floats logits;
+    kccl::engine::Mask mask;
+    const kccl::engine::Array<int32_t> history;
+
+    // This mutex guards all members below.
+    mutable std::mutex mutex;
+    std::condition_variable changed;
+    KcclEngineRequest request = {};
+    uint32_t number = 0;   // number of the request; the same on all ranks
+    uint32_t running = 0;  // blocks that work on it
+    bool is_closing = false;
+    // The request's tokens, at most `context`. Those from index num_taken to num_tokens - 1 have
+    // not been taken yet.
+    const kccl::engine::Array<KcclEngineToken> tokens;
+    uint32_t num_tokens = 0, num_taken = 0;
+    uint64_t started_ns = 0, ended_ns = 0;
+    uint32_t sink = 0;  // the sink of what stream() reads
+};

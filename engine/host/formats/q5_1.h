@@ -1,0 +1,13 @@
+// GGUF's Q5_1: blocks of 32 integers of 5 bits with a scale and a minimum. The twin of
+// formats/q5_1.py.
+#pragma once
+
+#include "blocks32.h"
+
+namespace kccl::engine {
+
+struct Q5_1 : Blocks32<5, 0, true, 0> {
+    static constexpr const char* kName = "q5_1";
+};
+
+}  // namespace kccl::engine

@@ -1,0 +1,67 @@
+// The formats that the host executor multiplies as they are stored, one line each. A format's
+// number is its place here.
+//
+//     kName                          as formats/table.py has it
+//     kIsInteger                     whether weights are integers with scales: blocks32.h,
+//                                    k_blocks.h, mxfp4.h, nvfp4.h
+//     kPairs, kPieceBytes            a panel is cut into pieces of so many pairs of columns
+//     stored_bytes(num_columns)      of a row in the file
+//     pack(panel, rows, num_rows, num_columns)
+//                                    writes stored rows as a panel, whose bytes are zeros
+//     widen(stored, num, out)        the FP32 numbers of a stored row
+//
+// Those whose scales are of groups of columns have kGroupColumns: groups.h. The others that are no
+// integers also have
+//
+//     kRowBytes                      between two rows in a piece
+//     load<Vector>(rows, pair, even, odd)
+//                                    the FP32 numbers of a pair's two columns in a few rows; rows:
+//                                    the first of them in the pair's piece; pair: within the piece
+#pragma once
+
+#include "bfloat16.h"
+#include "e4m3.h"
+#include "float16.h"
+#include "int4.h"
+#include "int8.h"
+#include "k_quarters.h"
+#include "mxfp4.h"
+#include "nvfp4.h"
+#include "q4_0.h"
+#include "q4_1.h"
+#include "q4_k.h"
+#include "q5_0.h"
+#include "q5_1.h"
+#include "q5_k.h"
+#include "q6_k.h"
+#include "q8_0.h"
+
+#define KCCL_ENGINE_FORMATS(CASE) \
+    CASE(Bfloat16)                \
+    CASE(Float16)                 \
+    CASE(Q8_0)                    \
+    CASE(Q4_0)                    \
+    CASE(Q4_1)                    \
+    CASE(Q5_0)                    \
+    CASE(Q5_1)                    \
+    CASE(Q4K)                     \
+    CASE(Q5K)                     \
+    CASE(Q6K)                     \
+    CASE(Q4K64)                   \
+    CASE(Q5K64)                   \
+    CASE(Q6K64)                   \
+    CASE(E4m3By128)               \
+    CASE(E4m3By32)                \
+    CASE(Int8By128)               \
+    CASE(Int8By32)                \
+    CASE(Int8ZerosBy128)          \
+    CASE(Int8ZerosBy32)           \
+    CASE(Int4By128)               \
+    CASE(Int4By64)                \
+    CASE(Int4By32)                \
+    CASE(Int4ZerosBy128)          \
+    CASE(Int4ZerosBy64)           \
+    CASE(Int4ZerosBy32)           \
+    CASE(Mxfp4)                   \
+    CASE(Nvfp4By128)              \
+    CASE(Nvfp4By32)

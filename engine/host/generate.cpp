@@ -1,0 +1,149 @@
+// How a request gets its tokens. A pass runs the last token, and drafts behind it. From the logits
+// of its columns the leading block chooses tokens in their order, each from the logits behind all
+// tokens before it, as without drafts. It stops behind the first token that is no draft.
+//
+// A rejected draft leaves keys and values behind. The next pass begins at the first of these
+// positions. A query sees only positions up to its own, which this pass or an earlier one has
+// written by then: so nothing reads what the draft has left.
+#include <algorithm>
+#include <limits>
+
+#include "engine.h"
+
+using kccl::engine::Chosen;
+using kccl::engine::kColumns;
+using kccl::engine::Pass;
+using kccl::engine::Round;
+
+namespace {
+
+bool is_stop_id(const KcclEngineRequest& request, int32_t id) {
+    const auto* ids = reinterpret_cast<const int32_t*>(request.stop_ids);
+    return std::find(ids, ids + request.num_stop_ids, id) != ids + request.num_stop_ids;
+}
+
+}  // namespace
+
+void KcclEngine::generate(Pass& pass) {
+    const uint32_t last_op = model.num_ops - 3;
+    if (!prefill(pass, last_op)) return;
+    if (pass.block().leads()) {
+        std::copy_n(reinterpret_cast<const int32_t*>(request.ids), request.num_ids, history.get());
+        drafts.begin(request);
+    }
+    uint32_t column = (request.num_ids - request.start - 1) % kColumns;
+    uint32_t position = request.num_ids;
+    Round round = {};
+    for (uint32_t pass_number = 0;; ++pass_number) {
+        if (!choose_tokens(pass, column, position, pass_number, &round)) return;
+        if (round.num_next == 0) return;
+        position += round.num_tokens;
+        if (!pass.run(round.next, round.num_next, position - 1, last_op)) return;
+        column = 0;
+    }
+}
+
+// Chooses tokens for `position` and those behind it, from the logits of a pass's columns from
+// `column` on. *round has the drafts of this pass, and gets what follows from it.
+bool KcclEngine::choose_tokens(Pass& pass, uint32_t column, uint32_t position, uint32_t pass_number,
+                               Round* round) {
+    if (!pass.make_logits(column, 1 + round->num_drafts())) return false;
+    if (pass.block().leads()) return lead(pass, position, pass_number, round);
+    const uint32_t step = pass.publish();
+    if (!pass.block().await(step, 0, 0, 1)) return false;
+    const Round asked = *round;
+    *round = *round_there();
+    for (uint32_t i = 0; pass.block().index() == 0 && i < round->num_tokens; ++i) {
+        if (round->tokens[i].id >= 0 && request.num_alternatives != 0) {
+            // The leading block's work to choose a token. Nothing overwrites the logits before the
+            // next pass, which needs this block.
+            pass.read_logits(i, logits.get());
+            sampler.measure(logits.get(), model.vocab_size);
+        }
+        deliver_chosen(round->tokens[i], i, pass_number, asked);
+    }
+    return true;
+}
+
+// Chooses tokens as the leading block, and tells the other blocks.
+bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Round* round) {
+    const Round asked = *round;
+    Round found = {};
+    uint32_t num_accepted = 0;
+    bool is_draft = true;
+    while (is_draft) {
+        const uint32_t column = found.num_tokens++;
+        Chosen& chosen = found.tokens[column];
+        pass.read_logits(column, logits.get());
+        if (!choose(position + column, &chosen)) return false;
+        // The token behind a mask must be there before the next mask comes.
+        deliver_chosen(chosen, column, pass_number, asked);
+        is_draft = asked.proposes(column, chosen.id);
+        num_accepted += is_draft ? 1 : 0;
+        if (chosen.end != kKcclEngineGoesOn) break;
+    }
+    drafts.learn(asked.num_drafts(), num_accepted);
+    const Chosen& last = found.tokens[found.num_tokens - 1];
+    if (last.end == kKcclEngineGoesOn) {
+        const uint32_t following = position + found.num_tokens;
+        found.next[0] = last.id;
+        found.num_next = 1 + drafts.propose(history.get(), following, room_for_drafts(following),
+                                            found.next + 1);
+    }
+    *round = *round_there() = found;
+    pass.publish();
+    return true;
+}
+
+// Chooses the token for a position. `logits` has its logits.
+bool KcclEngine::choose(uint32_t position, Chosen* chosen) {
+    *chosen = {-1, kKcclEngineGoesOn, std::numeric_limits<double>::quiet_NaN()};
+    const bool is_masked = request.is_masked != 0;
+    if (is_masked && !mask.await(team.comm, position, [this] { return is_cancelled(); }))
+        return false;
+    if (is_cancelled()) {
+        chosen->end = kKcclEngineCancelled;
+        return true;
+    }
+    chosen->id = sampler.choose(logits.get(), model.vocab_size, request, position, history.get(),
+                                position, is_masked ? mask.words() : nullptr, &chosen->logprob);
+    chosen->end = chosen->id < 0                                         ? kKcclEngineBadLogits
+                  : is_stop_id(request, chosen->id)                      ? kKcclEngineStopId
+                  : position + 1 - request.num_ids == request.max_tokens ? kKcclEngineMaxTokens
+                  : position + 1 == model.context                        ? kKcclEngineContextFull
+                                                                         : kKcclEngineGoesOn;
+    history[position] = chosen->id;
+    return true;
+}
+
+// Returns how many drafts may follow on the token in front of `position`: each is followed by a
+// token for which the request and the context must have room.
+uint32_t KcclEngine::room_for_drafts(uint32_t position) const {
+    const uint32_t num_tokens = position - request.num_ids;
+    return std::min(request.max_tokens - num_tokens, model.context - position) - 1;
+}
+
+// Gives the caller a token that was chosen from a column of a pass. The sampler has measured its
+// logits if the request wants alternatives.
+void KcclEngine::deliver_chosen(const Chosen& chosen, uint32_t column, uint32_t pass_number,
+                                const Round& asked) {
+    KcclEngineToken token = {};
+    token.id = chosen.id;
+    token.end = chosen.end;
+    token.logprob = chosen.logprob;
+    token.time_ns = kccl_host_clock_ns();
+    token.pass = pass_number;
+    token.num_drafts = asked.num_drafts();
+    token.is_draft = asked.proposes(column, chosen.id) ? 1 : 0;
+    if (chosen.id >= 0 && request.num_alternatives != 0) {
+        token.num_alternatives = sampler.alternatives(logits.get(), model.vocab_size,
+                                                      request.num_alternatives, token.alternatives);
+    }
+    deliver(token);
+}
+
+void KcclEngine::deliver(const KcclEngineToken& token) {
+    const std::lock_guard lock(mutex);
+    tokens[num_tokens++] = token;
+    changed.notify_all();
+}

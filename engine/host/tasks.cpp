@@ -1,0 +1,129 @@
+// What the threads do in a request: every block runs a task, and makes the same steps.
+#include <algorithm>
+#include <limits>
+
+#include "engine.h"
+
+using kccl::engine::kColumns;
+using kccl::engine::Pass;
+
+namespace {
+
+const int32_t* ids_of(const KcclEngineRequest& request) {
+    return reinterpret_cast<const int32_t*>(request.ids);
+}
+
+// Returns the number of values of an op's output for one position and lane, or residual.
+uint32_t values_of(const KcclEngineModel& model, uint32_t kind) {
+    switch (kind) {
+        case kKcclEngineQkv: return (model.heads + 2 * model.kv_heads) * model.head_dim;
+        case kKcclEngineAttend: return model.heads * model.head_dim;
+        case kKcclEngineGateUp: return model.ffn;
+        case kKcclEngineRouter: return model.num_experts;
+        case kKcclEngineExpertGateUp: return model.num_chosen * model.ffn;
+        case kKcclEngineHead: return model.vocab_size;
+        default: return model.hidden;
+    }
+}
+
+}  // namespace
+
+bool KcclEngine::is_cancelled() const {
+    return kccl::mem::load<kccl::mem::Order::kRelaxed, kccl::mem::Scope::kSystem>(cancel_word()) ==
+           number;
+}
+
+// Makes all blocks wait for each other and take the same decision: go on, or end because the
+// request was cancelled or a wait failed.
+bool KcclEngine::goes_on(Pass& pass) {
+    bool ends = pass.block().leads() && is_cancelled();
+    if (!pass.meet(&ends)) return false;
+    if (ends && pass.block().index() == 0) {
+        KcclEngineToken token = {};
+        token.id = -1;
+        token.end = kKcclEngineCancelled;
+        token.logprob = std::numeric_limits<double>::quiet_NaN();
+        token.time_ns = kccl_host_clock_ns();
+        deliver(token);
+    }
+    return !ends;
+}
+
+// Runs the ids that the cache does not have. Only the last run goes on to last_op. Nothing reads
+// what other runs would compute behind the keys and values of the last layer.
+bool KcclEngine::prefill(Pass& pass, uint32_t last_op) {
+    const auto* ops = reinterpret_cast<const KcclEngineOp*>(model.ops);
+    uint32_t last_keys = last_op;
+    while (last_keys > 0 && ops[last_keys].kind != kKcclEngineQkv) --last_keys;
+    const uint32_t num = request.num_ids;
+    for (uint32_t first = request.start; first < num; first += kColumns) {
+        const uint32_t some = std::min(num - first, kColumns);
+        const uint32_t end = first + some == num ? last_op : last_keys;
+        if (!pass.run(ids_of(request) + first, some, first, end)) return false;
+        // This comes before the messages of the next pass.
+        if (!goes_on(pass)) return false;
+    }
+    return true;
+}
+
+void KcclEngine::score(Pass& pass) {
+    auto* out = reinterpret_cast<float*>(request.out);
+    for (uint32_t first = request.start; first < request.num_ids; first += kColumns) {
+        const uint32_t num = std::min(request.num_ids - first, kColumns);
+        if (!pass.run(ids_of(request) + first, num, first, model.num_ops - 3)) {
+            return;
+        }
+        const uint32_t row = first - request.start;
+        for (uint32_t c = 0; c < num; c += kKcclEngineLogitColumns) {
+            const uint32_t some = std::min(num - c, uint32_t{kKcclEngineLogitColumns});
+            if (!pass.make_logits(c, some)) return;
+            for (uint32_t i = pass.block().index(); request.writes_shared != 0 && i < some;
+                 i += team.num_blocks) {
+                pass.read_logits(i, out + uint64_t{row + c + i} * model.vocab_size);
+            }
+            // This comes before the next logits overwrite these.
+            if (!goes_on(pass)) return;
+        }
+    }
+}
+
+void KcclEngine::trace(Pass& pass) {
+    const auto* ops = reinterpret_cast<const KcclEngineOp*>(model.ops);
+    const KcclEngineOp& op = ops[request.stop_op];
+    const uint32_t last_op = std::min(request.stop_op, model.num_ops - 3);
+    const bool is_logits = op.kind == kKcclEngineHead, is_final = op.kind == kKcclEngineFinal;
+    const bool is_of_lanes = op.kind == kKcclEngineQkv || op.kind == kKcclEngineAttend ||
+                             op.kind == kKcclEngineGateUp || op.kind == kKcclEngineExpertGateUp;
+    const bool is_one =
+        !is_of_lanes && (model.num_residuals == 1 || (is_final && model.num_head_groups == 1));
+    const uint32_t values = values_of(model, op.kind);
+    const bool writes =
+        pass.block().index() == 0 && (request.writes_shared != 0 || !(is_logits || is_one));
+    const uint32_t mine = is_one ? 1 : pass.num_lanes();
+    const uint32_t first_lane = is_one ? 0 : model.first_lane[team.comm.rank];
+    auto* out = reinterpret_cast<float*>(request.out);
+    for (uint32_t first = 0; first < request.num_ids; first += kColumns) {
+        const uint32_t num = std::min(request.num_ids - first, kColumns);
+        if (!pass.run(ids_of(request) + first, num, first, last_op)) return;
+        for (uint32_t c = 0; c < num; ++c) {
+            if ((is_logits || is_final) && !pass.make_logits(c, 1)) return;
+            if (writes && is_logits) pass.read_logits(0, out + uint64_t{first + c} * values);
+            for (uint32_t i = 0; writes && !is_logits && i < mine; ++i) {
+                const uint64_t row = uint64_t{first_lane + i} * request.num_ids + first + c;
+                pass.read(op, i, is_final ? 0 : c, out + row * values);
+            }
+            if ((is_logits || is_final) && !pass.meet()) return;
+        }
+        if (!goes_on(pass)) return;
+    }
+}
+
+void KcclEngine::stream(Pass& pass) {
+    uint32_t seen = 0;
+    for (uint32_t turn = 0; turn < request.max_tokens; ++turn) {
+        seen ^= pass.stream();
+        if (!goes_on(pass)) break;
+    }
+    const std::lock_guard lock(mutex);
+    sink ^= seen;
+}

@@ -1,0 +1,79 @@
+// Data that blocks exchange while they choose a token: ids that may become the token, and sums over
+// ids. Both travel as control words (exchange_buffer.cuh).
+#pragma once
+
+#include "head.cuh"
+
+namespace kccl::decode {
+
+// An id that may become the token. If only scores are compared, `key` is the score, and the id is
+// 0.
+struct Candidate {
+    double key;
+    float logit;
+    int32_t id;  // -1: none
+    bool is_seen;
+};
+
+KCCL_DEVICE Candidate better(const Candidate& a, const Candidate& b) {
+    const bool takes_b =
+        b.id >= 0 && (a.id < 0 || b.key > a.key || (b.key == a.key && b.id < a.id));
+    return takes_b ? b : a;
+}
+
+// The sum of the weights of some ids, and the number of these ids.
+struct Tally {
+    uint64_t weight;
+    uint32_t num;
+};
+
+// A control word of zeros means no candidate, and an empty tally.
+KCCL_DEVICE ControlWord control_word_of(const Candidate& candidate) {
+    const auto key = platform::bit_cast<uint64_t>(candidate.key);
+    return {{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
+             platform::bit_cast<uint32_t>(candidate.logit)},
+            static_cast<uint32_t>(candidate.id + 1) << 1 | (candidate.is_seen ? 1u : 0)};
+}
+
+KCCL_DEVICE Candidate candidate_of(const ControlWord& control) {
+    return {platform::bit_cast<double>(control.word[0] | uint64_t{control.word[1]} << 32),
+            platform::bit_cast<float>(control.word[2]),
+            static_cast<int32_t>(control.small >> 1) - 1, (control.small & 1u) != 0};
+}
+
+KCCL_DEVICE ControlWord control_word_of(const Tally& tally) {
+    return {
+        {static_cast<uint32_t>(tally.weight), static_cast<uint32_t>(tally.weight >> 32), tally.num},
+        0};
+}
+
+KCCL_DEVICE Tally tally_of(const ControlWord& control) {
+    return {control.word[0] | uint64_t{control.word[1]} << 32, control.word[2]};
+}
+
+//   kBest       a candidate: the best one before x in the order; at first, of all
+//   kBelow      a score: the largest one below the pivot; at first, of all
+//   kReached    a score: the smallest one that is not below the pivot; its key is negative
+//   kBefore     the ids before x, but only those with larger scores are counted
+//   kFromPivot  the ids whose scores are not below the pivot
+//   kAll        all ids, their weights being those of the logits: for log-probabilities
+KCCL_DEVICE ControlWord combined(uint32_t kind, const ControlWord& a, const ControlWord& b) {
+    if (kind < kBefore) return control_word_of(better(candidate_of(a), candidate_of(b)));
+    const Tally one = tally_of(a), other = tally_of(b);
+    return control_word_of(Tally{one.weight + other.weight, one.num + other.num});
+}
+
+// Combines what the threads of a warp have found. All threads get the result.
+template <uint32_t N>
+KCCL_DEVICE void combine_in_warp(uint32_t first_kind, ControlWord (&control_words)[N]) {
+#pragma unroll 1
+    for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < N; ++i) {
+            const ControlWord other = platform::shuffle(control_words[i], warp().index() ^ step);
+            control_words[i] = combined(first_kind + i, control_words[i], other);
+        }
+    }
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,204 @@
+// The exchange buffer of a rank. Blocks pass vectors to each other in it, as float4s of FP32 words
+// whose lowest bit is a flag.
+//
+// Each vector of a token step has a slot of its own in the buffer. The lowest bit of a word, its
+// tag, tells whether the token step that wrote it was even or odd. A reader polls until all four
+// words of a float4 have the tag of its own token step. So the data are their own signal, need no
+// memory order, and are never cleared. Values lose their lowest bit.
+//
+// Why a tag of one bit is enough: each word of a vector is written once a token step. All blocks of
+// all ranks wait for each other at the end of a token step, and that alone has fences (finish.cuh).
+// So all writes of token step r - 1 come before every load of token step r, and such a load finds a
+// word of token step r - 1 or r. Without the fences a relaxed load might return a word of token
+// step r - 2, which has the same tag.
+//
+// The words with which blocks wait for each other have two slots, which take turns, and a tag that
+// changes every other token step: a block may write the words of step r + 1 while another still
+// reads the words of step r. But it writes the words of step r + 2 only when all blocks have read
+// those of step r.
+//
+// Where sampling needs more (sample.cuh), blocks send each other control words after that. These
+// exchanges are numbered through all token steps and requests. Control words have two slots as
+// well, and need no fence: a slot is read by the same thread each time, and a thread that has read
+// the word of exchange e - 2 cannot find that of e - 4, which has the tag of e. So every exchange
+// has all its control words. Vectors are ordered by the fences before.
+//
+// In a kernel where nothing overlaps, all blocks also meet behind every op
+// (ConsumerWarp::meet_all), in the same way. These meetings are numbered from 0 in each token step.
+//
+// The exchange buffer is zero before token step 0. The tag of that step is 1.
+#pragma once
+
+#include "shape.cuh"
+#include "task.cuh"
+
+namespace kccl::decode {
+
+// tag_of: the tag of a token step. tag_of_end: the tag of the words at its end, or of an exchange.
+KCCL_CONSTEXPR uint32_t tag_of(uint32_t token_step) { return (token_step & 1u) ^ 1u; }
+KCCL_CONSTEXPR uint32_t tag_of_end(uint32_t token_step) { return (token_step >> 1 & 1u) ^ 1u; }
+
+// Returns a value as readers see it.
+KCCL_DEVICE float untagged(float value) {
+    return platform::bit_cast<float>(platform::bit_cast<uint32_t>(value) & ~1u);
+}
+
+KCCL_DEVICE Float4 untagged(Float4 four) {
+    KCCL_UNROLL
+    for (float& value : four.value) value = untagged(value);
+    return four;
+}
+
+KCCL_DEVICE mem::Packet tagged(const Float4& four, uint32_t tag) {
+    uint32_t words[4];
+    KCCL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        words[i] = (platform::bit_cast<uint32_t>(four.value[i]) & ~1u) | tag;
+    }
+    return {{words[0] | uint64_t{words[1]} << 32, words[2] | uint64_t{words[3]} << 32}};
+}
+
+// Bit 0 of the result is 0 if all four words have the tag; its other bits mean nothing. Results of
+// several packets may be ORed and tested once.
+KCCL_DEVICE uint32_t without_tag(mem::Packet packet, uint32_t tag) {
+    uint32_t wrong = 0;
+    KCCL_UNROLL
+    for (int i = 0; i < 4; ++i)
+        wrong |= static_cast<uint32_t>(packet.half[i / 2] >> i % 2 * 32) ^ tag;
+    return wrong;
+}
+
+KCCL_DEVICE Float4 float4_of(mem::Packet packet) {
+    Float4 four;
+    KCCL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const auto word = static_cast<uint32_t>(packet.half[i / 2] >> i % 2 * 32);
+        four.value[i] = platform::bit_cast<float>(word & ~1u);
+    }
+    return four;
+}
+
+// A control word: 124 bits that a block sends to all blocks of all ranks, as three words and one of
+// 28 bits.
+struct alignas(16) ControlWord {
+    uint32_t word[3];
+    uint32_t small;
+};
+
+// The tags take the lowest bit of each word; the bits that they displace go into the small word.
+KCCL_DEVICE Float4 float4_of(const ControlWord& control) {
+    Float4 four;
+    uint32_t last = control.small << 4;
+    KCCL_UNROLL
+    for (int i = 0; i < 3; ++i) {
+        four.value[i] = platform::bit_cast<float>(control.word[i]);
+        last |= (control.word[i] & 1u) << (i + 1);
+    }
+    four.value[3] = platform::bit_cast<float>(last);
+    return four;
+}
+
+KCCL_DEVICE ControlWord control_word_of(const Float4& four) {
+    const auto last = platform::bit_cast<uint32_t>(four.value[3]);
+    ControlWord control;
+    KCCL_UNROLL
+    for (int i = 0; i < 3; ++i) {
+        const auto word = platform::bit_cast<uint32_t>(four.value[i]);
+        control.word[i] = (word & ~1u) | (last >> (i + 1) & 1u);
+    }
+    control.small = last >> 4;
+    return control;
+}
+
+// The control words of an exchange: sample.cuh explains them.
+enum ControlWordKind : uint32_t {
+    kBest,
+    kBelow,
+    kReached,
+    kBefore,
+    kFromPivot,
+    kAll,
+    kNumControlWords
+};
+
+// The slots of an exchange buffer: where each vector lies, in float4s. Lanes are counted over all
+// ranks.
+template <class S>
+struct Slots {
+    static constexpr uint32_t kVector = S::kHidden / 4;
+    static constexpr uint32_t kQkvFloat4s = Shape<S>::kQkvRows / 4;
+    static constexpr uint32_t kFfnFloat4s = S::kFfn / 4;
+    static constexpr uint32_t kPartialsFloat4s =
+        S::kHeads * S::kKvSplits * Shape<S>::kPartialFloat4s;  // of a lane
+    static constexpr uint32_t kAttendedFloat4s = Shape<S>::kAttendedRows / 4;
+
+    // [module][residual or lane][...]: the residual after a module, and the messages of a module.
+    static constexpr uint32_t kResiduals = 0;
+    static constexpr uint32_t kMessages =
+        kResiduals + Shape<S>::kModules * S::kNumResiduals * kVector;
+    // [layer][lane][...]
+    static constexpr uint32_t kQkv = kMessages + Shape<S>::kModules * S::kNumLanes * kVector;
+    static constexpr uint32_t kPartials = kQkv + S::kNumLayers * S::kNumLanes * kQkvFloat4s;
+    static constexpr uint32_t kAttended =
+        kPartials + S::kNumLayers * S::kNumLanes * kPartialsFloat4s;
+    static constexpr uint32_t kActs = kAttended + S::kNumLayers * S::kNumLanes * kAttendedFloat4s;
+    // [token step % 2][rank][block]
+    static constexpr uint32_t kEnds = kActs + S::kNumLayers * S::kNumLanes * kFfnFloat4s;
+    // [exchange % 2][control word][rank][block]
+    static constexpr uint32_t kControlWords = kEnds + 2 * S::kWorldSize * S::kBlocks;
+    // [meeting % 2][rank][block]
+    static constexpr uint32_t kMeetings =
+        kControlWords + 2 * kNumControlWords * S::kWorldSize * S::kBlocks;
+    // [block][warp], a packet each: what a consumer warp or a collecting warp waits for
+    // (watch.cuh). Only this rank uses them.
+    static constexpr uint32_t kWaiters = S::kWarps + 1;
+    static constexpr uint32_t kWaits = kMeetings + 2 * S::kWorldSize * S::kBlocks;
+    // A uint32: the number of the last request that tried to cache a NaN. Only
+    // this rank uses it.
+    static constexpr uint32_t kBad = kWaits + S::kBlocks * kWaiters;
+    static constexpr uint32_t kFloat4s = kBad + 1;
+
+    KCCL_DEVICE static uint32_t residual(uint32_t module, uint32_t residual) {
+        return kResiduals + (module * S::kNumResiduals + residual) * kVector;
+    }
+    KCCL_DEVICE static uint32_t message(uint32_t module, uint32_t lane) {
+        return kMessages + (module * S::kNumLanes + lane) * kVector;
+    }
+    KCCL_DEVICE static uint32_t qkv(uint32_t layer, uint32_t lane) {
+        return kQkv + (layer * S::kNumLanes + lane) * kQkvFloat4s;
+    }
+    // The partial result of KV split 0, for a query head of a lane. The partial results of the
+    // other KV splits follow.
+    KCCL_DEVICE static uint32_t partial(uint32_t layer, uint32_t lane, uint32_t head) {
+        return kPartials + (layer * S::kNumLanes + lane) * kPartialsFloat4s +
+               head * S::kKvSplits * Shape<S>::kPartialFloat4s;
+    }
+    // The slot of the result of attention over all positions.
+    KCCL_DEVICE static uint32_t attended(uint32_t layer, uint32_t lane) {
+        return kAttended + (layer * S::kNumLanes + lane) * kAttendedFloat4s;
+    }
+    KCCL_DEVICE static uint32_t act(uint32_t layer, uint32_t lane) {
+        return kActs + (layer * S::kNumLanes + lane) * kFfnFloat4s;
+    }
+    KCCL_DEVICE static uint32_t end(uint32_t token_step, uint32_t rank, uint32_t block) {
+        return kEnds + ((token_step & 1u) * S::kWorldSize + rank) * S::kBlocks + block;
+    }
+    // The slot of the control word of block 0 of rank 0. Those of the other blocks follow.
+    KCCL_DEVICE static uint32_t control_word(uint32_t exchange, uint32_t kind) {
+        return kControlWords +
+               ((exchange & 1u) * kNumControlWords + kind) * S::kWorldSize * S::kBlocks;
+    }
+    // The slot of the meeting word of block 0 of rank 0. Those of the other blocks follow.
+    KCCL_DEVICE static uint32_t meeting(uint32_t number) {
+        return kMeetings + (number & 1u) * S::kWorldSize * S::kBlocks;
+    }
+};
+
+// Where a rank keeps the number of the last request that tried to cache a NaN.
+template <class S>
+KCCL_DEVICE uint32_t* bad_request_at(const Task& task, int rank) {
+    return reinterpret_cast<uint32_t*>(task.exchange_buffers[rank] +
+                                       Slots<S>::kBad * sizeof(Float4));
+}
+
+}  // namespace kccl::decode

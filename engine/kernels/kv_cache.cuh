@@ -1,0 +1,81 @@
+// The KV cache of a rank: where the keys and values of a KV head lie, and how a position's key and
+// value are stored.
+#pragma once
+
+#include "exchange_buffer.cuh"
+
+namespace kccl::decode {
+
+// Returns a value as the cache stores it: in half precision, clamped to its largest number. A NaN
+// becomes a number. Otherwise it would spread to later requests, which give that position the
+// weight 0: 0 times NaN is NaN.
+KCCL_DEVICE uint16_t cached(float value) {
+    constexpr float kMost = 65504.0f;
+    const float most = value < kMost ? value : kMost;
+    return Element<f16>::narrow(most > -kMost ? most : -kMost).bits;
+}
+
+// The address where the cache of a KV head begins. `lane` counts the lanes of this rank.
+template <class S>
+KCCL_DEVICE uint8_t* cache_of(const Task& task, uint32_t layer, uint32_t lane, uint32_t kv_head) {
+    using Dims = Shape<S>;
+    const uint64_t head =
+        uint64_t{layer} * Dims::kLanesHere * S::kKvHeads + lane * S::kKvHeads + kv_head;
+    return reinterpret_cast<uint8_t*>(task.cache) +
+           head * Dims::kCacheTiles * Dims::kCacheTileBytes;
+}
+
+// The KV heads of all layers in a rank's cache.
+template <class S>
+constexpr uint64_t kCacheHeads = uint64_t{S::kNumLayers} * Shape<S>::kLanesHere * S::kKvHeads;
+
+// Copies the first `num` positions of a sequence's keys and values to those of another one. Called
+// by all threads of a grid. Nothing else may use the cache meanwhile.
+template <class S>
+KCCL_DEVICE void copy_cache(uint8_t* to, const uint8_t* from, uint64_t num) {
+    using Dims = Shape<S>;
+    constexpr uint64_t kOfTile = Dims::kCacheTileBytes / sizeof(mem::Line);
+    const uint64_t each = (num + kTileRows - 1) / kTileRows * kOfTile;
+    const uint64_t in_block = platform::threads_per_block();
+    const uint64_t first = platform::block_in_grid() * in_block + platform::thread_in_block();
+    for (uint64_t i = first; i < kCacheHeads<S> * each;
+         i += platform::blocks_per_grid() * in_block) {
+        const uint64_t at = i / each * (Dims::kCacheTiles * kOfTile) + i % each;
+        mem::store_plain(reinterpret_cast<mem::Line*>(to) + at,
+                         mem::load_plain(reinterpret_cast<const mem::Line*>(from) + at));
+    }
+}
+
+// Writes a position's key and value into its tile of the cache. Records whether one of them has a
+// NaN, because the cache no longer shows it. Each thread of the warp has its float4s of the heads,
+// or none.
+template <class S>
+KCCL_DEVICE void append(const Task& task, int rank, uint8_t* tile, uint32_t position,
+                        const Float4& key, const Float4& value) {
+    using Dims = Shape<S>;
+    using Unit = Mma<f16>;
+    if (warp().index() >= Dims::kHeadFloat4s) return;
+    bool is_bad = false;
+    KCCL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        is_bad |= key.value[i] != key.value[i] || value.value[i] != value.value[i];
+    }
+    if (is_bad) {
+        mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(bad_request_at<S>(task, rank),
+                                                              task.number);
+    }
+    uint8_t* const keys = tile;
+    uint8_t* const values = keys + Dims::kHeadTilesOfDim * kTileBytes;
+    const uint32_t at = position % kTileRows;
+    KCCL_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t dim = mem::forget(warp().index()) * 4 + i;
+        const uint32_t tile = dim / kTileColumns * kTileBytes, in_tile = dim % kTileColumns;
+        mem::store_plain(reinterpret_cast<uint16_t*>(keys + tile + Unit::offset(at, in_tile)),
+                         cached(key.value[i]));
+        mem::store_plain(reinterpret_cast<uint16_t*>(values + tile + Unit::offset(in_tile, at)),
+                         cached(value.value[i]));
+    }
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,72 @@
+// Partial results: attention over some of the positions, and how two of them become one. Scores
+// count in powers of two, and the maximum of a partial result is an integer, so that scaling is
+// exact. The sums lose their lowest bit at each step, as in the exchange buffer. So it does not
+// matter which block merges.
+#pragma once
+
+#include "exchange_buffer.cuh"
+#include "math.cuh"
+
+namespace kccl::decode {
+
+// The maximum of a partial result without positions; its weight is 0.
+constexpr float kNoPositions = -1048576.0f;
+
+struct Partial {
+    Float4 sum;     // sum over four elements of the values, each times 2^(score - maximum)
+    float maximum;  // maximum of the scores, rounded
+    float weight;   // sum of 2^(score - maximum)
+};
+
+KCCL_DEVICE Partial merge(const Partial& a, const Partial& b) {
+    Partial both;
+    both.maximum = a.maximum < b.maximum ? b.maximum : a.maximum;
+    const float scale_a = power_of_two(a.maximum - both.maximum);
+    const float scale_b = power_of_two(b.maximum - both.maximum);
+    both.weight = untagged(a.weight * scale_a + b.weight * scale_b);
+    KCCL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        both.sum.value[i] = untagged(a.sum.value[i] * scale_a + b.sum.value[i] * scale_b);
+    }
+    return both;
+}
+
+// Merges N partial results, N a power of two: first each of the second half into one of the first
+// half, then likewise in what remains. So partial results whose numbers are equal modulo a power of
+// two are merged first.
+template <uint32_t N>
+KCCL_DEVICE Partial merge_all(Partial* partials) {
+    if constexpr (N == 1) {
+        return partials[0];
+    } else {
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < N / 2; ++i) partials[i] = merge(partials[i], partials[i + N / 2]);
+        return merge_all<N / 2>(partials);
+    }
+}
+
+// Merges the partial results of N neighbouring threads in the same order. All of them get the
+// result. Called by all threads of the warp; thread: this one's number in it.
+template <uint32_t N>
+KCCL_DEVICE Partial merge_shared(Partial partial, uint32_t thread) {
+    static_assert(N <= platform::kWarpSize, "threads of one warp");
+    KCCL_UNROLL
+    for (uint32_t step = N / 2; step > 0; step /= 2) {
+        const Partial other = platform::shuffle(partial, thread ^ step);
+        partial = (thread & step) == 0 ? merge(partial, other) : merge(other, partial);
+    }
+    return partial;
+}
+
+// Returns the result of attention for four elements, from the partial result over all positions. It
+// clears the lowest bits as the exchange buffer does, so the bits are the same whether the result
+// goes through the buffer or not.
+KCCL_DEVICE Float4 attended_by(const Partial& partial) {
+    const float inverse = reciprocal(partial.weight);
+    Float4 four;
+    KCCL_UNROLL
+    for (int i = 0; i < 4; ++i) four.value[i] = untagged(partial.sum.value[i] * inverse);
+    return four;
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,105 @@
+// Computes a logit's score before noise: with its bias, and with the penalties of ids that the text
+// has. A block keeps the data of those ids whose rows of the head it has.
+#pragma once
+
+#include "head.cuh"
+
+namespace kccl::decode {
+
+// Finds the row of an id among this block's rows. Returns false if another block has it.
+template <class S>
+KCCL_DEVICE bool finds_row(const ConsumerWarp<S>& consumer, int32_t id, uint32_t* row) {
+    const Cut tiles = Shape<S>::head_tiles_of(consumer.block());
+    *row = static_cast<uint32_t>(id) - Shape<S>::first_head_row_of(consumer.comm().rank);
+    return *row - tiles.first * kTileRows < tiles.num * kTileRows;
+}
+
+// ---- What the text has --------------------------------------------------------------------------
+
+// Marks an id that the text has, if it is one of this block's rows.
+template <class S>
+KCCL_DEVICE void mark(const ConsumerWarp<S>& consumer, int32_t id) {
+    const Task& task = consumer.task();
+    uint32_t row = 0;
+    if (task.marks == 0 || !finds_row(consumer, id, &row)) return;
+    mem::store<mem::Order::kRelaxed, mem::Scope::kBlock>(
+        reinterpret_cast<uint32_t*>(task.marks) + row, task.number);
+}
+
+// Counts an id of the answer, if it is one of this block's rows. The same thread must make all
+// calls. All warps meet before one reads the counts.
+template <class S>
+KCCL_DEVICE void count(const ConsumerWarp<S>& consumer, int32_t id) {
+    const Task& task = consumer.task();
+    uint32_t row = 0;
+    if (task.counts == 0 || !finds_row(consumer, id, &row)) return;
+    auto* const counted = reinterpret_cast<uint32_t*>(task.counts) + row;
+    mem::store_plain(counted, mem::load_plain(counted) + 1);
+}
+
+// Marks the ids that the request begins with, and clears the counts. Called by all consumer warps,
+// which meet before the first id is counted.
+template <class S>
+KCCL_DEVICE void begin_text(const ConsumerWarp<S>& consumer) {
+    const Task& task = consumer.task();
+    const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
+    const uint32_t first = consumer.warp_index() * platform::kWarpSize + consumer.thread();
+    for (uint32_t i = first; i < task.num_ids; i += Shape<S>::kConsumerThreads) {
+        mark(consumer, mem::load_plain(ids + i));
+    }
+    if (task.counts == 0) return;
+    const Cut tiles = Shape<S>::head_tiles_of(consumer.block());
+    for (uint32_t i = first; i < tiles.num * kTileRows; i += Shape<S>::kConsumerThreads) {
+        mem::store_plain(reinterpret_cast<uint32_t*>(task.counts) + tiles.first * kTileRows + i,
+                         0u);
+    }
+}
+
+// Returns a bit for each id of float4 `index4` of this rank, which tells whether the text has the
+// id. Returns 0 without a repetition penalty.
+KCCL_DEVICE uint32_t seen_of(const Task& task, uint32_t index4) {
+    if (task.marks == 0) return 0;
+    const Float4 marks = load_float4(task.marks, index4);
+    uint32_t seen = 0;
+    KCCL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const bool is_seen = platform::bit_cast<uint32_t>(marks.value[i]) == task.number;
+        seen |= is_seen ? 1u << i : 0;
+    }
+    return seen;
+}
+
+// ---- Scores -------------------------------------------------------------------------------------
+
+// Tells whether scores need data that only the block with the row has.
+KCCL_DEVICE bool needs_row(const Task& task) { return task.counts != 0 || task.logit_biases != 0; }
+
+// Returns the score of a logit, or of a logit plus its bias, if the answer has the id `num` times.
+KCCL_DEVICE double score_of(const Task& task, double logit, bool is_seen, uint32_t num) {
+    double score = logit;
+    if (is_seen) {
+        const double penalty = task.sampling.repetition_penalty;
+        score = score > 0 ? score / penalty : score * penalty;
+    }
+    if (num != 0) {
+        // Rounded as in sample.py.
+        score -=
+            mem::product(task.frequency_penalty, static_cast<double>(num)) + task.presence_penalty;
+    }
+    return task.sampling.temperature > 0 ? score / task.sampling.temperature : score;
+}
+
+// Returns the score of a logit in a row of this block.
+KCCL_DEVICE double score_of_row(const Task& task, float logit, bool is_seen, uint32_t row) {
+    double biased = double{logit};
+    uint32_t num = 0;
+    if (task.logit_biases != 0) {
+        biased += mem::load_plain(reinterpret_cast<const double*>(task.logit_biases) + row);
+    }
+    if (task.counts != 0) {
+        num = mem::load_plain(reinterpret_cast<const uint32_t*>(task.counts) + row);
+    }
+    return score_of(task, biased, is_seen, num);
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,144 @@
+"""Lists a rank's products in the order of its weight stream, with their sizes.
+
+The packer, the tuning and the checks of memory read it. Where the tiles of a product lie within the
+stream follows from it by kernels/shape.cuh, which the kernels share; packed_bytes() has the sum.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..base.core import lib
+from ..formats.base import Format
+from ..model.ops import IN_LAYER, KINDS, PRODUCTS, Place
+from ..model.program import Program
+
+TILE: int = lib.kKcclDecodeTileRows
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix, as the monokernel packs it.
+
+    Attributes:
+        kind: The op's kind.
+        rows: Rows of the matrix.
+        columns: The columns of one lane.
+        lanes: The lanes whose columns lie side by side, because they add to one residual.
+        format: The format in which it is stored.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    lanes: int
+    format: Format
+
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes of the matrix as it is stored."""
+        return self.format.bytes_of(self.rows * self.columns * self.lanes)
+
+    def steps(self, warps: int) -> int:
+        """Returns the tiles of a row tile and lane that each of so many warps has."""
+        return -(-self.columns // (TILE * warps))
+
+    def packed_bytes(self, warps: int) -> int:
+        """Returns the bytes of its tiles, including zeros that make all warps' parts equally
+        long.
+        """
+        tiles = self.rows // TILE * self.lanes * self.steps(warps) * warps
+        return tiles * self.format.tile_bytes
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A product's place among those of a rank.
+
+    Attributes:
+        product: The matrix.
+        layer: Its layer; the head's is the number of layers.
+        group: The lane group that multiplies it.
+        lanes: The lanes whose matrices it has. For the head these are its parts, or the rank.
+    """
+
+    product: Product
+    layer: int
+    group: int
+    lanes: range
+
+    @property
+    def number(self) -> int:
+        """Returns the product's number in the kernels."""
+        return PRODUCTS.index(self.product.kind)
+
+
+def products_of(program: Program, num_lanes: int) -> Iterator[Product]:
+    """Returns the products of a layer, in the order of the program, for a group of so many
+    lanes.
+    """
+    shapes = program.config.layer_shapes()
+    for kind in (each for each in IN_LAYER if each.is_product):
+        rows = sum(shapes[name][1] for name in kind.matrices)
+        columns, stored_in = shapes[kind.matrices[0]][2], program.format_of(kind.name)
+        if kind.ends_module:
+            yield Product(kind.name, rows, columns, num_lanes, stored_in)
+        else:
+            yield Product(kind.name, num_lanes * rows, columns, 1, stored_in)
+
+
+def groups_of(program: Program, lanes: range) -> list[range]:
+    """Returns the lanes of each of a rank's residuals."""
+    return [lanes] if program.num_residuals == 1 else [range(i, i + 1) for i in lanes]
+
+
+def pieces(program: Program, rank: int, world_size: int) -> Iterator[Piece]:
+    """Returns all products of a rank, in the order in which they are packed."""
+    c, lanes = program.config, program.lanes_of(rank, world_size)
+    groups = groups_of(program, lanes)
+    for op in program.ops:
+        if not KINDS[op.kind].is_product or KINDS[op.kind].place is not Place.LAYER:
+            continue
+        for group, those in enumerate(groups):
+            (product,) = (each for each in products_of(program, len(those)) if each.kind == op.kind)
+            yield Piece(product, op.layer, group, those)
+    has_parts = program.num_head_parts > 1
+    rows = c.vocab_size // (program.num_head_parts if has_parts else world_size)
+    head = Product("head", rows, c.hidden, 1, program.format_of("head"))
+    for group, cut in enumerate(lanes if has_parts else range(rank, rank + 1)):
+        yield Piece(head, c.num_layers, group, range(cut, cut + 1))
+
+
+def head_ids(program: Program, rank: int, world_size: int) -> range:
+    """Returns the ids whose logits a rank computes, which are those of its rows of the head."""
+    heads = [each for each in pieces(program, rank, world_size) if each.product.kind == "head"]
+    rows = heads[0].product.rows
+    return range(heads[0].lanes.start * rows, heads[-1].lanes.stop * rows)
+
+
+def head_rows(program: Program, world_size: int) -> int:
+    """Returns the most rows of the head that a rank has."""
+    return max(len(head_ids(program, rank, world_size)) for rank in range(world_size))
+
+
+def total_bytes(program: Program, rank: int, world_size: int) -> int:
+    """Returns the bytes of all products of a rank as they are stored."""
+    return sum(each.product.nbytes for each in pieces(program, rank, world_size))
+
+
+def most_bytes(program: Program, world_size: int) -> int:
+    """Returns the bytes of the largest product of any rank as it is stored."""
+    return max(
+        each.product.nbytes
+        for rank in range(world_size)
+        for each in pieces(program, rank, world_size)
+    )
+
+
+def packed_bytes(program: Program, rank: int, world_size: int, warps: int) -> int:
+    """Returns the bytes of a rank's weight stream, which do not depend on its number of blocks."""
+    return sum(each.product.packed_bytes(warps) for each in pieces(program, rank, world_size))
+
+
+def most_tile_bytes(program: Program) -> int:
+    """Returns the bytes of a tile of the product whose tiles are largest."""
+    return max(program.format_of(kind).tile_bytes for kind in PRODUCTS)

@@ -1,0 +1,1 @@
+"""Serves several requests with one engine: a queue, conversations, an HTTP server."""

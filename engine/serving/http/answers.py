@@ -1,0 +1,260 @@
+"""The common part of chat and completions: several choices, sent as one object or as events."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import kccl
+
+from ...text.pieces import Piece
+from ..jobs import Generate
+from ..reading import Reader
+from ..submission import Submission
+from ..tools.events import Event
+from .bodies import Sampled
+from .errors import ApiError
+from .events import DONE, Events, EventStream, event
+from .service import Service, usage
+
+# The seconds between two checks whether the client of a whole answer is still connected.
+_LOOK_S = 0.2
+# The status that nginx records if the client has closed its connection.
+CLIENT_LEFT = 499
+
+
+@dataclass
+class Choice:
+    """One of the answers to a request.
+
+    Attributes:
+        index: Its number among the request's answers.
+        submission: The answer.
+        reader: Separates thoughts and calls from its text.
+        pieces: The pieces that have come.
+        news: The events that the newest piece completed.
+        num_thoughts: The number of tokens of thoughts, their end included.
+    """
+
+    index: int
+    submission: Submission[Piece]
+    reader: Reader = field(default_factory=Reader)
+    pieces: list[Piece] = field(default_factory=list)
+    news: list[Event] = field(default_factory=list)
+    num_thoughts: int = 0
+
+    @property
+    def text(self) -> str:
+        """Returns the text so far, as the model wrote it."""
+        return "".join(piece.text for piece in self.pieces)
+
+    def take(self, piece: Piece) -> None:
+        """Adds a piece."""
+        self.num_thoughts += self.reader.is_thinking
+        self.pieces.append(piece)
+        self.news = self.reader.push(piece.text, is_last=bool(piece.end))
+
+    @property
+    def end(self) -> str:
+        """Returns the answer's Piece.end."""
+        return self.pieces[-1].end if self.pieces else ""
+
+
+Chunk = dict[str, Any]
+Chunks = Callable[[Choice, Piece | None], list[Chunk]]
+"""What events say of a choice: of the piece that it took, or, for None, before the first one. There
+is at least one event for a piece.
+"""
+
+
+def submit(
+    service: Service,
+    body: Sampled,
+    prompts: Sequence[list[int]],
+    given: dict[str, Any],
+    *,
+    shown: tuple[int, ...] = (),
+    reader: Callable[[], Reader] = Reader,
+) -> list[Choice]:
+    """Puts all choices of a request into the queue, n for each prompt. If one is refused, none is
+    put there.
+
+    Args:
+        service: The engine.
+        body: The body of the request.
+        prompts: The ids of each prompt.
+        given: Fields of SamplingParams besides those of the body.
+        shown: Control tokens whose names are part of the text.
+        reader: Makes the reader of a choice.
+
+    Raises:
+        ApiError: A parameter is wrong, or the queue is full.
+    """
+    engine, choices = service.engine, list[Choice]()
+    fields = service.fields(body) | given
+    check_number(service, body, len(prompts))
+    try:
+        for ids in prompts:
+            for number in range(body.n or 1):
+                # Choices with the same seed would be equal, so each gets a seed of its own.
+                seed = {"seed": (fields["seed"] + number) % 2**64} if "seed" in fields else {}
+                params = engine.params_for(**{"max_tokens": engine.context} | fields | seed)
+                submission = service.submit(Generate(ids, params, shown))
+                choices.append(Choice(len(choices), submission, reader()))
+    except BaseException as error:
+        for each in choices:
+            each.submission.cancel()
+        if isinstance(error, kccl.InvalidArgument):
+            # The error begins with the field's name.
+            raise ApiError(400, str(error), param=str(error).partition(" ")[0]) from None
+        raise
+    return choices
+
+
+def check_number(service: Service, body: Sampled, num_prompts: int) -> None:
+    """Raises ApiError if the queue can never hold all choices of so many prompts."""
+    number, most = num_prompts * (body.n or 1), service.engine.sessions.limit + 1
+    if number > most:
+        name = "prompt" if num_prompts > 1 else "n"
+        raise ApiError(
+            400,
+            f"{name} asks for {number} answers, must ask for at most {most}: one runs and "
+            f"{most - 1} may wait",
+            param=name,
+        )
+
+
+async def answer(
+    service: Service,
+    request: Request,
+    body: Sampled,
+    choices: list[Choice],
+    head: dict[str, Any],
+    *,
+    kind: str,
+    chunk: Chunks,
+    whole: Callable[[Choice], dict[str, Any]],
+    begins: bool = False,
+) -> Response:
+    """Returns the answer to a request: a stream of events, or one object.
+
+    Args:
+        service: The engine.
+        request: The request, whose client may leave.
+        body: The body of the request.
+        choices: The choices that submit() has returned.
+        head: The first fields of each event and of the object.
+        kind: The name of an event's object.
+        chunk: Turns a choice into its part of an event.
+        whole: Turns a choice into its part of the object.
+        begins: Whether a choice has an event before its first piece.
+    """
+    began = time.monotonic()
+    if body.stream:
+        events = _events(service, body, choices, head | {"object": kind}, chunk, begins, began)
+        return EventStream(events, partial(cancel, choices))
+    if not await collected(service, request, choices, began):
+        return Response(status_code=CLIENT_LEFT)
+    counts = {"choices": [whole(choice) for choice in choices], "usage": usage_of(choices)}
+    return JSONResponse(head | counts)
+
+
+async def collected(
+    service: Service, request: Request, choices: list[Choice], began: float
+) -> bool:
+    """Waits for all choices, or until the client leaves; then it cancels them. Tells whether all
+    are complete.
+    """
+
+    async def collect() -> None:
+        for choice in choices:
+            async with contextlib.aclosing(service.pieces(choice.submission, began)) as pieces:
+                async for piece in pieces:
+                    choice.take(piece)
+
+    try:
+        return await with_client(request, collect())
+    finally:
+        cancel(choices)
+
+
+async def _events(
+    service: Service,
+    body: Sampled,
+    choices: list[Choice],
+    head: dict[str, Any],
+    chunk: Chunks,
+    begins: bool,
+    began: float,
+) -> Events:
+    """Yields the events of a stream."""
+    try:
+        for choice in choices:
+            if begins:
+                for made in chunk(choice, None):
+                    yield event(head | {"choices": [made]})
+            last = began
+            pieces = service.pieces(choice.submission, began)
+            async with contextlib.aclosing(pieces) as coming:
+                async for piece in coming:
+                    choice.take(piece)
+                    timing: dict[str, Any] = {}
+                    if body.kccl:
+                        position = len(choice.submission.job.ids) + len(choice.pieces) - 1
+                        timing["kccl"] = service.timing(piece, last, position)
+                    last = piece.time_s
+                    for made in chunk(choice, piece):
+                        yield event(head | {"choices": [made]} | timing)
+                        # The time belongs to the token, however many events the token makes.
+                        timing = {}
+        if body.stream_options is not None and body.stream_options.include_usage:
+            yield event(head | {"choices": [], "usage": usage_of(choices)})
+    except ApiError as error:
+        yield event(error.body())
+    yield DONE
+
+
+def cancel(choices: list[Choice]) -> None:
+    """Cancels the choices that have not ended."""
+    for choice in choices:
+        if choice.submission.end is None:
+            # Cancelling may wait for the executor, so another thread does it.
+            asyncio.get_running_loop().run_in_executor(None, choice.submission.cancel)
+
+
+def usage_of(choices: list[Choice]) -> dict[str, Any]:
+    """Returns the counts of tokens of a request."""
+    # A prompt counts once, however many choices it has.
+    prompts = dict[int, Submission[Piece]]()
+    for choice in choices:
+        # The first choice of a prompt counts, because later ones find in the cache what it left
+        # there.
+        prompts.setdefault(id(choice.submission.job.ids), choice.submission)
+    first = list(prompts.values())
+    return usage(
+        sum(len(each.job.ids) for each in first),
+        sum(len(choice.pieces) for choice in choices),
+        sum(max(each.num_cached, 0) for each in first),
+        sum(choice.num_thoughts for choice in choices),
+        [choice.submission.drafted for choice in choices],
+    )
+
+
+async def with_client(request: Request, work: Coroutine[Any, Any, None]) -> bool:
+    """Works until a task is done, or the client leaves. Tells whether the task is done."""
+    working = asyncio.create_task(work)
+    try:
+        while not working.done():
+            await asyncio.wait([working], timeout=_LOOK_S)
+            if not working.done() and await request.is_disconnected():
+                return False
+        working.result()
+        return True
+    finally:
+        working.cancel()

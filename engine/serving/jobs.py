@@ -1,0 +1,135 @@
+"""The jobs that an engine's queue takes, in a form that rank 0 can send to the other ranks."""
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from ..executors.cancellation import Cancellation
+from ..executors.runner import Runner
+from ..model.grammar import Grammar
+from ..model.sample import SamplingParams, alternatives, logprobs_of
+from ..text.pieces import Piece, StopText
+from ..text.tokenizer import Tokenizer
+
+T_co = TypeVar("T_co", covariant=True)
+
+# The number of tokens whose logits are in memory at a time.
+_SCORED_AT_ONCE = 128
+
+
+class Job(Protocol[T_co]):
+    """A request.
+
+    Attributes:
+        ids: The ids of its prompt.
+    """
+
+    @property
+    def ids(self) -> list[int]:
+        """See the attributes."""
+
+    def order(self) -> dict[str, Any]:
+        """Returns the data with which other ranks can run it too; JSON represents them."""
+
+    def run(
+        self, runner: Runner, tokenizer: Tokenizer | None, cancellation: Cancellation
+    ) -> Generator[T_co, None, None]:
+        """Yields the request's results. Collective. Only rank 0's cancellation counts.
+
+        Raises:
+            EndedElsewhere: The request was cancelled.
+            kccl.Error: The request failed.
+        """
+
+
+@dataclass(frozen=True)
+class Generate:
+    """A request for an answer.
+
+    Attributes:
+        ids: The prompt.
+        params: How tokens are chosen.
+        shown: Control tokens whose names are part of the text.
+    """
+
+    ids: list[int]
+    params: SamplingParams
+    shown: tuple[int, ...] = ()
+
+    def order(self) -> dict[str, Any]:
+        """See Job."""
+        params = {name: _as_json(value) for name, value in asdict(self.params).items()}
+        return {"kind": "generate", "ids": self.ids, "params": params, "shown": list(self.shown)}
+
+    def run(
+        self, runner: Runner, tokenizer: Tokenizer | None, cancellation: Cancellation
+    ) -> Generator[Piece, None, None]:
+        """See Job."""
+        text = StopText(tokenizer.stream(self.shown) if tokenizer else None, self.params.stop)
+        tokens = runner.tokens(self.ids, self.params, cancellation=cancellation, waits=True)
+        with closing(tokens):
+            for token in tokens:
+                piece = text.piece(token)
+                yield piece
+                if piece.end:
+                    break
+
+
+class Scored(NamedTuple):
+    """The model's log-probability of a token that was given.
+
+    Attributes:
+        logprob: Its log-probability.
+        alternatives: The likeliest tokens in its place, as Piece.alternatives.
+    """
+
+    logprob: float
+    alternatives: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A request for the log-probabilities of a prompt's tokens. The first token has none.
+
+    Attributes:
+        ids: The prompt.
+        num_alternatives: The number of likeliest tokens that come with each.
+    """
+
+    ids: list[int]
+    num_alternatives: int
+
+    def order(self) -> dict[str, Any]:
+        """See Job."""
+        return {"kind": "score", "ids": self.ids, "num_alternatives": self.num_alternatives}
+
+    def run(
+        self, runner: Runner, tokenizer: Tokenizer | None, cancellation: Cancellation
+    ) -> Generator[Scored, None, None]:
+        """See Job."""
+        following = iter(self.ids[1:])
+        pieces = runner.scores(self.ids, _SCORED_AT_ONCE, cancellation=cancellation, waits=True)
+        with closing(pieces):
+            for logits in pieces:
+                # The prompt has no token behind the last row.
+                for row, token in zip(logits, following, strict=False):
+                    logprob = float(logprobs_of(row)[token])
+                    yield Scored(logprob, alternatives(row, self.num_alternatives))
+
+
+def job_of(order: dict[str, Any]) -> Job[Any]:
+    """Returns the job that order() has described."""
+    if order["kind"] == "score":
+        return Score(order["ids"], order["num_alternatives"])
+    params = dict(order["params"])
+    if params["grammar"] is not None:
+        params["grammar"] = Grammar(**params["grammar"])
+    return Generate(order["ids"], SamplingParams(**params), tuple(order["shown"]))
+
+
+def _as_json(value: Any) -> Any:
+    """Returns a field of SamplingParams with its tuples as lists."""
+    if isinstance(value, tuple):
+        return [_as_json(each) for each in value]
+    return value

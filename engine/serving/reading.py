@@ -1,0 +1,103 @@
+"""Reads an answer of a chat model: its thoughts, its text, and its calls of tools."""
+
+from dataclasses import dataclass
+
+from ..text.parts import Divider
+from .tools.events import Arguments, CallBegins, CallEnds, Event, Text, Thought, merged
+from .tools.reader import CallReader
+
+
+@dataclass
+class Call:
+    """A call, as far as it has come.
+
+    Attributes:
+        id: The id that the tool's result names.
+        name: The function's name.
+        arguments: The arguments in JSON.
+    """
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class Reader:
+    """An answer, both as its text comes and as a whole.
+
+    Attributes:
+        thoughts: The model's thoughts.
+        text: The model's answer. Calls whose arguments are no JSON are part of it.
+        calls: The calls that are complete, by their numbers.
+        events: All events so far, in their order. Neighbours of one kind are one event.
+        num_begun: The number of calls that have begun.
+    """
+
+    def __init__(self, reasoning: Divider | None = None, calls: CallReader | None = None) -> None:
+        """Begins before the first text of an answer.
+
+        Args:
+            reasoning: Finds thoughts; None: there are none.
+            calls: Finds calls; None: there are none.
+        """
+        self.thoughts = self.text = ""
+        self.calls: dict[int, Call] = {}
+        self.events: list[Event] = []
+        self.num_begun = 0
+        self._reasoning, self._reader = reasoning, calls
+        self._open: dict[int, Call] = {}
+
+    @property
+    def divides(self) -> bool:
+        """Tells whether thoughts or calls are looked for."""
+        return self._reasoning is not None or self._reader is not None
+
+    @property
+    def is_thinking(self) -> bool:
+        """Tells whether the text that comes next may be a thought."""
+        return self._reasoning is not None and self._reasoning.is_thinking
+
+    def push(self, text: str, *, is_last: bool = False) -> list[Event]:
+        """Returns the events that this text completes.
+
+        Args:
+            text: The next part of the answer.
+            is_last: Whether nothing follows.
+        """
+        parts = [(False, text)]
+        if self._reasoning is not None:
+            parts = [*self._reasoning.push(text)]
+            parts += self._reasoning.finish() if is_last else []
+        events: list[Event] = []
+        for is_thought, part in parts:
+            if is_thought:
+                events.append(Thought(part))
+            elif self._reader is not None:
+                events += self._reader.push(part)
+            elif part:
+                events.append(Text(part))
+        if is_last and self._reader is not None:
+            events += self._reader.finish()
+        events = merged(events)
+        for event in events:
+            self._note(event)
+        self.events[-1:] = merged([*self.events[-1:], *events])
+        return events
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case Thought(text):
+                self.thoughts += text
+            case Text(text):
+                self.text += text
+            case CallBegins(index, number, name):
+                self._open[index] = Call(number, name)
+                self.num_begun += 1
+            case Arguments(index, text):
+                self._open[index].arguments += text
+            case CallEnds(index, is_whole, written):
+                call = self._open.pop(index)
+                if is_whole:
+                    self.calls[index] = call
+                else:
+                    self.text += written

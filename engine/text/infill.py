@@ -1,0 +1,104 @@
+"""Makes prompts for models that were trained to fill the gap between two texts."""
+
+from dataclasses import dataclass
+
+import kccl
+
+from .tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Infill:
+    """The way in which a family of models is asked.
+
+    Attributes:
+        family: The family of models.
+        prefix, suffix, middle: The token in front of the text before the gap, the token in front of
+            the text behind it, and the token in front of the answer.
+        ends: Tokens that end an answer, where the vocabulary has them.
+    """
+
+    family: str
+    prefix: str
+    suffix: str
+    middle: str
+    ends: tuple[str, ...] = ()
+
+
+FAMILIES = (
+    Infill(
+        "Qwen2.5-Coder",
+        *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+        ("<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+    ),
+    Infill(
+        "StarCoder",
+        *("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+        ("<|endoftext|>", "<fim_pad>", "<file_sep>"),
+    ),
+    Infill("CodeLlama", "\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>", ("\u2581<EOT>",)),
+    Infill(
+        "DeepSeek-Coder",
+        *(
+            "<\uff5cfim\u2581begin\uff5c>",
+            "<\uff5cfim\u2581hole\uff5c>",
+            "<\uff5cfim\u2581end\uff5c>",
+        ),
+        ("<\uff5cend\u2581of\u2581sentence\uff5c>",),
+    ),
+)
+"""What is known. All write the two texts in this order, and the answer behind them."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A prompt whose answer fills a gap.
+
+    Attributes:
+        ids: The prompt.
+        stop_ids: Ids that end the answer, besides those that end every answer.
+    """
+
+    ids: list[int]
+    stop_ids: list[int]
+
+
+def gap_between(tokenizer: Tokenizer, before: str, behind: str) -> Gap:
+    """Returns the prompt whose answer fills the gap between two texts. Control tokens that are
+    spelt out in the texts stay text.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        before, behind: The texts.
+
+    Raises:
+        InvalidArgument: A text is not valid UTF-8.
+        kccl.Error: The vocabulary lacks the tokens.
+    """
+    family, (prefix, suffix, middle) = _family_of(tokenizer)
+    ids = [
+        *tokenizer.prefix,
+        prefix,
+        *tokenizer.encode_literal(before),
+        suffix,
+        *tokenizer.encode_literal(behind, follows=True),
+        middle,
+    ]
+    ends = (tokenizer.id_of(name) for name in family.ends)
+    return Gap(ids, [number for number in ends if number is not None])
+
+
+def _family_of(tokenizer: Tokenizer) -> tuple[Infill, tuple[int, int, int]]:
+    """Returns the family whose tokens the vocabulary has, and their ids."""
+    lacking = []
+    for family in FAMILIES:
+        names = (family.prefix, family.suffix, family.middle)
+        found = [tokenizer.id_of(name) for name in names]
+        prefix, suffix, middle = found
+        if prefix is not None and suffix is not None and middle is not None:
+            return family, (prefix, suffix, middle)
+        missing = [name for name, number in zip(names, found, strict=True) if number is None]
+        lacking.append((len(missing), f"{' '.join(missing)} ({family.family})"))
+    fewest = min(number for number, _ in lacking)
+    told = ", ".join(text for number, text in lacking if number == fewest)
+    raise kccl.Error(f"the vocabulary lacks the tokens for a gap: {told}")

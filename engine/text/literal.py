@@ -1,0 +1,77 @@
+"""Keeps control tokens that are spelt out in a text from becoming control tokens."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import kccl
+
+# Characters of Unicode's private use. No text of a model should have all of them.
+_MARKS = tuple(map(chr, range(0xE000, 0xF900)))
+
+
+class Literal:
+    """Marks the control tokens in messages before a template renders them. The marks split the
+    rendered text into parts without such a token, so each part can be encoded by itself.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        """Prepares the search.
+
+        Args:
+            tokens: The texts of the control tokens. A text of a single character cannot be split,
+                so it is not marked.
+        """
+        known = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
+        # Overlapping control tokens are found as well.
+        self._known = re.compile(f"(?={'|'.join(map(re.escape, known))})") if known else None
+
+    def marked(self, messages: Any) -> tuple[Any, str]:
+        """Returns the messages with a mark behind the first character of each control token in
+        them, and the mark; "" if there is no control token.
+
+        Raises:
+            InvalidArgument: The messages have a control token and all characters of private use.
+        """
+        texts = list(_texts(messages))
+        if self._known is None or not any(map(self._known.search, texts)):
+            return messages, ""
+        whole = "".join(texts)
+        # The messages may not have the form that a template makes of the mark either.
+        mark = next((m for m in _MARKS if m not in whole and escaped(m) not in whole), None)
+        if mark is None:
+            raise kccl.InvalidArgument(
+                f"the messages have a control token and all {len(_MARKS)} characters of private "
+                "use (U+E000 to U+F8FF), must leave one out"
+            )
+        return self._mark(messages, mark), mark
+
+    def _mark(self, value: Any, mark: str) -> Any:
+        if isinstance(value, str):
+            assert self._known is not None
+            at = [found.start() + 1 for found in self._known.finditer(value)]
+            parts = [value[a:b] for a, b in zip([0, *at], [*at, len(value)], strict=True)]
+            return mark.join(parts)
+        if isinstance(value, Mapping):
+            return {self._mark(name, mark): self._mark(each, mark) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._mark(each, mark) for each in value]
+        return value
+
+
+def escaped(mark: str) -> str:
+    """Returns a mark in the form that JSON in ASCII gives it."""
+    return json.dumps(mark)[1:-1]
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _texts(name)
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
