@@ -1,4 +1,4 @@
-"""Compares ways to add up the lanes: equal weights, tokens and rates, so an equal budget.
+"""Compares ways to add up the lanes: equal weights, tokens and steps, so an equal budget.
 
     python examples/train_laneformer/compare.py --data corpus --out comparison.jsonl --minutes 8
     python examples/train_laneformer/compare.py --out comparison.jsonl --plot comparison.png
@@ -7,132 +7,195 @@ blocking: every module waits for the sum over all lanes, and the lanes share one
 tensor parallelism. delay 1, 2, 4: delayed tensor parallelism, whose messages land so many layers
 later. none: the lanes never meet before the mean at the end. All with the same blocks and lanes.
 
+--rates gives each variant a search among several learning rates, over --search-steps. --controls
+adds runs that change one thing of a variant (runs.py). All GPUs are used, by one process each.
+
 Each run appends a line. Runs that the file has already are left out, and none is begun that would
 not end within --minutes, so the same command goes on where the last sitting ended. --plot makes the
-picture, and prints the table of means over seeds.
+picture of loss against tokens, and prints the tables.
 """
 
 import argparse
 import json
+import multiprocessing
+import os
 import time
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+import figures
 from laneformer import SHAPES, configuration
+from runs import CONTROLS, VARIANTS, Owners, Plan, Run, changes, read, seconds_needed
 
-VARIANTS = {
-    "blocking": {"broadcast_delay": 0},
-    "delay 1": {"broadcast_delay": 1},
-    "delay 2": {"broadcast_delay": 2},
-    "delay 4": {"broadcast_delay": 4},
-    "none": {"use_attention_comm": False, "use_mlp_comm": False},
-}
+# Held-out losses while a run trains, and how many batches each of them is measured on.
+POINTS = 10
+CURVE_BATCHES = 4
 
 
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def train_run(trainer, run: Run, until: float) -> dict | str:
+    """Does a run; returns its row, or a sentence if the time was over before its end."""
+    began = time.time()
+    trainer.reset(run.seed, run.rate)
+    tokens = trainer.sequences * trainer.length
+    curve, first = [], 0.0
+    while trainer.step < run.steps:
+        loss = trainer.take_step(run.steps)
+        if trainer.step == 1:
+            loss.item()
+            first = time.time() - began
+        if POINTS * trainer.step // run.steps > len(curve):
+            held_out = trainer.held_out_loss(CURVE_BATCHES)
+            curve.append([trainer.step * tokens, round(held_out, 5)])
+            if time.time() > until and trainer.step < run.steps:
+                return (
+                    f"{run.variant}, seed {run.seed}: --minutes are over at step {trainer.step} "
+                    f"of {run.steps}; give more, or fewer --steps"
+                )
+    from train import bits_per_byte
+
+    held_out = trainer.held_out_loss()
+    return {
+        "variant": run.variant,
+        "seed": run.seed,
+        "steps": run.steps,
+        "rate": run.rate,
+        "tokens": run.steps * tokens,
+        "held_out_loss": round(held_out, 5),
+        "held_out_bits_per_byte": round(bits_per_byte(held_out, trainer.data), 5),
+        "curve": curve,
+        "seconds": round(time.time() - began, 1),
+        "first_step_seconds": round(first, 1),
+    }
 
 
-def is_run(row: dict, **wanted) -> bool:
-    return all(row[name] == value for name, value in wanted.items())
-
-
-def compare(options: argparse.Namespace) -> None:
-    """Does the runs that are missing, for as long as there is time."""
+def work(pipe: Connection, device: str, shape: str, data: Path, until: float) -> None:
+    """A process: does the runs that come through the pipe, and sends back what they say."""
+    kind, _, number = device.partition(":")
+    if kind == "cuda":
+        # Every process sees one GPU, as number 0, so that all compile the same code, and find in
+        # PyTorch's cache what another has compiled.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(number)] if visible else number
     import torch
-    from train import TOKENS_PER_STEP, Trainer, bits_per_byte
+    from train import TOKENS_PER_STEP, Trainer
 
-    until = time.monotonic() + 60 * options.minutes
-    vocab_size = json.loads((options.data / "corpus.json").read_text())["vocab_size"]
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else device
-    common = {"shape": options.shape, "steps": options.steps}
-    before = [row for row in read(options.out) if is_run(row, device=name, **common)]
-    longest = max((row["seconds"] for row in before), default=0.0)
-    # All variants of a seed before the next seed.
-    for seed in range(options.seeds):
-        for variant, changes in VARIANTS.items():
-            what = {"variant": variant, "seed": seed, **common}
-            if any(is_run(row, **what) for row in read(options.out)):
-                continue
-            if time.monotonic() + longest > until:
-                print("not done: run the same command again")
-                return
-            began = time.monotonic()
-            config = configuration(options.shape, vocab_size=vocab_size, **changes)
-            trainer = Trainer(config, options.data, TOKENS_PER_STEP[options.shape], device)
-            trainer.reset(seed)
-            losses = []
-            while trainer.step < options.steps:
-                loss = trainer.take_step(options.steps)
-                if 10 * trainer.step // options.steps > len(losses):
-                    losses.append(round(loss.item(), 4))
-                    if time.monotonic() > until:
-                        raise SystemExit(
-                            f"{variant}, seed {seed}: --minutes are over at step "
-                            f"{trainer.step}; give more, or fewer --steps"
-                        )
-            held_out = trainer.held_out_loss()
-            longest = max(longest, time.monotonic() - began)
-            row = what | {
-                "tokens": options.steps * trainer.sequences * trainer.length,
-                "held_out_loss": round(held_out, 5),
-                "held_out_bits_per_byte": round(bits_per_byte(held_out, options.data), 5),
-                "losses": losses,
-                "seconds": round(time.monotonic() - began, 1),
-                "device": name,
-            }
-            print(json.dumps(row), flush=True)
-            with open(options.out, "a") as file:
-                file.write(json.dumps(row) + "\n")
+    # PyTorch limits how often a function is compiled. All variants are one function.
+    torch._dynamo.config.recompile_limit = len(VARIANTS) + len(CONTROLS)
+    vocab_size = json.loads((data / "corpus.json").read_text())["vocab_size"]
+    trainers: dict[str, Trainer] = {}
+    while (run := pipe.recv()) is not None:
+        if run.variant not in trainers:
+            config = configuration(shape, vocab_size=vocab_size, **changes(run.variant))
+            trainers[run.variant] = Trainer(config, data, TOKENS_PER_STEP[shape], kind)
+        pipe.send(train_run(trainers[run.variant], run, until))
 
 
-def means(rows: list[dict]) -> dict[str, list[dict]]:
-    """The runs of each variant, those of the file's last shape and number of steps."""
-    last = {name: rows[-1][name] for name in ("shape", "steps")}
-    rows = [row for row in rows if is_run(row, **last)]
-    found = {name: [row for row in rows if row["variant"] == name] for name in VARIANTS}
-    return {name: runs for name, runs in found.items() if runs}
+def devices() -> list[str]:
+    import torch
+
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
 
 
-def table(found: dict[str, list[dict]]) -> str:
-    """Markdown. The difference is to blocking, of the means."""
-    lines = ["| lanes add up | held-out loss | to blocking | bits per byte | seeds |"]
-    lines.append("|---|---:|---:|---:|---|")
-    blocking = mean(found.get("blocking", []), "held_out_loss")
-    for name, runs in found.items():
-        loss = mean(runs, "held_out_loss")
-        each = ", ".join(f"{row['held_out_loss']:.4f}" for row in runs)
-        bits = mean(runs, "held_out_bits_per_byte")
-        lines.append(f"| {name} | {loss:.4f} | {loss - blocking:+.4f} | {bits:.4f} | {each} |")
-    row = next(iter(found.values()))[0]
-    lines.append("")
-    lines.append(
-        f"Nats a held-out token, means over seeds; shape {row['shape']}, {row['steps']:,} steps, "
-        f"{row['tokens']:,} tokens a run, on {row['device']}."
+def device_name(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+class Team:
+    """The processes, one for each device, and what each does."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.plan = plan_of(options)
+        self.out: Path = options.out
+        self.until = time.time() + 60 * options.minutes
+        self.names = [device_name(device) for device in options.devices]
+        self.owners = Owners(self.plan.search_steps)
+        self.doing: dict[int, Run] = {}
+        self.given_up: set[str] = set()
+        context = multiprocessing.get_context("spawn")
+        self.pipes: dict[int, Connection] = {}
+        for index, device in enumerate(options.devices):
+            ours, theirs = context.Pipe()
+            words = (theirs, device, options.shape, options.data, self.until)
+            context.Process(target=work, args=words, daemon=True).start()
+            # Now the process alone holds its end: if it ends, ours says so.
+            theirs.close()
+            self.pipes[index] = ours
+
+    def give(self, process: int) -> None:
+        """Sends an idle process its next run, if there is one that would end in time."""
+        rows = read(self.out)
+        alike = [row for row in self.plan.rows(rows) if row.get("device") == self.names[process]]
+
+        def fits(run: Run) -> bool:
+            is_compiled = self.owners.has_compiled(run.variant, process)
+            seconds = seconds_needed(run, alike, is_compiled=is_compiled)
+            return time.time() + seconds < self.until
+
+        busy = set(self.doing.values())
+        runs = [
+            run
+            for run in self.plan.left(rows)
+            if run.rate is not None and run not in busy and run.variant not in self.given_up
+        ]
+        run = self.owners.choose([run for run in runs if fits(run)], process)
+        if run is not None:
+            self.doing[process] = run
+            # take() tells of a process that has ended.
+            with suppress(BrokenPipeError):
+                self.pipes[process].send(run)
+
+    def take(self, process: int) -> None:
+        """Notes what a process says of its run."""
+        run = self.doing.pop(process)
+        try:
+            said = self.pipes[process].recv()
+        except (EOFError, ConnectionResetError):
+            # It has printed why. Its variant would stop the next process, too.
+            del self.pipes[process]
+            said = f"{run.variant}, seed {run.seed}: the process ended"
+        if isinstance(said, str):
+            self.given_up.add(run.variant)
+            print(said, flush=True)
+            return
+        row = {"shape": self.plan.shape} | said | {"device": self.names[process]}
+        print(json.dumps(row), flush=True)
+        with open(self.out, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def run(self) -> None:
+        while True:
+            for process in set(self.pipes) - set(self.doing):
+                self.give(process)
+            if not self.doing:
+                break
+            by_pipe = {self.pipes[process]: process for process in self.doing}
+            for pipe in wait(list(by_pipe)):
+                self.take(by_pipe[pipe])
+        for pipe in self.pipes.values():
+            pipe.send(None)
+        left = self.plan.left(read(self.out))
+        if self.given_up:
+            raise SystemExit(f"{len(left)} runs are missing; not finished: {sorted(self.given_up)}")
+        if left:
+            print(f"not done, {len(left)} runs are missing: run the same command again")
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    if len(options.rates) > 1 and options.search_steps >= options.steps:
+        raise SystemExit(
+            f"--search-steps is {options.search_steps}, must be below --steps, {options.steps}"
+        )
+    return Plan(
+        options.shape,
+        options.steps,
+        options.search_steps,
+        tuple(options.rates),
+        options.seeds,
+        options.controls,
     )
-    return "\n".join(lines)
-
-
-def mean(runs: list[dict], name: str) -> float:
-    return sum(row[name] for row in runs) / len(runs) if runs else float("nan")
-
-
-def plot(found: dict[str, list[dict]], path: Path) -> None:
-    """A point for each run, a bar for each mean."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
-    for x, runs in enumerate(found.values()):
-        axes.hlines(mean(runs, "held_out_loss"), x - 0.3, x + 0.3, colors="C0", linewidth=2)
-        axes.plot([x] * len(runs), [row["held_out_loss"] for row in runs], "o", color="C1")
-    axes.set_xticks(range(len(found)), list(found))
-    axes.set_ylabel("held-out loss, nats a token")
-    axes.set_title("Mean (line) and runs (points) of equal budgets", fontsize=10)
-    axes.grid(axis="y", alpha=0.3)
-    figure.savefig(path, dpi=150)
 
 
 def main() -> None:
@@ -140,21 +203,24 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("corpus"))
     parser.add_argument("--out", type=Path, default=Path("comparison.jsonl"))
     parser.add_argument("--shape", choices=SHAPES, default="bundled")
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=760)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--rates", type=float, nargs="+", default=[1.0], metavar="FACTOR")
+    parser.add_argument("--search-steps", type=int, default=240)
+    parser.add_argument("--controls", action="store_true")
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--device")
+    parser.add_argument("--devices", nargs="+", help="one process each; default: all GPUs, or cpu")
     parser.add_argument("--plot", type=Path, metavar="PNG")
     options = parser.parse_args()
     if options.plot is None:
-        compare(options)
+        options.devices = options.devices or devices()
+        Team(options).run()
         return
     rows = read(options.out)
     if not rows:
         raise SystemExit(f"{options.out} has no runs")
-    found = means(rows)
-    print(table(found))
-    plot(found, options.plot)
+    print(figures.tables(rows))
+    figures.plot(rows, options.plot)
 
 
 if __name__ == "__main__":

@@ -43,13 +43,18 @@ _COMMON = {
     "eos_token_id": 0,
     "torch_dtype": "bfloat16",
 }
+_BUNDLED = {
+    **{"num_hidden_layers": 8, "num_lanes": 8, "hidden_size": 192, "intermediate_size": 768},
+    **{"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32},
+    **{"vocab_size": 2048, "max_position_embeddings": 2048},
+}
 SHAPES = {
     # 5.9 million weights, 11.8 MB. A lane has one head of 32 and 96 columns of the MLP.
-    "bundled": {
-        **{"num_hidden_layers": 8, "num_lanes": 8, "hidden_size": 192, "intermediate_size": 768},
-        **{"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32},
-        **{"vocab_size": 2048, "max_position_embeddings": 2048},
-    },
+    "bundled": _BUNDLED,
+    # 11.0 million weights: twice the layers, and nothing else.
+    "deep": _BUNDLED | {"num_hidden_layers": 16},
+    # 5.8 million weights, as many as a package may carry: twice the layers, two thirds the width.
+    "slim": _BUNDLED | {"num_hidden_layers": 16, "hidden_size": 128, "intermediate_size": 512},
     # For tests and for trying the scripts on a CPU. Two query heads read a KV head, and layers 0
     # and 1 have a window, as in the 2B model.
     "tiny": {
@@ -186,6 +191,8 @@ class Laneformer(nn.Module):
         if config["lm_head_type"] != "replicate":
             raise ValueError("lm_head_type must be replicate")
         self.message_dtype = getattr(torch, config["message_dtype"])
+        # Only for comparisons: no checkpoint has this field.
+        self.scales_lone = config.get("scales_lone", True)
         self.model = Model(config)
         self.lm_head = nn.Linear(config["hidden_size"], config["vocab_size"], bias=False)
         cos, sin = rotations(config)
@@ -236,7 +243,7 @@ class Laneformer(nn.Module):
         # A lane that adds nobody else's outputs scales its own, to the size of the sum of as many
         # independent ones.
         is_alone = is_early or not self.communicates[module % 2]
-        x = x + (math.sqrt(self.num_lanes) * out if is_alone else out)
+        x = x + (math.sqrt(self.num_lanes) * out if is_alone and self.scales_lone else out)
         past = messages.pop(module - self.delay, None)
         if past is None:
             return x
@@ -262,7 +269,12 @@ def save(folder: Path, module: Laneformer, tokenizer: Path, end: str) -> None:
     """Writes the folder that kccl.engine loads: weights in BF16, config.json, the tokenizer.
 
     `end` is the token that begins and ends a text.
+
+    Raises:
+        ValueError: The engine would run another model.
     """
+    if not module.scales_lone:
+        raise ValueError("scales_lone is False: the engine always scales lone outputs")
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
         name: value.detach().to("cpu", torch.bfloat16).contiguous()

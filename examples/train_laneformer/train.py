@@ -26,7 +26,8 @@ from laneformer import SHAPES, Laneformer, configuration, save, write_json
 from muon import optimizers
 from torch.nn import functional
 
-TOKENS_PER_STEP = {"bundled": 65_536, "tiny": 1_024}
+TOKENS_PER_STEP = {"bundled": 65_536, "deep": 65_536, "slim": 65_536, "tiny": 1_024}
+# The rate rises over so many steps; over a quarter of a run that has fewer than 400.
 WARM_UP_STEPS = 100
 # The part of the steps in which the rate falls.
 FALLING = 0.4
@@ -72,7 +73,8 @@ class Batches:
 
 def rate(step: int, steps: int) -> float:
     """What the learning rates are multiplied by."""
-    return min(1.0, (step + 1) / WARM_UP_STEPS, (steps - step) / (FALLING * steps))
+    warm_up = max(min(WARM_UP_STEPS, steps // 4), 1)
+    return min(1.0, (step + 1) / warm_up, (steps - step) / (FALLING * steps))
 
 
 class Trainer:
@@ -87,21 +89,21 @@ class Trainer:
         self.is_fused = on_gpu
         self.loss = self._loss
         if on_gpu:
-            # PyTorch limits how often a function is compiled, and earlier trainers count. Above the
-            # limit it compiles nothing.
-            torch.compiler.reset()
             self.loss = torch.compile(self._loss, dynamic=False, fullgraph=True)
         self.precision = (
             torch.autocast(torch.device(device).type, torch.bfloat16) if on_gpu else nullcontext()
         )
         self.reset(0)
 
-    def reset(self, seed: int) -> None:
-        """Begins anew. What was compiled stays."""
+    def reset(self, seed: int, factor: float = 1.0) -> None:
+        """Begins anew, with all learning rates times `factor`. What was compiled stays."""
         self.seed, self.step = seed, 0
         self.module.reset(seed)
         self.module.zero_grad()
         self.optimizers = optimizers(self.module, is_fused=self.is_fused)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["base_lr"] *= factor
         self.batches = Batches(
             self.data / "train.bin", self.sequences, self.length, seed, self.device
         )
@@ -124,18 +126,18 @@ class Trainer:
         self.step += 1
         return loss.detach()
 
-    @torch.no_grad()
-    def held_out_loss(self) -> float:
-        """Nats a token of the first held-out batches: the same ones for every run."""
+    def held_out_loss(self, most: int = HELD_OUT_BATCHES) -> float:
+        """Nats a token of the first `most` held-out batches: the same ones for every run."""
         batches = Batches(
             self.data / "heldout.bin", self.sequences, self.length, seed=0, device=self.device
         )
-        number = max(min(HELD_OUT_BATCHES, batches.num_windows // self.sequences), 1)
+        number = max(min(most, batches.num_windows // self.sequences), 1)
         losses = []
         for step in range(number):
             with self.precision:
-                # Not compiled: that would take longer.
-                losses.append(self._loss(*batches(step)).item())
+                # As in training, with gradients that nobody takes: without them PyTorch would
+                # compile once more.
+                losses.append(self.loss(*batches(step)).item())
         return sum(losses) / number
 
     def state(self) -> dict:
