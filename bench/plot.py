@@ -114,8 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def series(rows: Sequence[Row]) -> list[Series]:
-    """The lines of a picture: (label, colour, bytes, microseconds) for each mode of kccl and each
-    peer. Failed rows are left out. On GPUs, peers have only their calls in graphs.
+    """Returns the lines of a picture: (label, colour, bytes, microseconds) for each mode of kccl
+    and each peer. Failed rows are left out. On GPUs, peers have only their calls in graphs.
     """
     on_gpus = _graph_mode(rows)
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
@@ -146,7 +146,7 @@ def series(rows: Sequence[Row]) -> list[Series]:
 
 
 def _kind(row: Row) -> str:
-    """The line of kccl to which a row belongs."""
+    """Returns the line of kccl to which a row belongs."""
     if row["mode"] != "in_kernel":
         return str(row["mode"])
     if row["collective"] == "exchange":
@@ -203,7 +203,9 @@ def _skewed_lines(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _skewed_series(rows: Sequence[Row]) -> list[Series]:
-    """As series(), with the times of the skewed runs. Rows without one are left out."""
+    """Returns what series() returns, with the times of the skewed runs. Rows without one are left
+    out.
+    """
     had = [row for row in rows if row.get("skewed_us") is not None]
     return series([row | {"time_us": row["skewed_us"]} for row in had])
 

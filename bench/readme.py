@@ -56,7 +56,7 @@ _HEAD_IN_KERNELS = (
 
 
 def table(document: Document, collective: str) -> str:
-    """The rows of a collective as a Markdown table."""
+    """Returns the rows of a collective as a Markdown table."""
     rows = [row for row in document["rows"] if row["collective"] == collective]
     make = _on_gpus if document["machine"].get("gpus") else _on_the_host
     return make(document, rows, collective)
@@ -217,7 +217,7 @@ _OF_ENGINE = {
 
 
 def update(text: str, records: Path = RECORDS) -> str:
-    """`text` with every table written anew from its record.
+    """Returns `text` with every table written anew from its record.
 
     Raises:
         ValueError: A table names a record that does not exist or has no such rows.

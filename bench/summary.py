@@ -81,7 +81,7 @@ LINES = (
 
 
 def table(records: Path) -> str:
-    """The table, and under it where its figures are from.
+    """Returns the table, and under it where its figures are from.
 
     Raises:
         ValueError: A line's record has no such row.
@@ -102,7 +102,9 @@ def table(records: Path) -> str:
 
 
 def _find(line: Line, records: Path) -> tuple[Document, Row, Row | None]:
-    """The newest document that has the line's row, the row, and that of the fastest peer."""
+    """Returns the newest document that has the line's row, the row, and that of the fastest
+    peer.
+    """
     for document in reversed(load(records / f"{line.record}.jsonl")):
         alike = [
             row

@@ -51,12 +51,15 @@ def pytest_unconfigure():
 # First, because pytest-xdist reads the groups' marks in its own hook.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """With `--dist loadgroup` one worker runs all tests that use a fixture of their module. So the
-    fixture, which may take long, is set up once.
+    """With `--dist loadgroup` one worker runs all tests of a file. The other ones do not wait for a
+    kernel that its first test compiles, and fixtures of a module, which may take long, are set up
+    once. Long tests without such a fixture go to any worker, because some files have many.
     """
     for item in items:
         scopes = {fixtures[-1].scope for fixtures in item._fixtureinfo.name2fixturedefs.values()}
-        if "module" in scopes and item.get_closest_marker("xdist_group") is None:
+        is_long = item.get_closest_marker("long") is not None
+        is_grouped = item.get_closest_marker("xdist_group") is not None
+        if not is_grouped and ("module" in scopes or not is_long):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
@@ -98,6 +101,8 @@ def environment(monkeypatch, tmp_path):
     for name in os.environ:
         if name.startswith("KCCL_") and name != "KCCL_CACHE":
             monkeypatch.delenv(name)
+    # Some tests start pytest, and read what it prints.
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.setenv("KCCL_TIMEOUT", "20")
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "40")
     # Simulations under one seed, unless a test says which.

@@ -11,12 +11,12 @@ NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 def load(name: str) -> Collective:
-    """The table of one collective, from the file of the same name."""
+    """Returns the table of one collective, from the file of the same name."""
     table: Collective = importlib.import_module(f".{name}", __name__).COLLECTIVE
     return table
 
 
 def callable_outside_kernels() -> list[str]:
-    """The names of the collectives that have one call outside of kernels."""
+    """Returns the names of the collectives that have one call outside of kernels."""
     tables = [load(name) for name in NAMES]
     return [each.name for each in tables if not (each.only_in_kernels or each.is_composed)]

@@ -27,7 +27,7 @@ def _check(
 
 
 def _chunk(problem: Problem, buffers: Buffers, rank: int) -> Any:
-    """A rank's input: its chunk of `x`, both in place and out of place."""
+    """Returns a rank's input: its chunk of `x`, both in place and out of place."""
     return buffers.x[problem.chunk(rank)]
 
 

@@ -14,7 +14,7 @@ from ..harness.chain import Chain
 from ..harness.collective import Collective, OnGpus
 from ..harness.data import count_wrong, make_input, reduced
 from ..harness.forms import OF_SUMS, Form, of_data
-from ..harness.problem import Array, Buffers, Call, Gather, Problem, TorchCalls
+from ..harness.problem import Array, Buffers, Call, Gather, Problem, TorchCalls, torch_op
 from ..in_kernel.data import DISTINCT, changes, pattern, times, total
 
 
@@ -45,8 +45,7 @@ def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
 
 
 def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
-    name = "PRODUCT" if problem.op == "prod" else str(problem.op).upper()
-    return partial(dist.all_reduce, buffers.x, op=getattr(dist.ReduceOp, name))
+    return partial(dist.all_reduce, buffers.x, op=torch_op(dist, problem))
 
 
 def _symm_mem(ops: Any, x: Any, handle: Any, out: Any, group: str, problem: Problem) -> TorchCalls:

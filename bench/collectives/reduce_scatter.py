@@ -12,7 +12,7 @@ from ..harness.chain import Chain
 from ..harness.collective import Collective
 from ..harness.data import count_wrong, make_input, reduced
 from ..harness.forms import of_data
-from ..harness.problem import Array, Buffers, Call, Gather, Problem
+from ..harness.problem import Array, Buffers, Call, Gather, Problem, torch_op
 from ..in_kernel.data import DISTINCT, SHORTEST_TIMED, changes, pattern, times, total
 
 
@@ -26,7 +26,7 @@ def _check(
 
 
 def _chunk(problem: Problem, buffers: Buffers, rank: int) -> Any:
-    """A rank's result: its chunk of `out`, both in place and out of place."""
+    """Returns a rank's result: its chunk of `out`, both in place and out of place."""
     return buffers.out[problem.chunk(rank)]
 
 
@@ -49,9 +49,8 @@ def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
 
 
 def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
-    name = "PRODUCT" if problem.op == "prod" else str(problem.op).upper()
     mine = _chunk(problem, buffers, dist.get_rank())
-    return partial(dist.reduce_scatter_tensor, mine, buffers.x, op=getattr(dist.ReduceOp, name))
+    return partial(dist.reduce_scatter_tensor, mine, buffers.x, op=torch_op(dist, problem))
 
 
 # ---- Inside kernels: every call adds the peers' chunks to the rank's own -------------------------

@@ -36,7 +36,7 @@ _HEAD = (
 
 
 def rows_of(name: str, checkpoint: Checkpoint, engine: Engine, ids: Sequence[int]) -> list[Row]:
-    """A row for each kind of op, with the errors of its worst op.
+    """Returns a row for each kind of op, with the errors of its worst op.
 
     Args:
         name: The model's, as rows name it.
@@ -70,7 +70,7 @@ def rows_of(name: str, checkpoint: Checkpoint, engine: Engine, ids: Sequence[int
 
 
 def markdown(documents: Sequence[Document]) -> str:
-    """The newest rows of each model, number of ranks and kind of op."""
+    """Returns the newest rows of each model, number of ranks and kind of op."""
     newest = {
         (row["model"], row["world_size"], row["op_kind"]): (document, row)
         for document in documents

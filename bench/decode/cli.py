@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import kccl
 from kccl.engine import Checkpoint, Engine, open_checkpoint
+from kccl.engine.commands.options import add_drafts_argument, add_weights_argument
 from kccl.engine.executors.opening import BACKENDS
-from kccl.engine.files.checkpoint import DTYPES
 from kccl.engine.files.models import find_model
 from kccl.engine.files.random_weights import MODELS, random_checkpoint
+from kccl.engine.formats.table import DTYPES
 from kccl.engine.model.config import ModelConfig
 from kccl.engine.model.variant import PINS, Variant
 
@@ -54,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bundled, smollm2, a folder in Hugging Face's layout, or a GGUF file (bundled)",
     )
     model.add_argument(
-        "--random-weights", metavar="SHAPE", help=f"instead of a model: {', '.join(MODELS)}"
+        "--random-weights",
+        metavar="SHAPE",
+        help=f"instead of a model: {', '.join(MODELS)}; :2 behind it leaves 2 layers",
     )
     parser.add_argument(
         "--positions",
@@ -97,6 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=DTYPES,
         help="of the weights (as stored; on the host bfloat16)",
     )
+    add_weights_argument(parser)
+    add_drafts_argument(parser)
     parser.add_argument(
         "--trace",
         type=Path,
@@ -152,17 +157,29 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             has_baselines=args.baselines,
             variants=variants,
             traced_tokens=args.traced_tokens if args.trace else 0,
+            drafts=args.drafts,
+            weights=args.weights,
         )
         with Engine(
-            checkpoint, args.backend, args.ranks, context=request.context, dtype=args.dtype
+            checkpoint,
+            args.backend,
+            args.ranks,
+            context=request.context,
+            dtype=args.dtype,
+            weights=args.weights,
+            drafts=args.drafts,
         ) as engine:
             # The reference and the peers have the engine's weights.
-            request = replace(request, checkpoint=checkpoint.as_dtype(engine.dtype))
+            checkpoint = checkpoint.as_dtype(engine.dtype)
+            if args.weights is not None:
+                checkpoint = checkpoint.as_weights(args.weights)
+            request = replace(request, checkpoint=checkpoint)
             tables = sys.stderr if args.json else sys.stdout
             out = console(tables)
             out.quiet = engine.rank != 0
             ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
-            kccl.screen.say(out, f"# kccl bench decode: {request.name}, {engine.dtype}, {ranks}")
+            kind = request.kind_of(engine)
+            kccl.screen.say(out, f"# kccl bench decode: {request.name}, {kind}, {ranks}")
             result, screen = Result(), Screen(out)
 
             def finish(ended: str | None) -> None:
@@ -329,6 +346,8 @@ def _check_kernel(args: argparse.Namespace, variants: Sequence[Variant]) -> None
             raise kccl.InvalidArgument(
                 f"{option} needs --backend cuda, hip or sim: host has no kernel"
             )
+    if args.weights is not None and args.baselines:
+        raise kccl.InvalidArgument("--baselines: no other engine has the rounding of --weights")
     if args.backend == "sim" and args.baselines:
         raise kccl.InvalidArgument("--baselines: no other engine runs on simulated GPUs")
     if args.backend == "sim" and any(variant.has_races for variant in variants):

@@ -14,9 +14,10 @@ import kccl
 from kccl.engine.base.extras import library
 from kccl.engine.files import gguf as gguf_names
 from kccl.engine.files import hf as hf_names
-from kccl.engine.files.checkpoint import CUT_AXIS, DTYPES, Checkpoint
+from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.hf_config import ARCHITECTURE_OF
-from kccl.engine.files.source import layer_names
+from kccl.engine.files.source import CUT_AXIS, layer_names
+from kccl.engine.formats.table import DTYPES
 from kccl.engine.model.config import ModelConfig, is_vector
 from kccl.engine.model.ops import ATTENTION, MLP, products_of_module
 from kccl.engine.model.rope import LinearScaling, Llama3Scaling, Rope
@@ -28,6 +29,8 @@ def check_ordinary(config: ModelConfig) -> None:
     """Raises kccl.Error for a model that only KCCL's engine knows."""
     if config.family == "laneformer":
         raise kccl.Error(f"it does not know models of the family {config.family}")
+    if config.experts is not None:
+        raise kccl.Error("mixtures of experts are not written to files")
     if not config.rope.is_fixed or config.rope.attention_factor != 1:
         raise kccl.Error("RoPE of this kind is not written to files")
     if config.attention_scale != config.head_dim**-0.5:
@@ -130,7 +133,7 @@ def _joint_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
 
 
 def _as_dtype(tensor: Array, dtype: str) -> Array:
-    return np.ascontiguousarray(tensor.astype(DTYPES[dtype], copy=False))
+    return np.ascontiguousarray(tensor.astype(DTYPES[dtype].dtype, copy=False))
 
 
 def _apart(rows: Array, head_dim: int) -> Array:

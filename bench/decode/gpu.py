@@ -34,7 +34,7 @@ def gpu_facts(engine: Engine) -> dict[str, Any]:
 
 
 def _state(engine: Engine) -> list[dict[str, str]] | str:
-    """The state of each GPU that this process may use, or why it is not known."""
+    """Returns the state of each GPU that this process may use, or why it is not known."""
     if kccl.gpu.backend() != "cuda":
         return "clocks and power are read of NVIDIA's GPUs only"
     command = shutil.which("nvidia-smi")
@@ -61,7 +61,7 @@ def _state(engine: Engine) -> list[dict[str, str]] | str:
 
 
 def states(text: str, uuids: Sequence[str]) -> list[dict[str, str]] | str:
-    """What nvidia-smi says of these GPUs.
+    """Returns what nvidia-smi says of these GPUs.
 
     Args:
         text: Its answer: a line for each GPU of the machine, with "GPU-" and the UUID first.

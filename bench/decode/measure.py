@@ -197,7 +197,7 @@ class _Measurement:
         return Oracle(self._request.checkpoint) if self._is_first else None
 
     def _compare(self, oracle: Oracle | None, prompt: list[int], answer: list[int]) -> Verdict:
-        """How KCCL's answer compares with the reference's; nothing on all ranks but 0."""
+        """Returns how KCCL's answer compares with the reference's; nothing on all ranks but 0."""
         known = self._expected(oracle, prompt, answer)
         return Verdict(0, 0, 0) if known is None else self._verdict(known)
 
@@ -218,14 +218,18 @@ class _Measurement:
         return None
 
     def _without_overlap(self, prompt: list[int], num: int) -> list[int] | None:
-        """The tokens where nothing overlaps; None on the host, which has no such executor."""
+        """Returns the tokens where nothing overlaps; None on the host, which has no such
+        executor.
+        """
         is_host = self._engine.backend == "host"
         return None if is_host else self._engine.timed(prompt, num, overlaps=False)[0]
 
     # ---- times -----------------------------------------------------------------------------------
 
     def _time_first_token(self) -> float:
-        """Seconds from a prompt, of which nothing is cached, to its first token; median."""
+        """Returns the seconds from a prompt, of which nothing is cached, to its first token;
+        median.
+        """
         found: list[float] = []
         began = time.monotonic()
         while len(found) < _FIRST_TOKEN_RUNS:
@@ -249,7 +253,7 @@ class _Measurement:
         return median(found)
 
     def _agreed(self, peer: Peer, value: Any) -> Any:
-        """What rank 0 gives, if all ranks call the peer."""
+        """Returns what rank 0 gives, if all ranks call the peer."""
         return value if peer.world_size == 1 else self._engine.of_rank_0(value)
 
     def _prefill(self, prompt: list[int]) -> float:
@@ -265,7 +269,7 @@ class _Measurement:
         return min(int(self._engine.of_rank_0(_tokens_by_time(step_s))), room)
 
     def _repeat(self, prompt: list[int], num: int, firsts: Sequence[int]) -> dict[str, Runs]:
-        """The runs by library, in turn, and in reversed order every second time."""
+        """Returns the runs by library, in turn, and in reversed order every second time."""
         runs = {"kccl": Runs()}
         fewer: dict[str, int] = {}
         for peer, first in zip(self._peers, firsts, strict=True):
@@ -290,6 +294,11 @@ class _Measurement:
             turns = [ours, *(_bound(theirs, *each) for each in peers)]
             for turn in turns[:: -1 if repeat % 2 else 1]:
                 turn()
+        if drafted := self._engine.drafted.proposed:
+            accepted = self._engine.drafted.accepted
+            self._result.notes.append(
+                f"kccl at position {len(prompt)}: {accepted} of {drafted} drafts accepted in a run"
+            )
         return runs
 
     # ---- rows ------------------------------------------------------------------------------------
@@ -301,7 +310,9 @@ class _Measurement:
         verdict: Verdict | None,
         without_overlap: list[int] | None,
     ) -> None:
-        """Rows of a position; without a verdict nobody knows whether their tokens are right."""
+        """Returns the rows of a position; without a verdict nobody knows whether their tokens are
+        right.
+        """
         engine = self._engine
         peers = {peer.library: peer for peer in self._peers}
         for library, found in runs.items():
@@ -318,7 +329,8 @@ class _Measurement:
                 "backend": engine.backend if peer is None else peer.backend,
                 "form": None if peer is None else peer.form or None,
                 "world_size": engine.world_size if peer is None else peer.world_size,
-                "dtype": engine.dtype,
+                "dtype": self._request.kind_of(engine),
+                "drafts": self._request.drafts if is_ours else "off",
                 "prompt_tokens": len(self._prompt),
                 "new_tokens": num,
                 "position": position,
@@ -357,7 +369,10 @@ class _Measurement:
     def _add_ablated(self, found: Sequence[Row]) -> None:
         """Behind KCCL's row of the same position, which says what they have in common."""
         whole = next(row for row in reversed(self._result.rows) if row["library"] == "kccl")
-        same = ("library", "model", "backend", "world_size", "dtype", "new_tokens", "position")
+        same = (
+            *("library", "model", "backend", "world_size", "dtype", "drafts"),
+            *("new_tokens", "position"),
+        )
         for fields in found:
             row: Row = {name: None for name in COLUMNS} | {name: whole[name] for name in same}
             row |= {"bandwidth_gbps": whole["bandwidth_gbps"]} | fields

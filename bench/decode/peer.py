@@ -1,4 +1,4 @@
-"""What another engine must be able to do, and what it is given."""
+"""The interface of another engine that decodes in the same benchmark, and what it is given."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Room:
     Attributes:
         checkpoint: The model.
         context: Tokens to make room for.
-        threads: Of this process, on CPUs.
-        rank, world_size: Of this process.
+        threads: The number of this process's threads, on CPUs.
+        rank, world_size: This process's rank, and the number of ranks.
     """
 
     checkpoint: Checkpoint
@@ -61,9 +61,9 @@ class Peer(ABC):
     """Another engine that has opened a model. It decodes greedily, one token at a time.
 
     Attributes:
-        library: Its name in rows.
-        form: Which of its forms is measured; "" if there is one only.
-        version: Of the library.
+        library: The library's name in rows.
+        form: The form of the library that is measured; "" if it has only one.
+        version: The version of the library.
         backend: "cpu" or "cuda".
         world_size: Ranks that share the model. Above 1 all ranks make the same calls.
     """

@@ -51,7 +51,7 @@ class Transformers(Peer):
         self.reset()
 
     def _trial(self, form: str) -> float:
-        """Seconds that some tokens take."""
+        """Returns the seconds that some tokens take."""
         self.form = form
         self.reset()
         token = self.extend([1] * _TRIAL_PROMPT)
@@ -181,7 +181,7 @@ def _llama_cpp_on_gpu(room: Room) -> Peer:
 
 
 def _torch(name: str) -> Opener:
-    """A function of pytorch/peer.py, which imports PyTorch."""
+    """Returns a function of pytorch/peer.py, which imports PyTorch."""
 
     def opened(room: Room) -> Peer:
         from .pytorch import peer
@@ -201,7 +201,7 @@ PEERS: dict[str, dict[str, Opener]] = {
 
 
 def peers_for(backend: str, world_size: int) -> Mapping[str, Opener]:
-    """The peers of an engine."""
+    """Returns the peers of an engine."""
     if backend == "host":
         return PEERS["host"]
     return PEERS["GPU" if world_size == 1 else "GPUs"]

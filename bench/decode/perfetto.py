@@ -28,7 +28,7 @@ def write(path: Path, timelines: Sequence[Timeline], facts: dict[str, Any]) -> i
 
     Args:
         path: The file.
-        timelines: Of all ranks.
+        timelines: The timelines of all ranks.
         facts: What else the file is to say.
 
     Returns:
@@ -36,7 +36,7 @@ def write(path: Path, timelines: Sequence[Timeline], facts: dict[str, Any]) -> i
     """
     lines = [_line(event) for timeline in timelines for event in _names(timeline)]
     size, num = sum(map(len, lines)), 0
-    for index in range(timelines[0].num_rounds):
+    for index in range(timelines[0].num_token_steps):
         more = [_line(event) for each in timelines for event in _events(each, index)]
         size += sum(map(len, more))
         if num > 0 and size > MOST_BYTES:
@@ -57,7 +57,7 @@ def _names(timeline: Timeline) -> Iterator[Event]:
     pid = timeline.rank
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"rank {pid}"}}
     for block in range(timeline.layout.num_blocks):
-        name = {"name": f"block {block}, residual {block % timeline.layout.num_groups}"}
+        name = {"name": f"block {block}, residual {block % timeline.layout.num_lane_groups}"}
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": block, "args": name}
 
 

@@ -47,8 +47,8 @@ def draw(
 
     Args:
         path: The picture; its suffix chooses the format.
-        timelines: Of all ranks.
-        title: Of the picture.
+        timelines: The timelines of all ranks.
+        title: The title of the picture.
         stream_bytes_per_s: What all ranks together stream when they do nothing else, if known.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COLUMNS = (
-    *("library", "model", "backend", "form", "world_size", "dtype"),
+    *("library", "model", "backend", "form", "world_size", "dtype", "drafts"),
     *("prompt_tokens", "new_tokens", "position", "tok_s", "us_per_token", "p99_us", "slowest_us"),
     *("ttft_ms", "ttft_steps", "bandwidth_gbps", "bandwidth_share"),
     *("token_hash", "tokens_match"),
@@ -34,15 +34,21 @@ _HEAD = (
 
 
 def is_ablated(row: Row) -> bool:
-    """Whether the row is of a kernel that left something out, and so no speed."""
+    """Tells whether the row is of a kernel that left something out, and so no speed."""
     return row.get("ablated") is not None
 
 
 def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
-    """KCCL's timed rows, each with the fastest peer's row of the same run and position."""
+    """KCCL's timed rows without drafts, each with the fastest peer's row of the same run and
+    position.
+    """
     found = []
     for row in rows:
         if row["library"] != "kccl" or is_ablated(row) or "position" not in row:
+            continue
+        # Drafts make fewer passes than tokens, so these are no times of a token step.
+        # Rows that are older than drafts lack the field.
+        if row.get("drafts") not in (None, "off"):
             continue
         # A run that was interrupted has rows that nobody checked.
         if row["tokens_match"] is None:
@@ -111,7 +117,7 @@ _TABLE = (
 
 
 def _cells(row: Row, mine: Row) -> dict[str, str]:
-    """A line, by heading; `mine` is KCCL's row of the same position."""
+    """Returns a line, by heading; `mine` is KCCL's row of the same position."""
     is_peer = row is not mine
     name = " ".join(filter(None, (row["library"], row["form"])))
     found = {"position": "" if is_peer else str(row["position"])}
@@ -153,7 +159,7 @@ def markdown(documents: Sequence[Document]) -> str:
 
 
 def source_of(documents: Sequence[Document]) -> str:
-    """The line under a table: the machine and the commits of its documents."""
+    """Returns the line under a table: the machine and the commits of its documents."""
     machine = documents[0]["machine"]
     gpus = machine.get("gpus")
     where = f"{machine['allowed_cpus']} cores of {machine['cpu_model']}"

@@ -1,4 +1,4 @@
-"""What a measurement of decoding is asked for, and what it finds."""
+"""The request for a measurement of decoding, and its result."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kccl.engine import Engine
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.model.timeline import Timeline
 from kccl.engine.model.variant import Variant
@@ -21,18 +22,19 @@ FIRST_TOKEN_PROMPT = 512
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure.
+    """A request for a measurement.
 
     Attributes:
         checkpoint: The model.
         name: As rows name it.
         positions: Ascending.
-        new_tokens: Of a run; None: as many as take most of a second.
+        new_tokens: Tokens of a run; None: as many as take most of a second.
         repeats: Runs at each position.
         ranks: As Engine's.
         has_baselines: Whether peers are measured, too.
         variants: Kernels that are timed beside the whole one.
         traced_tokens: How many are traced, at the first position; 0: none.
+        drafts, weights: As Engine's.
     """
 
     checkpoint: Checkpoint
@@ -44,6 +46,12 @@ class Request:
     has_baselines: bool
     variants: Sequence[Variant] = ()
     traced_tokens: int = 0
+    drafts: str | int = "off"
+    weights: str | None = None
+
+    def kind_of(self, engine: Engine) -> str:
+        """Returns the dtype of rows: of the weights of layers, which are most of the bytes."""
+        return self.weights or engine.dtype
 
     @property
     def context(self) -> int:
@@ -57,15 +65,15 @@ class Request:
 
 @dataclass
 class Result:
-    """What was measured.
+    """The result of a measurement.
 
     Attributes:
         rows: Empty on all ranks but 0.
         notes: A sentence for each check, and for each peer without rows.
-        versions: Of the peers.
+        versions: The versions of the peers.
         is_right: Whether all of KCCL's tokens were right.
-        facts: Of the GPUs.
-        timelines: Of the ranks, if tokens are traced.
+        facts: The facts about the GPUs.
+        timelines: The timelines of the ranks, if tokens are traced.
         stream_bytes_per_s: What all ranks stream when they do nothing else: median of the runs;
             None: simulated.
     """

@@ -27,11 +27,11 @@ class Runs:
         self.steps_us.append(np.diff(times) * 1e6)
 
     def are_equal(self) -> bool:
-        """Whether all runs gave the same tokens."""
+        """Tells whether all runs gave the same tokens."""
         return all(tokens == self.tokens[0] for tokens in self.tokens)
 
     def figures(self) -> Row:
-        """The fields of a row that say how fast they were."""
+        """Returns the fields of a row that say how fast they were."""
         means = [float(run.mean()) for run in self.steps_us]
         us = median(means)
         return {

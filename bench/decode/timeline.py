@@ -39,14 +39,14 @@ class Summary:
     """A rank's tokens.
 
     Attributes:
-        token_us: Of a token.
+        token_us: Microseconds of a token.
         parts: By kind of op and phase, in the order in which they run.
         idle_share: Share of the windows of WINDOW_NS in which no stage landed.
         quiet_share: Share of the time in which no block had a stage in flight.
-        ring_level: Stages that have landed and were not let go, mean over time and blocks.
-        ring_stages: That a ring has room for.
-        in_flight: Stages that were asked for and have not landed, likewise.
-        bytes_per_s: Of weights that landed.
+        ring_level: Stages that have landed and were not let go, on average over time and blocks.
+        ring_stages: Stages that a ring has room for.
+        in_flight: Stages that were asked for and have not landed, on average as well.
+        bytes_per_s: Bytes of weights that landed in a second.
         clock_error_ns: See Timeline.
     """
 
@@ -62,14 +62,14 @@ class Summary:
 
 
 def summary_of(timeline: Timeline) -> Summary:
-    """What the kept rounds of a rank say."""
+    """Returns what the kept token steps of a rank say."""
     begin, end = window = timeline.window
     times, nbytes, _ = timeline.flat_stages()
     of_all = (end - begin) * timeline.layout.num_blocks
     landed = landed_in_windows(timeline)
     is_inside = (times[LANDED] >= begin) & (times[LANDED] < end)
     return Summary(
-        token_us=timeline.round_ns * 1e-3,
+        token_us=timeline.token_step_ns * 1e-3,
         parts=_parts_of(timeline),
         idle_share=float((landed == 0).mean()),
         quiet_share=1 - covered(times[ASKED], times[LANDED], window) / (end - begin),
@@ -82,7 +82,7 @@ def summary_of(timeline: Timeline) -> Summary:
 
 
 def landed_in_windows(timeline: Timeline) -> Array:
-    """Bytes that landed in each whole window of WINDOW_NS."""
+    """Returns the bytes that landed in each whole window of WINDOW_NS."""
     begin, end = timeline.window
     times, nbytes, _ = timeline.flat_stages()
     num = max(int((end - begin) // WINDOW_NS), 1)
@@ -110,7 +110,7 @@ def _parts_of(timeline: Timeline) -> dict[str, dict[str, Part]]:
 
 
 def _overlap(begins: Array, ends: Array, window: tuple[float, float]) -> float:
-    """The time that all intervals together have in a window."""
+    """Returns the time that all intervals together have in a window."""
     return float(np.maximum(np.clip(ends, *window) - np.clip(begins, *window), 0).sum())
 
 
@@ -121,7 +121,7 @@ def print_summary(
 
     Args:
         out: Where to.
-        timelines: Of the ranks.
+        timelines: The timelines of the ranks.
         stream_bytes_per_s: What all ranks together stream when they do nothing else, if known.
     """
     from rich.box import SIMPLE_HEAD
@@ -151,8 +151,8 @@ def print_summary(
             share = f", {found.bytes_per_s / stream:.0%} of the stream"
         kccl.screen.say(
             out,
-            f"# {found.token_us:.1f} us a token, {timeline.num_rounds} tokens, with the time that "
-            f"stamps take; {found.token_us - everything:.1f} us of it between ops\n"
+            f"# {found.token_us:.1f} us a token, {timeline.num_token_steps} tokens, with the time "
+            f"that stamps take; {found.token_us - everything:.1f} us of it between ops\n"
             f"# weights landed at {found.bytes_per_s * 1e-9:.0f} GB/s{share}; memory idle "
             f"{found.idle_share:.1%} of the time, no stage in flight {found.quiet_share:.1%}\n"
             f"# of a ring of {found.ring_stages} stages, {found.ring_level:.1f} were full and "

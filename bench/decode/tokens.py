@@ -33,7 +33,7 @@ _LEAST_SHARE = 0.25
 
 
 def token_hash(tokens: Sequence[int]) -> str:
-    """The beginning of the SHA-256 of the ids, each in 4 bytes."""
+    """Returns the beginning of the SHA-256 of the ids, each in 4 bytes."""
     return hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest()[:16]
 
 
@@ -64,11 +64,11 @@ class Expected:
     """The reference's choice for each token of an answer, given all tokens before it.
 
     Attributes:
-        prompt: Ids.
-        answer: Ids that KCCL chose.
-        best: The likeliest id in place of each id of the answer.
-        margins: By how much its logit exceeds the next one's.
-        largest: Size of the largest logit.
+        prompt: The ids of the prompt.
+        answer: The ids that KCCL chose.
+        best: The likeliest id at each position of the answer.
+        margins: By how much the logit of each of them exceeds the second largest.
+        largest: The size of the largest logit.
         message_dtype: What the model's messages are rounded to.
     """
 
@@ -80,14 +80,16 @@ class Expected:
     message_dtype: str
 
     def ours(self, *, has_f16_cache: bool = False) -> Verdict:
-        """How KCCL's answer compares."""
+        """Returns how KCCL's answer compares."""
         margin = _SURE[self.message_dtype]
         if has_f16_cache:
             margin = max(margin, _SURE_WITH_F16 * self.largest)
         return self._compare(self.answer, margin)
 
     def theirs(self, tokens: Sequence[int]) -> Verdict:
-        """How another engine's choices compare; it was given the prompt and KCCL's answer."""
+        """Returns how another engine's choices compare; it was given the prompt and KCCL's
+        answer.
+        """
         return self._compare(tokens, _SURE_IN_BF16 * self.largest)
 
     def _compare(self, tokens: Sequence[int], margin: float) -> Verdict:
@@ -109,7 +111,7 @@ class Oracle:
         """Runs the reference over the prompt and the answer.
 
         Args:
-            prompt: Ids.
+            prompt: The ids of the prompt.
             answer: Ids that KCCL chose.
             after_part: Called num_parts() times, each some seconds after the last.
         """
@@ -134,5 +136,5 @@ class Oracle:
 
 
 def num_parts(prompt: list[int], answer: list[int]) -> int:
-    """How often Oracle.expected() calls `after_part`."""
+    """Returns how often Oracle.expected() calls `after_part`."""
     return -(-(len(prompt) + len(answer) - 1) // _PART)

@@ -24,8 +24,8 @@ _HEAD = (
 
 
 def variants_of(given: Sequence[str]) -> list[Variant]:
-    """The variants of `--ablate` arguments, each a list with commas. The whole kernel, which is
-    always measured, is left out.
+    """Returns the variants of `--ablate` arguments, each a list with commas. The whole kernel,
+    which is always measured, is left out.
 
     Raises:
         InvalidArgument: There is no such variant.
@@ -42,7 +42,7 @@ def time_variants(
 
     Args:
         engine: Has the prompt in its cache.
-        prompt: Ids.
+        prompt: The ids of the prompt.
         num: Tokens of a run.
         variants: What to time.
         repeats: Runs of each.
@@ -97,7 +97,7 @@ def print_variants(out: Console, rows: Sequence[Row]) -> None:
 
 
 def markdown(documents: Sequence[Document]) -> str:
-    """Each model's variants, from the newest document that has them.
+    """Returns each model's variants, from the newest document that has them.
 
     Raises:
         ValueError: No document has a kernel that left something out.

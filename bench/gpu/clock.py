@@ -38,7 +38,7 @@ _LONGEST_BLOCK = 200
 
 
 def delays_ns(steps: int, world_size: int, seed: int) -> Array:
-    """The delays of a skewed run in nanoseconds, int32 [world_size, steps].
+    """Returns the delays of a skewed run in nanoseconds, int32 [world_size, steps].
 
     At each step one random rank is 0 to 5 us late and the others are not. Every rank gets the same
     array for the same arguments.
@@ -64,7 +64,7 @@ class GpuClock:
     """One rank's clock: timed intervals that start with a barrier, time stamps, and pauses."""
 
     def __init__(self, gpu: Gpu, module: Any, *, seed: int = 0) -> None:
-        """Collective.
+        """Makes the object. Collective.
 
         Args:
             gpu: The rank's GPU.
@@ -139,7 +139,9 @@ class GpuClock:
             call()
 
     def pauses(self, steps: int) -> tuple[Call, float]:
-        """A graph with the delays of all ranks one after another, and a stamp's cost in us."""
+        """Returns a graph with the delays of all ranks one after another, and a stamp's cost in
+        us.
+        """
         if steps not in self._pauses:
             capture = self.gpu.capture
             alone = capture(partial(self._delays_alone, steps))
@@ -186,7 +188,7 @@ class InGraph:
         self._clock.gpu.wait()
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """A measure.Clock: means of whole graphs, and single calls between stamps."""
+        """Returns a measure.Clock: means of whole graphs, and single calls between stamps."""
         clock, calls = self._clock, self._calls
         clock.intervals_us(self._plain, -(-warmup // calls), leads=True)
         mean_us = clock.intervals_us(self._plain, -(-iterations // calls), leads=True) / calls
@@ -238,7 +240,7 @@ class Eager:
         self._clock.gpu.wait()
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """A measure.Clock: means of blocks of calls, and single calls between events."""
+        """Returns a measure.Clock: means of blocks of calls, and single calls between events."""
         clock, gpu = self._clock, self._clock.gpu
         with uncollected():
             repeat(self._enqueue, min(warmup, _LONGEST_BLOCK))
@@ -281,7 +283,7 @@ def both_modes(
     enqueue: Call,
     capture: Capture,
 ) -> list[Contender]:
-    """A call of one library as two contenders, in a graph and from Python.
+    """Returns a call of one library as two contenders, in a graph and from Python.
 
     Args:
         clock: This rank's clock.

@@ -54,7 +54,7 @@ class Gpu:
         return DeviceBuffers(x, out, self, problem, x_address, out_address, saved)
 
     def numbers(self, values: Array) -> Any:
-        """A new device array with these 32- or 64-bit integers. Collective."""
+        """Returns a new device array with these 32- or 64-bit integers. Collective."""
         array = self.comm.empty(values.size, str(values.dtype))
         kccl.gpu.write(array.address, values.tobytes(), self.stream)
         return array

@@ -128,7 +128,7 @@ class Suite:
     benches: dict[str, tuple[str, ...]]
 
     def step(self, name: str, benches: Sequence[str], out: Path) -> Step:
-        """A step that runs some of the benches in one job of bench/gpu/suite.py."""
+        """Returns a step that runs some of the benches in one job of bench/gpu/suite.py."""
         launcher = ("-m", "kccl", "run", "-n", str(self.world_size), "--", sys.executable)
         job = ("-m", "kccl.bench.gpu.suite", "--out", str(out.resolve()))
         calls = (f"{bench}: {' '.join(self.benches[bench])}" for bench in benches)
@@ -136,7 +136,9 @@ class Suite:
 
 
 def suites(num_gpus: int) -> list[Suite]:
-    """The suites for this number of GPUs. In each, the most important benches come first."""
+    """Returns the suites for this number of GPUs. In each, the most important benches come
+    first.
+    """
     found: list[Suite] = []
     for world_size in _WORLD_SIZES:
         if world_size > num_gpus:
@@ -163,14 +165,16 @@ def suites(num_gpus: int) -> list[Suite]:
 
 
 def shapes_of(num_gpus: int) -> dict[str, tuple[str, int]]:
-    """The decode benches for this number of GPUs, in their order: name -> (shape, ranks)."""
+    """Returns the decode benches for this number of GPUs, in their order: name -> (shape,
+    ranks).
+    """
     sizes = [size for size in _WORLD_SIZES if size <= num_gpus]
     pairs = [(_SHAPES[0], size) for size in sizes] + [(shape, 1) for shape in _SHAPES[1:]]
     return {f"{_DECODE}{shape}_{size}": (shape, size) for shape, size in pairs}
 
 
 def _by_importance(where: Literal["outside", "inside"], *, is_most: bool) -> list[Collective]:
-    """The collectives that are measured there, the most important first.
+    """Returns the collectives that are measured there, the most important first.
 
     Args:
         where: Their calls, or their calls inside kernels.
@@ -195,7 +199,7 @@ def _by_importance(where: Literal["outside", "inside"], *, is_most: bool) -> lis
 
 
 def _is_ready(run: Run, parts: Sequence[str]) -> bool:
-    """Whether the interpreter has the modules needed. Builds the extension."""
+    """Tells whether the interpreter has the modules needed. Builds the extension."""
     wanted = [*_NEEDED, *(name for part in parts for name in _NEEDED_BY[part])]
     if not any(map(_is_there, _BINDINGS)):
         wanted.append(_BINDINGS[0])
@@ -213,7 +217,7 @@ def _is_ready(run: Run, parts: Sequence[str]) -> bool:
 
 
 def _num_gpus(run: Run) -> int:
-    """The number of GPUs. Having none is noted as a failure."""
+    """Returns the number of GPUs. Having none is noted as a failure."""
     program = "from kccl import gpu; print(gpu.backend(), gpu.num_devices())"
     if not run.take(Step("gpus", ("-c", program), _STEP_LIMIT_S)):
         return 0
@@ -224,7 +228,7 @@ def _num_gpus(run: Run) -> int:
 
 
 def _backend(run: Run) -> str:
-    """The name of the backend of this machine's GPUs."""
+    """Returns the name of the backend of this machine's GPUs."""
     return (run.out / "gpus.txt").read_text().split()[-2]
 
 

@@ -45,7 +45,7 @@ class GpuJob:
     """
 
     def __init__(self, comm: Comm) -> None:
-        """Collective."""
+        """Makes the object. Collective."""
         self._ends = ExitStack()
         self.gpu = Gpu(comm)
         self._ends.enter_context(self.gpu.device.current())
@@ -57,7 +57,7 @@ class GpuJob:
         self._peers: list[Peer] = []
 
     def peers(self) -> Sequence[Peer]:
-        """The peers. The first call starts them, which takes seconds. Collective."""
+        """Returns the peers. The first call starts them, which takes seconds. Collective."""
         if not self._peers:
             # In this order: FlashInfer's ranks connect through torch.distributed.
             for kind in (TorchPeers, FlashInferPeer, NvshmemPeer):
@@ -80,14 +80,14 @@ class GpuJob:
 
 
 class GpuSide:
-    """As HostSide, on GPUs.
+    """Does what HostSide does, on GPUs.
 
     Attributes:
         machine: Facts about the machine that the document needs besides those of the CPU.
     """
 
     def __init__(self, job: GpuJob, collective: Collective, *, has_baselines: bool) -> None:
-        """Collective. The job must stay open as long as this object is used."""
+        """Makes the object. Collective. The job must stay open as long as this object is used."""
         self._job = job
         self._collective = collective
         self._floors = Floors()
@@ -108,14 +108,14 @@ class GpuSide:
         return found
 
     def probe_again(self, problem: Problem) -> None:
-        """As HostSide.probe_again(): a GPU's latency does not drift, so nothing is probed."""
+        """Probes nothing, because a GPU's latency does not drift: see HostSide.probe_again()."""
 
     def fill(self, rows: Sequence[Row]) -> None:
-        """As HostSide.fill()."""
+        """See HostSide.fill()."""
         self._floors.add(rows)
 
     def notes(self) -> list[str]:
-        """As HostSide.notes()."""
+        """See HostSide.notes()."""
         return [note for peer in self._peers for note in peer.notes()]
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class GpuSide:
 
 
 def describe(gpu: Gpu, libraries: dict[str, str]) -> dict[str, Any]:
-    """The facts about a run's GPUs for its document. Collective."""
+    """Returns the facts about a run's GPUs for its document. Collective."""
     return {
         "gpus": gpu.comm.gather_objects(gpu.device.name),
         f"{gpu.comm.backend}_driver": kccl.gpu.driver_version(),

@@ -103,7 +103,7 @@ class Run:
         return self.note(step.name, time.monotonic() - begin, failure)
 
     def is_over(self) -> bool:
-        """Whether no time is left for another step of this part."""
+        """Tells whether no time is left for another step of this part."""
         return time.monotonic() >= min(self._deadline, self._part_deadline or math.inf)
 
     def note(self, name: str, seconds: float, failure: str | None) -> bool:
@@ -173,7 +173,9 @@ def _print_end(output: Path, num_lines: int = 15) -> None:
 
 
 def _last_words(output: Path) -> str:
-    """What a step was doing: tests of pytest -v without a result, else its last line of output."""
+    """Returns what a step was doing: tests of pytest -v without a result, else its last line of
+    output.
+    """
     text = output.read_text("utf-8", errors="replace") if output.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # pytest-xdist prints a test's name when it starts, and again after its result.

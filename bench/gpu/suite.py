@@ -28,7 +28,7 @@ from .side import GpuJob
 
 
 def parse(bench: str) -> tuple[str, list[str]]:
-    """The name and the arguments of a bench such as "barrier_4: barrier --baselines".
+    """Returns the name and the arguments of a bench such as "barrier_4: barrier --baselines".
 
     Raises:
         ValueError: The bench has no name.

@@ -50,7 +50,7 @@ def modules(world_sizes: Sequence[int], dtypes: Sequence[str] = DTYPES) -> Itera
 
 
 def takes_type(collective: Collective) -> bool:
-    """Whether a collective's kernels depend on the element type."""
+    """Tells whether a collective's kernels depend on the element type."""
     return any("{type}" in form.kernel for form in collective.forms)
 
 

@@ -9,13 +9,13 @@ from .problem import Array, Problem
 
 
 def minus_one(problem: Problem, rank: int, length: int) -> float:
-    """The factor of chains that change signs."""
+    """Returns the factor of chains that change signs."""
     del problem, rank, length
     return -1.0
 
 
 def everything(problem: Problem, rank: int) -> slice:
-    """The part of `out` that is the result where it is all of it."""
+    """Returns the part of `out` that is the result where it is all of it."""
     del rank
     return slice(0, problem.count)
 

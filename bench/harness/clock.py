@@ -55,14 +55,14 @@ def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
 
 
 def current_cpu() -> int | None:
-    """The logical CPU of the calling thread; None where the system does not say."""
+    """Returns the logical CPU of the calling thread; None where the system does not say."""
     cpu: int = _LIBC.sched_getcpu()
     return None if cpu < 0 else cpu
 
 
 def waited_s() -> float:
-    """Seconds for which this thread could have run since it began, and others had its core; 0.0 on
-    a kernel that does not count them (CONFIG_SCHED_INFO).
+    """Returns seconds for which this thread could have run since it began, and others had its core;
+    0.0 on a kernel that does not count them (CONFIG_SCHED_INFO).
 
     Why not the number of times: an idle machine's kernel takes a core for microseconds, often.
     """

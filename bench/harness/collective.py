@@ -18,7 +18,7 @@ from .chain import Chain
 from .forms import Form
 from .problem import Buffers, Call, Gather, Problem, TorchCalls
 
-OPS = ("sum", "prod", "min", "max", "avg")
+OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 

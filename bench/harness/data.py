@@ -51,6 +51,8 @@ def _one_period(problem: Problem, rank: int, seed: int) -> Array:
     if is_integer(dtype):
         info = np.iinfo(dtype)
         return rng.integers(info.min, info.max, problem.count, dtype=dtype, endpoint=True)
+    if dtype.kind == "c":
+        return _complex_input(problem, rank, seed)
     exact = _EXACT_INTEGERS[dtype.name]
     if problem.op == "prod":
         powers = rng.integers(-1, 2, problem.count)
@@ -62,6 +64,22 @@ def _one_period(problem: Problem, rank: int, seed: int) -> Array:
     largest = min(exact // problem.world_size if problem.op == "sum" else exact, 1 << 20)
     largest = max(largest, 1)
     return rng.integers(-largest, largest, problem.count, endpoint=True).astype(dtype)
+
+
+def _complex_input(problem: Problem, rank: int, seed: int) -> Array:
+    """Numbers whose parts are those of two inputs of floats. For products a unit of the four."""
+    dtype = problem.np_dtype
+    assert dtype is not None
+    if problem.op == "prod":
+        rng = np.random.default_rng((seed, rank))
+        return rng.choice(np.array([1, -1, 1j, -1j], dtype), problem.count)
+    part = np.dtype(np.float32 if dtype.name == "complex64" else np.float64)
+    one, other = (
+        _one_period(replace(problem, np_dtype=part, dtype=part.name), rank, 2 * seed + k)
+        for k in (0, 1)
+    )
+    result: Array = (one + 1j * other).astype(dtype)
+    return result
 
 
 def _average_input(problem: Problem, rank: int, seed: int, largest: int) -> Array:
@@ -78,29 +96,34 @@ def _average_input(problem: Problem, rank: int, seed: int, largest: int) -> Arra
     return shared + offset if rank < mirror else shared - offset
 
 
-def reduced(problem: Problem, seed: int) -> Array:
-    """What every rank must have after an all_reduce of the inputs of `seed`."""
-    return _repeated(problem, _one_period_reduced(_short(problem), seed))
+def reduced(problem: Problem, seed: int, num_terms: int = 0) -> Array:
+    """The reduction of the inputs of `seed`: of all ranks, or of the first `num_terms`."""
+    return _repeated(
+        problem, _one_period_reduced(_short(problem), seed, num_terms or problem.world_size)
+    )
 
 
-def _one_period_reduced(problem: Problem, seed: int) -> Array:
+def _one_period_reduced(problem: Problem, seed: int, num_terms: int) -> Array:
     dtype = problem.np_dtype
     assert dtype is not None, "a collective without data has no result"
-    wide = dtype if is_integer(dtype) else np.dtype(np.float64)
+    wide = dtype if is_integer(dtype) else np.dtype(np.complex128 if dtype.kind == "c" else "f8")
     steps = {
         "sum": np.add,
         "avg": np.add,
         "prod": np.multiply,
         "min": np.minimum,
         "max": np.maximum,
+        "band": np.bitwise_and,
+        "bor": np.bitwise_or,
+        "bxor": np.bitwise_xor,
     }
     step = steps[problem.op or "sum"]
     total = _one_period(problem, 0, seed).astype(wide)
-    for rank in range(1, problem.world_size):
+    for rank in range(1, num_terms):
         # NumPy's add on bool is "or", which is what a sum of bool means here.
         total = step(total, _one_period(problem, rank, seed).astype(wide))
     if problem.op == "avg":
-        total = total / problem.world_size
+        total = total / num_terms
     return total.astype(dtype)
 
 
@@ -113,10 +136,11 @@ def _repeated(problem: Problem, values: Array) -> Array:
 
 
 def count_wrong(result: Array, expected: Array) -> int:
-    """Number of elements whose bits differ."""
+    """Number of elements whose bits differ; of complex numbers, of parts."""
     if result.shape != expected.shape or result.dtype != expected.dtype:
         return max(result.size, expected.size, 1)
-    bits = np.dtype(f"u{expected.itemsize}")
+    parts = 2 if expected.dtype.kind == "c" else 1
+    bits = np.dtype(f"u{expected.itemsize // parts}")
     found, wanted = result.view(bits), expected.view(bits)
     # Why pieces: those of a long message stay in the cache while they are compared.
     pieces = (slice(begin, begin + _PIECE) for begin in range(0, found.size, _PIECE))

@@ -25,7 +25,7 @@ def document(
     machine: Mapping[str, Any],
     command: Sequence[str] | None = None,
 ) -> Document:
-    """The document of these rows, made on this machine by this process.
+    """Returns the document of these rows, made on this machine by this process.
 
     Args:
         rows: The rows of the run.
@@ -44,7 +44,7 @@ def document(
 
 
 def _shared(argument: str) -> str:
-    """An argument without the folders of this machine: records are published."""
+    """Returns an argument without the folders of this machine: records are published."""
     option, equals, path = argument.rpartition("=")
     return option + equals + (Path(path).name if path.startswith("/") else path)
 
@@ -69,7 +69,7 @@ def machine(ranks: int) -> dict[str, Any]:
 
 
 def subtitle(document: Document) -> str:
-    """The machine and the commit of a document, in one line for pictures."""
+    """Returns the machine and the commit of a document, in one line for pictures."""
     facts = document["machine"]
     gpus = facts.get("gpus")
     machine = f"{facts['cpu_model']}, {facts['cpus']} CPUs"
@@ -79,8 +79,8 @@ def subtitle(document: Document) -> str:
 
 
 def commit() -> str:
-    """The commit that the running code comes from, "-dirty" when its tree has changes; else the
-    version.
+    """Returns the commit that the running code comes from, "-dirty" when its tree has changes; else
+    the version.
 
     Code that was installed from a checkout is "<version> installed from <commit>", because the
     checkout may have changed since. A tree made by `git archive` has its commit in
@@ -103,7 +103,7 @@ def commit() -> str:
 
 
 def _archived(path: Path) -> str | None:
-    """The commit that `git archive` has written to this file, None if there is none."""
+    """Returns the commit that `git archive` has written to this file, None if there is none."""
     match = re.match(r"node: ([0-9a-f]{12})", path.read_text("utf-8") if path.exists() else "")
     return match and match[1]
 

@@ -16,12 +16,12 @@ class Form:
     """One way in which kernels make a collective's calls. It has a row of its own.
 
     Attributes:
-        algorithm: As in the row.
+        algorithm: The algorithm that the row names.
         kernel: Name expression of the kernel, in which {notes}, {type} and {world_size} are
             replaced.
         complete: "slice": a block may use its own part of the result. "message": all of it.
         order: As in Collective.
-        library: As in the row.
+        library: The library that the row names.
         is_within: Whether the calls are between the blocks of one GPU, for any number of ranks.
     """
 
@@ -39,12 +39,12 @@ class Form:
 
 
 def of_data(algorithm: str, name: str, complete: str) -> Form:
-    """The form of a class that chain() of chains.cuh takes."""
+    """Returns the form of a class that chain() of chains.cuh takes."""
     kernel = f"in_kernel::chain<in_kernel::{name}<{{type}}, {{world_size}}>, {{notes}}>"
     return Form(algorithm, kernel, complete)
 
 
 def of_barriers(algorithm: str, name: str, order: str, *, is_within: bool = False) -> Form:
-    """The form of a class that barriers() of chains.cuh takes."""
+    """Returns the form of a class that barriers() of chains.cuh takes."""
     kernel = f"in_kernel::barriers<in_kernel::{name}, {{notes}}>"
     return Form(algorithm, kernel, "message", order, is_within=is_within)

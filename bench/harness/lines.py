@@ -61,12 +61,12 @@ class Table:
             self.dropped = [column.heading for column in figures if column not in kept]
 
     def heading(self) -> list[str]:
-        """The lines above the table."""
+        """Returns the lines above the table."""
         lines = self.lines({column.heading: column.heading for column in self.columns})
         return [*lines, "-" * max(map(len, lines))]
 
     def lines(self, cells: dict[str, str]) -> list[str]:
-        """The line or lines of these cells, by heading."""
+        """Returns the line or lines of these cells, by heading."""
         labels: list[str] = []
         figures: list[str] = []
         for column in self.columns:

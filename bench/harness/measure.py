@@ -96,14 +96,14 @@ def eager(
     run: Call,
     enter: Callable[[], None] = lambda: None,
 ) -> Contender:
-    """A contender called and timed from Python."""
+    """Returns a contender called and timed from Python."""
     return Contender(
         library, algorithm, "eager", call, buffers, run, partial(time_calls, run), enter
     )
 
 
 def looped(algorithm: str, buffers: Buffers, op: Any) -> Contender:
-    """A prepared kccl operation looped and clocked in C (`op.time`)."""
+    """Returns a prepared kccl operation looped and clocked in C (`op.time`)."""
 
     def clock(iterations: int, warmup: int) -> tuple[Array, Array]:
         times_us = np.asarray(op.time(iterations, warmup=warmup), np.float64)
@@ -137,7 +137,8 @@ def measure(
     iterations: int | None = None,
     core_of: Callable[[int], int] | None = None,
 ) -> list[Row]:
-    """Rows of all contenders on one problem, without floors, the same on every rank. Collective.
+    """Returns the rows of all contenders on one problem, without floors, the same on every rank.
+    Collective.
 
     Each contender is checked with fresh inputs before it is timed and again after. One that is
     wrong gets a row with `wrong` > 0 and no time. One that raises ContenderLost on any rank gets no
@@ -159,7 +160,7 @@ def measure(
     lost: set[int] = set()
 
     def attempt(index: int, act: Callable[[], Any]) -> Any:
-        """What `act` returns; None from when the contender has been lost on this rank."""
+        """Returns what `act` returns; None from when the contender has been lost on this rank."""
         if index in lost:
             return None
         try:
@@ -275,8 +276,8 @@ def add_floors(
 
 
 def spread(row: Row) -> float:
-    """The middle half of the repeats' times, as a fraction of their median; 0 where a row, as those
-    of old records, does not have it.
+    """Returns the middle half of the repeats' times, as a fraction of their median; 0 where a row,
+    as those of old records, does not have it.
     """
     if not row["time_us"] or row.get("q1_us") is None:
         return 0.0
@@ -284,7 +285,7 @@ def spread(row: Row) -> float:
 
 
 def _sums(ranks: list[list[int | None]]) -> list[int | None]:
-    """The sum of all ranks for each contender; None for one that a rank has lost."""
+    """Returns the sum of all ranks for each contender; None for one that a rank has lost."""
     return [
         None if None in counts else sum(count for count in counts if count is not None)
         for counts in zip(*ranks, strict=True)
@@ -298,7 +299,7 @@ def _p99(singles: Sequence[Array]) -> float:
 def _share_a_core(
     cpus: Sequence[Sequence[Sequence[int | None]]], core_of: Callable[[int], int]
 ) -> bool:
-    """Whether two ranks were on one core, by the CPUs [rank][repeat][before or after]."""
+    """Tells whether two ranks were on one core, by the CPUs [rank][repeat][before or after]."""
     for of_ranks in zip(*cpus, strict=True):
         cores = [{core_of(cpu) for cpu in both if cpu is not None} for both in of_ranks]
         if sum(map(len, cores)) > len(set().union(*cores)):

@@ -1,4 +1,4 @@
-"""Whether a bench fits into the machine's memory, asked before it begins."""
+"""Checks that a bench fits into the machine's memory, before it begins."""
 
 from __future__ import annotations
 
@@ -20,17 +20,22 @@ def check_memory(nbytes: int, world_size: int, *, arrays: int) -> None:
         ValueError: They need more memory than is available.
     """
     needed = nbytes * world_size * (arrays + _CHECK_ARRAYS)
-    for room in kccl.topology.memory_room():
-        if (needed // world_size if room.is_of_process else needed) > room.nbytes:
+    for room in kccl.memory_room(needed):
+        if (needed // world_size if room.is_of_process else needed) > room.free:
+            taken = (
+                f", {gigabytes(room.promised)} of it promised to windows that nobody has written"
+                if room.promised >= 1 << 20
+                else ""
+            )
             raise ValueError(
                 f"messages of {gigabytes(nbytes)} need {gigabytes(needed)} on {world_size} "
                 f"rank{'s' if world_size > 1 else ''}, and {room.limit} has "
-                f"{gigabytes(room.nbytes)} left: measure smaller sizes"
+                f"{gigabytes(room.nbytes)} left{taken}: measure smaller sizes"
             )
 
 
 def gigabytes(nbytes: int) -> str:
-    """As in "1.5 GiB", and "12 MiB" below one."""
+    """Returns bytes as text: "1.5 GiB", or "12 MiB" where it is less than one GiB."""
     if nbytes < 1 << 30:
         return f"{nbytes / (1 << 20):.0f} MiB"
     return f"{nbytes / (1 << 30):.1f} GiB"

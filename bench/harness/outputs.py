@@ -55,7 +55,7 @@ def try_picture(option: str, path: Path) -> None:
 
 
 def _suffixes() -> list[str]:
-    """What names of pictures may end with, as in ".png"."""
+    """Returns what names of pictures may end with, as in ".png"."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     return sorted(f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes())

@@ -19,7 +19,7 @@ SLOTS = 2
 
 
 def partner_of(rank: int, world_size: int) -> int:
-    """The other rank of a pair."""
+    """Returns the other rank of a pair."""
     other = rank ^ 1
     return other if other < world_size else rank
 
@@ -39,7 +39,7 @@ def check_exchange(
 
 
 def slots_of(comm: Any, problem: Problem) -> tuple[Any, Array]:
-    """A window of KCCL with the slots, and this rank's part of it as an array."""
+    """Returns a window of KCCL with the slots, and this rank's part of it as an array."""
     window = comm.window(SLOTS * problem.nbytes)
     slots = np.frombuffer(window.local, problem.np_dtype).reshape(SLOTS, -1)
     slots.view(np.uint8).fill(SPOILED)
@@ -62,7 +62,7 @@ def sendrecv(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
 
 
 def sendrecv_of(comm: Any, x: Array) -> Call:
-    """An exchange of this array with the partner."""
+    """Returns an exchange of this array with the partner."""
     partner, found = partner_of(comm.rank, comm.size), np.zeros_like(x)
 
     def exchange() -> object:

@@ -28,7 +28,11 @@ class Comm(Protocol):
     world_size: int
     backend: str
     launcher: str
+    num_nodes: int
     barrier: Any
+
+    @property
+    def layout(self) -> str: ...
 
     def empty(self, shape: int, dtype: Any = ..., /) -> Any: ...
 
@@ -64,7 +68,7 @@ class Problem:
     num_chunks: int = 1
 
     def chunk(self, rank: int) -> slice:
-        """The elements of a rank's chunk in the message."""
+        """Returns the elements of a rank's chunk in the message."""
         length = self.count // self.world_size
         return slice(rank * length, (rank + 1) * length)
 
@@ -86,7 +90,7 @@ class Buffers:
         self.x[:] = values
 
     def result(self) -> Array:
-        """The contents of `out`, in the problem's element type."""
+        """Returns the contents of `out`, in the problem's element type."""
         out: Array = self.out
         return out
 
@@ -101,3 +105,9 @@ def buffers(problem: Problem) -> Buffers:
     dtype = problem.np_dtype if problem.np_dtype is not None else np.dtype(np.uint8)
     x = np.zeros(problem.count, dtype)
     return Buffers(x, np.zeros(problem.count, dtype) if problem.in_place is False else x)
+
+
+def torch_op(dist: Any, problem: Problem) -> Any:
+    """Returns torch.distributed's operator for a problem's."""
+    name = "PRODUCT" if problem.op == "prod" else str(problem.op).upper()
+    return getattr(dist.ReduceOp, name)

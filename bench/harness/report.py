@@ -42,7 +42,7 @@ _MARKS = {
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """A console as wide as its terminal."""
+    """Returns a console as wide as its terminal."""
     return kccl.screen.console(file, elsewhere=WIDTH)
 
 
@@ -57,7 +57,9 @@ def headline(rows: Iterable[Row]) -> list[Row]:
 
 
 def best_peer_row(rows: Iterable[Row], row: Row) -> Row | None:
-    """The fastest other library's row on the same problem, in the same mode; None without one."""
+    """Returns the fastest other library's row on the same problem, in the same mode; None without
+    one.
+    """
     peers = [
         other
         for other in rows
@@ -75,7 +77,7 @@ def best_peer(rows: Iterable[Row], row: Row) -> float | None:
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes as text, with K, M or G where that is exact."""
+    """Returns a number of bytes as text, with K, M or G where that is exact."""
     for shift, unit in ((30, "G"), (20, "M"), (10, "K")):
         if nbytes >= 1 << shift and nbytes % (1 << shift) == 0:
             return f"{nbytes >> shift}{unit}"
@@ -146,7 +148,7 @@ class Screen:
 
 
 def _columns(rows: Sequence[Row], has_peers: bool) -> list[Column]:
-    """The columns of a summary."""
+    """Returns the columns of a summary."""
     widths = {"algorithm": 13, "complete": 8, "order": 7, "ranks": 5}
     found = [Column("size", 7, is_label=True)]
     found += [Column(kind, widths[kind], is_label=True) for kind in _kinds(rows)]
@@ -176,7 +178,7 @@ def _peer_heading(rows: Sequence[Row]) -> str:
 
 
 def _all_columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns of a table of all rows, in microseconds and GB/s."""
+    """Returns the columns of a table of all rows, in microseconds and GB/s."""
     side = _side(rows)
     found = [Column("library algorithm", 26, is_label=True)]
     if side == "kernels":
@@ -301,7 +303,7 @@ _LEGEND = {
 
 
 def _side(rows: Sequence[Row]) -> str:
-    """Where the calls were made: "kernels", "gpus" or "host"."""
+    """Returns where the calls were made: "kernels", "gpus" or "host"."""
     if any(row["mode"] == "in_kernel" for row in rows):
         return "kernels"
     is_of_gpus = any(row["mode"] == "graph" or row["host_us"] is not None for row in rows)
@@ -321,7 +323,7 @@ def _name(row: Row) -> str:
 
 
 def _marks(row: Row, peer: Row | None) -> str:
-    """The letters of the notes of a row and of its peer's."""
+    """Returns the letters of the notes of a row and of its peer's."""
     notes = {*row["notes"], *(peer["notes"] if peer else ())}
     return "".join(letter for note, (letter, _) in _MARKS.items() if note in notes)
 
@@ -331,7 +333,7 @@ def _ratio(peer: Row | None, row: Row) -> str:
 
 
 def _have_reaches(rows: Sequence[Row]) -> bool:
-    """Whether some rows are of one GPU and others of all, as for an exchange."""
+    """Tells whether some rows are of one GPU and others of all, as for an exchange."""
     return len({row["world_size"] for row in rows}) > 1
 
 

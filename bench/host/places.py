@@ -1,4 +1,4 @@
-"""Where the ranks run: one core each, told to who reads the figures.
+"""Where the ranks run: one core each. Also tells it to those who read the figures.
 
 Two ranks on one core take turns, and a call then costs what the scheduler costs. So a bench pins
 its ranks, and the ranks of a second job onto the same cores.
@@ -35,7 +35,9 @@ class Places:
     core_of: Callable[[int], int]
 
     def lines(self, gpus: Sequence[str] = ()) -> list[str]:
-        """A line for each rank, as nccl-tests has it; `gpus` are the names of the ranks' GPUs."""
+        """Returns a line for each rank, as nccl-tests has it; `gpus` are the names of the ranks'
+        GPUs.
+        """
         found = []
         for rank, (pid, cpu) in enumerate(zip(self.pids, self.cpus, strict=True)):
             where = "any core"
@@ -86,7 +88,7 @@ def placed(comm: Comm, *, pins: bool) -> Iterator[Places]:
             "machine"
         )
     if pins:
-        chosen = kccl.topology.assign(sets, core_of)
+        chosen = kccl.topology.place_cores(kccl.topology.discover(), sets, comm.layout)
         forbidden = comm.gather_objects(kccl.topology.pin({chosen[comm.rank]}))
         reasons = [f"rank {i}: {why}" for i, why in enumerate(forbidden) if why]
         if reasons:

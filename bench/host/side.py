@@ -35,7 +35,9 @@ class HostSide:
         has_baselines: bool,
         places: Places | None = None,
     ) -> None:
-        """Collective. `places` says where the ranks are; those of another MPI's job go there."""
+        """Makes the object. Collective. `places`: where the ranks are; another MPI's go there,
+        too.
+        """
         self.machine: dict[str, Any] = {}
         self._comm = comm
         self._collective = collective
@@ -43,12 +45,14 @@ class HostSide:
         self._second: SecondJob | None = None
         self._places = places
         self._unsupported: str | None = None
+        # Simulated times have no floor. Between nodes nobody measures the network's.
+        self._has_floor = comm.backend != "sim" and comm.num_nodes == 1
         self._floors = Floors()
         self._before_us = 0.0
 
     def contenders(self, problem: Problem) -> list[Contender]:
         """Probe the floors; return kccl's contenders and those of the MPIs. Collective."""
-        if self._comm.backend != "sim":
+        if self._has_floor:
             # At every size, because a machine's latency drifts during a sweep; at the first one
             # more often, because its floor is printed before there are others.
             for _ in range(0 if self._floors.one_ways_us else _FIRST_PROBES):
@@ -69,20 +73,21 @@ class HostSide:
 
     def probe_again(self, problem: Problem) -> None:
         """Probes the floors after a problem has been measured. Collective."""
-        if self._comm.backend != "sim":
+        if self._has_floor:
             self._floors.around_us[problem.nbytes] = (self._before_us, self._probe(problem))
 
     def fill(self, rows: Sequence[Row]) -> None:
         """Sets the floors of these rows, as far as they have been probed."""
-        if self._comm.backend != "sim":
+        if self._has_floor:
             self._floors.add(rows)
+        if self._comm.backend != "sim":
             return
         # Simulated times give no bandwidth.
         for row in rows:
             row["algbw_gbps"] = row["busbw_gbps"] = None
 
     def notes(self) -> list[str]:
-        """A sentence for each peer without rows."""
+        """Returns a sentence for each peer without rows."""
         found = [self._in_job.missing if self._in_job else None, self._unsupported]
         found.append(self._second.missing if self._second else None)
         return [note for note in found if note]

@@ -29,7 +29,7 @@ class Chained(InKernel):
         problem: Problem,
         device_comm: Any,
     ) -> None:
-        """Collective.
+        """Makes the object. Collective.
 
         Args:
             notebook, kernels, shape: See InKernel.
@@ -63,7 +63,7 @@ class Chained(InKernel):
         return self._checked(kernel, warmup, calls, period(self._problem.world_size))
 
     def _checked(self, kernel: Any, warmup: int, calls: int, length: int) -> int:
-        """As launch(), with periods of `length` calls."""
+        """Does what launch() does, with periods of `length` calls."""
         problem, rank, key = self._problem, self._rank, (warmup + calls, length)
         self.buffers.load(self._chain.start(problem, rank))
         self._enqueue(kernel, warmup, calls, length, shifts=SHIFTS)

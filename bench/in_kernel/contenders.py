@@ -31,7 +31,9 @@ _SKEWED_SHARE = 4
 
 
 def forms(collective: Collective, world_size: int) -> list[Form]:
-    """The forms at a world size. With one rank, only those within a GPU, if there are any."""
+    """Returns the forms at a world size. With one rank, only those within a GPU, if there are
+    any.
+    """
     within = [form for form in collective.forms if form.is_within]
     return within if world_size == 1 and within else list(collective.forms)
 
@@ -56,25 +58,25 @@ class Runner(Protocol):
         """Arrays for a form's calls. Collective."""
 
     def numbers(self, values: Array) -> Any:
-        """A new array of 32- or 64-bit integers. Collective."""
+        """Returns a new array of 32- or 64-bit integers. Collective."""
 
     def address(self, array: Any) -> int:
-        """The address of an array of numbers()."""
+        """Returns the address of an array of numbers()."""
 
     def read(self, array: Any, count: int, dtype: Any) -> Array:
-        """The first elements of an array of numbers(), after the kernels have ended."""
+        """Returns the first elements of an array of numbers(), after the kernels have ended."""
 
     def launch(self, kernel: Any, *args: Any, grid: int, block: int, shared_bytes: int = 0) -> None:
         """Launch a kernel; `args` are its arguments without the communicator."""
 
     def launch_cooperative(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
-        """As launch(), by the driver's cooperative launch."""
+        """Does what launch() does, by the driver's cooperative launch."""
 
     def wait(self) -> None:
         """Wait for the kernels; raises kccl.Error if one failed."""
 
     def probe(self, *, within: bool) -> Callable[[], float | None]:
-        """A function that measures the one-way latency of a word in microseconds.
+        """Returns a function that measures the one-way latency of a word in microseconds.
 
         The word goes between two blocks of a GPU if `within`, else between ranks 0 and 1. The
         function returns None on the simulator. Both this call and that function are collective.
@@ -91,7 +93,7 @@ class Shape:
 
 
 def shape(problem: Problem, most_blocks: int) -> Shape:
-    """The shape of a problem's launch. A barrier has one block, grid_sync `most_blocks`."""
+    """Returns the shape of a problem's launch. A barrier has one block, grid_sync `most_blocks`."""
     if problem.np_dtype is None:
         if problem.collective != "grid_sync":
             return Shape(1, _WARP, 0)
@@ -110,7 +112,7 @@ class Notebook:
     """The arrays that all forms of a run share: delays, and times that kernels record."""
 
     def __init__(self, runner: Runner, module: Any, participants: int, own: int | None) -> None:
-        """Collective.
+        """Makes the object. Collective.
 
         Args:
             runner: Where the kernels run.
@@ -160,7 +162,7 @@ class InKernel:
         raise NotImplementedError
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """A measure.Clock: the slowest block's mean, and single calls of all blocks."""
+        """Returns a measure.Clock: the slowest block's mean, and single calls of all blocks."""
         self._launch("kMean", warmup, iterations)
         mean_us = self._times(self.shape.blocks).max() / iterations / 1e3
         noted = min(iterations, MOST_NOTED)
@@ -176,7 +178,7 @@ class InKernel:
         return (with_calls_ns - self.notebook.alone_ns(noted)) / noted / 1e3
 
     def wrong(self) -> int:
-        """The number of wrong elements in all launches since the last wrong()."""
+        """Returns the number of wrong elements in all launches since the last wrong()."""
         wrong, self._wrong = self._wrong, 0
         return wrong
 
@@ -189,7 +191,7 @@ class InKernel:
         return self.notebook.runner.read(self.notebook.times, count, np.int64)
 
     def _noted(self) -> tuple[Any, ...]:
-        """The kernel arguments for the delays and the times."""
+        """Returns the kernel arguments for the delays and the times."""
         return self.notebook.delays, self.notebook.delay_stride, self.notebook.times
 
 
@@ -201,7 +203,7 @@ class BarrierForm(InKernel):
     def __init__(
         self, notebook: Notebook, kernels: Sequence[Any], shape: Shape, device_comm: Any | None
     ) -> None:
-        """Collective.
+        """Makes the object. Collective.
 
         Args:
             notebook, kernels, shape: See InKernel.
@@ -246,7 +248,7 @@ class BarrierForm(InKernel):
 def contender(
     collective: Collective, problem: Problem, form: Form, made: InKernel, buffers: Buffers
 ) -> Contender:
-    """The contender of one form.
+    """Returns the contender of one form.
 
     Args:
         collective: The table of functions.

@@ -30,7 +30,7 @@ SHIFTS = 0x9E3779B97F4A7C15
 
 
 def period(world_size: int) -> int:
-    """The number of calls from one multiplication to the next.
+    """Returns the number of calls from one multiplication to the next.
 
     As many as the range of a sum allows. It is coprime with the world size, so that in time each
     rank is the root of a broadcast whose data have just changed.
@@ -40,7 +40,7 @@ def period(world_size: int) -> int:
 
 
 def short_period(world_size: int) -> int:
-    """The period of launches whose data change often.
+    """Returns the period of launches whose data change often.
 
     Not in every call: the sign would then be the same as two calls before, when the slot was last
     written. With this period a stale word differs from the new one in at least two of five calls.
@@ -49,7 +49,7 @@ def short_period(world_size: int) -> int:
 
 
 def pattern(problem: Problem, length: int, rank: int, seed: int) -> Array:
-    """`length` elements that repeat DISTINCT ones."""
+    """Returns `length` elements that repeat DISTINCT ones."""
     few = replace(problem, count=min(length, DISTINCT))
     return np.resize(make_input(few, rank, seed), length)
 
@@ -59,7 +59,7 @@ def _wide(values: Array) -> Array:
 
 
 def total(values: Sequence[Array]) -> Array:
-    """The sum in rank order, rounded once."""
+    """Returns the sum in rank order, rounded once."""
     wide = _wide(values[0])
     for value in values[1:]:
         wide = wide + _wide(value)
@@ -67,12 +67,12 @@ def total(values: Sequence[Array]) -> Array:
 
 
 def times(values: Array, factor: float) -> Array:
-    """As multiply() of chains.cuh."""
+    """Does what multiply() of chains.cuh does."""
     wide = _wide(values)
     product: Array = (wide * wide.dtype.type(factor)).astype(values.dtype)
     return product
 
 
 def changes(calls: int, length: int) -> range:
-    """The calls before which there is a multiplication."""
+    """Returns the calls before which there is a multiplication."""
     return range(length, calls, length)

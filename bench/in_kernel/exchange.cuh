@@ -18,7 +18,7 @@ constexpr int kMostThreads = 544;
 template <KcclReach REACH, Order ORDER, int WORLD_SIZE>
 class Exchange {
   public:
-    // memory: of this block, with room for twice all slices and one. slice: the first slice of this
+    // memory: this block's, with room for twice all slices and one. slice: the first slice of this
     // block, `count` words; `first` is added to each.
     KCCL_DEVICE Exchange(const DeviceComm& comm, uint64_t* memory, const uint64_t* slice,
                          uint32_t count, uint64_t first)
@@ -92,7 +92,7 @@ template <class T, int WORLD_SIZE>
 class ExchangedSums {
   public:
     using Type = T;
-    // memory: of this block, with room for two slices. slice: the first slice of this block,
+    // memory: this block's, with room for two slices. slice: the first slice of this block,
     // `count` elements, which must be whole words.
     KCCL_DEVICE ExchangedSums(const DeviceComm& comm, T* memory, const T* slice, uint32_t count,
                               double factor)
@@ -127,7 +127,7 @@ class ExchangedSums {
   private:
     KCCL_DEVICE void copy(T* to, const T* from) const {
         auto* const words = reinterpret_cast<uint64_t*>(to);
-        for (uint32_t i = exchange_.thread(); i < count_ / kccl::kPayloadElements<T>;
+        for (uint32_t i = exchange_.thread(); i < count_ / kccl::kUnitElements<T>;
              i += exchange_.num_threads()) {
             kccl::mem::store_plain(
                 words + i, kccl::mem::load_plain(reinterpret_cast<const uint64_t*>(from) + i));

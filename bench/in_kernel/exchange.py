@@ -30,8 +30,8 @@ _APART = 0x9E3779B97F4A7C15
 
 
 def exchange_shape(problem: Problem, most_blocks: int) -> Shape:
-    """The shape of an exchange: all blocks, each with the whole words that its part of the rank's
-    bytes needs, at least one.
+    """Returns the shape of an exchange: all blocks, each with the whole words that its part of the
+    rank's bytes needs, at least one.
     """
     each = max(1, -(-problem.nbytes // (WORD_BYTES * most_blocks)))
     packets = most_blocks * each
@@ -40,7 +40,7 @@ def exchange_shape(problem: Problem, most_blocks: int) -> Shape:
 
 
 def sums_shape(problem: Problem, most_blocks: int) -> Shape | None:
-    """The shape of ExchangedSums: slices of equal length, one word per thread.
+    """Returns the shape of ExchangedSums: slices of equal length, one word per thread.
 
     None if the message is not a number of whole words.
     """
@@ -54,13 +54,15 @@ def sums_shape(problem: Problem, most_blocks: int) -> Shape | None:
 
 
 def exchange_bytes(shape: Shape, world_size: int) -> int:
-    """The `exchange_bytes` that a DeviceComm needs for slices of this shape."""
+    """Returns the `exchange_bytes` that a DeviceComm needs for slices of this shape."""
     lines = -(-shape.each * WORD_BYTES // _LINE_BYTES)
     return world_size * shape.blocks * lines * _LINE_BYTES
 
 
 def end(slices: Array, first: int, calls: int) -> Array:
-    """What the last of `calls` calls collects, if the first one publishes `slices` plus `first`."""
+    """Returns what the last of `calls` calls collects, if the first one publishes `slices` plus
+    `first`.
+    """
     # Call k publishes what call k - 1 collected from the block k positions further, plus one.
     moved = sum(range(1, calls))
     added = np.uint64((first + calls - 1) % 2**64)
@@ -79,7 +81,7 @@ class Exchanging(InKernel):
         form: Form,
         device_comm: Any,
     ) -> None:
-        """Collective.
+        """Makes the object. Collective.
 
         Args:
             notebook, kernels, shape: See InKernel.
@@ -136,7 +138,7 @@ class ExchangedSums(Chained):
         problem: Problem,
         device_comm: Any,
     ) -> None:
-        """Collective.
+        """Makes the object. Collective.
 
         Args:
             notebook, kernels, shape: See InKernel; `each` is in words.

@@ -60,7 +60,7 @@ class _Reach:
     """
 
     def __init__(self, runner: Runner, module: Any, *, within: bool) -> None:
-        """Collective."""
+        """Makes the object. Collective."""
         comm = runner.comm
         parties = (runner.most_blocks, None) if within else (comm.world_size, comm.rank)
         self.notebook = Notebook(runner, module, *parties)
@@ -69,7 +69,7 @@ class _Reach:
 
 
 class InKernelSide:
-    """As HostSide, for calls inside kernels.
+    """Does what HostSide does, for calls inside kernels.
 
     Attributes:
         machine: Facts about the machine that the document needs besides those of the CPU.
@@ -135,10 +135,10 @@ class InKernelSide:
         return found
 
     def probe_again(self, problem: Problem) -> None:
-        """As HostSide.probe_again(): a GPU's latency does not drift, so nothing is probed."""
+        """Probes nothing, because a GPU's latency does not drift: see HostSide.probe_again()."""
 
     def fill(self, rows: Sequence[Row]) -> None:
-        """As HostSide.fill()."""
+        """See HostSide.fill()."""
         for within, reach in self._reaches.items():
             # With two reaches the world size is above 1, so rows of 1 are within a GPU.
             rows_of_it = [
@@ -151,7 +151,7 @@ class InKernelSide:
                     row["algbw_gbps"] = row["busbw_gbps"] = None
 
     def notes(self) -> list[str]:
-        """As HostSide.notes()."""
+        """See HostSide.notes()."""
         return self._remarks
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class InKernelSide:
         self._ends.close()
 
     def _has(self, problem: Problem, form: Form) -> bool:
-        """Whether a problem has a row of this form. If not, a remark says why."""
+        """Tells whether a problem has a row of this form. If not, a remark says why."""
         is_of_sums = form.algorithm == OF_SUMS and not self._is_exchange
         if not is_of_sums or sums_shape(problem, self._runner.most_blocks) is not None:
             return True
@@ -190,7 +190,9 @@ class InKernelSide:
         return contender(self._collective, problem, form, made, made.buffers)
 
     def _compile_peers(self) -> Any:
-        """The module of grid_sync's peer. None if a rank has none; then a remark says why."""
+        """Returns the module of grid_sync's peer. None if a rank has none; then a remark says
+        why.
+        """
         if self._collective.name != "grid_sync":
             return None
         comm, module, why = self._runner.comm, None, f"backend {self._runner.comm.backend} has none"
@@ -213,19 +215,23 @@ class InKernelSide:
 def kernels_of(
     collective: Collective, dtype: str | None, world_size: int
 ) -> tuple[Path, list[str]]:
-    """The source file and the kernel names of a collective's forms."""
+    """Returns the source file and the kernel names of a collective's forms."""
     found = forms(collective, world_size)
     names = [name for form in found for name in form.names(dtype, world_size)]
     return FOLDER / f"{collective.name}.cuh", [*names, DELAYS_ALONE]
 
 
 def kernels_of_peers(world_size: int) -> tuple[Path, list[str], list[Path]]:
-    """The kernels of grid_sync's peer, and its include folders: none if its headers are missing."""
+    """Returns the kernels of grid_sync's peer, and its include folders: none if its headers are
+    missing.
+    """
     return _PEERS_KERNELS, _PEER.names(None, world_size), cooperative_groups()
 
 
 def cooperative_groups() -> list[Path]:
-    """The include folders of CUDA's cooperative_groups.h; none if one of its headers is missing."""
+    """Returns the include folders of CUDA's cooperative_groups.h; none if one of its headers is
+    missing.
+    """
     for folder in _include_folders():
         # Since CUDA 13 the C++ library, which has nv/target, is in the folder cccl.
         more = next((at for at in (folder, folder / "cccl") if (at / "nv/target").is_file()), None)

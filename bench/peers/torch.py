@@ -99,7 +99,9 @@ class TorchPeers:
             self.libraries = {"torch": str(torch.__version__), self._name: number}
 
     def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
-        """The contenders of all peers that support the problem, in both modes. Collective."""
+        """Returns the contenders of all peers that support the problem, in both modes.
+        Collective.
+        """
         if self._torch is None:
             return []
         if problem.in_place is False:

@@ -46,7 +46,7 @@ Times = Mapping[int, Mapping[Candidate, Timing]]
 def thresholds(
     collective: str, times: Times, floats_only: Set[str] = frozenset()
 ) -> list[dict[str, Any]]:
-    """The fastest candidate per size, neighbours merged.
+    """Returns the fastest candidate per size, neighbours merged.
 
     Args:
         collective: Name of the collective.
@@ -101,7 +101,9 @@ def _merged(times: Times) -> list[tuple[float, Candidate]]:
 
 
 def entry_of(collective: str, bound: float, best: Candidate) -> dict[str, Any]:
-    """A line of a table: `best` for messages up to `bound` bytes; inf: for all longer ones."""
+    """Returns a line of a table: `best` for messages up to `bound` bytes; inf: for all longer
+    ones.
+    """
     up_to_bytes = None if math.isinf(bound) else int(bound)
     entry = {"collective": collective, "up_to_bytes": up_to_bytes, "algorithm": best.algorithm}
     return entry | ({"blocks": best.blocks, "threads": best.threads} if best.blocks else {})
@@ -110,7 +112,8 @@ def entry_of(collective: str, bound: float, best: Candidate) -> dict[str, Any]:
 def updated(
     tuning: dict[str, Any] | None, backend: str, world_size: int, entries: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A tuning document with these entries in place of the same collectives' at this world size.
+    """Returns a tuning document with these entries in place of the same collectives' at this world
+    size.
 
     Args:
         tuning: the document so far, None for none.
@@ -118,21 +121,24 @@ def updated(
         world_size: of the entries.
         entries: as `thresholds` returns them, of one or more collectives.
     """
-    tables = {} if tuning is None else {t["world_size"]: t["thresholds"] for t in tuning["tables"]}
+    tables = {} if tuning is None else {t["world_size"]: dict(t) for t in tuning["tables"]}
     new = {entry["collective"] for entry in entries}
-    kept = [entry for entry in tables.get(world_size, []) if entry["collective"] not in new]
-    tables[world_size] = [*entries, *kept]
+    # A table may also name its machine, as a person wrote it.
+    table = tables.setdefault(world_size, {"world_size": world_size, "thresholds": []})
+    kept = [entry for entry in table["thresholds"] if entry["collective"] not in new]
+    table["thresholds"] = [*entries, *kept]
     # On which machines the file's tables were measured, as a person wrote it.
     origin = {} if tuning is None or "origin" not in tuning else {"origin": tuning["origin"]}
     return {
         "backend": backend,
         **origin,
-        "tables": [{"world_size": n, "thresholds": tables[n]} for n in sorted(tables)],
+        "tables": [tables[n] for n in sorted(tables)],
     }
 
 
 def read(path: Path | None, backend: str) -> dict[str, Any] | None:
-    """The tuning document of a file that is to be updated; None if there is no such file yet.
+    """Returns the tuning document of a file that is to be updated; None if there is no such file
+    yet.
 
     Raises:
         ValueError: The file has no tables of tuning, or those of another backend.
@@ -144,12 +150,17 @@ def read(path: Path | None, backend: str) -> dict[str, Any] | None:
         if not isinstance(found, dict):
             raise TypeError("it holds no JSON object")
         of_backend = found["backend"]
-        {table["world_size"]: table["thresholds"] for table in found["tables"]}
+        of_sizes = {table["world_size"]: table["thresholds"] for table in found["tables"]}
     except (ValueError, TypeError, KeyError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(
             f"--out {path} exists and is no tuning file ({what}): name another, or delete it"
         ) from error
+    if len(of_sizes) < len(found["tables"]):
+        raise ValueError(
+            f"--out {path} has tables of several machines for one number of ranks: name another "
+            "file"
+        )
     if of_backend != backend:
         raise ValueError(
             f"--out {path} has tables of backend {of_backend}, and this run is of {backend}: name "

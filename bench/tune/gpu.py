@@ -28,7 +28,7 @@ class GpuTuner:
     def __init__(
         self, comm: Comm, *, shapes: Shapes, clock: tuple[Any, GpuClock] | None = None
     ) -> None:
-        """Collective.
+        """Makes the object. Collective.
 
         Args:
             comm: The communicator.

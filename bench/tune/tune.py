@@ -49,7 +49,7 @@ class Tuner(Protocol):
         """
 
     def only(self, collective: Collective) -> Candidate | None:
-        """The only candidate if there is no choice, and nothing to measure; else None."""
+        """Returns the only candidate if there is no choice, and nothing to measure; else None."""
 
     def floats_only(self, collective: Collective) -> Set[str]:
         """Algorithms of the collective that integers cannot use. Collective."""
@@ -69,7 +69,8 @@ def tune(
     core_of: Callable[[int], int] | None = None,
     show: Callable[[Sequence[Row]], None] = lambda rows: None,
 ) -> tuple[list[Row], list[dict[str, Any]]]:
-    """Rows of every candidate on every problem, and the thresholds they give. Collective.
+    """Returns the rows of every candidate on every problem, and the thresholds they give.
+    Collective.
 
     Args:
         comm, collective, problems, repeats, iterations, core_of: As in measure().

@@ -73,3 +73,14 @@ def test_ranks_that_map_the_same_memory_count_it_once():
         return grown, window.nbytes
 
     assert kccl.run_threads(main, 3) == [(3 * MIB, MIB)] * 3
+
+
+def test_memory_that_another_thread_unmaps_meanwhile_is_promised_to_nobody(monkeypatch):
+    gone = mapping.map_shared(-1, MIB)
+    address = mapping.ffi.cast("uintptr_t", mapping.ffi.from_buffer(gone))
+    monkeypatch.setattr(mapping, "_mapped", {int(address): (0, MIB)})
+    assert mapping.untouched_bytes() == MIB
+    del gone
+    gc.collect()
+    monkeypatch.setattr(mapping, "_mapped", {int(address): (0, MIB)})
+    assert mapping.untouched_bytes() == 0

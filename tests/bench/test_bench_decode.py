@@ -21,6 +21,7 @@ from kccl.bench.decode.peers import PEERS
 from kccl.engine import Engine
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.bounds import bytes_per_token
+from kccl.engine.model.program import Program
 
 
 @pytest.mark.usefixtures("no_peers")
@@ -44,12 +45,24 @@ def test_rows_are_complete(
         assert row["p99_us"] >= row["us_per_token"]
         assert row["ttft_steps"] == pytest.approx(row["ttft_ms"] * 1e3 / row["us_per_token"])
         assert row["bandwidth_gbps"] == 2
-        config = random_checkpoint("tiny-laneformer").config
-        bound_us = bytes_per_token(config, row["position"] + 2, 4) / 2e9 * 1e6
+        program = Program(random_checkpoint("tiny-laneformer").config)
+        bound_us = bytes_per_token(program, row["position"] + 2, 4) / 2e9 * 1e6
         assert row["bandwidth_share"] * row["us_per_token"] == pytest.approx(bound_us)
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     assert [tuple(row) for row in rows] == [report.COLUMNS] * 2
+
+
+@pytest.mark.usefixtures("no_peers")
+def test_rounded_weights_are_checked_against_the_same_rounding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("--model", "bundled", "--positions", "40", "--json", "--weights")
+    assert bench(*arguments, "int4") == 0
+    (row,) = document_of(capsys.readouterr().out)["rows"]
+    assert (row["dtype"], row["tokens_match"]) == ("int4", True)
+    assert bench(*arguments, "int4", "--baselines") == 2
+    assert "no other engine has the rounding of --weights" in capsys.readouterr().err
 
 
 def test_rows_of_a_job() -> None:
@@ -206,6 +219,8 @@ def test_threads_as_ranks_are_refused_in_a_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PMI_SIZE", "2")
+    # There is no other rank to compare complaints with.
+    monkeypatch.setattr("kccl.tools.complaints.Complaints.meet", lambda *_: None)
     assert bench("--random-weights", "tiny-llama", "-n", "2") == 2
     assert "ranks is 2: they are threads of one process" in capsys.readouterr().err
 

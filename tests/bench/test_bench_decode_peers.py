@@ -17,9 +17,11 @@ from kccl.bench.decode.peers import PEERS
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import open_checkpoint
 from kccl.engine.files.random_weights import random_checkpoint
-from kccl.engine.model.ops import BIASES
+from kccl.engine.model.ops import IN_LAYER
 from kccl.engine.model.rope import Llama3Scaling, Rope
 from kccl.engine.model.rope_scaling import DynamicScaling
+
+ALL_BIASES = tuple(kind.name for kind in IN_LAYER if kind.biases)
 
 
 class WrongPeer(ReferenceAsPeer):
@@ -132,8 +134,8 @@ LLAMA_31 = Llama3Scaling(8.0, 1.0, 4.0, 64)
         ("tiny-qwen3", {}),
         ("tiny-qwen2", {}),
         ("tiny-mistral", {"window": 0, "window_layers": 0}),
-        ("tiny-llama", {"biases": tuple(BIASES)}),
-        ("tiny-llama", {"biases": tuple(BIASES), "rope": Rope(is_interleaved=True)}),
+        ("tiny-llama", {"biases": ALL_BIASES}),
+        ("tiny-llama", {"biases": ALL_BIASES, "rope": Rope(is_interleaved=True)}),
     ],
     ids=[
         *("llama", "interleaved", "llama-3.1", "qwen3", "qwen2", "mistral", "biases"),
@@ -176,6 +178,7 @@ def test_only_a_folder_says_which_layers_have_a_window(
     ("model", "changes", "told"),
     [
         ("tiny-llama", {"biases": ("qkv",)}, "no biases of qkv alone"),
+        ("tiny-qwen3-moe", {}, "mixtures of experts are not written to files"),
         ("tiny-mistral", {"biases": ("qkv", "out")}, "no biases of qkv, out alone"),
         ("tiny-qwen2", {"biases": ()}, "no model without biases"),
         ("tiny-mistral", {"window_layers": 2}, "no windows in these layers"),

@@ -21,6 +21,7 @@ from bench_world import (
 from long import long_after
 
 import kccl
+from kccl.base import mapping
 from kccl.bench import cli
 from kccl.bench.harness import measure, outputs
 
@@ -215,6 +216,32 @@ def test_messages_that_do_not_fit_are_refused(
     assert FakeWorld(2).run(partial(cli.main, args)) == [2, 2]
     said = "messages of 1.0 GiB need 6.0 GiB on 2 ranks, and this machine has 1.0 GiB left"
     assert said in capsys.readouterr().err
+
+
+def test_windows_that_nobody_has_written_yet_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room = kccl.topology.Room("this machine", 7 << 30, False, "end other programs")
+    monkeypatch.setattr(kccl.topology, "memory_room", lambda: [room])
+    monkeypatch.setattr(mapping, "mapped_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(mapping, "untouched_bytes", lambda: 2 << 30)
+    args = parse("all_reduce", "--sizes", "8", "1G")
+    assert FakeWorld(2).run(partial(cli.main, args)) == [2, 2]
+    said = "and this machine has 7.0 GiB left, 2.0 GiB of it promised to windows that nobody has"
+    assert said in capsys.readouterr().err
+
+
+def test_a_rank_that_has_too_little_memory_refuses_for_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = iter([1 << 40, 1 << 30])
+    limit = "this machine"
+    monkeypatch.setattr(
+        kccl.topology, "memory_room", lambda: [kccl.topology.Room(limit, next(asked), False, "")]
+    )
+    args = parse("all_reduce", "--sizes", "8", "1G")
+    assert FakeWorld(2).run(partial(cli.main, args)) == [2, 2]
+    assert capsys.readouterr().err.count("messages of 1.0 GiB need 6.0 GiB on 2 ranks") == 1
 
 
 @pytest.mark.usefixtures("probes")

@@ -1,4 +1,4 @@
-"""The rows of put, get and signal: KCCL's one-sided calls, and MPI's ways of doing the same."""
+"""The rows of calls between two ranks, put, get, signal and send_recv, and MPI's ways of them."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from kccl.bench import cli, collectives
 from kccl.bench.harness import measure
 from kccl.bench.harness import problem as bench_problem
 
-NAMES = ("put", "get", "signal")
+NAMES = ("put", "get", "send_recv", "signal")
 
 
 def problem(name, world_size, nbytes=64):
@@ -57,7 +57,7 @@ def test_rows_of_kccl(name, world_size):
         assert row["algorithm"] == name and row["wrong"] == 0 and row["time_us"] > 0
 
 
-@pytest.mark.parametrize("name", ["put", "get"])
+@pytest.mark.parametrize("name", ["get", "put", "send_recv"])
 @pytest.mark.parametrize("lost", ["data", "order"])
 def test_wrong_data_is_counted(name, lost):
     def main(comm):
@@ -102,7 +102,13 @@ def test_they_have_no_rows_on_gpus_and_in_kernels(name, capsys):
 
 @pytest.mark.parametrize(
     ("name", "second"),
-    long_after(1, [("put", "put_fence"), ("get", "get_fence"), ("signal", "fence")]),
+    long_after(
+        1,
+        [
+            *(("put", "put_fence"), ("get", "get_fence"), ("signal", "fence")),
+            ("send_recv", "persistent"),
+        ],
+    ),
 )
 def test_mpis_rows(name, second):
     pytest.importorskip("mpi4py")

@@ -26,6 +26,7 @@ from kccl.bench import cli, collectives
 from kccl.bench.harness import document, measure
 from kccl.bench.peers import mpi, second_job
 from kccl.bench.tune import choice, tune
+from kccl.plan.specs import SPECS
 from kccl.tools import cli as commands
 
 # What is written
@@ -103,7 +104,7 @@ def test_a_number_with_a_fraction_is_refused(flag: str, capsys: pytest.CaptureFi
         (("all_reduce", "-e", "0"), "range is empty"),
         (("exchange",), "inside kernels only: add --in-kernel and --backend cuda, hip or sim"),
         (("all_reduce", "--in-kernel"), "needs --backend cuda, hip or sim"),
-        (("all_reduce", "--sizes", "8", "20000G"), "left: measure smaller sizes"),
+        (("all_reduce", "--sizes", "8", "20000G"), "measure smaller sizes"),
         ((), "name a collective"),
     ],
 )
@@ -154,13 +155,16 @@ def test_a_name_that_nothing_has_gets_the_nearest(
     assert question in capsys.readouterr().err
 
 
+WITH_PLANS = sorted({spec.collective for spec in SPECS})
+
+
 def test_plan_takes_the_same_names_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["plan", "bcast", "--bytes", "8", "--dtype", "fp32"]) == 0
     assert capsys.readouterr().out.startswith("broadcast of 8 bytes float32")
     for name, rest in (("exchange", ""), ("al_reduce", "Did you mean all_reduce?")):
         assert commands.main(["plan", name]) == 2
         said = capsys.readouterr().err
-        assert "known are all_gather, all_reduce, barrier, broadcast, reduce_scatter" in said
+        assert f"known are {', '.join(WITH_PLANS)}" in said
         assert rest in said and "exchange," not in said
 
 
@@ -296,6 +300,19 @@ def test_a_tuning_file_keeps_what_was_not_tuned_again() -> None:
             {"world_size": 8, "thresholds": [entry("all_reduce", "c")]},
         ],
     }
+
+
+def test_a_tables_machine_is_kept_and_files_of_several_machines_are_refused(
+    tmp_path: Path,
+) -> None:
+    table = {"world_size": 2, "machine": "h200-2", "thresholds": []}
+    before = {"backend": "cuda", "tables": [table]}
+    after = choice.updated(before, "cuda", 2, [{"collective": "barrier", "algorithm": "a"}])
+    assert after["tables"][0]["machine"] == "h200-2" and len(after["tables"][0]["thresholds"]) == 1
+    path = tmp_path / "cuda.json"
+    path.write_text(json.dumps(before | {"tables": [table, table | {"machine": "h200-4"}]}))
+    with pytest.raises(ValueError, match="tables of several machines for one number of ranks"):
+        choice.read(path, "cuda")
 
 
 def tuned(comm: FakeComm, sizes: list[int]) -> Any:

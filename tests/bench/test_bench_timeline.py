@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_made_timeline import OP_NS, ROUND_NS, STAGE_BYTES, made_stamps
+from hand_made_timeline import OP_NS, STAGE_BYTES, TOKEN_STEP_NS, made_stamps
 
 from kccl.bench import compare
 from kccl.bench.decode import perfetto, picture, report, variants
@@ -27,7 +27,7 @@ def pair() -> list[Timeline]:
 
 def test_a_summary_says_where_the_time_goes(pair: list[Timeline]) -> None:
     found = summary_of(pair[0])
-    assert found.token_us == pytest.approx(ROUND_NS * 1e-3)
+    assert found.token_us == pytest.approx(TOKEN_STEP_NS * 1e-3)
     for kind in ("qkv", "out", "gate_up", "down", "head"):
         times = {name: part.mean for name, part in found.parts[kind].items()}
         wanted = {"wait": 0.4, "multiply": 0.3, "meet": 0.2, "finish": 0.1}
@@ -43,15 +43,15 @@ def test_a_summary_says_where_the_time_goes(pair: list[Timeline]) -> None:
 
 
 def test_a_summary_says_what_the_memory_does(pair: list[Timeline]) -> None:
-    """In a round nine stages land, in five of ten windows; each is in flight for 200 ns, and full
-    for 700.
+    """In a token step nine stages land, in five of ten windows; each is in flight for 200 ns, and
+    full for 700.
     """
     found = summary_of(pair[0])
-    assert found.bytes_per_s == pytest.approx(9 * STAGE_BYTES / ROUND_NS * 1e9)
+    assert found.bytes_per_s == pytest.approx(9 * STAGE_BYTES / TOKEN_STEP_NS * 1e9)
     assert found.idle_share == pytest.approx(0.5)
-    assert found.quiet_share == pytest.approx(1 - 5 * 200 / ROUND_NS, abs=1e-3)
-    assert found.in_flight == pytest.approx(9 * 200 / (2 * ROUND_NS), abs=1e-3)
-    assert found.ring_level == pytest.approx(9 * 700 / (2 * ROUND_NS), abs=1e-3)
+    assert found.quiet_share == pytest.approx(1 - 5 * 200 / TOKEN_STEP_NS, abs=1e-3)
+    assert found.in_flight == pytest.approx(9 * 200 / (2 * TOKEN_STEP_NS), abs=1e-3)
+    assert found.ring_level == pytest.approx(9 * 700 / (2 * TOKEN_STEP_NS), abs=1e-3)
     assert found.ring_stages == 4
     landed = landed_in_windows(pair[0]).reshape(3, 10)
     assert (landed == landed[0]).all()
@@ -217,6 +217,8 @@ def test_a_trace_is_refused_in_a_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PMI_SIZE", "2")
+    # There is no other rank to compare complaints with.
+    monkeypatch.setattr("kccl.tools.complaints.Complaints.meet", lambda *_: None)
     asked = ("--random-weights", "tiny-tiles", "--backend", "cuda", "--trace", "t.json")
     assert command.main(["bench", "decode", *asked]) == 2
     assert "--trace needs ranks that are threads" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 from bench_world import row
 
 from kccl.bench import compare
+from kccl.bench.decode import report
 from kccl.bench.harness import document, measure
 from kccl.tools import cli
 
@@ -174,3 +175,24 @@ def test_files_that_hold_nothing_are_sentences(
     assert reason in capsys.readouterr().err
     assert cli.main(["bench", "all_reduce", "--compare", *argv]) == 2
     assert "leave out all_reduce" in capsys.readouterr().err
+
+
+def test_rows_with_drafts_have_partners_of_their_own() -> None:
+    """Rows that are older than drafts had none."""
+    older: measure.Row = {
+        "library": "kccl",
+        "model": "m",
+        "backend": "host",
+        "world_size": 1,
+        "position": 128,
+    }
+    older |= {"us_per_token": 100.0, "tok_s": 1e4, "tokens_match": True, "dtype": "bfloat16"}
+    plain, some = older | {"us_per_token": 101.0, "drafts": "off"}, older | {"drafts": 3}
+    some["us_per_token"] = 40.0
+    found = compare.compare([made(older)], [made(plain, some)])
+    assert (found.compared, found.better, found.worse) == (1, 0, [])
+    assert found.alone[0] == ["decode m, position 128, 1 ranks, drafts 3"]
+    found = compare.compare([made(plain, some)], [made(older, some | {"us_per_token": 80.0})])
+    assert [each.row["drafts"] for each in found.worse] == [3]
+    assert found.compared == 2
+    assert report.ours_and_best([plain, some]) == [(plain, None)]

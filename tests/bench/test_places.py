@@ -22,10 +22,10 @@ from bench_world import (
     problem,
 )
 
-from kccl import topology
 from kccl.bench import cli, collectives, compare
 from kccl.bench.harness import clock, document, measure
 from kccl.bench.host import places
+from kccl.topology.pinning import assign
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 needs_two = pytest.mark.skipif(len(ALLOWED) < 2, reason="there is one core")
@@ -53,7 +53,7 @@ needs_two = pytest.mark.skipif(len(ALLOWED) < 2, reason="there is one core")
 def test_ranks_have_a_core_each_where_that_is_possible(
     allowed: list[set[int]], siblings: int, cpus: list[int]
 ) -> None:
-    assert topology.assign(allowed, lambda cpu: cpu // siblings * siblings) == cpus
+    assert assign(allowed, lambda cpu: cpu // siblings * siblings) == cpus
 
 
 def where(comm: FakeComm, *, pins: bool = True) -> Any:

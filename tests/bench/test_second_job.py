@@ -167,7 +167,7 @@ def test_the_second_job_inherits_nothing_from_a_launcher(monkeypatch: pytest.Mon
     for name in ("PMI_RANK", "PMIX_RANK", "HYDI_CONTROL_FD", "MPI_LOCALRANKID", "PYTHONPATH"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("LANG", "C")
-    environment = second_job.clean_environment()
+    environment = second_job.clean_environment(1)
     assert environment["LANG"] == "C"
     assert environment["OMPI_MCA_btl"] == "self,sm"
     assert not [name for name in environment if name.startswith(("PMI", "HYD", "MPI", "PYTHON"))]

@@ -7,6 +7,7 @@ import numpy as np
 import oracle
 import programs
 import pytest
+from long import long_after, long_beyond_each
 
 import kccl
 from kccl.backends.settings import Settings
@@ -64,7 +65,7 @@ def exact_inputs(world_size, dtype, op, count, salt=0):
 
 # The host compiles a kernel for each type, and once more for two ranks. So every type runs with 2
 # and with 3 ranks; each other number of ranks runs with one type, of one size or another.
-MATRIX = [(world_size, dtype) for world_size in (2, 3) for dtype in oracle.DTYPES]
+MATRIX = long_beyond_each((2, 3), oracle.DTYPES)
 MATRIX += zip((1, 4, 5, 6, 7, 8), oracle.DTYPES, strict=True)
 
 
@@ -84,14 +85,17 @@ def test_matrix(world_size, dtype):
 
 @pytest.mark.parametrize(
     ("world_size", "dtype"),
-    [
-        (1, "float32"),
-        (2, "bfloat16"),
-        (3, "float32"),
-        (3, "float64"),
-        (3, "bfloat16"),
-        (8, "int32"),
-    ],
+    long_after(
+        3,
+        [
+            (1, "float32"),
+            (2, "bfloat16"),
+            (3, "float64"),
+            (3, "float32"),
+            (3, "bfloat16"),
+            (8, "int32"),
+        ],
+    ),
 )
 def test_around_slots(world_size, dtype):
     """Messages a little shorter and longer than a packet slot, a line of each rank, the staging."""
@@ -107,8 +111,7 @@ def test_around_slots(world_size, dtype):
     run_cases(world_size, cases)
 
 
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
-@pytest.mark.parametrize("world_size", [1, 2, 5, 8])
+@pytest.mark.parametrize(("world_size", "dtype"), long_beyond_each((2, 5, 1, 8), oracle.DTYPES))
 def test_any_bits(world_size, dtype):
     """NaN of every sign and payload, both zeros, infinities, subnormals; integers that wrap."""
     rng = np.random.default_rng(world_size)
@@ -120,8 +123,7 @@ def test_any_bits(world_size, dtype):
     run_cases(world_size, cases)
 
 
-@pytest.mark.parametrize("dtype", oracle.FLOATS)
-@pytest.mark.parametrize("world_size", [3, 8])
+@pytest.mark.parametrize(("world_size", "dtype"), long_beyond_each((3, 8), oracle.FLOATS))
 def test_bits_of_inexact_floats(world_size, dtype):
     """Element i's bits are the same on every rank, by every algorithm, channel and length."""
     rng = np.random.default_rng(7)
@@ -242,6 +244,6 @@ def test_prepared():
     kccl.run_threads(main, 3)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", long_after(1, [2, 1, 3]))
 def test_processes(mpirun, world_size):
     assert mpirun(world_size, "matrix").count("right") == world_size

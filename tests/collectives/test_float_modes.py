@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 import ml_dtypes
 import numpy as np
 import pytest
+from long import long_beyond_each
 
 import kccl
 from kccl.engine import Engine
@@ -72,8 +73,8 @@ def reduced(comm, x, op):
     return [each.tobytes() for each in found]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", LENGTHS)
+@pytest.mark.long
+@pytest.mark.parametrize(("backend", "mode"), long_beyond_each(LENGTHS, MODES))
 def test_one_rank_rounds_in_another_way(backend, mode):
     calls = [
         (dtype, count, op)

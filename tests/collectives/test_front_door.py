@@ -91,6 +91,7 @@ def mypy(tmp_path_factory):
     return run
 
 
+@pytest.mark.long
 def test_mypy_accepts_a_right_program_and_knows_the_types(mypy):
     assert mypy(RIGHT) == "Success: no issues found in 1 source file\n"
     told = mypy(RIGHT + "    reveal_type(comm.all_reduce(x))\n    reveal_type(comm)\n")
@@ -108,6 +109,7 @@ WRONG = {
 }
 
 
+@pytest.mark.long
 def test_mypy_finds_what_is_wrong(mypy):
     told = mypy(RIGHT + "".join(f"    {line}\n" for line in WRONG)).splitlines()
     first = len(textwrap.dedent(RIGHT).splitlines()) + 1

@@ -12,6 +12,7 @@ import oracle
 import programs
 import pytest
 from collectives import all_gather, reduce_scatter
+from long import long_after, long_beyond_each
 
 import kccl
 from kccl.backends.settings import Settings
@@ -110,13 +111,14 @@ def run_cases(world_size, cases):
 
 
 # As in test_all_reduce.py; but the kernels of all_gather move bytes of any type.
-MATRIX = [("reduce_scatter", size, dtype) for size in (2, 3) for dtype in oracle.DTYPES]
-MATRIX += [("all_gather", size, dtype) for size in (2, 3) for dtype in ("bfloat16", "int64")]
+MATRIX = long_beyond_each(["reduce_scatter"], oracle.DTYPES, (2, 3))
+MATRIX += long_beyond_each(["all_gather"], ("bfloat16", "int64"), (2, 3))
 for each in ("all_gather", "reduce_scatter"):
-    MATRIX += zip([each] * 6, (1, 4, 5, 6, 7, 8), oracle.DTYPES, strict=True)
+    others = zip([each] * 6, oracle.DTYPES, (1, 8, 5, 4, 6, 7), strict=True)
+    MATRIX += long_after(3, others)
 
 
-@pytest.mark.parametrize(("collective", "world_size", "dtype"), MATRIX)
+@pytest.mark.parametrize(("collective", "dtype", "world_size"), MATRIX)
 def test_matrix(collective, world_size, dtype):
     ops = oracle.ops_of(dtype) if collective == "reduce_scatter" else ("sum",)
     matrix = itertools.product(ops, algorithms_for(collective, world_size, dtype), LENGTHS, HOWS)
@@ -138,14 +140,17 @@ def test_matrix(collective, world_size, dtype):
 
 @pytest.mark.parametrize(
     ("world_size", "dtype"),
-    [
-        (1, "float32"),
-        (2, "bfloat16"),
-        (3, "float32"),
-        (3, "float64"),
-        (3, "bfloat16"),
-        (8, "int32"),
-    ],
+    long_after(
+        2,
+        [
+            (2, "bfloat16"),
+            (3, "float32"),
+            (1, "float32"),
+            (3, "float64"),
+            (3, "bfloat16"),
+            (8, "int32"),
+        ],
+    ),
 )
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
 def test_around_slots(collective, world_size, dtype):
@@ -167,8 +172,7 @@ def test_around_slots(collective, world_size, dtype):
     run_cases(world_size, cases)
 
 
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
-@pytest.mark.parametrize("world_size", [1, 2, 5])
+@pytest.mark.parametrize(("dtype", "world_size"), long_beyond_each(oracle.DTYPES, (3, 2, 5, 1)))
 def test_any_bits(world_size, dtype):
     """all_gather changes no bit; reduce_scatter reduces every bit pattern as all_reduce does."""
     rng = np.random.default_rng(world_size)
@@ -271,8 +275,10 @@ def test_prepared():
     kccl.run_threads(main, 3)
 
 
-@pytest.mark.parametrize("count", [3, 2000, 200_000])
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize(
+    ("collective", "count"),
+    long_beyond_each(["all_gather", "reduce_scatter"], (3, 2000, 200_000)),
+)
 def test_late_ranks(collective, count):
     """No rank gets another call's data when a rank is late; short and long calls alternate."""
     rng = np.random.default_rng(count)

@@ -45,7 +45,7 @@ WRONG = {
     "scatter masked": (SCATTER, X8, np.ma.array(X4, mask=True), "out is a MaskedArray"),
     "gather strided": (GATHER, X4, np.ones(16, "f4")[::2], "not C-contiguous"),
     "gather list": (GATHER, [1.0], None, "x is a list, must be an array"),
-    "gather bool": (GATHER, np.ones(2, bool), None, "x: dtype is bool, must be one of"),
+    "gather object": (GATHER, np.ones(2, object), None, "x: dtype is object, must have no Python"),
     "scatter odd": (SCATTER, np.ones(7, "f4"), None, "x has 7 .*divisible by world_size, 2"),
     "scatter too big": (SCATTER, X8, np.ones(8, "f4"), "out has 8 .*: out must have 4"),
     "scatter type": (SCATTER, X8, np.ones(4, "i4"), "out has dtype int32, x has float32"),

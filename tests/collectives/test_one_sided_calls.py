@@ -69,7 +69,7 @@ WRONG = [
     ("put", ("big", 0, "w"), {}, "offset is 0 and x has 80 bytes"),
     ("put", ("x", 0, "other"), {}, "window is another communicator's"),
     ("put", ("x", 0, None), {}, "window is None"),
-    ("put", ("complex", 0, "w"), {}, "complex64"),
+    ("put", ("objects", 0, "w"), {}, "dtype is object, must have no Python objects"),
     ("put", ("strided", 0, "w"), {}, "not C-contiguous"),
     ("put", ("x", 0, "w"), {"stream": 1}, "stream"),
     ("get", ("frozen", 0, "w"), {}, "read-only"),
@@ -94,7 +94,7 @@ def test_wrong_arguments_send_nothing():
         things = {
             "x": np.ones(4, np.float32),
             "big": np.ones(20, np.float32),
-            "complex": np.ones(2, np.complex64),
+            "objects": np.ones(2, object),
             "strided": np.ones(8, np.float32)[::2],
             "frozen": frozen,
             "w": comm.window(64),

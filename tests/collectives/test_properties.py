@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from programs import algorithms_for
 
 import kccl
-from kccl.plan.specs import algorithms
+from kccl.plan.lookup import algorithms
 
 CALLS = st.tuples(
     st.sampled_from(oracle.DTYPES),

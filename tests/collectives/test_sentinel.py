@@ -8,6 +8,7 @@ import time
 import numpy as np
 import oracle
 import pytest
+from long import long_after, long_beyond_each
 
 import kccl
 
@@ -32,8 +33,7 @@ def reduce(comm, inputs, *what, algorithm=SENTINEL, op="sum", channel=0):
     return x
 
 
-@pytest.mark.parametrize("dtype", oracle.FLOATS)
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize(("dtype", "world_size"), long_beyond_each(oracle.FLOATS, (2, 3, 8, 1)))
 def test_the_bits_of_ll16(world_size, dtype):
     rng = np.random.default_rng(world_size)
     cases = [
@@ -139,13 +139,15 @@ def run_mixture(comm, num_calls, seed, channel=0):
         reduce(comm, inputs, number, channel=channel)
 
 
-@pytest.mark.parametrize(("world_size", "epoch_bits"), [(2, 4), (3, 4), (5, 4), (3, 8), (3, 32)])
+@pytest.mark.parametrize(
+    ("world_size", "epoch_bits"), long_after(2, [(2, 4), (3, 8), (3, 4), (5, 4), (3, 32)])
+)
 def test_lengths_and_kinds_mixed(monkeypatch, world_size, epoch_bits):
     monkeypatch.setenv("KCCL_EPOCH_BITS", str(epoch_bits))
     kccl.run_threads(lambda comm: run_mixture(comm, 600, seed=epoch_bits), world_size)
 
 
-@pytest.mark.parametrize("num_short", range(8))
+@pytest.mark.parametrize("num_short", long_after(4, range(8)))
 def test_long_calls_after_short_ones(num_short, tmp_path):
     """All words of a long call are armed, however many shorter calls came before it.
 

@@ -1,36 +1,36 @@
 // Every function of the engine's compute.h on every instruction set of this CPU: the same bits. And
-// the products and exp against double precision. Exits with 1 at the first difference.
+// the products and exp against double precision. Exits with 1 at the first difference. At the end
+// it prints the instruction sets and a number made of all results, which other machines print too.
+// With an argument it takes fewer sizes. If ONLY_BASELINE is defined it needs no file of another
+// instruction set.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <functional>
-#include <random>
+#include <string>
 #include <vector>
 
-#include "engine/host/compute.h"
+#include "engine_blocks.h"
+#include "engine_groups.h"
 
 namespace kccl::engine {
 extern const Compute kComputeBaseline;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(ONLY_BASELINE)
+// Why: compute.cpp names them.
+extern const Compute kComputeV3 = kComputeBaseline;
+extern const Compute kComputeV4 = kComputeBaseline;
+extern const Compute kComputeVnni = kComputeBaseline;
+#elif defined(__x86_64__)
 extern const Compute kComputeV3;
 extern const Compute kComputeV4;
+extern const Compute kComputeVnni;
 #endif
 }  // namespace kccl::engine
 
+// compute() is not called here.
+extern "C" const char* kccl_host_instruction_set() { return "baseline"; }
+
 namespace {
-
-using namespace kccl::engine;
-using Floats = std::vector<float>;
-
-std::mt19937 rng(1);
-
-Floats random_floats(size_t n, float scale = 1) {
-    std::normal_distribution<float> normal(0, scale);
-    Floats x(n);
-    for (float& each : x) each = normal(rng);
-    return x;
-}
 
 float bf16(uint16_t bits) {
     const uint32_t word = uint32_t{bits} << 16;
@@ -39,39 +39,40 @@ float bf16(uint16_t bits) {
     return value;
 }
 
-void fail(const char* what, const char* where) {
-    printf("%s differs on %s\n", what, where);
-    exit(1);
+float float16(uint16_t bits) {
+    const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    const float size = exponent == 0
+                           ? std::ldexp(static_cast<float>(mantissa), -24)
+                           : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
+    return bits >> 15 != 0 ? -size : size;
 }
 
-// Runs f on every table and compares what it gives with what the baseline gives.
-void same_bits(const char* what, const std::vector<const Compute*>& tables,
-               const std::function<Floats(const Compute&)>& f) {
-    const Floats expected = f(*tables[0]);
-    for (const Compute* each : tables) {
-        const Floats found = f(*each);
-        if (memcmp(found.data(), expected.data(), expected.size() * sizeof(float)) != 0) {
-            fail(what, each->name);
-        }
-    }
+// The numbers of a format of 16 bits, none of them infinite or NaN: those of random bits. BF16's
+// exponents are near that of 1, so that sums stay finite.
+struct Known {
+    uint32_t format;
+    float (*value)(uint16_t);
+};
+uint16_t random_bits(const Known& known) {
+    const auto bits = static_cast<uint16_t>(rng());
+    if (known.value == bf16) return (bits & 0x83ff) | 0x3c00;
+    return (bits & 0x7c00) == 0x7c00 ? bits & 0x83ff : bits;
 }
 
-void products(const std::vector<const Compute*>& tables, uint32_t num_columns, int num_panels) {
-    const uint64_t elements = panel_elements(num_columns);
+void products(const std::vector<const Compute*>& tables, const Known& known, uint32_t num_columns,
+              int num_panels) {
+    const uint32_t num_pairs = pairs_for(num_columns);
+    const uint64_t elements = uint64_t{num_pairs} * 2 * kRows;
+    if (kFormats[known.format].panel_bytes(num_columns) != 2 * elements) fail("panel", "all");
     std::vector<uint16_t> panels(elements * num_panels + 8192);
-    for (uint64_t i = 0; i < elements * num_panels; ++i) {
-        const Floats one = random_floats(1);
-        uint32_t bits;
-        memcpy(&bits, one.data(), sizeof(bits));
-        panels[i] = static_cast<uint16_t>(bits >> 16);
-    }
+    for (uint64_t i = 0; i < elements * num_panels; ++i) panels[i] = random_bits(known);
     for (int columns = 1; columns <= kGroup; ++columns) {
         const uint64_t stride = elements / kRows + 3;
         const Floats x = random_floats(stride * padded_columns(columns));
         const auto run = [&](const Compute& on) {
             Floats out(size_t{kGroup} * kPanels * kRows, 7);
-            on.multiply(panels.data(), num_panels, static_cast<uint32_t>(elements / kRows / 2),
-                        x.data(), stride, columns, out.data());
+            on.multiply[known.format](reinterpret_cast<const uint8_t*>(panels.data()), num_panels,
+                                      num_pairs, x.data(), stride, columns, out.data());
             // What lies behind the last column or panel may be anything.
             for (int c = 0; c < kGroup; ++c) {
                 for (int row = 0; row < kPanels * kRows; ++row) {
@@ -90,7 +91,7 @@ void products(const std::vector<const Compute*>& tables, uint32_t num_columns, i
                 for (uint32_t k = 0; k < elements / kRows; ++k) {
                     const uint64_t at =
                         row / kRows * elements + k / 2 * 2 * kRows + row % kRows * 2 + k % 2;
-                    const double term = double{bf16(panels[at])} * x[c * stride + k];
+                    const double term = double{known.value(panels[at])} * x[c * stride + k];
                     sum += term;
                     size += std::fabs(term);
                 }
@@ -99,6 +100,18 @@ void products(const std::vector<const Compute*>& tables, uint32_t num_columns, i
                 }
             }
         }
+    }
+}
+
+// Rows of a table: every finite number.
+void all_values(const Known& known) {
+    for (uint32_t bits = 0; bits < 1u << 16; ++bits) {
+        const auto half = static_cast<uint16_t>(bits);
+        const uint32_t exponent = known.value == bf16 ? 0x7f80 : 0x7c00;
+        if ((bits & exponent) == exponent) continue;
+        float found;
+        kFormats[known.format].widen(reinterpret_cast<const uint8_t*>(&half), 1, &found);
+        if (found != known.value(half)) fail("widen", "every instruction set");
     }
 }
 
@@ -243,29 +256,71 @@ void attention(const std::vector<const Compute*>& tables, uint32_t head_dim, uin
 
 }  // namespace
 
-int main() {
+int main(int argc, char**) {
+    const bool few = argc > 1;
+    using Sizes = std::vector<uint32_t>;
     std::vector<const Compute*> tables = {&kComputeBaseline};
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(ONLY_BASELINE)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         tables.push_back(&kComputeV3);
     }
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
         tables.push_back(&kComputeV4);
+        if (__builtin_cpu_supports("avx512vnni")) tables.push_back(&kComputeVnni);
     }
 #endif
-    for (const uint32_t num_columns : {1u, 2u, 33u, 200u}) {
+    const Known formats[] = {{number_of("bfloat16"), bf16}, {number_of("float16"), float16}};
+    for (const Known& known : formats) all_values(known);
+    for (const uint32_t num_columns : few ? Sizes{1, 33} : Sizes{1, 2, 33, 200}) {
         for (int num_panels = 1; num_panels <= kPanels; ++num_panels) {
-            products(tables, num_columns, num_panels);
+            for (const Known& known : formats) products(tables, known, num_columns, num_panels);
         }
     }
-    for (const uint32_t n : {1u, 15u, 16u, 17u, 70u, 1000u}) elementwise(tables, n);
-    for (const uint32_t head_dim : {2u, 10u, 64u, 96u}) {
-        for (const uint32_t end : {1u, 14u, 17u, 150u}) {
-            for (const uint32_t window : {1u, 3u, 100u, 1000u}) {
+    const StoredBlocks of_blocks[] = {
+        {"q8_0", 32, {0}},
+        {"q4_0", 32, {0}},
+        {"q4_1", 32, {0, 2}},
+        {"q5_0", 32, {0}},
+        {"q5_1", 32, {0, 2}},
+        {"q4_k", 256, {0, 2}},
+        {"q5_k", 256, {0, 2}},
+        {"q6_k", 256, {208}},
+        {"q4_k_64", 64, {0, 2}, 8, 15},
+        {"q5_k_64", 64, {0, 2}, 8, 31},
+        {"q6_k_64", 64, {0}, 6, 63},
+        {"mxfp4", 32, {}, ~uint64_t{0}, 255, true},
+    };
+    for (const StoredBlocks& stored : of_blocks) {
+        for (const uint32_t num_blocks : few ? Sizes{2} : Sizes{1, 2, 7}) {
+            for (const uint32_t num_rows : few ? Sizes{40} : Sizes{1, 16, 40}) {
+                blocks(tables, stored, num_blocks * stored.columns, num_rows);
+            }
+        }
+    }
+    powers_of_two(tables);
+    widened_groups();
+    for (const char* name : {"e4m3", "int8", "int8_zeros", "int4", "int4_zeros", "nvfp4"}) {
+        for (const uint32_t columns : {32u, 64u, 128u}) {
+            // Few formats have groups of 64.
+            if (columns == 64 && strncmp(name, "int4", 4) != 0) continue;
+            const std::string full = std::string(name) + "_" + std::to_string(columns);
+            for (const uint32_t num_rows : few ? Sizes{40} : Sizes{1, 16, 40}) {
+                groups(tables, full.c_str(), columns, 1, num_rows);
+                groups(tables, full.c_str(), columns, 3, num_rows);
+            }
+        }
+    }
+    for (const uint32_t n : few ? Sizes{17, 70} : Sizes{1, 15, 16, 17, 70, 1000}) {
+        elementwise(tables, n);
+    }
+    for (const uint32_t head_dim : few ? Sizes{10, 64} : Sizes{2, 10, 64, 96}) {
+        for (const uint32_t end : few ? Sizes{17} : Sizes{1, 14, 17, 150}) {
+            for (const uint32_t window : few ? Sizes{3, 1000} : Sizes{1, 3, 100, 1000}) {
                 attention(tables, head_dim, end, window);
             }
         }
     }
     for (const Compute* each : tables) printf("%s\n", each->name);
+    printf("%016llx\n", static_cast<unsigned long long>(all_bits));
 }

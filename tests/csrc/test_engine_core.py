@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from built_objects import object_of
 from compilers import cxx
 from source_tree import ROOT, replace_once
 
@@ -14,13 +15,16 @@ HOST = ROOT / "engine" / "host"
 COMMON = ["-std=c++20", "-g", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra", "-Wno-psabi"]
 COMMON += ["-Wno-missing-field-initializers"]
 AVX2 = ["-mavx2", "-mbmi2", "-mfma"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 FLAGS = {
     "compute_x86_64_v3": AVX2,
-    "compute_x86_64_v4": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+    "compute_x86_64_v4": AVX512,
+    "compute_x86_64_vnni": [*AVX512, "-mavx512vnni"],
 }
 COMPUTE = ("compute_baseline", *FLAGS)
 # The files of the threads' program, besides these.
-CORE = ("engine", "pass", "logits", "sampler", "compute")
+CORE = ("engine", "tasks", "generate", "drafts", "pass", "experts", "logits", "sampler")
+CORE += ("compute", "compute_baseline")
 SANITIZERS = {
     "thread": ["-O1", "-fsanitize=thread"],
     "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
@@ -44,8 +48,8 @@ PLANTED = {
         "    if (!is_alone()) publish();\n    return true;",
     ),
     "a message is read before it came": (
-        "if (op.receives >= 0 && !block_.await_all(steps_of_modules_[op.receives]))",
-        "if (op.receives >= 0 && step == 0)",
+        "if (op.rule.receives >= 0 && !block_.await_all(steps_of_modules_[op.rule.receives]))",
+        "if (op.rule.receives >= 0 && step == 0)",
     ),
     "the pass behind begins too early": (
         "bool Pass::meet() { return block_.await_all(publish()); }",
@@ -53,23 +57,26 @@ PLANTED = {
     ),
 }
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
 def compiler():
-    return cxx()
+    return (cxx(),)
 
 
 def compile_all(compiler, folder, sources, flags):
-    """Compiles the sources side by side; returns the objects by the sources' names."""
+    """Compiles the sources side by side; returns the objects by the sources' names.
+
+    The compiler is a command of one or more words.
+    """
     folder.mkdir(exist_ok=True)
 
     def compile_one(source):
         target = folder / f"{source.stem}.o"
         includes = [f"-I{ROOT / 'kccl'}", f"-I{ROOT}", f"-I{HOST}"]
         own = FLAGS.get(source.stem, [])
-        command = [compiler, *COMMON, *flags, *own, *includes, "-c", source, "-o", target]
+        command = [*compiler, *COMMON, *flags, *own, *includes, "-c", source, "-o", target]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return target
@@ -79,7 +86,7 @@ def compile_all(compiler, folder, sources, flags):
 
 
 def link(compiler, objects, flags, program):
-    command = [compiler, *flags, "-pthread", *objects.values(), "-o", program]
+    command = [*compiler, *flags, "-pthread", *objects.values(), "-o", program]
     subprocess.run(command, check=True)
     return program
 
@@ -88,20 +95,38 @@ def build(compiler, folder, sources, flags):
     return link(compiler, compile_all(compiler, folder, sources, flags), flags, folder / "program")
 
 
-def run(program):
+def run(program, *words):
     options = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    return subprocess.run([program], capture_output=True, text=True, env=os.environ | options)
+    return subprocess.run(
+        [program, *words], capture_output=True, text=True, env=os.environ | options
+    )
 
 
 def sources_of_threads():
-    engine = [HOST / f"{name}.cpp" for name in (*CORE, *COMPUTE)]
+    """What the threads' program is made of."""
+    engine = [HOST / f"{name}.cpp" for name in CORE]
     return [HERE / "sanitize/engine_threads.cpp", *engine, ROOT / "csrc/host/idle.cpp"]
+
+
+def sources_of_compute(compute=COMPUTE):
+    """What the program is made of that compares instruction sets. compute: their files."""
+    return [HERE / "engine_compute.cpp", *(HOST / f"{name}.cpp" for name in ("compute", *compute))]
+
+
+def known_or_compiled(compiler, folder, sources, flags):
+    """The core's own objects where they are built, and the others compiled."""
+    known = {source.stem: object_of(source) for source in sources}
+    known = {name: built for name, built in known.items() if built is not None}
+    others = [source for source in sources if source.stem not in known]
+    return known | compile_all(compiler, folder, others, flags)
 
 
 @pytest.mark.long
 def test_every_instruction_set_gives_the_same_bits(compiler, tmp_path):
-    sources = [HERE / "engine_compute.cpp", *(HOST / f"{name}.cpp" for name in COMPUTE)]
-    done = run(build(compiler, tmp_path / "compute", sources, ["-O2"]))
+    """Those of the core itself, where they are built."""
+    folder = tmp_path / "compute"
+    objects = known_or_compiled(compiler, folder, sources_of_compute(), ["-O2"])
+    done = run(link(compiler, objects, ["-O2"], tmp_path / "compute" / "program"))
     assert done.returncode == 0, done.stdout
     assert done.stdout.split()[0] == "baseline"
 
@@ -116,7 +141,7 @@ def can_sanitize(compiler, tmp_path_factory):
     except subprocess.CalledProcessError:
         works = False
     if not works:
-        pytest.skip(f"{compiler} has no working ThreadSanitizer")
+        pytest.skip(f"{compiler[0]} has no working ThreadSanitizer")
 
 
 @pytest.fixture(scope="module")

@@ -24,17 +24,29 @@ int main() {
     KcclRecord record = {};
     int reader = 0;
     while (std::cin >> record.status >> record.rank >> record.peer >> record.kernel >>
-           record.channel >> record.seen >> record.wanted >> record.calls >> record.waited_ns >>
+           record.channel >> record.seen >> record.wanted >> record.call >> record.waited_ns >>
            reader) {
         std::puts(kccl::host::sentence(record, reader).c_str());
     }
 }
 """
-FIELDS = ("status", "rank", "peer", "kernel", "channel", "seen", "wanted", "calls", "waited_ns")
-# An all_reduce of bfloat16 by max here, and at the peer an all_gather, or a call that is not known.
-CALLS = 2 << 8 | 3 << 4 | 3
-CALLS = (CALLS | 9 << 24, CALLS | 255 << 24)
-KERNELS = (*abi.KERNELS.values(), lib.kKcclNumKernels)
+FIELDS = ("status", "rank", "peer", "kernel", "channel", "seen", "wanted", "call", "waited_ns")
+# Calls of bfloat16 by max: an all_reduce; a reduce to rank 2; a scan, which is exclusive.
+CALLS = tuple(
+    abi.KERNELS[kernel] << 24 | 3 << 16 | 3 << 8 | peer
+    for kernel, peer in (
+        ("all_reduce_one_shot_pull_simple", 0),
+        ("reduce_direct_ll16", 2),
+        ("scan_pull_simple", 1),
+    )
+)
+# At the peer an all_gather, a broadcast from rank 1, or a call that is not known.
+OF_PEERS = (
+    abi.KERNELS["all_gather_pull_simple"] << 24,
+    abi.KERNELS["broadcast_direct_ll16"] << 24 | 1,
+    255 << 24,
+)
+KERNELS = (*abi.KERNELS.values(), *abi.EXPERT_CALLS.values(), lib.kKcclNumKernels)
 # Those that a record can have. The host sets the others itself: forked and closed.
 STATUSES = [
     value
@@ -79,15 +91,17 @@ def of_cpp(request, tmp_path_factory):
     return tell
 
 
+@pytest.mark.long
 def test_both_say_the_same_of_every_kernel_and_status(of_cpp):
     # The times are short, long, and rounded.
     times = (0, 1_234_567, 5 * 10**8, 2_999_600_000_000)
     cases = [
-        ((status, 1, peer, kernel, 3, 4_000_000_000, 6, calls, waited_ns), reader)
-        for status, kernel, peer, reader, waited_ns, calls in product(
-            STATUSES, KERNELS, (-1, 0, 2), (0, 1), times, CALLS
+        ((status, 1, peer, kernel, 3, 4_000_000_000, 6, call, waited_ns), reader)
+        for status, kernel, peer, reader, waited_ns, call in product(
+            STATUSES, KERNELS, (-1, 0, 2), (0, 1), times + OF_PEERS, CALLS
         )
-        if calls == CALLS[0] or status == lib.kKcclCallsDiffer
+        if call == CALLS[0] or status == lib.kKcclCallsDiffer
+        if (waited_ns in OF_PEERS) == (status == lib.kKcclCallsDiffer)
         # Only `wait` waits for any peer.
         if peer >= 0 or kernel == lib.kKcclWait
     ]

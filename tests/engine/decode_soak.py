@@ -28,7 +28,7 @@ MACHINES = ({}, {"warp_size": 64}, {"warp_size": 64, "model": "gfx942"})
 TUNINGS = (
     {},
     {"blocks": 8},
-    {"blocks": 8, "splits": 2, "merges_first": True},
+    {"blocks": 8, "kv_splits": 2, "merges_first": True},
     {"in_flight": 1, "stages": 2},
     {"stage_steps": 4},
     {"blocks": 8, "chunk": 4, "chunk_warps": 2, "chunk_stages": 3, "chunk_steps": 2},

@@ -11,7 +11,7 @@ from kccl.engine.base.core import ffi, lib
 
 TEXT = ABI.read_text()
 STRUCTS = re.findall(r"^typedef struct (\w+) \{", TEXT, re.MULTILINE)
-NUMBERS = re.findall(r"^    (kKccl\w+) = \d+", TEXT, re.MULTILINE)
+NUMBERS = re.findall(r"^    (kKccl\w+) = -?\d+", TEXT, re.MULTILINE)
 
 
 def checks(*, has_offsetof=True):

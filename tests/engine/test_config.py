@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import kccl
 from kccl.engine.files.random_weights import MODELS
 from kccl.engine.model.config import ModelConfig, lanes_for
-from kccl.engine.model.ops import BIASES
+from kccl.engine.model.experts import MOST_CHOSEN, MOST_EXPERTS, Experts
 from kccl.engine.model.rope import LinearScaling, Llama3Scaling, Rope, TableScaling
 
 SMALL = {
@@ -34,7 +34,6 @@ SMALL = {
 def test_laneformer_2b_has_the_published_size():
     config = MODELS["laneformer-2b"]
     assert config.num_parameters() == 2_320_069_632
-    assert config.streamed_bytes() == 4_443_531_264
     ffn = sum(math.prod(config.layer_shapes()[name]) for name in ("w1", "w2", "w3"))
     matrices = sum(math.prod(shape) for shape in config.layer_shapes().values() if len(shape) == 3)
     assert ffn / matrices == 0.8
@@ -45,7 +44,6 @@ def test_a_tied_table_is_read_as_the_head():
     untied = ModelConfig(**SMALL)
     tied = ModelConfig(**SMALL, is_tied=True)
     assert untied.num_parameters() - tied.num_parameters() == 80
-    assert untied.streamed_bytes() == tied.streamed_bytes()
     assert "head" not in tied.shapes()
 
 
@@ -57,14 +55,13 @@ def test_windows_of_layers():
     assert ModelConfig(**SMALL | {"window_layers": (0, 1, 2)}) == config
 
 
-def test_biases_are_parameters_that_a_token_reads():
+def test_biases_are_parameters():
     plain = MODELS["tiny-llama"]
-    biased = dataclasses.replace(plain, biases=tuple(BIASES))
+    biased = dataclasses.replace(plain, biases=("qkv", "out", "gate_up", "down"))
     heads = (plain.num_heads + 2 * plain.num_kv_heads) * plain.head_dim
     each = heads + plain.hidden + 2 * plain.ffn + plain.hidden
     more = biased.num_parameters() - plain.num_parameters()
     assert more == plain.num_layers * each
-    assert biased.streamed_bytes() - plain.streamed_bytes() == 2 * more
 
 
 @pytest.mark.parametrize(
@@ -89,6 +86,14 @@ def test_biases_are_parameters_that_a_token_reads():
         ({"biases": ("out", "qkv")}, r"biases is \('out', 'qkv'\), must be a tuple of some of qkv"),
         ({"biases": "qkv"}, "biases is 'qkv', must be a tuple of some of qkv, out, gate_up, down"),
         ({"biases": ("qkv",)}, r"biases is \('qkv',\), which a Laneformer does not have"),
+        (
+            {"biases": ("router",), "delay": 0, "family": "llama"},
+            "biases has 'router', which only mixtures have",
+        ),
+        ({"experts": Experts(num=2, chosen=1)}, r"experts is Experts\(.*, which a Laneformer does"),
+        ({"experts": 2}, "experts is 2, must be Experts or None"),
+        ({"swiglu_limit": 7.0}, r"swiglu_limit is 7\.0, which a Laneformer does not have"),
+        ({"has_sinks": True}, "has_sinks is True, which a Laneformer does not have"),
         ({"window": 0}, "window is 0 and window_layers is 3, must be both 0 or neither"),
         ({"delay": 5}, "delay is 5, must be an integer from 0 to 4"),
         ({"early_comm": 1}, "early_comm is 1, must be True or False"),
@@ -110,6 +115,33 @@ def test_biases_are_parameters_that_a_token_reads():
 def test_a_wrong_field_is_named(change, told):
     with pytest.raises(kccl.InvalidArgument, match=told):
         ModelConfig(**SMALL | change)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"num": 0, "chosen": 1}, "experts.num is 0, must be an integer from 1 to 1024"),
+        ({"num": MOST_EXPERTS + 1, "chosen": 1}, "experts.num is 1025"),
+        ({"num": 4, "chosen": 5}, "experts.chosen is 5, must be an integer from 1 to 4"),
+        ({"num": 99, "chosen": MOST_CHOSEN + 1}, "experts.chosen is 33"),
+        ({"num": 4, "chosen": True}, "experts.chosen is True"),
+        ({"num": 4, "chosen": 2, "is_normalised": 1}, "experts.is_normalised is 1, must be True"),
+    ],
+)
+def test_a_wrong_field_of_experts_is_named(given, told):
+    with pytest.raises(kccl.InvalidArgument, match=told):
+        Experts(**given)
+
+
+@pytest.mark.parametrize("is_normalised", [True, False])
+def test_of_equal_logits_the_lower_ids_are_chosen(is_normalised):
+    logits = np.array([[0, 2, 1, 2, 1, 1], [5, 5, 5, 5, 5, 5]], np.float32)
+    ids, weights = Experts(num=6, chosen=3, is_normalised=is_normalised).choose(logits)
+    assert ids.tolist() == [[1, 2, 3], [0, 1, 2]]
+    powers = np.exp(logits.astype(np.float64))
+    wanted = np.take_along_axis(powers, ids, 1)
+    wanted /= (wanted if is_normalised else powers).sum(1, keepdims=True)
+    np.testing.assert_allclose(weights, wanted, rtol=1e-6)
 
 
 FIELDS = [field.name for field in dataclasses.fields(ModelConfig)]

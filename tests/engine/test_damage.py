@@ -7,6 +7,8 @@ import shutil
 import pytest
 from loading import outcome
 from long import long_after
+from quantized_folders import MODEL, tensors_of
+from quantized_folders import write_folder as write_quantised
 from tiny_models import LANEFORMER, write_folder, write_gguf
 
 NUM_FLIPS = 100
@@ -54,7 +56,8 @@ def check(model, file, content, noise, header):
     assert len(told) > 8, told
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", long_after(1, range(2)))
 def test_damaged_gguf(models, tmp_path, seed):
     file = tmp_path / "m.gguf"
     content = (models / "m.gguf").read_bytes()
@@ -68,6 +71,16 @@ def test_damaged_folder(models, tmp_path, name):
     shutil.copytree(models / "folder", folder)
     content = (folder / name).read_bytes()
     check(folder, folder / name, content, random.Random(7), header=4000)
+
+
+@pytest.mark.parametrize("name", long_after(1, ("gptq 64", "fp8 blocks", "int4 128 zeros")))
+def test_damaged_quantised_folder(tmp_path, name):
+    config = MODEL | {"num_hidden_layers": 1}
+    folder = write_quantised(tmp_path / "m", name, tensors_of(name, config)[0], config)
+    # It has no tokenizer, which is read after all tensors.
+    assert "has neither tokenizer.json" in outcome(folder)
+    file = folder / "model.safetensors"
+    check(folder, file, file.read_bytes(), random.Random(3), header=3500)
 
 
 def test_the_whole_files_load(models):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from kccl.engine.base.core import ffi, lib
 from kccl.engine.diff import TOLERANCES, Diff
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.random_weights import random_checkpoint
-from kccl.engine.model.sample import sample
+from kccl.engine.model.experts import Experts
+from kccl.engine.model.sample import alternatives, sample
+from kccl.engine.model.structs import sampling_of
 
 # Sizes that fill no panel, no vector and no group of columns, and one lane of many.
 ODD = {"hidden": 70, "ffn": 84, "head_dim": 10, "vocab_size": 203}
@@ -41,6 +44,17 @@ CASES = {
     ),
     "biases and norms of heads": ("tiny-qwen3", {"biases": ("qkv", "out")}),
     "windows of 1 between others": ("tiny-qwen3", {"window": 1, "window_layers": (0, 2)}),
+    "experts": ("tiny-qwen3-moe", {}),
+    "experts whose weights add up to less than 1": (
+        "tiny-qwen3-moe",
+        {"experts": Experts(num=5, chosen=2, is_normalised=False)},
+    ),
+    "all of the experts": ("tiny-qwen3-moe", {"experts": Experts(num=4, chosen=4)}),
+    "odd experts": (
+        "tiny-gpt-oss",
+        ODD | {"num_heads": 6, "num_kv_heads": 3, "num_lanes": 3, "swiglu_limit": 0.5},
+    ),
+    "gpt-oss": ("tiny-gpt-oss", {}),
     "a window in the last layer": ("tiny-llama", {"window": 9, "window_layers": (2,)}),
 }
 
@@ -73,7 +87,7 @@ def test_every_op_is_the_references(case):
     "case",
     [
         *("laneformer", "odd laneformer", "vocab parallel", "odd llama", "odd biases"),
-        "windows of 1 between others",
+        *("windows of 1 between others", "experts", "odd experts"),
     ],
 )
 def test_any_number_of_ranks_and_blocks_gives_the_same_bits(case):
@@ -103,8 +117,9 @@ def test_two_thousand_tokens_are_the_same_on_any_number_of_ranks(model):
         assert each == found[0]
 
 
-def test_decoding_and_prefill_give_the_same_bits():
-    checkpoint = checkpoint_of("odd laneformer")
+@pytest.mark.parametrize("case", ["odd laneformer", "odd experts"])
+def test_decoding_and_prefill_give_the_same_bits(case):
+    checkpoint = checkpoint_of(case)
     with Engine(checkpoint, ranks=2, blocks=1) as engine:
         answer = engine.generate(ids_for(checkpoint, 5), max_tokens=60, logprobs=True)
         whole = [*ids_for(checkpoint, 5), *answer.ids]
@@ -124,6 +139,7 @@ def test_decoding_and_prefill_give_the_same_bits():
             **{"temperature": 1.2, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
             **{"repetition_penalty": 1.3, "seed": 2**64 - 1},
         },
+        {"presence_penalty": 0.5, "frequency_penalty": 0.3, "logit_bias": {7: 2.0, 9: -50.0}},
     ],
 )
 @pytest.mark.parametrize("length", [10, 70])
@@ -149,27 +165,74 @@ def test_tokens_are_the_references(given, length):
     st.sampled_from([1.0, 0.9, 0.2]),
     st.sampled_from([0.0, 0.2, 1.0]),
     st.sampled_from([1.0, 1.5]),
+    st.sampled_from([{}, {"presence_penalty": 0.7}, {"frequency_penalty": -1.1}]),
+    st.sampled_from([0, 1, 20]),
+    st.sampled_from([None, 0.02, 0.5, 1.0]),
 )
-@settings(max_examples=150, deadline=None)
-def test_the_sampler_is_the_oracles(vocab_size, seed, temperature, top_k, top_p, min_p, penalty):
+@settings(max_examples=200, deadline=None)
+def test_the_sampler_is_the_oracles(
+    vocab_size, seed, temperature, top_k, top_p, min_p, penalty, penalties, most, share
+):
     rng = np.random.default_rng(seed)
     logits = np.round(rng.standard_normal(vocab_size) * 4, 1).astype(np.float32)
+    # Some of the answer's ids twice.
+    history, num_prompt = rng.integers(min(vocab_size, 5), size=9).tolist(), seed % 10
+    biased = {int(each): float(rng.standard_normal()) for each in rng.integers(vocab_size, size=3)}
     params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=penalty,
+        logit_bias=biased if seed % 2 else {},
+        **penalties,
     )
-    history = rng.integers(vocab_size, size=4).tolist()
     request = ffi.new("KcclEngineRequest *")
-    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
-        setattr(request, name, getattr(params, name))
-    request.seed = params.noise_seed
-    request.wants_logprobs = 1
+    request.sampling = sampling_of(replace(params, logprobs=True))
+    request.presence_penalty = params.presence_penalty
+    request.frequency_penalty = params.frequency_penalty
+    bias_ids = ffi.new("int32_t[]", [token for token, _ in params.biases])
+    biases = ffi.new("double[]", [bias for _, bias in params.biases])
+    request.num_biases, request.num_ids = len(params.biases), num_prompt
+    request.bias_ids = int(ffi.cast("uintptr_t", bias_ids))
+    request.biases = int(ffi.cast("uintptr_t", biases))
+    request.num_alternatives = most
     logprob = ffi.new("double *")
+    words, mask = None, ffi.NULL
+    if share is not None:
+        # Bits beyond the vocabulary count for nothing.
+        bits = rng.random(-(-vocab_size // 32) * 32) < share
+        bits[seed % vocab_size] = True
+        words = np.packbits(bits, bitorder="little").view(np.uint32)
+        mask = ffi.from_buffer("uint32_t[]", words)
     found = lib.kccl_engine_sample(
-        *(ffi.from_buffer("float[]", logits), vocab_size, request, 9, history, 4, logprob)
+        *(ffi.from_buffer("float[]", logits), vocab_size, request, 9, history, 9, mask, logprob),
+        others := ffi.new("KcclEngineAlternative[20]"),
     )
-    expected, expected_logprob = sample(logits, params, 9, history)
+    expected, expected_logprob = sample(logits, params, 9, history, num_prompt, words)
     assert found == expected
+    assert words is None or bits[found]
+    wanted = alternatives(logits, most)
+    assert [each.id for each in others][: len(wanted)] == [token for token, _ in wanted]
+    found_logprobs = [each.logprob for each in others][: len(wanted)]
+    assert found_logprobs == pytest.approx([value for _, value in wanted], abs=1e-12)
     assert logprob[0] == pytest.approx(expected_logprob, abs=1e-12)
+
+
+def test_each_token_comes_with_the_likeliest_ones():
+    """On every rank; and the token's own log-probability is the same number."""
+    body = random_checkpoint("tiny-laneformer")
+    with Engine(body, ranks=2, blocks=1) as engine:
+        pieces = list(engine.stream([1, 2, 3], max_tokens=8, logprobs=True, top_logprobs=5))
+        rows = engine.logits([1, 2, 3, *(piece.id for piece in pieces)])[2:-1]
+        engine._ranks.mine.reverse()
+        of_rank_1 = list(engine.stream([1, 2, 3], max_tokens=8, logprobs=True, top_logprobs=5))
+        engine._ranks.mine.reverse()
+    assert [piece.alternatives for piece in of_rank_1] == [piece.alternatives for piece in pieces]
+    for piece, row in zip(pieces, rows, strict=True):
+        assert piece.alternatives[0] == (piece.id, piece.logprob)
+        wanted = alternatives(row, 5)
+        assert [token for token, _ in piece.alternatives] == [token for token, _ in wanted]
 
 
 # ---- Ends --------------------------------------------------------------------------------------
@@ -232,6 +295,11 @@ def test_one_request_at_a_time():
         ([1], {"params": SamplingParams(stop=("a",))}, "has no tokenizer"),
         ([1], {"temprature": 1}, r"there is no parameter temprature: did you mean temperature\?"),
         ([1], {"xyz": 1}, "there is no parameter xyz: must be one of temperature, top_k, "),
+        (
+            [1],
+            {"logit_bias": {2000000000: 1.0}},
+            "logit_bias has id 2000000000, must have ids from 0",
+        ),
     ],
 )
 def test_bad_requests_are_refused(prompt, given, message):

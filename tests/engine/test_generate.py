@@ -1,7 +1,9 @@
 """The command `kccl generate`, as a person runs it."""
 
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 
@@ -61,6 +63,16 @@ def test_the_answer_alone_is_on_stdout(expected, capsys, monkeypatch):
         assert "of what the memory allows" in told.err
     assert main([*arguments, "--quiet"]) == 0
     assert capsys.readouterr() == (expected + "\n", "")
+
+
+def test_the_prompt_stands_before_the_answer(expected, capsys, monkeypatch):
+    arguments = ["generate", "--max-tokens", "12", "--echo", "--quiet"]
+    assert main([*arguments, "--prompt", BEGINNING]) == 0
+    assert capsys.readouterr().out == f"{BEGINNING}{expected}\n"
+    assert main([*arguments, "--ids", "1 15,7", "--max-tokens", "2"]) == 0
+    assert re.fullmatch(r"1 15,7 \d+ \d+\n", capsys.readouterr().out)
+    assert main([*arguments, "--prompt", BEGINNING, "--chat"]) == 2
+    assert "--chat and --echo are given, must be one of them" in capsys.readouterr().err
 
 
 def test_what_the_memory_allows_is_not_told_of_weights_in_caches(capsys, monkeypatch):
@@ -236,6 +248,9 @@ def test_ids_end_where_the_files_say_so(tiny, tmp_path, capsys):
         (["--stop", r"\u12"], r"has the escape '\\u' at character 0"),
         (["--stop", r"\ud800"], r"has the escape \ud800, which is no character of Unicode"),
         (["--temperature", "1e-310"], "--temperature is 1e-310, must be 0, or 1e-06 or more"),
+        (["--regex", "("], "--regex is '(', must be a regular expression: unclosed group"),
+        (["--schema", "no/such"], "cannot read no/such: No such file or directory"),
+        (["--schema", "x", "--regex", "x"], "--schema and --regex are given, must be one of them"),
     ],
 )
 def test_errors_are_one_line(arguments, message, capsys):
@@ -255,7 +270,29 @@ def test_without_its_tokenizer_a_model_does_not_lack_one(tiny):
             engine.generate([1] * 9)
 
 
-@pytest.mark.parametrize("other", [["--stop", "x"], ["--chat"], ["--system", "x"]])
+def test_an_answer_follows_a_schema_or_a_regular_expression(tmp_path, capsys):
+    (tmp_path / "right.json").write_text('{"type": "array", "items": {"const": 7}, "maxItems": 3}')
+    (tmp_path / "wrong.json").write_text('{"type": "frob"}')
+    (tmp_path / "no.json").write_text("{")
+    arguments = ["generate", "--prompt", BEGINNING, "--quiet"]
+    assert main([*arguments, "--regex", "[0-9]{4}", "-n", "2"]) == 0
+    assert re.fullmatch("[0-9]{4}\n", capsys.readouterr().out)
+    assert main([*arguments, "--schema", str(tmp_path / "right.json")]) == 0
+    assert set(json.loads(capsys.readouterr().out)) <= {7}
+    for name, told in (
+        (
+            "wrong.json",
+            '--schema is \'{"type": "frob"}\', must be a JSON schema: Invalid type: frob',
+        ),
+        ("no.json", "no.json is not JSON"),
+    ):
+        assert main([*arguments, "--schema", str(tmp_path / name)]) == 2
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "other", [["--stop", "x"], ["--chat"], ["--system", "x"], ["--regex", "x"]]
+)
 def test_ids_have_no_text_beside_them(other, capsys):
     assert main(["generate", "--model", "no/such/model", "--ids", "1", *other]) != 0
     assert f"--ids and {other[0]} are given, must be one of them" in capsys.readouterr().err
@@ -283,7 +320,7 @@ def test_a_job_prints_one_answer(expected):
     assert (done.returncode, done.stdout.decode()) == (0, expected + "\n"), done.stderr
 
 
-@pytest.mark.parametrize("kind", ["full", "closed"])
+@pytest.mark.parametrize("kind", long_after(1, ["full", "closed"]))
 def test_a_job_whose_output_fails_says_so_once(kind):
     if kind == "full":
         output, code = os.open("/dev/full", os.O_WRONLY), 1
@@ -304,14 +341,17 @@ def test_a_job_whose_output_fails_says_so_once(kind):
 
 @pytest.mark.parametrize(
     ("arguments", "text", "told"),
-    [
-        ([], b"\n", EMPTY.encode()),
-        ([], b"\xff", b"the text is not valid UTF-8"),
-        (["--chat"], b"Hi", b"has no chat template"),
-        (["--prompt", ""], None, EMPTY.encode()),
-        (["--model", "no/such/model"], b"Hi", b"model 'no/such/model' is neither"),
-        (["--dtype", "float16"], b"Hi", b"dtype is 'float16', must be 'bfloat16'"),
-    ],
+    long_after(
+        1,
+        [
+            (["--chat"], b"Hi", b"has no chat template"),
+            ([], b"\n", EMPTY.encode()),
+            ([], b"\xff", b"the text is not valid UTF-8"),
+            (["--prompt", ""], None, EMPTY.encode()),
+            (["--model", "no/such/model"], b"Hi", b"model 'no/such/model' is neither"),
+            (["--dtype", "float16"], b"Hi", b"dtype is 'float16', must be 'bfloat16'"),
+        ],
+    ),
 )
 @pytest.mark.parametrize("ranks", long_after(1, [2, 1]))
 def test_a_job_refuses_what_is_wrong_once_and_on_all_ranks(arguments, text, told, ranks):
@@ -329,6 +369,9 @@ def test_a_job_refuses_what_is_wrong_once_and_on_all_ranks(arguments, text, told
         (["--chat"], "has no chat template"),
         (["--prompt", "x" * 3000], "tokens, must have at most 2047"),
         (["--ids", "99999"], "the prompt has id 99999"),
+        (["--drafts", "8"], "drafts is 8, must be 'off', 'auto' or an integer from 1 to 7"),
+        (["--drafts", "on"], "drafts is 'on', must be"),
+        (["--drafts", "2", "--backend", "cuda"], "must be 'off' or 'auto' on backend 'cuda'"),
     ],
 )
 def test_what_is_wrong_is_told_before_the_weights_are_read(arguments, told, capsys, monkeypatch):
@@ -340,10 +383,3 @@ def test_what_is_wrong_is_told_before_the_weights_are_read(arguments, told, caps
     prompt = [] if "--ids" in arguments else ["--prompt", "x"]
     assert main(["generate", *prompt, *arguments]) == 2
     assert told in capsys.readouterr().err
-
-
-def test_a_job_with_threads_as_ranks_prints_no_answer():
-    done = generate("--prompt", BEGINNING, "-n", "2", ranks=2)
-    assert done.returncode != 0
-    assert done.stdout == b""
-    assert b"ranks is 2: they are threads of one process" in done.stderr

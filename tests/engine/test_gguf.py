@@ -7,8 +7,8 @@ import pytest
 from tiny_models import random_tensors, write_gguf
 
 import kccl
-from kccl.engine.files import gguf_file
 from kccl.engine.files.checkpoint import open_checkpoint
+from kccl.engine.formats import ggml
 from kccl.engine.model.rope import LinearScaling, Rope, TableScaling
 
 BF16 = ml_dtypes.bfloat16
@@ -38,7 +38,27 @@ def q4_1(raw):
     return [f16(raw, 0) * q + f16(raw, 2) for q in nibbles(raw[4:])]
 
 
-def q4_k(raw):
+def fifths(raw):
+    """Bits, the lowest of a byte first."""
+    return [int(byte) >> bit & 1 for byte in raw for bit in range(8)]
+
+
+def q5_0(raw):
+    pairs = zip(nibbles(raw[6:]), fifths(raw[2:6]), strict=True)
+    return [f16(raw, 0) * (q + 16 * top - 16) for q, top in pairs]
+
+
+def q5_1(raw):
+    pairs = zip(nibbles(raw[8:]), fifths(raw[4:8]), strict=True)
+    return [f16(raw, 0) * (q + 16 * top) + f16(raw, 2) for q, top in pairs]
+
+
+def q5_k(raw):
+    """Those of Q4_K with a fifth bit: byte i has those of column i of each group."""
+    return q4_k(np.concatenate([raw[:16], raw[48:]]), raw[16:48])
+
+
+def q4_k(raw, tops=(0,) * 32):
     """256 values in 8 groups: 6-bit scales and minima, packed; 4-bit values."""
     d, dmin, packed, quants = f16(raw, 0), f16(raw, 2), raw[4:16].tolist(), raw[16:]
     values = []
@@ -50,6 +70,7 @@ def q4_k(raw):
             minimum = packed[group + 4] >> 4 | (packed[group] >> 6) << 4
         pair = nibbles(quants[32 * (group // 2) : 32 * (group // 2) + 32])
         each = pair[32:] if group % 2 else pair[:32]
+        each = [q + 16 * (int(top) >> group & 1) for q, top in zip(each, tops, strict=True)]
         values += [d * scale * q - dmin * minimum for q in each]
     return values
 
@@ -67,13 +88,23 @@ def q6_k(raw):
     return values
 
 
+def mxfp4(raw):
+    sizes = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+    numbers = [sizes[code & 7] * (-1) ** (code >> 3) for code in nibbles(raw[1:])]
+    return [number * 2.0 ** (int(raw[0]) - 127) for number in numbers]
+
+
 # Name -> values a block, bytes a block, where FP16 scales lie, the definition.
 BLOCKS = {
     "Q8_0": (32, 34, (0,), q8_0),
     "Q4_0": (32, 18, (0,), q4_0),
     "Q4_1": (32, 20, (0, 2), q4_1),
+    "Q5_0": (32, 22, (0,), q5_0),
+    "Q5_1": (32, 24, (0, 2), q5_1),
     "Q4_K": (256, 144, (0, 2), q4_k),
+    "Q5_K": (256, 176, (0, 2), q5_k),
     "Q6_K": (256, 210, (208,), q6_k),
+    "MXFP4": (32, 17, (), mxfp4),
 }
 
 
@@ -85,6 +116,8 @@ def random_blocks(shape, name):
     for at in scales:
         each = noise.uniform(-0.1, 0.1, len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = each.view(np.uint8).reshape(-1, 2)
+    if name == "MXFP4":
+        blocks[:, 0] = noise.integers(118, 124, len(blocks))
     values = np.array([define(block) for block in blocks]).reshape(shape)
     return blocks.reshape(*shape[:-1], -1), values
 
@@ -92,7 +125,7 @@ def random_blocks(shape, name):
 @pytest.mark.parametrize("chunk", [1 << 20, 1024])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_quantised_tensors(tmp_path, monkeypatch, name, chunk):
-    monkeypatch.setattr(gguf_file, "_CHUNK", chunk)
+    monkeypatch.setattr(ggml, "_CHUNK", chunk)
     code = gguf.GGMLQuantizationType[name]
     keys, wanted_keys = random_blocks((128, 256), name)
     table, wanted_table = random_blocks((264, 256), name)
@@ -185,8 +218,8 @@ def test_rope_of_a_file(tmp_path):
     assert rope.scaling == TableScaling((1.0, 8.0))
 
 
-def q5_k(shape):
-    return np.zeros((shape[0], shape[1] // 256 * 176), np.uint8), gguf.GGMLQuantizationType.Q5_K
+def tq1_0(shape):
+    return np.zeros((shape[0], shape[1] // 256 * 54), np.uint8), gguf.GGMLQuantizationType.TQ1_0
 
 
 @pytest.mark.parametrize(
@@ -216,8 +249,8 @@ def q5_k(shape):
             r"attn_q\.weight has shape \[16, 8\], must have \[16, 16\]",
         ),
         (
-            {"tensors": {"blk.0.attn_k.weight": q5_k((128, 256))}, **WIDE},
-            "blk.0.attn_k.weight has quantisation Q5_K, must be one of F32, F16, BF16, Q8_0",
+            {"tensors": {"blk.0.attn_k.weight": tq1_0((128, 256))}, **WIDE},
+            "blk.0.attn_k.weight has quantisation TQ1_0, must be one of F32, F16, BF16, Q8_0",
         ),
         (
             {"tensors": {"rope_freqs.weight": np.ones(3, np.float32)}},

@@ -217,7 +217,7 @@ def test_biases(config_of, config, biases):
         ),
         (QWEN2 | {"layer_types": [FULL, "chunked"]}, "field layer_types is .*, must be a list of"),
         (QWEN2 | {"layer_types": [FULL]}, "field layer_types is .*, must be a list of 2 entries"),
-        (LLAMA | {"quantization_config": {"bits": 4}}, "of quantised files only GGUF is read"),
+        (LANEFORMER | {"quantization_config": {"bits": 4}}, "absent in a Laneformer"),
         (LLAMA | {"rms_norm_eps": 10**400}, "field rms_norm_eps is 1.* must be a number"),
         (LLAMA | {"rope_scaling": {"type": "su"}}, "field type is 'su', must be one of"),
         (LLAMA | {"rope_scaling": 3}, "field rope_scaling is 3, must be an object"),

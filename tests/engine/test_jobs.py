@@ -11,6 +11,7 @@ RANK = """
 import os, time
 import kccl
 from kccl.engine import Engine
+from kccl.engine.executors.ranks import Wanted
 from kccl.engine.files.random_weights import random_checkpoint
 
 checkpoint = random_checkpoint("tiny-laneformer", context=4096)
@@ -48,6 +49,7 @@ def test_ranks_that_know_of_other_positions_begin_together():
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
 
 
+@pytest.mark.long
 def test_processes_have_each_their_logits_and_end_together():
     body = """
     with Engine(checkpoint, blocks=1) as engine:
@@ -70,6 +72,7 @@ def test_processes_have_each_their_logits_and_end_together():
     assert done.stdout == "another rank ended the request before its end\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "name"), [("blocks=1 + rank", "blocks"), ("context=100 + rank", "context")]
 )
@@ -83,6 +86,7 @@ def test_ranks_with_different_engines_are_told(given, name):
     assert f"{name} differs between the ranks, must be the same on all" in done.stderr
 
 
+@pytest.mark.long
 def test_uneven_cores_are_no_obstacle():
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -105,7 +109,7 @@ def test_a_rank_that_stops_is_named_with_the_step():
             engine.logits([1])
         else:
             # Makes the same request, and never begins it.
-            engine._ranks._agree("logits [1]", 0)
+            engine._ranks._agree(Wanted("logits [1] 1"))
             time.sleep(3)
     """
     # The limit of the first call, which is 300 s, is over when the engine is open.

@@ -34,6 +34,7 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", long_after(1, [1, 8]))
 @pytest.mark.parametrize("name", ["folder", "m.gguf"])
 def test_loading_takes_little_more_than_the_packed_weights(files, name, ranks):

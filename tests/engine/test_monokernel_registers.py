@@ -33,6 +33,7 @@ REGISTERS = replace(TUNING, weights_in_registers=True)
 SHORT = {"blocks": 6, "stage_steps": 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "tuning"),
     long_after(
@@ -95,7 +96,7 @@ BUGS = {
         "next_ += least_of(num, S::kStageSteps);",
         "next_ += S::kStageSteps;",
     ),
-    "the head's weights come in every round": ("if (next_ == end_)", "if (next_ == num_)"),
+    "the head's weights come in every token step": ("if (next_ == end_)", "if (next_ == num_)"),
     "a stage is not loaded": (
         "(S::kAblated & kKcclDecodeNoWeights) == 0) load();",
         "false) load();",

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from long import long_after
@@ -18,8 +17,10 @@ from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import MODELS, RandomSource
+from kccl.engine.formats.base import Stored
+from kccl.engine.formats.bfloat16 import BFLOAT16
 from kccl.engine.model.executor import Token
-from kccl.engine.model.sample import SamplingParams, gumbel, sample
+from kccl.engine.model.sample import SamplingParams, alternatives, gumbel, sample
 from kccl.engine.monokernel.source import KERNELS
 
 __all__ = ["kernels"]  # a fixture
@@ -35,6 +36,14 @@ CASES = {
     "penalty": {"repetition_penalty": 3.0},
     "penalty and temperature": {"temperature": 0.9, "repetition_penalty": 0.2},
     "logprobs": {"logprobs": True},
+    "answer's penalties, biases, alternatives": {"temperature": 0.8, "top_k": 30, "top_p": 0.9}
+    | {"presence_penalty": 0.7, "frequency_penalty": 1.5, "repetition_penalty": 1.2}
+    | {"logit_bias": {5: 2.0, 100: 4.0, 31: -3.5, 64: 3.0}, "logprobs": True, "top_logprobs": 5},
+    "bias alone": {"logit_bias": {3: 1e6, 99: 999999.5}},
+    "presence alone": {"logit_bias": {3: 1e6}, "presence_penalty": 1e6},
+    "frequency and temperature": {"temperature": 1.0, "frequency_penalty": -1e3},
+    "bias and min_p": {"temperature": 1.3, "min_p": 0.4, "logit_bias": {7: 1.0, 8: -1e6}},
+    "alternatives of all": {"logprobs": True, "top_logprobs": 20},
     "all": {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "logprobs": True}
     | {"repetition_penalty": 1.3},
     # Hardly any id is kept of those that are about equally likely.
@@ -60,16 +69,16 @@ class Source(RandomSource):
         )
         self._head = head
 
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+    def read(self, name: str, start: int, stop: int) -> Stored:
         rows = super().read(name, start, stop)
         if name != "head" or self._head == "random":
             return rows
         if self._head == "ties":
             # So every logit is there 8 times, all over the vocabulary.
             whole = super().read(name, 0, 16)
-            return whole[np.arange(start, stop) * 5 % 16]
+            return replace(whole, words=whole.words[np.arange(start, stop) * 5 % 16])
         value = {"equal": 0.0, "huge": 3e38}[self._head]
-        return np.full_like(rows, ml_dtypes.bfloat16(value))
+        return Stored(BFLOAT16, BFLOAT16.from_values(np.full(rows.shape, value)))
 
 
 def run(
@@ -105,8 +114,8 @@ def run(
     return cases
 
 
-def chosen(tokens: Sequence[Token]) -> list[tuple[int, float]]:
-    return [(token.id, token.logprob) for token in tokens]
+def chosen(tokens: Sequence[Token]) -> list[tuple[Any, ...]]:
+    return [(token.id, token.logprob, token.alternatives) for token in tokens]
 
 
 def check(name: str, tokens: Sequence[Token], logits: NDArray[np.float32]) -> None:
@@ -115,8 +124,12 @@ def check(name: str, tokens: Sequence[Token], logits: NDArray[np.float32]) -> No
     assert len(tokens) == params.max_tokens
     assert [token.end for token in tokens] == ["", "", "max_tokens"]
     for token, row in zip(tokens, logits, strict=True):
-        wanted, logprob = sample(row, params, len(history), history)
+        wanted, logprob = sample(row, params, len(history), history, len(IDS))
         assert token.id == wanted
+        likeliest = alternatives(row, params.top_logprobs)
+        assert [token for token, _ in token.alternatives] == [token for token, _ in likeliest]
+        for (_, found), (_, logprob_of) in zip(token.alternatives, likeliest, strict=True):
+            assert found == pytest.approx(logprob_of, rel=1e-6)
         if params.logprobs:
             assert token.logprob == pytest.approx(logprob, rel=1e-6)
         else:
@@ -154,7 +167,7 @@ def test_tokens_are_the_oracles(name):
     ids=str,
 )
 def test_any_number_of_ranks_and_blocks_chooses_the_same(machine):
-    names = ["all", "top_k and top_p", "one of many"]
+    names = ["all", "top_k and top_p", "one of many", "answer's penalties, biases, alternatives"]
     for name, (tokens, _) in zip(names, run("random", names, seed=5, **machine), strict=True):
         assert str(chosen(tokens)) == str(chosen(result(name)[0])), name
 
@@ -201,23 +214,28 @@ def test_requests_that_sample_and_that_do_not_take_turns():
 
 # As in test_monokernel.py.
 BUGS = {
-    "one place for the notes of all exchanges": (
-        "board.cuh",
-        "((exchange & 1u) * kNumNotes + kind)",
-        "((exchange & 0u) * kNumNotes + kind)",
+    "one slot for the control words of all exchanges": (
+        "exchange_buffer.cuh",
+        "((exchange & 1u) * kNumControlWords + kind)",
+        "((exchange & 0u) * kNumControlWords + kind)",
     ),
-    "notes are sent before all warps have looked": (
+    "control words are sent before all warps have looked": (
         "sample.cuh",
-        "            if (!worker_.meet()) return false;\n            send();\n",
-        "            send();\n",
+        "        if (!consumer_.meet()) return false;\n        send();\n",
+        "        send();\n",
     ),
     "the other ranks' scores are not counted": (
         "sample.cuh",
         "constexpr uint32_t kBlocks = S::kWorldSize * S::kBlocks;",
         "constexpr uint32_t kBlocks = S::kBlocks;",
     ),
+    "counts outlive their request": (
+        "scores.cuh",
+        "    if (task.counts == 0) return;\n",
+        "    return;\n",
+    ),
     "a mark outlives its request": (
-        "sample.cuh",
+        "scores.cuh",
         "platform::bit_cast<uint32_t>(marks.value[i]) == task.number;",
         "platform::bit_cast<uint32_t>(marks.value[i]) != 0;",
     ),
@@ -234,6 +252,8 @@ def test_planted_bugs_are_found(bug, kernels, monkeypatch):
     assert text.count(right) == 1
     (kernels / name).write_text(text.replace(right, wrong))
     names = ["all", "one of many", "penalty", "top_k and top_p", "all"]
+    if "counts" in bug:
+        names = ["presence alone"] * 2
     for seed in range(4):
         try:
             for each, (tokens, logits) in zip(

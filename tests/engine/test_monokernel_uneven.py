@@ -14,6 +14,7 @@ from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.executor import BEGINNING
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.model.timeline import Stamps, timelines
 from kccl.engine.model.variant import TRACING
@@ -60,12 +61,12 @@ def test_ranks_with_different_numbers_of_stages_are_traced():
         # No rank still compiles when another one's kernel runs.
         comm.barrier()
         out: list[Stamps] = []
-        executor.start_timeline(IDS, 0, 3, out)
+        executor.start_timeline(IDS, BEGINNING, 3, out)
         executor.wait()
         return out[0], executor.nbytes
 
     found = kccl.run_threads(main, 2, backend="sim")
     one, two = (stamps for stamps, _ in found)
-    assert one.layout.of_round < two.layout.of_round
+    assert one.layout.of_token_step < two.layout.of_token_step
     assert all(stamps.layout.stage_bytes.sum() == nbytes for stamps, nbytes in found)
-    assert [each.num_rounds for each in timelines([one, two])] == [1, 1]
+    assert [each.num_token_steps for each in timelines([one, two])] == [1, 1]

@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from kccl_threads import threads_of_kccl
 
 import kccl
 from kccl.engine import Engine
@@ -18,12 +19,6 @@ from kccl.engine.executors.host import HostExecutor
 from kccl.engine.files.random_weights import random_checkpoint
 
 IDS = [1, 2, 3]
-
-
-def threads_of_kccl():
-    """Without the thread that releases GPUs' memory, which stays."""
-    names = [each.name for each in threading.enumerate()]
-    return [name for name in names if name.startswith("kccl") and name != "kccl-release"]
 
 
 def test_threads_that_cannot_start_are_an_error():
@@ -117,6 +112,8 @@ def test_ranks_within_a_job_are_refused(monkeypatch):
 class Ranks:
     """Ranks whose launcher bound them to these cores."""
 
+    layout = "topology"
+
     def __init__(self, rank, cores):
         self.rank, self._cores = rank, cores
 
@@ -157,3 +154,18 @@ def test_an_engine_opens_on_a_machine_of_many_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(100)))
     with Engine(random_checkpoint("tiny-llama")) as engine:
         assert engine.logits(IDS).shape == (3, 256)
+
+
+def test_ctrl_c_while_the_ranks_start_ends_them(monkeypatch):
+    """Ctrl-C comes before any rank has a communicator that could be aborted."""
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread):
+        start(thread)
+        if thread.name == "kccl engine":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Engine(random_checkpoint("tiny-llama"), ranks=2, blocks=1)
+    assert not threads_of_kccl()

@@ -1,6 +1,5 @@
 """The table of ops, and all that must know each op or each product: nobody may miss one."""
 
-import math
 import re
 from inspect import getmembers, isfunction, signature
 
@@ -15,51 +14,68 @@ from kccl.engine.model import ops
 from kccl.engine.model.ops import KINDS, PRODUCTS, Place, Rows, Vector
 from kccl.engine.model.program import Program
 from kccl.engine.model.variant import PINS, parse
-from kccl.engine.monokernel import weights
+from kccl.engine.monokernel import layout, weights
 from kccl.engine.monokernel.sequence import name_of, sequence_of
 
 MODEL = Program(MODELS["tiny-qwen3"])
+MIXTURE = Program(MODELS["tiny-gpt-oss"])
 
 
 def test_a_program_has_each_kind_in_the_order_of_the_table():
-    kinds = [op.kind for op in MODEL.ops]
-    layers = [kind.name for kind in ops.IN_LAYER] * MODEL.config.num_layers
-    before, behind = (
-        [kind.name for kind in KINDS.values() if kind.place is place]
-        for place in (Place.BEFORE, Place.BEHIND)
-    )
-    assert kinds == before + layers + behind and set(kinds) == set(KINDS)
+    known = set()
+    for program, layer in ((MODEL, ops.IN_LAYER), (MIXTURE, ops.IN_MIXTURE)):
+        kinds = [op.kind for op in program.ops]
+        layers = [kind.name for kind in layer] * program.config.num_layers
+        before, behind = (
+            [kind.name for kind in KINDS.values() if kind.place is place]
+            for place in (Place.BEFORE, Place.BEHIND)
+        )
+        assert kinds == before + layers + behind
+        known |= {*kinds}
+    assert known == set(KINDS)
 
 
 def test_each_op_takes_what_an_op_before_it_gives():
-    given = set()
-    for op in MODEL.ops:
-        takes = KINDS[op.kind].takes
-        assert takes is None or takes in given, op.name
-        given.add(KINDS[op.kind].gives)
-    assert given == set(Vector)
+    known = set()
+    for program in (MODEL, MIXTURE):
+        given = set()
+        for op in program.ops:
+            takes = KINDS[op.kind].takes
+            assert takes is None or takes in given, op.name
+            given.add(KINDS[op.kind].gives)
+        known |= given
+    assert known == set(Vector)
 
 
 def test_each_tensor_belongs_to_one_op():
-    """But the embedding, which is the head, too, if they are tied."""
+    """But the embedding, which is the head, too, if they are tied; and the norm before experts,
+    which the router reads, too.
+    """
     biased = Program(MODELS["tiny-qwen2"])
     assert biased.config.biases and MODEL.config.has_qk_norm and MODEL.config.is_tied
-    for program in (MODEL, biased, Program(MODELS["tiny-laneformer"])):
+    assert MIXTURE.config.has_sinks and not MIXTURE.config.is_tied
+    for program in (MODEL, biased, Program(MODELS["tiny-laneformer"]), MIXTURE):
         names = [name for op in program.ops for name in (*op.weights, *op.biases)]
-        shapes = program.config.shapes()
+        shapes, c = program.config.shapes(), program.config
         assert set(names) == set(shapes)
-        assert len(names) - len(shapes) == int(program.config.is_tied)
+        assert len(names) - len(shapes) == int(c.is_tied) + c.num_layers * (c.experts is not None)
 
 
-def test_matrices_agree_with_the_vectors_that_ops_take_and_give():
-    c = MODEL.config
+@pytest.mark.parametrize("program", [MODEL, MIXTURE], ids=["model", "mixture"])
+def test_matrices_agree_with_the_vectors_that_ops_take_and_give(program):
+    c = program.config
     shapes, made = c.layer_shapes(), {Vector.RESIDUAL: c.hidden}
-    for kind in ops.IN_LAYER:
-        rows = [math.prod(shapes[name][1:2]) for name in kind.matrices]
-        assert all(shapes[name][2] == made[kind.takes] for name in kind.matrices)
+    chosen = c.experts.chosen if c.experts else 1
+    for kind in ops.layer_of(c):
+        each = chosen if kind.has_experts else 1
+        first = [f"experts.0.{name}" if kind.has_experts else name for name in kind.matrices]
+        rows = [shapes[name][-2] for name in first]
+        taken = made[kind.takes] // (each if kind.takes is Vector.ACTS else 1)
+        assert all(shapes[name][-1] == taken for name in first)
         if kind.is_product:
             assert (kind.rows is Rows.ONE) == (len(kind.matrices) == 1)
-            assert kind.width(c) == (rows[0] if kind.rows is Rows.IN_TURN else sum(rows))
+            of_product = rows[0] if kind.rows is Rows.IN_TURN else sum(rows)
+            assert kind.width(c) == of_product * (each if kind.gives is Vector.ACTS else 1)
             assert len(kind.biases) == len(kind.matrices)
         made[kind.gives] = kind.width(c)
 
@@ -71,7 +87,7 @@ def test_the_reference_has_an_oracle_for_each_op():
 
 
 def test_the_host_executor_numbers_each_op():
-    by_number = {number_of(op): op.kind for op in MODEL.ops}
+    by_number = {number_of(op): op.kind for op in (*MODEL.ops, *MIXTURE.ops)}
     assert [by_number[number] for number in range(len(KINDS))] == list(KINDS)
     text = (ROOT / "engine/host/api.inc").read_text()
     (enum,) = re.findall(r"enum KcclEngineKind \{(.*?)\}", text, re.DOTALL)
@@ -81,7 +97,7 @@ def test_the_host_executor_numbers_each_op():
 def test_the_host_executor_runs_each_op_of_a_layer():
     source = without_comments(ROOT / "engine/host/pass.cpp")
     (run,) = re.findall(r"bool Pass::run\(.*?\n}", source, re.DOTALL)
-    for kind in ops.IN_LAYER:
+    for kind in {*ops.IN_LAYER, *ops.IN_MIXTURE}:
         assert f"kKcclEngine{kind.name.title().replace('_', '')}:" in run
 
 
@@ -94,7 +110,7 @@ def test_the_monokernels_packer_gets_each_product():
     checkpoint = random_checkpoint("tiny-tiles")
     program = Program(checkpoint.config)
     lanes = program.lanes_of(0, 1)
-    found = list(weights.matrices(checkpoint, program, lanes, 0, 1))
+    found = list(weights.matrices(checkpoint, program, 0, 1))
     of_layers = [
         (PRODUCTS.index(op.kind), op.layer, group)
         for op in program.ops
@@ -102,10 +118,13 @@ def test_the_monokernels_packer_gets_each_product():
         for group in range(len(lanes))
     ]
     head = PRODUCTS.index("head"), program.config.num_layers, 0
-    assert [each[:3] for each in found] == [*of_layers, head]
-    sizes = [matrix.nbytes for *_, matrix in found]
-    assert sum(sizes) == weights.total_bytes(program, 0, 1)
-    assert max(sizes) == weights.most_bytes(program, 1)
+    assert [(each.number, each.layer, each.group) for each, _ in found] == [*of_layers, head]
+    for piece, matrix in found:
+        product = piece.product
+        columns = product.format.words_of(product.columns * product.lanes)
+        assert matrix.shape == (product.rows, columns) and matrix.nbytes == product.nbytes
+    assert sum(matrix.nbytes for _, matrix in found) == layout.total_bytes(program, 0, 1)
+    assert max(matrix.nbytes for _, matrix in found) == layout.most_bytes(program, 1)
 
 
 @pytest.mark.parametrize("name", ["tiny-laneformer", "tiny-llama", "tiny-qwen2"])
@@ -133,10 +152,11 @@ def test_each_product_can_be_pinned():
     assert len(set(pins)) == len(pins) and all(pin.bit_count() == 1 for pin in pins)
 
 
-@pytest.mark.parametrize("module", [ops.ATTENTION, ops.MLP])
-def test_the_last_product_of_a_module_adds_to_the_residual(module):
-    *others, last = ops.products_of_module(module)
-    assert KINDS[last].ends_module and not any(KINDS[name].ends_module for name in others)
-    assert [name for each in (ops.ATTENTION, ops.MLP) for name in ops.products_of_module(each)] == [
-        kind.name for kind in ops.IN_LAYER if kind.is_product
+@pytest.mark.parametrize("layer", [ops.IN_LAYER, ops.IN_MIXTURE], ids=["model", "mixture"])
+def test_the_last_product_of_a_module_adds_to_the_residual(layer):
+    products = [ops.products_of_module(module, layer) for module in (ops.ATTENTION, ops.MLP)]
+    for *others, last in products:
+        assert KINDS[last].ends_module and not any(KINDS[name].ends_module for name in others)
+    assert [name for each in products for name in each] == [
+        kind.name for kind in layer if kind.is_product
     ]

@@ -12,7 +12,7 @@ from kccl.engine.model.sample import SamplingParams
 from kccl.engine.model.variant import parse
 from kccl.engine.monokernel.shape import Tuning
 
-# Vectors are taken from the board without waiting for them.
+# Vectors are taken from the exchange buffer without waiting for them.
 NO_WAITS = parse("exchanges").ablated
 
 
@@ -43,7 +43,9 @@ def run(
             comm.barrier()
             executor.start(ids, params, overlaps=overlaps)
             tokens = [token.id for token in executor.tokens()]
-            return tokens, executor._arena.read(executor._task.cache, executor._sizes.cache)
+            return tokens, executor._arena.read(
+                executor._task.cache, executor._kernels.usual.sizes.cache
+            )
         finally:
             executor.close()
 
@@ -53,6 +55,7 @@ def run(
     return tokens, [cache for _, cache in results]
 
 
+@pytest.mark.long
 def test_the_tokens_are_the_same_without_overlap():
     """As on AMD's GPUs. The other test here has a ring of weights."""
     tuning = replace(MERGING, weights_in_registers=True)

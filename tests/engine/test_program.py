@@ -1,11 +1,14 @@
 from dataclasses import replace
-from math import sqrt
+from math import prod, sqrt
 
 import numpy as np
 import pytest
 
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.random_weights import MODELS, random_checkpoint
+from kccl.engine.formats.float32 import FLOAT32
+from kccl.engine.model.config import is_vector
+from kccl.engine.model.ops import IN_LAYER, layer_of
 from kccl.engine.model.program import Program
 
 # 5 layers are modules 0 to 9; with a delay of 2 layers a message lands 4 modules later.
@@ -68,11 +71,14 @@ def test_each_message_lands_once(delay, early_comm):
 def test_ops_are_numbered_named_and_read_all_weights_once(model):
     config = MODELS[model]
     program = Program(config)
-    assert [op.index for op in program.ops] == list(range(5 * config.num_layers + 3))
+    in_layer = len(layer_of(config))
+    assert [op.index for op in program.ops] == list(range(in_layer * config.num_layers + 3))
     assert [program.by_name[op.name] for op in program.ops] == list(program.ops)
     read = [name for op in program.ops for name in (*op.weights, *op.biases)]
     assert set(read) == set(config.shapes())
-    assert len(read) == len(set(read)) + config.is_tied
+    # The router reads the norm before the experts, too.
+    again = config.num_layers if config.experts else 0
+    assert len(read) == len(set(read)) + config.is_tied + again
 
 
 @pytest.mark.parametrize(
@@ -83,6 +89,8 @@ def test_ops_are_numbered_named_and_read_all_weights_once(model):
         ("tiny-laneformer", {"lm_head": "vocab_parallel"}),
         ("tiny-llama", {}),
         ("tiny-qwen3", {}),
+        ("tiny-qwen3-moe", {}),
+        ("tiny-gpt-oss", {}),
         ("tiny-llama", {"biases": ("qkv", "out", "gate_up", "down")}),
     ],
 )
@@ -105,3 +113,33 @@ def test_rotations_are_rounded_once():
     assert cos.shape == sin.shape == (9, 32)
     assert (cos[8] == np.cos(8 * frequencies).astype(np.float32)).all()
     assert (sin[8] == np.sin(8 * frequencies).astype(np.float32)).all()
+
+
+def test_a_token_reads_weights_as_they_are_stored():
+    program = Program(MODELS["laneformer-2b"])
+    matrices = program.streamed_bytes() - 4 * (2 * 15 + 1) * 3072
+    assert matrices == 4_443_531_264 - 2 * (2 * 15 + 1) * 3072
+    small = MODELS["tiny-llama"]
+    tied, untied = (Program(replace(small, is_tied=is_tied)) for is_tied in (True, False))
+    assert tied.streamed_bytes() == untied.streamed_bytes()
+    biased = replace(small, biases=tuple(kind.name for kind in IN_LAYER if kind.biases))
+    more = biased.num_parameters() - small.num_parameters()
+    assert Program(biased).streamed_bytes() - Program(small).streamed_bytes() == 4 * more
+
+
+def test_a_token_reads_the_experts_that_it_passes():
+    config = MODELS["gpt-oss-120b"]
+    experts, layers, d = config.experts, config.num_layers, config.hidden
+    one = 3 * d * config.ffn * 2 + 4 * (2 * config.ffn + d)
+    stored = 2 * config.num_parameters() - 2 * config.vocab_size * d
+    # Vectors are in FP32, and two ops read the norm before the experts.
+    vectors = sum(prod(shape) for name, shape in config.shapes().items() if is_vector(name))
+    stored += 2 * vectors + 4 * d * layers
+    unread = layers * (experts.num - experts.chosen) * one
+    assert Program(config).streamed_bytes() == stored - unread
+
+
+def test_a_format_changes_what_a_token_reads():
+    small = MODELS["tiny-llama"]
+    usual, wide = Program(small), Program(small, {"head": FLOAT32})
+    assert wide.streamed_bytes() - usual.streamed_bytes() == 2 * small.vocab_size * small.hidden

@@ -11,6 +11,8 @@ import pytest
 import kccl
 from kccl.engine.executors.reference import Cache, Reference
 from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.formats.base import Stored
+from kccl.engine.formats.float32 import FLOAT32
 from kccl.engine.model.rope import Rope
 from kccl.engine.model.sample import SamplingParams
 
@@ -20,7 +22,14 @@ CLOSE = {"float32": 1e-5, "bfloat16": 5e-3}
 IDS = np.random.default_rng(7).integers(256, size=24).tolist()
 
 
-class Changed:
+class AsNumbers:
+    """A checkpoint whose tensors are arrays."""
+
+    def read(self, name):
+        return Stored(FLOAT32, FLOAT32.from_values(self.tensor(name)))
+
+
+class Changed(AsNumbers):
     """A checkpoint with some tensors passed through functions."""
 
     def __init__(self, checkpoint, **changes):
@@ -33,7 +42,7 @@ class Changed:
         return self._changes[name](tensor.copy()) if name in self._changes else tensor
 
 
-class Merged:
+class Merged(AsNumbers):
     """A checkpoint whose lanes are one lane, with the same numbers."""
 
     def __init__(self, checkpoint):

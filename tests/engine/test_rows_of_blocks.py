@@ -7,17 +7,19 @@ from kccl.engine.monokernel.launching import KERNELS
 
 # The whole check runs in the compiler. BROKEN is a condition that does not hold.
 SOURCE = """
+#include "formats/bfloat16.cuh"
 #include "shape.cuh"
 
 namespace kccl::decode {
 
 struct Tuned {
     static constexpr uint32_t kWarps = 2, kStageSteps = 1;
+    using Formats = FormatList<Bfloat16>;
 };
 
 template <uint32_t TILES, uint32_t BLOCKS, uint32_t LONGER>
 constexpr bool is_cut() {
-    using M = Matrix<Tuned, TILES * kTileRows, 64, 1, BLOCKS, LONGER>;
+    using M = Matrix<Tuned, Bfloat16, TILES * kTileRows, 64, 1, BLOCKS, LONGER>;
     uint32_t next = 0;
     for (uint32_t block = 0; block < BLOCKS; ++block) {
         const Cut tiles = M::tiles_of(block);

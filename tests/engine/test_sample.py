@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import kccl
 from kccl.engine import Engine
 from kccl.engine.files.random_weights import random_checkpoint
-from kccl.engine.model.sample import SamplingParams, gumbel, kept_ids, philox, sample
+from kccl.engine.model.sample import SamplingParams, alternatives, gumbel, kept_ids, philox, sample
+from kccl.engine.monokernel.compiled import check_sampling
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.3, 0.15], np.float32))
 
@@ -124,6 +125,56 @@ def test_the_log_probability_is_the_models():
 def test_filters(shares, params, kept):
     scores = logits_of(shares).astype(np.float64)
     assert kept_ids(scores, SamplingParams(temperature=1.0, **params)).tolist() == kept
+
+
+def test_presence_and_frequency_count_the_answer_alone():
+    logits = np.array([2.0, 1.5, 1.2, -1.0], np.float32)
+    history = [0, 0, 0, 1, 1, 2]
+
+    def chosen(num_prompt, **given):
+        return sample(logits, SamplingParams(**given), 9, history, num_prompt)[0]
+
+    assert chosen(None, presence_penalty=5.0) == 0
+    assert chosen(6, frequency_penalty=5.0) == 0
+    # Each id once: 0 and 1 lose the same.
+    assert chosen(0, presence_penalty=1.0) == 0
+    # 2 - 0.9, 1.5 - 0.6, 1.2 - 0.3.
+    assert chosen(0, frequency_penalty=0.3) == 0
+    # The answer is 1, 1, 2: 1.5 - 2 * 0.6; a negative one makes them likelier.
+    assert chosen(3, frequency_penalty=-0.6) == 1
+
+
+def test_a_bias_is_added_before_all_else():
+    logits = np.array([2.0, 1.5, -1.0], np.float32)
+    assert sample(logits, SamplingParams(logit_bias={2: 4.0}), 0, [])[0] == 2
+    # 3 / 2 is less than 2.
+    params = SamplingParams(logit_bias={2: 4.0}, repetition_penalty=2.0)
+    assert sample(logits, params, 0, [2])[0] == 0
+    _, logprob = sample(logits, SamplingParams(logit_bias=[(2, 4)]), 0, [])
+    assert logprob == pytest.approx(alternatives(logits, 3)[2][1])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"presence_penalty": math.nan}, r"^presence_penalty is nan, must be from -1e\+06 to"),
+        ({"frequency_penalty": "a"}, "^frequency_penalty is 'a', must be from"),
+        ({"logit_bias": {-1: 0.0}}, r"^logit_bias is \{-1: 0.0\}, must be ids and a number"),
+        ({"logit_bias": {1: math.inf}}, "^logit_bias is "),
+        ({"logit_bias": [1]}, "^logit_bias is "),
+        ({"top_logprobs": 21, "logprobs": True}, "^top_logprobs is 21, must be an integer from 0"),
+        ({"top_logprobs": 2}, "^top_logprobs is 2, must be 0 if logprobs is False"),
+    ],
+)
+def test_wrong_penalties_and_biases(given, message):
+    with pytest.raises(kccl.InvalidArgument, match=message):
+        SamplingParams(**given)
+
+
+def test_what_the_kernel_lacks_is_refused_by_name():
+    check_sampling(SamplingParams(stop_ids=range(64)))
+    with pytest.raises(kccl.InvalidArgument, match=r"^stop_ids has 65 ids, must have at most 64"):
+        check_sampling(SamplingParams(stop_ids=range(65)))
 
 
 def test_a_repeated_token_is_less_likely_whatever_its_sign():

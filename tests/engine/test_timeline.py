@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hand_made_timeline import ROUND_NS, STAMPS_NS, made_stamps
+from hand_made_timeline import STAMPS_NS, TOKEN_STEP_NS, made_stamps
 
 import kccl
 from kccl.engine import Engine
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.executor import BEGINNING, Place
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.model.timeline import (
     ASKED,
@@ -25,12 +26,12 @@ from kccl.engine.model.variant import TRACING, USUAL, parse
 from kccl.engine.monokernel.shape import Tuning
 from kccl.engine.monokernel.tuning import with_variant
 
-TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, strands=2, splits=1)
+TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, kv_strands=2, kv_splits=1)
 SMALL = {"hidden": 64, "head_dim": 16, "vocab_size": 128, "context": 64, "ffn": 128}
 SMALL |= {"num_lanes": 4, "num_heads": 8, "num_kv_heads": 4, "num_layers": 2}
 SMALL |= {"window": 3, "window_layers": 1}
 IDS = [5, 99, 17, 64]
-ROUNDS = 4
+TOKEN_STEPS = 4
 
 # ---- hand-made stamps --------------------------------------------------------------------------
 
@@ -40,11 +41,11 @@ def test_ticks_of_blocks_become_nanoseconds_of_one_clock(ns_per_tick):
     (found,) = timelines([made_stamps(ns_per_tick=ns_per_tick)])
     assert found.ns_per_tick == pytest.approx(ns_per_tick)
     assert found.clock_error_ns < 1
-    # Three of five rounds are kept, and begin with the second.
-    assert found.begins == pytest.approx(np.arange(4) * ROUND_NS, abs=1)
-    assert (found.num_rounds, found.round_ns) == (3, pytest.approx(ROUND_NS))
+    # Three of five token steps are kept, and begin with the second.
+    assert found.begins == pytest.approx(np.arange(4) * TOKEN_STEP_NS, abs=1)
+    assert (found.num_token_steps, found.token_step_ns) == (3, pytest.approx(TOKEN_STEP_NS))
     for op in (0, 5):
-        wanted = 2 * ROUND_NS + op * 1000 + np.array(STAMPS_NS)
+        wanted = 2 * TOKEN_STEP_NS + op * 1000 + np.array(STAMPS_NS)
         for block in range(2):
             assert found.ops[2, op, :, block] == pytest.approx(wanted, abs=1)
     # What a block does not reach.
@@ -57,7 +58,7 @@ def test_a_clock_of_coarse_nanoseconds_is_told():
     stamps.values[:, -1] -= stamps.values[:, -1] % 32
     (found,) = timelines([stamps])
     assert 0 < found.clock_error_ns <= 32
-    assert found.begins == pytest.approx(np.arange(4) * ROUND_NS, abs=64)
+    assert found.begins == pytest.approx(np.arange(4) * TOKEN_STEP_NS, abs=64)
 
 
 def test_ranks_have_one_beginning():
@@ -67,7 +68,7 @@ def test_ranks_have_one_beginning():
     assert second.begins - first.begins == pytest.approx(300, abs=1)
 
 
-def test_stages_are_those_of_all_traced_rounds():
+def test_stages_are_those_of_all_traced_token_steps():
     (found,) = timelines([made_stamps()])
     times, nbytes, blocks = found.flat_stages()
     assert nbytes.tolist() == [2048] * (5 * 9)
@@ -93,8 +94,8 @@ def test_intervals():
 
 @pytest.fixture(scope="module")
 def traced():
-    """Gives, for each of two ranks, the stamps of ROUNDS rounds behind IDS, the tokens that the
-    usual kernel makes before and after, and the bytes of packed weights.
+    """Gives, for each of two ranks, the stamps of TOKEN_STEPS token steps behind IDS, the
+    tokens that the usual kernel makes before and after, and the bytes of packed weights.
     """
 
     def main(comm):
@@ -109,9 +110,9 @@ def traced():
         generate()
         out: list[Stamps] = []
         with pytest.raises(kccl.InvalidArgument, match="does not trace"):
-            executor.start_timeline(IDS, 0, ROUNDS, out)
+            executor.start_timeline(IDS, BEGINNING, TOKEN_STEPS, out)
         executor.use(TRACING)
-        executor.start_timeline(IDS, len(IDS) - 1, ROUNDS, out)
+        executor.start_timeline(IDS, Place(num_cached=len(IDS) - 1), TOKEN_STEPS, out)
         executor.wait()
         executor.use(USUAL)
         generate()
@@ -133,7 +134,7 @@ def test_every_stage_of_the_rank_is_stamped(traced):
         assert layout.stage_bytes.sum() == nbytes
         assert layout.ring_stages == TUNING.stages
         split = NUM_STAMPS * len(layout.ops)
-        stages = stamps.values[:, split:-2].reshape(ROUNDS, -1, 3, TUNING.blocks)
+        stages = stamps.values[:, split:-2].reshape(TOKEN_STEPS, -1, 3, TUNING.blocks)
         is_there = np.broadcast_to((layout.stage_ops >= 0)[None, :, None], stages.shape)
         assert ((stages != 0) == is_there).all()
         # A block multiplies them in their order.
@@ -148,16 +149,18 @@ def test_every_stage_of_the_rank_is_stamped(traced):
 def test_stamps_are_in_their_order(traced):
     found = timelines([stamps for stamps, _, _ in traced])
     for timeline in found:
-        assert timeline.num_rounds == ROUNDS - 2
+        assert timeline.num_token_steps == TOKEN_STEPS - 2
         assert (np.diff(timeline.begins) > 0).all()
         kinds = [op.kind for op in timeline.layout.ops]
         assert kinds == ["qkv", "attend", "out", "gate_up", "down"] * 2 + ["head", "end"]
         for block in range(TUNING.blocks):
-            for of_round in timeline.ops[..., block]:
-                reached = of_round[~np.isnan(of_round)]
+            for of_token_step in timeline.ops[..., block]:
+                reached = of_token_step[~np.isnan(of_token_step)]
                 assert (np.diff(reached) >= 0).all()
                 # The end has no "met". Blocks without a part of attention only end that op.
-                missing = {(op, stamp) for op, stamp in np.argwhere(np.isnan(of_round)).tolist()}
+                missing = {
+                    (op, stamp) for op, stamp in np.argwhere(np.isnan(of_token_step)).tolist()
+                }
                 attends = {(op, stamp) for op in (1, 6) for stamp in range(4)}
                 assert missing - attends == {(len(kinds) - 1, 3)}
                 assert missing & attends in (set(), attends)
@@ -166,7 +169,9 @@ def test_stamps_are_in_their_order(traced):
         assert (np.diff(stages, axis=-1) >= 0).all()
         # A block has a stage before it lets the stage go, and lets it go before it has multiplied.
         times, _, blocks = timeline.flat_stages()
-        assert (np.bincount(blocks) == ROUNDS * (timeline.layout.stage_ops >= 0).sum(axis=0)).all()
+        assert (
+            np.bincount(blocks) == TOKEN_STEPS * (timeline.layout.stage_ops >= 0).sum(axis=0)
+        ).all()
         assert (times[LET_GO] > times[ASKED]).all()
     _multiplied_what_they_let_go(found[0])
 
@@ -200,7 +205,7 @@ def test_what_is_left_out_shows_in_tokens_and_is_forgotten():
         # Now the prompt again, and one that begins as the wrong answer did.
         assert engine.timed(prompt, 4)[0] == usual
         (timeline,) = engine.timeline(prompt, 2)
-        assert timeline.num_rounds == 2
+        assert timeline.num_token_steps == 2
         assert engine.timed(prompt, 4)[0] == usual
         with pytest.raises(kccl.InvalidArgument, match="num_tokens is 57, must be from 1 to 56"):
             engine.timeline(prompt, 57)

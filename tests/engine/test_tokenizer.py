@@ -100,6 +100,10 @@ def test_sentence_pieces(tokenizers):
     assert tokenizer.decode(ids) == "hello world"
     stream = tokenizer.stream()
     assert "".join(map(stream.push, ids)) == " hello world"
+    # Where other text stands in front, nothing is put there, and control tokens stay text.
+    for text in ("hello", " hello", "a</s>b", ""):
+        ids = tokenizer.encode_literal(text, follows=True)
+        assert b"".join(map(tokenizer.bytes_of, ids)) == text.encode()
 
 
 @pytest.mark.parametrize("name", ["folder", "bytes", "pieces"])
@@ -110,6 +114,16 @@ def test_texts_come_back(tokenizers, name, text):
     if any(control in text for control in ("<s>", "</s>", "<pad>", "<unk>", "\u2581")):
         return
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", ["folder", "bytes", "pieces"])
+def test_a_long_text_has_the_ids_of_its_parts(tokenizers, name):
+    """Long texts are encoded so that other threads go on, short ones are not."""
+    tokenizer = tokenizers[name]
+    text = "hello w\u00f6rld\n" * 2000
+    ids = tokenizer.encode(text)
+    assert ids == tokenizer._begun(tokenizer._backend.encode(text, add_special_tokens=False).ids)
+    assert len(text) <= len(ids) * tokenizer.longest
 
 
 @pytest.mark.parametrize("name", ["folder", "bytes", "pieces"])

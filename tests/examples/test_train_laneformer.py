@@ -1,6 +1,7 @@
 """examples/train_laneformer: what it trains is what the engine runs, and sittings add up."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import compare  # noqa: E402
 import corpus  # noqa: E402
 import evaluate  # noqa: E402
+import runs  # noqa: E402
 import train  # noqa: E402
 from laneformer import Laneformer, configuration, load, save  # noqa: E402
 from muon import orthogonal  # noqa: E402
@@ -19,17 +21,19 @@ from tokenizers import Tokenizer  # noqa: E402
 from kccl.engine import Engine, open_checkpoint  # noqa: E402
 
 # The engine's threads poll, and suffer where other programs want the same cores.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 VOCAB_SIZE = 384
 STEPS = 6
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread(monkeypatch):
     """Sums of several threads may have another order the next time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    # For processes.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
     torch.set_num_threads(before)
 
@@ -59,22 +63,22 @@ def saved(trained, data, folder):
 # ---- The model ---------------------------------------------------------------------------------
 
 
+# Messages round alike, except where a sum is about midway between two numbers of BF16.
+EXACT, ROUNDED = ("float32", 2e-5), ("bfloat16", 1e-2)
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "message_dtype", "tolerance"),
     [
-        {},
-        *compare.VARIANTS.values(),
-        {"use_early_comm": True},
-        {"use_early_messages": False},
-        {"use_attention_comm": False},
-        {"num_lanes": 2, "sliding_window": None, "sliding_window_n_layers": 0},
+        ({}, *EXACT),
+        ({}, *ROUNDED),
+        *((changes, *EXACT) for changes in runs.VARIANTS.values()),
+        ({"use_early_comm": True}, *ROUNDED),
+        ({"use_early_messages": False}, *EXACT),
+        ({"use_attention_comm": False}, *ROUNDED),
+        ({"num_lanes": 2, "sliding_window": None, "sliding_window_n_layers": 0}, *EXACT),
     ],
     ids=str,
-)
-@pytest.mark.parametrize(
-    # Messages round alike, except where a sum is about midway between two numbers of BF16.
-    ("message_dtype", "tolerance"),
-    [("float32", 2e-5), ("bfloat16", 1e-2)],
 )
 def test_the_engine_has_the_modules_logits(
     data, tmp_path, monkeypatch, changes, message_dtype, tolerance
@@ -99,8 +103,10 @@ def test_each_way_of_adding_up_is_another_model(data):
     """Without this, the agreement above would say nothing about each."""
     ids = torch.arange(60)[None]
     found = []
-    for changes in compare.VARIANTS.values():
-        module = Laneformer(configuration("tiny", vocab_size=VOCAB_SIZE, **changes))
+    for name in [*runs.VARIANTS, *runs.CONTROLS]:
+        if name == "blocking, 8 residuals":
+            continue
+        module = Laneformer(configuration("tiny", vocab_size=VOCAB_SIZE, **runs.changes(name)))
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for weight in module.parameters():
@@ -114,7 +120,7 @@ def test_delay_0_is_a_sum_at_once(data):
     """Early communication in all layers, a residual in each lane, is the same model."""
     ids = torch.arange(60)[None]
     blocking = Laneformer(configuration("tiny", vocab_size=VOCAB_SIZE, broadcast_delay=0))
-    early = {"broadcast_delay": 5, "use_early_comm": True}
+    early = runs.changes("blocking, 8 residuals")
     other = Laneformer(configuration("tiny", vocab_size=VOCAB_SIZE, **early))
     with torch.no_grad():
         for weight in blocking.parameters():
@@ -131,6 +137,13 @@ def test_the_engine_completes(data, tmp_path):
         answer = engine.generate("import os\n", max_tokens=12, temperature=1.0, stop_ids=())
     assert len(answer.ids) == 12
     assert answer.text == engine.tokenizer.decode(answer.ids)
+
+
+def test_what_the_engine_would_run_otherwise_is_not_saved(data, tmp_path):
+    trained = trainer(data, scales_lone=False)
+    with pytest.raises(ValueError, match="scales_lone"):
+        saved(trained, data, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_the_bundled_shape_is_small_enough():
@@ -203,6 +216,19 @@ def test_the_rate_is_held_and_falls():
     rates = [train.rate(step, 1000) for step in range(1000)]
     assert rates[99] == 1 == rates[599] > rates[601]
     assert rates[0] == 0.01 and rates[999] == pytest.approx(1 / 400)
+    short = [train.rate(step, 240) for step in range(240)]
+    assert short[58] < 1 == short[59] == short[143] > short[145]
+
+
+def test_a_factor_changes_all_rates(data):
+    trained = trainer(data)
+
+    def base_rates():
+        return [group["base_lr"] for each in trained.optimizers for group in each.param_groups]
+
+    before = base_rates()
+    trained.reset(0, 0.5)
+    assert base_rates() == [rate / 2 for rate in before]
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 64), (3, 64, 16), (2, 3, 32, 32)])
@@ -325,22 +351,39 @@ def test_the_commands(data, tmp_path, monkeypatch, capsys):
 
 
 def test_the_comparison(data, tmp_path, monkeypatch, capsys):
+    """Two processes; a second call does what the first one left."""
     out = Path("comparison.jsonl")
-    words = ("--data", data, "--out", out, "--shape", "tiny", "--steps", 4, "--device", "cpu")
-    monkeypatch.setitem(train.TOKENS_PER_STEP, "tiny", 512)
-    monkeypatch.setattr(train, "WARM_UP_STEPS", 1)
+    # One batch of held-out text: a run measures it more often than it takes steps.
+    data = shutil.copytree(data, tmp_path / "short")
+    held_out = np.fromfile(data / "heldout.bin", np.uint16)
+    held_out[:1200].tofile(data / "heldout.bin")
+    words = ("--data", data, "--out", out, "--shape", "tiny", "--steps", 2, "--search-steps", 1)
+    words += ("--rates", 0.5, 1, "--devices", "cpu", "cpu")
     call(compare.main, monkeypatch, *words, "--seeds", 1)
-    first = compare.read(out)
-    call(compare.main, monkeypatch, *words, "--seeds", 2)
-    rows = compare.read(out)
+    first = runs.read(out)
+    call(compare.main, monkeypatch, *words, "--seeds", 2, "--controls")
+    rows = runs.read(out)
     assert rows[: len(first)] == first
-    assert [(row["variant"], row["seed"]) for row in rows] == [
-        (variant, seed) for seed in range(2) for variant in compare.VARIANTS
-    ]
-    assert len({row["held_out_loss"] for row in rows}) > 5
+    assert len(first) == len(runs.VARIANTS) * 3
+    names = [*runs.VARIANTS, *runs.CONTROLS]
+    done = [runs.run_of(row) for row in rows]
+    assert len(set(done)) == len(done) == len(runs.VARIANTS) * 2 + len(names) * 2
+    plan = runs.Plan("tiny", 2, 1, (0.5, 1.0), 2, True)
+    assert plan.left(rows) == []
+    assert len({row["held_out_loss"] for row in rows}) > len(names)
+    assert rows[-1]["curve"][-1][0] == rows[-1]["tokens"] == 2048
     capsys.readouterr()
     call(compare.main, monkeypatch, "--out", out, "--plot", "picture.png")
     table = capsys.readouterr().out
-    mean = np.mean([row["held_out_loss"] for row in rows if row["variant"] == "delay 2"])
-    assert f"| delay 2 | {mean:.4f} |" in table
+    full = [row for row in rows if row["steps"] == 2]
+    mean = np.mean([row["held_out_loss"] for row in full if row["variant"] == "delay 2"])
+    assert f"| {mean:.4f} |" in table
     assert Path("picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_process_that_ends_is_told_of(tmp_path, monkeypatch, capsys):
+    """There is no corpus."""
+    words = ("--data", tmp_path, "--out", tmp_path / "out.jsonl", "--shape", "tiny")
+    with pytest.raises(SystemExit, match=r"10 runs are missing; not finished: \['blocking'"):
+        call(compare.main, monkeypatch, *words, "--devices", "cpu")
+    assert "blocking, seed 0: the process ended" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The engine's kernels on the machine of gcn_machine.py: ranks with weights, boards and caches, and
+"""The engine's kernels on the machine of gcn_machine.py: ranks with weights, exchange buffers and
 the simulator beside them, which adds up as AMD's matrix units do.
 """
 
@@ -26,7 +26,7 @@ from kccl.engine.monokernel import launching, loading
 from kccl.engine.monokernel.memory import SimArena
 from kccl.engine.monokernel.shape import Tuning
 from kccl.engine.monokernel.source import KERNELS, source_of
-from kccl.engine.monokernel.task import NO_LOGITS, id_and_end, new_task, sampling_of
+from kccl.engine.monokernel.task import NO_LOGITS, id_and_end, new_task
 
 WARP_SIZE = 64
 # A compute unit's.
@@ -105,15 +105,13 @@ class Decoder:
             samples: Whether tokens are chosen as SamplingParams say.
             edit: Changes the body of the kernel that decodes.
         """
-        self._model, self._tuning = Model(checkpoint.config), tuning
+        self._model, self._tuning = Model(checkpoint.config, checkpoint.formats), tuning
         self._world = World(world_size)
         # That all prefills before made.
         self._passes = 0
 
         def program(samples: bool) -> Program:
-            source = source_of(
-                self._model, world_size, context, tuning, checkpoint.dtype, samples=samples
-            )
+            source = source_of(self._model, world_size, context, tuning, samples=samples)
             # Small shapes leave nothing to unroll in some loops that ask for it.
             return Program(compiled(source, f"-I{KERNELS}", "-Wno-pass-failed"))
 
@@ -172,14 +170,13 @@ class Decoder:
             task, mailbox = loaded.task, loaded.mailbox
             ctypes.memmove(task.ids, np.asarray(ids, np.int32).ctypes.data, 4 * len(ids))
             task.num_ids, task.start = len(ids), 0
-            task.round, task.exchange = mailbox.rounds, mailbox.exchanges
+            task.token_step, task.exchange = mailbox.token_steps, mailbox.exchanges
             task.number += 1
             if params is None:
                 task.max_tokens, task.logits = 0, loaded.logits
             else:
                 task.max_tokens, task.logits = params.max_tokens, NO_LOGITS
-                task.marks = loaded.marks if params.repetition_penalty != 1 else 0
-                task.sampling = sampling_of(params)
+                loaded.choices.give_to(task, params)
                 launches += self._prefill(rank, task)
             arguments = self._world.comm_bytes(rank) + bytes(ffi.buffer(task))
             shape = (
@@ -213,7 +210,7 @@ class Decoder:
             return []
         chunks = new_task(task)
         chunks.num_ids = task.start = last
-        chunks.round = self._passes
+        chunks.token_step = self._passes
         arguments = self._world.comm_bytes(rank) + bytes(ffi.buffer(chunks))
         shape = tuning.blocks, tuning.chunk_warps + tuning.chunk_others, self._sizes.prefill_shared
         return [self._launch(rank, self._program, "prefill", arguments, *shape)]
@@ -256,7 +253,8 @@ def simulated(
         out = np.empty((len(ids), checkpoint.config.vocab_size), np.float32)
         executor.start_scoring(ids, out, writes_shared=True)
         executor.wait()
-        return out, memory_of(executor._task, comm.rank, executor._sizes, executor.program)
+        sizes = executor._kernels.usual.sizes
+        return out, memory_of(executor._task, comm.rank, sizes, executor.program)
 
     with _matrix_units(folder):
         return kccl.run_threads(
@@ -275,25 +273,25 @@ def _matrix_units(folder: Path) -> Iterator[None]:
 
 def memory_of(task: Any, rank: int, sizes: loading.Sizes, model: Model) -> "dict[str, Array]":
     """What the kernels have left in a rank's memory, as words: packed weights, the cache, and the
-    parts of the board, which have all ops' vectors of the last position.
+    parts of the exchange buffer, which have all ops' vectors of the last position.
     """
-    c, quad = model.config, 16
+    c, float4_bytes = model.config, 16
     starts = {
-        "residuals": sizes.places.residuals,
+        "residuals": sizes.slots.residuals,
         "messages": 2 * c.num_layers * model.num_residuals * c.hidden // 4,
-        "qkv": sizes.places.qkv,
-        "attended": sizes.places.attended,
-        "acts": sizes.places.acts,
-        "ends": sizes.places.acts + c.num_layers * c.ffn // 4,
+        "qkv": sizes.slots.qkv,
+        "attended": sizes.slots.attended,
+        "acts": sizes.slots.acts,
+        "ends": sizes.slots.acts + c.num_layers * c.ffn // 4,
     }
     found = {
         "weights": _read(task.weights, sizes.weights, np.uint32),
         "cache": _read(task.cache, sizes.cache, np.uint32),
     }
-    ends = [*list(starts.values())[1:], sizes.board // quad]
+    ends = [*list(starts.values())[1:], sizes.exchange_buffer // float4_bytes]
     for (name, start), end in zip(starts.items(), ends, strict=True):
-        address = task.boards[rank] + start * quad
-        found[name] = _read(address, (end - start) * quad, np.uint32)
+        address = task.exchange_buffers[rank] + start * float4_bytes
+        found[name] = _read(address, (end - start) * float4_bytes, np.uint32)
     return found
 
 

@@ -14,12 +14,12 @@ struct Mma {
     // 16 bits each.
     struct Weights {
         bool is_there;
-        uint64_t quad[kTileQuads];
+        uint64_t quad[kTileFloat4s];
     };
     struct Inputs {
         uint32_t num_vectors;
-        uint64_t high[kVectors][kTileQuads];
-        uint64_t low[kVectors][kTileQuads];
+        uint64_t high[kVectors][kTileFloat4s];
+        uint64_t low[kVectors][kTileFloat4s];
     };
     struct Sums {
         float high[kVectors];
@@ -40,7 +40,7 @@ struct Mma {
         KCCL_DEVICE Weights weights(const uint8_t* tile) const {
             Weights weights = {};
             weights.is_there = row_ < kTileRows;
-            for (uint32_t i = 0; weights.is_there && i < kTileQuads; ++i) {
+            for (uint32_t i = 0; weights.is_there && i < kTileFloat4s; ++i) {
                 const uint8_t* const quad = tile + offset(row_, 4 * i);
                 weights.quad[i] = mem::load_plain(reinterpret_cast<const uint64_t*>(quad));
             }
@@ -49,12 +49,12 @@ struct Mma {
 
         KCCL_DEVICE Weights streamed(const uint8_t* tile) const { return weights(tile); }
 
-        KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
+        KCCL_DEVICE Inputs inputs(const StagedFloat4* staged) const {
             Inputs inputs = {};
             inputs.num_vectors = num_vectors_;
             for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
-                for (uint32_t i = 0; i < kTileQuads; ++i) {
-                    const StagedQuad* mine = staged + vector * stride_ + i;
+                for (uint32_t i = 0; i < kTileFloat4s; ++i) {
+                    const StagedFloat4* mine = staged + vector * stride_ + i;
                     inputs.high[vector][i] =
                         mem::load_plain(reinterpret_cast<const uint64_t*>(mine->high));
                     inputs.low[vector][i] =

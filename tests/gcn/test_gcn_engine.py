@@ -27,8 +27,8 @@ TUNING = Tuning(
     warps=2,
     weights_in_registers=True,
     stage_steps=2,
-    strands=2,
-    splits=1,
+    kv_strands=2,
+    kv_splits=1,
     shared_bytes=SHARED_BYTES,
     # A ring's alone.
     stages=1,
@@ -64,7 +64,7 @@ def words(values):
 
 @pytest.mark.parametrize(
     ("model", "world_size", "tuning"),
-    [("laneformer", 2, TUNING), ("qwen3", 1, replace(TUNING, strands=4, splits=2))],
+    [("laneformer", 2, TUNING), ("qwen3", 1, replace(TUNING, kv_strands=4, kv_splits=2))],
     ids=MODELS,
 )
 def test_every_bit_is_the_simulators(model, world_size, tuning, tmp_path):

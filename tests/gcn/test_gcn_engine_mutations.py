@@ -19,7 +19,7 @@ SEEDS = range(8)
 # Attention of the last ones reads the cache.
 FEW = IDS[:3]
 WRONG, UNAWAITED = r"has wrong logits", r"reads v\d+, which no s_waitcnt waited for"
-# Words of the own rank's board, and of what ranks send each other.
+# Words of the own rank's exchange buffer, and of what ranks send each other.
 OWN_STORE = r"^(\tglobal_store_dwordx2 (?:(?!sc0)[^\n])*?) sc1$"
 OWN_LOAD = r"^(\tglobal_load_dwordx2 (?:(?!sc0)[^\n])*?) sc1$"
 MESSAGE_STORE = r"^(\tglobal_store_dwordx2 [^\n]*?) sc0 sc1$"

@@ -29,7 +29,7 @@ BY_CONSTANT = {
 # Lines of code that only one of the two targets has: in files of one target, and in their branches
 # of the files above. More is worth a look: it is what a run on one vendor's GPU does not show of
 # the other's.
-MOST_LINES = {"cuda": 440, "hip": 340}
+MOST_LINES = {"cuda": 450, "hip": 355}
 
 
 def _device_sources():

@@ -100,6 +100,7 @@ def test_a_module_needs_a_gpu_only_to_run():
         kccl.compile(KERNEL, ["twice<int>"], target="sim", arch="sm_90a")
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_the_librarys_kernels_compile_for_a_world_size():
     for world_size in (1, 2, 8):
@@ -187,8 +188,9 @@ def test_dlpack_says_what_an_array_is():
     assert (found.dtype, found.device_type, found.is_contiguous) == (kccl.float32, 1, True)
     assert not dlpack.read(x[:, :, ::2], "x", CUDA.dlpack_type).is_contiguous
     assert dlpack.read(x[1:], "x", CUDA.dlpack_type).address == x[1:].ctypes.data
-    with pytest.raises(kccl.InvalidArgument, match="type code 1 of 8 bits"):
-        dlpack.read(x.view(np.uint8), "x", CUDA.dlpack_type)
+    for name in ("uint8", "int16", "uint64", "bool", "complex64", "complex128"):
+        found = dlpack.read(np.zeros(3, name), "x", CUDA.dlpack_type)
+        assert found.dtype is getattr(kccl, {"bool": "bool_"}.get(name, name))
 
 
 def test_dlpack_capsules_keep_their_owner_and_let_it_go():
@@ -226,6 +228,72 @@ def test_streams_are_integers_or_have_the_protocol():
     for wrong in ("7", True, object()):
         with pytest.raises(kccl.InvalidArgument, match="must be None, an integer, or something"):
             arrays.stream_of(wrong)
+
+
+class OfTypestr:
+    """An array in GPU memory of a library that names its type by NumPy's short name only."""
+
+    def __init__(self, typestr):
+        facts = {"shape": (3,), "data": (0x4000, False), "strides": None, "stream": None}
+        self.__cuda_array_interface__ = {**facts, "typestr": typestr}
+
+
+@pytest.mark.parametrize(
+    ("typestr", "itemsize"),
+    [("<M8[ns]", 8), ("<m8[s]", 8), ("<U4", 16), ("|S5", 5), ("|V12", 12), (">f4", 4)],
+)
+def test_a_typestr_that_is_only_moved(monkeypatch, typestr, itemsize):
+    monkeypatch.setattr(arrays, "_device_of", lambda *_: 0)
+    found = arrays.view(OfTypestr(typestr), "x", writable=True, device=0)
+    assert (found.dtype.itemsize, found.dtype.kind, found.count) == (itemsize, "bytes", 3)
+
+
+@pytest.mark.parametrize("dtype", [kccl.float16, kccl.uint8, kccl.bool_, kccl.complex128])
+def test_a_typestr_of_a_type_that_is_known(monkeypatch, dtype):
+    monkeypatch.setattr(arrays, "_device_of", lambda *_: 0)
+    typestr = np.dtype(dtype.name).str
+    assert arrays.view(OfTypestr(typestr), "x", writable=True, device=0).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("typestr", "told"),
+    [
+        ("|O8", "x: dtype is object, must have no Python objects"),
+        ("|V0", r"x: dtype is \|V0, must be one of"),
+        ("<t5", "x: typestr is '<t5', must be one of NumPy's"),
+        ("<M8[parsec]", "x: typestr is '<M8.parsec.', must be one of NumPy's"),
+        ("<", "x: typestr is '<', must be one of NumPy's"),
+    ],
+)
+def test_a_typestr_that_is_refused(typestr, told):
+    with pytest.raises(kccl.InvalidArgument, match=told):
+        arrays.view(OfTypestr(typestr), "x", writable=True, device=0)
+
+
+# (code, bits, lanes) of DLPack -> what is told.
+WRONG_OF_DLPACK = {
+    (2, 0, 1): "x has DLPack type code 2 of 0 bits, must have whole bytes",
+    (2, 32, 0): "x has DLPack type code 2 of 0 bits, must have whole bytes",
+    (0, 4, 1): "x has DLPack type code 0 of 4 bits, must have whole bytes",
+    (3, 64, 1): "x has DLPack type code 3, an opaque handle, must be of a type of plain bytes",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_OF_DLPACK)
+def test_types_of_dlpack_that_are_refused(wrong):
+    class Array:
+        def __dlpack_device__(self):
+            return CUDA.dlpack_type, 0
+
+        def __dlpack__(self, **_):
+            device = CUDA.dlpack_type, 0
+            capsule = dlpack.make(0x2000, (3,), kccl.float32, device, None)
+            tensor = dlpack._Managed.from_address(dlpack._pointer_in(capsule, b"dltensor")).tensor
+            tensor.code, tensor.bits, tensor.lanes = wrong
+            return capsule
+
+    with pytest.raises(kccl.InvalidArgument, match=WRONG_OF_DLPACK[wrong]):
+        dlpack.read(Array(), "x", CUDA.dlpack_type)
 
 
 def test_host_arrays_are_refused():

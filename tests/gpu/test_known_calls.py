@@ -15,13 +15,13 @@ class Calls:
     def __init__(self, world):
         self.driver = world.driver
         self.slow_calls = []
-        self.dispatcher = fastcall.Dispatcher(self._slow, "op", False)
+        self.dispatcher = fastcall.Dispatcher(self._slow, ("op", ""), False)
         self._handle = world.handle()
         self.op = ffi.cast("KcclGpuOp *", self._handle)
         self.op.queue.array_type = id(Tensor)
         for out_bytes in (0, 24):
             self.dispatcher.learn(
-                *(Tensor.dtype, Tensor, (GPU, 0), 24, ..., out_bytes, 0),
+                *(Tensor.dtype, Tensor, (GPU, 0), 24, (..., ...), out_bytes, 0, True, False),
                 *(int(ffi.cast("uintptr_t", self._handle)), self._handle, world.raise_failure),
             )
 

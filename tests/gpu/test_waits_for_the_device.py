@@ -15,6 +15,7 @@ import kccl
 from kccl.backends.gpu import GpuBackend
 from kccl.backends.watch import Watcher
 from kccl.base.abi import ffi, lib
+from kccl.collectives import KINDS
 from kccl.collectives.context import Context
 from kccl.gpu import driver
 from kccl.gpu.state import DeviceState
@@ -72,8 +73,8 @@ class World:
         comm.context = Context.__new__(Context)
         comm.context.rank, comm.context.backend, comm.context.mesh = 1, backend, mesh
         calls = SimpleNamespace(forget=lambda: None)
-        comm.all_gather = comm.all_reduce = comm.broadcast = comm.reduce_scatter = calls
-        comm.get = comm.put = comm.signal = comm.wait = calls
+        for name in (*KINDS, "get", "put", "signal", "wait", "send", "recv"):
+            setattr(comm, name, calls)
         write, wait = toys.toyToDevice, self.wait
         status = backend.state.address + ffi.offsetof("KcclState", "status")
 

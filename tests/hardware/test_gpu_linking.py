@@ -19,7 +19,10 @@ pytestmark = [
 # `programs` starts the compilers, so that they work while the examples run.
 @pytest.mark.parametrize(
     "example",
-    ["07_all_reduce_in_a_kernel", "08_fused_rmsnorm", "09_fused_gemv", "10_monokernel_step"],
+    [
+        *("07_all_reduce_in_a_kernel", "08_fused_rmsnorm", "09_fused_gemv", "10_monokernel_step"),
+        "13_experts_in_pytorch",
+    ],
 )
 def test_kernels_by_kccl_compile(world_size, example, programs):
     pytest.importorskip("cupy")

@@ -3,7 +3,6 @@
 tests/interop/test_interop_torch.py has the tests of what is the same on every device.
 """
 
-import preloaded
 import pytest
 from torch_ranks import starter
 
@@ -12,7 +11,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 @pytest.fixture
 def ranks(tmp_path):
-    return starter(tmp_path, "cuda", preloaded.run)
+    return starter(tmp_path, "cuda")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

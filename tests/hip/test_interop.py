@@ -126,6 +126,6 @@ def test_the_device_of_an_interfaces_address_is_asked_of_the_driver(amd, librari
 @pytest.mark.long
 def test_groups_of_pytorch_drive_amds_gpus(amd):
     torch = pytest.importorskip("torch")
-    group = pytest.importorskip("kccl.interop.torch_group")
-    backends = [group.backend_for(torch.device(each)) for each in ("cpu", "cuda")]
+    communicators = pytest.importorskip("kccl.interop.torch_communicators")
+    backends = [communicators.backend_for(torch.device(each)) for each in ("cpu", "cuda")]
     assert backends == ["host", "hip"]

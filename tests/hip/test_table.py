@@ -48,8 +48,12 @@ def test_the_tests_runtime_has_amds_numbers():
     enums = [each for each in vars(binding).values() if hasattr(each, "__members__")]
     theirs = {name: int(value) for enum in enums for name, value in enum.__members__.items()}
     theirs["hipStreamNonBlocking"] = int(binding.hipStreamNonBlocking)
-    most_threads = theirs["HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK"]
-    theirs["hipFuncAttributeMaxThreadsPerBlock"] = most_threads
+    for ours, name in {
+        "MaxThreadsPerBlock": "MAX_THREADS_PER_BLOCK",
+        "SharedSizeBytes": "SHARED_SIZE_BYTES",
+        "NumRegs": "NUM_REGS",
+    }.items():
+        theirs[f"hipFuncAttribute{ours}"] = theirs[f"HIP_FUNC_ATTRIBUTE_{name}"]
     texts = [path.read_text() for path in sorted(hip_runtime.HERE.iterdir())]
     ours = re.findall(r"constexpr int kHip(\w+) = (\w+);", "".join(texts))
     assert len(ours) > 30

@@ -37,6 +37,8 @@ namespace {
 
 constexpr int kStreams = 128;  // that launch
 constexpr int kHipFuncAttributeMaxThreadsPerBlock = 0;
+constexpr int kHipFuncAttributeSharedSizeBytes = 1;
+constexpr int kHipFuncAttributeNumRegs = 4;
 
 struct Module {
     void* library;
@@ -224,8 +226,13 @@ HIP_API int hipModuleGetFunction(Function** function, Module* module, const char
 
 HIP_API int hipFuncGetAttribute(int* value, int attribute, Function*) {
     HIP_MAY_FAIL();
-    if (attribute != kHipFuncAttributeMaxThreadsPerBlock) return kHipErrorInvalidValue;
-    *value = kMostThreads;
+    // The compiler for CPUs does not tell what a kernel's code would need on a GPU.
+    switch (attribute) {
+        case kHipFuncAttributeMaxThreadsPerBlock: *value = kMostThreads; break;
+        case kHipFuncAttributeSharedSizeBytes: *value = 0; break;
+        case kHipFuncAttributeNumRegs: *value = kRegisters; break;
+        default: return kHipErrorInvalidValue;
+    }
     return kHipSuccess;
 }
 

@@ -52,6 +52,8 @@ constexpr int kHipErrorStreamCaptureInvalidated = 901;
 constexpr int kWarpSize = 64;
 constexpr int kMultiprocessors = 304;
 constexpr int kMostThreads = 1024;
+// Each thread of any kernel has so many.
+constexpr int kRegisters = 128;
 constexpr int kThreadsOfMultiprocessor = 2048;
 constexpr int kSharedBytes = 65536;
 

@@ -4,12 +4,13 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import Counter, defaultdict
 
 import pytest
 from source_tree import ROOT, identifiers, source_files
 
 PUBLIC = ["kccl", "kccl.base.dtypes", "kccl.bench", "kccl.engine", "kccl.gpu"]
-PUBLIC += ["kccl.tools.probe", "kccl.topology"]
+PUBLIC += ["kccl.tools.probe", "kccl.topology", "kccl.interop.mpi"]
 FOR_PYTORCH = [
     pytest.param(name, marks=pytest.mark.long) for name in ("kccl.interop", "kccl.interop.torch")
 ]
@@ -17,7 +18,7 @@ FOR_PYTORCH = [
 
 @pytest.mark.parametrize("package", [*PUBLIC, *FOR_PYTORCH])
 def test_a_public_module_shows_what_is_public_and_nothing_else(package):
-    if package.startswith("kccl.interop"):
+    if package in ("kccl.interop", "kccl.interop.torch"):
         pytest.importorskip("torch", reason="PyTorch is not installed")
     module = importlib.import_module(package)
     missing = [name for name in module.__all__ if not hasattr(module, name)]
@@ -72,7 +73,8 @@ REFUSED = {
 # MPI's, NCCL's, PyTorch's and FlashInfer's own names; the out-of-band exchange is named as mpi4py
 # names its own.
 FOREIGN = {"Allreduce", "allreduce", "allgather", "Iallreduce", "Iallgather", "Allgather"}
-FOREIGN |= {"_allgather_base"}
+FOREIGN |= {"Allgatherv"}
+FOREIGN |= {"_allgather_base", "source_rank", "_source_rank"}
 FOREIGN |= {"MPI_Allgather", "allreduce_fusion", "create_allreduce_fusion_workspace"}
 
 
@@ -82,10 +84,19 @@ def _snake_case(name: str) -> str:
 
 def test_refused_words_are_in_no_identifier():
     refused = re.compile("|".join(map(re.escape, REFUSED)))
-    found = []
+    files = defaultdict(list)
     for path in source_files(".", "cuh", "cu", "h", "hpp", "inc", "cpp", "py"):
         for name in identifiers(path):
-            match = refused.search(_snake_case(name))
-            if match and name not in FOREIGN:
-                found.append(f"{path.relative_to(ROOT)}: {name}, say {REFUSED[match[0]]}")
+            files[name].append(path.relative_to(ROOT))
+    found = [
+        f"{', '.join(map(str, files[name]))}: {name}, say {REFUSED[match[0]]}"
+        for name in files.keys() - FOREIGN
+        if (match := refused.search(_snake_case(name)))
+    ]
     assert found == []
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """pytest takes two files of one name for one module, and fails to collect the second."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []

@@ -21,6 +21,10 @@ def has(module, name):
         return not error.name.startswith("kccl")
 
 
+# A recipe makes it, in a copy of the tree.
+MADE = {"kccl.engine.formats.swapped"}
+
+
 def test_imports_of_kccl_exist():
     stale = []
     for path in python_files("tests"):
@@ -29,6 +33,7 @@ def test_imports_of_kccl_exist():
             if whole:
                 module, _, name = whole.rpartition(".")
                 wanted = [name]
-            missing = [name for name in wanted if module and not has(module, name)]
+            asked = wanted if module and module not in MADE else []
+            missing = [name for name in asked if not has(module, name)]
             stale += [f"{path.relative_to(ROOT)}: {module}.{name}" for name in missing]
     assert stale == []

@@ -1,6 +1,8 @@
 """Which module may import which: the rooms of kccl, engine and bench, compared with the source."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from source_tree import ROOT, python_files, python_imports
@@ -88,17 +90,33 @@ def test_backends_are_siblings_behind_a_pure_interface():
 
 # ---- engine and bench: the same ------------------------------------------------------------------
 
-# As ROOMS. `generate`, a command, lies above what commands share.
-ROOMS_OF_ENGINE = ("base", "model", "text", "files", "monokernel", "executors", "", "commands")
-TOP_OF_ENGINE = {"__init__", "api", "diff", "generate"}
+# As ROOMS; a folder in a folder may be a room of its own. The commands at the top lie above all.
+ROOMS_OF_ENGINE = (
+    "base",
+    "formats",
+    "model",
+    "text",
+    "files",
+    "monokernel",
+    "executors",
+    "serving",
+    "",
+    "commands",
+    "serving.http",
+)
+COMMANDS_OF_ENGINE = {"chat", "generate", "serve"}
+TOP_OF_ENGINE = {"__init__", "api", "diff"} | COMMANDS_OF_ENGINE
 
 
 def test_the_engine_imports_only_downwards():
     def room_of(module: str) -> int:
         parts = module.split(".")
-        if module == "generate":
+        if module in COMMANDS_OF_ENGINE:
             return len(ROOMS_OF_ENGINE)
-        return ROOMS_OF_ENGINE.index(parts[0] if parts[0] in ROOMS_OF_ENGINE else "")
+        room = next(
+            (each for each in (".".join(parts[:2]), parts[0]) if each in ROOMS_OF_ENGINE), ""
+        )
+        return ROOMS_OF_ENGINE.index(room)
 
     for path in python_files("engine"):
         module = ".".join(path.relative_to(ROOT / "engine").with_suffix("").parts)
@@ -114,11 +132,12 @@ def test_the_top_of_the_engine_has_only_what_a_reader_meets_first():
     assert {path.stem for path in (ROOT / "engine").glob("*.py")} == TOP_OF_ENGINE
 
 
-@pytest.mark.parametrize("folder", ["bench", "engine"])
+@pytest.mark.parametrize("folder", ["bench", "engine", "kccl/ranks"])
 def test_modules_import_each_other_in_no_circle(folder):
     left = {}
     for path in python_files(folder):
-        module = ".".join(("kccl", *path.relative_to(ROOT).with_suffix("").parts))
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        module = ".".join(parts if parts[0] == "kccl" else ("kccl", *parts))
         names = {name for name, when in python_imports(path) if when != "annotation"}
         left[module.removesuffix(".__init__")] = names
     while free := [module for module, names in left.items() if not names & left.keys() - {module}]:
@@ -178,18 +197,29 @@ ON_TORCH = {
     for folder in ("kccl/interop", "bench/decode/pytorch")
     for path in python_files(folder)
 }
+# These may import mpi4py at their top, likewise.
+OF_MPI = ("mpi", "mpi_calls", "mpi_communicator", "mpi_errors", "mpi_messages", "mpi_opening")
+OF_MPI += ("mpi_types",)
 # Big library -> the files that may import it, and only inside a function.
 LAZY_ONLY = {
-    "mpi4py": {"kccl/ranks/bootstrap.py", "bench/peers/baselines.py", "bench/peers/mpi_job.py"},
+    "mpi4py": {
+        "kccl/ranks/mpi_ranks.py",
+        "kccl/ranks/mpi.py",
+        *(f"kccl/interop/{name}.py" for name in OF_MPI),
+        "bench/peers/baselines.py",
+        "bench/peers/mpi_job.py",
+    },
     "torch": {*ON_TORCH, "bench/decode/peers.py", "bench/peers/torch.py"},
     "matplotlib": {
         "bench/decode/picture.py",
         "bench/harness/outputs.py",
         "bench/plot.py",
+        "topology/curves.py",
+        "topology/drawing.py",
         "topology/heatmap.py",
     },
     # The engine loads these through extras.py.
-    **{name: set() for name in ("safetensors", "gguf", "tokenizers", "jinja2")},
+    **{name: set() for name in ("safetensors", "gguf", "tokenizers", "jinja2", "llguidance")},
     "rich": None,  # anywhere
 }
 
@@ -224,3 +254,14 @@ def test_one_file_pins():
         for path in python_files(folder):
             pins = "sched_setaffinity(" in path.read_text()
             assert path.match("topology/pinning.py") or not pins, path.name
+
+
+def test_the_build_imports_no_package_but_cffi():
+    """A new environment has only what builds KCCL while the core is compiled."""
+    program = """
+import sys
+sys.modules |= dict.fromkeys(("numpy", "mpi4py", "rich", "torch", "ml_dtypes"))
+from kccl.csrc.host.kernel_table import kernel_table
+assert kernel_table()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

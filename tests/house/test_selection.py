@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from long import long_beyond_each
 from skips import is_allowed
 from source_tree import ROOT
 
@@ -46,6 +47,7 @@ def told(tmp_path):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "passed"),
     [
@@ -66,6 +68,7 @@ def test_a_missing_package_fails_where_tests_must_be_complete(told):
     assert re.findall(r"::(\w+) SKIPPED", complete) == ["test_misses_a_gpu"]
 
 
+@pytest.mark.long
 def test_a_file_that_misses_a_package_fails_too(told, tmp_path):
     (tmp_path / "tests/test_some.py").write_text(
         'import pytest\npytest.importorskip("no_such_package", reason="it is not installed")\n'
@@ -74,6 +77,7 @@ def test_a_file_that_misses_a_package_fails_too(told, tmp_path):
     assert "ERROR tests/test_some.py" in told("--complete")
 
 
+@pytest.mark.long
 def test_a_mark_that_nobody_knows_is_an_error(told, tmp_path):
     (tmp_path / "tests/test_some.py").write_text(
         "import pytest\n\n@pytest.mark.lnog\ndef test_some():\n    pass\n"
@@ -93,6 +97,13 @@ def test_a_mark_that_nobody_knows_is_an_error(told, tmp_path):
 )
 def test_a_missing_package_is_no_reason(reason):
     assert not is_allowed(reason)
+
+
+def test_what_is_not_long_has_each_value_of_each_axis():
+    of_all = long_beyond_each("abc", range(2))
+    assert [each.values for each in of_all] == [(a, b) for a in "abc" for b in range(2)]
+    short = [each.values for each in of_all if not each.marks]
+    assert short == [("a", 0), ("b", 1), ("c", 0)]
 
 
 def test_continuous_integration_runs_both_halves_once():

@@ -17,9 +17,9 @@ def ranks(tmp_path):
     return starter(tmp_path, "cpu")
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_all_reduce_broadcast_and_barrier(world_size, ranks):
-    ranks(world_size, """
+    facts = ranks(world_size, """
 start()
 Op = dist.ReduceOp
 everyone = torch.arange(1, world_size + 1)
@@ -41,15 +41,18 @@ x = torch.nn.Parameter(filled(5))
 dist.all_reduce(x)
 assert (x == total).all()
 
-began = time.monotonic()
 time.sleep(0.3 * rank)
+arrived = time.monotonic()
 dist.barrier()
-assert time.monotonic() - began >= 0.3 * (world_size - 1)
+left = time.monotonic()
 assert dist.get_backend() == "kccl"
 assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
 dist.destroy_process_group()
-say(rank=rank)
+say(rank=rank, arrived=arrived, left=left)
 """)  # fmt: skip
+    # The machine's ranks have one clock.
+    arrived = max(each["arrived"] for each in facts.values())
+    assert min(each["left"] for each in facts.values()) >= arrived
 
 
 def test_async_calls_return_work(ranks):
@@ -114,7 +117,7 @@ say(rank=rank)
 """)  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_all_gather_and_reduce_scatter(world_size, ranks):
     ranks(world_size, """
 start()
@@ -148,15 +151,12 @@ say(rank=rank)
 def test_what_is_not_supported_is_an_error_that_says_so(ranks):
     facts = ranks(2, """
 start()
-x, peer = filled(4), 1 - rank
+x, premul = filled(4), dist._make_nccl_premul_sum
 other = dist.new_group(backend="cuda:kccl")
 calls = {
-    "reduce": lambda: dist.reduce(x, 0),
-    "send": lambda: dist.send(x, peer),
-    "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(x), x),
-    "op": lambda: dist.all_reduce(filled(4, dtype=torch.int64), op=dist.ReduceOp.BAND),
+    "op": lambda: dist.all_reduce(filled(4, dtype=torch.int64), op=premul(2.5)),
     "avg": lambda: dist.all_reduce(filled(4, dtype=torch.int64), op=dist.ReduceOp.AVG),
-    "dtype": lambda: dist.all_reduce(filled(4, dtype=torch.uint8)),
+    "dtype": lambda: dist.all_reduce(filled(4).to(torch.float8_e5m2fnuz)),
     "layout": lambda: dist.all_reduce(x.to_sparse()),
     "strides": lambda: dist.all_reduce(filled(4, 4)[:, 1]),
     "device": lambda: dist.all_reduce(x, group=other),
@@ -169,12 +169,9 @@ assert (x == total).all()
 say(rank=rank, **errors)
 """)  # fmt: skip
     wanted = {
-        "reduce": ("NotImplementedError", "no reduce"),
-        "send": ("NotImplementedError", "this version has no send"),
-        "all_to_all": ("NotImplementedError", "this version has no all_to_all"),
-        "op": ("NotImplementedError", "BAND, must be one of SUM, PRODUCT, MIN, MAX, AVG"),
+        "op": ("InvalidArgument", "op is kccl.premul_sum(2.5) and x has dtype int64: the factor "),
         "avg": ("InvalidArgument", "must be a float"),
-        "dtype": ("InvalidArgument", "torch.uint8, must be one of float32"),
+        "dtype": ("InvalidArgument", "torch.float8_e5m2fnuz, must be one of float32"),
         "layout": ("InvalidArgument", "must be torch.strided"),
         "strides": ("InvalidArgument", "must be C-contiguous"),
         "device": ("NotImplementedError", "made for cuda:kccl, and its tensor is on cpu"),
@@ -187,71 +184,27 @@ say(rank=rank, **errors)
             assert text in fact[what][1]
 
 
-def test_an_absent_call_names_what_users_call_and_what_works(ranks):
-    """All ranks get the error, and a group of another backend has what the message says."""
-    facts = ranks(2, """
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
-import torch.distributed.checkpoint as checkpoint
-
-start()
-gloo = dist.new_group(backend="gloo")
-given, objects = {"rank": rank, 3: (1,)}, [None, None]
-mesh = init_device_mesh("cpu", (2,))
-folder = os.environ["MEETING"] + ".checkpoint"
-x = filled(4)
-calls = {
-    "gather_object": lambda: dist.gather_object(given, objects if rank == 0 else None),
-    "torch.distributed.checkpoint": lambda: checkpoint.save({"x": x}, checkpoint_id=folder),
-    "scatter_object_list": lambda: dist.scatter_object_list([None], [given] * 2),
-    "distribute_tensor": lambda: distribute_tensor(x, mesh, [Shard(0)]),
-    "send_object_list": lambda: dist.send_object_list([given], 1 - rank),
-    "batch_isend_irecv": lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1 - rank)]),
-    "monitored_barrier": lambda: dist.monitored_barrier(),
-    "dist.reduce": lambda: dist.reduce(x, 0),
-    "dist.all_to_all_single": lambda: dist.all_to_all_single(torch.empty_like(x), x),
-}
-errors = {what: error_of(call) for what, call in calls.items()}
-# What the errors advise.
-dist.scatter_object_list(objects, [given] * 2, group=gloo)
-assert distribute_tensor(x, mesh, [Shard(0)], src_data_rank=None).to_local().shape == (2,)
-checkpoint.save({"x": x}, checkpoint_id=folder, process_group=gloo)
-dist.all_reduce(x)
-assert (x == total).all()
-say(rank=rank, **errors)
-""")  # fmt: skip
-    for fact in facts.values():
-        for what in fact.keys() - {"rank"}:
-            name, text = fact[what]
-            assert name == "NotImplementedError" or "CheckpointException" in name, fact[what]
-            assert 'backend "kccl": this version has no' in text, text
-            assert what in text and "Instead: " in text, text
-
-
 def test_the_groups_timeout_holds(ranks):
     facts = ranks(2, """
 start()
-late = dist.new_group(timeout=timedelta(seconds=2))
+met = dist.new_group(timeout=timedelta(seconds=2))
+dist.all_reduce(filled(4), group=met)
 error = waited = None
 if rank == 0:
     began = time.monotonic()
-    # Rank 1 has made no call on this group.
-    error = error_of(lambda: dist.all_reduce(filled(4), group=late))
+    error = error_of(lambda: dist.all_reduce(filled(4), group=met))
     waited = [time.monotonic() - began]
-met = dist.new_group(timeout=timedelta(seconds=2))
-dist.barrier()
-dist.all_reduce(filled(4), group=met)
-if rank == 0:
     began = time.monotonic()
-    error += error_of(lambda: dist.all_reduce(filled(4), group=met))
+    # Rank 1 does not make this group.
+    error += error_of(lambda: dist.new_group(timeout=timedelta(seconds=2)))
     waited.append(time.monotonic() - began)
 else:
-    time.sleep(3)
+    time.sleep(5)
 say(rank=rank, error=error, waited=waited)
 """)  # fmt: skip
-    kind, text, kind_of_call, text_of_call = facts[0]["error"]
+    kind_of_call, text_of_call, kind, text = facts[0]["error"]
     assert kind == kind_of_call == "Timeout"
-    assert "waited 2 s for rank 1 to make its first call on this process group" in text
+    assert "waited 2 s for rank 1 to make this process group" in text
     assert "peer 1 did not arrive" in text_of_call
     assert all(1.9 < waited < 10 for waited in facts[0]["waited"])
 
@@ -378,5 +331,17 @@ def test_views_that_change_what_is_in_memory_are_refused(view, what):
         comm.all_reduce(torch.ones(3))
         with pytest.raises(kccl.InvalidArgument, match=f"x is a view that {what} the memory"):
             comm.all_reduce(view(torch.ones(3)))
+
+    kccl.run_threads(main, 2)
+
+
+def test_a_view_that_conjugates_is_refused_after_calls_of_its_type():
+    def main(comm):
+        x = torch.complex(torch.ones(3), torch.ones(3))
+        out = torch.zeros(6, dtype=x.dtype)
+        comm.all_gather(x, out=out)
+        with pytest.raises(kccl.InvalidArgument, match="x is a view that conjugates the memory"):
+            comm.all_gather(x.conj(), out=out)
+        assert comm.all_gather(x.conj().resolve_conj(), out=out)[0] == 1 - 1j
 
     kccl.run_threads(main, 2)

@@ -17,7 +17,7 @@ def ranks(tmp_path):
     return starter(tmp_path, "cpu")
 
 
-@pytest.mark.parametrize("compiler", ["", "aot_eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["", "inductor"])
 def test_functions(compiler, ranks):
     if compiler == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs g++")

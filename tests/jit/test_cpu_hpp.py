@@ -2,8 +2,10 @@
 
 import subprocess
 
+import aarch64
 import pytest
 from compilers import cxx
+from elftools.elf.elffile import ELFFile
 from source_tree import ROOT
 from test_linking import configure, run, tool
 
@@ -90,11 +92,30 @@ def test_what_a_program_is_told(program, part, said):
     assert said in run(program, part)
 
 
+@pytest.mark.long
+def test_each_file_of_a_program_may_include_it(tmp_path):
+    """clang gives some definitions to the linker that g++ keeps in the file: that of two files
+    would be one too many.
+    """
+    source, target = tmp_path / "other.cpp", tmp_path / "other.o"
+    source.write_text(OTHER)
+    run(*aarch64.CXX, *FLAGS, f"-I{kccl.include_dir()}", "-c", source, "-o", target)
+    with target.open("rb") as file:
+        symbols = list(ELFFile(file).get_section_by_name(".symtab").iter_symbols())
+    strong = [
+        symbol.name
+        for symbol in symbols
+        if symbol["st_info"]["bind"] == "STB_GLOBAL" and symbol["st_shndx"] != "SHN_UNDEF"
+    ]
+    assert len(strong) == 1 and "3own" in strong[0], strong
+
+
 def test_the_example_runs(tmp_path):
     run(cxx(), *FLAGS, f"-I{kccl.include_dir()}", EXAMPLE, "-o", tmp_path / "example")
     assert run(tmp_path / "example") == "4 ranks: 100 sums of 1000 floats are right\n"
 
 
+@pytest.mark.long
 def test_cmake_builds_the_example(tmp_path):
     cxx()
     (tmp_path / "CMakeLists.txt").write_text(f"""

@@ -12,6 +12,7 @@ from compiled_kernels import (
     INCLUDE,
     KERNELS,
     LL16,
+    PARTS,
     RING,
     SENTINEL,
     SOURCE,
@@ -26,7 +27,7 @@ from compiled_kernels import (
 )
 from device_compilers import compile_cuda, find_nvrtc, ptx_entries
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,9 @@ def test_cuda_kernels_have_no_bare_fence_and_nothing_volatile(cuda):
         # by its add; a scrub of the board has three.
         if kernel == "barrier_direct":
             allowed = ["fence.release.sys;", "fence.acquire.sys;"]
+        # The sender acquires where the receiver has made a pipe's words old.
+        if kernel == "send_recv":
+            allowed = ["fence.acquire.sys;"]
         if kernel in ("grid_sync", "grid_exchange"):
             allowed = ["fence.acquire.gpu;"] * (3 if kernel == "grid_exchange" else 1)
         for body in cuda.of(kernel):
@@ -101,7 +105,7 @@ def test_cuda_kernels_launch_dependents_if_the_call_asks_for_it(cuda):
     for kernel in KERNELS:
         for body in cuda.of(kernel):
             launches = body.split("griddepcontrol.launch_dependents;")
-            has_any = kernel in (*LL16, *SENTINEL, "barrier_direct")
+            has_any = kernel in (*LL16, *SENTINEL, *PARTS, "barrier_direct")
             assert (len(launches) > 1) == has_any, kernel
             for before in launches[:-1]:
                 assert re.search(asked + r"\Z", before), kernel
@@ -163,7 +167,7 @@ def test_cuda_ring_copies_through_registers_elsewhere():
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "sm_120"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
 def test_cuda_kernels_compile_for_other_chips(arch):
     on_gpus = [kernel for kernel in KERNELS if runs_on_gpus(kernel)]
     expressions = [expressions_of(kernel)[0] for kernel in on_gpus]

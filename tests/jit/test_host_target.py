@@ -97,6 +97,7 @@ def test_the_limit_of_shared_memory_is_the_headers():
     assert int(limit) == host_launch._MOST_SHARED_BYTES
 
 
+@pytest.mark.long
 def test_ranks_are_processes(tmp_path):
     (tmp_path / "source.cu").write_text(SOURCE)
     program = f"""

@@ -1,12 +1,15 @@
 """Compiling at run time: a key covers all that shapes the code; a damaged entry is made again."""
 
+import fcntl
 import os
+import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from long import long_after
 
 import kccl
 from kccl.base import abi
@@ -96,7 +99,15 @@ def damaged(content):
 
 @pytest.mark.parametrize(
     "spoil",
-    [damaged, lambda content: content[:-7], lambda content: b"", lambda content: content + b"\0"],
+    long_after(
+        2,
+        [
+            damaged,
+            lambda content: content[:-7],
+            lambda content: b"",
+            lambda content: content + b"\0",
+        ],
+    ),
     ids=["a bit", "cut", "empty", "longer"],
 )
 def test_a_damaged_entry_is_made_anew(cache, header, compilations, spoil):
@@ -117,7 +128,12 @@ def test_an_entry_under_a_wrong_name_is_made_anew(cache, header, compilations):
     assert path.read_bytes() != other.read_bytes()
 
 
-def test_processes_compile_at_the_same_time(cache, header):
+def test_one_of_several_processes_compiles(cache, header, monkeypatch, tmp_path):
+    calls, compiler = tmp_path / "calls", tmp_path / "compiler"
+    words = shlex.join(compilers.find_cxx())
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {words} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     program = (
         "import sys; from pathlib import Path; from kccl.jit import cache as jit\n"
         "from kccl.sim.library import load\n"
@@ -129,6 +145,16 @@ def test_processes_compile_at_the_same_time(cache, header):
     assert [job.wait(60) for job in jobs] == [0, 0, 0]
     (entry,) = entries(cache)
     assert compile_answer(header) == entry
+    assert len([call for call in calls.read_text().splitlines() if " -c " in call]) == 1
+
+
+def test_a_process_that_holds_the_lock_and_does_nothing(cache, header, monkeypatch):
+    path = compile_answer(header)
+    path.unlink()
+    monkeypatch.setattr(jit, "_LONGEST_S", 0.2)
+    with open(path.with_suffix(".lock"), "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert compile_answer(header) == path and path.exists()
 
 
 def test_a_failed_write_leaves_nothing(cache, monkeypatch):

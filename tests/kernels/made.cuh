@@ -1,5 +1,5 @@
-// Which calls of a list the simulator makes, and how. collectives/<collective>.cuh says it for the
-// kernels of one collective.
+// Which calls of a list the simulator makes, and how. tests/sim/sim_makes.py writes it for each
+// kernel of a collective.
 #pragma once
 
 #include "copies.cuh"
@@ -23,22 +23,16 @@ struct IsNotMade {
 template <uint32_t KERNEL>
 struct Made : IsNotMade {};
 
-// make<T, Op>(by, call) of a kernel that collectives.cuh calls, made as users' kernels make it.
+// make<T, Op>(by, call) of a kernel that users' kernels call, made as they make it.
 // by() calls what it is given with a channel, or with a coop or grid() and a DeviceComm.
 template <uint32_t KERNEL>
 struct MadeByUsers : IsNotMade {};
 
-// For Made::make(): the whole call, in rounds of at most max_bytes, or of what a slot of packets
-// takes. round: as in_rounds() takes it.
+// For Made::make(): the whole call, in rounds of at most max_bytes. round: as in_rounds() takes it.
 template <class T, class Coop, class Round>
 KCCL_DEVICE Status make_in_rounds(Channel<Coop>& channel, const Call& call, Round round,
                                   uint64_t max_bytes) {
     return in_rounds<T>(channel, call, Slice{0, call.count}, max_bytes, round);
-}
-
-template <class T, class Coop, class Round>
-KCCL_DEVICE Status make_in_rounds(Channel<Coop>& channel, const Call& call, Round round) {
-    return make_in_rounds<T>(channel, call, round, channel.comm().layout.packet_bytes);
 }
 
 // Makes a call if WAY says how, else otherwise(). Tries the kernels from KERNEL on.

@@ -1,6 +1,8 @@
 // Many calls in one launch: between them nothing orders memory but the calls themselves.
-// sim_machine.py includes collectives/*.cuh before this file.
+// What sim_makes.py writes stands before this file.
 #pragma once
+
+#include <kccl/kernels/send_recv.cuh>
 
 #include "made.cuh"
 
@@ -130,6 +132,9 @@ KCCL_DEVICE Status make_other_call([[maybe_unused]] Channel<Coop>& channel, cons
         if (call.kernel == kKcclWait) {
             return wait(coop, comm, call.peer, call.channel, static_cast<uint32_t>(call.count));
         }
+    }
+    if constexpr (has<KERNELS>(kKcclSendRecv)) {
+        if (call.kernel == kKcclSendRecv) return send_recv(coop, comm, call, 0, 1);
     }
     if constexpr (has<KERNELS>(kKcclGridSync)) {
         if (call.kernel == kKcclGridSync) return grid_sync(comm, call.count);

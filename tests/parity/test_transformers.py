@@ -1,5 +1,5 @@
-"""Llama, Mistral, Qwen2 and Qwen3 against Hugging Face transformers, from folders that it has
-written itself.
+"""Llama, Mistral, Qwen2, Qwen3 and mixtures of experts against Hugging Face transformers, from
+folders that it has written itself.
 """
 
 import json
@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MinPLogitsWarper,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -41,6 +47,11 @@ QWEN3 = SHAPE | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim":
 QWEN3 |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 1e-6}
 # Three query heads for each KV head.
 QWEN2 = SHAPE | {"num_attention_heads": 12, "num_key_value_heads": 4}
+QWEN3_MOE = QWEN3 | {"moe_intermediate_size": 44, "num_experts": 6, "num_experts_per_tok": 3}
+# Its YaRN is that of the class: factor 32, and a ramp whose ends are not rounded.
+GPT_OSS = SHAPE | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 24}
+GPT_OSS |= {"intermediate_size": 64, "num_local_experts": 5, "num_experts_per_tok": 2}
+GPT_OSS |= {"sliding_window": 20}
 SLIDING, FULL = "sliding_attention", "full_attention"
 IDS = np.random.default_rng(5).integers(SHAPE["vocab_size"], size=150).tolist()
 
@@ -102,11 +113,31 @@ def logits_of(model):
             Qwen2ForCausalLM,
             Qwen2Config(**QWEN2, use_sliding_window=True, sliding_window=16, max_window_layers=3),
         ),
+        (Qwen3MoeForCausalLM, Qwen3MoeConfig(**QWEN3_MOE, norm_topk_prob=True)),
+        (
+            Qwen3MoeForCausalLM,
+            Qwen3MoeConfig(**QWEN3_MOE, use_sliding_window=True, sliding_window=20),
+        ),
+        (
+            MixtralForCausalLM,
+            MixtralConfig(**QWEN2, num_local_experts=4, num_experts_per_tok=2, sliding_window=20),
+        ),
+        (GptOssForCausalLM, GptOssConfig(**GPT_OSS)),
+        (
+            GptOssForCausalLM,
+            GptOssConfig(
+                **GPT_OSS,
+                layer_types=[FULL, FULL, SLIDING, FULL],
+                swiglu_limit=0.4,
+                attention_bias=False,
+            ),
+        ),
     ],
     ids=[
         *("llama-3.1", "llama-untied", "llama-linear", "qwen3-tied", "qwen3", "qwen3-window"),
         *("qwen3-some-windows-biases", "llama-attention-biases", "llama-all-biases", "mistral"),
         *("mistral-window", "mistral-window-of-1", "qwen2", "qwen2-some-windows"),
+        *("qwen3-moe", "qwen3-moe-not-normalised", "mixtral", "gpt-oss", "gpt-oss-other-layers"),
     ],
 )
 def test_logits(kind, config, tmp_path, assert_close):

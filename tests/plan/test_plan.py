@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 import kccl
+from kccl import topology
 from kccl.plan import spec as spec_types
 from kccl.plan import specs, tuning
 from kccl.plan.choice import choose
@@ -83,6 +84,47 @@ def test_every_line_of_a_table_is_used(backend):
             ]
             found = {(plan.name, plan.blocks, plan.threads): plan.reason for plan in plans}
             assert f"for {sizes} by" in found[line.algorithm, line.blocks, line.threads], line
+
+
+@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"sim"}))
+def test_tables_belong_to_recorded_machines(backend):
+    """The plan names them."""
+    known = topology.recorded()
+    for world_size in WORLD_SIZES:
+        machine = tuning_for(backend).machine_of(world_size)
+        assert machine in known
+        plan = choose(Request("barrier", 0, world_size, backend), tuning_for(backend))
+        assert f".json for {machine}, measured on" in plan.reason
+
+
+def test_of_several_machines_the_nearest_has_the_table(tmp_path):
+    path = tmp_path / "tables.json"
+    names = ("h200-2", "mi300x-8", "pcie-2")
+    lines = [
+        {"collective": "barrier", "up_to_bytes": number, "algorithm": "barrier_direct"}
+        for number in range(len(names))
+    ]
+    tables = [
+        {"world_size": 2, "machine": name, "thresholds": [line]}
+        for name, line in zip(names, lines, strict=True)
+    ]
+    path.write_text(json.dumps({"tables": tables}))
+    known = topology.recorded()
+    for here, wanted in (("h100-2", "h200-2"), ("gb200-tray", "h200-2"), ("pcie-2", "pcie-2")):
+        found = read_tuning(path, lambda here=here: known[here])
+        assert found.machine_of(2) == wanted
+        assert found.of(2)[0].up_to_bytes == names.index(wanted)
+    # A table without a machine is the user's own.
+    own = {"world_size": 2, "thresholds": [lines[0]]}
+    path.write_text(json.dumps({"tables": [*tables, own]}))
+    assert read_tuning(path).machine_of(2) == ""
+    # Also where there is no choice.
+    tables[0]["machine"] = "h201"
+    for given in (tables, tables[:1]):
+        path.write_text(json.dumps({"tables": given}))
+        told = r'tables\[0\].machine is "h201", must be one of .*h200-2'
+        with pytest.raises(kccl.InvalidArgument, match=told):
+            read_tuning(path)
 
 
 # ---- Users' tables -----------------------------------------------------------------------------

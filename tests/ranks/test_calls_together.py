@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from long import long_after
 from ranks import AT_ONCE, run
 
 import kccl
@@ -282,7 +283,7 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", long_after(1, LIMITS))
 def test_a_limit_of_one_process_is_an_error_on_all_ranks(name):
     value, call, reason = LIMITS[name]
     program = OF_LIMITS.replace("WHICH", name).replace("VALUE", value).replace("CALL", call)
@@ -377,7 +378,9 @@ comm.barrier()
 """
 
 
-@pytest.mark.parametrize("call", ["part.barrier()", "part.gather_objects(1)", "part.wait(peer=1)"])
+@pytest.mark.parametrize(
+    "call", long_after(1, ["part.barrier()", "part.gather_objects(1)", "part.wait(peer=1)"])
+)
 def test_a_dropped_communicator_tells_its_peers(call):
     code, said, err = run(3, DROPPED.replace("CALL", call))
     assert code == 0, err

@@ -46,6 +46,7 @@ comm.barrier()
 """
 
 
+@pytest.mark.long
 def test_dropped_parts_of_processes():
     code, said, err = run(3, COUNT + DROPPED)
     assert code == 0, err

@@ -10,14 +10,14 @@ import numpy as np
 import oracle
 import pytest
 from collectives import all_gather, reduce_scatter
-from long import long_after
+from long import long_after, long_beyond_each
 from programs import random_program, run_program
 
 import kccl
 from kccl.plan.specs import BY_NAME
 
 
-@pytest.fixture(params=[4, 8])
+@pytest.fixture(params=long_after(1, [4, 8]))
 def period(request, monkeypatch):
     """How many calls pass until an epoch comes again."""
     monkeypatch.setenv("KCCL_EPOCH_BITS", str(request.param))
@@ -30,7 +30,7 @@ def test_random_calls(period, world_size):
     kccl.run_threads(lambda comm: run_program(comm, steps), world_size)
 
 
-@pytest.mark.parametrize("world_size", [3, 5])
+@pytest.mark.parametrize("world_size", long_after(1, [3, 5]))
 def test_random_calls_on_channels(period, world_size):
     counts = (1, 2, 300, 5000)
     steps = random_program(world_size, 1500, seed=period, counts=counts, num_channels=4)
@@ -93,8 +93,8 @@ def filler(comm, name):
 
 
 # Every pair in the short period; in the long one each victim, with barriers between its calls.
-PAIRS = [(4, victim, between) for victim in VICTIMS for between in ("barrier_direct", *VICTIMS)]
-PAIRS += [(8, victim, "barrier_direct") for victim in VICTIMS]
+PAIRS = long_beyond_each([4], VICTIMS, ("barrier_direct", *VICTIMS))
+PAIRS += long_after(3, [(8, victim, "barrier_direct") for victim in VICTIMS])
 
 
 @pytest.mark.parametrize(("period", "victim", "between"), PAIRS, indirect=["period"])
@@ -123,7 +123,7 @@ def test_words_older_than_a_period(period, victim, between):
     kccl.run_threads(main, 3)
 
 
-@pytest.mark.parametrize("gap", [7, 8, 9, 15, 16, 17, 23, 24, 25])
+@pytest.mark.parametrize("gap", long_after(3, [7, 8, 9, 15, 16, 17, 23, 24, 25]))
 def test_flags_half_a_period_old(monkeypatch, gap):
     """A flag word counts as reached when it is ahead by less than half a period."""
     monkeypatch.setenv("KCCL_EPOCH_BITS", "4")
@@ -187,6 +187,7 @@ def test_barrier_waits_around_the_wrap(period):
     kccl.run_threads(main, 3)
 
 
+@pytest.mark.long
 def test_processes(mpirun, monkeypatch):
     monkeypatch.setenv("KCCL_EPOCH_BITS", "4")
     assert mpirun(2, "epochs").count("right") == 2

@@ -44,11 +44,11 @@ def check_all_right(comm):
         if CALLS[name] != "barrier":
             inputs = [np.full(9 // size * size, rank + 1, np.float32) for rank in range(size)]
             want = collectives.load(CALLS[name]).want(inputs, comm.rank, op="sum", root=0)
-            oracle.assert_same(x.reshape(-1), want, name)
+            assert (x is None) == (want is None), name
+            if want is not None:
+                oracle.assert_same(x.reshape(-1), want, name)
     for channel in range(comm.num_channels):
-        x = np.ones(2000, np.float32)
-        comm.all_reduce(x, channel=channel)
-        assert (x == size).all()
+        assert (comm.all_reduce(np.ones(2000, np.float32), channel=channel) == size).all()
     comm.signal((comm.rank + 1) % size)
     comm.wait()
     comm.timeout = limit
@@ -101,7 +101,7 @@ def test_late_rank(short, name):
         if comm.rank != late:
             started = time.perf_counter()
             with pytest.raises(kccl.Timeout) as caught:
-                call(comm, name)
+                _ = call(comm, name), call(comm, name)  # the second waits for the first's credit
             error = caught.value
             waited.append(time.perf_counter() - started)
             assert waited[-1] < LIMIT + AT_ONCE

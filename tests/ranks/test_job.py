@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from long import long_after
 from ranks import AT_ONCE, LAUNCHER, PRELUDE, environment, eventually, facts, run, start
 
 import kccl
@@ -44,7 +45,7 @@ say(rank=comm.rank, said=said, pid=os.getpid(), sums=[x.tolist(), y.tolist()])
 """
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", long_after(1, [0, 1]))
 def test_a_process_that_a_rank_starts_is_no_rank_and_harms_nobody(who):
     code, said, err = run(2, HELPER.replace("WHO", str(who)))
     assert (code, err) == (0, "")
@@ -139,12 +140,32 @@ def test_a_helper_that_still_waits_gives_the_ranks_place_back(tmp_path):
     assert f"this one, process {said['helped']} (" in said["helper"]
 
 
+@pytest.mark.long
 def test_a_rank_is_told_which_helper_has_its_place(tmp_path):
     helper = HELPS + "sys.stdin.read()\n"  # until rank 0 has been told
     said = run_with_an_early_helper(IS_TOLD, helper, tmp_path)
     assert [said["helper"], said["rank1"]] == ["2.0", "2.0"]
     told = f"another process is rank 0 already: process {said['helped']} ("
     assert told in said["rank0"] and "This process started it" in said["rank0"]
+
+
+WRAPPER = """
+import os, re, subprocess, sys
+import kccl
+program = "import kccl, numpy as np; print(kccl.init().all_reduce(np.ones(1)))"
+program = [sys.executable, "-c", program]
+told = subprocess.run(program, capture_output=True, text=True).stderr
+name = re.search(r"only starts the rank, and this one is it, start it without (\\w+)", told)[1]
+environ = {each: text for each, text in os.environ.items() if each != name}
+sys.stdout.write(subprocess.run(program, env=environ, capture_output=True, text=True).stdout)
+"""
+
+
+def test_the_program_that_a_wrapper_starts_is_told_how_it_becomes_the_rank():
+    """The wrapper imports kccl, and looks like a rank that starts a helper."""
+    command = [*LAUNCHER, "-n", "2", "--", sys.executable, "-c", WRAPPER]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("[2.]") == 2, done.stderr
 
 
 def test_a_job_that_a_rank_starts_has_ranks_of_its_own():
@@ -253,6 +274,7 @@ def test_too_few_descriptors_for_kccl_run_are_a_sentence_with_the_number_needed(
     assert limited(found[1], command).returncode == 0
 
 
+@pytest.mark.long
 def test_too_few_descriptors_for_init_are_a_sentence_with_the_number_needed():
     program = (
         PRELUDE
@@ -303,7 +325,7 @@ except kccl.Error as error:
 """
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", long_after(2, WRONG))
 def test_all_raise_why_one_rank_cannot_start(name):
     wrong, reason = WRONG[name]
     who = sorted(WRONG).index(name) % 3

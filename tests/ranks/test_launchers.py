@@ -118,7 +118,7 @@ def test_alone():
     assert '"world_size": 1, "launcher": "alone", "sum": [1.0, 1.0' in out
 
 
-@pytest.mark.parametrize("absent", [0, 1, 2])
+@pytest.mark.parametrize("absent", [0, 2])
 def test_a_rank_that_never_comes_is_named(absent):
     program = """
 try:

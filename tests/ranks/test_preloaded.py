@@ -6,8 +6,11 @@ import time
 from importlib.util import find_spec
 
 import preloaded
+import pytest
 from ranks import eventually
 
+# Tests of GPUs alone start ranks in this way.
+pytestmark = pytest.mark.long
 ADD = """
 comm = kccl.init(backend="host")
 x = np.full(5, comm.rank + 1, np.float32)

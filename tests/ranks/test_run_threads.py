@@ -25,7 +25,7 @@ def test_results_in_rank_order():
     ]
 
 
-@pytest.mark.parametrize("world_size", [0, 9, -1])
+@pytest.mark.parametrize("world_size", [0, 65, -1])
 def test_world_size(world_size):
     with pytest.raises(
         kccl.InvalidArgument, match=f"world_size is {world_size}, must be between 1"

@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+from long import long_after
 
 import kccl
 from kccl.ranks import bootstrap, survivors
@@ -198,18 +199,20 @@ def steps(world_size, victim, *, lost=(), **others):
 
 
 @pytest.mark.parametrize(
-    "world_size, victim", [(size, victim) for size in (2, 3, 4) for victim in range(size)]
+    ("world_size", "victim"),
+    long_after(5, [(size, victim) for size in (2, 3, 4) for victim in range(size)]),
 )
 def test_a_rank_ends_behind_any_step(world_size, victim):
     steps(world_size, victim)
 
 
-@pytest.mark.parametrize("first", [0, 1, 3])
+@pytest.mark.parametrize("first", long_after(1, [3, 0, 1]))
 def test_a_rank_ends_behind_any_step_after_another_was_lost(first):
     for victim in {0, 1, 2, 3} - {first}:
         steps(4, victim, lost=[first])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victims", [(0, 1), (1, 3)])
 def test_two_ranks_end_behind_two_steps(victims):
     """Any step of the first, every other one of the second; `make shrink-soak` takes any moments of
@@ -228,6 +231,7 @@ def test_two_ranks_end_behind_two_steps(victims):
             return
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", range(3))
 def test_a_rank_times_out_and_tries_again(late):
     """Whatever it waited for; and also when another one ends behind any of its steps."""
@@ -236,7 +240,7 @@ def test_a_rank_times_out_and_tries_again(late):
         steps(3, (late + 1) % 3, late=(late, wait))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", long_after(12, range(40)))
 def test_ranks_of_different_paces(seed):
     """Up to three of five end, and one times out."""
     moment = random.Random(seed)

@@ -11,7 +11,7 @@ import mortal_ranks
 import pytest
 from long import long_after
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def each_moment(world_size, *bugs):
@@ -26,6 +26,7 @@ def each_moment(world_size, *bugs):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", long_after(1, [3, 4]))
 def test_a_rank_is_killed_before_any_send(world_size):
     *found, whole = each_moment(world_size)
@@ -34,6 +35,7 @@ def test_a_rank_is_killed_before_any_send(world_size):
     assert whole["jobs"] > 5 * world_size * (world_size - 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", long_after(1, ["one vote missing", "votes not relayed"]))
 def test_a_planted_bug_is_found(bug):
     """A rank that votes and is killed between two sends leaves the others with different ranks."""

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from long import long_after
 from ranks import run
 
 import kccl
@@ -60,7 +61,7 @@ say(rank=comm.rank, errors=errors, sums=sums, after=comm.all_reduce(np.ones(4)).
 """
 
 
-@pytest.mark.parametrize("call", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize("call", long_after(3, SECOND.values()), ids=SECOND)
 def test_the_second_thread_is_refused_and_the_first_goes_on(call):
     program = PROGRAM.replace("CALL", call).replace("FIRST", "op()")
     code, said, err = run(2, program)

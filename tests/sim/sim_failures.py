@@ -3,7 +3,7 @@
 import collectives
 import numpy as np
 import oracle
-from sim_machine import LL16, LOCAL_EXCHANGE, MAKES, NUMBERS, compiled
+from sim_machine import ALL_KINDS, LL16, LOCAL_EXCHANGE, MAKES, NUMBERS, compiled
 
 from kccl.plan.spec import Counts
 from kccl.plan.specs import BY_NAME
@@ -13,6 +13,8 @@ COUNT = 12
 # Most blocks of a rank in an exchange of them.
 _MOST_BLOCKS = 4
 NOT_MADE, FAILS, OPENS_SECOND = 1, 2, 3
+# Kernels of users make no messages: the DeviceComm that they get has no pipes.
+KINDS_OF_USERS = tuple(kind for kind in ALL_KINDS if kind != "send_recv")
 
 
 def go_on_kernel(kinds, at_a_time, coop, warp_size, csrc):
@@ -37,7 +39,9 @@ def going_on(kind, rank, world_size, actor, index, count):
     inputs = [np.full(size, unit * (r + 1), np.float32) for r in range(world_size)]
     result = np.zeros(0, np.float32)
     if hasattr(table, "want"):
-        result = table.want(inputs, rank, root=peer)
+        found = table.want(inputs, rank, root=peer)
+        result = result if found is None else found
+        peer = peer % table.MOVES.num_peers(world_size) if spec.takes else peer
     elif kind in ("put", "get"):
         result = inputs[rank]
     elif kind == "grid_exchange":

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from sim_makes import makes
+
 from kccl import module
 from kccl.backends.settings import Settings
 from kccl.base import abi
@@ -14,9 +16,7 @@ from kccl.sim.machine import Simulation
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 # How the kernels below make the calls of each collective.
-MAKES = "".join(
-    f'#include "collectives/{path.name}"\n' for path in sorted(KERNELS.glob("collectives/*.cuh"))
-)
+MAKES = makes()
 LL16 = "all_reduce_one_shot_ll16"
 SENTINEL = "all_reduce_one_shot_sentinel"
 TWO_SHOT_SENTINEL = "all_reduce_two_shot_sentinel"
@@ -39,8 +39,12 @@ NUMBERS = {**abi.KERNELS, COPY: len(abi.KERNELS), LOCAL_EXCHANGE: len(abi.KERNEL
 UNTOUCHED = 0xB5  # what memory holds that a call has not written
 # A staging slot has the least size that the layout allows.
 STAGING_BYTES = 1024
-# The kernels of GPUs, which are those that kernels/sequence.cuh can call.
-ALL_KINDS = tuple(spec.name for spec in KERNEL_SPECS if "sim" in spec.targets)
+# The kernels of GPUs that talk to other ranks or blocks: kernels/sequence.cuh can call them.
+ALL_KINDS = tuple(
+    spec.name for spec in KERNEL_SPECS if "sim" in spec.targets and spec.takes_type is None
+)
+# What programs of exchanges call: with all kinds as well a kernel takes half a minute to compile.
+EXCHANGE_KINDS = (LL16, "grid_exchange")
 # Forms of grid_exchange in kernels/sequence.cuh: what a block reaches and reduces, and the order.
 NUM_EXCHANGES = 6
 
@@ -61,6 +65,7 @@ class Machine:
     staging_bytes: int = STAGING_BYTES
     blocks_per_channel: int = 1
     num_channels: int = 1
+    message_bytes: int = 0
     schedule: str = "mixed"
     is_weak: bool = True
     checks: bool = True
@@ -81,6 +86,7 @@ class Machine:
             packet_bytes=self.packet_bytes,
             staging_bytes=self.staging_bytes,
             blocks_per_channel=self.blocks_per_channel,
+            message_bytes=self.message_bytes,
             exchange_bytes=self.exchange_bytes,
             epoch_bits=self.epoch_bits,
         )
@@ -124,7 +130,7 @@ def sequence(machine, coop, kinds, exchanges, dtype, op):
         dtype, op: Of the reductions.
     """
     # Programs of all kinds are to need few kernels.
-    if exchanges and kinds is ALL_KINDS:
+    if exchanges and kinds in (ALL_KINDS, EXCHANGE_KINDS):
         exchanges = range(NUM_EXCHANGES)
     bits = sum(1 << NUMBERS[kind] for kind in kinds)
     forms = sum(1 << form for form in exchanges)

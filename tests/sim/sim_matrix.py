@@ -6,16 +6,19 @@ import time
 import zlib
 from collections import Counter
 from dataclasses import astuple, dataclass, field
+from functools import cache
 from itertools import product
 
 import _support  # noqa: F401  # so that collectives is found
 import collectives
 import numpy as np
-from sim_machine import LL16, SENTINEL, Machine
+import sim_messages
+import sim_parts
+from sim_machine import ALL_KINDS, EXCHANGE_KINDS, LL16, SENTINEL, Machine
 from sim_programs import Script
 from sim_rows import SIZES, num_bytes, num_elements, stages
 
-from kccl.jit import cache
+from kccl.jit import cache as jit
 from kccl.plan.specs import BY_NAME, SPECS
 
 DTYPES = ("float32", "bfloat16")
@@ -39,7 +42,12 @@ class Cell:
 
     @staticmethod
     def parse(name):
-        return {str(cell): cell for cell in CELLS}[name]
+        return _cells()[name]
+
+
+@cache
+def _cells():
+    return {str(cell): cell for cell in CELLS}
 
 
 # ---- One call of a cell, where it is none of a collective in tests/support/collectives -----------
@@ -91,6 +99,8 @@ for _name in dict.fromkeys(spec.collective for spec in SPECS):
     _OF_SPECS |= collectives.load(_name).rows()
 COLLECTIVES = {
     **_OF_SPECS,
+    **sim_parts.ROWS,
+    **sim_messages.ROWS,
     "put_signal_wait": _put_signal_wait,
     "grid_sync": _grid_sync,
     "exchange": _exchange,
@@ -110,29 +120,30 @@ _FILLERS = tuple(COLLECTIVES[name] for name in FILLING)
 # ---- A cell's programs -------------------------------------------------------------------------
 
 
-def script_of(cell, number, *, trace_events=0, csrc=cache.CSRC):
+def script_of(cell, number, *, trace_events=0, csrc=jit.CSRC):
     """Program `number` of a cell: several calls of its collective on one channel, others between.
 
     With narrow epochs there are so many calls that the epochs wrap.
     """
-    rng = np.random.default_rng([zlib.crc32(str(cell).encode()), number])
     nbytes = num_bytes(cell.size)
     is_long = nbytes >= _LONG
-    # Short calls take one round or several. For long calls the slots are only as long as needed,
-    # because a scrub of long slots is slow.
-    sizes = (64, 256) if not is_long else (4096, 8192) if nbytes > _LONG else (2048, 4096)
+    rng, packet_bytes, dtype, (threads, blocks, coop, style) = drawn(cell, number)
     machine = Machine(
         warp_size=cell.warp_size,
         model=cell.model,
         epoch_bits=cell.epoch_bits,
-        packet_bytes=int(rng.choice(sizes)),
+        packet_bytes=packet_bytes,
         exchange_bytes=_exchange_bytes(cell),
         num_channels=_CHANNELS,
+        message_bytes=sim_messages.MESSAGE_BYTES if cell.collective in sim_messages.ROWS else 0,
         trace_events=trace_events,
         csrc=csrc,
     )
-    script = Script(cell.world_size, machine, dtype=str(rng.choice(DTYPES)), salt=number)
-    threads, blocks, coop, style = _shape(cell, is_long, rng)
+    is_exchange = cell.collective == "exchange"
+    kinds, fillers = (
+        (EXCHANGE_KINDS, (COLLECTIVES[LL16],)) if is_exchange else (ALL_KINDS, _FILLERS)
+    )
+    script = Script(cell.world_size, machine, dtype=dtype, salt=number, kinds=kinds)
     actors = range(blocks if coop == "Block" else threads // cell.warp_size)
     shape = {"threads": threads, "blocks": blocks, "coop": coop, "style": style}
     script.begin(**shape)
@@ -142,7 +153,7 @@ def script_of(cell, number, *, trace_events=0, csrc=cache.CSRC):
     def fill(times):
         for _ in range(times):
             size = str(rng.choice(["0", "8", "odd"], p=[0.2, 0.6, 0.2]))
-            _FILLERS[rng.integers(len(_FILLERS))](script, actors, size, rng)
+            fillers[rng.integers(len(fillers))](script, actors, size, rng)
 
     # How far in its period the channel is when the long calls come.
     lead = int(rng.integers(16)) if cell.epoch_bits == 4 else 0
@@ -162,6 +173,20 @@ def script_of(cell, number, *, trace_events=0, csrc=cache.CSRC):
             COLLECTIVES[cell.collective](script, actors, cell.size, rng)
         fill(int(rng.integers(1, 3)))
     return script
+
+
+def drawn(cell, number):
+    """What a program is, without making it, which may compile: the generator of its other choices,
+    the bytes of a packet slot, the element type, and what _shape() returns.
+    """
+    rng = np.random.default_rng([zlib.crc32(str(cell).encode()), number])
+    nbytes = num_bytes(cell.size)
+    is_long = nbytes >= _LONG
+    # Short calls take one round or several. For long calls the slots are only as long as needed,
+    # because a scrub of long slots is slow.
+    sizes = (64, 256) if not is_long else (4096, 8192) if nbytes > _LONG else (2048, 4096)
+    packet_bytes, dtype = int(rng.choice(sizes)), str(rng.choice(DTYPES))
+    return rng, packet_bytes, dtype, _shape(cell, is_long, rng)
 
 
 def _exchange_bytes(cell):

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+import _support  # noqa: F401  # so that the programs of tests/support are found
 from mutations import MUTATIONS
 from mutations.programs import PROGRAMS
 from rich.console import Console

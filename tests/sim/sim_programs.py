@@ -33,12 +33,16 @@ from sim_machine import (
     Outcome,
     sequence,
 )
+from sim_messages import Messages
+from sim_parts import Parts
 from worlds import World
 
 from kccl.base import abi
 from kccl.base.abi import ffi
 
 _CAPACITY = 1 << 23  # bytes of a rank's memory; pages that are not used cost nothing
+# KcclCall's, of calls with parts or messages.
+_OF_MESSAGES = ("sends", "receives", "repeats", "send_from", "receive_to", "messages")
 _GAP = 16  # bytes between arrays, so that a write beyond an end shows
 
 
@@ -50,7 +54,7 @@ class Array:
     values: tuple
 
 
-class Script(Copies, Exchanges, Failures, Launches):
+class Script(Copies, Exchanges, Failures, Launches, Messages, Parts):
     """A program, made call by call. A method adds a call of all ranks: each gets its part of it.
 
     Each collective has a method of its name, from its file in tests/support/collectives.
@@ -220,6 +224,9 @@ class Script(Copies, Exchanges, Failures, Launches):
             at.dtype, at.op = abi.DTYPES[self.dtype], abi.OPS[self.op]
             for name in ("input", "output", "count", "peer", "channel", "share", "fit"):
                 setattr(at, name, fields.get(name, 0))
+            for name in _OF_MESSAGES:
+                if name in fields:
+                    setattr(at, name, fields[name])
         return np.frombuffer(bytearray(ffi.buffer(calls)), np.uint8)
 
     def call(self, actor, rank, kernel, **fields):
@@ -356,5 +363,9 @@ class Script(Copies, Exchanges, Failures, Launches):
         return ""
 
 
+def _as_method(call):
+    return lambda script, *args, **options: call(script, *args, **options)
+
+
 for _name in collectives.NAMES:
-    setattr(Script, _name, collectives.load(_name).on_simulator)
+    setattr(Script, _name, _as_method(collectives.load(_name).on_simulator))

@@ -245,12 +245,12 @@ def test_a_kernel_without_a_communicator(module):
             ),
             (
                 (comm, comm, x, x, x, 0, 4, x),
-                "argument 0 of on_own_channel is a Communicator, the parameter has 288 bytes, as "
+                "argument 0 of on_own_channel is a Communicator, the parameter has 304 bytes, as "
                 "many as a kccl::DeviceComm: " + PASS_IT,
             ),
             (
                 (comm, x, x, x, x, 0, 4, x),
-                "argument 0 of on_own_channel is a ndarray, the parameter has 288 bytes, as many "
+                "argument 0 of on_own_channel is a ndarray, the parameter has 304 bytes, as many "
                 "as a kccl::DeviceComm: " + PASS_IT,
             ),
             (

@@ -3,12 +3,14 @@ and compiled for a real one.
 """
 
 import itertools
+from functools import cache
 
 import numpy as np
 import oracle
 import pytest
 from collectives import all_gather
 from device_compilers import find_nvrtc
+from long import long_beyond_each
 
 import kccl
 from kccl.base.abi import lib
@@ -61,18 +63,28 @@ SHAPES = {
     "by_warps": {"block": 64},
     "by_grid": {"grid": 3, "block": 32},
 }
-KERNELS = [f"{name}<{t}>" for name in SHAPES for t in ("float", "kccl::bf16", "int64_t")]
 TYPES = {"float": "float32", "kccl::bf16": "bfloat16", "int64_t": "int64"}
 
 
-@pytest.fixture(scope="module")
-def module():
-    return kccl.compile(SOURCE, KERNELS)
+# As test_on_simulated_gpus() has them in `make test`. The other kernels take seconds to compile.
+SHORT = list(zip(SHAPES, itertools.cycle(TYPES), strict=False))
 
 
-@pytest.mark.parametrize(("world_size", "element"), list(zip((1, 2, 3), TYPES, strict=True)))
-@pytest.mark.parametrize("name", SHAPES)
-def test_on_simulated_gpus(module, world_size, name, element):
+@cache
+def compiled(is_short):
+    kernels = [each for each in itertools.product(SHAPES, TYPES) if (each in SHORT) == is_short]
+    return kccl.compile(SOURCE, [f"{name}<{element}>" for name, element in kernels])
+
+
+def kernel_of(name, element):
+    return compiled((name, element) in SHORT).kernel(f"{name}<{element}>")
+
+
+@pytest.mark.parametrize(("name", "world_size"), long_beyond_each(SHAPES, range(1, 1 + len(TYPES))))
+def test_on_simulated_gpus(name, world_size):
+    element = list(TYPES)[world_size - 1]
+    kernel = kernel_of(name, element)
+
     def main(comm):
         device_comm = comm.device_comm(channels=4, max_bytes=2048)
         for turn, count in itertools.product(range(2), (2, 34, 150)):
@@ -81,9 +93,7 @@ def test_on_simulated_gpus(module, world_size, name, element):
             ]
             x, gathered = inputs[comm.rank], all_gather.want(inputs)
             out, mine = np.zeros_like(gathered), np.zeros_like(x)
-            module.kernel(f"{name}<{element}>")(
-                comm, device_comm, out, mine, x, count, **SHAPES[name]
-            )
+            kernel(comm, device_comm, out, mine, x, count, **SHAPES[name])
             # All ranks reduce the same: what was gathered.
             oracle.assert_same(mine, inputs[comm.rank], name, count, comm.rank)
             oracle.assert_same(out, gathered, name, count, comm.rank)
@@ -93,17 +103,17 @@ def test_on_simulated_gpus(module, world_size, name, element):
 
 @pytest.mark.parametrize("is_too_long", [False, True])
 @pytest.mark.parametrize("name", ["by_block", "by_grid"])
-def test_length_of_a_chunk(module, name, is_too_long):
+def test_length_of_a_chunk(name, is_too_long):
     """The limit holds for the bytes that one rank sends another, not for the whole array."""
     blocks = SHAPES[name].get("grid", 1)
     # 64 bytes a block, or 80.
     count = (20 if is_too_long else 16) * blocks
+    kernel = kernel_of(name, "float")
 
     def main(comm):
         device_comm = comm.device_comm(channels=4, max_bytes=64)
         x, mine = np.ones(count, np.float32), np.zeros(count, np.float32)
         out = np.zeros(2 * count, np.float32)
-        kernel = module.kernel(f"{name}<float>")
         if is_too_long:
             with pytest.raises(kccl.InvalidArgument, match=r"all_gather_direct_ll16.* 80 .* 64"):
                 kernel(comm, device_comm, out, mine, x, count, **SHAPES[name])

@@ -114,7 +114,7 @@ def test_an_offset_that_wraps_is_refused(module):
             r" has 80, as a kccl::Window has, which comm.window\(\) returns",
         ),
         (lambda comm: comm.empty(16)[4:], "is a ndarray of 8 bytes"),
-        (lambda comm: comm.device_comm(channels=1), "is a DeviceComm of 288 bytes"),
+        (lambda comm: comm.device_comm(channels=1), "is a DeviceComm of 304 bytes"),
     ],
 )
 def test_what_is_no_window_is_refused(module, wrong, message):

@@ -1,26 +1,36 @@
 """publish and collect in a user's kernels, on the simulator: data, orders, and failures."""
 
 import threading
+from functools import cache
 
 import numpy as np
 import publish_rounds
 import pytest
-from long import long_after
-from publish_rounds import CASES, NAMES, NOBODY, collected, slices
+from long import long_after, long_beyond_each
+from publish_rounds import CASES, NOBODY, collected, slices
 
 import kccl
 from kccl.base import abi, failure
 from kccl.base.abi import ffi, lib
 
+# Each reach, order and type. The other kernels take seconds to compile.
+SHORT = [
+    *(("rank", "relaxed", "uint8"), ("all_ranks", "relaxed", "uint8")),
+    *(("rank", "acq_rel", "float32"), ("reduced", "acq_rel", "float32")),
+]
 
-@pytest.fixture(scope="module")
-def module():
-    return kccl.compile(publish_rounds.SOURCE, NAMES)
+
+@cache
+def compiled(is_short):
+    cases = [case for case in CASES if (case in SHORT) == is_short]
+    return kccl.compile(publish_rounds.SOURCE, [publish_rounds.name(*case) for case in cases])
 
 
-def exchange(
-    comm, module, device_comm, case, *, blocks, count, rounds=3, threads=32, absent=NOBODY
-):
+def kernel_of(case):
+    return compiled(case in SHORT).kernel(publish_rounds.name(*case))
+
+
+def exchange(comm, device_comm, case, *, blocks, count, rounds=3, threads=32, absent=NOBODY):
     """Runs a kernel and checks what its blocks collected; returns the blocks' statuses."""
     kind, order, dtype = case
     boards, keep = np.zeros(1, np.int64), None
@@ -37,7 +47,7 @@ def exchange(
     mine = slices(comm.rank, rounds, blocks, count, dtype).ravel()
     arrays = mine if mine.size else np.zeros(1, dtype), out
     try:
-        module.kernel(publish_rounds.name(*case))(
+        kernel_of(case)(
             *(comm, device_comm, *arrays, np.uint32(count), np.uint32(rounds)),
             *(boards, np.uint32(num_boards), np.uint32(own_board), np.uint32(absent)),
             *(statuses, late),
@@ -55,34 +65,38 @@ def on_sim(main, world_size=2, *, seed=0, timeout=1000):
     return kccl.run_threads(main, world_size, backend="sim", seed=seed, timeout=timeout)
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_every_block_collects_every_slice(module, case):
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(each, marks=[] if each in SHORT else pytest.mark.long) for each in CASES],
+    ids="-".join,
+)
+def test_every_block_collects_every_slice(case):
     """Odd lengths, length 0, more packets than threads. The kernels differ in their blocks."""
 
     def main(comm):
         device_comm = comm.device_comm(channels=1, max_bytes=16)
         for blocks, count in ((4, 5), (1, 9), (5, 0), (2, 67), (3, 1), (4, 130)):
-            exchange(comm, module, device_comm, case, blocks=blocks, count=count)
+            exchange(comm, device_comm, case, blocks=blocks, count=count)
 
-    for world_size in (1, 2, 3):
+    for world_size in (1, 3):
         on_sim(main, world_size, seed=world_size)
 
 
-def test_both_reaches_of_one_communicator_are_independent(module):
+def test_both_reaches_of_one_communicator_are_independent():
     def main(comm):
         device_comm = comm.device_comm(channels=1, max_bytes=16)
         for i in range(6):
             case = ("rank", "all_ranks")[i % 2], "relaxed", "uint8"
-            exchange(comm, module, device_comm, case, blocks=3, count=8 + i, rounds=1 + i % 3)
+            exchange(comm, device_comm, case, blocks=3, count=8 + i, rounds=1 + i % 3)
 
     on_sim(main)
 
 
-def test_a_relaxed_exchange_orders_nothing_else(module):
+def test_a_relaxed_exchange_orders_nothing_else():
     """The kernel counts the stores of other blocks that it does not see. An acq_rel exchange must
     have none. So some seed must show that a relaxed one can have some.
     """
-    name = publish_rounds.name("rank", "relaxed", "uint8")
+    kernel = kernel_of(("rank", "relaxed", "uint8"))
 
     def main(comm):
         blocks, rounds, threads = 4, 4, 64
@@ -90,7 +104,7 @@ def test_a_relaxed_exchange_orders_nothing_else(module):
         board = comm.window(4 * blocks)
         statuses, late = np.zeros(blocks, np.uint32), np.zeros(blocks * threads, np.uint32)
         out = np.zeros(blocks * rounds * blocks, np.uint8)
-        module.kernel(name)(
+        kernel(
             *(comm, device_comm, slices(0, rounds, blocks, 1, "uint8").ravel(), out),
             *(np.uint32(1), np.uint32(rounds), np.array(board.addresses, np.int64), np.uint32(1)),
             *(np.uint32(0), np.uint32(NOBODY), statuses, late),
@@ -105,9 +119,8 @@ def test_a_relaxed_exchange_orders_nothing_else(module):
 # Failures
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
-@pytest.mark.parametrize("reach", publish_rounds.REACHES)
-def test_a_block_that_does_not_come(module, reach, rounds):
+@pytest.mark.parametrize(("reach", "rounds"), long_beyond_each(publish_rounds.REACHES, [3, 1]))
+def test_a_block_that_does_not_come(reach, rounds):
     """The error names block and rank, all other blocks fail, and all go on after reset()."""
     case, blocks, lost = (reach, "relaxed", "uint8"), 4, 1
 
@@ -118,7 +131,7 @@ def test_a_block_that_does_not_come(module, reach, rounds):
         if comm.rank == lost or reach == "all_ranks":
             with pytest.raises(kccl.Timeout) as caught:
                 exchange(
-                    *(comm, module, device_comm, case),
+                    *(comm, device_comm, case),
                     **{"blocks": blocks, "count": 3, "rounds": rounds, "absent": absent},
                 )
             told = str(caught.value)
@@ -131,13 +144,13 @@ def test_a_block_that_does_not_come(module, reach, rounds):
                 comm.barrier()
         comm.reset()
         comm.timeout = 1000
-        exchange(comm, module, device_comm, case, blocks=blocks, count=3)
+        exchange(comm, device_comm, case, blocks=blocks, count=3)
 
     on_sim(main)
 
 
 @pytest.mark.parametrize("reach", publish_rounds.REACHES)
-def test_a_message_that_is_too_long(module, reach):
+def test_a_message_that_is_too_long(reach):
     """The longest message passes; with a byte more it is refused, and the error names the limit."""
     case, blocks = (reach, "relaxed", "uint8"), 2
     gates = {world_size: threading.Barrier(world_size) for world_size in (1, 2)}
@@ -146,33 +159,34 @@ def test_a_message_that_is_too_long(module, reach):
         ranks = comm.world_size if reach == "all_ranks" else 1
         most = 128 * blocks * ranks
         device_comm = comm.device_comm(channels=1, max_bytes=16, exchange_bytes=most)
-        exchange(comm, module, device_comm, case, blocks=blocks, count=128)
+        exchange(comm, device_comm, case, blocks=blocks, count=128)
         # A rank that is refused fails its peers, so all must have checked their results before.
         gates[comm.world_size].wait(timeout=60)
         with pytest.raises(kccl.InvalidArgument) as caught:
-            exchange(comm, module, device_comm, case, blocks=blocks, count=129)
+            exchange(comm, device_comm, case, blocks=blocks, count=129)
         assert (
             f"has {192 * blocks * ranks} bytes, must have at most {most}, the exchange_bytes of "
             "its device_comm()"
         ) in str(caught.value)
         comm.reset()
-        exchange(comm, module, device_comm, case, blocks=blocks, count=128)
+        exchange(comm, device_comm, case, blocks=blocks, count=128)
 
     on_sim(main, 1)
     if reach == "all_ranks":
         on_sim(main, 2)
 
 
-def test_too_many_blocks(module):
+@pytest.mark.long
+def test_too_many_blocks():
     blocks, case = abi.MAX_BLOCKS + 1, ("rank", "relaxed", "uint8")
 
     def main(comm):
         device_comm = comm.device_comm(channels=1, max_bytes=16)
         message = f"grid_exchange: the kernel on rank 0 has {blocks} blocks, must have at most"
         with pytest.raises(kccl.InvalidArgument, match=message):
-            exchange(comm, module, device_comm, case, blocks=blocks, count=1, rounds=1)
+            exchange(comm, device_comm, case, blocks=blocks, count=1, rounds=1)
         comm.reset()
-        exchange(comm, module, device_comm, case, blocks=2, count=1)
+        exchange(comm, device_comm, case, blocks=2, count=1)
 
     on_sim(main, 1)
 
@@ -212,6 +226,7 @@ KCCL_KERNEL void meet(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, uint32_t count, 
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("element", long_after(1, ["uint8_t", "double"]))
 def test_an_empty_slice_has_no_array_and_the_longest_is_refused(element):
     meet = kccl.compile(LENGTHS, [f"meet<{element}>"]).kernel(f"meet<{element}>")

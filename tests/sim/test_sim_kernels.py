@@ -106,9 +106,9 @@ def test_arguments_arrive(module):
 @pytest.mark.parametrize(
     ("index", "value", "message"),
     [
-        (1, 5, "argument 1 of take is an int, the parameter has 288 bytes, as many as a kccl::D"),
+        (1, 5, "argument 1 of take is an int, the parameter has 304 bytes, as many as a kccl::D"),
         (1, np.float32(1), "argument 1 of take is a float32 of 4 bytes, the parameter has"),
-        (1, 1.0, "argument 1 of take is a float, the parameter has 288 bytes, as many as a"),
+        (1, 1.0, "argument 1 of take is a float, the parameter has 304 bytes, as many as a"),
         (4, np.zeros(2), "argument 4 of take is a ndarray of 8 bytes"),
         (8, 2**64, "argument 8 is 18446744073709551616, must fit 64 bits"),
         (0, "text", "argument 0 is a str, must be an array"),

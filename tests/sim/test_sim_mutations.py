@@ -1,6 +1,6 @@
 """The simulator finds bugs of the folder mutations, and nothing in the source as it is.
 
-`make test` hunts a bug of each file, `make test-all` another third of all, and `make sim-mutations`
+`make test` hunts a bug of each file, `make test-all` another sixth of all, and `make sim-mutations`
 every one.
 """
 
@@ -18,10 +18,16 @@ from mutations.programs import PROGRAMS
 from sim_mutations import BY_NAME, control, controls, edited, hunt
 
 # Every run hunts the same ones, and others than a name's neighbours.
-HUNTED = [name for name in BY_NAME if crc32(name.encode()) % 3 == 0]
+SIXTH = [name for name in BY_NAME if crc32(name.encode()) % 6 == 0]
 FILES = [vars(file)["MUTATIONS"] for file in vars(mutations).values() if hasattr(file, "MUTATIONS")]
+# Its program takes ten seconds to compile.
+SLOW = ("grid_weight",)
 # A bug of each file.
-FIRST = [next(bug.name for bug in bugs if bug.name in HUNTED) for bugs in FILES]
+FIRST = [
+    next((bug for bug in bugs if bug.name in SIXTH and bug.name not in SLOW), bugs[0]).name
+    for bugs in FILES
+]
+HUNTED = [name for name in BY_NAME if name in {*SIXTH, *FIRST}]
 REST = [name for name in HUNTED if name not in FIRST]
 CONTROLS = controls(FIRST)
 OTHERS = [case for case in controls(HUNTED) if case not in CONTROLS]
@@ -49,7 +55,7 @@ def test_the_source_as_it_is_passes(case):
 
 
 def test_the_command_runs_the_bugs_that_are_named():
-    command = [sys.executable, Path(sim_mutations.__file__), "never_scrubbed"]
+    command = [sys.executable, Path(sim_mutations.__file__), "posting_relaxed"]
     shown = subprocess.check_output(command, text=True)
     assert "1 of 1 bugs caught; the source as it is passes 1 of 1 programs" in shown
 

@@ -124,6 +124,7 @@ def findings(module, kernel, *args, grid=1, seed=0):
         return world.run([[launch]], seed).findings
 
 
+@pytest.mark.long
 def test_a_wait_without_a_pause_is_endless(module):
     finding = findings(module, "spin")[0]
     assert finding.kind == "endless"

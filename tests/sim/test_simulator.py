@@ -136,6 +136,7 @@ def test_a_trace_of_the_last_run(tmp_path):
     assert any("exchange.cuh:" in name for name in names)
 
 
+@pytest.mark.long
 def test_schedules_a_minute():
     """One core runs 500 schedules of an all_reduce of 8 KB in a minute of its own CPU time.
 

@@ -132,6 +132,7 @@ def test_a_block_that_does_not_come(module, count):
     on_sim(main)
 
 
+@pytest.mark.long
 def test_too_many_blocks(module):
     """More blocks than there are words for are refused, and the rank goes on after reset()."""
     blocks = abi.MAX_BLOCKS + 1

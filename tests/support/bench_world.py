@@ -70,6 +70,8 @@ class FakeComm:
 
     backend = "host"
     launcher = "kccl run"
+    num_nodes = 1
+    layout = "topology"
 
     def __init__(self, world: FakeWorld, rank: int) -> None:
         self.world = world

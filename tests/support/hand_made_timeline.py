@@ -5,14 +5,16 @@ import numpy as np
 from kccl.engine.model.timeline import NUM_STAGE_STAMPS, NUM_STAMPS, Layout, Stamps, TracedOp
 
 OPS = ("qkv", "attend", "out", "gate_up", "down")
-ROUND_NS, OP_NS = 10_000, 1_000
+TOKEN_STEP_NS, OP_NS = 10_000, 1_000
 STAGE_BYTES = 2048
 # The stamps of an op, in nanoseconds from its beginning: see KcclDecodeStamp in engine/abi.inc.
 STAMPS_NS = (0, 400, 700, 900, 1_000)
 
 
-def made_stamps(*, rank=0, rounds=5, ns_per_tick=0.5, origin_ns=10**15, late_ns=0):
-    """Stamps of two blocks. An op takes OP_NS, a round ROUND_NS: its last 3,000 ns are in no op.
+def made_stamps(*, rank=0, token_steps=5, ns_per_tick=0.5, origin_ns=10**15, late_ns=0):
+    """Stamps of two blocks. An op takes OP_NS, a token step TOKEN_STEP_NS.
+
+    The last 3,000 ns of a token step are in no op.
 
     Block 1's clock began 12,345 ticks before block 0's. It has no part of attention, and one stage
     less: block 0 has a stage for each product, block 1 none for "down". A stage is asked for 500 ns
@@ -20,9 +22,9 @@ def made_stamps(*, rank=0, rounds=5, ns_per_tick=0.5, origin_ns=10**15, late_ns=
 
     Args:
         rank: The rank.
-        rounds: That are traced.
+        token_steps: The number of token steps that are traced.
         ns_per_tick: Of the blocks' clocks.
-        origin_ns: When the first round began.
+        origin_ns: When the first token step began.
         late_ns: By how much each stage of block 0 is noticed later.
     """
     names = [*(TracedOp(kind, 0) for kind in OPS), TracedOp("head", -1), TracedOp("end", -1)]
@@ -32,16 +34,18 @@ def made_stamps(*, rank=0, rounds=5, ns_per_tick=0.5, origin_ns=10**15, late_ns=
     # Block 1's stages are numbered without a gap.
     stage_ops[3:, 1] = [5, -1]
     stage_bytes[4, 1] = 0
-    of_round = len(names) * NUM_STAMPS + 5 * NUM_STAGE_STAMPS + 2
-    layout = Layout(tuple(names), stage_ops, stage_bytes, of_round, ring_stages=4, num_groups=2)
-    values = np.zeros((rounds, of_round, 2), np.uint64)
+    of_token_step = len(names) * NUM_STAMPS + 5 * NUM_STAGE_STAMPS + 2
+    layout = Layout(
+        tuple(names), stage_ops, stage_bytes, of_token_step, ring_stages=4, num_lane_groups=2
+    )
+    values = np.zeros((token_steps, of_token_step, 2), np.uint64)
 
-    def note(index, index_of_round, block, ns):
+    def note(index, step, block, ns):
         zero = 1_000_000 + 12_345 * block
-        values[index_of_round, index, block] = round((ns - origin_ns) / ns_per_tick) + zero
+        values[step, index, block] = round((ns - origin_ns) / ns_per_tick) + zero
 
-    for index in range(rounds):
-        begin = origin_ns + index * ROUND_NS
+    for index in range(token_steps):
+        begin = origin_ns + index * TOKEN_STEP_NS
         for block in range(2):
             for op, traced in enumerate(names):
                 for stamp, ns in enumerate(STAMPS_NS):
@@ -57,6 +61,6 @@ def made_stamps(*, rank=0, rounds=5, ns_per_tick=0.5, origin_ns=10**15, late_ns=
                 late = late_ns if block == 0 else 0
                 for stamp, ns in enumerate((asked, asked + 200 + late, asked + 900)):
                     note(first + stamp, index, block, ns)
-            note(of_round - 2, index, block, begin)
-            values[index, of_round - 1, block] = begin
+            note(of_token_step - 2, index, block, begin)
+            values[index, of_token_step - 1, block] = begin
     return Stamps(rank, layout, values)

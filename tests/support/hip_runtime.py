@@ -10,17 +10,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from pathlib import Path
+
+from built_objects import object_of
+from source_tree import ROOT
 
 from kccl.base import abi
 from kccl.jit import cache, compilers
 
-ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "hip_runtime"
 SIM = ROOT / "csrc" / "sim"
-INCLUDED = ROOT / "csrc" / "include" / "kccl"
-# Where setup.py leaves the core's objects: to compile the simulator again takes 15 s.
-OBJECTS = ROOT / "build" / "objects" / "kccl" / "csrc" / "sim"
 _DRIVER = ("devices.cpp", "memory.cpp", "streams.cpp", "graphs.cpp", "kernels.cpp")
 LIBRARIES = {
     "libamdhip64.so": [*map(HERE.joinpath, _DRIVER), *sorted(SIM.glob("*.cpp"))],
@@ -51,21 +49,11 @@ def folder():
     return where
 
 
-def _object_of_core(path):
-    """The core's object for a file of the simulator; None if there is none that is up to date."""
-    built = OBJECTS / f"{path.stem}.o"
-    if path.parent != SIM or not built.exists():
-        return None
-    sources = [*SIM.iterdir(), *(ROOT / "csrc/host").glob("*.inc"), *INCLUDED.rglob("*.[hi]*")]
-    newest = max(each.stat().st_mtime for each in sources)
-    return built if built.stat().st_mtime >= newest else None
-
-
 def _build(cxx, where):
     where.mkdir(parents=True, exist_ok=True)
 
     def compiled(path):
-        known = _object_of_core(path)
+        known = object_of(path)
         if known is not None:
             return str(known)
         made = where / f"{path.parent.name}-{path.stem}.o"

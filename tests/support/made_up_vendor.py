@@ -275,5 +275,5 @@ class MadeUp(Table):
     def open_handle(self, handle, note):
         return int.from_bytes(handle, "little")
 
-    arch_for = device_of = allow_shared_bytes = max_threads = _unasked
+    arch_for = device_of = allow_shared_bytes = function_attribute = _unasked
     memory_kind = memory_unit = allow_access = export_memory = import_memory = _unasked

@@ -11,8 +11,16 @@ INTEGERS = ("int32", "int64")
 DTYPES = (*FLOATS, *INTEGERS)
 OPS = ("sum", "prod", "min", "max", "avg")
 
-_ACCUMULATORS = {"float64": "float64", "int32": "uint32", "int64": "uint64"}
+SMALL_FLOATS = ("float8_e4m3fn", "float8_e5m2")
+SIGNED = ("int8", "int16", "int32", "int64")
+UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+COMPLEX = ("complex64", "complex128")
+EVERY_DTYPE = (*FLOATS, *SMALL_FLOATS, *SIGNED, *UNSIGNED, "bool", *COMPLEX)
+BIT_OPS = ("band", "bor", "bxor")
+
 _CANONICAL_NAN = {
+    "float8_e4m3fn": 0x7F,
+    "float8_e5m2": 0x7E,
     "float16": 0x7E00,
     "bfloat16": 0x7FC0,
     "float32": 0x7FC00000,
@@ -21,35 +29,109 @@ _CANONICAL_NAN = {
 
 
 def numpy_dtype(name):
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    is_from_ml = name == "bfloat16" or name in SMALL_FLOATS
+    return np.dtype(getattr(ml_dtypes, name) if is_from_ml else name)
 
 
 def ops_of(name):
-    return OPS if name in FLOATS else OPS[:-1]
+    """The operators that take an element type. Of the six common types, without those on bits."""
+    if name in (*FLOATS, *SMALL_FLOATS):
+        return OPS
+    if name in COMPLEX:
+        return ("sum", "prod", "avg")
+    return OPS[:-1] if name in INTEGERS else (*OPS[:-1], *BIT_OPS)
 
 
 def bits(array):
-    """The elements as unsigned integers, so that NaN equals NaN and -0 differs from +0."""
-    return array.view(f"uint{8 * array.dtype.itemsize}")
+    """The elements as unsigned integers, so that NaN equals NaN and -0 differs from +0.
+
+    A complex number is two of them.
+    """
+    itemsize = array.dtype.itemsize // (2 if array.dtype.kind == "c" else 1)
+    return array.view(f"uint{8 * itemsize}")
 
 
 def all_reduce(inputs, op):
     """The reduction of the ranks' arrays, which have one shape and dtype."""
     name = inputs[0].dtype.name
-    if name in INTEGERS and op in ("min", "max"):
-        return np.minimum.reduce(inputs) if op == "min" else np.maximum.reduce(inputs)
-    accumulator = _ACCUMULATORS.get(name, "float32")
     with np.errstate(all="ignore"):
-        terms = [x.astype(accumulator) for x in inputs]
-        result = terms[0]
-        for term in terms[1:]:
-            result = _APPLY[op](result, term)
-        if op == "avg":
-            result = result / result.dtype.type(len(inputs))
-        rounded = result.astype(inputs[0].dtype)
-    if name in FLOATS:
-        bits(rounded)[np.isnan(result)] = _CANONICAL_NAN[name]
+        if name in COMPLEX:
+            return _of_complex(inputs, op)
+        if name in (*SIGNED, *UNSIGNED, "bool"):
+            return _of_integers(inputs, op)
+        return _rounded(_of_floats(inputs, op), inputs[0].dtype)
+
+
+def premul_sum(inputs, factors):
+    """The sum of the ranks' products with a number each."""
+    dtype = inputs[0].dtype
+    with np.errstate(all="ignore"):
+        if dtype.kind in "iu":
+            unsigned = np.dtype(f"uint{8 * dtype.itemsize}").type
+            modulus = 1 << (8 * dtype.itemsize)
+            terms = [
+                x.view(unsigned) * unsigned(int(factor) % modulus)
+                for x, factor in zip(inputs, factors, strict=True)
+            ]
+            return all_reduce(terms, "sum").view(dtype)
+        is_wide = dtype.name in ("float64", "complex128")
+        real = np.dtype("float64" if is_wide else "float32").type
+        if dtype.kind == "c":
+            terms = []
+            for x, factor in zip(inputs, factors, strict=True):
+                term = np.empty_like(x)
+                term.real, term.imag = x.real * real(factor), x.imag * real(factor)
+                terms.append(term)
+            return all_reduce(terms, "sum")
+        pairs = zip(inputs, factors, strict=True)
+        terms = [x.astype(real) * real(factor) for x, factor in pairs]
+        return _rounded(_of_floats(terms, "sum"), dtype)
+
+
+def _of_integers(inputs, op):
+    dtype = inputs[0].dtype
+    if dtype.name == "bool":
+        # NumPy has no sum and product of bool that stay bool.
+        op = {"sum": "bor", "max": "bor", "prod": "band", "min": "band"}.get(op, op)
+    elif op in ("min", "max"):
+        return np.minimum.reduce(inputs) if op == "min" else np.maximum.reduce(inputs)
+    else:
+        # Unsigned, because those wrap by definition.
+        inputs = [x.view(f"uint{8 * dtype.itemsize}") for x in inputs]
+    result = inputs[0]
+    for term in inputs[1:]:
+        result = _APPLY[op](result, term)
+    return result.view(dtype)
+
+
+def _of_floats(inputs, op):
+    """The result before it is rounded to the type of the elements."""
+    accumulator = "float64" if inputs[0].dtype == np.float64 else "float32"
+    terms = [x.astype(accumulator) for x in inputs]
+    result = terms[0]
+    for term in terms[1:]:
+        result = _APPLY[op](result, term)
+    return result / result.dtype.type(len(inputs)) if op == "avg" else result
+
+
+def _rounded(result, dtype):
+    rounded = result.astype(dtype)
+    # ml_dtypes rounds what is too large for float8_e4m3fn to NaN.
+    bits(rounded)[np.isnan(rounded)] = _CANONICAL_NAN[dtype.name]
     return rounded
+
+
+def _of_complex(inputs, op):
+    real, imag = [x.real.copy() for x in inputs], [x.imag.copy() for x in inputs]
+    if op == "prod":
+        re, im = real[0], imag[0]
+        for a, b in zip(real[1:], imag[1:], strict=True):
+            re, im = re * a - im * b, re * b + im * a
+    else:
+        re, im = _of_floats(real, op), _of_floats(imag, op)
+    out = np.empty_like(inputs[0])
+    out.real, out.imag = (_rounded(part, part.dtype) for part in (re, im))
+    return out
 
 
 def _extreme(a, b, of_numbers, zero_is_negative):
@@ -63,6 +145,9 @@ _APPLY = {
     "sum": np.add,
     "avg": np.add,
     "prod": np.multiply,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
     "min": lambda a, b: _extreme(a, b, np.minimum, np.logical_or),
     "max": lambda a, b: _extreme(a, b, np.maximum, np.logical_and),
 }
@@ -112,6 +197,14 @@ def _edges(dtype):
     return [sign * float(edge) for edge in edges for sign in (1, -1)]
 
 
+def assert_result(got, want, *what):
+    """Fails unless a collective's result is right. `want` has one dimension; None: no result."""
+    if want is None:
+        assert got is None, what
+    else:
+        assert_same(got.reshape(-1), want, *what)
+
+
 def assert_same(got, want, *what):
     """Fails with the first element whose bits differ."""
     assert got.dtype == want.dtype and got.shape == want.shape, what
@@ -119,6 +212,6 @@ def assert_same(got, want, *what):
     if different.size:
         first = different[0]
         raise AssertionError(
-            f"{what}: {different.size} of {got.size} elements differ; [{first}] is {got[first]} "
-            f"({bits(got)[first]:#x}), must be {want[first]} ({bits(want)[first]:#x})"
+            f"{what}: {different.size} of {bits(got).size} words differ; [{first}] is "
+            f"{bits(got)[first]:#x}, must be {bits(want)[first]:#x}"
         )

@@ -63,7 +63,8 @@ def include_graph() -> dict[Path, set[Path]]:
     }
 
 
-def python_imports(path: Path) -> Iterator[tuple[str, When]]:
+@cache
+def python_imports(path: Path) -> tuple[tuple[str, When], ...]:
     """What a file imports, as absolute names, and when it imports each."""
     parents = list(path.parent.relative_to(ROOT).parts)
     if parents and parents[0] in ("bench", "engine", "topology"):
@@ -87,7 +88,7 @@ def python_imports(path: Path) -> Iterator[tuple[str, When]]:
                     yield prefix, when
             yield from visit(child, now)
 
-    yield from visit(ast.parse(path.read_text()), "module")
+    return tuple(visit(ast.parse(path.read_text()), "module"))
 
 
 def identifiers(path: Path) -> set[str]:

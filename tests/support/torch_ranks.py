@@ -1,6 +1,6 @@
 """Runs programs that use PyTorch as ranks, for the tests of kccl.interop.torch."""
 
-import ranks
+import preloaded
 
 PRELUDE = """
 import warnings
@@ -10,6 +10,9 @@ import torch.distributed as dist
 import kccl.interop.torch as kccl_torch
 
 warnings.simplefilter("ignore", FutureWarning)
+# PyTorch reads these variables when it is imported, and here that was before the fork.
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+dist.set_debug_level_from_env()
 rank, world_size = int(os.environ["KCCL_RANK"]), int(os.environ["KCCL_WORLD_SIZE"])
 total = world_size * (world_size + 1) // 2
 device = os.environ["DEVICE"]
@@ -33,13 +36,13 @@ def error_of(call):
 """
 
 
-def starter(folder, device, run=ranks.run):
+def starter(folder, device, run=preloaded.run):
     """ranks(world_size, program): every rank runs the program; returns what each said, by rank.
 
     Args:
         folder: For the file of the ranks' FileStore.
         device: "cpu" or "cuda", where `filled` makes its tensors.
-        run: Starts them, as ranks.run does.
+        run: Starts them, as preloaded.run does, or ranks.run, which imports PyTorch in each.
     """
 
     def start(world_size, program, **variables):

@@ -179,6 +179,7 @@ class World:
         stream: int = 0,
         is_dependent: bool = False,
         dependent: int = lib.kKcclNoDependent,
+        **parts: Any,
     ) -> Launch:
         """A launch of one of the library's kernels.
 
@@ -194,6 +195,7 @@ class World:
             unrolls: Take the instance for this number of ranks, as on GPUs; else that for any.
             stream, is_dependent: As KcclSimLaunch's.
             dependent: As KcclCall's.
+            parts: sends, receives and repeats, and the fields of messages, as KcclCall's.
         """
         addresses = [_address(array) for array in (input, output)]
         if count is None:
@@ -212,6 +214,7 @@ class World:
             channel=channel,
             share=BY_NAME[kernel].share(count, dtype, grid),
             dependent=dependent,
+            **parts,
         )
         entry = self._machine.kernel(kernel, dtype, op, self.world_size if unrolls else 0)
         block = block or num_threads(kernel, count, dtype)

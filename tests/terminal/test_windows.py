@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+from long import long_after, long_beyond_each
 from ranks import environment
 from source_tree import ROOT
 from terminal import Terminal, check_ended_well
@@ -62,7 +63,7 @@ def test_help_in_a_narrow_window_breaks_no_word(command):
     assert narrow.text.startswith(f"usage: kccl{' ' if command else ''}{command} ")
 
 
-@pytest.mark.parametrize("arguments", [["topo"], ["doctor"]], ids=["topo", "doctor"])
+@pytest.mark.parametrize("arguments", long_after(1, [["topo"], ["doctor"]]), ids=["topo", "doctor"])
 def test_tables_in_a_narrow_window_break_no_word(arguments):
     narrow, wide = (on_a_terminal(arguments, columns=columns) for columns in (40, 300))
     # The values of variables may be longer than the window, as paths are.
@@ -80,7 +81,7 @@ def test_a_complaint_in_a_narrow_window_breaks_no_word():
         assert terminal.words == "kccl: unrecognized arguments: --nonsense; see `kccl topo --help`"
 
 
-@pytest.mark.parametrize("arguments", [*COMMANDS, ["doctor"]], ids=[*NAMES, "doctor"])
+@pytest.mark.parametrize("arguments", COMMANDS, ids=NAMES)
 def test_a_dumb_terminal_gets_text_only(arguments):
     terminal = on_a_terminal(arguments, columns=40, TERM="dumb")
     assert ESCAPE not in terminal.raw
@@ -141,8 +142,11 @@ def test_a_bench_in_a_narrow_window_breaks_no_word():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("command", [BENCH, ANSWER], ids=["bench", "generate"])
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    long_beyond_each([BENCH, ANSWER], [2, 1]),
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
 def test_several_ranks_draw_no_bar(command, ranks):
     """They write to one terminal, whose lines a bar would overwrite."""
     terminal = on_a_terminal(["run", "-n", str(ranks), "--", *KCCL, *command])
@@ -150,7 +154,7 @@ def test_several_ranks_draw_no_bar(command, ranks):
     assert b"\x1b[?25l" not in terminal.raw
 
 
-@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("columns", long_after(1, [40, 80]))
 def test_a_step_of_the_makefile(columns, tmp_path):
     """Its line is erased, also where the window is narrower than the line."""
     step = [sys.executable, str(ROOT / ".ci/step.py")]

@@ -23,12 +23,23 @@ MPIRUN = Path(sys.executable).with_name("mpirun")
 def kccl(*arguments, launcher=(), **variables):
     return subprocess.run(
         [*launcher, sys.executable, "-m", "kccl", *arguments],
-        env=environment(**variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
+        **{"env": environment(**variables), "stdin": subprocess.DEVNULL, "timeout": 100},
+        **{"capture_output": True, "text": True},
     )
+
+
+@pytest.fixture
+def here(capsys, monkeypatch):
+    """here(words, variables): as kccl(), but in this process: exit code, stdout and stderr."""
+
+    def run(*arguments, **variables):
+        with monkeypatch.context() as patch:
+            for name, text in variables.items():
+                patch.setenv(name, text)
+            code = cli.main(arguments)
+        return (code, *capsys.readouterr())
+
+    return run
 
 
 def test_doctor():
@@ -66,6 +77,11 @@ def test_topo():
     assert "CPU model" in done.stderr
 
 
+def test_topo_places_ranks():
+    shown = kccl("topo", "-n", "64").stdout
+    assert "64 ranks, layout 'topology'" in shown and "group 8-15 on any CPU; rank 8" in shown
+
+
 def test_topo_probes_some_cpus():
     done = kccl("topo", "--probe", "--cpus", "2", "--json")
     assert done.returncode == 0, done.stderr
@@ -100,17 +116,17 @@ def test_complaints_of_bench_decode_name_its_own_help(word, capsys):
     assert capsys.readouterr().err.rstrip().endswith("; see `kccl bench decode --help`")
 
 
-def test_plan():
+def test_plan(here):
     done = kccl("plan", "all_reduce", "--bytes", "8", "-n", "4")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("all_reduce of 8 bytes float32 over 4 ranks on host\n")
-    done = kccl(
+    _, out, _ = here(
         "plan", "all_reduce", "--bytes", "8K", KCCL_ALGORITHM="all_reduce_two_shot_pull_simple"
     )
-    assert "  all_reduce_two_shot_pull_simple: KCCL_ALGORITHM prefers it" in done.stdout
-    assert kccl("plan", "barrier").stdout.startswith("barrier of 0 bytes over 2 ranks")
-    done = kccl("plan", "barrier", "--bytes", "8")
-    assert done.returncode == 2 and "a barrier has no message" in done.stderr
+    assert "  all_reduce_two_shot_pull_simple: KCCL_ALGORITHM prefers it" in out
+    assert here("plan", "barrier")[1].startswith("barrier of 0 bytes over 2 ranks")
+    code, _, err = here("plan", "barrier", "--bytes", "8")
+    assert code == 2 and "a barrier has no message" in err
 
 
 @pytest.mark.parametrize(
@@ -130,13 +146,13 @@ def test_warm_takes_the_names_of_element_types_that_bench_takes():
 
 
 @pytest.mark.parametrize("backend", ["host", "cuda", "sim"])
-def test_plan_says_what_the_library_does(backend):
+def test_plan_says_what_the_library_does(here, backend):
     plan = ("plan", "all_reduce", "--bytes", "8K", "--dtype", "bfloat16", "--backend", backend)
     # The last one cannot run on GPUs: the library then takes what its table says.
     for preferred in ("", "all_reduce_one_shot_ll16", "all_reduce_two_shot_cma_simple"):
-        done = kccl(*plan, KCCL_ALGORITHM=preferred)
-        assert (done.returncode, done.stderr) == (0, "")
-        first, choice = done.stdout.splitlines()[:2]
+        code, out, err = here(*plan, KCCL_ALGORITHM=preferred)
+        assert (code, err) == (0, "")
+        first, choice = out.splitlines()[:2]
         assert first == f"all_reduce of 8192 bytes bfloat16 over 2 ranks on {backend}"
         is_able = preferred and (backend == "host" or "cma" not in preferred)
         # The simulator measures nothing, so it has no table.
@@ -149,7 +165,7 @@ def test_plan_says_what_the_library_does(backend):
         def main(comm):
             return comm.plan("all_reduce", 8192, "bfloat16").explain()
 
-        assert run_threads(main, 2, backend="sim")[0] + "\n" == kccl(*plan).stdout
+        assert run_threads(main, 2, backend="sim")[0] + "\n" == here(*plan)[1]
 
 
 @pytest.mark.long
@@ -159,8 +175,8 @@ def test_warm(tmp_path):
     for _ in range(2):
         done = kccl("warm", *wanted, KCCL_CACHE=str(tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(f"15 kernels for sm_90a in {tmp_path}\n")
-        assert len(list(tmp_path.glob("*/*.cubin"))) == 15
+        assert done.stdout.startswith(f"30 kernels for sm_90a in {tmp_path}\n")
+        assert len(list(tmp_path.glob("*/*.cubin"))) == 30
     # A call then finds its kernel in the cache.
     (found,) = warm.warm([("all_reduce_one_shot_ll16", "bfloat16", "sum", 2)], "sm_90a")
     assert (tmp_path / found.parent.name / found.name).exists()
@@ -181,10 +197,14 @@ def test_errors_can_be_pickled():
     assert (str(error), error.log) == ("no", "line 3")
 
 
+_OF_SUMS = "scan_", "scale", "narrow"
+
+
 def test_warm_knows_what_gpus_take():
     alone, four = warm.instances([1]), warm.instances([4])
     names = {name for name, *_ in four}
     assert {"put", "get", "signal", "wait", "barrier_direct"} < names
+    assert {"all_to_all_parts", "reduce_scatter_parts"} < names
     assert {spec.name for spec in specs.SPECS} - names == {
         name for name in abi.KERNELS if name.endswith(("_pull_simple", "_cma_simple"))
     }
@@ -193,7 +213,16 @@ def test_warm_knows_what_gpus_take():
     # Kernels that move bytes have one instance for all types.
     assert len([each for each in four if each[0] == "all_gather_direct_ll16"]) == 1
     without_op = {name for name, *_ in warm.instances([4], ["int32"], ["avg"])}
-    assert without_op == {name for name in names if "reduce" not in name}
+    assert without_op == {
+        name for name in names if "reduce" not in name and not name.startswith(_OF_SUMS)
+    }
+    # What premul_sum() needs besides a sum, of each type that it takes.
+    products = warm.instances([2], ["bfloat16", "float64"], ["sum"])
+    assert [each[:2] for each in products if each[0] == "scale"] == [
+        ("scale", "bfloat16"),
+        ("scale", "float64"),
+    ]
+    assert [each[:2] for each in products if each[0] == "narrow"] == [("narrow", "bfloat16")]
     assert len(warm.instances([1, 4, 4])) < len(alone) + len(four)
 
 
@@ -243,7 +272,8 @@ def test_version_and_folders():
         ("plan", "all_reduce", "--bytes", "6"),
         ("plan", "all_reduce", "--bytes", "x"),
         ("plan", "all_reduce", "--dtype", "float7"),
-        ("plan", "all_reduce", "-n", "9"),
+        ("plan", "all_reduce", "-n", "65"),
+        ("topo", "-n", "65"),
         ("plan", "all_reduce", "--backend", "rocm"),
         ("warm", "-n", "9"),
         ("warm", "-n", "2", "--op", "median"),
@@ -258,20 +288,17 @@ def test_version_and_folders():
     ],
     ids=" ".join,
 )
-def test_wrong_arguments_give_one_line(arguments):
-    done = kccl(*arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("kccl")
-    assert done.stderr.count("\n") == 1
+def test_wrong_arguments_give_one_line(here, arguments):
+    code, out, err = here(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("kccl") and err.count("\n") == 1
 
 
-def test_wrong_variables_give_one_line():
+def test_wrong_variables_give_one_line(here):
     for variables in ({"KCCL_EPOCH_BITS": "x"}, {"KCCL_TIMEOT": "1"}, {"PMI_RANK": "x"}):
-        done = kccl("plan", "barrier", **variables)
-        assert done.returncode == 2
-        assert done.stderr.startswith("kccl: ")
-        assert done.stderr.count("\n") == 1
+        code, _, err = here("plan", "barrier", **variables)
+        assert code == 2
+        assert err.startswith("kccl: ") and err.count("\n") == 1
 
 
 def test_a_reader_that_leaves_is_no_error():
@@ -324,31 +351,42 @@ def test_start_is_cheap():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "first"),
-    [
-        (("topo",), "Machine"),
-        (("plan", "barrier"), "barrier of 0 bytes over 2 ranks on host"),
-        (("doctor",), " check"),
-        (("--version",), "kccl "),
-        (("include-dir",), "/"),
-        (("cmake-dir",), "/"),
-        (("bench", "barrier"), "# kccl bench barrier: 2 ranks, backend host"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
+# Commands, and what their output begins with.
+FIRST = {
+    "topo": "Machine",
+    "doctor": " check",
+    "plan barrier": "barrier of 0 bytes over 2 ranks on host",
+    "--version": "kccl ",
+    "include-dir": "/",
+    "cmake-dir": "/",
+    "bench barrier": "# kccl bench barrier: 2 ranks, backend host",
+}
+
+
 @pytest.mark.parametrize("way", long_after(1, ["kccl run", "mpirun"]))
-def test_under_a_launcher_rank_0_prints(arguments, first, way):
+def test_under_a_launcher_rank_0_prints(way):
+    """One job makes the commands after each other; `bench`, the last one, has ranks that meet."""
     if way == "mpirun":
         if not MPIRUN.exists():
             pytest.skip("no mpirun beside this Python")
         launcher = [str(MPIRUN), "-n", "2"]
     else:
         launcher = [sys.executable, "-m", "kccl", "run", "-n", "2", "--"]
-    done = kccl(*arguments, launcher=launcher)
+    program = f"""
+import sys
+from kccl.tools import cli
+sys.exit(any([cli.main(command.split()) for command in {list(FIRST)}]))
+"""
+    done = subprocess.run(
+        [*launcher, sys.executable, "-c", program],
+        # One rank waits in the bench while the other one is the doctor.
+        **{"env": environment(KCCL_FIRST_TIMEOUT="60"), "stdin": subprocess.DEVNULL},
+        **{"capture_output": True, "text": True, "timeout": 100},
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    lines = [line for line in done.stdout.splitlines() if line.startswith(first)]
-    assert len(lines) == 1
+    for first in FIRST.values():
+        lines = [line for line in done.stdout.splitlines() if line.startswith(first)]
+        assert len(lines) == list(FIRST.values()).count(first), (first, done.stdout)
 
 
 def test_run_under_mpirun_is_refused():

@@ -6,6 +6,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -52,7 +53,20 @@ say(rank=comm.rank, lost_at=lost_at, message=str(error), peer=error.peer,
 """
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+# What follows runs on a rank when the launcher has heard of the end of the rank before.
+AFTER_EACH_OTHER = """
+rank = int(os.environ["KCCL_RANK"])
+with open(f"{rank}~", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(f"{rank}~", str(rank))
+while rank > 0 and not os.path.exists(str(rank - 1)):
+    time.sleep(0.01)
+while rank > 0 and os.path.exists("/proc/" + open(str(rank - 1)).read()):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("world_size", long_after(2, [1, 3, 2, 4]))
 def test_ranks_find_each_other(world_size):
     code, facts, err = run(world_size, SUM)
     assert (code, err) == (0, "")
@@ -63,9 +77,24 @@ def test_ranks_find_each_other(world_size):
         assert fact["sum"] == [world_size * (world_size + 1) / 2] * 5
 
 
+def test_ranks_have_the_variables_of_torchrun():
+    """So torch.distributed's init_process_group() needs no arguments but the backend's name."""
+    code, facts, err = run(3, """
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+comm = kccl.init()
+everyone = comm.gather_objects([os.environ[name] for name in names])
+assert comm.launcher == "kccl run"
+say(rank=comm.rank, everyone=everyone)
+""")  # fmt: skip
+    assert code == 0, err
+    everyone = facts[0]["everyone"]
+    port = everyone[0][-1]
+    assert everyone == [[str(r), str(r), "3", "3", "127.0.0.1", port] for r in range(3)]
+    assert 1024 <= int(port) < 65536
+
+
 def test_exit_code_is_the_first_that_is_not_zero():
-    program = "rank = int(os.environ['KCCL_RANK']); time.sleep(rank / 4); sys.exit(3 * rank)"
-    code, _, err = run(3, program)
+    code, _, err = run(3, AFTER_EACH_OTHER + "sys.exit(3 * rank)\n")
     assert code == 3
     assert err.splitlines() == [
         "kccl: rank 1 ended with exit code 3",
@@ -81,7 +110,7 @@ def test_a_signal_is_named():
 
 @pytest.mark.parametrize(
     ("world_size", "victims"),
-    long_after(2, [(2, [0]), (2, [1]), (3, [1]), (4, [0]), (4, [1, 2]), (4, [0, 3])]),
+    long_after(1, [(2, [0]), (2, [1]), (3, [1]), (4, [0]), (4, [1, 2]), (4, [0, 3])]),
 )
 def test_survivors_go_on(world_size, victims):
     code, facts, err = run(world_size, LOST.replace("VICTIMS", str(victims)))
@@ -112,7 +141,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", long_after(2, range(5)))
 def test_kill_leaves_nothing_behind(seed):
     with Job(3, BUSY) as job:
         moment = random.Random(seed)
@@ -133,7 +162,7 @@ def test_kill_leaves_nothing_behind(seed):
     assert eventually(lambda: not traces(pids))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", long_after(2, range(4)))
 def test_ranks_end_with_their_launcher(seed):
     with Job(3, BUSY) as job:
         if seed:
@@ -165,8 +194,8 @@ def test_interrupt_reaches_waiting_ranks_once():
     program = """
 comm = kccl.init()
 comm.barrier()
-say(rank=comm.rank)
 try:
+    say(rank=comm.rank)
     comm.wait(7) if comm.rank == 0 else comm.barrier()
 except KeyboardInterrupt:
     comm.close()
@@ -207,7 +236,8 @@ def test_timeout_option():
     assert "0.5 s have passed: ending rank(s) 0, 1" in err
 
 
-# Rank 1 fails. Rank 0 goes on when it is told to end, and rank 2 ends with a code of its own.
+# Rank 1 fails when the others are ready. Rank 0 goes on when it is told to end, and rank 2 ends
+# with a code of its own.
 FAILS = """
 rank = int(os.environ["KCCL_RANK"])
 if rank == 0:
@@ -215,10 +245,11 @@ if rank == 0:
 if rank == 2:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
 if rank != 1:
-    say(rank=rank)
+    open(f"ready {rank}", "w").close()
     time.sleep(LASTS)
     sys.exit(0)
-time.sleep(0.7)
+while not (os.path.exists("ready 0") and os.path.exists("ready 2")):
+    time.sleep(0.01)
 sys.exit(3)
 """
 
@@ -243,12 +274,14 @@ def test_a_failed_rank_leaves_the_others_alone_else():
 
 def test_ranks_end_in_their_own_time_after_a_signal():
     """--kill-on-error does not shorten their clean-up."""
-    program = """
+    ends = textwrap.indent(AFTER_EACH_OTHER, "    ")
+    program = f"""
 rank = int(os.environ["KCCL_RANK"])
 try:
     say(rank=rank)
     time.sleep(100)
 except KeyboardInterrupt:
+{ends}
     time.sleep(0.5 * rank)
     say(rank=rank)
     sys.exit(5 + rank)
@@ -300,11 +333,7 @@ def test_standard_input_is_rank_0s():
     program = "import os, sys; os.write(1, (os.environ['KCCL_RANK'] + sys.stdin.read()).encode())"
     done = subprocess.run(
         [*LAUNCHER, "-n", "2", "--", sys.executable, "-c", program],
-        env=environment(),
-        input="x",
-        capture_output=True,
-        text=True,
-        timeout=60,
+        **{"env": environment(), "input": "x", "capture_output": True, "text": True, "timeout": 60},
     )
     assert sorted(done.stdout) == ["0", "1", "x"]
 
@@ -312,10 +341,7 @@ def test_standard_input_is_rank_0s():
 def test_command_that_does_not_exist():
     done = subprocess.run(
         [*LAUNCHER, "-n", "2", "--", "/nonexistent/program"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
+        **{"env": environment(), "capture_output": True, "text": True, "timeout": 60},
     )
     assert done.returncode == 2
     assert done.stderr == "kccl: cannot start '/nonexistent/program': No such file or directory\n"

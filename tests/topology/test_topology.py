@@ -176,7 +176,7 @@ def test_records_round_trip(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 99}, rf"format 99, .* reads {topology.FORMAT}"),
+        ({"format": 99}, rf"format 99, .* reads 2 and {topology.FORMAT}"),
         ({"caches": None}, "not iterable"),
         ({"hostname": "secret"}, "hostname"),
         ({"core_to_core_us": [[None]]}, "0 x 0"),

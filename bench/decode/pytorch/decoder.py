@@ -50,8 +50,9 @@ class Weights:
     """One rank's weights on a device.
 
     Attributes:
-        program: Of the model.
-        device, dtype: Of the matrices: the checkpoint's dtype unless another one is given.
+        program: The model's program.
+        device, dtype: Where the matrices are, and their dtype: the checkpoint's, unless another
+            one is given.
         residuals: On this rank: 1, or its lanes.
         merged: Lanes of a matrix: this rank's where they share the residual, else 1.
     """
@@ -65,6 +66,8 @@ class Weights:
         dtype: torch.dtype | None = None,
     ) -> None:
         config = checkpoint.config
+        if config.experts is not None or config.has_sinks or config.swiglu_limit:
+            raise kccl.Error("it has no experts, no attention sinks and no limited gate")
         if config.num_lanes % world_size:
             raise kccl.InvalidArgument(
                 f"world_size is {world_size}, must divide the model's {config.num_lanes} lanes for "
@@ -151,7 +154,7 @@ class Span:
         }
 
     def tensors(self, window: int) -> tuple[Tensor, ...]:
-        """`first_key` and `window` of layers.attention()."""
+        """Returns `first_key` and `window` of layers.attention()."""
         return self._tensors[window]
 
 
@@ -195,7 +198,7 @@ class Decoder:
         self._side = torch.cuda.Stream() if is_overlapped else None
 
     def span(self, start: int, stop: int) -> Span:
-        """What the queries at positions start to stop - 1 read."""
+        """Returns what the queries at positions start to stop - 1 read."""
         return Span(set(self._windows), start, stop, self.device)
 
     def extend(self, ids: Sequence[int], start: int) -> Tensor:
@@ -212,8 +215,8 @@ class Decoder:
 
         Args:
             ids: int64 [positions].
-            position: Of each id, int64 [positions].
-            span: Of these positions.
+            position: The position of each id, int64 [positions].
+            span: The span of these positions.
             pieces: The functions to call; compiled ones may be for one position only.
         """
         w, config = self._w, self.config
@@ -262,7 +265,9 @@ class Decoder:
     def _exchange(
         self, op: Op, out: Tensor, sent: dict[int, tuple[Tensor, Any]]
     ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
-        """What the residual gets, as add_and_norm() takes it, by the rule of model/program.py."""
+        """Returns what the residual gets, as add_and_norm() takes it, by the rule of
+        model/program.py.
+        """
         if op.sends:
             sent[op.module] = out, self._start_sum(out)
         if op.is_blocking:

@@ -30,11 +30,11 @@ class Device(ABC):
 
     @abstractmethod
     def work(self) -> AbstractContextManager[object]:
-        """A context in which all work is enqueued."""
+        """Returns a context in which all work is enqueued."""
 
     @abstractmethod
     def captured(self, step: Step, begin: Step) -> Step:
-        """A function that repeats the work of a step, on tensors at the same places.
+        """Returns a function that repeats the work of a step, on tensors at the same places.
 
         Args:
             step: Enqueues the work.
@@ -47,7 +47,7 @@ class Device(ABC):
 
         Args:
             step: Enqueues the work.
-            count: How often.
+            count: How often the work is repeated.
             meet: Called just before the first step: all ranks start together.
         """
 

@@ -31,7 +31,7 @@ class Heads:
         queries, keys: Heads of each kind.
         head_dim: Elements of a head.
         scale: Multiplies the products of queries and keys.
-        eps: Of the norms of queries and keys.
+        eps: The epsilon of the norms of queries and keys.
         is_interleaved: RoPE turns the pairs (2i, 2i + 1); otherwise (i, i + head_dim / 2).
     """
 
@@ -44,14 +44,14 @@ class Heads:
 
 
 def by_library(x: Tensor, w: Tensor) -> Tensor:
-    """A Product by the vendor's library."""
+    """Returns a Product by the vendor's library."""
     if len(w) == 1:
         return functional.linear(x, w[0])
     return torch.bmm(x, w.transpose(1, 2))
 
 
 def by_compiler(x: Tensor, w: Tensor) -> Tensor:
-    """A Product for one position, which the compiler turns into a loop of its own."""
+    """Returns a Product for one position, which the compiler turns into a loop of its own."""
     return (x.float() * w.float()).sum(-1)[:, None].to(x.dtype)
 
 
@@ -70,12 +70,12 @@ def add_and_norm(
     Args:
         x: The residual, FP32.
         own: A module's output for each lane.
-        scale: Of `own`.
+        scale: The factor of `own`.
         landed: A sum over all lanes. None with `past`: its sum, because this rank has all lanes.
         past: What `landed` has of each lane, which does not receive it.
-        weight: Of the norm.
+        weight: The weights of the norm.
         eps: Added to the mean square.
-        dtype: Of the normalised sum.
+        dtype: The dtype of the normalised sum.
 
     Returns:
         The residual, and the same normalised.
@@ -109,13 +109,13 @@ def attention(
     Args:
         qkv: [lanes, positions, (queries + 2 * keys) * head_dim].
         keys, values: Pages of the cache, [pages, KV heads of all lanes, PAGE, head_dim].
-        position: Of each new token, [positions].
+        position: The position of each new token, [positions].
         first_key: Position of the first page's first entry, a number.
         window: Keys that a query sees, its own included, a number.
         rotation: Cosines and sines of all positions, FP32 [context, head_dim / 2].
         qk_norm: Weights of the norms of queries and keys.
-        bias: Of the rows of `qkv`, FP32; None: it has none.
-        heads: Of a lane.
+        bias: The bias of the rows of `qkv`, FP32; None: it has none.
+        heads: The number of heads of a lane.
 
     Returns:
         [lanes, positions, queries * head_dim].
@@ -165,7 +165,7 @@ def gated(n: Tensor, w13: Tensor, product: Product, bias: Tensor | None = None) 
 
 
 def best(logits: Tensor) -> Tensor:
-    """The largest logit and its index: FP32 [2], which is exact below 2^24."""
+    """Returns the largest logit and its index: FP32 [2], which is exact below 2^24."""
     flat = logits.flatten().float()
     # In parts, because the compiler gives one such search to one block.
     parts = flat.view(math.gcd(flat.numel(), _PARTS), -1)

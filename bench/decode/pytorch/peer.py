@@ -72,7 +72,7 @@ class TorchPeer(Peer):
         self.reset()
 
     def _trial(self, form: str) -> float:
-        """Seconds that some tokens take."""
+        """Returns the seconds that some tokens take."""
         self.form = form
         self._steps.clear()
         self.reset()
@@ -121,7 +121,7 @@ class TorchPeer(Peer):
         self._index.zero_()
 
     def _step_for(self, start: int, stop: int) -> Step:
-        """A step for the positions from start to stop - 1."""
+        """Returns a step for the positions from start to stop - 1."""
         span = self._decoder.span(start, stop)
         if span.key not in self._steps:
             pieces = self._forms[self.form]
@@ -139,7 +139,9 @@ class TorchPeer(Peer):
 
 @cache
 def _compiled_forms() -> dict[str, Pieces]:
-    """The pieces, with products by either. A piece is compiled when a process first calls it."""
+    """Returns the pieces, with products by either. A piece is compiled when a process first calls
+    it.
+    """
     compiled = partial(torch.compile, fullgraph=True, dynamic=False)
     attention = torch.compile(layers.attention, fullgraph=True)
 

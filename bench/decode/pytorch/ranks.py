@@ -22,9 +22,9 @@ class Ranks(ABC):
     """One library's calls. All methods are collective.
 
     Attributes:
-        name: Of the library; "" for one rank.
-        version: Of the library.
-        rank, world_size: Of this process.
+        name: The name of the library; "" for one rank.
+        version: The version of the library.
+        rank, world_size: This process's rank, and the number of ranks.
     """
 
     name: str
@@ -34,22 +34,22 @@ class Ranks(ABC):
 
     @abstractmethod
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over the ranks; x may be overwritten."""
+        """Returns the sum over the ranks; x may be overwritten."""
 
     @abstractmethod
     def gather(self, x: Tensor) -> Tensor:
-        """All ranks' x along a new first axis."""
+        """Returns all ranks' x along a new first axis."""
 
     @abstractmethod
     def of_rank_0(self, value: Any) -> Any:
-        """What rank 0 gives, on all ranks; JSON must represent it."""
+        """Returns what rank 0 gives, on all ranks; JSON must represent it."""
 
     @abstractmethod
     def close(self) -> None:
         """Ends the library. NCCL waits for ever if a graph with its calls is left."""
 
     def best(self, mine: Tensor, first_id: int) -> Tensor:
-        """The id of the largest logit of all ranks: int64 [1].
+        """Returns the id of the largest logit of all ranks: int64 [1].
 
         Args:
             mine: This rank's largest logit and its index; see layers.best().

@@ -1,6 +1,7 @@
 // The engine's blocks and ranks as threads of one process, under a sanitizer, without Python: a
-// small model with delayed messages, prefill, decoding, scores, cancelling. Every number of ranks
-// and blocks must give the same tokens and logits. Exits with 1 if one does not.
+// small model with delayed messages, and a mixture of experts; prefill, decoding, drafts, scores,
+// cancelling. Every number of ranks and blocks must give the same tokens and logits. Exits with 1
+// if one does not.
 //
 // The weights are one block of random numbers, read as they come: only races and bits matter here.
 #include <algorithm>
@@ -13,16 +14,39 @@
 #include "csrc/host/host.h"
 #include "csrc/include/kccl/device_comm.h"
 #include "engine/host/api.h"
+#include "engine/host/compute.h"
 #include "engine/host/products.h"
 
 // core.cpp has the real one, and every kernel of the library.
 extern "C" const char* kccl_host_instruction_set(void) { return "baseline"; }
 
+namespace kccl::engine {
+// Why: compute.cpp asks for the functions of this CPU, and one set under a sanitizer is enough.
+extern const Compute kComputeBaseline;
+#if defined(__x86_64__)
+extern const Compute kComputeV3 = kComputeBaseline;
+extern const Compute kComputeV4 = kComputeBaseline;
+extern const Compute kComputeVnni = kComputeBaseline;
+#endif
+}  // namespace kccl::engine
+
 namespace {
 
 constexpr uint32_t kLanes = 4, kLayers = 4, kHidden = 40, kHeadDim = 6, kHeads = 2, kFfn = 24;
 constexpr uint32_t kVocab = 50, kContext = 96;
+constexpr uint32_t kExperts = 5, kChosen = 2;
 constexpr uint64_t kPage = 4096;
+
+// What draft() proposes: the answer to a prompt of kPrompt ids.
+constexpr uint32_t kPrompt = 36;
+std::vector<int32_t> drafted;
+
+uint32_t draft(void*, const int32_t*, uint32_t num_ids, uint32_t most, int32_t* drafts) {
+    const uint32_t at = num_ids - kPrompt;
+    const uint32_t num = std::min(most, static_cast<uint32_t>(drafted.size()) - at);
+    std::copy_n(drafted.data() + at, num, drafts);
+    return num;
+}
 
 struct Rank {
     KcclState state = {};
@@ -30,6 +54,8 @@ struct Rank {
     KcclHostContext context = {};
     KcclDeviceComm comm = {};
     std::vector<KcclEngineOp> ops;
+    // For each op of experts [expert][lane]: the rank's lanes.
+    std::vector<std::vector<uint16_t>> experts;
     KcclEngineModel model = {};
     KcclEngineTeam team = {};
     uint8_t* window = nullptr;
@@ -46,37 +72,67 @@ uint32_t panels_for(uint32_t rows) { return (rows + 15) / 16; }
 // Where a lane's part of an op's weights begins: every lane and op has its own numbers.
 uint64_t weights_of(uint32_t op, uint32_t lane, uint32_t panels, uint32_t columns) {
     return address_of(weights.data() + op * 977 * 16 +
-                      lane * panels * kccl::engine::panel_elements(columns));
+                      lane * panels * kccl::engine::kRows * 2 * kccl::engine::pairs_for(columns));
 }
 
-void add_ops(Rank& rank, int number) {
+// Copies a rank's lanes of all experts. Returns the address.
+uint64_t experts_of(Rank& rank, int number, uint32_t op, uint32_t panels, uint32_t columns) {
+    const uint32_t first = rank.model.first_lane[number], end = rank.model.first_lane[number + 1];
+    const auto* lane = reinterpret_cast<const uint16_t*>(weights_of(op, 0, panels, columns));
+    const auto* next = reinterpret_cast<const uint16_t*>(weights_of(op, 1, panels, columns));
+    const auto each = static_cast<size_t>(next - lane);
+    std::vector<uint16_t>& own = rank.experts.emplace_back();
+    for (uint32_t expert = 0; expert < kExperts; ++expert) {
+        const uint16_t* of_expert = lane + expert * kLanes * each;
+        own.insert(own.end(), of_expert + first * each, of_expert + end * each);
+    }
+    return address_of(own.data());
+}
+
+void add_ops(Rank& rank, int number, bool is_mixture) {
     const uint32_t first = rank.model.first_lane[number];
     const auto add = [&](KcclEngineOp op, uint32_t panels, uint32_t columns) {
         const auto index = static_cast<uint32_t>(rank.ops.size());
         if (panels != 0) op.weights = weights_of(index, first, panels, columns);
         op.norm = address_of(norms.data());
-        op.own_scale = 1;
-        if (op.kind != kKcclEngineOut && op.kind != kKcclEngineDown) op.module = op.receives = -1;
+        op.rule.own_scale = 1;
+        if (op.kind != kKcclEngineOut && op.kind != kKcclEngineDown &&
+            op.kind != kKcclEngineExpertDown) {
+            op.module = op.rule.receives = -1;
+        }
         rank.ops.push_back(op);
     };
     add({.kind = kKcclEngineEmbed}, 0, 0);
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
         const auto exchange = [&](uint32_t kind, int module) {
             // Delay 1: module n's messages land at n + 2. The first two sum at once.
-            const bool is_early = module < 2;
-            return KcclEngineOp{.kind = kind,
-                                .layer = layer,
-                                .module = module,
-                                .receives = is_early ? -1 : module - 2,
-                                .is_blocking = is_early,
-                                .sends = module + 2 < static_cast<int>(2 * kLayers)};
+            const bool is_early = is_mixture || module < 2;
+            return KcclEngineOp{
+                .kind = kind,
+                .layer = layer,
+                .module = static_cast<uint32_t>(module),
+                .rule = {.own_scale = 1,
+                         .receives = is_early ? -1 : module - 2,
+                         .is_blocking = is_early,
+                         .sends = !is_mixture && module + 2 < static_cast<int>(2 * kLayers)}};
         };
         add({.kind = kKcclEngineQkv, .layer = layer}, panels_for(4 * kHeadDim), kHidden);
         add({.kind = kKcclEngineAttend, .layer = layer, .window = layer == 0 ? 7u : 0u}, 0, 0);
         add(exchange(kKcclEngineOut, static_cast<int>(2 * layer)), panels_for(kHidden),
             kHeads * kHeadDim);
-        add({.kind = kKcclEngineGateUp, .layer = layer}, 2 * panels_for(kFfn), kHidden);
-        add(exchange(kKcclEngineDown, static_cast<int>(2 * layer + 1)), panels_for(kHidden), kFfn);
+        const auto mlp = static_cast<int>(2 * layer + 1);
+        if (!is_mixture) {
+            add({.kind = kKcclEngineGateUp, .layer = layer}, 2 * panels_for(kFfn), kHidden);
+            add(exchange(kKcclEngineDown, mlp), panels_for(kHidden), kFfn);
+            continue;
+        }
+        add({.kind = kKcclEngineRouter, .layer = layer}, 0, 0);
+        auto op = static_cast<uint32_t>(rank.ops.size());
+        rank.ops.back().weights = weights_of(op, 0, panels_for(kExperts), kHidden);
+        add({.kind = kKcclEngineExpertGateUp, .layer = layer}, 0, 0);
+        rank.ops.back().weights = experts_of(rank, number, ++op, 2 * panels_for(kFfn), kHidden);
+        add(exchange(kKcclEngineExpertDown, mlp), 0, 0);
+        rank.ops.back().weights = experts_of(rank, number, ++op, panels_for(kHidden), kFfn);
     }
     add({.kind = kKcclEngineFinal}, 0, 0);
     add({.kind = kKcclEngineHead}, 0, 0);
@@ -84,7 +140,8 @@ void add_ops(Rank& rank, int number) {
 }
 
 struct World {
-    World(int world_size, uint32_t num_blocks) : ranks(static_cast<size_t>(world_size)) {
+    World(int world_size, uint32_t num_blocks, bool is_mixture)
+        : ranks(static_cast<size_t>(world_size)) {
         const KcclSizes sizes = {1, 1, 32, 0, 64, 1024, 256};
         const KcclLayout layout = kccl::layout(static_cast<uint64_t>(world_size), sizes, kPage);
         std::vector<uint64_t> windows, own;
@@ -96,7 +153,8 @@ struct World {
                 model.first_panel[i] = panels_for(kVocab) * i / world_size;
                 model.first_row[i] = kVocab * i / world_size;
             }
-            add_ops(rank, r);
+            rank.experts.reserve(2 * kLayers);
+            add_ops(rank, r, is_mixture);
             model.num_ops = static_cast<uint32_t>(rank.ops.size());
             model.num_layers = kLayers;
             model.num_lanes = model.num_residuals = kLanes;
@@ -106,10 +164,19 @@ struct World {
             model.kv_heads = 1;
             model.ffn = kFfn;
             model.head_dim = kHeadDim;
+            model.embedding_row_bytes = 2 * kHidden;
             model.vocab_size = kVocab;
             model.num_head_groups = 1;
             model.context = kContext;
-            model.rounds_messages = 1;
+            model.num_slots = 1;
+            model.rounds_messages = !is_mixture;
+            if (is_mixture) {
+                model.num_residuals = 1;
+                model.num_in_flight = 0;
+                model.num_experts = kExperts;
+                model.num_chosen = kChosen;
+                model.normalises_choice = 1;
+            }
             model.norm_eps = 1e-5f;
             model.attention_scale = 0.4f;
             model.ops = address_of(rank.ops.data());
@@ -183,37 +250,37 @@ struct World {
     std::vector<KcclEngine*> engines;
 };
 
-}  // namespace
-
-int main() {
-    std::mt19937 rng(1);
-    std::normal_distribution<float> normal(0, 0.15f);
-    weights.resize(1 << 19);
-    for (uint16_t& each : weights) {
-        const float value = normal(rng);
-        uint32_t bits;
-        memcpy(&bits, &value, sizeof(bits));
-        each = static_cast<uint16_t>(bits >> 16);
-    }
+// Tells whether all numbers of ranks and blocks give the same.
+bool is_right(bool is_mixture) {
+    const uint32_t in_layer = is_mixture ? 6 : 5;
     const std::vector<int32_t> ids = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
                                       13, 14, 15, 16, 17, 18, 1,  2,  3,  4,  5,  6,
                                       7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18};
+    if (ids.size() != kPrompt) World::fail("the prompt has another length");
     std::vector<int32_t> tokens;
     std::vector<float> logits;
     bool is_wrong = false;
     const int shapes[][2] = {{1, 1}, {1, 3}, {2, 2}, {3, 1}, {4, 1}};
     for (const auto& [world_size, num_blocks] : shapes) {
-        World world(world_size, static_cast<uint32_t>(num_blocks));
+        World world(world_size, static_cast<uint32_t>(num_blocks), is_mixture);
         KcclEngineRequest request = {};
         request.task = kKcclEngineGenerate;
         request.num_ids = static_cast<uint32_t>(ids.size());
         request.ids = address_of(ids.data());
         request.max_tokens = 25;
-        request.temperature = 1;
-        request.top_p = 1;
-        request.repetition_penalty = 1;
+        request.sampling.temperature = 1;
+        request.sampling.top_p = 1;
+        request.sampling.repetition_penalty = 1;
         const std::vector<int32_t> found = world.run(request, 25);
         const std::vector<int32_t> cut = world.run(request, 7);
+        // Every third token is guessed wrong.
+        drafted = found;
+        for (size_t i = 0; i < drafted.size(); i += 3) drafted[i] = 0;
+        request.most_drafts = 5;
+        request.drafter = reinterpret_cast<uint64_t>(&draft);
+        const std::vector<int32_t> same = world.run(request, 25);
+        if (same != found) World::fail("drafts give other tokens");
+        request.most_drafts = 0;
         std::vector<float> scores(ids.size() * kVocab);
         request.task = kKcclEngineScore;
         request.out = address_of(scores.data());
@@ -225,9 +292,9 @@ int main() {
         std::vector<float> traced(ids.size() * kLanes * kHidden);
         request.task = kKcclEngineTrace;
         request.out = address_of(traced.data());
-        for (const uint32_t op : {3u, kLayers * 5 + 1, kLayers * 5 + 2}) {
+        for (const uint32_t op : {3u, kLayers * in_layer + 1, kLayers * in_layer + 2}) {
             request.stop_op = op;
-            if (op > kLayers * 5 + 1) traced.resize(ids.size() * kVocab);
+            if (op > kLayers * in_layer + 1) traced.resize(ids.size() * kVocab);
             request.out = address_of(traced.data());
             world.run(request, 1);
         }
@@ -242,6 +309,23 @@ int main() {
             is_wrong = true;
         }
     }
+    return !is_wrong;
+}
+
+}  // namespace
+
+int main() {
+    std::mt19937 rng(1);
+    std::normal_distribution<float> normal(0, 0.15f);
+    weights.resize(1 << 19);
+    for (uint16_t& each : weights) {
+        const float value = normal(rng);
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof(bits));
+        each = static_cast<uint16_t>(bits >> 16);
+    }
+    bool is_wrong = false;
+    for (const bool is_mixture : {false, true}) is_wrong |= !is_right(is_mixture);
     if (is_wrong) return 1;
     printf("all results are the same\n");
 }

@@ -10,7 +10,8 @@
 
 #include "csrc/host/host.h"
 
-constexpr uint64_t kItemBytes[kKcclNumDtypes] = {4, 8, 2, 2, 4, 8};
+constexpr uint64_t kItemBytes[kKcclNumDtypes] = {4, 8, 2, 2, 4, 8, 1, 2, 1,
+                                                 2, 4, 8, 1, 1, 1, 8, 16};
 
 __attribute__((format(printf, 2, 3))) inline void check(bool is_right, const char* format, ...) {
     if (is_right) return;
@@ -25,7 +26,7 @@ __attribute__((format(printf, 2, 3))) inline void check(bool is_right, const cha
 
 namespace oracle {
 
-inline bool is_integer(int dtype) { return dtype == kKcclInt32 || dtype == kKcclInt64; }
+inline bool is_integer(int dtype) { return dtype >= kKcclInt32 && dtype <= kKcclInt16; }
 
 // A hash of three small numbers (splitmix64's finaliser).
 inline uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
@@ -35,17 +36,19 @@ inline uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
     return x >> 32;
 }
 
-// Element i of a rank's input: small, so that results fit bfloat16; for avg a multiple of the
-// divisor.
+// Element i of a rank's input: small, so that results fit bfloat16; for avg a multiple of every
+// number of ranks up to 4.
 inline int input(int op, uint64_t seed, int rank, uint64_t i, int world_size) {
     const int number = static_cast<int>(mix(seed, static_cast<uint64_t>(rank), i) % 9) - 4;
     if (op == kKcclProd) return number < 0 ? -2 : 1;
-    return op == kKcclAvg ? number * world_size : number;
+    check(world_size <= 4, "%d ranks: an average is exact for at most 4", world_size);
+    return op == kKcclAvg ? number * 12 : number;
 }
 
-inline int reduced(int op, uint64_t seed, uint64_t i, int world_size) {
-    int result = input(op, seed, 0, i, world_size);
-    for (int rank = 1; rank < world_size; ++rank) {
+// The reduction of element i of `num_terms` ranks, from `first` on.
+inline int reduced(int op, uint64_t seed, uint64_t i, int world_size, int first, int num_terms) {
+    int result = input(op, seed, first, i, world_size);
+    for (int rank = first + 1; rank < first + num_terms; ++rank) {
         const int next = input(op, seed, rank, i, world_size);
         if (op == kKcclProd) {
             result *= next;
@@ -57,10 +60,10 @@ inline int reduced(int op, uint64_t seed, uint64_t i, int world_size) {
             result += next;
         }
     }
-    return op == kKcclAvg ? result / world_size : result;
+    return op == kKcclAvg ? result / num_terms : result;
 }
 
-// Writes a small integer as an element.
+// Writes a small integer as an element of a float or a signed integer.
 inline void encode(uint8_t* to, int dtype, int value) {
     const float as_float = static_cast<float>(value);
     const double as_double = value;
@@ -76,8 +79,7 @@ inline void encode(uint8_t* to, int dtype, int value) {
         case kKcclFloat64: std::memcpy(to, &as_double, 8); return;
         case kKcclFloat16: std::memcpy(to, &as_float16, 2); return;
         case kKcclBfloat16: std::memcpy(to, &as_bfloat16, 2); return;
-        case kKcclInt32: std::memcpy(to, &value, 4); return;
-        default: std::memcpy(to, &as_int64, 8); return;
+        default: std::memcpy(to, &as_int64, kItemBytes[dtype]); return;
     }
 }
 

@@ -4,8 +4,7 @@
 //
 //     dtypes.h    kDtypes: the element types that the kernels were compiled for
 //     kernels.h   kKernels: every kernel that the host has
-//                 kAlgorithms: those of them among which a plan chooses, with their collectives,
-//                 each of which has a file in collectives/
+//                 kAlgorithms: those of them among which a plan chooses, with what they move
 //
 // Kernels for GPUs only stay out: the simulator runs those. A kernel is one block here, so
 // grid_sync waits for nobody.
@@ -15,6 +14,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <thread>
@@ -43,7 +43,7 @@ constexpr uint64_t kShortNs = 30'000'000;
 void matrix(const Rank& rank) {
     uint64_t seed = 0;
     for (const Algorithm& algorithm : kAlgorithms) {
-        algorithm.collective.matrix(rank, algorithm.kernel, algorithm.needs_floats, seed);
+        matrix_of(rank, algorithm, seed);
     }
 }
 
@@ -54,7 +54,7 @@ void mixture(const Rank& rank, int num_calls, uint64_t seed) {
         const int channel = int(oracle::mix(seed, 2, 0) % kNumChannels);
         const uint64_t num_bytes = 8 + oracle::mix(seed, 3, 0) % (2 * kStagingBytes);
         if (oracle::mix(seed, 4, rank.comm.rank) % 4 == 0) std::this_thread::yield();
-        algorithm.collective.any_call(rank, algorithm.kernel, num_bytes, channel, seed);
+        any_call(rank, algorithm, num_bytes, channel, seed);
     }
 }
 
@@ -82,6 +82,47 @@ void ring(World& world, Rank& rank) {
         check(received == sent, "rank %d got back other bytes than it put", rank.comm.rank);
         // Nobody puts the next turn's bytes before all have read this turn's.
         call(rank, kKcclBarrierDirect, {nullptr, nullptr, 0, 0, 0});
+    }
+}
+
+// Parts with lengths of their own: some are empty, some fill a slot of packets, some take rounds.
+void parts(const Rank& rank) {
+    constexpr uint64_t kPartLengths[] = {0, 8, 40, kPacketBytes, 400, 3 * kStagingBytes};
+    const int world_size = rank.comm.world_size, me = rank.comm.rank;
+    const auto byte = [](uint64_t turn, int from, int to, uint64_t i) {
+        return uint8_t(oracle::mix(turn * 64 + uint64_t(from * 8 + to), 5, i));
+    };
+    for (uint64_t turn = 0; turn < 24; ++turn) {
+        const auto length = [&](int from, int to) {
+            return kPartLengths[oracle::mix(turn, uint64_t(from), uint64_t(to)) %
+                                std::size(kPartLengths)];
+        };
+        Arguments moved;
+        std::vector<uint8_t> in, want;
+        for (int peer = 0; peer < world_size; ++peer) {
+            moved.sends.push_back(length(me, peer));
+            moved.receives.push_back(length(peer, me));
+            for (uint64_t i = 0; i < length(me, peer); ++i) in.push_back(byte(turn, me, peer, i));
+            for (uint64_t i = 0; i < length(peer, me); ++i) want.push_back(byte(turn, peer, me, i));
+        }
+        std::vector<uint8_t> out(want.size());
+        moved.input = in.data();
+        moved.output = out.data();
+        call(rank, kKcclAllToAllParts, moved);
+        check(out == want, "the parts of turn %zu are wrong on rank %d", size_t(turn), me);
+        Arguments summed;
+        summed.dtype = kDtypes[0];
+        summed.sends.resize(world_size);
+        for (int peer = 0; peer < world_size; ++peer) summed.sends[peer] = length(0, peer);
+        summed.receives.assign(world_size, summed.sends[me]);
+        uint64_t all = 0;
+        for (const uint64_t bytes : summed.sends) all += bytes;
+        std::vector<uint8_t> x(all), result(summed.sends[me], 0xff);
+        summed.input = x.data();
+        summed.output = result.data();
+        call(rank, kKcclReduceScatterParts, summed);
+        check(result == std::vector<uint8_t>(result.size()), "a sum of zeros is wrong on rank %d",
+              me);
     }
 }
 
@@ -176,8 +217,10 @@ void probes() {
 
 }  // namespace
 
-int main() {
-    for (int world_size = 2; world_size <= 4; ++world_size) {
+// The largest world size may be given; it is 4 otherwise.
+int main(int argc, char** argv) {
+    const int most_ranks = argc > 1 ? std::atoi(argv[1]) : 4;
+    for (int world_size = 2; world_size <= most_ranks; ++world_size) {
         World wide(world_size, 32);
         wide.run([](Rank& rank) { matrix(rank); });
         wide.run([](Rank& rank) { mixture(rank, 300, 1000); });
@@ -185,8 +228,10 @@ int main() {
         World narrow(world_size, 4);
         narrow.run([](Rank& rank) { mixture(rank, 300, 2000); });
         narrow.run(exchanges);
+        narrow.run(parts);
         for (const Algorithm& algorithm : kAlgorithms) {
-            if (algorithm.collective.waits_for_all) late_rank(world_size, algorithm.kernel);
+            const bool waits_for_all = !algorithm.moves || algorithm.moves->waits_for_all;
+            if (waits_for_all) late_rank(world_size, algorithm.kernel);
         }
         abort_of_rank_0(world_size);
     }

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -85,6 +86,7 @@ struct Arguments {
     int channel = 0;
     int dtype = 0;
     int op = 0;
+    std::vector<uint64_t> sends = {}, receives = {};  // of kernels of parts
 };
 
 inline KcclHostOp bind(const Rank& rank, int kernel, const Arguments& arguments) {
@@ -98,6 +100,8 @@ inline KcclHostOp bind(const Rank& rank, int kernel, const Arguments& arguments)
     op.call.channel = arguments.channel;
     op.call.dtype = static_cast<uint32_t>(arguments.dtype);
     op.call.op = static_cast<uint32_t>(arguments.op);
+    std::copy(arguments.sends.begin(), arguments.sends.end(), op.call.sends);
+    std::copy(arguments.receives.begin(), arguments.receives.end(), op.call.receives);
     check(kccl_host_bind(&op) == 0, "kernel %d has no dtype %d, op %d", kernel, op.call.dtype,
           op.call.op);
     return op;

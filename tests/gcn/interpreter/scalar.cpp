@@ -1,4 +1,9 @@
 // Scalar instructions, and those that change what runs next.
+#include <stdio.h>
+
+#include <algorithm>
+#include <string>
+
 #include "machine.h"
 #include "wave.h"
 
@@ -62,6 +67,14 @@ void shifted_add(Wave& w, In in) {
 uint32_t extract(uint32_t a, uint32_t b) {
     const uint32_t num = b >> 16 & 127, bits = a >> (b & 31);
     return num >= 32 ? bits : bits & ((1u << num) - 1);
+}
+
+// As extract(), with the last bit as the sign.
+uint32_t extract_signed(uint32_t a, uint32_t b) {
+    const uint32_t found = extract(a, b), num = b >> 16 & 127;
+    if (num == 0 || num >= 32) return num == 0 ? 0 : found;
+    const uint32_t sign = 1u << (num - 1);
+    return (found ^ sign) - sign;
 }
 
 int32_t as_signed(uint32_t value) { return static_cast<int32_t>(value); }
@@ -201,6 +214,7 @@ void add_scalar_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
         binary32<[](U a, U b) { return (static_cast<U>(as_signed(a) >> (b & 31))); }, true>);
     add("s_bfm_b32", binary32<[](U a, U b) { return ((1u << (a & 31)) - 1) << (b & 31); }>);
     add("s_bfe_u32", binary32<extract, true>);
+    add("s_bfe_i32", binary32<extract_signed, true>);
     add("s_pack_ll_b32_b16", binary32<[](U a, U b) { return (a & 0xffff) | b << 16; }>);
     add("s_and_b64", binary64<[](UU a, UU b) { return a & b; }>);
     add("s_or_b64", binary64<[](UU a, UU b) { return a | b; }>);
@@ -269,6 +283,24 @@ void add_scalar_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
     flow("s_memrealtime",
          [](Wave& w, In in) { w.set_scalar64(in.at[0], w.machine->realtime(w.now)); });
     flow("s_memtime", [](Wave& w, In in) { w.set_scalar64(in.at[0], w.machine->cycles(w.now)); });
+    flow("s_getreg_b32", [](Wave& w, In in) {
+        // Each block has a compute unit to itself, and blocks go to the dies in turn.
+        char name[16];
+        unsigned first, bits;
+        const std::string line(in.line);
+        const char* const text = line.c_str() + std::min(line.find("hwreg("), line.size());
+        if (sscanf(text, "hwreg(HW_REG_%15[A-Z_], %u, %u)", name, &first, &bits) != 3) {
+            throw Error("not a field of a hardware register");
+        }
+        U place = 0;
+        if (name == std::string_view("XCC_ID"))
+            place = static_cast<U>(w.block->die % kDies);
+        else if (name == std::string_view("HW_ID"))
+            place = w.block->number / kDies << 8;  // the unit's first bit
+        else
+            throw Error("unknown hardware register");
+        w.set_scalar(in.at[0], place >> first & ((1u << bits) - 1));
+    });
     flow("s_set_gpr_idx_on", [](Wave& w, In in) {
         w.index = w.scalar(in.at[0]) & 0xff;
         w.indexes_source = in.at[1].text.find("SRC0") != std::string_view::npos;

@@ -25,7 +25,7 @@ MUTATIONS = (
         STUCK,
         Edit(
             "include/kccl/sentinel.cuh",
-            "return payload == kArmed ? payload - 1 : payload;",
+            "return payload == kArmed ? payload >> 1 : payload;",
             "return payload;",
         ),
     ),

@@ -63,7 +63,7 @@ MUTATIONS = (
         INVALID,
         Edit(
             "include/kccl/payload.cuh",
-            "(platform::kCpu || stride % kPayloadElements<T> == 0)",
+            "(platform::kCpu || stride % kUnitElements<T> == 0)",
             "true",
         ),
     ),

@@ -59,8 +59,8 @@ MUTATIONS = (
         Edit(LAUNCH, _WAITS, ""),
         Edit(
             LAUNCH,
-            "void begin_call(KcclKernel last) {",
-            "void begin_call(KcclKernel last) { if (is_launch_) mem::await_kernels_before();",
+            "void begin_call(uint32_t last) {",
+            "void begin_call(uint32_t last) { if (is_launch_) mem::await_kernels_before();",
         ),
     ),
     *(_without_wait(kernel, "one-sided dependents") for kernel in ("put", "get", "signal", "wait")),

@@ -2,8 +2,8 @@
 at once, sums whose rounding depends on the order of the ranks, seldom used words, and failures.
 """
 
+from sim_failures import KINDS_OF_USERS
 from sim_machine import (
-    ALL_KINDS,
     BARRIER,
     BROADCAST,
     BROADCAST_PUSH,
@@ -142,7 +142,7 @@ _OF_EXCHANGES = (LL16, "grid_exchange", LL16, "grid_exchange", LL16, "grid_sync"
 # Each kind comes before a failure, and after it. Only the calls of users' kernels can be too long.
 _OF_ALL_KINDS = (
     *(SCATTER, "signal", GATHER, PUSH, SENTINEL, "wait", LL16, "put", LOCAL_EXCHANGE),
-    *(kind for kind in ALL_KINDS if kind not in ("grid_sync", "grid_exchange")),
+    *(kind for kind in KINDS_OF_USERS if kind not in ("grid_sync", "grid_exchange")),
     *(SCATTER, SENTINEL, GATHER, PUSH, LOCAL_EXCHANGE, LL16, BARRIER),
 )
 _MAY_FAIL = {**NARROW, "ends_when_stuck": False, "num_channels": 3}

@@ -13,7 +13,7 @@ from .mutation import (
 )
 
 CHANNEL = "include/kccl/channel.cuh"
-COLLECTIVES = "include/kccl/collectives.cuh"
+COLLECTIVES = "include/kccl/one_call.cuh"
 EXCHANGE = "include/kccl/grid_exchange.cuh"
 GRID = "include/kccl/grid.cuh"
 LATCH = "include/kccl/failure_latch.cuh"

@@ -2,7 +2,8 @@
 
 from .mutation import ACCEPTED_CALL, OPENED_TWICE, RACE, STALE, STUCK, TWO_WRITERS, Edit, bug
 
-COLLECTIVES = "include/kccl/collectives.cuh"
+CALL = "include/kccl/one_call.cuh"
+IN_KERNELS = "include/kccl/collectives/{}.cuh"
 COOP = "include/kccl/coop.cuh"
 GRID = "include/kccl/grid.cuh"
 WINDOW = "include/kccl/window.cuh"
@@ -104,9 +105,9 @@ MUTATIONS = (
         "longest all_gather",
         TWO_WRITERS,
         Edit(
-            COLLECTIVES,
-            "is_plain = count - 1 < most;",
-            "is_plain = count - 1 <= most;",
+            CALL,
+            "count * sizeof(T) - 1 < channel.max_bytes()",
+            "(count - 1) * sizeof(T) <= channel.max_bytes()",
         ),
     ),
     *(
@@ -115,7 +116,11 @@ MUTATIONS = (
             f"{collective} takes its message to be one element shorter",
             f"longest {collective}",
             TWO_WRITERS | ACCEPTED_CALL,
-            Edit(COLLECTIVES, f"fits{fits}", f"fits{fits.replace('count', 'count - 1')}"),
+            Edit(
+                IN_KERNELS.format(collective),
+                f"fits{fits}",
+                f"fits{fits.replace('count', 'count - 1')}",
+            ),
         )
         for collective, fits in (
             ("all_reduce", "<T, Op>(channel, kKcclAllReduceOneShotLl16, count)"),
@@ -124,23 +129,14 @@ MUTATIONS = (
         )
     ),
     bug(
-        "grid_ar_unsynced",
-        "an all_reduce of a grid ends without a sync of the blocks",
+        "grid_unsynced",
+        "a call of a grid ends without a sync of the blocks",
         "collectives of grids",
         RACE,
         Edit(
-            COLLECTIVES,
-            (
-                "        all_reduce<T, Op>(opened, out + slice.begin, in + slice.begin, "
-                "slice.count);\n"
-                "    }\n"
-                "    return grid_sync(comm);"
-            ),
-            (
-                "        return all_reduce<T, Op>(opened, out + slice.begin, in + "
-                "slice.begin, slice.count);\n"
-                "    }"
-            ),
+            CALL,
+            "        make(opened, slice);\n    }\n    return grid_sync(comm);",
+            "        return make(opened, slice);\n    }",
         ),
     ),
     bug(
@@ -149,25 +145,9 @@ MUTATIONS = (
         "collectives of grids",
         STALE,
         Edit(
-            COLLECTIVES,
-            (
-                "in + slice.begin, slice.count, count);\n"
-                "    }\n"
-                "    return grid_sync(comm);\n"
-                "}\n"
-                "\n"
-                "template <class T>\n"
-                "KCCL_DEVICE Status all_gather(Grid"
-            ),
-            (
-                "in + slice.begin, slice.count, slice.count);\n"
-                "    }\n"
-                "    return grid_sync(comm);\n"
-                "}\n"
-                "\n"
-                "template <class T>\n"
-                "KCCL_DEVICE Status all_gather(Grid"
-            ),
+            IN_KERNELS.format("reduce_scatter"),
+            "in + slice.begin, slice.count, count);",
+            "in + slice.begin, slice.count, slice.count);",
         ),
     ),
     bug(
@@ -176,9 +156,9 @@ MUTATIONS = (
         "collectives of grids",
         STALE,
         Edit(
-            COLLECTIVES,
-            "opened, out + slice.begin, in + slice.begin, slice.count, root);",
-            "opened, out + slice.begin, in, slice.count, root);",
+            IN_KERNELS.format("broadcast"),
+            "channel, out + slice.begin, in + slice.begin, slice.count, root);",
+            "channel, out + slice.begin, in, slice.count, root);",
         ),
     ),
     bug(
@@ -187,7 +167,7 @@ MUTATIONS = (
         "barriers of grids",
         RACE,
         Edit(
-            COLLECTIVES,
+            IN_KERNELS.format("barrier"),
             (
                 "    const Status before = grid_sync(comm);\n"
                 "    if (before != kKcclOk) return before;\n"
@@ -201,7 +181,7 @@ MUTATIONS = (
         "barriers of grids",
         RACE,
         Edit(
-            COLLECTIVES,
+            IN_KERNELS.format("barrier"),
             (
                 "    if (platform::block_in_grid() == 0) barrier(block(), comm);\n"
                 "    return grid_sync(comm);"
@@ -218,7 +198,7 @@ MUTATIONS = (
         "barriers of grids",
         RACE,
         Edit(
-            COLLECTIVES,
+            IN_KERNELS.format("barrier"),
             "if (platform::block_in_grid() == 0) barrier(block(), comm);",
             ("if (platform::block_in_grid() == 0) barrier<mem::Order::kRelaxed>(block(), comm);"),
         ),

@@ -150,8 +150,8 @@ MUTATIONS = (
         WRONG | TWO_WRITERS,
         Edit(
             "include/kccl/payload.cuh",
-            "(count + kPayloadElements<T> - 1) / kPayloadElements<T>",
-            "count / kPayloadElements<T>",
+            "(count + kUnitElements<T> - 1) / kUnitElements<T>",
+            "count / kUnitElements<T>",
         ),
     ),
     bug(
@@ -161,7 +161,7 @@ MUTATIONS = (
         WRONG,
         Edit(
             "include/kccl/payload.cuh",
-            "if (i * kPayloadElements<T> + k < count) mem::store_plain",
+            "if (num_elements<T>(i) + k < count) mem::store_plain",
             "mem::store_plain",
         ),
     ),

@@ -17,7 +17,16 @@ from sim_machine import (
     TWO_SHOT_SENTINEL,
 )
 
-from . import dependent_programs, edge_programs, grid_programs
+from . import (
+    dependent_programs,
+    edge_programs,
+    expert_programs,
+    grid_programs,
+    message_programs,
+    move_programs,
+    part_programs,
+    posting_programs,
+)
 from .program import NARROW, Program
 
 
@@ -186,6 +195,11 @@ PROGRAMS = {
     **grid_programs.PROGRAMS,
     **edge_programs.PROGRAMS,
     **dependent_programs.PROGRAMS,
+    **move_programs.PROGRAMS,
+    **part_programs.PROGRAMS,
+    **message_programs.PROGRAMS,
+    **expert_programs.PROGRAMS,
+    **posting_programs.PROGRAMS,
     "reductions": Program(_reductions(LL16), 3, (LL16,), NARROW),
     # The staging has room for 256 elements.
     "pushes": Program(_reductions(PUSH, (2, 250, 37, 256, 0, 500, 1, 75)), 3, (PUSH,), NARROW),

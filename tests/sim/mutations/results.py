@@ -20,14 +20,18 @@ MUTATIONS = (
         STALE,
         Edit(
             SCATTER,
-            "const uint64_t reduced = reduce_payloads<T, Op>(payloads, channel.world_size());",
+            "(reduced, units, kUnit, channel.world_size(), op);",
+            "(reduced, turned, kUnit, channel.world_size(), op);",
+        ),
+        Edit(
+            SCATTER,
+            "uint64_t reduced[kUnit];",
             (
-                "uint64_t turned[kMaxRanks<WORLD_SIZE>];\n"
+                "uint64_t reduced[kUnit];\n"
+                "        uint64_t turned[kMaxRanks<WORLD_SIZE> * kUnit];\n"
                 "        for (int k = 0; k < channel.world_size(); ++k) {\n"
-                "            turned[k] = payloads[channel.receiver(k)];\n"
-                "        }\n"
-                "        const uint64_t reduced = "
-                "reduce_payloads<T, Op>(turned, channel.world_size());"
+                "            turned[k] = units[channel.receiver(k)];\n"
+                "        }"
             ),
         ),
     ),

@@ -154,8 +154,8 @@ MUTATIONS = (
         STALE,
         Edit(
             REDUCE,
-            "platform::copy_bytes(elements, &payloads[rank * STRIDE], 8);",
-            "platform::copy_bytes(elements, &payloads[(world_size - rank) * STRIDE], 8);",
+            "platform::copy_bytes(elements, &payloads[rank * stride], sizeof(result));",
+            "platform::copy_bytes(elements, &payloads[(world_size - rank) * stride], 8);",
         ),
     ),
     bug(

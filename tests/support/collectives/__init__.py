@@ -1,9 +1,11 @@
 """What the tests know of each collective: one file each, found in this folder by its name.
 
 A file has
+    MOVES         which data goes where (moves.py); None for barrier.
     HAS_CHUNKS    whether x has a chunk for each rank.
     AWAITED       a rank for which all others wait, if the root is 0.
-    want          (inputs, rank, *, op, root) -> a rank's right result, with one dimension.
+    want          (inputs, rank, *, op, root) -> a rank's right result, with one dimension; None if
+                  it has none. Where no root is taken, `root` is a number that varies the call.
     call          (comm, x, *, op, root, **keywords) -> the result of the call on this rank.
     fake          (comm, ...) -> None: the call of bench_world.FakeComm, as the benches make it.
     on_simulator  (script, actor, ...) -> the result: a call of all ranks, for sim_programs.Script,

@@ -2,6 +2,7 @@
 
 import sim_rows
 
+MOVES = None
 HAS_CHUNKS = False
 AWAITED = 1
 

@@ -1,7 +1,11 @@
 """broadcast, as the tests know it: see collectives/__init__.py."""
 
 import sim_rows
+from moves import Moves
 
+MOVES = Moves(
+    lambda rank, world_size, root: [(range(root, root + 1), 0)], takes="root", is_in_place=True
+)
 HAS_CHUNKS = False
 AWAITED = 0
 

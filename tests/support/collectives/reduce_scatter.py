@@ -2,7 +2,11 @@
 
 import oracle
 import sim_rows
+from moves import Moves
 
+MOVES = Moves(
+    lambda rank, world_size, peer: [(range(world_size), rank)], has_chunks=True, reduces=True
+)
 HAS_CHUNKS = True
 AWAITED = 1
 

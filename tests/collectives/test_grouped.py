@@ -1,0 +1,166 @@
+"""Collectives of more than 8 ranks on the host; tests/support/groups.py has their results. The same
+checks at 8 ranks or fewer.
+"""
+
+import numpy as np
+import oracle
+import pytest
+from groups import check_all, check_reductions, check_to_root_and_lower
+from long import long_after
+
+import kccl
+from kccl import topology
+from kccl.base import dtypes
+from kccl.plan.ops import ops_of
+
+INTERLEAVED = tuple(tuple(range(first, 12, 3)) for first in range(3))
+UNEVEN_AND_MIXED = ((0, 2, 4, 6, 8), (1, 3, 9), (5,), (7, 10))
+
+
+@pytest.mark.parametrize("world_size", long_after(1, [9, 16, *range(1, 9), *range(10, 16)]))
+def test_every_collective(world_size):
+    kccl.run_threads(check_all, world_size, timeout=60)
+
+
+@pytest.mark.parametrize("groups", long_after(0, [(UNEVEN_AND_MIXED,), (INTERLEAVED,)]))
+def test_groups_whose_ranks_are_not_consecutive(monkeypatch, groups):
+    monkeypatch.setattr(topology.placement, "groups", lambda *_: groups)
+    kccl.run_threads(check_all, sum(map(len, groups)), timeout=60)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name", long_after(2, ["bfloat16", "int64", "float64", "float8_e4m3fn", "complex64"])
+)
+def test_types_and_operators(name):
+    def main(comm):
+        for op in oracle.ops_of(name):
+            check_reductions(comm, name, op)
+            check_to_root_and_lower(comm, name, op)
+
+    kccl.run_threads(main, 12, timeout=60)
+
+
+@pytest.mark.long
+def test_every_form_has_its_steps_for_every_type_and_operator():
+    def main(comm):
+        for dtype in dtypes.ALL:
+            x = np.ones(18, dtypes.to_numpy(dtype))
+            for op in ops_of(dtype):
+                for name in ("all_reduce", "reduce_scatter", "reduce", "scan"):
+                    for algorithm in comm.algorithms(name):
+                        getattr(comm, name).prepare(x, op=op, algorithm=algorithm)
+
+    kccl.run_threads(main, 9, timeout=60)
+
+
+def test_a_prepared_call_and_a_repeated_one():
+    def main(comm):
+        x = np.empty(5, np.float32)
+        op = comm.all_reduce.prepare(x)
+        assert op.plan.name == "all_reduce_grouped_whole"
+        barrier = comm.barrier.prepare(channel=2)
+        for number in range(50):
+            x[:] = comm.rank + number
+            assert (op() == 45 + 10 * number).all() and op() is x
+            x[:] = 1
+            assert (comm.all_reduce(x) == 10).all()
+            barrier()
+        assert op.time(5, warmup=2).shape == (5,)
+        assert comm.all_reduce(np.empty(0, np.float32)).size == 0
+
+    kccl.run_threads(main, 10, timeout=60)
+
+
+def test_channels_do_not_mix():
+    def main(comm):
+        for channel in (3, 0, 1, 3, 2):
+            x = np.full(9, comm.rank, np.int32)
+            assert (comm.all_reduce(x, channel=channel) == 36).all()
+
+    kccl.run_threads(main, 9, timeout=60)
+
+
+def test_put_and_get_reach_every_rank():
+    def main(comm):
+        window, size = comm.window(comm.world_size * 8), comm.world_size
+        comm.barrier()
+        for peer in range(size):
+            comm.put(np.array([100 * comm.rank + peer]), peer, window, 8 * comm.rank)
+        comm.barrier()
+        found = np.frombuffer(window.local, np.int64)
+        assert (found == 100 * np.arange(size) + comm.rank).all()
+        peer = (comm.rank + 8) % size
+        taken = comm.get(np.zeros(size, np.int64), peer, window)
+        assert (taken == 100 * np.arange(size) + peer).all()
+        comm.barrier()
+        for refused in (lambda: comm.signal(0), comm.wait, comm.device_comm):
+            with pytest.raises(kccl.InvalidArgument, match=r"for at most 8 ranks.*comm\.split"):
+                refused()
+        comm.barrier()
+
+    kccl.run_threads(main, 10, timeout=60)
+
+
+@pytest.mark.long
+def test_64_ranks():
+    def main(comm):
+        x = np.array([comm.rank, 1], np.int32)
+        assert comm.all_reduce(x).tolist() == [64 * 63 // 2, 64]
+        assert (comm.all_gather(np.array([comm.rank])).ravel() == np.arange(64)).all()
+        assert comm.broadcast(np.array([comm.rank]), 37) == [37]
+        assert (comm.all_to_all(np.full(64, comm.rank)) == np.arange(64)).all()
+        assert comm.scan(np.array([comm.rank])) == [comm.rank * (comm.rank + 1) // 2]
+        got = comm.gather(np.array([comm.rank]), 37)
+        assert got is None if comm.rank != 37 else (got.ravel() == np.arange(64)).all()
+
+    kccl.run_threads(main, 64, timeout=60)
+
+
+def test_what_a_plan_explains():
+    def main(comm):
+        return comm.plan("all_reduce", 8, "float32").explain()
+
+    told = kccl.run_threads(main, 12)[7]
+    assert "over 12 ranks on host" in told
+    assert "2 groups of 6 ranks. Rank 7 is in the group 6-11 and in the team across groups" in told
+    assert "step 1: all_reduce_one_shot_ll16 in the group (6 ranks, 8 bytes)" in told
+    assert "step 2: all_reduce_one_shot_ll16 across groups (2 ranks, 8 bytes)" in told
+
+
+@pytest.mark.parametrize(
+    ("preferred", "world_size", "chosen"),
+    [
+        ("all_reduce_grouped_divided", 9, "all_reduce_grouped_divided"),
+        # A form that cannot run, and a kernel, which the teams' steps then have.
+        ("all_reduce_grouped_divided", 11, "all_reduce_grouped_whole"),
+        ("all_reduce_one_shot_sentinel", 9, "all_reduce_grouped_whole"),
+    ],
+)
+def test_kccl_algorithm_names_forms_too(monkeypatch, preferred, world_size, chosen):
+    monkeypatch.setenv("KCCL_ALGORITHM", preferred)
+
+    def main(comm):
+        assert (comm.all_reduce(np.ones(20, np.float32)) == world_size).all()
+        return comm.plan("all_reduce", 80, "float32").explain()
+
+    for told in kccl.run_threads(main, world_size, timeout=60):
+        _, choice, *others = told.splitlines()
+        assert choice.startswith(f"  {chosen}: ")
+        is_preferred = chosen == preferred
+        assert ("KCCL_ALGORITHM prefers it" in choice) == is_preferred
+        assert ("KCCL_ALGORITHM prefers another" in others[0]) == is_preferred
+        assert preferred in told
+
+
+def test_kccl_algorithm_that_does_not_exist(monkeypatch):
+    monkeypatch.setenv("KCCL_ALGORITHM", "ring")
+    wanted = "KCCL_ALGORITHM is 'ring', must be one of .*all_reduce_grouped_divided"
+    with pytest.raises(kccl.InvalidArgument, match=wanted):
+        kccl.run_threads(lambda comm: None, 9)
+
+
+@pytest.mark.parametrize("backend", ["sim", "cuda"])
+def test_other_backends_have_no_groups(backend):
+    with pytest.raises(kccl.InvalidArgument, match="world_size is 9, must be between 1 and 8"):
+        kccl.run_threads(lambda comm: None, 9, backend=backend)

@@ -1,0 +1,250 @@
+"""send, recv, isend, irecv and group on the simulator, which runs the code of GPUs."""
+
+import numpy as np
+import pytest
+
+import kccl
+
+# Bytes that packets take whole, one more than a step of packets, and several chunks.
+LENGTHS = (0, 1, 8, 1001, 4081, 70000)
+
+
+def run(main, world_size=2, **options):
+    return kccl.run_threads(main, world_size, backend="sim", **options)
+
+
+def data(nbytes, sender, number=0):
+    return np.random.default_rng([nbytes, sender, number]).integers(0, 256, nbytes, np.uint8)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
+def test_messages_of_any_length_come_in_order(world_size):
+    """Around a ring; rank 0 sends first. Other calls stand between."""
+
+    def main(comm):
+        right, left = (comm.rank + 1) % world_size, (comm.rank - 1) % world_size
+        for number, nbytes in enumerate(LENGTHS if world_size < 4 else LENGTHS[:4]):
+            x, y = data(nbytes, comm.rank, number), np.zeros(nbytes, np.uint8)
+            if comm.rank == 0:
+                assert comm.send(x, right) is None
+            assert comm.recv(y, left) is y
+            if comm.rank != 0:
+                comm.send(x, right)
+            assert (y == data(nbytes, left, number)).all()
+            if number % 2:
+                assert comm.all_reduce(np.ones(3, np.float32))[0] == world_size
+
+    run(main, world_size, seed=world_size)
+
+
+def test_a_message_needs_nobody_else():
+    def main(comm):
+        for number in range(5):
+            if comm.rank == 0:
+                comm.send(data(9000, 0, number), 2)
+            elif comm.rank == 2:
+                assert (comm.recv(np.zeros(9000, np.uint8), 0) == data(9000, 0, number)).all()
+        # Rank 1 has made no call yet.
+        return float(comm.all_reduce(np.ones(1, np.float32))[0])
+
+    assert run(main, 3) == [3] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "complex128", "bool", "U3", "M8[s]"])
+def test_elements_of_any_type(dtype):
+    def main(comm):
+        x = np.arange(7).astype(dtype) if dtype != "M8[s]" else np.arange(7).view(dtype)
+        if comm.rank == 0:
+            comm.send(x, 1)
+        else:
+            assert (comm.recv(np.empty(7, dtype), 0) == x).all()
+
+    run(main)
+
+
+def test_four_short_messages_are_buffered():
+    def main(comm):
+        for _ in range(7):
+            for value in (1, 2, 3, 4):
+                comm.send(np.full(4, value), comm.rank)
+            for value in (1, 2, 3, 4):
+                assert (comm.recv(np.zeros(4, int), comm.rank) == value).all()
+
+    run(main, 1)
+
+
+@pytest.mark.parametrize("nbytes", [100, 60000])
+def test_a_group_is_made_together(nbytes):
+    """All to all, to itself too, long enough that one by one they would wait for each other."""
+
+    def main(comm):
+        ranks = range(comm.world_size)
+        got = [np.zeros(nbytes, np.uint8) for _ in ranks]
+        for number in range(2):
+            with comm.group():
+                for peer in ranks:
+                    comm.send(data(nbytes, comm.rank, 10 * peer + number), peer)
+                    comm.recv(got[peer], peer)
+                assert not got[0].any() or number
+            for peer in ranks:
+                assert (got[peer] == data(nbytes, peer, 10 * comm.rank + number)).all()
+
+    run(main, 3)
+
+
+def test_several_messages_of_a_pair_in_a_group():
+    def main(comm):
+        peer = 1 - comm.rank
+        got = [np.zeros(500 * number, np.uint8) for number in range(4)]
+        with comm.group():
+            for number, y in enumerate(got):
+                comm.send(data(y.size, comm.rank, number), peer)
+            with comm.group():
+                for y in got:
+                    comm.recv(y, peer)
+        assert all((y == data(y.size, peer, number)).all() for number, y in enumerate(got))
+
+    run(main)
+
+
+def test_an_exception_drops_a_group():
+    def main(comm):
+        peer = 1 - comm.rank
+        with pytest.raises(KeyError), comm.group():
+            comm.send(np.zeros(3), peer)
+            raise KeyError
+        with comm.group():
+            comm.send(np.full(3, comm.rank), peer)
+            y = comm.recv(np.zeros(3, int), peer)
+        assert (y == peer).all()
+
+    run(main)
+
+
+def test_begun_messages_are_issued_by_the_next_wait():
+    def main(comm):
+        peer = 1 - comm.rank
+        x, y, z = data(50000, comm.rank), np.zeros(50000, np.uint8), np.zeros(2)
+        requests = comm.isend(x, peer), comm.irecv(y, peer), comm.isend(np.ones(2), peer)
+        assert not any(each.is_done for each in requests) and requests[1].source is None
+        last = comm.irecv(z, peer)
+        assert last.wait() is z and z[1] == 1
+        assert all(each.is_done and each.test() for each in requests)
+        assert requests[1].wait() is y and (y == data(50000, peer)).all()
+        assert (requests[1].source, requests[1].tag) == (peer, 0)
+        assert requests[0].source is None
+        # A call behind them comes behind them.
+        first = comm.isend(np.full(1, 1), peer)
+        with comm.group():
+            comm.send(np.full(1, 2), peer)
+            got = [comm.recv(np.zeros(1, int), peer) for _ in range(2)]
+        assert first.is_done and [int(each[0]) for each in got] == [1, 2]
+
+    run(main)
+
+
+def test_prepared_messages():
+    def main(comm):
+        x, y = np.zeros(3000), np.zeros(3000)
+        op = comm.recv.prepare(y, 0) if comm.rank else comm.send.prepare(x, 1)
+        assert op.plan.name == ("recv" if comm.rank else "send")
+        for number in range(6):
+            x[:] = number
+            assert op() is (y if comm.rank else None)
+            assert comm.rank == 0 or (y == number).all()
+
+    run(main)
+
+
+def test_channels_keep_messages_apart():
+    def main(comm):
+        if comm.rank == 0:
+            comm.send(np.full(2, 1), 1, channel=1)
+            comm.send(np.full(2, 2), 1)
+        else:
+            assert comm.recv(np.zeros(2, int), 0)[0] == 2
+            assert comm.recv(np.zeros(2, int), 0, channel=1)[0] == 1
+
+    run(main)
+
+
+REFUSED = {
+    "tag": (lambda comm, x: comm.send(x, 0, tag=3), r"tag is 3, must be 0 on backend sim, .* tags"),
+    "tag of recv": (lambda comm, x: comm.irecv(x, 0, 5), "tag is 5, must be 0 .* host backend has"),
+    "any": (lambda comm, x: comm.recv(x), "peer is None, must be a rank on backend sim, .* host"),
+    "no peer": (lambda comm, x: comm.send(x, None), "peer is None"),
+    "far peer": (lambda comm, x: comm.isend(x, 2), "peer is 2, must be between 0 and 1"),
+    "channel": (lambda comm, x: comm.send(x, 0, channel=9), "channel is 9"),
+    "stream": (lambda comm, x: comm.send(x, 0, stream=1), "host memory has no streams"),
+    "strided": (lambda comm, x: comm.recv(x[::2], 0), "contiguous"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused_changes_nothing(what):
+    call, text = REFUSED[what]
+
+    def main(comm):
+        x = np.zeros(4)
+        with pytest.raises(kccl.InvalidArgument, match=text):
+            call(comm, x)
+        comm.send(x, comm.rank)
+        comm.recv(x, comm.rank)
+
+    run(main)
+
+
+def test_lengths_that_differ_are_named():
+    def main(comm):
+        if comm.rank == 0:
+            comm.send(np.zeros(40, np.uint8), 1)
+        else:
+            comm.recv(np.zeros(48, np.uint8), 0)
+
+    text = r"rank 1: recv, 48 bytes; rank 0: send, 40 bytes"
+    with pytest.raises(kccl.InvalidArgument, match=text):
+        run(main)
+
+
+@pytest.mark.parametrize(
+    ("is_send", "nbytes", "text"),
+    [
+        (False, 8, r"recv on channel 2: peer 1 did not arrive; rank 0 waited for peer 1"),
+        (True, 90000, r"send on channel 2: peer 1 did not arrive; rank 0 waited for peer 1"),
+    ],
+)
+def test_a_peer_that_does_not_come_is_named_and_reset_recovers(is_send, nbytes, text):
+    def main(comm):
+        x = data(nbytes, 0)
+        forgotten = comm.isend(x, 0) if comm.rank else None
+        if comm.rank == 0:
+            comm.timeout = 0.01
+            with pytest.raises(kccl.Timeout, match=text):
+                (comm.send if is_send else comm.recv)(x, 1, channel=2)
+        comm.reset()
+        if comm.rank:
+            with pytest.raises(kccl.Error, match=r"reset\(\) has dropped this send of"):
+                forgotten.wait()
+        for channel in (2, 0):
+            with comm.group():
+                comm.send(x, 1 - comm.rank, channel=channel)
+                y = comm.recv(np.zeros_like(x), 1 - comm.rank, channel=channel)
+            assert (y == x).all()
+
+    run(main)
+
+
+def test_survivors_send_to_each_other():
+    def main(comm):
+        comm.send(np.zeros(1), (comm.rank + 1) % 3)
+        comm.recv(np.zeros(1), (comm.rank - 1) % 3)
+        if comm.rank == 1:
+            comm.close()
+            return
+        smaller = comm.shrink()
+        with smaller.group():
+            smaller.send(np.full(9000, comm.rank), 1 - smaller.rank)
+            y = smaller.recv(np.zeros(9000, int), 1 - smaller.rank)
+        assert (y == 2 - comm.rank).all()
+
+    run(main, 3)

@@ -1,0 +1,133 @@
+"""aarch64: the C++ programs of the tests under QEMU, and the instructions that order memory.
+
+QEMU on x86 shows no weak memory. The simulator does; here the assembly shows that each order of
+mem.cuh has its instruction. tests/house/test_wheels.py compiles the whole core.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import aarch64
+import pytest
+import test_engine_core
+from compilers import cxx
+from source_tree import ROOT, replace_once
+from test_sanitizers import build_program
+
+import kccl
+
+# A store and a load that order, also of one of the extensions; as patterns.
+RELEASES, ACQUIRES, FENCE, ACQUIRE_FENCE = "stlr", "ldap?r", r"dmb\tish", r"dmb\tishld"
+# (what mem.cuh is asked for, the instructions of it in their order).
+ACCESSES = {
+    "store<Order::kRelaxed, Scope::kSystem>(word, value);": ["str"],
+    "store<Order::kRelease, Scope::kSystem>(word, value);": [RELEASES],
+    "store<Order::kRelease, Scope::kSystem>(wide, uint64_t{value});": [RELEASES],
+    "store_shared(word, value);": [RELEASES],
+    "use(load<Order::kRelaxed, Scope::kSystem>(word));": ["ldr"],
+    "use(load<Order::kAcquire, Scope::kSystem>(word));": [ACQUIRES],
+    "use(load<Order::kAcquire, Scope::kSystem>(wide));": [ACQUIRES],
+    "use(load_shared(word));": [ACQUIRES],
+    "fence<Order::kAcquire, Scope::kSystem>();": [ACQUIRE_FENCE],
+    "fence<Order::kRelease, Scope::kSystem>();": [FENCE],
+    "fence<Order::kAcqRel, Scope::kSystem>();": [FENCE],
+    "fence<Order::kSeqCst, Scope::kSystem>();": [FENCE],
+    "add<Order::kRelease, Scope::kSystem>(word, value);": ["ldxr", "stlxr"],
+    "use(add_shared(word, value));": ["ldaxr", "stlxr"],
+    # The second half orders what the peer did before, or does after it.
+    "store_packet<Scope::kSystem>(packet, {{1, 2}});": ["str", RELEASES],
+    "const Packet p = load_packet<Scope::kSystem>(packet); use(p.half[0] + p.half[1]);": [
+        "ldr",
+        ACQUIRES,
+    ],
+    # What comes before and after a release or an acquire stays there.
+    "*plain = value; store<Order::kRelease, Scope::kSystem>(word, value);": ["str", RELEASES],
+    "use(load<Order::kAcquire, Scope::kSystem>(word) + *plain);": [ACQUIRES, "ldr"],
+    "*plain = value; fence<Order::kRelease, Scope::kSystem>(); "
+    "store<Order::kRelaxed, Scope::kSystem>(word, value);": ["str", FENCE, "str"],
+    "poll_pause();": ["isb"],
+}
+
+
+def assembly_of(bodies: list[str], folder: Path) -> list[str]:
+    """The assembly of functions with these bodies, compiled as the core is."""
+    text = "#include <kccl/mem.cuh>\nusing namespace kccl;\nusing namespace kccl::mem;\n"
+    for number, body in enumerate(bodies):
+        text += (
+            f'extern "C" uint64_t f{number}(uint32_t* word, uint64_t* wide, uint32_t* plain, '
+            "Packet* packet, uint32_t value) {\n    uint64_t used = value;\n"
+            "    [[maybe_unused]] const auto use = [&](uint64_t given) { used = given; };\n"
+            f"    {body}\n    return used;\n}}\n"
+        )
+    source, target = folder / "accesses.cpp", folder / "accesses.s"
+    source.write_text(text)
+    command = [*aarch64.CXX, "-std=c++20", "-O2", f"-I{kccl.include_dir()}", "-S", source]
+    done = subprocess.run([*command, "-o", target], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^f\d+:(.*?)^\.Lfunc_end", target.read_text(), re.M | re.S)
+    assert len(found) == len(bodies)
+    return found
+
+
+@pytest.fixture(scope="module")
+def assembly(tmp_path_factory):
+    bodies = list(ACCESSES)
+    return dict(zip(bodies, assembly_of(bodies, tmp_path_factory.mktemp("mem")), strict=True))
+
+
+@pytest.mark.parametrize("body", ACCESSES)
+def test_each_order_has_its_instruction(body, assembly):
+    wanted = ACCESSES[body]
+    memory = re.compile(r"^\t(ld\w+|st\w+|dmb\t\w+|isb)", re.M)
+    found = memory.findall(assembly[body])
+    assert len(found) == len(wanted), assembly[body]
+    for instruction, pattern in zip(found, wanted, strict=True):
+        assert re.fullmatch(pattern, instruction), assembly[body]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_engine_gives_the_bits_of_this_machine(tmp_path):
+    """With NEON on one; test_engine_core.py compares the other's instruction sets."""
+    flags, build = ["-O2", "-DONLY_BASELINE"], test_engine_core.build
+    sources = test_engine_core.sources_of_compute(["compute_baseline"])
+    own = (cxx(),)
+    objects = test_engine_core.known_or_compiled(own, tmp_path / "here", sources, flags)
+    here = test_engine_core.link(own, objects, flags, tmp_path / "program")
+    done = aarch64.run(build(aarch64.CXX, tmp_path / "there", sources, flags), "few sizes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    bits = test_engine_core.run(here, "few sizes").stdout.split()[-1]
+    assert done.stdout.split() == ["baseline", bits]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_engines_blocks_and_ranks_as_threads(tmp_path):
+    sources = test_engine_core.sources_of_threads()
+    done = aarch64.run(test_engine_core.build(aarch64.CXX, tmp_path, sources, ["-O2"]))
+    assert (done.stdout, done.stderr) == ("all results are the same\n", "")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_kernel_of_the_host(tmp_path):
+    most_ranks = "2"
+    program = build_program(aarch64.CXX, tmp_path, ["-O1"], ("float32", "float16"))
+    done = aarch64.run(program, most_ranks)
+    assert (done.stdout, done.stderr) == ("all results are right\n", "")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_ranks_on_cpus(tmp_path):
+    program = tmp_path / "example"
+    command = [*aarch64.CXX, "-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    text = (ROOT / "examples/cpp/all_reduce_cpu.cpp").read_text()
+    # Under QEMU, threads that poll wait long for each other, the longer the more there are.
+    for right, fewer in (("kRanks = 4;", "kRanks = 2;"), ("kSteps = 100;", "kSteps = 10;")):
+        text = replace_once(text, right, fewer, "all_reduce_cpu.cpp")
+    source = tmp_path / "example.cpp"
+    source.write_text(text)
+    subprocess.run([*command, f"-I{kccl.include_dir()}", source, "-o", program], check=True)
+    assert aarch64.run(program).stdout == "2 ranks: 10 sums of 1000 floats are right\n"

@@ -1,0 +1,63 @@
+"""Programs that show planted bugs of messages."""
+
+from sim_machine import LL16
+from sim_messages import MESSAGE_BYTES, SEND_RECV
+
+from kccl.base import abi
+
+from .program import NARROW, Program
+
+# A pipe has room for packets with 240 bytes of a message, and for chunks of some 3 KiB.
+_PIPES = {**NARROW, "message_bytes": MESSAGE_BYTES, "num_channels": 4}
+_LENGTHS = (0, 5, 300, 240, 12000, 9, 7000)
+
+
+def _ring(script):
+    """Around and back; rank 0 sends first, so nobody waits in vain. A call of all in between."""
+    script.begin(threads=2 * script.machine.warp_size)
+    ranks = script.world_size
+    for nbytes in _LENGTHS * 2:
+        for step in (1, -1):
+            for sender in range(0, step * ranks, step):
+                script.message(0, sender % ranks, (sender + step) % ranks, nbytes)
+        script.all_reduce(0, LL16, 2)
+
+
+def _bursts(script):
+    """A long message, and then for most of a period of epochs only short ones."""
+    script.begin(threads=script.machine.warp_size)
+    for _ in range(3):
+        script.message(0, 0, 1, 7000)
+        for number in range(9):
+            script.message(0, 0, 1, number)
+
+
+def _grouped(script):
+    """Each rank exchanges messages with both neighbours in one call, which has several blocks."""
+    script.begin(threads=script.machine.warp_size, blocks=8, style="calls")
+    ranks = script.world_size
+    for nbytes in (6000, 3, 20000):
+        pairs = [(rank, (rank + step) % ranks) for rank in script.ranks for step in (1, -1)]
+        script.messages(0, [(*pair, nbytes) for pair in pairs])
+
+
+def _differing(script):
+    script.begin(threads=2 * script.machine.warp_size)
+    script.messages(0, [(0, 1, 40)], expected=48)
+
+
+PROGRAMS = {
+    SEND_RECV: Program(_ring, 3, (SEND_RECV, LL16), _PIPES),
+    "bursts of messages": Program(_bursts, 2, (SEND_RECV,), _PIPES),
+    "grouped messages": Program(
+        _grouped, 3, (SEND_RECV,), {**_PIPES, "num_channels": 1, "blocks_per_channel": 4}
+    ),
+    "a message of another length": Program(
+        _differing,
+        2,
+        (SEND_RECV,),
+        _PIPES,
+        right="failed_call",
+        statuses=(abi.lib.kKcclCallsDiffer, abi.lib.kKcclAborted),
+    ),
+}

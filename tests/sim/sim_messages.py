@@ -1,0 +1,82 @@
+"""The calls of a sim_programs.Script that are messages between two ranks, and their row of the
+matrix.
+"""
+
+from sim_rows import num_bytes
+
+from kccl.base.abi import MAX_WORLD_SIZE
+
+SEND_RECV = "send_recv"
+# The least that the layout allows. The pipes are short, so a long message takes many steps.
+MESSAGE_BYTES = 32768
+# Bytes that one step always takes, so that a rank may send to itself and then receive.
+_BUFFERED = 48
+
+
+class Messages:
+    """One of Script's base classes, with these calls."""
+
+    def messages(self, actor, those, *, shifts=(0, 0), expected=None):
+        """A call of each rank that has a message in `those`, with all of its messages.
+
+        Args:
+            those: (sender, receiver, bytes) of each.
+            expected: Bytes that receivers believe to get, if it is not what is sent.
+        """
+        calls = {}
+        for sender, receiver, nbytes in those:
+            values = self.random_bytes(max(nbytes, expected or 0))[sender]
+            at = self.place(sender, values[:nbytes], is_written=False, shift=shifts[0])
+            length = nbytes if expected is None else expected
+            what = f"message of {nbytes} bytes from rank {sender}"
+            out = self.place(receiver, values[:length], is_written=True, shift=shifts[1], what=what)
+            _add(calls, sender, "sends", "send_from", receiver, nbytes, self.address(sender, at))
+            _add(
+                *(calls, receiver, "receives", "receive_to", sender, length),
+                self.address(receiver, out),
+            )
+        for rank, fields in calls.items():
+            self.call(actor, rank, SEND_RECV, **fields)
+
+    def message(self, actor, sender, receiver, nbytes, **options):
+        """One message, in a call of each of the two ranks."""
+        if sender != receiver:
+            self.messages(actor, [(sender, receiver, nbytes)], **options)
+            return
+        values = self.random_bytes(nbytes)[sender]
+        at = self.place(sender, values, is_written=False)
+        out = self.place(sender, values, is_written=True, what="a rank's message to itself")
+        for place, fields in ((at, ("sends", "send_from")), (out, ("receives", "receive_to"))):
+            calls = {}
+            _add(calls, sender, *fields, sender, nbytes, self.address(sender, place))
+            self.call(actor, sender, SEND_RECV, **calls[sender])
+
+
+def _add(calls, rank, lengths, addresses, peer, nbytes, address):
+    fields = calls.setdefault(rank, {"messages": 0})
+    bit = peer + (MAX_WORLD_SIZE if lengths == "receives" else 0)
+    assert not fields["messages"] >> bit & 1
+    fields["messages"] |= 1 << bit
+    for name, value in ((lengths, nbytes), (addresses, address)):
+        fields.setdefault(name, [0] * MAX_WORLD_SIZE)[peer] = value
+
+
+def _row(script, actors, size, rng):
+    """Messages of random pairs. Each rank takes part in them in one order, so nobody waits in
+    vain; the others go on.
+    """
+    ranks = script.world_size
+    most = num_bytes(size)
+    for _ in range(1 if most > 4096 else 2):
+        lengths = rng.choice([0, most // 3, most - most // 5, most], ranks)
+        pairs = rng.integers(0, ranks, (ranks, 2))
+        shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
+        for actor in actors:
+            for (sender, receiver), nbytes in zip(pairs.tolist(), lengths.tolist(), strict=True):
+                if sender != receiver:
+                    script.message(actor, sender, receiver, nbytes, shifts=shifts)
+                else:
+                    script.message(actor, sender, sender, min(nbytes, _BUFFERED))
+
+
+ROWS = {SEND_RECV: _row}

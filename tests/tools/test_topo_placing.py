@@ -1,0 +1,68 @@
+"""`kccl topo`: places ranks and blocks on any machine, and refuses what has no effect."""
+
+import pytest
+
+from kccl import topology
+from kccl.tools import cli
+
+
+@pytest.fixture
+def topo(capsys):
+    """Runs the command: (exit code, stdout, stderr)."""
+    return lambda *arguments: (cli.main(["topo", *arguments]), *capsys.readouterr())
+
+
+def test_ranks_are_placed_on_the_machine_that_is_shown(topo, tmp_path, monkeypatch):
+    """Not on this machine's cores."""
+    code, shown, _ = topo("--machine", "intel-xeon-gold-6242-32-cores", "-n", "24")
+    assert code == 0
+    assert "group 12-17 on cpu16, cpu17, cpu18, cpu19, cpu20, cpu21; rank 12 leads" in shown
+    assert "0.21 us in the layout 'topology', 0.32 us in the layout 'flat': a prediction" in shown
+    path = tmp_path / "machine.json"
+    path.write_text(topology.recorded()["intel-xeon-gold-6242-32-cores"].to_json())
+    assert topo("--from", str(path), "-n", "24")[1] == shown
+    flat = topo("--from", str(path), "-n", "24", "--layout", "flat")[1]
+    assert "group 0-7" in flat and "group 12-17" not in flat
+    # As `kccl run` would place them.
+    monkeypatch.setenv("KCCL_LAYOUT", "flat")
+    assert topo("--from", str(path), "-n", "24")[1] == flat
+    monkeypatch.undo()
+    # A machine of which the GPUs are known: a GPU each.
+    shown = topo("--machine", "h200-2x8", "-n", "16")[1]
+    assert "group 0-7 on node0/gpu0, node0/gpu1" in shown
+
+
+def test_blocks_are_placed(topo):
+    shown = topo("--machine", "mi300x-8", "--place", "grid_sync", "--lanes", "8")[1]
+    assert "gpu0/iod3/xcd7: 38 blocks, lane 7, polls gpu0/iod3; block 7 leads" in shown
+    flat = topo("--machine", "mi300x-8", "--place", "grid_sync", "--layout", "flat")[1]
+    assert "grid_sync of 304 blocks, layout 'flat'" in flat
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        *(
+            (("--machines", *given), f"{given[0]} is for one machine, and --machines lists them")
+            for given in (
+                ("--plot", "f.png"),
+                ("--probe",),
+                ("-n", "2"),
+                ("--cpus", "2"),
+                ("--place", "publish"),
+            )
+        ),
+        (("--cpus", "2"), "--cpus is for a probe of this machine's CPUs"),
+        (("--machine", "h200-2", "--cpus", "2"), "--cpus is for a probe"),
+        (("--machine", "h200-2", "--probe"), "--probe measures this machine: leave out --machine"),
+        (("--lanes", "2"), "--lanes is for --place"),
+        (("--machine", "h200-2", "--place", "publish", "--lanes", "0"), "lanes is 0, must be 1 to"),
+        (("--layout", "flat"), "--layout is for -n or --place"),
+        (("--machine", "pcie-2", "-n", "3"), "-n is 3, must be 1 to 2"),
+        (("-n", "2", "--layout", "copies"), "--layout is 'copies', must be one of topology, flat"),
+        (("--machine", "intel-xeon-2-cores", "--place", "publish"), "has no GPU"),
+    ],
+)
+def test_what_has_no_effect_is_refused(topo, arguments, told):
+    code, _, complaint = topo(*arguments)
+    assert code == 2 and told in complaint

@@ -1,0 +1,160 @@
+"""Placement of a kernel's blocks: flags, leaders, copies, lanes; and wrong layouts are found."""
+
+from dataclasses import replace
+
+import pytest
+
+from kccl import topology
+from kccl.base import abi
+from kccl.topology import Interleave
+from kccl.topology.layout import LINE_BYTES
+
+MACHINES = topology.recorded()
+ON_GPUS = sorted(name for name in MACHINES if topology.Graph(MACHINES[name]).gpus)
+
+
+def placed(name, pattern="grid_sync", **options):
+    if (
+        topology.Graph(MACHINES[name]).count(
+            topology.Graph(MACHINES[name]).gpus[0].id, "compute_unit"
+        )
+        is None
+    ):
+        options.setdefault("blocks", 148)
+    return topology.place_blocks(MACHINES[name], pattern, **options)
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+@pytest.mark.parametrize("pattern", topology.BLOCK_PATTERNS)
+@pytest.mark.parametrize("layout", topology.BLOCK_LAYOUTS)
+def test_a_layout_on_a_recorded_machine_has_no_faults(name, pattern, layout):
+    try:
+        found = placed(name, pattern, layout=layout, lanes=2)
+    except ValueError as error:
+        # One die has no leaders, and one memory no copies.
+        assert layout in ("leaders", "copies") and "must be one of flat" in str(error)
+        return
+    assert topology.faults(found.layout) == []
+    assert sorted(set(found.lanes)) == [0, 1]
+    assert f"layout {found.layout.name!r}" in found.explain()
+
+
+@pytest.mark.parametrize("pattern", topology.BLOCK_PATTERNS)
+def test_a_placement_repeats(pattern):
+    assert placed("mi300x-8", pattern, lanes=2) == placed("mi300x-8", pattern, lanes=2)
+
+
+def test_one_chip_of_many_dies_has_leaders_and_one_of_two_partitions_is_flat():
+    many = placed("mi300x-8")
+    assert many.layout.name == "leaders" and len(many.layout.leaders) == 8
+    assert many.predicted_us["flat"] > 1.5 * many.predicted_us["leaders"]
+    # What blocks exchange is copied to each I/O die, so that all poll near memory.
+    copies = placed("mi300x-8", "publish").layout
+    assert copies.name == "copies" and len({flag.at for flag in copies.flags}) == 4
+    two = placed("h200-2")
+    assert two.layout.name == "flat"
+    # As measured: the constant is fitted to it.
+    assert two.predicted_us["flat"] == pytest.approx(0.60, rel=0.1)
+
+
+def test_flat_is_the_layout_of_today():
+    """A line for each block, one after another, which all poll: grid.cuh, grid_exchange.cuh."""
+    found = placed("h200-2", layout="flat").layout
+    assert abi.lib.kKcclLineBytes == LINE_BYTES
+    for block, flag in enumerate(found.flags):
+        assert (flag.writer, flag.offset) == (block, block * LINE_BYTES)
+        assert flag.pollers == tuple(range(132))
+
+
+def test_lanes_stay_on_dies():
+    lanes = placed("mi300x-8", lanes=8)
+    for lane in range(8):
+        own = {seat for seat, at in zip(lanes.layout.seats, lanes.lanes, strict=True) if at == lane}
+        assert len(own) == 1
+    halves = placed("h200-2", lanes=2, seats=[0] * 66 + [1] * 66)
+    assert halves.lanes == (0,) * 66 + (1,) * 66
+
+
+def with_flag(layout, number, **changes):
+    flags = list(layout.flags)
+    flags[number] = replace(flags[number], **changes)
+    return replace(layout, flags=tuple(flags))
+
+
+def wrong():
+    """(what is wrong, a part of the sentence that says so, layout)."""
+    good = placed("mi300x-8", layout="leaders").layout
+    first, second = good.flags[0], good.flags[1]
+    yield (
+        "two flags in a line",
+        "a line needs one writer",
+        with_flag(good, 1, at=first.at, offset=first.offset + 64),
+    )
+    leaders = ((good.leaders[0][0], 1), *good.leaders[1:])
+    yield (
+        "a leader on another die",
+        "leads gpu0/iod0/xcd0, and runs on",
+        replace(good, leaders=leaders),
+    )
+    yield (
+        "a flag far from its poller",
+        "near it is",
+        with_flag(good, 1, at="gpu0/iod3", offset=1 << 20),
+    )
+    yield "a flag that nobody polls", "does not hear of", with_flag(good, 0, pollers=())
+    release = next(i for i, flag in enumerate(good.flags) if flag.after)
+    yield "a leader that does not wait", "does not hear of", with_flag(good, release, after=())
+    yield (
+        "a wait for what comes later",
+        "never sees before",
+        with_flag(good, 0, after=(len(good.flags) - 1,)),
+    )
+    slices = placed("mi300x-8", "publish", nbytes=200 * 304).layout
+    later = next(i for i, f in enumerate(slices.flags) if f.writer != slices.flags[0].writer)
+    yield (
+        "slices that overlap",
+        "a line needs one writer",
+        with_flag(slices, later, at=slices.flags[0].at, offset=LINE_BYTES),
+    )
+    assert second.writer != first.writer
+
+
+@pytest.mark.parametrize(
+    ("said", "layout"), [pytest.param(said, made, id=what) for what, said, made in wrong()]
+)
+def test_a_wrong_layout_is_found(said, layout):
+    assert any(said in fault for fault in topology.faults(layout))
+
+
+def test_flags_lie_in_granules_that_a_probe_found():
+    partitions = tuple(f"gpu0/l2_{(i * 7 + i // 3) % 2}" for i in range(256))
+    interleave = Interleave(granule_bytes=256, homes=partitions)
+    found = placed("h200-2", layout="copies", interleave=interleave).layout
+    assert topology.faults(found) == []
+    for flag in found.flags:
+        assert partitions[flag.offset // 256] == flag.at
+    short = Interleave(granule_bytes=256, homes=partitions[:100])
+    with pytest.raises(ValueError, match="too few granules"):
+        placed("h200-2", layout="copies", interleave=short)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("h200-2", {"pattern": "barrier"}, "pattern is 'barrier', must be one of grid_sync"),
+        ("h200-2", {"layout": "near"}, "layout is 'near', must be one of topology"),
+        ("h200-2", {"lanes": 133}, "lanes is 133, must be 1 to 132"),
+        ("h200-2", {"seats": [0, 2]}, "seats has 2 numbers up to 2, must have 132 below 2"),
+        ("intel-xeon-2-cores", {}, "has no GPU"),
+        ("gb200-tray", {}, "compute units is not known: give the blocks"),
+    ],
+)
+def test_what_cannot_be_placed_says_why(name, options, told):
+    with pytest.raises(ValueError, match=told):
+        topology.place_blocks(MACHINES[name], **{"pattern": "grid_sync"} | options)
+
+
+def test_halves_of_l2_are_compared_by_figures_of_one_way_to_measure():
+    """The GPU's own latency is less than that of a half, because another kernel measured it."""
+    found = topology.place_blocks(MACHINES["h100-2"], "grid_sync").predicted_us
+    assert found["copies"] < found["flat"], found

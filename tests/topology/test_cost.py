@@ -1,0 +1,141 @@
+"""The cost model: its constants come from records of H200 GPUs, and hold on others."""
+
+import json
+import re
+
+import pytest
+from source_tree import ROOT
+
+from kccl import topology
+from kccl.plan.tuning import tuning_for
+from kccl.tools import cli
+from kccl.topology import cost
+from kccl.topology.fit import fit
+
+MACHINES = topology.recorded()
+FITTED = {
+    "nvidia-h200_1_make_gpu": "h200-2",
+    "nvidia-h200_2_make_gpu": "h200-2",
+    "nvidia-h200_4_make_gpu": "h200-4",
+}
+OTHERS = {"nvidia-h100_2": "h100-2"}
+
+
+def measured(records):
+    """(machine, call, microseconds) of the library's calls in the records."""
+    for file, machine in records.items():
+        for line in (ROOT / f"bench/records/{file}.jsonl").read_text().splitlines():
+            for row in json.loads(line)["rows"]:
+                known = row["library"] == "kccl" and row["algorithm"] in cost.ALGORITHMS
+                if known and row["mode"] != "eager":
+                    call = topology.Call(
+                        **{"algorithm": row["algorithm"], "nbytes": row["bytes"]},
+                        **{name: row[name] for name in ("world_size", "mode", "complete", "order")},
+                        blocks=row["blocks"] or 1,
+                    )
+                    yield MACHINES[machine], call, row["time_us"]
+
+
+def errors(records):
+    return sorted(
+        abs(topology.predict(machine, call) / us - 1) for machine, call, us in measured(records)
+    )
+
+
+def test_the_constants_are_those_that_the_records_give():
+    rows = [
+        (cost.terms(cost.figures_of(machine, call.world_size), call), us)
+        for machine, call, us in measured(FITTED)
+    ]
+    again = fit(rows, cost.FIXED)
+    assert set(again) == set(cost.CONSTANTS)
+    for name, constant in cost.CONSTANTS.items():
+        assert again[name] == pytest.approx(constant, abs=2e-4), name
+
+
+@pytest.mark.parametrize(("name", "records"), [("H200", FITTED), ("H100", OTHERS)])
+def test_the_errors_are_those_of_the_readme(name, records):
+    found = errors(records)
+    within = sum(error <= cost.ERROR for error in found) / len(found)
+    assert within >= 0.9
+    row = f"| {len(found)} | {within:.0%} | {found[len(found) // 2]:.0%} | {found[-1]:.0%} |"
+    lines = (ROOT / "topology/README.md").read_text().splitlines()
+    assert [line for line in lines if re.match(rf"\| {name}\b.*", line) and line.endswith(row)], row
+
+
+@pytest.mark.parametrize(("machine", "ranks"), [("h200-2", 2), ("h200-4", 4)])
+def test_what_is_ranked_first_is_near_the_measured_choice(machine, ranks):
+    """The tuned kernel is predicted to take at most a tenth more than the first one."""
+    lines = tuning_for("cuda").of(ranks)
+    names = [name for name in cost.ALGORITHMS if name.startswith("all_reduce")]
+    for nbytes in (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20):
+        tuned = next(
+            line.algorithm
+            for line in lines
+            if line.collective == "all_reduce" and nbytes <= (line.up_to_bytes or nbytes)
+        )
+        calls = [topology.Call(algorithm=name, nbytes=nbytes, world_size=ranks) for name in names]
+        found = topology.ranked(MACHINES[machine], calls)
+        times = {call.algorithm: us for us, call in found}
+        assert times[tuned] <= 1.1 * found[0][0], (nbytes, found)
+
+
+@pytest.mark.parametrize("machine", ["mi300x-8", "h200-8", "gb200-tray", "pcie-2"])
+def test_predictions_grow_with_bytes_and_never_beat_the_wire(machine):
+    ranks = min(8, len(topology.Graph(MACHINES[machine]).gpus))
+    figures = cost.figures_of(MACHINES[machine], ranks)
+    for name in cost.ALGORITHMS:
+        times = []
+        for nbytes in (0, 8, 1 << 13, 1 << 20):
+            mode = "in_kernel" if name.startswith("grid") else "graph"
+            call = topology.Call(algorithm=name, nbytes=nbytes, world_size=ranks, mode=mode)
+            if name != "grid_sync":
+                times.append(topology.predict(MACHINES[machine], call))
+        assert times == sorted(times)
+        assert all(us > figures.one_way_us for us in times)
+
+
+def test_what_cannot_be_predicted_says_why():
+    call = topology.Call(algorithm="all_reduce_one_shot_ll16", nbytes=8, world_size=3)
+    with pytest.raises(ValueError, match="3 ranks, must be 1 to 2"):
+        topology.predict(MACHINES["pcie-2"], call)
+    sync = topology.Call(algorithm="grid_sync", nbytes=0, world_size=1, mode="in_kernel")
+    with pytest.raises(ValueError, match="compute units is not known"):
+        topology.predict(MACHINES["pcie-2"], sync)
+    other = topology.Call(algorithm="all_reduce_ring", nbytes=8, world_size=2)
+    with pytest.raises(ValueError, match="all_reduce_ring"):
+        topology.predict(MACHINES["pcie-2"], other)
+
+
+def test_fit_finds_constants_and_refuses_what_it_cannot_tell_apart():
+    rows = [({"a": x, "b": 1.0, "c": 2.0}, 3 * x + 5 + 2.0) for x in (1.0, 2.0, 4.0)]
+    assert fit(rows, {"c": 1.0}) == pytest.approx({"a": 3.0, "b": 5.0, "c": 1.0})
+    with pytest.raises(ValueError, match="do not tell"):
+        fit(rows, {})
+    down = [({"a": x, "b": 1.0}, 10 - x) for x in (1.0, 2.0, 3.0)]
+    assert fit(down, {})["a"] == 0.0
+
+
+def test_plan_predicts_for_a_machine(capsys):
+    def kccl(*arguments):
+        return cli.main(["plan", *arguments]), *capsys.readouterr()
+
+    code, shown, _ = kccl("all_reduce", "--machine", "mi300x-8", "--bytes", "8K")
+    assert code == 0
+    assert shown.startswith("all_reduce of 8,192 bytes over 8 ranks on mi300x-8: a prediction")
+    assert len(re.findall(r"all_reduce_\w+: [\d.]+ us \([\d.]+ to [\d.]+\)", shown)) == 4
+    assert "Estimated: 0.7-1.0 us" in shown
+    assert "KCCL takes all_reduce_one_shot_ll16: " in shown
+    code, shown, _ = kccl("all_reduce", "--machine", "h200-4", "--bytes", "8K", "--dtype", "int32")
+    assert "not all_reduce_one_shot_sentinel: int32 has no bit pattern to spare" in shown
+    assert len(re.findall(r"all_reduce_\w+: [\d.]+ us", shown)) == 2
+    code, shown, _ = kccl("barrier", "--machine", "h200-4", "-n", "2")
+    assert "barrier over 2 ranks" in shown and "Estimated" not in shown
+    for arguments, told in (
+        (("all_reduce", "--machine", "h200-4", "-n", "5"), "5 ranks, must be 1 to 4"),
+        (("gather", "--machine", "h200-4"), "not gather"),
+        (("barrier", "--machine", "h200"), "must be one of"),
+        (("barrier", "--machine", "intel-xeon-2-cores"), "has no GPUs"),
+    ):
+        code, _, complaint = kccl(*arguments)
+        assert code == 2 and told in complaint, complaint

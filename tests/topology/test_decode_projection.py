@@ -1,0 +1,113 @@
+"""The projection of decoding: fitted to H200 records, compared with those of H100 GPUs."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from source_tree import ROOT
+
+from kccl import topology
+from kccl.tools import cli
+
+MACHINES, MODELS = topology.recorded(), topology.models()
+
+
+def measured(gpu):
+    """(model, position, ranks) -> microseconds a token, of the newest record of each."""
+    found = {}
+    for ranks in (1, 2):
+        path = ROOT / f"bench/records/nvidia-{gpu}_{ranks}_decode.jsonl"
+        for line in path.read_text().splitlines():
+            for row in json.loads(line)["rows"]:
+                is_ours = row["library"] == "kccl" and row.get("tok_s") and not row.get("ablated")
+                if is_ours and row["model"] in MODELS:
+                    key = (row["model"], row["position"], row["world_size"])
+                    found[key] = row["us_per_token"]
+    return found
+
+
+@pytest.mark.parametrize(("name", "gpu"), [("H200", "h200"), ("H100", "h100")])
+def test_the_errors_are_those_of_the_readme(name, gpu):
+    machine = MACHINES[f"{gpu}-2"]
+    errors = sorted(
+        abs(topology.predict_token(machine, MODELS[model], position, ranks)[0] / us - 1)
+        for (model, position, ranks), us in measured(gpu).items()
+    )
+    within = sum(error <= topology.DECODE_ERROR for error in errors)
+    row = f"| {len(errors)} | {within} | {errors[len(errors) // 2]:.0%} | {errors[-1]:.0%} |"
+    lines = (ROOT / "topology/README.md").read_text().splitlines()
+    assert [line for line in lines if line.startswith(f"| {name}") and line.endswith(row)], row
+    assert name == "H100" or within == len(errors)
+
+
+def test_shapes_give_the_bytes_that_are_known():
+    # Laneformer 2B reads 4.4435 GB of weights a token, beside keys and values.
+    lane = MODELS["laneformer-2b"]
+    pairs = 15 * 2 * 16 * 96 * 2
+    assert lane.bytes_per_token(0) - pairs == pytest.approx(4.4435e9, rel=1e-4)
+    # Ten of its layers see 2,048 positions only.
+    more = lane.bytes_per_token(4000) - lane.bytes_per_token(3999)
+    assert more == pairs // 3
+    assert MODELS["llama-8b"].bytes_per_token(0) == pytest.approx(15.0e9, rel=0.01)
+
+
+def test_blocking_exchanges_cost_time_and_delayed_ones_none():
+    h200, llama = MACHINES["h200-4"], MODELS["llama-8b"]
+    late = replace(llama, is_delayed=True)
+    blocking, bound = topology.predict_token(h200, llama, 512, 4)
+    delayed, same = topology.predict_token(h200, late, 512, 4)
+    assert bound == same < delayed < blocking
+    assert topology.predict_token(h200, llama, 512, 1) == topology.predict_token(h200, late, 512, 1)
+
+
+def test_plan_decode(capsys):
+    def kccl(*arguments):
+        return cli.main(["plan", *arguments]), *capsys.readouterr()
+
+    code, shown, _ = kccl("decode", "--model", "laneformer-2b", "--machine", "mi300x-8")
+    assert code == 0 and "over 8 ranks on mi300x-8: a prediction" in shown
+    assert re.search(r"[\d,]+ tok/s \([\d,]+ us a token, not compared with any record", shown)
+    code, shown, _ = kccl("decode", "--model", "laneformer-2b", "--machine", "h200-2")
+    assert code == 0 and re.search(r"us a token, [\d,]+ to [\d,]+\)", shown)
+    code, shown, _ = kccl("decode", "--model", "laneformer-2b", "--machine", "mi300x-8")
+    assert "Published: 3,000 tok/s on 8 MI300X" in shown
+    for arguments, told in (
+        (("decode",), "decode needs --machine"),
+        (("decode", "--machine", "h200-2", "--model", "llama"), "--model is 'llama'"),
+        (("decode", "--machine", "h200-2", "--model", "llama-8b", "-n", "3"), "must be 1 to 2"),
+        (("decode", "--machine", "h200-2", "--model", "llama-8b", "-n", "0"), "must be 1 to 2"),
+        (("barrier", "--model", "llama-8b"), "leave out --model"),
+        (("decode", "--machine", "h200-2", "--bytes", "8"), "leave out --bytes"),
+        (("decode", "--machine", "h200-2", "--model", "kimi-k2.6"), "weights are 592 GB, and the"),
+    ):
+        code, _, complaint = kccl(*arguments)
+        assert code == 2 and told in complaint, complaint
+
+
+def test_mixtures_of_experts_are_bounds_and_published_figures_have_sources():
+    sparse = {name: shape for name, shape in MODELS.items() if shape.is_sparse}
+    assert set(sparse) == {
+        *("deepseek-v4-flash", "gpt-oss-120b", "gpt-oss-20b", "kimi-k2.6", "qwen3-30b-a3b"),
+        *("qwen3-30b-a3b-fp8", "qwen3-coder-next"),
+    }
+    for shape in sparse.values():
+        # What a token reads is a part of what is stored.
+        assert shape.bytes_per_token(0) < shape.bytes_in_memory / 3 and "a bound" in shape.source
+    # Attention, router, experts and head of Qwen3-30B-A3B, in 16 bits.
+    layer = 2 * 2048 * 36 * 128 + 128 * 2048 + 8 * 3 * 768 * 2048
+    exact = 2 * (48 * layer + 151936 * 2048)
+    assert MODELS["qwen3-30b-a3b"].weight_bytes == pytest.approx(exact, rel=0.001)
+    # 3 B parameters of 80 B, 13 of 284, 32 of 1,000.
+    assert MODELS["qwen3-coder-next"].weight_bytes == pytest.approx(2 * 3.6e9, rel=0.01)
+    assert (
+        MODELS["qwen3-coder-next"].bytes_per_token(100)
+        - MODELS["qwen3-coder-next"].bytes_per_token(99)
+        == 12 * 2 * 2 * 256 * 2
+    )
+    assert MODELS["kimi-k2.6"].bytes_per_token(0) == pytest.approx(33.0e9 + 61 * 1152, rel=0.001)
+    for name, shape in MODELS.items():
+        for each in shape.published:
+            assert re.fullmatch(r"[\d,]+ tok/s on .+ \(.+\)", each), (name, each)
+    makers = " ".join(each for shape in MODELS.values() for each in shape.published)
+    assert all(maker in makers for maker in ("Kog", "Groq", "Cerebras", "Taalas"))
