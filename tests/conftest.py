@@ -9,8 +9,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import again
+import budget
 import pytest
+from again import Again
+from budget import Budget
+from limits import Limits
 from skips import Complete
+from slowest import Slowest
+from without_gpu import WithoutGpu
 
 WORKERS = Path(__file__).parent / "workers"
 
@@ -24,6 +31,8 @@ def pytest_addoption(parser):
         action="store_true",
         help="a test that skips itself fails, unless tests/support/skips.py has its reason",
     )
+    again.add_options(parser)
+    budget.add_options(parser)
 
 
 def pytest_configure(config):
@@ -35,8 +44,22 @@ def pytest_configure(config):
     global _cache
     if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
         config.option.markexpr = "not long"
+    # A job in the background of a shell ignores Ctrl-C, and so would all that it starts.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    plugins = [Limits()]
     if config.option.complete:
-        config.pluginmanager.register(Complete())
+        plugins.append(Complete())
+    if config.option.seed or config.option.until:
+        plugins.append(Budget(config.option.seed, config.option.until))
+    # What a worker of pytest-xdist finds is shown by the process that started it.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(WithoutGpu(), "without_gpu")
+        plugins.append(Slowest())
+        if config.option.again:
+            plugins.append(Again())
+    for plugin in plugins:
+        config.pluginmanager.register(plugin)
     if "KCCL_CACHE" not in os.environ:
         _cache = os.environ["KCCL_CACHE"] = tempfile.mkdtemp(prefix="kccl-tests-")
     os.environ.update(getattr(config, "workerinput", {}).get("gpus", {}))
@@ -107,14 +130,6 @@ def environment(monkeypatch, tmp_path):
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "40")
     # Simulations under one seed, unless a test says which.
     monkeypatch.setenv("KCCL_SEEDS", "1")
-
-
-@pytest.fixture
-def keyboard():
-    """Ctrl-C works as at a terminal. Background jobs of a shell, as in CI, start ignoring it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

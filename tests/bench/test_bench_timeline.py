@@ -18,6 +18,8 @@ from kccl.engine.model.timeline import Timeline, timelines
 from kccl.engine.model.variant import USUAL, Variant, parse
 from kccl.tools import cli as command
 
+pytestmark = pytest.mark.takes(16)
+
 
 @pytest.fixture
 def pair() -> list[Timeline]:

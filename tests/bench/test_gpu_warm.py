@@ -12,6 +12,8 @@ from kccl.bench.in_kernel import side
 from kccl.jit import cache
 from kccl.tools import warm
 
+pytestmark = pytest.mark.takes(14)
+
 ARCH = "sm_90a"
 
 

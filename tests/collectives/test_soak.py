@@ -19,7 +19,7 @@ def soak(*words):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(700)
+@pytest.mark.takes(14)
 def test_random_programs():
     (*found, whole), code = soak("--minutes", 0.3)
     assert (found, code, whole["wrong"]) == ([], 0, 0), found

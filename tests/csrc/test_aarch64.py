@@ -1,7 +1,7 @@
 """aarch64: the C++ programs of the tests under QEMU, and the instructions that order memory.
 
 QEMU on x86 shows no weak memory. The simulator does; here the assembly shows that each order of
-mem.cuh has its instruction. tests/house/test_wheels.py compiles the whole core.
+mem.cuh has its instruction. `make wheel` compiles the whole core.
 """
 
 import re
@@ -87,7 +87,7 @@ def test_each_order_has_its_instruction(body, assembly):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.takes(40)
 def test_the_engine_gives_the_bits_of_this_machine(tmp_path):
     """With NEON on one; test_engine_core.py compares the other's instruction sets."""
     flags, build = ["-O2", "-DONLY_BASELINE"], test_engine_core.build
@@ -102,7 +102,7 @@ def test_the_engine_gives_the_bits_of_this_machine(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.takes(40)
 def test_the_engines_blocks_and_ranks_as_threads(tmp_path):
     sources = test_engine_core.sources_of_threads()
     done = aarch64.run(test_engine_core.build(aarch64.CXX, tmp_path, sources, ["-O2"]))
@@ -110,7 +110,7 @@ def test_the_engines_blocks_and_ranks_as_threads(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.takes(40)
 def test_every_kernel_of_the_host(tmp_path):
     most_ranks = "2"
     program = build_program(aarch64.CXX, tmp_path, ["-O1"], ("float32", "float16"))
@@ -119,7 +119,7 @@ def test_every_kernel_of_the_host(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.takes(40)
 def test_ranks_on_cpus(tmp_path):
     program = tmp_path / "example"
     command = [*aarch64.CXX, "-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]

@@ -57,7 +57,7 @@ PLANTED = {
     ),
 }
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.takes(20)
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ MOST_RANKS = 4
 OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
 # Three builds and their runs, on two cores that others may be using too.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.takes(30)]
 
 
 def _works(compiler: str, folder: Path) -> bool:

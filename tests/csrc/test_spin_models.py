@@ -27,7 +27,7 @@ from models import (
 from source_tree import ROOT, source_files, without_comments
 
 # The searches take a minute on two cores, longer if these are busy. One test may wait for all.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.takes(20)
 
 # What can go wrong, as pan says it.
 WAITS_FOR_EVER = r"invalid end state"

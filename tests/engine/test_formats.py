@@ -145,7 +145,7 @@ def test_the_host_runs_a_model_of_two_formats(name, which):
 
 # It compiles kernels of two formats, which is long on a busy machine.
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.takes(20)
 @pytest.mark.parametrize(
     ("name", "which", "in_registers"),
     long_after(

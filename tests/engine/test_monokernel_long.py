@@ -11,7 +11,7 @@ from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.random_weights import random_checkpoint
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.takes(20)]
 
 # Three tiles of 16 positions, the last one not full: with two KV strands, one has two of them.
 IDS = np.random.default_rng(1).integers(SMALL["vocab_size"], size=44).tolist()

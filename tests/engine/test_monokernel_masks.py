@@ -126,6 +126,7 @@ def test_a_wait_for_a_mask_is_cancelled_and_others_wait_for_nothing():
 
 
 # Both files' tests need the same kernel. Other workers would wait for it.
+@pytest.mark.long
 @pytest.mark.xdist_group("test_monokernel_sampling")
 def test_a_mask_without_ids_is_an_error():
     def main(comm: kccl.Communicator) -> None:

@@ -2,7 +2,6 @@
 
 import _thread
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -81,15 +80,6 @@ def test_a_rank_that_cannot_open_ends_all(monkeypatch, is_early):
     assert threads_of_kccl() == []
 
 
-@pytest.fixture
-def python_handles_ctrl_c():
-    """pytest-xdist's workers ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("python_handles_ctrl_c")
 def test_ctrl_c_while_the_model_is_read_ends_all():
     def interrupt(done, total):
         _thread.interrupt_main()

@@ -12,7 +12,7 @@ from kccl.engine import Engine, SamplingParams
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import open_checkpoint
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.takes(20)]
 
 TEXT = (
     "The sun is a star at the centre of the solar system. It is a ball of hot gas, mostly hydrogen "

@@ -26,6 +26,8 @@ from kccl.engine.model.variant import TRACING, USUAL, parse
 from kccl.engine.monokernel.shape import Tuning
 from kccl.engine.monokernel.tuning import with_variant
 
+pytestmark = pytest.mark.takes(16)
+
 TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, kv_strands=2, kv_splits=1)
 SMALL = {"hidden": 64, "head_dim": 16, "vocab_size": 128, "context": 64, "ffn": 128}
 SMALL |= {"num_lanes": 4, "num_heads": 8, "num_kv_heads": 4, "num_layers": 2}

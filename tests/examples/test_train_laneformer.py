@@ -21,7 +21,7 @@ from tokenizers import Tokenizer  # noqa: E402
 from kccl.engine import Engine, open_checkpoint  # noqa: E402
 
 # The engine's threads poll, and suffer where other programs want the same cores.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.takes(20)]
 
 VOCAB_SIZE = 384
 STEPS = 6

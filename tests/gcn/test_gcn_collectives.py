@@ -15,7 +15,7 @@ import kccl
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(300),
+    pytest.mark.takes(20),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]
 # Seed 0 takes the times of the table. The others delay, reorder and tear accesses.

@@ -19,7 +19,7 @@ from kccl.engine.monokernel.shape import Tuning
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(300),
+    pytest.mark.takes(20),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]
 TUNING = Tuning(

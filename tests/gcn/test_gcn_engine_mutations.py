@@ -12,7 +12,7 @@ from test_gcn_engine import CONTEXT, IDS, MODELS, TUNING, words
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(300),
+    pytest.mark.takes(20),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]
 SEEDS = range(8)

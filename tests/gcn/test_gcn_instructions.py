@@ -9,7 +9,7 @@ from gcn_snippets import LANES, assemble, compute, execute
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(300),
+    pytest.mark.takes(20),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]
 SEEDS = range(3)

@@ -8,7 +8,7 @@ from gcn_world import World, compiled
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(300),
+    pytest.mark.takes(20),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]
 # A seed of 75 finds it.

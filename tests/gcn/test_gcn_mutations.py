@@ -13,7 +13,7 @@ from gcn_world import World, compiled, kernel_assembly
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(300),
+    pytest.mark.takes(20),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]
 SEEDS = range(16)

@@ -12,7 +12,7 @@ from kccl.tools.gpu_probe import within
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(300),
+    pytest.mark.takes(20),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]
 DIES = 8

@@ -7,7 +7,7 @@ import pytest
 from source_tree import ROOT
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.takes(36)
 @pytest.mark.long
 @pytest.mark.parametrize("which", ["not long", "long"])
 def test_the_hip_backend(which, pytestconfig):

@@ -1,4 +1,4 @@
-"""Tests that need a GPU: each is skipped, with the reason, where there is none.
+"""Tests that need a GPU: they are left out, with the reason, where there is none.
 
     python3 -m pytest tests/hardware
 
@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from limits import AT_MOST_S, TIMES_AS_LONG
+from without_gpu import leave_out
 
 from kccl import gpu
 from kccl.base.errors import BackendError
@@ -85,15 +87,21 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=[item for item in items if not chosen(item)])
     items[:] = [item for item in items if chosen(item)]
     count, reason = num_gpus()
-    for item in items:
-        if HERE not in item.path.parents:
-            continue
+    of_gpus = [item for item in items if HERE in item.path.parents]
+    if of_gpus and not count and not config.option.collectonly:
+        leave_out(config, of_gpus, reason)
+        items[:] = [item for item in items if HERE not in item.path.parents]
+        return
+    for item in of_gpus:
         wanted = world_size_of(item)
         if item.path.stem in SHARING:
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}_{wanted}"))
         if count < wanted:
-            why = reason if count == 0 else f"needs {wanted} GPUs, there are {count}"
-            item.add_marker(pytest.mark.skip(reason=why))
+            reason = f"needs {wanted} GPUs, there are {count}"
+            item.add_marker(pytest.mark.skip(reason=reason))
+        # The first test of a module compiles its kernels.
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.takes(AT_MOST_S / TIMES_AS_LONG))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ from recipe_tree import Tree, python
 from source_tree import ROOT
 
 # It compiles the monokernel and the host executor's products.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.takes(30)]
 
 TABLE, HOST_TABLE = "engine/formats/table.py", "engine/host/formats/table.h"
 PYTHON_TWIN = '''"""BF16 with its bytes swapped."""

@@ -12,7 +12,7 @@ from recipe_tree import Tree, python, rebuild, run
 from source_tree import ROOT
 
 # It builds the extension and compiles the monokernel.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.takes(20)]
 
 ROW = """    OpKind(
         name="scale",

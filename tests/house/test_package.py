@@ -18,7 +18,7 @@ from compilers import cxx
 from source_copy import copy_objects, copy_source
 from source_tree import ROOT
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.takes(20)]
 
 USE = """
 import json

@@ -12,7 +12,7 @@ from recipe_tree import Tree, build, python, run
 from source_tree import ROOT, source_files, without_comments
 
 # It builds the extension, for one element type.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.takes(36)
 
 KERNELS = "csrc/include/kccl/kernels"
 SPECS = "kccl/plan/specs.py"

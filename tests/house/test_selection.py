@@ -1,11 +1,16 @@
 """Which tests `make test` and `make test-all` run, and what may skip a test."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 
 import pytest
-from long import long_beyond_each
+from budget import drawn
+from long import long_after, long_beyond_each
 from skips import is_allowed
 from source_tree import ROOT
 
@@ -26,6 +31,43 @@ def test_misses_a_package():
 def test_misses_a_gpu():
     pytest.skip("no GPU")
 """
+# The first fails beside others, the second each time.
+UNSURE = """
+import os
+from pathlib import Path
+
+TRIES = Path(os.environ["TRIES"])
+
+def test_fails_once():
+    TRIES.write_text(TRIES.read_text() + "x")
+    assert TRIES.read_text() != "x"
+
+def test_fails():
+    assert "fails" not in os.environ
+"""
+HANGS = """
+import subprocess
+import sys
+import time
+
+import pytest
+
+RANK = \"""
+import time
+
+def in_a_rank():
+    time.sleep(600)
+
+in_a_rank()
+\"""
+
+@pytest.mark.timeout(2)
+def test_hangs():
+    subprocess.run([sys.executable, "-c", RANK])
+
+def test_goes_on():
+    pass
+"""
 
 
 @pytest.fixture
@@ -40,9 +82,12 @@ def told(tmp_path):
     settings = settings.replace('"tests/support"', f'"{ROOT}/tests/support"')
     (tmp_path / "pyproject.toml").write_text(settings)
 
-    def run(*arguments):
+    def run(*arguments, **variables):
         command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True
+        )
+        return f"{done.stdout}\nexit code {done.returncode}"
 
     return run
 
@@ -106,11 +151,91 @@ def test_what_is_not_long_has_each_value_of_each_axis():
     assert short == [("a", 0), ("b", 1), ("c", 0)]
 
 
+def test_each_unit_is_as_likely_at_each_place():
+    """Over 1,000 seeds each of ten units stands 100 times at each place, give or take 9.5."""
+    units = range(10)
+    places = Counter(
+        (at, unit) for seed in range(1000) for at, unit in enumerate(drawn(units, seed))
+    )
+    assert len(places) == 100
+    assert all(60 < count < 140 for count in places.values())
+    assert drawn(units, "3f2a") == drawn(units, "3f2a") != drawn(units, "3f2b")
+
+
+@pytest.mark.parametrize("workers", long_after(1, [["-n", "2", "--dist", "loadgroup"], []]))
+def test_no_test_begins_when_time_is_up(workers, told, tmp_path):
+    """What was not begun is deselected, and the seed gives the order."""
+    test = "@pytest.mark.long\ndef test_{}():\n    pass\n"
+    text = "import pytest\n" + "".join(test.format(k) for k in range(30))
+    (tmp_path / "tests/test_some.py").write_text(text)
+    later = ["--until", str(time.time() + 60), "--seed", "ab"]
+    workers = [*workers, "-m", "long"]
+    shown = told(*workers, *later)
+    assert "order of the tests: seed ab" in shown
+    assert "30 of 30 tests ran, seed ab" in shown
+    if "-n" not in workers:
+        order = re.findall(r"::test_(\d+) PASSED", shown)
+        assert order != sorted(order, key=int)
+    shown = told(*workers, "--until", str(time.time() - 1))
+    assert "0 of 30 tests ran" in shown
+    assert "30 deselected" in shown
+    assert "exit code 0" in shown
+
+
+@pytest.mark.parametrize("workers", long_after(1, [[], ["-n", "1", "--dist", "loadgroup"]]))
+def test_what_failed_runs_again_alone(workers, told, tmp_path):
+    (tmp_path / "tests/test_some.py").write_text(UNSURE)
+    tries = tmp_path / "tries"
+
+    def shown(*arguments, **variables):
+        tries.write_text("")
+        return told(*workers, *arguments, TRIES=str(tries), **variables)
+
+    once = shown("--again")
+    assert (
+        "failed beside other tests, and passed alone: tests/test_some.py::test_fails_once" in once
+    )
+    assert "exit code 0" in once
+    assert "1 passed, 1 failed once" in once.replace(
+        "1 failed once, 1 passed", "1 passed, 1 failed once"
+    )
+    twice = shown("--again", fails="1")
+    assert "a test failed twice" in twice
+    assert "exit code 1" in twice
+    assert "exit code 1" in shown()
+
+
+@pytest.mark.parametrize("workers", long_after(1, [[], ["-n", "1", "--dist", "loadgroup"]]))
+def test_a_test_that_hangs_shows_the_stacks_and_ends_what_it_started(workers, told, tmp_path):
+    (tmp_path / "tests/test_some.py").write_text(HANGS)
+    shown = told(*workers)
+    assert "not at its end after 2 s" in shown
+    assert "in test_hangs" in shown
+    assert "in_a_rank" in shown
+    assert "1 failed, 1 passed" in shown
+
+
+def test_ctrl_c_works_though_who_started_the_tests_ignores_it(told, tmp_path):
+    (tmp_path / "tests/test_some.py").write_text(
+        "import signal\n\ndef test_some():\n"
+        "    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert "1 passed" in told()
+        assert "1 passed" in told("-n", "1")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_continuous_integration_runs_both_halves_once():
-    """test-all installs PyTorch first, and needs nothing that `make test` leaves behind."""
-    commands = re.findall(r"^make (\S+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-    assert [name for name in commands if name.startswith("test")] == ["test", "test-all"]
-    recipes = dict(re.findall(r"^(test|test-all): (.*\n(?:\t.*\n)+)", MAKEFILE, re.MULTILINE))
+    """test-all installs PyTorch first, needs nothing that `make test` leaves behind, and ends."""
+    commands = re.findall(r"^step make (\S+)(.*)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    found = [name for name, _ in commands if name.startswith("test")]
+    assert found == ["test", "test-all"]
+    assert "BUDGET_S" in dict(commands)["test-all"]
+    recipes = dict(re.findall(r"^(test|test-all|fetch): (.*\n(?:\t.*\n)+)", MAKEFILE, re.MULTILINE))
     assert '-m "not long"' in recipes["test"]
     assert "-m long --complete" in recipes["test-all"]
-    assert recipes["test-all"].startswith("setup $(VENV)/.parity\n")
+    assert recipes["test-all"].startswith("fetch\n")
+    assert recipes["fetch"].startswith("setup $(VENV)/.parity\n")

@@ -9,7 +9,7 @@ import pytest
 from mpi_nodes import WORKERS, launcher
 from ranks import environment
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.takes(36)]
 
 # The calls that KCCL makes are in cco_buf and cco_vec. The others show that the communicators are
 # mpi4py's in all else.

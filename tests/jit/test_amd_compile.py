@@ -30,7 +30,7 @@ from device_compilers import amd_functions, amd_metadata
 
 from kccl.engine.monokernel.source import KERNELS as ENGINE
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.takes(20)]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from compiled_kernels import (
 )
 from device_compilers import compile_cuda, find_nvrtc, ptx_entries
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
+pytestmark = [pytest.mark.takes(40), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

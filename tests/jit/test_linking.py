@@ -29,7 +29,7 @@ WITH_NVRTC = {**IN_A_KERNEL, "08_fused_rmsnorm": "add_and_normalise"}
 WITH_NVRTC["11_put_signal_in_a_kernel"] = "spread"
 WITH_NVRTC["13_experts_in_pytorch"] = "send_rows"
 WITH_NVRTC["gpu/cupy_raw_kernel"] = "scaled_sum"
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.takes(20)
 
 
 def source_of(example):

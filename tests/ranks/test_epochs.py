@@ -26,7 +26,7 @@ def period(request, monkeypatch):
 
 @pytest.mark.parametrize("world_size", long_after(1, [3, 1, 6]))
 def test_random_calls(period, world_size):
-    steps = random_program(world_size, 2500, seed=world_size + period)
+    steps = random_program(world_size, 1200, seed=world_size + period)
     kccl.run_threads(lambda comm: run_program(comm, steps), world_size)
 
 

@@ -30,7 +30,9 @@ def test_every_collective(library, world_size, per_node):
 PLACES = [(2, 1), (3, 2), (5, 2), (5, 4), (8, 1), (8, 3)]
 
 
+# Open MPI's ranks spin: eight on two cores take their time.
 @pytest.mark.long
+@pytest.mark.takes(30)
 @pytest.mark.parametrize(
     ("library", "world_size", "per_node"),
     [(("mpich", "openmpi")[i % 2], *place) for i, place in enumerate(PLACES)],

@@ -128,7 +128,7 @@ def test_an_exception_inside_with_reaches_the_others():
 
 
 @pytest.mark.parametrize("where", ["call", "part", "window"])
-def test_interrupt(where, keyboard):
+def test_interrupt(where):
     """Only the main thread receives Ctrl-C, and the waits of all ranks end."""
 
     def main(comm):

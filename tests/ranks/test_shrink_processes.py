@@ -11,7 +11,7 @@ import mortal_ranks
 import pytest
 from long import long_after
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.takes(20)
 
 
 def each_moment(world_size, *bugs):

@@ -206,6 +206,7 @@ def test_threads_that_do_not_call_it_are_named():
 
 
 @pytest.mark.long
+@pytest.mark.takes(16)
 @needs_nvrtc
 def test_they_compile_for_nvidias_gpus():
     name = kernel_name("kccl::bf16", "Grid")
@@ -214,6 +215,7 @@ def test_they_compile_for_nvidias_gpus():
 
 
 @pytest.mark.long
+@pytest.mark.takes(16)
 @needs_zig
 def test_they_compile_for_amds_gpus(tmp_path):
     name = kernel_name("kccl::bf16", "Grid")

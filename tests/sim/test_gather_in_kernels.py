@@ -125,6 +125,7 @@ def test_length_of_a_chunk(name, is_too_long):
 
 
 @pytest.mark.long
+@pytest.mark.takes(16)
 @pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
 def test_they_compile_for_a_gpu():
     kernels = [f"{name}<float>" for name in SHAPES]

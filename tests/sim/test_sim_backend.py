@@ -329,7 +329,7 @@ def test_survivors_go_on():
     assert on_sim(main, 3) == [(0, 2), None, (1, 2)]
 
 
-def test_interrupt(keyboard):
+def test_interrupt():
     """Ctrl-C ends the waits of all ranks."""
     released = threading.Event()
 

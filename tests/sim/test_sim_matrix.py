@@ -121,6 +121,7 @@ def test_nothing_is_found(collective, size):
 
 
 @pytest.mark.long
+@pytest.mark.takes(20)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_nothing_is_found_on_more_machines(collective, size):

@@ -8,7 +8,7 @@ from device_compilers import compile_cuda, find_nvrtc, ptx_entries
 
 from kccl.tools.gpu_probe import within
 
-pytestmark = [pytest.mark.timeout(120), needs_nvrtc]
+pytestmark = [pytest.mark.takes(14), needs_nvrtc]
 
 
 def test_every_kernel_compiles_and_clusters_have_their_size():

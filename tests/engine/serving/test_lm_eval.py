@@ -13,7 +13,7 @@ from test_openai import start
 from kccl.engine import Engine
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed")
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.takes(20)]
 
 NAMES = ["total", "mean", "values", "index", "stack", "queue", "node", "text", "lines", "count"]
 BEGINNINGS = [f"def {name}(self, x):\n    return" for name in NAMES]

@@ -14,6 +14,8 @@ from kccl.engine.model.executor import BEGINNING, Place
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel.shape import Tuning
 
+pytestmark = pytest.mark.takes(14)
+
 TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, kv_strands=2, kv_splits=1)
 TALKS = [[number, *range(30, 60)] for number in range(1, 5)]
 

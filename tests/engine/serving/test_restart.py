@@ -95,12 +95,16 @@ def is_running(pid):
 
 
 def killed_while_it_answers(running, pid):
-    """What a stream and a request in the queue say where a rank is killed meanwhile."""
+    """What a stream and a request in the queue say where a rank is killed meanwhile.
+
+    The rank is stopped before: otherwise a fast machine could end the answer first.
+    """
     waiting = []
     with httpx.stream("POST", f"{running.url}/v1/completions", json=STREAM, timeout=100) as answer:
         lines = answer.iter_lines()
         for _ in range(6):
             next(lines)
+        os.kill(pid, signal.SIGSTOP)
         queued = threading.Thread(target=lambda: waiting.append(running.ask()))
         queued.start()
         while running.health()[1]["waiting"] != 1:

@@ -7,6 +7,7 @@ import textwrap
 import threading
 
 import pytest
+from long import long_after
 
 import kccl
 from kccl.engine import Engine, QueueFull
@@ -177,7 +178,8 @@ def run_job(body, number=2):
     )
 
 
-def test_rank_0_submits_and_the_others_follow():
+@pytest.mark.parametrize("pause_s", long_after(1, [0, 5.5]))
+def test_rank_0_submits_and_the_others_follow(pause_s):
     """Also behind a pause that is longer than ranks wait for each other."""
     body = """
     with Engine(checkpoint, blocks=1, prefixes=2) as engine:
@@ -186,7 +188,7 @@ def test_rank_0_submits_and_the_others_follow():
             engine.sessions.follow()
         else:
             engine.sessions.start()
-            time.sleep(5.5)
+            time.sleep(PAUSE)
             with engine.submit([1, 2, 3], max_tokens=4000) as long:
                 next(iter(long))
             fields = {"temperature": 1.0, "seed": 4, "stop_ids": (), "logit_bias": {}}
@@ -199,7 +201,7 @@ def test_rank_0_submits_and_the_others_follow():
             assert again.num_cached == 7
             print("equal")
     """
-    done = run_job(body)
+    done = run_job(body.replace("PAUSE", str(pause_s)))
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
 
 
