@@ -180,7 +180,7 @@ def _ordinary(fields: Fields, family: str, shape: dict[str, Any]) -> dict[str, A
     has_qk_norm = family in ("qwen3", "qwen3_moe")
     check_switches(fields, READ if family in MIXTURES else (), has_qk_norm=has_qk_norm)
     block = MXFP4.block if family == "gpt_oss" else 1
-    window, window_layers = windows(fields, family, shape["num_layers"])
+    window, window_layers = windows(fields, family, shape["num_layers"], shape["context"])
     return {
         "num_lanes": lanes_for(shape["num_heads"], shape["num_kv_heads"], shape["ffn"], block),
         "has_qk_norm": has_qk_norm,

@@ -9,8 +9,16 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 _DEFAULT_WINDOW, _DEFAULT_FIRST = 4096, 28
 
 
-def windows(fields: Fields, family: str, num_layers: int) -> tuple[int, tuple[int, ...]]:
+def windows(
+    fields: Fields, family: str, num_layers: int, context: int
+) -> tuple[int, tuple[int, ...]]:
     """Returns the window, and the layers that have it; (0, ()) if no layer has one.
+
+    Args:
+        fields: The fields of config.json.
+        family: The model's ModelConfig.family.
+        num_layers: Its layers.
+        context: max_position_embeddings.
 
     Raises:
         kccl.Error: A field is wrong; the text names it.
@@ -19,20 +27,6 @@ def windows(fields: Fields, family: str, num_layers: int) -> tuple[int, tuple[in
         is_used = fields.boolean("use_sliding_window", default=False)
         window = _window(fields) if is_used else 0
         layers = _layers_of_qwen(fields, num_layers, window)
-    elif family == "mistral":
-        window = _window(fields)
-        layers = tuple(range(num_layers)) if window else ()
-        if (kinds := _kinds(fields, num_layers)) is not None and _sliding(kinds) != layers:
-            wanted = _SLIDING if window else _FULL
-            raise fields.wrong("layer_types", f"{num_layers} times {wanted!r}, as in all Mistrals")
-    elif family == "qwen3_moe":
-        # If it has a window, all layers have it, whatever max_window_layers says.
-        is_used = fields.boolean("use_sliding_window", default=False)
-        window = _window(fields) if is_used else 0
-        layers = tuple(range(num_layers)) if window else ()
-    elif family == "mixtral":
-        window = _window(fields, default=0)
-        layers = tuple(range(num_layers)) if window else ()
     elif family == "gpt_oss":
         window = _window(fields, default=0)
         kinds = _kinds(fields, num_layers)
@@ -41,7 +35,12 @@ def windows(fields: Fields, family: str, num_layers: int) -> tuple[int, tuple[in
         if layers and not window:
             raise fields.wrong("sliding_window", f"given, because layers are {_SLIDING!r}")
     else:
-        return 0, ()
+        window = _window_of_all(fields, family, context)
+        layers = tuple(range(num_layers)) if window else ()
+        # transformers' classes mask by the window, and their KV caches by these names.
+        if (kinds := _kinds(fields, num_layers)) is not None and _sliding(kinds) != layers:
+            wanted = _SLIDING if window else _FULL
+            raise fields.wrong("layer_types", f"{num_layers} times {wanted!r}, as the window says")
     return (window, layers) if layers else (0, ())
 
 
@@ -71,6 +70,25 @@ def _window(fields: Fields, default: int = _DEFAULT_WINDOW) -> int:
     if "sliding_window" in fields:
         return fields.integer("sliding_window", least=1)
     return 0 if fields.is_null("sliding_window") else default
+
+
+def _window_of_all(fields: Fields, family: str, context: int) -> int:
+    """Returns the window of a family whose layers all have it, or none; 0: none."""
+    if family == "mistral":
+        return _window(fields)
+    if family == "mixtral":
+        return _window(fields, default=0)
+    if family == "qwen3_moe":
+        # max_window_layers changes nothing.
+        return _window(fields) if fields.boolean("use_sliding_window", default=False) else 0
+    # transformers' Llama does not mask by a window, but its KV cache drops what is older. So the
+    # logits depend on the parts in which a text is computed.
+    if "sliding_window" in fields and fields.integer("sliding_window") < context:
+        raise fields.wrong(
+            "sliding_window",
+            f"absent or at least the context, {context}, in a model of the family {family}",
+        )
+    return 0
 
 
 def _layers_of_qwen(fields: Fields, num_layers: int, window: int) -> tuple[int, ...]:

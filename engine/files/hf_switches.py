@@ -1,8 +1,9 @@
 """Refuses config.json files with settings that the engine does not follow. The table has the fields
 that would change a model's logits, and the values with which they do not.
 
-transformers reads some of these fields only for other classes of models, and ignores them for Llama
-and Qwen3. A file with such a field holds a model of another kind under a known name.
+transformers reads some of these fields for every class of models: its masks, its KV cache and its
+configurations of single layers do (release 5.24). It reads the others only for other classes. A
+file with such a field holds a model of another kind under a known name.
 """
 
 from collections.abc import Callable, Collection
@@ -22,6 +23,13 @@ def _is_one(value: Any) -> bool:
 _OFF = (_is_off, "absent, 0 or false")
 _ONE = (_is_one, "absent or 1")
 _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    # These change any class of transformers: whether tokens see those behind them, which keys a
+    # layer sees or takes from another layer, and the fields of single layers.
+    "is_causal": (bool, "absent or true"),
+    # Even 0 counts as a size.
+    "attention_chunk_size": (lambda _: False, "absent"),
+    **dict.fromkeys(("kv_sharing_modes", "per_layer_config"), _OFF),
+    **dict.fromkeys(("num_kv_shared_layers", "use_bidirectional_attention"), _OFF),
     # These multiply activations or logits: Cohere, Granite, MiniCPM.
     **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier"), _ONE),
     **dict.fromkeys(("residual_multiplier", "scale_emb", "lm_head_multiplier"), _ONE),
@@ -67,6 +75,9 @@ def check_switches(
     """
     if has_qk_norm and not fields.boolean("use_qk_norm", default=True):
         raise fields.wrong("use_qk_norm", "absent or true")
+    if fields.is_null("is_causal"):
+        # transformers takes a null for false here.
+        raise fields.wrong("is_causal", _SWITCHES["is_causal"][1])
     read = {*read, "use_qk_norm"} if has_qk_norm else read
     for name, (is_neutral, told) in _SWITCHES.items():
         if name not in read and name in fields and not is_neutral(fields.value(name)):

@@ -158,8 +158,22 @@ def test_windows_of_mistral(config_of, change, window):
     assert [config.window_of(layer) for layer in range(2)] == [window, window]
 
 
-def test_a_window_of_llama_is_ignored_as_by_transformers(config_of):
-    assert config_of(LLAMA | {"sliding_window": 4}).window == 0
+def test_a_window_of_llama_limits_the_cache_of_transformers(config_of):
+    for neutral in ({"sliding_window": 64}, {"sliding_window": None, "layer_types": [FULL, FULL]}):
+        assert config_of(LLAMA | neutral).window == 0
+    for change, told in (
+        ({"sliding_window": 63}, "sliding_window is 63, must be absent or at least the context, 6"),
+        ({"layer_types": [FULL, SLIDING]}, "layer_types is .*, must be 2 times 'full_attention'"),
+    ):
+        with pytest.raises(kccl.Error, match=told):
+            config_of(LLAMA | change)
+
+
+@pytest.mark.parametrize("config", [LLAMA, MISTRAL, QWEN2, QWEN3])
+@pytest.mark.parametrize("value", [False, None, 0])
+def test_attention_to_later_tokens_is_refused(config_of, config, value):
+    with pytest.raises(kccl.Error, match=f"is_causal is {value}, must be absent or true"):
+        config_of(config | {"is_causal": value})
 
 
 @pytest.mark.parametrize(

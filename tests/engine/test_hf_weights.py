@@ -177,6 +177,10 @@ def test_tensors_that_the_configuration_does_not_name_are_refused(tmp_path, name
         ("no_rope_layers", [1, 0], []),
         ("text_config", {"hidden_size": 3}, {}),
         ("compression_config", {"format": "x"}, None),
+        ("is_causal", False, True),
+        ("per_layer_config", {"0": {"rms_norm_eps": 1.0}}, {}),
+        ("kv_sharing_modes", ["reuse", "store"], None),
+        ("attention_chunk_size", 0, None),
         ("transformers_weights", "other.safetensors", None),
     ],
 )
