@@ -16,7 +16,7 @@ import kccl
 
 from .api import Engine
 from .commands import screen
-from .commands.options import add_engine_arguments, add_sampling_arguments, sampling
+from .commands.options import add_engine_arguments, add_sampling_arguments, sampling, stop_ids
 from .commands.prompts import chat_options
 from .commands.thoughts import Thoughts
 from .serving.conversation import Conversation
@@ -92,6 +92,7 @@ def main(args: argparse.Namespace) -> int:
             return 0
         for notice in engine.notices:
             screen.tell(console, notice)
+        params |= stop_ids(args, engine.params_for().stop_ids, engine.config.vocab_size)
         engine.sessions.start()
         with engine.conversation(args.system, variables=variables, **params) as chat:
             if args.json:

@@ -10,7 +10,7 @@ import kccl
 from .api import Engine
 from .commands import screen
 from .commands.asked import ask
-from .commands.options import add_arguments
+from .commands.options import add_arguments, stop_ids
 from .commands.thoughts import Thoughts
 from .model.executor import EndedElsewhere
 
@@ -65,7 +65,8 @@ def main(args: argparse.Namespace) -> int:
         try:
             _write(engine, echoed)
             controls = thoughts.controls if thoughts is not None else ()
-            with closing(engine.stream(ids, shown=controls, **asked.params)) as pieces:
+            ends = stop_ids(args, engine.params_for().stop_ids, engine.config.vocab_size)
+            with closing(engine.stream(ids, shown=controls, **asked.params, **ends)) as pieces:
                 for piece in pieces:
                     between = " " if times or echoed else ""
                     times.append(time.monotonic())

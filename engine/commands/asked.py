@@ -14,7 +14,7 @@ from ..executors.requests import check_room, context_of, no_tokenizer, prompt_id
 from ..files.checkpoint import Checkpoint, open_checkpoint
 from ..files.models import find_model
 from ..text.tokenizer import check_utf8
-from .options import sampling
+from .options import sampling, stop_ids
 from .prompts import check_prompt_arguments, given_ids, prompt_of
 
 # The seconds that other ranks wait for rank 0, where somebody may type a prompt or fetch a model.
@@ -105,6 +105,7 @@ def _checked(args: argparse.Namespace, asked: Asked) -> Asked:
     try:
         read_for(asked.checkpoint, args.backend, args.dtype, args.weights)
         drafts_for(args.backend, args.drafts)
+        stop_ids(args, (), config.vocab_size)
         ids = prompt_ids(asked.ids, lambda _: [], config.vocab_size)
         context = context_of(config, args.context)
         check_room(ids, context - 1, config, context)

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import kccl
@@ -47,7 +48,16 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help=r"ends the answer; repeatable; knows \n, \t, \\, \x41, \u00e9",
+        help=r"ends the answer; may name control tokens; repeatable; "
+        r"knows \n, \t, \\, \x41, \u00e9",
+    )
+    parser.add_argument(
+        "--stop-id",
+        type=int,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="ends the answer, as the model's own end ids do; repeatable",
     )
     add_grammar_arguments(parser)
     parser.epilog = (
@@ -139,6 +149,25 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
         field, _, rest = str(error).partition(" ")
         raise kccl.InvalidArgument(f"--{field.replace('_', '-')} {rest}") from None
     return found | grammar(args)
+
+
+def stop_ids(args: argparse.Namespace, ends: Sequence[int], vocab_size: int) -> dict[str, Any]:
+    """Returns the field of SamplingParams for --stop-id; none if it is not given.
+
+    Args:
+        args: The arguments.
+        ends: The ids that end an answer without it.
+        vocab_size: The number of the model's ids.
+
+    Raises:
+        InvalidArgument: There is no such id.
+    """
+    for number in args.stop_id:
+        if not 0 <= number < vocab_size:
+            raise kccl.InvalidArgument(
+                f"--stop-id is {number}, must be an id of the model, from 0 to {vocab_size - 1}"
+            )
+    return {"stop_ids": (*ends, *args.stop_id)} if args.stop_id else {}
 
 
 def unescaped(text: str) -> str:

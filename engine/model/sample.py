@@ -62,7 +62,7 @@ class SamplingParams:
         max_tokens: Most tokens to generate.
         stop_ids: Tokens that end the answer; kept as a tuple.
         stop: A string that ends the answer, or several; kept as a tuple. UTF-8 must be able to
-            encode them.
+            encode them. They may have names of control tokens, as in "<|im_end|>".
         logprobs: Whether each token comes with its log-probability.
         top_logprobs: How many of the likeliest tokens come with each token, at most 20; logprobs
             must be True.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from ..model.executor import Token
 from ..model.sample import SamplingParams
@@ -23,6 +23,8 @@ class Piece:
             them, share its time equally.
         alternatives: The likeliest tokens and their log-probabilities, the likeliest first; as many
             as SamplingParams.top_logprobs asks for.
+        special: The name of a control token that is not part of `text`, as in "<|im_end|>"; "" for
+            other tokens.
     """
 
     text: str
@@ -31,6 +33,7 @@ class Piece:
     end: str
     time_s: float = field(default=math.nan, compare=False)
     alternatives: tuple[tuple[int, float], ...] = ()
+    special: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,34 +84,66 @@ def whole_answer(
     )
 
 
-class StopText:
-    """Makes the text of an answer, which ends before the first stop string."""
+class TextOf(Protocol):
+    """Decodes ids that come one by one, as TextStream does."""
 
-    def __init__(self, stream: Any, stops: Sequence[str]) -> None:
+    def push(self, number: int) -> str:
+        """Returns the text that this id completes."""
+
+    def hidden(self, number: int) -> str:
+        """Returns the name of a control token that push() gives no text for; "" for others."""
+
+    def flush(self) -> str:
+        """Returns what remains at the end."""
+
+
+class StopText:
+    """Makes the text of an answer, which ends before the first stop string.
+
+    As in transformers, a stop string may have names of control tokens, which are no part of the
+    answer's text.
+    """
+
+    def __init__(self, stream: TextOf | None, stops: Sequence[str]) -> None:
         self._stream = stream
         self._stops = stops
-        # The text that may be the beginning of a stop string.
+        # The text, with the names of control tokens, that may be the beginning of a stop string.
         self._held = ""
+        # Where these names begin and end in it.
+        self._names: list[tuple[int, int]] = []
 
     def piece(self, token: Token) -> Piece:
         """Returns the piece for the next token."""
         if self._stream is None:
-            return _piece("", token, token.end)
+            return _piece("", token, token.end, "")
         text = self._held + self._stream.push(token.id)
+        name = self._stream.hidden(token.id)
+        if name:
+            self._names.append((len(text), len(text) + len(name)))
+            text += name
         if token.end:
             text += self._stream.flush()
         found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            return _piece(text[: min(found)], token, "stop")
+            return _piece(self._shown(text, min(found)), token, "stop", name)
         if token.end:
-            return _piece(text, token, token.end)
-        kept = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - kept :]
-        return _piece(text[: len(text) - kept], token, "")
+            return _piece(self._shown(text, len(text)), token, token.end, name)
+        cut = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        shown, self._held = self._shown(text, cut), text[cut:]
+        self._names = [(max(a - cut, 0), b - cut) for a, b in self._names if b > cut]
+        return _piece(shown, token, "", name)
+
+    def _shown(self, text: str, cut: int) -> str:
+        """Returns the text in front of the cut without the names of control tokens."""
+        parts, at = [], 0
+        for begin, end in self._names:
+            parts.append(text[at : min(begin, cut)])
+            at = min(end, cut)
+        return "".join([*parts, text[at:cut]])
 
 
-def _piece(text: str, token: Token, end: str) -> Piece:
-    return Piece(text, token.id, token.logprob, end, token.time_s, token.alternatives)
+def _piece(text: str, token: Token, end: str, name: str) -> Piece:
+    return Piece(text, token.id, token.logprob, end, token.time_s, token.alternatives, name)
 
 
 def _overlap(text: str, stop: str) -> int:

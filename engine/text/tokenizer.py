@@ -196,14 +196,21 @@ class Tokenizer:
         has_it = tuple(ids[: len(self.prefix)]) == self.prefix
         return ids if has_it else [*self.prefix, *ids]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of ids, those of encode() included. Bytes that are no UTF-8 become
         U+FFFD.
+
+        Args:
+            ids: The ids.
+            skip_special_tokens: Leave out control tokens; False: write their names.
 
         Raises:
             InvalidArgument: An id is negative.
         """
-        spelt = b"".join(map(self.bytes_of, ids))
+        named = frozenset[int]() if skip_special_tokens else self.special_ids
+        spelt = b"".join(
+            self.name_of(each).encode() if each in named else self.bytes_of(each) for each in ids
+        )
         if self._adds_space:
             spelt = spelt.removeprefix(b" ")
         return spelt.decode(errors="replace")
@@ -230,7 +237,9 @@ class Tokenizer:
         return found
 
     def name_of(self, number: int) -> str:
-        """Returns the vocabulary's spelling of an id; "" for an id without a token."""
+        """Returns the vocabulary's spelling of an id, as in "<|im_end|>"; "" for an id without a
+        token.
+        """
         token: str | None = self._backend.id_to_token(number)
         return token or ""
 
@@ -343,6 +352,11 @@ class TextStream:
         if number in self._shown:
             return self._decoder.decode(self._tokenizer.name_of(number).encode())
         return self._decoder.decode(self._tokenizer.bytes_of(number))
+
+    def hidden(self, number: int) -> str:
+        """Returns the name of a control token that push() gives no text for; "" for other ids."""
+        is_hidden = number in self._tokenizer.special_ids and number not in self._shown
+        return self._tokenizer.name_of(number) if is_hidden else ""
 
     def flush(self) -> str:
         """Returns what remains at the end: U+FFFD if a character is incomplete."""

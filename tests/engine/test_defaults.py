@@ -99,6 +99,23 @@ def test_stop_strings_of_the_file_end_answers(folder, given):
         assert engine.notices[-1].endswith("is not used without a tokenizer")
 
 
+@pytest.mark.parametrize("where", ["file", "call", "queue"])
+def test_a_stop_string_may_name_control_tokens(folder, where):
+    write(folder, **({"stop_strings": ["d>"]} if where == "file" else {}))
+    given = {"stop_ids": (), "logit_bias": {2: 1e6}} | (
+        {} if where == "file" else {"stop": "<pad>"}
+    )
+    with Engine(folder, blocks=1) as engine:
+        if where == "queue":
+            with engine.submit("Hello", **given) as submission:
+                pieces = list(submission)
+        else:
+            pieces = list(engine.stream("Hello", **given))
+    assert [(piece.id, piece.text, piece.special, piece.end) for piece in pieces] == [
+        (2, "", "<pad>", "stop")
+    ]
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [

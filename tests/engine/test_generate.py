@@ -199,6 +199,8 @@ def test_ids_in_and_ids_out(tiny, tmp_path, capsys):
         told = capsys.readouterr()
         assert told.out == " ".join(map(str, wanted)) + "\n"
         assert "3 tokens of prompt, 6 of answer" in told.err
+    assert main(["generate", *arguments, "--stop-id", "299", "--stop-id", str(wanted[0])]) == 0
+    assert capsys.readouterr().out == f"{wanted[0]}\n"
     assert main(["generate", "--model", tiny, "--prompt", "x"]) != 0
     assert "tokenizer.ggml.pre is 'other', must be one of" in capsys.readouterr().err
 
@@ -242,6 +244,7 @@ def test_ids_end_where_the_files_say_so(tiny, tmp_path, capsys):
         (["--dtype", "float16"], "dtype is 'float16', must be 'bfloat16' on backend 'host'"),
         (["--context", "0"], "context is 0, must be from 1 to the model's, 2048"),
         (["--stop", ""], "--stop is ('',), must be a string that is not empty"),
+        (["--stop-id", "99999"], "--stop-id is 99999, must be an id of the model, from 0 to "),
         (["--stop", "\udcff"], "--stop is ('\\udcff',), must be a string"),
         (["--stop", r"a\q"], r"--stop 'a\\q' has the escape '\\q' at character 1, must be \n, "),
         (["--stop", "a\\"], r"--stop 'a\\' ends in a single backslash: write \\ for one"),

@@ -13,21 +13,26 @@ STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3)
 
 
 class Stream:
-    """Gives the text of token i, and at the end what was incomplete."""
+    """Gives the text of token i, and at the end what was incomplete. Texts among `names`
+    are control tokens.
+    """
 
-    def __init__(self, texts, rest):
-        self._texts, self._rest = texts, rest
+    def __init__(self, texts, rest, names=()):
+        self._texts, self._rest, self._names = texts, rest, names
 
     def push(self, number):
-        return self._texts[number]
+        return "" if self.hidden(number) else self._texts[number]
+
+    def hidden(self, number):
+        return self._texts[number] if self._texts[number] in self._names else ""
 
     def flush(self):
         return self._rest
 
 
-def pieces_of(texts, stops, rest):
+def pieces_of(texts, stops, rest, names=()):
     """The pieces, as Engine takes them: until one says that it is the last."""
-    stop_text = StopText(Stream(texts, rest), stops)
+    stop_text = StopText(Stream(texts, rest, names), stops)
     pieces = []
     for number in range(len(texts)):
         end = "max_tokens" if number == len(texts) - 1 else ""
@@ -60,3 +65,27 @@ def test_text_is_held_back_only_while_it_may_be_a_stop():
     pieces = pieces_of(texts, ["<|end|>"], "")
     assert [piece.text for piece in pieces] == ["one ", "", "<b", "", ""]
     assert pieces[-1].end == "stop"
+
+
+NAMED = st.lists(st.sampled_from(["<a>", "<b>", "a", "b", "ab", "<", ">a"]), min_size=1, max_size=9)
+CROSSING = st.lists(st.text("ab<>", min_size=1, max_size=5), max_size=3)
+
+
+@given(NAMED, CROSSING)
+@settings(max_examples=300, deadline=None)
+def test_stops_are_compared_with_names_of_control_tokens(texts, stops):
+    names = ("<a>", "<b>")
+    pieces = pieces_of(texts, stops, "", names)
+    assert [piece.special for piece in pieces] == [
+        text if text in names else "" for text in texts[: len(pieces)]
+    ]
+    seen = "".join(texts[: len(pieces)])
+    found = [seen.find(stop) for stop in stops if stop in seen]
+    assert pieces[-1].end == ("stop" if found else "max_tokens")
+    assert not any(stop in "".join(texts[: len(pieces) - 1]) for stop in stops)
+    # The text is what stands before the stop string, without the names.
+    wanted, at, cut = "", 0, min(found, default=len(seen))
+    for text in texts[: len(pieces)]:
+        wanted += "" if text in names else text[: max(cut - at, 0)]
+        at += len(text)
+    assert "".join(piece.text for piece in pieces) == wanted

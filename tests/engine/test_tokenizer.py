@@ -150,6 +150,8 @@ def test_a_character_appears_when_it_is_complete(tokenizers):
 def test_control_tokens_and_ids_without_a_token_decode_to_nothing(tokenizers):
     tokenizer = tokenizers["folder"]
     assert tokenizer.decode([0, *tokenizer.encode("hello"), 1, tokenizer.vocab_size]) == "hello"
+    named = tokenizer.decode([0, *tokenizer.encode("hello"), 1], skip_special_tokens=False)
+    assert named == "<s><s>hello</s>" and tokenizer.name_of(1) == "</s>"
     with pytest.raises(kccl.InvalidArgument, match="id -1 is negative"):
         tokenizer.decode([-1])
 
