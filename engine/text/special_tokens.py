@@ -42,6 +42,7 @@ def add_special_tokens(
     """
     values = dict(values)
     added: dict[int, Any] = {}
+    older = Fields(folder / _MAP, {})
     if "added_tokens_decoder" in config:
         decoder = config.value("added_tokens_decoder")
         if not isinstance(decoder, dict):
@@ -51,19 +52,23 @@ def add_special_tokens(
                 raise config.wrong("added_tokens_decoder", "an object with ids and tokens")
             added[int(number)] = _token(config, "added_tokens_decoder", token)
     else:
-        values |= read_optional(folder / _MAP)
+        older = Fields(folder / _MAP, read_optional(folder / _MAP))
+        values |= {name: older.value(name) for name in older.names()}
         added = _older(folder, config, values, content)
     texts = {name: text for name in _names(values) if (text := _text(config, values, name))}
-    extras = _extras(values)
+    given = [(name, values[name]) for name in texts]
+    given += [(name, each) for name, found in _extras(values) for each in found]
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     missing = [token for _, token in sorted(added.items()) if repr(token) not in known]
-    seen = {token.content for token in backend.get_added_tokens_decoder().values()}
-    seen |= {token.content for token in missing}
-    special = library("tokenizers").AddedToken
-    for text in dict.fromkeys([*texts.values(), *extras]):
-        if text not in seen:
-            missing.append(special(text, special=True, normalized=False))
-    named = {*texts.values(), *extras}
+    seen = {token.content for token in added.values()}
+    # A token of the tokenizer's own file keeps the flags that it has there.
+    seen |= {token.content for token in backend.get_added_tokens_decoder().values()}
+    for name, value in given:
+        token = _named_token(older if name in older else config, name, value)
+        if token.content not in seen:
+            missing.append(token)
+        seen.add(token.content)
+    named = {_content(value) for _, value in given}
     for token in missing:
         token.special = token.special or token.content in named
     backend.add_tokens(missing)
@@ -82,7 +87,7 @@ def _older(
 ) -> dict[int, Any]:
     """Returns tokens by id, where tokenizer_config.json does not list them."""
     named = {text for name in _names(values) if (text := _text(config, values, name))}
-    named |= set(_extras(values))
+    named |= {_content(each) for _, found in _extras(values) for each in found}
     make = library("tokenizers").AddedToken
     file = Fields(folder / _ADDED, read_optional(folder / _ADDED))
     added: dict[int, Any] = {}
@@ -109,9 +114,7 @@ def _names(values: dict[str, Any]) -> Iterable[str]:
 
 def _text(config: Fields, values: dict[str, Any], name: str) -> str | None:
     """Returns the text of a named token, which some files give as an object with more fields."""
-    value = values.get(name)
-    if isinstance(value, dict):
-        value = value.get("content")
+    value = _content(values.get(name))
     if value is None or isinstance(value, str):
         return value
     if name in _NEEDED:
@@ -120,15 +123,30 @@ def _text(config: Fields, values: dict[str, Any], name: str) -> str | None:
     return None
 
 
-def _extras(values: dict[str, Any]) -> list[str]:
-    """Returns the texts of further special tokens, which have no name."""
-    found: Any = next((values[name] for name in _EXTRA if values.get(name)), [])
-    if isinstance(found, dict):
-        found = list(found.values())
-    if not isinstance(found, list):
-        return []
-    texts = [each.get("content") if isinstance(each, dict) else each for each in found]
-    return [text for text in texts if isinstance(text, str) and text]
+def _extras(values: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+    """Returns further special tokens, which have no name, with the field that lists them."""
+    for name in _EXTRA:
+        found: Any = values.get(name)
+        if isinstance(found, dict):
+            found = list(found.values())
+        if found and isinstance(found, list):
+            texts = [each for each in found if isinstance(_content(each), str) and _content(each)]
+            return [(name, texts)]
+        if found:
+            break
+    return []
+
+
+def _content(value: Any) -> Any:
+    """Returns the text of a token, which some files give as an object with flags."""
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _named_token(fields: Fields, name: str, value: Any) -> Any:
+    """Returns a special token, with the flags that its object has."""
+    if isinstance(value, str):
+        return library("tokenizers").AddedToken(value, special=True, normalized=False)
+    return _token(fields, name, {**value, "special": True})
 
 
 def _token(config: Fields, name: str, token: dict[str, Any]) -> Any:

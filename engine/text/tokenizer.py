@@ -211,7 +211,7 @@ class Tokenizer:
         spelt = b"".join(
             self.name_of(each).encode() if each in named else self.bytes_of(each) for each in ids
         )
-        if self._adds_space:
+        if self._adds_space and self._pieces is not byte_level:
             spelt = spelt.removeprefix(b" ")
         return spelt.decode(errors="replace")
 

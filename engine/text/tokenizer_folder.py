@@ -10,12 +10,12 @@ from ..base.fields import Fields, read_json, read_optional
 from .chat_files import read_templates
 from .special_tokens import add_special_tokens
 from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, vocab_size_of
-from .tokenizer_merges import MERGES, VOCABULARY, read_merges
+from .tokenizer_classes import MERGES, VOCABULARY, class_of, of_merges, rebuilt
 from .tokenizer_model import MODEL, read_model
 
 TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
-# Files that name ids. The first file that gives an id counts.
+# Files that name ids. The first file that gives an id counts. The last one also names the family.
 _WITH_IDS = ("generation_config.json", "config.json")
 
 
@@ -43,32 +43,43 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
     is_model = not is_there and (folder / MODEL).exists()
     is_merges = not is_there and not is_model and (folder / VOCABULARY).exists()
     pieces: Pieces = byte_level
+    others = _with_ids(folder)
+    if is_there:
+        content = read_json(file)
+    # transformers does not read Laneformers.
+    named = "" if is_laneformer else class_of(config, others[-1], content)
     if is_model:
         file = folder / MODEL
-        backend, adds_space, texts = guarded(file, read_model, file, config)
+        backend, adds_space, texts = guarded(file, read_model, file, config, named)
         values = texts | values
         pieces = sentence_piece
     elif is_merges:
         file = folder / VOCABULARY
-        backend, adds_space, texts = guarded(file, read_merges, folder, config)
+        backend, adds_space, texts = guarded(file, of_merges, folder, named, config)
         values = texts | values
     else:
         if not is_there:
             raise kccl.Error(
                 f"{folder} has neither {TOKENIZER} nor {MODEL}, nor {VOCABULARY} with {MERGES}"
             )
-        content = read_json(file)
         backend = guarded(file, library("tokenizers").Tokenizer.from_file, str(file))
-        pieces, adds_space = _kind(file, content)
+        if named:
+            backend, pieces, adds_space, texts = guarded(
+                file, rebuilt, file, backend, content, named, config
+            )
+            values = texts | values
+        else:
+            pieces, adds_space = _kind(file, content)
     # Truncation and padding are switched off, so that a text is never changed unnoticed.
     backend.no_truncation()
     backend.no_padding()
+    # Control tokens that are spelt out in a text stay text then, as in transformers.
+    backend.encode_special_tokens = config.boolean("split_special_tokens", default=False)
     texts = guarded(file, add_special_tokens, folder, config, values, backend, content)
     ids = {
         name: None if (text := texts.get(f"{name}_token")) is None else backend.token_to_id(text)
         for name in ("bos", "eos", "pad")
     }
-    others = _with_ids(folder)
     size = vocab_size_of(backend)
     eos_ids = _first_ids(others, "eos_token_id", max(size, vocab_size))
     if not eos_ids and ids["eos"] is not None:

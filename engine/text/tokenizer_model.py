@@ -9,6 +9,7 @@ import kccl
 from ..base.extras import library
 from ..base.fields import Fields, one_line
 from ..base.lookalikes import lookalike
+from .tokenizer_classes import LLAMA, spell_as_llama, spells_bytes, wrong_class
 from .tokenizer_pieces import (
     NORMAL,
     SPACE,
@@ -20,20 +21,18 @@ from .tokenizer_pieces import (
 MODEL = "tokenizer.model"
 # The kinds of models in the file.
 _UNIGRAM, _BPE = 1, 2
-# Classes for which transformers puts a space only in front of a whole text, and only if it begins
-# with none.
-_SPACE_ONCE = ("LlamaTokenizer", "LlamaTokenizerFast")
 # The form of a line of tiktoken's file: a token in base 64, and its rank.
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 CONVERT = "let transformers write a tokenizer.json (AutoTokenizer and save_pretrained())"
 
 
-def read_model(file: Path, config: Fields) -> tuple[Any, bool, dict[str, str]]:
+def read_model(file: Path, config: Fields, named: str) -> tuple[Any, bool, dict[str, str]]:
     """Reads the file.
 
     Args:
         file: The file.
         config: tokenizer_config.json.
+        named: The class with which transformers reads it, from class_of().
 
     Returns:
         A tokenizers.Tokenizer, whether it puts a space in front of a text, and the texts of the
@@ -42,6 +41,8 @@ def read_model(file: Path, config: Fields) -> tuple[Any, bool, dict[str, str]]:
     Raises:
         kccl.Error: It is damaged, or of a kind that is not known.
     """
+    if spells_bytes(named):
+        raise wrong_class(file, named)
     proto = _proto(file)
     trained, normal = proto.trainer_spec, proto.normalizer_spec
     if trained.model_type not in (_UNIGRAM, _BPE):
@@ -53,27 +54,29 @@ def read_model(file: Path, config: Fields) -> tuple[Any, bool, dict[str, str]]:
     if len(set(tokens)) != len(tokens):
         raise kccl.Error(f"{file} has a piece twice")
     backend = _backend(trained, tokens, scores, kinds)
-    is_of_llama = config.text("tokenizer_class", default="") in _SPACE_ONCE
-    is_once = is_of_llama or not config.boolean("legacy", default=True)
-    _prepare(backend, normal, is_once=is_once)
-    if is_of_llama:
+    if named == LLAMA:
+        adds_space = spell_as_llama(backend, config)
         add_control_tokens(backend, tokens, kinds)
     else:
+        adds_space = bool(normal.add_dummy_prefix)
+        # A null counts as false here.
+        is_once = config.is_null("legacy") or not config.boolean("legacy", default=True)
+        _prepare(backend, normal, is_once=is_once)
         add_control_tokens(
             backend, tokens, [kind if kind != USER_DEFINED else NORMAL for kind in kinds]
         )
         _keep_whole(
             backend, [t for t, kind in zip(tokens, kinds, strict=True) if kind == USER_DEFINED]
         )
-    named = {
+    texts = {
         "bos_token": (trained.bos_id, trained.bos_piece),
         "eos_token": (trained.eos_id, trained.eos_piece),
         "unk_token": (trained.unk_id, trained.unk_piece),
     }
     return (
         backend,
-        bool(normal.add_dummy_prefix),
-        {name: text for name, (number, text) in named.items() if number >= 0},
+        adds_space,
+        {name: text for name, (number, text) in texts.items() if number >= 0},
     )
 
 

@@ -69,6 +69,33 @@ def test_tokens_are_added(folder, files, is_special):
     assert tokenizer.decode([264, HELLO]) == ("hello" if is_special else "<a>hello")
 
 
+@pytest.mark.parametrize("name", ["special_tokens_map", "tokenizer_config"])
+@pytest.mark.parametrize("field", ["pad_token", "extra_special_tokens"])
+def test_tokens_that_are_objects_have_flags(folder, name, field):
+    token = {"content": "<a>", "lstrip": True, "rstrip": False}
+    rewrite(folder, name, **{field: token if field == "pad_token" else [token]})
+    tokenizer = tokenizer_of(folder)
+    assert tokenizer.encode("hello  <a>hello", add_bos=False) == [HELLO, 264, HELLO]
+    assert 264 in tokenizer.special_ids
+    token["lstrip"] = 1
+    rewrite(folder, name, **{field: token if field == "pad_token" else [token]})
+    with pytest.raises(kccl.Error, match=rf"{name}\.json: field {field} is .* must be tokens with"):
+        tokenizer_of(folder)
+
+
+def test_special_tokens_may_be_split(folder):
+    rewrite(folder, "tokenizer_config", split_special_tokens=True)
+    tokenizer = tokenizer_of(folder)
+    assert tokenizer.encode("</s>")[0] == 0 and 1 not in tokenizer.encode("</s>")
+
+
+def test_the_class_of_a_family_splits_words(folder):
+    """transformers' Qwen2Tokenizer composes characters, whatever tokenizer.json says."""
+    assert len(tokenizer_of(folder).encode("e\u0301", add_bos=False)) == 3
+    rewrite(folder, "tokenizer_config", tokenizer_class="Qwen2TokenizerFast")
+    assert len(tokenizer_of(folder).encode("e\u0301", add_bos=False)) == 2
+
+
 def test_the_map_counts_before_the_configuration(folder):
     rewrite(folder, "special_tokens_map", bos_token="<pad>")
     assert tokenizer_of(folder).bos_id == 2

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import sentencepiece
+from pieces import write_pieces
 from tiny_models import LLAMA, write_folder
 
 import kccl
@@ -96,6 +97,36 @@ def test_a_tokenizer_of_llama_puts_one_space_in_front(folder):
     tokenizer = tokenizer_of(folder("bpe", tokenizer_class="LlamaTokenizer"))
     assert tokenizer.encode(" hello") == tokenizer.encode("hello")
     assert tokenizer.encode("<s>▁hello")[1:] == tokenizer.encode("hello")
+
+
+@pytest.mark.parametrize("form", ["prepend", "never"])
+@pytest.mark.parametrize(
+    ("more", "spelt"),
+    [
+        ({}, "▁hello</s>hello"),
+        ({"legacy": True, "add_prefix_space": None}, "▁hello</s>▁hello"),
+        ({"add_prefix_space": False}, "hello</s>hello"),
+    ],
+)
+def test_both_files_of_llama_give_the_same_ids(models, folder, form, more, spelt):
+    by_model = tokenizer_of(at := folder("bpe", tokenizer_class="LlamaTokenizerFast", **more))
+    write_pieces(at, models / "bpe.model", form)
+    by_json = tokenizer_of(at)
+    for text in (*TEXTS, " hello", "hello</s>hello"):
+        assert by_json.encode(text, add_bos=False) == by_model.encode(text), text
+        assert by_json.decode(by_model.encode(text)) == by_model.decode(by_model.encode(text))
+    ids = by_json.encode("hello</s>hello", add_bos=False)
+    assert "".join(map(by_json.name_of, ids)) == spelt
+
+
+def test_a_class_that_spells_bytes_reads_no_pieces(models, folder):
+    at = folder("bpe", tokenizer_class="Qwen2Tokenizer")
+    told = "is no tokenizer of transformers' class Qwen2Tokenizer, with which transformers reads"
+    with pytest.raises(kccl.Error, match=f"tokenizer.model {told}"):
+        tokenizer_of(at)
+    write_pieces(at, models / "bpe.model", "prepend")
+    with pytest.raises(kccl.Error, match=f"tokenizer.json {told}"):
+        tokenizer_of(at)
 
 
 def test_an_engine_takes_text(folder):

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from pieces import FORMS, write_pieces
 from tiny_models import LLAMA, MESSAGES, write_folder
 from transformers import AutoTokenizer
 
+import kccl
 from kccl.engine.files.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.long
@@ -59,6 +61,18 @@ FOLDERS = {
             "additional_special_tokens": ["<|im_start|>", "<tool>"],
         }
     },
+    "map strips": {
+        "special_tokens_map": {
+            "pad_token": {"content": "[PAD]", "lstrip": True, "rstrip": True},
+            "extra_special_tokens": [{"content": "<tool>", "lstrip": True, "normalized": True}],
+        }
+    },
+    "config strips": {
+        "tokenizer_config": {
+            "pad_token": {"__type": "AddedToken", "content": "[PAD]", "lstrip": True}
+        }
+    },
+    "split": {"tokenizer_config": {"split_special_tokens": True}},
     "added": {"added_tokens": {"<|im_end|>": 265, "<|im_start|>": 264}},
     "added and map": {
         "added_tokens": {"<|im_end|>": 265, "<|im_start|>": 264, "<tool>": 266},
@@ -145,6 +159,44 @@ def test_a_post_processor_decides(tmp_path, post, asked, kind):
     )
     for text in ("hello w", "", "\n"):
         assert ours.encode(text) == theirs(text).input_ids
+
+
+SPACES = (
+    "hello world",
+    "  two  spaces ",
+    "<s>hello</s> x",
+    "▁x",
+    "e\u0301 12 hello 12345",
+    " hello",
+)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", [None, "LlamaTokenizerFast", "GPT2Tokenizer", "Qwen2Tokenizer"])
+@pytest.mark.parametrize("more", [{}, {"legacy": True}, {"add_prefix_space": False}])
+def test_the_class_decides(tmp_path, models, family, kind, more):
+    """Also where the vocabulary has pieces. A class that spells bytes cannot read these."""
+    config = LLAMA | {"vocab_size": 320, "model_type": family, "head_dim": 4, "architectures": None}
+    named = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": kind} | more
+    told = json.dumps({name: value for name, value in named.items() if value is not None})
+    for form in ("bytes", *FORMS):
+        folder = tmp_path / form
+        write_folder(folder, config, with_tokenizer=form == "bytes")
+        (folder / "tokenizer_config.json").write_text(told)
+        if form != "bytes":
+            write_pieces(folder, models / "bpe.model", form)
+        theirs = AutoTokenizer.from_pretrained(folder)
+        with open_checkpoint(folder) as checkpoint:
+            if form != "bytes" and type(theirs).__name__ in ("GPT2Tokenizer", "Qwen2Tokenizer"):
+                with pytest.raises(kccl.Error, match="is no tokenizer of transformers' class"):
+                    checkpoint.tokenizer()
+                continue
+            ours = checkpoint.tokenizer()
+        for text in SPACES:
+            ids = theirs(text).input_ids
+            wanted = ids[1:] if ids[:1] * 2 == ids[:2] else ids
+            assert ours.encode(text) == wanted, (form, text)
+            assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
 # ---- Chats --------------------------------------------------------------------------------------
