@@ -23,7 +23,6 @@ from .executors.requests import (
 )
 from .executors.runner import Runner
 from .files.checkpoint import Checkpoint, open_checkpoint
-from .files.defaults import read_defaults
 from .files.models import find_model
 from .model.config import ModelConfig
 from .model.drafts import Drafts
@@ -128,14 +127,15 @@ class Engine(Closing):
             self.dtype, self.stored = checkpoint.dtype, checkpoint.stored
             self.formats = checkpoint.formats
             self._source = checkpoint.source
-            self.sampling, unknown = read_defaults(checkpoint.source)
-            self.notices: tuple[str, ...] = (*rounding(checkpoint), *unknown)
             self._lacks = "has no tokenizer" if tokenizer else "was opened without its tokenizer"
             self._tokenizer: Tokenizer | None = (
                 checkpoint.tokenizer() if tokenizer and checkpoint.has_tokenizer else None
             )
-            if self._tokenizer is None and (stop := self.sampling.pop("stop", None)):
-                self.notices += (f"stop_strings = {stop!r:.60} is not used without a tokenizer",)
+            defaults = checkpoint.defaults()
+            if self._tokenizer is None:
+                defaults = defaults.without_text()
+            self.sampling, self._wrong = dict(defaults.values), defaults.wrong
+            self.notices: tuple[str, ...] = (*rounding(checkpoint), *defaults.notices)
             ends = self._tokenizer.eos_ids if self._tokenizer else checkpoint.end_ids()
             self._end_ids: tuple[int, ...] = ends
             self.context = context_of(self.config, context)
@@ -391,7 +391,8 @@ class Engine(Closing):
         return self._params(None, given)
 
     def _params(self, params: SamplingParams | None, given: dict[str, Any]) -> SamplingParams:
-        params = params_of(params, given, self.sampling, self._end_ids, self.config.vocab_size)
+        ends, size = self._end_ids, self.config.vocab_size
+        params = params_of(params, given, self.sampling, self._wrong, ends, size)
         if self._tokenizer is None:
             check_needs_no_text(params, f"{self._source} {self._lacks}")
         return params

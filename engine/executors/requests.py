@@ -8,7 +8,7 @@ import kccl
 
 from ..base.scalars import as_integer
 from ..model.config import ModelConfig
-from ..model.sample import SamplingParams
+from ..model.sample import FILTERS, SamplingParams
 from ..text.tokenizer import Tokenizer
 
 
@@ -133,6 +133,7 @@ def params_of(
     params: SamplingParams | None,
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
+    wrong: Mapping[str, str],
     ends: tuple[int, ...],
     vocab_size: int,
 ) -> SamplingParams:
@@ -142,13 +143,19 @@ def params_of(
         params: All of them, or None.
         given: Some of them, by name.
         defaults: The model's own values of the other parameters.
+        wrong: What is wrong with the model's own values of further parameters.
         ends: The stop ids, unless `stop_ids` is given.
         vocab_size: Ids with a bias must be below it.
 
     Raises:
         InvalidArgument: One is wrong, or there is no such parameter.
+        kccl.Error: The request would use one that is wrong in the model's files.
     """
     found = _params_of(params, given, defaults, ends)
+    for name, told in wrong.items() if params is None else ():
+        # Filters change nothing where the likeliest token is taken.
+        if name not in given and (found.temperature > 0 or name not in FILTERS):
+            raise kccl.Error(f"{told}; give another {name}")
     for number, _ in found.biases:
         # This is checked here, because kernels add biases without checking the ids.
         if not 0 <= number < vocab_size:

@@ -22,6 +22,7 @@ from ..formats.float32 import FLOAT32
 from ..formats.table import DTYPES, IN_FILES, MULTIPLIED, ON_HOST
 from ..model.config import is_vector
 from ..text.tokenizer import Tokenizer
+from .defaults import Defaults
 from .gguf import GgufSource
 from .hf import FolderSource
 from .kept import expanded, kept_formats, op_of, shown_format
@@ -332,6 +333,10 @@ class Checkpoint(Closing):
         """Returns Source.notices."""
         return self._opened().notices
 
+    def defaults(self) -> Defaults:
+        """Returns Source.defaults()."""
+        return self._opened().defaults()
+
     @property
     def has_tokenizer(self) -> bool:
         """Tells whether there is a tokenizer beside the weights. It may be damaged."""
@@ -343,11 +348,7 @@ class Checkpoint(Closing):
         return self._opened().mapped_bytes
 
     def end_ids(self) -> tuple[int, ...]:
-        """Returns the ids that end a text, where the files name them outside their tokenizer.
-
-        Raises:
-            kccl.Error: They are no ids of the vocabulary.
-        """
+        """Returns the ids that end a text, where the files name them outside their tokenizer."""
         return self._opened().end_ids()
 
     def tokenizer(self) -> Tokenizer:

@@ -1,7 +1,10 @@
-"""Reads how a model's folder asks to be sampled: generation_config.json, or else config.json, as
-transformers reads them.
+"""Reads how a model asks to be sampled: a folder in generation_config.json, or else config.json, as
+transformers reads them; a GGUF file in its keys, as llama.cpp reads them.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,53 +43,152 @@ _UNKNOWN: dict[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),
     "watermarking_config": (),
     "max_time": (),
+    "token_healing": (False,),
+    "forced_decoder_ids": ([],),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "force_words_ids": ([],),
+    "constraints": ([],),
 }
 # Fields that bound the answer's length, and transformers' own values. The engine ignores them: the
 # caller's max_tokens counts, or its default.
 _LENGTHS: dict[str, tuple[Any, ...]] = {"max_new_tokens": (), "max_length": (20,)}
 
 
-def read_defaults(source: Path) -> tuple[dict[str, Any], list[str]]:
+# llama.cpp's keys without "general.sampling.", and the fields of SamplingParams that they are.
+_OF_GGUF = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+_GGUF = "general.sampling."
+# Keys of samplers that the engine does not have, and the values with which they change nothing.
+_UNKNOWN_IN_GGUF: dict[str, tuple[Any, ...]] = {
+    "mirostat": (0,),
+    "xtc_probability": (0.0,),
+    "sequence": ("", "edskypmxt"),
+}
+# The tokens that llama.cpp's penalty_repeat counts without penalty_last_n; -1: all.
+_LAST_N, _ALL = 64, -1
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """How a model asks to be sampled.
+
+    Attributes:
+        values: Fields of SamplingParams.
+        wrong: What is wrong with other fields of SamplingParams, for requests that would use them.
+        notices: Sentences, one for each thing in the files that is not used.
+    """
+
+    values: Mapping[str, Any]
+    wrong: Mapping[str, str]
+    notices: tuple[str, ...]
+
+    def without_text(self) -> "Defaults":
+        """Returns the defaults for an engine that has no tokenizer, and so no stop strings."""
+        values, wrong = dict(self.values), dict(self.wrong)
+        wrong.pop("stop", None)
+        if (stop := values.pop("stop", None)) is None:
+            return Defaults(values, wrong, self.notices)
+        told = f"stop_strings = {stop!r:.60} is not used without a tokenizer"
+        return Defaults(values, wrong, (*self.notices, told))
+
+
+class _Reader:
+    """Collects fields of SamplingParams from a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.values: dict[str, Any] = {}
+        self.wrong: dict[str, str] = {}
+
+    def take(self, name: str, read: Callable[[], Any]) -> None:
+        """Keeps what `read` returns, or what is wrong with it."""
+        try:
+            value = read()
+            SamplingParams(**{name: value})
+        except kccl.InvalidArgument as error:
+            self.wrong[name] = f"{self._path}: {error}"
+        except kccl.Error as error:
+            self.wrong[name] = str(error)
+        else:
+            self.values[name] = value
+
+    def done(self, notices: list[str]) -> Defaults:
+        """Returns all of it, with other notices."""
+        unusable = [f"{told}; requests that use it are refused" for told in self.wrong.values()]
+        return Defaults(self.values, self.wrong, (*unusable, *notices))
+
+
+def read_defaults(folder: Path) -> Defaults:
     """Returns what generation_config.json beside the weights says; config.json if there is none.
 
     Without `do_sample: true` the likeliest token is taken, whatever the temperature in the file;
     its filters then are for callers who give a temperature.
 
-    Args:
-        source: The model's folder. A GGUF file has no such file.
-
-    Returns:
-        Fields of SamplingParams; and a sentence for each field that is not used.
-
     Raises:
-        kccl.Error: The file is damaged, or a value is out of range.
+        kccl.Error: The file is damaged.
     """
-    if not source.is_dir():
-        return {}, []
-    file = source / FILE if (source / FILE).exists() else source / _OLDER
+    file = folder / FILE if (folder / FILE).exists() else folder / _OLDER
     fields = Fields(file, read_optional(file))
-    found: dict[str, Any] = {}
+    found = _Reader(file)
     for name in ("top_p", "min_p", "repetition_penalty"):
         if name in fields:
-            found[name] = fields.number(name)
+            found.take(name, partial(fields.number, name))
     if "top_k" in fields:
-        found["top_k"] = fields.integer("top_k", least=0)
-    if fields.boolean("do_sample", default=False):
-        found["temperature"] = fields.number("temperature", default=_TEMPERATURE)
-        found.setdefault("top_k", _TOP_K)
-    if stop := fields.value("stop_strings"):
-        found["stop"] = stop
+        found.take("top_k", partial(fields.integer, "top_k", least=0))
     try:
-        SamplingParams(**found)
-    except kccl.InvalidArgument as error:
-        raise kccl.Error(f"{file}: {error}") from error
+        samples = fields.boolean("do_sample", default=False)
+    except kccl.Error as error:
+        # It decides about the temperature.
+        found.wrong["temperature"], samples = str(error), False
+    if samples:
+        found.take("temperature", partial(fields.number, "temperature", default=_TEMPERATURE))
+        if "top_k" not in fields:
+            found.values["top_k"] = _TOP_K
+    if fields.value("stop_strings"):
+        found.take("stop", partial(fields.value, "stop_strings"))
+    return found.done(
+        [
+            f"{file.name} asks for {name} = {fields.value(name)!r:.60}, which {told}"
+            for names, told in (
+                (_UNKNOWN, "the engine does not have"),
+                (_LENGTHS, "is not used: max_tokens limits an answer"),
+            )
+            for name, neutral in names.items()
+            if name in fields and fields.value(name) not in neutral
+        ]
+    )
+
+
+def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> Defaults:
+    """Returns what a GGUF file's keys say. The likeliest token is taken without a temperature."""
+    fields = Fields(path, metadata)
+    found = _Reader(path)
+    for key, name in _OF_GGUF.items():
+        if f"{_GGUF}{key}" in fields:
+            found.take(name, partial(_number_of_gguf, fields, key))
     notices = [
-        f"{file.name} asks for {name} = {fields.value(name)!r:.60}, which {told}"
-        for names, told in (
-            (_UNKNOWN, "the engine does not have"),
-            (_LENGTHS, "is not used: max_tokens limits an answer"),
-        )
-        for name, neutral in names.items()
-        if name in fields and fields.value(name) not in neutral
+        f"{path.name} asks for {_GGUF}{key} = {fields.value(_GGUF + key)!r:.60}, which the engine "
+        "does not have"
+        for key, neutral in _UNKNOWN_IN_GGUF.items()
+        if f"{_GGUF}{key}" in fields and fields.value(_GGUF + key) not in neutral
     ]
-    return found, notices
+    penalty = fields.value(f"{_GGUF}penalty_repeat")
+    last = fields.value(f"{_GGUF}penalty_last_n")
+    if penalty not in (None, 1) and last == _ALL:
+        found.take("repetition_penalty", partial(fields.number, f"{_GGUF}penalty_repeat"))
+    elif penalty not in (None, 1) and last != 0:
+        notices.append(
+            f"{path.name} asks for {_GGUF}penalty_repeat = {penalty!r:.60}, which is not used: it "
+            f"counts the last {_LAST_N if last is None else last!r:.60} tokens, and "
+            "repetition_penalty all of them"
+        )
+    return found.done(notices)
+
+
+def _number_of_gguf(fields: Fields, key: str) -> float:
+    """Returns a number. llama.cpp takes those out of range for the nearest in it."""
+    name = f"{_GGUF}{key}"
+    if key == "top_k":
+        return max(fields.integer(name), 0)
+    value = fields.number(name)
+    return min(max(value, 0.0), 1.0) if key in ("top_p", "min_p") else max(value, 0.0)

@@ -15,6 +15,7 @@ from ..formats.mxfp4 import MXFP4
 from ..model.config import ModelConfig, lanes_for
 from ..model.ops import BIASES, KINDS
 from ..text.tokenizer import Tokenizer
+from .defaults import Defaults, defaults_of_gguf
 from .gguf_experts import MIXTURES, OF_EXPERT, experts, parts_of, read_part
 from .gguf_parts import GgufParts
 from .gguf_rope import ROPE_TABLES, read_rope
@@ -96,9 +97,10 @@ class GgufSource(Source):
         except BaseException:
             self.close()
             raise
-        from ..text.tokenizer_gguf import has_tokenizer
+        from ..text.tokenizer_gguf import has_tokenizer, unusable_ids
 
         self.has_tokenizer = has_tokenizer(self._file.metadata)
+        self.notices = unusable_ids(self.path, self._file.metadata, self.config.vocab_size)
         self.ignored = ROPE_TABLES & self.shapes.keys()
         holders = {part.tensor for part in self._parts.values()}
         self.ignored |= holders
@@ -211,6 +213,9 @@ class GgufSource(Source):
         from ..text.tokenizer_gguf import from_gguf
 
         return from_gguf(self.path, self._file.metadata)
+
+    def defaults(self) -> Defaults:
+        return defaults_of_gguf(self.path, self._file.metadata)
 
     def end_ids(self) -> tuple[int, ...]:
         from ..text.tokenizer_gguf import named_ends

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ..formats.base import Stored
 from ..formats.table import IN_FILES
 from ..text.tokenizer import Tokenizer
-from ..text.tokenizer_folder import from_folder, has_tokenizer, named_ends
+from ..text.tokenizer_folder import from_folder, has_tokenizer, named_ends, unusable_ends
+from .defaults import Defaults, read_defaults
 from .fused_experts import ExpertPart, find_fused
 from .hf_config import read_config
 from .hf_files import Held, check_adapter, check_folder, read_headers
@@ -135,6 +136,7 @@ class FolderSource(Source):
             self._take(find_fused(self._tensors, self.config, self.names))
         if quantization is not None:
             self._take_quantized(quantization)
+        self.notices += unusable_ends(path, self.config.vocab_size)
 
     def _take(self, found: Mapping[str, QuantizedMatrix | ExpertPart]) -> None:
         """Gives each tensor that is made of others one name, shape and format. The others are
@@ -151,7 +153,7 @@ class FolderSource(Source):
         found = find_quantized(quantization, self._tensors, self.config, self.names)
         self._take(found)
         if found and quantization.rounds_activations:
-            self.notices = (
+            self.notices += (
                 "activations stay in FP32, though the model asks for "
                 f"{quantization.rounds_activations} bits before each product",
             )
@@ -191,6 +193,9 @@ class FolderSource(Source):
         return from_folder(
             self.path, self.config.vocab_size, is_laneformer=self.config.family == "laneformer"
         )
+
+    def defaults(self) -> Defaults:
+        return read_defaults(self.path)
 
     def end_ids(self) -> tuple[int, ...]:
         return named_ends(self.path, self.config.vocab_size)

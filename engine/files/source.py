@@ -7,6 +7,7 @@ from pathlib import Path
 from ..formats.base import Stored
 from ..model.config import ModelConfig
 from ..text.tokenizer import Tokenizer
+from .defaults import Defaults
 
 CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
 CUT_AXIS |= dict.fromkeys(("bq", "bk", "bv", "b1", "b3", "sinks"), 0)
@@ -62,6 +63,14 @@ class Source(ABC):
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
         """Returns the tokenizer beside the weights."""
+
+    def defaults(self) -> Defaults:
+        """Returns how the files ask to be sampled.
+
+        Raises:
+            kccl.Error: A file is damaged.
+        """
+        return Defaults({}, {}, ())
 
     def end_ids(self) -> tuple[int, ...]:
         """Returns the ids that end a text, where the files name them outside their tokenizer."""

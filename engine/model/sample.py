@@ -31,6 +31,8 @@ _WORD = 0xFFFFFFFF
 # of infinities are NaN, and a NaN chooses any token.
 _LEAST_DIVISOR, _MOST_PENALTY = 1e-6, 1e6
 
+FILTERS = ("top_k", "top_p", "min_p")
+"""Parameters that have no effect if temperature is 0."""
 MOST_ALTERNATIVES = 20
 """Most of the likeliest tokens that come with each token."""
 

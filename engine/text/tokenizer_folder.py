@@ -112,12 +112,29 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
 
 
 def named_ends(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """Returns the ids that end a text by the folder's configurations, whatever its tokenizer is.
-
-    Raises:
-        kccl.Error: They are no ids of the vocabulary.
-    """
+    """Returns the ids that end a text by the folder's configurations, whatever its tokenizer is."""
     return tuple(_first_ids(_with_ids(folder), "eos_token_id", vocab_size))
+
+
+def unusable_ends(folder: Path, vocab_size: int) -> tuple[str, ...]:
+    """Returns a sentence if the folder's configurations name ends that no text can have."""
+    for fields in _with_ids(folder):
+        named = fields.value("eos_token_id")
+        ids = [each for each in (named if isinstance(named, list) else [named]) if each is not None]
+        # As in transformers, -1 stands for none.
+        wrong = [
+            number
+            for number in ids
+            if number not in (-1, *_ids(fields, "eos_token_id", vocab_size))
+        ]
+        if wrong:
+            return (
+                f"{fields.path.name} has {wrong[0]!r:.30} among eos_token_id, which ends nothing: "
+                f"the model's ids are from 0 to {vocab_size - 1}",
+            )
+        if ids:
+            break
+    return ()
 
 
 def _with_ids(folder: Path) -> list[Fields]:
@@ -148,16 +165,12 @@ def _first_ids(others: list[Fields], name: str, vocab_size: int) -> list[int]:
 
 
 def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
-    """Returns one id, or a list of ids, as a tuple."""
+    """Returns the ids of a field that exist."""
     value = fields.value(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in ids):
         raise fields.wrong(name, "an id or a list of ids")
-    # As in transformers, -1 stands for none.
-    ids = [number for number in ids if number != -1]
-    if not all(0 <= number < vocab_size for number in ids):
-        raise fields.wrong(name, f"from 0 to {vocab_size - 1}, the ids of the vocabulary")
-    return ids
+    return [number for number in ids if 0 <= number < vocab_size]
 
 
 def _usable_id(others: list[Fields], name: str, vocab_size: int) -> int | None:

@@ -29,6 +29,9 @@ _MODELS = ("gpt2", "llama")
 _NONE = ("none", "no_vocab")
 # The kinds of ids that end a text. The model's own end comes first.
 _ENDS = ("eos", "eot", "eom")
+_NEEDED = ("bos", *_ENDS)
+# Some writers give this for a token that there is not.
+_NO_ID = 2**32 - 1
 # The ids of SentencePiece's own tokens, for files that do not give them.
 _PIECES = {"bos": 1, "eos": 2, "unknown": 0}
 # The texts of tokens that end an answer, whatever kind the file gives them. This is llama.cpp's
@@ -54,11 +57,7 @@ def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
 
 
 def named_ends(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """Returns the ids that end a text by a file's keys and tokens, whatever its tokenizer is.
-
-    Raises:
-        kccl.Error: They are no ids of the vocabulary.
-    """
+    """Returns the ids that end a text by a file's keys and tokens, whatever its tokenizer is."""
     fields = Fields(path, metadata)
     ids = _ids(fields, "", vocab_size)
     named = [number for kind in _ENDS if (number := ids[kind]) is not None]
@@ -186,6 +185,15 @@ def _strings(fields: Fields, name: str) -> list[str]:
     value = fields.value(name)
     if not isinstance(value, list) or not value:
         raise fields.wrong(name, "a list of strings")
+    for number, each in enumerate(value):
+        try:
+            each.encode()
+        # The file's reader makes surrogates of bytes that are not UTF-8.
+        except UnicodeEncodeError as error:
+            raw = each.encode(errors="surrogateescape")
+            raise kccl.Error(
+                f"{fields.path}: entry {number} of {name} is {raw!r:.60}, must be valid UTF-8"
+            ) from error
     return value
 
 
@@ -197,20 +205,37 @@ def _numbers(fields: Fields, name: str, count: int, kinds: str) -> Any:
     return value[:count]
 
 
+def unusable_ids(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[str, ...]:
+    """Returns sentences on keys that name a text's beginning or end by ids that do not exist."""
+    fields = Fields(path, metadata)
+    found = []
+    for kind in _NEEDED:
+        value = fields.value(name := _key_of(kind))
+        if value not in (None, _NO_ID) and not _is_id(value, vocab_size):
+            found.append(
+                f"{path.name} has {name} = {value!r:.30}, which is not used: the model's ids are "
+                f"from 0 to {vocab_size - 1}"
+            )
+    return tuple(found)
+
+
 def _ids(fields: Fields, model: str, vocab_size: int) -> dict[str, int | None]:
-    """Returns the ids of special tokens by their kind. Decoding does not need padding and unknown:
-    wrong ones count as none.
+    """Returns the ids of special tokens by their kind. In place of an id that does not exist
+    llama.cpp takes the default of the kind of model.
     """
-    needed = ("bos", *_ENDS)
     found: dict[str, int | None] = {}
-    for kind in (*needed, "unknown", "padding"):
-        default = _PIECES.get(kind) if model == "llama" else None
-        name = f"tokenizer.ggml.{kind}_token_id"
-        value = fields.value(name) if name in fields else default
-        is_id = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (is_id and 0 <= value < vocab_size):
-            if kind in needed and name in fields:
-                raise fields.wrong(name, f"from 0 to {vocab_size - 1}")
-            value = None
-        found[kind] = value
+    for kind in (*_NEEDED, "unknown", "padding"):
+        value = fields.value(_key_of(kind))
+        if not _is_id(value, vocab_size):
+            value = _PIECES.get(kind) if model == "llama" else None
+        found[kind] = value if _is_id(value, vocab_size) else None
     return found
+
+
+def _key_of(kind: str) -> str:
+    return f"tokenizer.ggml.{kind}_token_id"
+
+
+def _is_id(value: Any, vocab_size: int) -> bool:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return is_integer and 0 <= value < vocab_size

@@ -11,7 +11,7 @@ from tiny_models import LLAMA, write_folder, write_gguf
 
 import kccl
 from kccl.engine import Engine, SamplingParams
-from kccl.engine.files.defaults import read_defaults
+from kccl.engine.files.defaults import Defaults, read_defaults
 from kccl.tools.cli import main
 
 SAMPLING = {"do_sample": True, "temperature": 5, "top_p": 0.9, "repetition_penalty": 1.1}
@@ -43,7 +43,7 @@ CASES = [
 @pytest.mark.parametrize(("fields", "expected"), CASES)
 def test_the_file_says_how_to_sample(folder, fields, expected):
     write(folder, **fields)
-    assert read_defaults(folder) == (expected, [])
+    assert read_defaults(folder) == Defaults(expected, {}, ())
 
 
 @pytest.mark.long
@@ -73,7 +73,8 @@ def config(folder):
 
 def test_without_the_file_config_json_says_it(folder, config):
     told = "config.json asks for num_beams = 3, which the engine does not have"
-    assert read_defaults(folder) == ({"temperature": 0.5, "top_k": 50, "top_p": 0.8}, [told])
+    expected = {"temperature": 0.5, "top_k": 50, "top_p": 0.8}
+    assert read_defaults(folder) == Defaults(expected, {}, (told,))
 
 
 @pytest.mark.long
@@ -116,22 +117,76 @@ def test_a_stop_string_may_name_control_tokens(folder, where):
     ]
 
 
+USED = {"max_tokens": 2, "temperature": 1}
+
+
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "told", "with_it", "without"),
     [
-        ({"stop_strings": 7}, "stop is 7, must be a string"),
-        ({"do_sample": "yes"}, "field do_sample is 'yes', must be true or false"),
-        ({"do_sample": True, "temperature": "hot"}, "field temperature is 'hot', must be a number"),
-        ({"top_k": -1}, "field top_k is -1, must be at least 0"),
-        ({"top_p": 7}, "top_p is 7.0, must be above 0 and at most 1"),
-        ({"repetition_penalty": True}, "field repetition_penalty is True, must be a number"),
+        ({"stop_strings": 7}, "stop is 7, must be a string", {}, {"stop": ()}),
+        ({"do_sample": "yes"}, "field do_sample is 'yes', must be tr", {}, {"temperature": 0}),
+        (
+            {"do_sample": True, "temperature": "hot"},
+            "field temperature is 'hot', must be a number",
+            {"top_k": 0},
+            {"temperature": 0.5},
+        ),
+        ({"top_k": -1}, "field top_k is -1, must be at least 0", USED, {}),
+        ({"do_sample": True, "top_k": -1}, "field top_k is -1, must be", {}, {"temperature": 0}),
+        ({"top_p": 7}, "top_p is 7.0, must be above 0 and at most 1", USED, USED | {"top_p": 1}),
+        (
+            {"repetition_penalty": True},
+            "field repetition_penalty is True, must be a number",
+            {},
+            {"repetition_penalty": 1},
+        ),
     ],
 )
-def test_a_wrong_field_is_named(folder, fields, told):
+def test_a_wrong_field_refuses_requests_that_use_it(folder, fields, told, with_it, without):
     write(folder, **fields)
-    with pytest.raises(kccl.Error) as error:
-        Engine(folder, blocks=1)
-    assert f"generation_config.json: {told}" in str(error.value)
+    with Engine(folder, blocks=1) as engine:
+        assert any(f"generation_config.json: {told}" in notice for notice in engine.notices)
+        with pytest.raises(
+            kccl.Error, match=r"generation_config\.json: .*; give another "
+        ) as error:
+            engine.params_for(**with_it)
+        assert f"generation_config.json: {told}" in str(error.value)
+        engine.params_for(**without)
+        assert engine.generate("Hi", SamplingParams(max_tokens=2)).end == "max_tokens"
+
+
+def test_ends_that_no_token_has_are_told(folder):
+    write(folder, eos_token_id=[99_999, 1, -1])
+    with Engine(folder, blocks=1) as engine:
+        assert engine.params_for().stop_ids == (1,)
+        assert engine.notices[-1] == (
+            "generation_config.json has 99999 among eos_token_id, which ends nothing: the model's "
+            "ids are from 0 to 299"
+        )
+
+
+def test_a_gguf_file_says_how_to_sample(tmp_path):
+    def change(writer):
+        for key, value in {
+            "temp": 0.5,
+            "top_p": 0.25,
+            "min_p": -1.0,
+            "xtc_probability": 0.5,
+        }.items():
+            writer.add_float32(f"general.sampling.{key}", value)
+        writer.add_int32("general.sampling.top_k", -1)
+        writer.add_float32("general.sampling.penalty_repeat", 1.5)
+        writer.add_string("general.sampling.sequence", "edskypmxt")
+
+    write_gguf(tmp_path / "m.gguf", change=change)
+    with Engine(tmp_path / "m.gguf", blocks=1) as engine:
+        assert engine.sampling == {"temperature": 0.5, "top_k": 0, "top_p": 0.25, "min_p": 0.0}
+        assert engine.generate("Hello", max_tokens=2).params.temperature == 0.5
+        told = [notice for notice in engine.notices if "general.sampling" in notice]
+        assert [notice.split()[3] for notice in told] == [
+            "general.sampling.xtc_probability",
+            "general.sampling.penalty_repeat",
+        ]
 
 
 def test_what_the_engine_lacks_is_told(folder, capsys):

@@ -142,8 +142,44 @@ def test_padding_that_is_no_token_does_not_matter(tmp_path):
         writer.add_unk_token_id(264)
 
     assert tokenizer_of(tmp_path, change=change).pad_id is None
-    with pytest.raises(kccl.Error, match="eos_token_id is 5000, must be from 0 to 263"):
-        tokenizer_of(tmp_path, change=lambda w: w.add_eos_token_id(5000))
+
+
+@pytest.mark.parametrize(
+    ("bos", "eos", "told"),
+    [
+        (
+            5000,
+            1,
+            ["m.gguf has tokenizer.ggml.bos_token_id = 5000, which is not used: the model's"],
+        ),
+        (
+            0,
+            5000,
+            ["m.gguf has tokenizer.ggml.eos_token_id = 5000, which is not used: the model's"],
+        ),
+        (2**32 - 1, 2**32 - 1, []),
+    ],
+)
+def test_ids_that_are_no_tokens_count_as_none(tmp_path, bos, eos, told):
+    def change(writer):
+        writer.add_bos_token_id(bos)
+        writer.add_eos_token_id(eos)
+
+    write_gguf(tmp_path / "m.gguf", change=change)
+    with open_checkpoint(tmp_path / "m.gguf") as checkpoint:
+        assert [notice[: len(told[0])] for notice in checkpoint.notices] == told
+        tokenizer = checkpoint.tokenizer()
+    # "</s>" ends an answer by its text.
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (None if bos else 0, (1,))
+
+
+def test_a_token_that_is_no_text_is_named(tmp_path):
+    write_gguf(tmp_path / "m.gguf")
+    raw = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(raw.replace(b"hell", b"\xffell", 1))
+    told = r"m\.gguf: entry \d+ of tokenizer\.ggml\.tokens is b'\\xffell', must be valid UTF-8"
+    with open_checkpoint(tmp_path / "m.gguf") as checkpoint, pytest.raises(kccl.Error, match=told):
+        checkpoint.tokenizer()
 
 
 @pytest.mark.parametrize("name", ["none", "no_vocab"])
