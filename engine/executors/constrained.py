@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import kccl
 
+from ..base.owner import Owner
 from ..model.executor import Executor, Token
 from ..text.matcher import Matcher
 from .drafting import is_drafting
@@ -34,6 +35,7 @@ class Constrained:
         """
         self._executors, self._matcher, self._first = executors, matcher, first
         self._first_mask = matcher.first_mask()
+        self._owner = Owner()
         self._arrived: SimpleQueue[Token | BaseException] = SimpleQueue()
         # The thread is a daemon, because an answer that nobody reads must not keep the interpreter
         # alive.
@@ -89,6 +91,8 @@ class Constrained:
         return ""
 
     def _cancel(self) -> None:
+        if not self._owner.is_here:
+            return
         for each in self._executors:
             # An executor that is closed has ended the request already.
             with contextlib.suppress(kccl.Error):

@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import kccl
 
+from ..base.owner import Owner
 from ..model.executor import BEGINNING, Executor, Place
 from .drafting import is_drafting
 
@@ -53,7 +54,7 @@ class Ranks(Generic[T]):
         mine: The executors of the ranks in this process.
         rank: The rank of the first executor.
         world_size: Number of ranks, in all processes.
-        all_gather: Returns the values that the processes pass, in rank order. Collective.
+        owner: The process that may use them.
         wait_s: The seconds that the processes wait for each other in all_gather.
     """
 
@@ -69,7 +70,8 @@ class Ranks(Generic[T]):
         self.mine = mine
         self.rank = rank
         self.world_size = world_size
-        self.all_gather = all_gather
+        self.owner = Owner()
+        self._all_gather = all_gather
         self.wait_s = wait_s
         self._close = close
         self._is_closed = False
@@ -87,6 +89,11 @@ class Ranks(Generic[T]):
         next request waits for it: it would take that one's tokens for its own.
         """
         self._helper = thread
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Returns the values that the processes pass, in rank order. Collective."""
+        self.owner.check()
+        return self._all_gather(value)
 
     def of_rank_0(self, value: Any) -> Any:
         """Returns rank 0's value on all ranks. JSON must represent it. Collective."""
@@ -110,6 +117,7 @@ class Ranks(Generic[T]):
         return Agreed(Place(slot, source, min(each[3][source] for each in found)), seed)
 
     def _begin(self, wanted: Wanted) -> Agreed:
+        self.owner.check()
         if self._is_closed:
             raise kccl.InvalidArgument("the engine is closed")
         if not self._lock.acquire(blocking=wanted.waits):
@@ -133,6 +141,9 @@ class Ranks(Generic[T]):
         waits.
         """
         try:
+            if not self.owner.is_here:
+                # The request is the parent's, and goes on there.
+                return []
             if not is_drafting(self.mine):
                 return self._end_all()
             self._ends_late = True
@@ -168,13 +179,16 @@ class Ranks(Generic[T]):
             raise kccl.Error("a drafter cannot close its engine")
 
     def close(self) -> None:
-        """Closes the executors, even during a request, and then the communicators.
+        """Closes the executors, even during a request, and then the communicators. In a fork of the
+        process nothing is closed.
 
         Raises:
             kccl.Error: A drafter calls it.
         """
         self.check_closable()
         self._is_closed = True
+        if not self.owner.is_here:
+            return
         try:
             for each in self.mine:
                 each.close()

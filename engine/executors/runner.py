@@ -142,6 +142,7 @@ class Runner:
                         yield token
                         if token.end:
                             break
+                        self.ranks.owner.check()
                 finally:
                     # The last token's keys and values are not kept, because it may not have run.
                     # With another kernel nothing is kept, because its keys and values may be wrong.
@@ -192,6 +193,7 @@ class Runner:
                 if self._variant == USUAL:
                     self.prefixes.keep(place, some)
                 yield out
+                self.ranks.owner.check()
 
     @contextmanager
     def _request(
@@ -206,8 +208,9 @@ class Runner:
             yield agreed
 
     def _cancel(self) -> None:
-        for each in self.ranks.mine:
-            each.cancel()
+        if self.ranks.owner.is_here:
+            for each in self.ranks.mine:
+                each.cancel()
 
     def run_until(self, ids: Sequence[int], op_index: int) -> NDArray[np.float32]:
         """Returns an op's output for each id: float32 [lanes or residuals, len(ids), values], as
@@ -239,6 +242,7 @@ class Runner:
             InvalidArgument: The backend has no kernel.
             BackendError: The kernel cannot be compiled for this model.
         """
+        self.ranks.owner.check()
         self._variant = variant
         for each in self.ranks.mine:
             each.use(variant)

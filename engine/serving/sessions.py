@@ -49,6 +49,7 @@ class Sessions:
         self.failure: BaseException | None = None
         self._runner, self._tokenizer = runner, tokenizer
         ranks = runner.ranks
+        self._owner = ranks.owner
         self._has_others = len(ranks.mine) < ranks.world_size
         self._beat_s = ranks.wait_s * _BEAT_SHARE if self._has_others else None
         self._changed = threading.Condition()
@@ -73,6 +74,7 @@ class Sessions:
         """Starts the thread, if it does not run yet. From then on the other ranks must call
         follow().
         """
+        self._owner.check()
         with self._changed:
             if self._runner.ranks.rank != 0:
                 raise kccl.InvalidArgument(
@@ -92,7 +94,7 @@ class Sessions:
             kccl.Error: The ranks can no longer run requests.
         """
         self.start()
-        submission = Submission(job, self._cancel)
+        submission = Submission(job, self._cancel, self._owner)
         with self._changed:
             if self._is_draining or self._is_closing:
                 raise kccl.InvalidArgument("the engine is closed")
@@ -108,6 +110,8 @@ class Sessions:
         return submission
 
     def _cancel(self, submission: Submission[Any]) -> None:
+        if not self._owner.is_here:
+            return
         with self._changed:
             waits = submission in self._queue
             if waits:
@@ -126,6 +130,7 @@ class Sessions:
         Returns:
             Whether all have ended.
         """
+        self._owner.check()
         with self._changed:
             self._is_draining = True
             return self._changed.wait_for(
@@ -134,8 +139,10 @@ class Sessions:
 
     def close(self) -> None:
         """Cancels all requests, and ends the thread and follow() on the other ranks. May be called
-        again.
+        again. In a fork of the process nothing happens.
         """
+        if not self._owner.is_here:
+            return
         with self._changed:
             self._is_closing = True
             waiting, self._queue = list(self._queue), deque()
@@ -152,6 +159,7 @@ class Sessions:
         """Waits until the ranks can no longer run requests, and returns the reason; None after
         close().
         """
+        self._owner.check()
         with self._changed:
             self._changed.wait_for(lambda: self.failure is not None or self._is_closing)
             return self.failure

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
 
+from ..base.owner import Owner
 from ..executors.cancellation import Cancellation
 from ..model.executor import Drafted
 from .jobs import Job
@@ -44,19 +45,22 @@ class Submission(Generic[T]):
         end: The end of the request; None before.
     """
 
-    def __init__(self, job: Job[T], cancel: Callable[["Submission[T]"], None]) -> None:
+    def __init__(
+        self, job: Job[T], cancel: Callable[["Submission[T]"], None], owner: Owner
+    ) -> None:
         """Makes a submission that waits.
 
         Args:
             job: The job of the request.
             cancel: Cancels the request, whether it waits or runs.
+            owner: The process that runs it.
         """
         self.job = job
         self.cancellation = Cancellation()
         self.num_cached = -1
         self.drafted = Drafted()
         self.end: End | None = None
-        self._cancel = cancel
+        self._cancel, self._owner = cancel, owner
         self._changed = threading.Condition()
         self._items: list[T] = []
         self._listener: Callable[[T | End], None] | None = None
@@ -64,6 +68,8 @@ class Submission(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Raises the error of a failed request. Ends silently if the request was cancelled."""
         for index in count():
+            # In a fork another thread may hold the lock for ever.
+            self._owner.check()
             with self._changed:
                 while index == len(self._items) and self.end is None:
                     self._changed.wait()
@@ -90,6 +96,7 @@ class Submission(Generic[T]):
         """Passes all past and future results to a function that must never wait. The engine's
         thread calls it. The last call has the End.
         """
+        self._owner.check()
         with self._changed:
             for item in self._items:
                 listener(item)

@@ -12,6 +12,7 @@ from asking import BASE, ask, get
 
 import kccl
 from kccl.engine import Engine
+from kccl.engine.base.owner import Owner
 from kccl.engine.model.drafts import OFF, Drafts
 from kccl.engine.serve import _origin
 from kccl.engine.serving.http import answers
@@ -157,7 +158,7 @@ def test_an_echo_ends_when_its_client_leaves(engine, monkeypatch):
             submission.finish(End(CANCELLED))
             cancelled.set()
 
-        started.append(Submission(job, cancel))
+        started.append(Submission(job, cancel, Owner()))
         return started[-1]
 
     monkeypatch.setitem(vars(engine.sessions), "submit", submit)
@@ -302,7 +303,7 @@ def test_requests_that_are_refused_are_counted(engine):
 
 def test_an_answer_that_is_there_already_holds_nobody_up(engine):
     service = Service(engine, Settings(names=("tiny",)))
-    submission = Submission(None, lambda _: None)
+    submission = Submission(None, lambda _: None, Owner())
     for number in range(100):
         submission.put(number)
     submission.finish(End("stop"))
