@@ -1,7 +1,7 @@
 """Chat templates: they turn messages into text in the form that a model was trained on."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
@@ -11,6 +11,7 @@ import kccl
 from ..base.extras import library
 from ..base.fields import one_line
 from . import harmony
+from .chat_data import conversation_of, variables_of
 
 DEFAULT = "default"
 # The name of the template that is used with tools, if the model has one of this name.
@@ -31,8 +32,6 @@ _NOT_VARIABLES = frozenset(
 _ALWAYS = frozenset({"tools", "documents"})
 # Variables that every template has, and that no caller may set.
 _GIVEN = frozenset({"add_generation_prompt", "messages", "raise_exception", "strftime_now"})
-# Names of the field in which a message may have its author's thoughts.
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True)
@@ -170,26 +169,22 @@ class ChatTemplate:
         """Returns the text of a conversation.
 
         Args:
-            messages: Each has "role", and "content" or "tool_calls". A field that is None counts
-                as absent.
-            variables: The template's variables, by name, as in "enable_thinking". "tools" has the
-                JSON schemas of functions that the model may call. "documents" has texts to answer
-                from, each with "title" and "text".
+            messages: As conversation_of() takes them.
+            variables: The template's variables, by name, as in "enable_thinking". "tools" has
+                functions that the model may call, or their JSON schemas. "documents" has texts to
+                answer from, each with "title" and "text".
             add_generation_prompt: Whether the text ends with what precedes the model's answer.
 
         Raises:
-            InvalidArgument: The messages are no list, or a message lacks its role or its content.
+            InvalidArgument: The messages are no list, a message lacks its role, or something is no
+                plain data.
             kccl.Error: The template refuses the messages, or fails.
         """
-        if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
-            raise kccl.InvalidArgument(
-                f"messages is of type {type(messages).__name__}, must be a list of messages"
-            )
-        said = [_message(index, message) for index, message in enumerate(messages)]
+        said = conversation_of(messages)
         if self._is_harmony:
             said = list(map(harmony.with_calls, said))
         given = {
-            **{"tools": None, "documents": None, **self._tokens, **variables},
+            **{"tools": None, "documents": None, **self._tokens, **variables_of(variables)},
             "messages": said,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -201,22 +196,6 @@ class ChatTemplate:
                 f"{self._where}: the chat template fails: {one_line(error)}"
             ) from error
         return text
-
-
-def _message(index: int, message: Any) -> dict[str, Any]:
-    """Returns a message as templates expect it."""
-    given = {}
-    if isinstance(message, Mapping):
-        given = {name: value for name, value in message.items() if value is not None}
-    has_content = isinstance(given.get("content"), str | list) or "tool_calls" in given
-    if not isinstance(given.get("role"), str) or not has_content:
-        raise kccl.InvalidArgument(
-            f"messages[{index}] is {message!r}, must have a role and a content"
-        )
-    thought = next((given[name] for name in _THOUGHTS if name in given), None)
-    if thought is not None:
-        given = {"thinking": thought, **given, "reasoning_content": thought}
-    return given
 
 
 def _generation_blocks() -> Any:

@@ -10,6 +10,7 @@ import kccl
 
 from ..base.fields import one_line
 from .chat import ChatTemplates, Template
+from .chat_data import conversation_of, variables_of
 from .literal import Literal, escaped
 
 # The character that SentencePiece writes for a space.
@@ -289,23 +290,24 @@ class Tokenizer:
         Engine.stream().
 
         Args:
-            messages: Each has "role" ("system", "user", "assistant" or "tool") and "content".
+            messages: Each has "role" ("system", "user", "assistant" or "tool") and "content"; as
+                mappings, dataclasses or models of pydantic.
             add_generation_prompt: Whether the ids end with what precedes the model's answer.
             template: Name of one of several templates; None: "tool_use" with tools, else "default".
             literal: Whether control tokens that are spelt out in messages and tools stay text, as
                 they must if others write these. Otherwise each becomes one id.
-            variables: `tools` and `documents`, lists of objects, and variables that the template
-                knows, as in `enable_thinking=False`.
+            variables: `tools`, a list of functions or of their JSON schemas, `documents`, a list of
+                objects, and variables that the template knows, as in `enable_thinking=False`.
 
         Raises:
-            InvalidArgument: The messages are no list, a message lacks its role or its content,
-                there is no such template, or it does not know a variable.
+            InvalidArgument: The messages are no list, a message lacks its role, there is no such
+                template, or it does not know a variable.
             kccl.Error: The model has no template, or the template refuses the messages.
         """
         mark = ""
         if literal:
-            tools = variables.get("tools")
-            (messages, tools), mark = self._literal.marked((messages, tools))
+            given = conversation_of(messages), (variables := variables_of(variables)).get("tools")
+            (messages, tools), mark = self._literal.marked(given)
             variables |= {"tools": tools} if "tools" in variables else {}
         text = self.chat_text(
             messages, add_generation_prompt=add_generation_prompt, template=template, **variables

@@ -1,7 +1,10 @@
 """Chat templates: what they may use, and where a folder or a file has them."""
 
+import dataclasses
 import json
+import types
 
+import numpy as np
 import pytest
 from tiny_models import LLAMA, MESSAGES, write_folder, write_gguf
 
@@ -58,6 +61,87 @@ def test_a_token_may_be_replaced():
 def test_fields_of_a_message(message, wanted):
     source = "{{ messages[0].keys() | sort | join(' ') }}"
     assert render(source, [{"role": "assistant"} | message]) == wanted
+
+
+@dataclasses.dataclass
+class Said:
+    role: str
+    content: object = None
+
+
+def add(a: int, b: float = 0.5):
+    """Adds.
+
+    Args:
+        a: One.
+        b: The other,
+            which may be absent. (choices: [0.5, 1])
+    """
+
+
+def test_messages_and_tools_may_be_objects():
+    source = "{{ messages | tojson }} {{ tools | tojson }}"
+    chat = [Said("user", {"a": np.int32(1)}), {"role": "assistant", "content": None}]
+    parameters = {
+        "a": {"type": "integer", "description": "One."},
+        "b": {
+            "type": "number",
+            "enum": [0.5, 1],
+            "description": "The other, which may be absent.",
+        },
+    }
+    function = {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": parameters, "required": ["a"]},
+    }
+    wanted = [{"role": "user", "content": {"a": 1}}, {"role": "assistant"}]
+    told = [json.dumps(each) for each in (wanted, [{"type": "function", "function": function}])]
+    assert render(source, chat, tools=[add]) == " ".join(told)
+    assert render(source, types.SimpleNamespace(messages=chat), tools=[add]) == " ".join(told)
+
+
+def bare(a):
+    """A.
+
+    Args:
+        a: One.
+    """
+
+
+def of_object(a: object):
+    """A.
+
+    Args:
+        a: One.
+    """
+
+
+@pytest.mark.parametrize(
+    ("messages", "variables", "told"),
+    [
+        ([], {}, "messages is empty, must have at least one message"),
+        ([MESSAGES], {}, r"messages\[0\] is a list, must be a message: give one conversation"),
+        (["x"], {}, r"messages\[0\] is 'x', must be a message with a role"),
+        ([{"role": None}], {}, r"messages\[0\] is {'role': None}, must be a message with a role"),
+        (Said("user"), {}, "messages is of type Said, must be a list of messages"),
+        (
+            [{"role": "user", "content": [{"image": object()}]}],
+            {},
+            r"messages\[0\].content\[0\].image is of type object, must be text, a number",
+        ),
+        (MESSAGES, {"tools": {}}, "tools is of type dict, must be a list of objects"),
+        (MESSAGES, {"tools": [print]}, r"tools\[0\] is of type builtin.*, or a function with type"),
+        (MESSAGES, {"tools": [render]}, r"tools\[0\], the function render, has no docstring"),
+        (MESSAGES, {"tools": [bare]}, "the function bare, has no type hint of a, must have one"),
+        (MESSAGES, {"tools": [of_object]}, "has the type hint <class 'object'> of a, which no sch"),
+        (MESSAGES, {"documents": ["x"]}, r"documents\[0\] is of type str, must be an object$"),
+        (MESSAGES, {"x": object()}, "x is of type object, must be text"),
+    ],
+)
+def test_what_is_no_data_is_named(messages, variables, told):
+    with pytest.raises(kccl.InvalidArgument, match=f"^(.*, )?{told}"):
+        render("{{ tools }}{{ documents }}", messages, **variables)
 
 
 @pytest.fixture

@@ -178,9 +178,9 @@ def test_options_of_a_chat_reach_the_template(tiny, tmp_path, capsys):
     write_gguf(tmp_path / "m.gguf", change=lambda writer: writer.add_chat_template(source))
     arguments = ["--model", tiny, "--chat", "--prompt", "Hi", "--max-tokens", "1"]
     arguments += ["--chat-option", "enable_thinking=false", "--chat-option", 'style="a=b"']
-    assert main(["generate", *arguments, "--chat-option", "tools=[1]"]) == 0
+    assert main(["generate", *arguments, "--chat-option", "tools=[{}]"]) == 0
     # A token for each byte.
-    count = len("HiFalsea=b[1]")
+    count = len("HiFalsea=b[{}]")
     assert f"{count} tokens of prompt" in capsys.readouterr().err
     for wrong in ("enable_thinkng=false", "self=1"):
         assert main(["generate", *arguments, "--chat-option", wrong]) != 0

@@ -199,14 +199,16 @@ def test_what_templates_may_use():
     )
     assert text == '[{"role": "user", "content": "<é>"}]'
     year = ChatTemplate("{{ strftime_now('%Y') }}", {}, "").render(
-        [], {}, add_generation_prompt=True
+        MESSAGES, {}, add_generation_prompt=True
     )
     assert len(year) == 4
 
 
-@pytest.mark.parametrize("messages", [["Hi"], [{"role": "user"}], [{"role": 1, "content": "x"}]])
+@pytest.mark.parametrize("messages", [["Hi"], [{"content": "x"}], [{"role": 1, "content": "x"}]])
 def test_a_message_lacks_something(tokenizers, messages):
-    with pytest.raises(kccl.InvalidArgument, match=r"messages\[0\] is .* must have a role"):
+    with pytest.raises(
+        kccl.InvalidArgument, match=r"messages\[0\] is .* must be a message with a role"
+    ):
         tokenizers["folder"].chat(messages)
 
 
