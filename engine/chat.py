@@ -1,6 +1,7 @@
 """The command `kccl chat`: a conversation with a chat model, in a terminal or by lines of JSON."""
 
 import argparse
+import codecs
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import kccl
 from .api import Engine
 from .commands import screen
 from .commands.options import add_engine_arguments, add_sampling_arguments, sampling, stop_ids
-from .commands.prompts import chat_options
+from .commands.prompts import chat_options, typed
 from .commands.thoughts import Thoughts
 from .serving.conversation import Conversation
 from .text.pieces import Piece
@@ -37,12 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Returns the parser of the command's arguments."""
     add_engine_arguments(parser)
     add_sampling_arguments(parser)
-    parser.add_argument("--system", metavar="TEXT", help="the system's message")
+    parser.add_argument("--system", type=typed, metavar="TEXT", help="the system's message")
     parser.add_argument(
         "--file", type=Path, metavar="F", help="a file whose text is the first message"
     )
     parser.add_argument(
         "--chat-option",
+        type=typed,
         action="append",
         default=[],
         metavar="NAME=JSON",
@@ -161,7 +163,7 @@ def _messages(first: str | None, *, is_terminal: bool) -> Iterator[tuple[str, bo
     readline.parse_and_bind("set enable-bracketed-paste on")
     while True:
         try:
-            text = input("> ").strip()
+            text = typed(input("> ")).strip()
         except EOFError:
             sys.stdout.write("\n")
             return
@@ -276,5 +278,7 @@ def _json_answer(chat: Conversation, text: str) -> dict[str, Any]:
 
 
 def _print(told: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(told, ensure_ascii=False) + "\n")
+    # In other encodings some characters would become "?".
+    has_all = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+    sys.stdout.write(json.dumps(told, ensure_ascii=not has_all) + "\n")
     sys.stdout.flush()

@@ -7,6 +7,7 @@ import kccl
 
 from ..base.fields import read_json
 from ..model.grammar import Grammar
+from .prompts import typed
 
 
 def add_grammar_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,10 @@ def add_grammar_arguments(parser: argparse.ArgumentParser) -> None:
         "--schema", type=Path, metavar="F", help="a JSON schema, which the answer follows"
     )
     parser.add_argument(
-        "--regex", metavar="R", help="a regular expression, which the whole answer matches"
+        "--regex",
+        type=typed,
+        metavar="R",
+        help="a regular expression, which the whole answer matches",
     )
 
 

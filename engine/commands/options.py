@@ -11,7 +11,7 @@ from ..executors.opening import BACKENDS
 from ..formats.table import DTYPES, ROUNDED
 from ..model.sample import SamplingParams
 from .grammars import add_grammar_arguments, grammar
-from .prompts import add_prompt_arguments
+from .prompts import add_prompt_arguments, typed
 
 # Options that are fields of SamplingParams: (field, type, metavar, help).
 _SAMPLING = (
@@ -45,6 +45,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option, type=kind, metavar=metavar, help=text)
     parser.add_argument(
         "--stop",
+        type=typed,
         action="append",
         default=[],
         metavar="TEXT",

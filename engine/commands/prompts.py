@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import reprlib
 from typing import Any
 
@@ -17,7 +18,9 @@ _MOST_DIGITS = 10
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that check_prompt_arguments() and prompt_of() read."""
-    parser.add_argument("--prompt", metavar="TEXT", help="what to continue (standard input)")
+    parser.add_argument(
+        "--prompt", type=typed, metavar="TEXT", help="what to continue (standard input)"
+    )
     parser.add_argument(
         "--ids",
         metavar="IDS",
@@ -26,14 +29,27 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="the prompt is a message to a chat model"
     )
-    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message")
+    parser.add_argument(
+        "--system", type=typed, metavar="TEXT", help="with --chat: the system's message"
+    )
     parser.add_argument(
         "--chat-option",
+        type=typed,
         action="append",
         default=[],
         metavar="NAME=JSON",
         help="with --chat: a variable of the template, as in enable_thinking=false; repeatable",
     )
+
+
+def typed(text: str) -> str:
+    """Returns a text that a person has typed or given as an argument: UTF-8, whatever the locale
+    is. Bytes that are not UTF-8 stay surrogates, which are refused later.
+    """
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError:
+        return text
 
 
 def check_prompt_arguments(args: argparse.Namespace) -> None:

@@ -137,7 +137,12 @@ def _download(folder: Path) -> Path:
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), _REQUIREMENT]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT,
         )
     except subprocess.TimeoutExpired as error:
         raise kccl.Error(f"pip did not download {_REQUIREMENT} within {_TIMEOUT} s") from error

@@ -62,7 +62,8 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
             raise kccl.Error(
                 f"{folder} has neither {TOKENIZER} nor {MODEL}, nor {VOCABULARY} with {MERGES}"
             )
-        backend = guarded(file, library("tokenizers").Tokenizer.from_file, str(file))
+        # The library cannot open a file whose name is no UTF-8.
+        backend = guarded(file, library("tokenizers").Tokenizer.from_buffer, file.read_bytes())
         if named:
             backend, pieces, adds_space, texts = guarded(
                 file, rebuilt, file, backend, content, named, config

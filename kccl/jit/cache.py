@@ -348,7 +348,7 @@ def compiler_name() -> str:
 def _make_sim(unit: str, name: str, cxx: list[str], linker: list[str], flags: list[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="kccl-") as folder:
         source, compiled, linked = (Path(folder) / f"{_UNIT}.{end}" for end in ("cpp", "o", "so"))
-        source.write_text(unit)
+        source.write_text(unit, encoding="utf-8")
         flags = [*flags, f"-fdebug-prefix-map={folder}=."]
         _run([*cxx, *flags, "-c", source.name, "-o", str(compiled)], name, folder)
         _run([*linker, "-shared", str(compiled), "-o", str(linked)], name, folder)
@@ -360,7 +360,12 @@ def _run(
 ) -> "subprocess.CompletedProcess[str]":
     try:
         done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
         )
     except OSError as error:
         raise BackendError(f"cannot run {command[0]} ({error}). {compiler_cure()}") from error

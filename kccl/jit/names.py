@@ -55,5 +55,5 @@ def instance(kernel: str, csrc: Path, known: Mapping[str, str]) -> str:
 def parameters(path: Path) -> tuple[str, ...]:
     """Returns the template parameters of the kernel in a file, as in ("class T", "class Op")."""
     pattern = r"^template <([^<>]*)>\nKCCL_KERNEL(?:_OF\(.*\))?\s"
-    found = re.search(pattern, path.read_text(), re.MULTILINE)
+    found = re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE)
     return tuple(found[1].split(", ")) if found else ()

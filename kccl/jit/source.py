@@ -24,7 +24,7 @@ def read_source(source: "str | os.PathLike[str]") -> tuple[str, str, list[Path]]
         return source, "source", []
     path = Path(source)
     try:
-        return path.read_text(), str(path), [path.absolute().parent]
+        return path.read_text(encoding="utf-8"), str(path), [path.absolute().parent]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"source {path} cannot be read: {error}") from error
 
@@ -36,7 +36,8 @@ def _check_text(source: str) -> None:
         return
     try:
         is_there = Path(line).is_file()
-    except OSError:  # a part of it is longer than a name can be
+    # A part of it is longer than a name can be, or no name in this locale.
+    except (OSError, UnicodeEncodeError):
         is_there = False
     if is_there or (line.endswith(_SUFFIXES) and len(line.split()) == 1):
         there = "" if is_there else " (no such file is there now)"

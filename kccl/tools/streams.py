@@ -1,5 +1,6 @@
 """The standard streams of a command: closed ones, readers that leave, disks that are full."""
 
+import codecs
 import errno
 import os
 import sys
@@ -10,13 +11,15 @@ from io import TextIOWrapper
 from ..base import errors
 
 _STDOUT = 1
+_REPLACE = "kccl.replace"
 # What a write to standard output may fail with, by no fault of the command.
 _OF_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ENXIO}
 
 
 def set_up() -> bool:
     """Opens /dev/null in place of the standard streams that are closed. Otherwise a file that is
-    opened later would become one of them. What a stream's encoding does not have becomes "?".
+    opened later would become one of them. What a stream's encoding does not have becomes "?"; bytes
+    of an argument that Python could not decode stay these bytes.
 
     Returns:
         Whether standard output was closed.
@@ -31,10 +34,22 @@ def set_up() -> bool:
         sys.stdout = os.fdopen(_STDOUT, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
+    codecs.register_error(_REPLACE, _replaced)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")
+        # Python has the second in the locale C.
+        if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors=_REPLACE)
     return _STDOUT in closed
+
+
+def _replaced(error: UnicodeError) -> tuple[bytes, int]:
+    """Returns what is written for characters that an encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return b"".join(
+        bytes([ord(each) - 0xDC00]) if "\udc80" <= each <= "\udcff" else b"?" for each in lacking
+    ), error.end
 
 
 def _is_open(fd: int) -> bool:

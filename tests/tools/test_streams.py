@@ -1,5 +1,6 @@
 """Standard streams that are closed, full or cut off, and memory or libraries that are missing."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -7,6 +8,7 @@ import textwrap
 import pytest
 from long import long_beyond_each
 from ranks import environment
+from tiny_models import LLAMA, write_folder
 
 KCCL = f"{sys.executable} -m kccl"
 ANSWER = "generate --prompt 'def f(' --max-tokens 12"
@@ -52,6 +54,19 @@ def test_a_reader_that_leaves_ends_an_answer_without_a_word():
     answer = "generate --prompt 'class Stack:' --max-tokens 900 --quiet"
     done = shell(f"{KCCL} {answer} | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_the_locale_c_without_utf8(tmp_path):
+    """Prompts are UTF-8 there too, and files may have any names."""
+    write_folder(tmp_path / "m\u00fc", LLAMA, with_tokenizer=True)
+    only_ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    asked = f"--model {tmp_path}/m\u00fc --max-tokens 1"
+    prompt = "--prompt Gr\u00fc\u00dfe --stop \u00e9 --echo"
+    done = shell(f"{KCCL} generate {asked} {prompt}", **only_ascii)
+    assert done.returncode == 0 and done.stdout.startswith("Gr??e"), done.stderr
+    line = f"""echo '"\u00e9"' | {KCCL} chat {asked} --json"""
+    done = shell(line, **only_ascii)
+    assert done.returncode == 0 and json.loads(done.stdout)["tokens"] == 1, done.stderr
 
 
 def test_characters_that_the_encoding_lacks_are_replaced():
