@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..formats.base import Stored
 from ..formats.table import IN_FILES
 from ..text.tokenizer import Tokenizer
-from ..text.tokenizer_folder import from_folder, has_tokenizer, named_ends, unusable_ends
+from ..text.tokenizer_folder import from_folder, has_tokenizer, named_ends, unusable
 from .defaults import Defaults, read_defaults
 from .fused_experts import ExpertPart, find_fused
 from .hf_config import read_config
@@ -136,7 +136,7 @@ class FolderSource(Source):
             self._take(find_fused(self._tensors, self.config, self.names))
         if quantization is not None:
             self._take_quantized(quantization)
-        self.notices += unusable_ends(path, self.config.vocab_size)
+        self.notices += unusable(path, self.config.vocab_size)
 
     def _take(self, found: Mapping[str, QuantizedMatrix | ExpertPart]) -> None:
         """Gives each tensor that is made of others one name, shape and format. The others are

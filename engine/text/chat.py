@@ -36,10 +36,17 @@ _GIVEN = frozenset({"add_generation_prompt", "messages", "raise_exception", "str
 
 @dataclass(frozen=True)
 class Template:
-    """A template in Jinja. It also has the name of its file, for messages."""
+    """A template in Jinja.
+
+    Attributes:
+        source: The template.
+        where: Its file, for messages.
+        error: Why it cannot be read, for whoever uses it; "" if it can.
+    """
 
     source: str
     where: str
+    error: str = ""
 
 
 class ChatTemplates:
@@ -114,6 +121,8 @@ class ChatTemplates:
             raise kccl.InvalidArgument(f"template is {name!r}, must be one of {known}")
         if name not in self._compiled:
             template = self._templates[name]
+            if template.error:
+                raise kccl.Error(template.error)
             self._compiled[name] = ChatTemplate(template.source, self._tokens, template.where)
         return self._compiled[name]
 

@@ -13,11 +13,16 @@ _MORE = "additional_chat_templates"
 
 
 def read_templates(folder: Path, config: Fields) -> Mapping[str, Template]:
-    """Returns templates by name. Files of their own count before tokenizer_config.json.
-
-    Raises:
-        kccl.Error: A file cannot be read, or the field is of another kind.
+    """Returns templates by name. Files of their own count before tokenizer_config.json. A default
+    that cannot be read is an error of its user, since text needs none.
     """
+    try:
+        return _read_all(folder, config)
+    except kccl.Error as error:
+        return {DEFAULT: Template("", str(config.path), str(error))}
+
+
+def _read_all(folder: Path, config: Fields) -> Mapping[str, Template]:
     files = {each.stem: each for each in sorted((folder / _MORE).glob("*.jinja"))}
     if (folder / _FILE).exists():
         files[DEFAULT] = folder / _FILE

@@ -117,25 +117,29 @@ def named_ends(folder: Path, vocab_size: int) -> tuple[int, ...]:
     return tuple(_first_ids(_with_ids(folder), "eos_token_id", vocab_size))
 
 
-def unusable_ends(folder: Path, vocab_size: int) -> tuple[str, ...]:
-    """Returns a sentence if the folder's configurations name ends that no text can have."""
+def unusable(folder: Path, vocab_size: int) -> tuple[str, ...]:
+    """Returns sentences on what a folder's files say of texts and only some requests would use."""
+    found = []
     for fields in _with_ids(folder):
         named = fields.value("eos_token_id")
         ids = [each for each in (named if isinstance(named, list) else [named]) if each is not None]
         # As in transformers, -1 stands for none.
-        wrong = [
-            number
-            for number in ids
-            if number not in (-1, *_ids(fields, "eos_token_id", vocab_size))
-        ]
-        if wrong:
-            return (
+        known = (-1, *_ids(fields, "eos_token_id", vocab_size))
+        if wrong := [number for number in ids if number not in known]:
+            found.append(
                 f"{fields.path.name} has {wrong[0]!r:.30} among eos_token_id, which ends nothing: "
-                f"the model's ids are from 0 to {vocab_size - 1}",
+                f"the model's ids are from 0 to {vocab_size - 1}"
             )
         if ids:
             break
-    return ()
+    try:
+        values = read_optional(folder / _CONFIG)
+    except kccl.Error:
+        # Whoever reads the tokenizer learns of it.
+        return tuple(found)
+    templates = read_templates(folder, Fields(folder / _CONFIG, values))
+    found += [f"{each.error}; chats are refused" for each in templates.values() if each.error]
+    return tuple(found)
 
 
 def _with_ids(folder: Path) -> list[Fields]:

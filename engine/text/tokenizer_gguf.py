@@ -119,11 +119,15 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
 
 def _templates(fields: Fields) -> dict[str, Template]:
     """Returns chat templates by name. The keys of all but the default one end in their names."""
-    found = {DEFAULT: fields.text(_TEMPLATE, default="")}
+    path = str(fields.path)
+    try:
+        found = {DEFAULT: fields.text(_TEMPLATE, default="")}
+    except kccl.Error as error:
+        return {DEFAULT: Template("", path, str(error))}
     names = fields.value("tokenizer.chat_templates")
     for name in names if isinstance(names, list) else []:
         found[name] = fields.text(f"{_TEMPLATE}.{name}", default="")
-    return {name: Template(text, str(fields.path)) for name, text in found.items() if text}
+    return {name: Template(text, path) for name, text in found.items() if text}
 
 
 def _tokens(fields: Fields) -> list[str]:
