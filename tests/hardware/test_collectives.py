@@ -174,6 +174,10 @@ def test_arrays_of_every_library(world_size):
         })()  # fmt: skip
         comm.all_reduce(holder)
         assert (x == total).all()
+        for dtype in (torch.float8_e4m3fn, torch.complex64):
+            x = torch.full((50,), comm.rank + 1.0, device="cuda").to(dtype)
+            comm.all_reduce(x)
+            assert (x.to(torch.complex64) == total).all()
         comm.check()
 
         with pytest.raises(kccl.InvalidArgument, match="GPU memory"):
@@ -182,8 +186,8 @@ def test_arrays_of_every_library(world_size):
             comm.all_reduce(torch.zeros(4))
         with pytest.raises(kccl.InvalidArgument, match="contiguous"):
             comm.all_reduce(torch.zeros((4, 4), device="cuda").t()[1:])
-        with pytest.raises(kccl.InvalidArgument, match="float8"):
-            comm.all_reduce(torch.zeros(4, device="cuda").to(torch.float8_e4m3fn))
+        with pytest.raises(kccl.InvalidArgument, match=r"dtype is complex32, .* because this call"):
+            comm.all_reduce(torch.zeros(4, dtype=torch.complex32, device="cuda"))
         with pytest.raises(kccl.InvalidArgument, match=r"must be on the communicator's"):
             comm.all_reduce(torch.zeros(4, device=f"cuda:{(comm.rank + 1) % world_size}"))
 
