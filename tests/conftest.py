@@ -44,9 +44,10 @@ def pytest_configure(config):
     global _cache
     if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
         config.option.markexpr = "not long"
-    # A job in the background of a shell ignores Ctrl-C, and so would all that it starts.
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A job in the background of a shell ignores Ctrl-C, and other programs block or take it. So
+    # would all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     plugins = [Limits()]
     if config.option.complete:
         plugins.append(Complete())
