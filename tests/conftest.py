@@ -23,6 +23,7 @@ WORKERS = Path(__file__).parent / "workers"
 
 
 _cache = ""
+_ENDS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD)
 
 
 def pytest_addoption(parser):
@@ -44,10 +45,13 @@ def pytest_configure(config):
     global _cache
     if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
         config.option.markexpr = "not long"
-    # A job in the background of a shell ignores Ctrl-C, and other programs block or take it. So
-    # would all that it starts.
+    # A job in the background of a shell ignores Ctrl-C, nohup ignores the end of its terminal, and
+    # other programs block or take signals. So would all that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for number in _ENDS:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *_ENDS})
     plugins = [Limits()]
     if config.option.complete:
         plugins.append(Complete())

@@ -215,17 +215,19 @@ def test_a_test_that_hangs_shows_the_stacks_and_ends_what_it_started(workers, to
     assert "1 failed, 1 passed" in shown
 
 
-def test_ctrl_c_works_though_who_started_the_tests_ignores_it(told, tmp_path):
+def test_signals_work_though_who_started_the_tests_ignores_them(told, tmp_path):
     (tmp_path / "tests/test_some.py").write_text(
         "import signal\n\ndef test_some():\n"
         "    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "    assert signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL\n"
     )
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGQUIT)}
     try:
         assert "1 passed" in told()
         assert "1 passed" in told("-n", "1")
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_continuous_integration_runs_both_halves_once():
