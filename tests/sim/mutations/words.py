@@ -1,6 +1,6 @@
 """Planted bugs: seldom used words, sentinel words, coops, and the order of sums."""
 
-from .mutation import RACE, REUSED, STALE, STUCK, TWO_WRITERS, Edit, bug
+from .mutation import OPENED_TWICE, RACE, REUSED, STALE, STUCK, TWO_WRITERS, Edit, bug
 
 BARRIER = "include/kccl/barrier.cuh"
 COOP = "include/kccl/coop.cuh"
@@ -115,7 +115,7 @@ MUTATIONS = (
         "warp_channel",
         "all warps of a block use the same channel",
         "by warps",
-        RACE,
+        RACE | OPENED_TWICE,
         Edit(
             COOP,
             (
