@@ -32,8 +32,9 @@ class AllReduce(Collective):
                 place.
             op: "sum", "prod"; but for complex numbers "min", "max"; for floats and complex numbers
                 "avg"; for integers and bool "band", "bor", "bxor". Integers wrap. Of bool, "sum" is
-                "or", and "prod" is "and". kccl.premul_sum(factor) multiplies this rank's elements
-                by a number of its own before the sum.
+                "or", and "prod" is "and". "avg" divides the sum, and is infinite where that is.
+                kccl.premul_sum(factor) multiplies this rank's elements by a number of its own
+                before the sum.
             stream: On a GPU, the stream of the call: an integer, or an object that has
                 __cuda_stream__. When None, the current stream of x's library. On the host None.
             channel: Channel number, below `comm.num_channels`. Calls on different channels are

@@ -1,6 +1,8 @@
 """Every element type and operator, bit by bit: what a reduction promises of special values.
 
-    accumulated   in rank order; floats of 8, 16 and 32 bits in float32; rounded once
+    accumulated   in rank order; floats of 8, 16 and 32 bits in float32, float64 in float64; a sum
+                  in the accumulator is rounded at each addition, and at the end to the type
+    avg           the sum in the accumulator, divided there by the number of ranks
     NaN           of any sign and payload gives the canonical NaN; in min and max too
     -0            is below +0
     subnormals    are kept
@@ -122,6 +124,32 @@ def test_too_large_a_float8_is_rounded_as_in_ml_dtypes():
 
     e4m3, e5m2 = kccl.run_threads(main, 2)[0]
     assert np.isnan([e4m3[0], e4m3[1], e4m3[2]]).all() and e5m2 == [np.inf, 0, -np.inf]
+
+
+@pytest.mark.parametrize("world_size", [3, 10])
+def test_an_average_is_infinite_where_its_sum_is(world_size):
+    """float16 is added in float32, so its average is not."""
+
+    def main(comm):
+        found = []
+        for name, value in (("float32", 3e38), ("bfloat16", 3e38), ("float16", 6e4)):
+            x = np.full(world_size, value).astype(oracle.numpy_dtype(name))
+            part = comm.reduce_scatter(x, op="avg")
+            found += [*comm.all_reduce(x.copy(), op="avg"), *part, x[0]]
+        return np.array(found, np.float64).reshape(3, -1).tolist()
+
+    for one, two, half in kccl.run_threads(main, world_size):
+        assert np.isinf(one[:-1]).all() and np.isinf(two[:-1]).all()
+        assert half == half[-1:] * len(half)
+
+
+def test_float32_is_rounded_at_each_addition():
+    def main(comm):
+        x = np.array([1 if comm.rank == 0 else 2**-24] * 3, np.float32)
+        return comm.all_reduce(x.astype(np.float64))[0], *comm.all_reduce(x)
+
+    for wide, *narrow in kccl.run_threads(main, 3):
+        assert wide == 1 + 2**-23 and narrow == [1, 1, 1]
 
 
 def test_every_other_byte_of_bool_is_true():
