@@ -196,13 +196,16 @@ class GroupedBackend(Backend):
             raise AssertionError(f"no kernel {kernel}")
         return handle
 
-    def chain(self, made: Steps, nbytes: int, channel: int, **fields: Any) -> Any:
+    def chain(
+        self, made: Steps, nbytes: int, channel: int, *, moved: int | None = None, **fields: Any
+    ) -> Any:
         """Returns a KcclHostOp for a call of several steps. The caller keeps it, as that of call().
 
         Args:
             made: The steps.
             nbytes: Bytes of the message.
             channel: The channel of all steps.
+            moved: See Plan.handle().
             fields: KcclCall's other fields.
         """
         self._shared.temporary = self._of_steps.room(made.temporary_bytes)
@@ -219,6 +222,10 @@ class GroupedBackend(Backend):
         chain.teams, chain.steps, chain.num_steps = self._shared, steps, len(made.steps)
         if lib.kccl_host_bind_chain(chain) != 0:
             raise AssertionError(f"a step of {made.steps} has no kernel: the planner let it pass")
+        for filled, step in zip(steps, made.steps, strict=True):
+            if step.only_moves:
+                # Of a reduction, such a step moves bytes of no type that an error could name.
+                filled.op.call.dtype = lib.kKcclNumDtypes if moved is None else moved
         # A KcclHostOp that keeps the KcclHostChain around it.
         keep = chain, steps, takes
         return ffi.gc(ffi.addressof(chain, "op"), lambda _, keep=keep: None)

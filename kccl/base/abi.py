@@ -1,6 +1,7 @@
 """Loads the compiled core: its functions, and the constants and structs of abi.inc by name."""
 
 import re
+import zlib
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -80,6 +81,26 @@ EXPERT_CALLS: dict[str, int] = {"dispatch": lib.kKcclDispatch, "combine": lib.kK
 """Calls in kernels that are none of KERNELS."""
 MESSAGE_CALLS: dict[str, int] = {"send": lib.kKcclSendTo, "recv": lib.kKcclRecvFrom}
 """What a call of send_recv waits in. KERNELS has kernels of these names, which CPUs have."""
+
+
+# Numbers in KcclCall.dtype of types that the library only moves: the first, and how many.
+_MOVED_FROM, _MOVED_NUMBERS = 32, 224
+
+
+def moved_type(name: str) -> int:
+    """Returns the number by which ranks compare the element types of calls that only move data.
+
+    Types that the library can reduce have those of KcclDtype. Others have a check sum.
+    """
+    known = DTYPES.get(name)
+    return _MOVED_FROM + zlib.crc32(name.encode()) % _MOVED_NUMBERS if known is None else known
+
+
+def type_words(number: int) -> str:
+    """Returns an element type in words; "" for none."""
+    if number >= _MOVED_FROM:
+        return f"a type that KCCL only moves (check sum {number - _MOVED_FROM})"
+    return next((name for name, each in DTYPES.items() if each == number), "")
 
 
 def kernel_name(kernel: int) -> str:

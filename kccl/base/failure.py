@@ -236,8 +236,10 @@ def _call(call: int, nbytes: int) -> str:
     if peer and not what and kernel not in (lib.kKcclSend, lib.kKcclRecv):
         what = f", counts with check sum {peer}"
     words = f"{name}{what}, {nbytes} bytes"
+    if kernel not in (lib.kKcclSend, lib.kKcclRecv) and not name.startswith("barrier"):
+        words += f", {abi.type_words(dtype)}".removesuffix(", ")
     if is_scan or "reduce" in words:
-        words += f", {_name(abi.DTYPES, dtype)}, {_name(abi.OPS, op)}"
+        words += f", {_name(abi.OPS, op)}"
     return words
 
 

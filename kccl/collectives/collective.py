@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Self, TypeVar
 
 from ..base import arguments
-from ..base.abi import fastcall
+from ..base.abi import fastcall, moved_type
 from ..base.arrays import ArrayView
 from ..plan.choice import Plan
 from . import scaled
@@ -160,7 +160,10 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
         if scaled.is_scaled(case):
             return scaled.make(backend, case, plan, channel)
         fields = case.fields if case.parts is None else case.fields | case.parts.fields()
-        return plan.handle(backend, count=case.count, channel=channel, **fields)
+        moved = None
+        if "op" not in fields and self._context.compares_types:
+            moved = moved_type(case.x.dtype.name)
+        return plan.handle(backend, moved=moved, count=case.count, channel=channel, **fields)
 
     def _signature(self, case: Case, plan: Plan, channel: int) -> str:
         # Without an x, what it would have. Parts have lengths of their own on each rank; `what` has

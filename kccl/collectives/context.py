@@ -27,6 +27,7 @@ class Context:
         rank, world_size: This rank, and the number of ranks.
         num_channels: Number of channels. Calls on different channels are independent.
         checks: True under KCCL_CHECK=1: the ranks compare their calls before each one.
+        compares_types: The ranks of a call that only moves data must give the same element type.
         mesh: The out-of-band connection of the ranks.
         backend: Prepares and runs calls.
         plan: Chooses the algorithm of a call.
@@ -41,6 +42,7 @@ class Context:
         self.world_size = mesh.world_size
         self.num_channels = num_channels
         self.checks = bool(env.check)
+        self.compares_types = True
         self._first_timeout = env.first_timeout
         self.mesh = mesh
         self.backend = backend

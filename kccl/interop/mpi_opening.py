@@ -64,6 +64,8 @@ class Link:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.world_size
+        # Where a rank's message is not in one piece, its bytes are moved, and the others' elements.
+        comm.context.compares_types = False
         self.all_reduce, self.reduce, self.scan = comm.all_reduce, comm.reduce, comm.scan
         self.broadcast, self.barrier = comm.broadcast, comm.barrier
         self.all_gather, self.gather, self.scatter = comm.all_gather, comm.gather, comm.scatter

@@ -35,11 +35,20 @@ class Plan:
     blocks: int = 0
     threads: int = 0
 
-    def handle(self, backend: Any, **fields: Any) -> Any:
-        """Returns the call that a backend runs for the plan. `fields` are those of
-        Backend.call().
+    def handle(self, backend: Any, *, moved: int | None = None, **fields: Any) -> Any:
+        """Returns the call that a backend runs for the plan.
+
+        Args:
+            backend: The backend.
+            moved: What the ranks compare as the element type of a call that only moves data; see
+                abi.moved_type().
+            fields: Those of Backend.call().
         """
-        return backend.call(self.name, (self.blocks, self.threads), **fields)
+        handle = backend.call(self.name, (self.blocks, self.threads), **fields)
+        if moved is not None:
+            # One kernel moves all types, so the call is bound before it has its own.
+            handle.call.dtype = moved
+        return handle
 
     def explain(self) -> str:
         """Returns the choice in words, one line for each algorithm."""

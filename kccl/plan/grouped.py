@@ -39,10 +39,10 @@ class GroupedPlan(Plan):
     teams: str = ""
     make: Callable[..., Steps] = Steps
 
-    def handle(self, backend: Any, **fields: Any) -> Any:
+    def handle(self, backend: Any, *, moved: int | None = None, **fields: Any) -> Any:
         """See Plan."""
-        channel = fields.pop("channel", 0)
-        return backend.chain(self.make(**fields), self.request.nbytes, channel, **fields)
+        channel, steps = fields.pop("channel", 0), self.make(**fields)
+        return backend.chain(steps, self.request.nbytes, channel, moved=moved, **fields)
 
     def explain(self) -> str:
         """See Plan: the choice, the teams and the steps."""

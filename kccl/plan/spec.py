@@ -129,6 +129,11 @@ class KernelSpec:
         """Tells whether all ranks make its calls together, on a channel."""
         return bool(self.algorithm) or self.name.endswith(PARTS)
 
+    @property
+    def only_moves(self) -> bool:
+        """Tells whether its calls move data of any type, and compute nothing."""
+        return self.counts in (Counts.BYTES, Counts.CHUNK_BYTES)
+
     def why_not(self, request: Request) -> str | None:
         """Returns why the kernel cannot run a request; None if it can."""
         if request.backend not in self.targets:

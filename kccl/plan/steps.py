@@ -119,6 +119,12 @@ class Step:
     posted: int | None = None
     takes: tuple[Take, ...] = ()
 
+    @property
+    def only_moves(self) -> bool:
+        """Tells whether it is a call of several ranks that computes nothing."""
+        spec = BY_NAME.get(self.kernel)
+        return spec is not None and spec.only_moves
+
     def explain(self, times: int = 1) -> str:
         """Returns the step in words; `times`: as many that differ only in where they read and
         write.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.abi import DTYPES, EXPERT_CALLS, KERNELS, OPS, kernel_name, lib, members
+from ..base.abi import EXPERT_CALLS, KERNELS, OPS, kernel_name, lib, members, type_words
 from ..base.errors import ProtocolError
 from ..plan.spec import Counts
 from ..plan.specs import KERNELS as SPECS
@@ -301,8 +301,8 @@ def made_words(made: Any) -> str:
         words = kernel
         if made.kernel != lib.kKcclBarrierDirect:
             words += f" of {made.num_bytes} bytes"
-    if made.dtype in DTYPES.values() and made.kernel != lib.kKcclBarrierDirect:
-        words += f", {_name(DTYPES, made.dtype)}"
+    if made.kernel != lib.kKcclBarrierDirect:
+        words += f", {type_words(made.dtype)}".removesuffix(", ")
     if made.op in OPS.values() and kernel in _REDUCE:
         words += f", {_name(OPS, made.op)}"
     if kernel.startswith("broadcast"):

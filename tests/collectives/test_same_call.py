@@ -2,6 +2,7 @@
 
 import json
 import time
+from array import array
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ OTHERS = {
     "collective": (
         lambda comm: comm.all_reduce(floats(32 * KIB)),
         lambda comm: comm.all_gather(floats(32 * KIB)),
-        ["all_reduce_", "all_gather_pull_simple, 32768 bytes;"],
+        ["all_reduce_", "all_gather_pull_simple, 32768 bytes, float32;"],
     ),
     "reduce_scatter": (
         lambda comm: comm.reduce_scatter(floats(512 * KIB)),
@@ -89,12 +90,12 @@ OTHERS = {
     "all_gather": (
         lambda comm: comm.all_gather(floats(256 * KIB)),
         lambda comm: comm.all_gather(floats(128 * KIB)),
-        ["262144 bytes;", "131072 bytes;"],
+        ["262144 bytes, float32;", "131072 bytes, float32;"],
     ),
     "broadcast": (
         lambda comm: comm.broadcast(floats(256 * KIB)),
         lambda comm: comm.broadcast(floats(128 * KIB)),
-        ["262144 bytes;", "131072 bytes;"],
+        ["262144 bytes, float32;", "131072 bytes, float32;"],
     ),
     # Rank 0 finds it in its next call, because a root waits for nobody.
     "roots": (
@@ -175,6 +176,57 @@ def test_small_calls_that_differ(what, world_size):
     for text in differ(calls, world_size):
         assert text.startswith("the ranks disagree about this call: rank ")
         assert all(word in text for word in words), text
+
+
+def even_parts(comm, x):
+    return [x.size // comm.world_size] * comm.world_size
+
+
+# Calls that only move bytes.
+MOVES = {
+    "broadcast": lambda comm, x: comm.broadcast(x),
+    "prepared": lambda comm, x: comm.broadcast.prepare(x, root=1)(),
+    "all_gather": lambda comm, x: comm.all_gather(x),
+    "gather": lambda comm, x: comm.gather(x),
+    "scatter": lambda comm, x: comm.scatter(x, out=x[: x.size // comm.world_size].copy()),
+    "all_to_all": lambda comm, x: comm.all_to_all(x),
+    "gather of parts": lambda comm, x: comm.all_gather(x, counts=[x.size] * comm.world_size),
+    "all_to_all of parts": lambda comm, x: comm.all_to_all(
+        x, send_counts=even_parts(comm, x), recv_counts=even_parts(comm, x)
+    ),
+}
+# Types that KCCL knows, and types that it only moves.
+TYPES = [("int32", "float32"), ("M8[s]", "M8[ms]")]
+
+
+@pytest.mark.parametrize("world_size", [2, 10])
+@pytest.mark.parametrize("what", MOVES)
+def test_calls_that_only_move_bytes_compare_types(what, world_size):
+    if world_size > 8 and what == "all_to_all of parts":
+        return
+    for nbytes in (16 * world_size, 640 * KIB):
+        for types in TYPES if nbytes < KIB else TYPES[:1]:
+
+            def main(comm, nbytes=nbytes, types=types):
+                kind = np.dtype(types[comm.rank > 0])
+                with pytest.raises(kccl.InvalidArgument) as raised:
+                    MOVES[what](comm, np.ones(nbytes // kind.itemsize, "i4").astype(kind))
+                    comm.barrier()
+                return str(raised.value)
+
+            for text in kccl.run_threads(main, world_size):
+                assert text.startswith("the ranks disagree about this call: rank ")
+                words = types if types == TYPES[0] else ["a type that KCCL only moves (check sum"]
+                assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("what", ["broadcast", "all_to_all of parts"])
+def test_the_simulator_compares_types_too(what):
+    def main(comm):
+        MOVES[what](comm, np.ones(4, TYPES[0][comm.rank]))
+
+    with pytest.raises(kccl.ProtocolError, match=r"calls differ.*(int32|float32).*(int32|float32)"):
+        kccl.run_threads(main, 2, backend="sim", seed=0)
 
 
 def test_small_calls_that_differ_and_were_made_before():
@@ -261,8 +313,7 @@ def test_ranks_that_make_the_same_calls_in_other_ways_agree():
             if number % 3 == 0:
                 comm.barrier() if comm.rank else comm.barrier.prepare()()
             if number % 5 == 0:
-                array = x.copy() if comm.rank else x.view(np.int32).copy()
-                comm.broadcast(array.reshape(2, 3), root=number % 3)
+                comm.broadcast(x.copy() if comm.rank else array("f", x), root=number % 3)
             if number % 7 == comm.rank:
                 time.sleep(0.012)
 

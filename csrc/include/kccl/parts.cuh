@@ -120,12 +120,13 @@ class PartsCall {
             if (longest[source] > longest_) longest_ = longest[source];
             if (heads[source] == head(call_.receives[source])) continue;
             // The packet of another call has no head.
-            const bool is_head = head(0) == (heads[source] & ~kMostLength);
-            const uint32_t call = call_in_bits(call_);
+            const bool is_head = heads[source] >> 56 == call_.kernel;
+            Call theirs = call_;
+            theirs.dtype = static_cast<uint32_t>(heads[source] >> 48 & 255);
             refuse_call(channel_.comm(), channel_.awaited(), source,
-                        {call_.receives[source], channel_.epoch(), call},
+                        {call_.receives[source], channel_.epoch(), call_in_bits(call_)},
                         {is_head ? heads[source] & kMostLength : 0, channel_.epoch(),
-                         is_head ? call : kUnknownCall});
+                         is_head ? call_in_bits(theirs) : kUnknownCall});
             are_expected = false;
         }
         return are_expected;
@@ -174,11 +175,11 @@ class PartsCall {
     }
 
   private:
-    static constexpr uint64_t kMostLength = (uint64_t{1} << 56) - 1;
+    static constexpr uint64_t kMostLength = (uint64_t{1} << 48) - 1;
 
     // The header that a rank sends in front of a part of so many bytes.
     KCCL_DEVICE uint64_t head(uint64_t length) const {
-        return uint64_t{call_.kernel} << 56 | length;
+        return uint64_t{call_.kernel} << 56 | uint64_t{call_.dtype} << 48 | length;
     }
 
     Channel<Coop, WORLD_SIZE>& channel_;
