@@ -142,8 +142,10 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
         handle = self._make(case, plan, channel)
         handle.call.input = case.x.address
         handle.call.output = case.out.address
-        keep = (case.x, case.out, case.array)
-        return prepared(context, signature, plan, handle, case.result, keep, stream)
+        arrays = [("out" if case.lacks_x else "x", case.array, case.x)]
+        if case.result is not None and case.result is not case.array:
+            arrays.append(("out", case.result, case.out))
+        return prepared(context, signature, plan, handle, case.result, arrays, stream)
 
     def _plan(self, case: Case, algorithm: str) -> Plan:
         dtype, nbytes = scaled.summed(case)

@@ -12,7 +12,7 @@ from ..base.abi import MAX_WORLD_SIZE, fastcall
 from ..base.errors import InvalidArgument
 from .context import Context
 from .front import call_is_not_copied
-from .messages import Message, MessageCall, Messages, Request
+from .messages import Message, MessageCall, Messages, Request, check_messages
 from .prepared import Prepared, address_of
 
 _KERNEL = "send_recv"
@@ -66,6 +66,8 @@ class PreparedGroup:
 
     def __call__(self) -> None:
         """Issues the messages."""
+        if self._all.context.checks:
+            check_messages(self._all.context, self.messages)
         self._all.make_together(self.messages)
 
 

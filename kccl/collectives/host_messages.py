@@ -4,6 +4,7 @@ C answers send and recv (csrc/host/one_sided.cpp), once each has been made. csrc
 pairs them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..base import arguments
@@ -12,7 +13,7 @@ from ..base.arrays import ArrayView
 from ..base.errors import InvalidArgument
 from .context import Context
 from .front import call_is_not_copied
-from .messages import ANY, Message, MessageCall, Messages, Request
+from .messages import ANY, Message, MessageCall, Messages, Request, check_messages
 from .prepared import Prepared, address_of
 
 _MOST_TAG = 2**31 - 1
@@ -67,11 +68,29 @@ class HostGroup(fastcall.Group):
     __reduce_ex__ = call_is_not_copied
 
 
+class CheckedGroup(HostGroup):
+    """Such messages under KCCL_CHECK=1.
+
+    Attributes:
+        context: The communicator's.
+        messages: The messages, in order.
+    """
+
+    context: Context
+    messages: Sequence[Message] = ()
+
+    def __call__(self) -> None:
+        check_messages(self.context, self.messages)
+        super().__call__()
+
+
 class HostMessages(Messages):
     """See Messages."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        # The messages of the group that is open, under KCCL_CHECK=1.
+        self._grouped: list[Message] = []
         # The messages and arrays that C refers to. It has no requests: they refer to this object.
         self._under_way: dict[Any, tuple[ArrayView, Any]] = {}
         self._most_under_way = _FEW
@@ -136,7 +155,12 @@ class HostMessages(Messages):
         handle = self.context.backend.call("recv")
         lib.kccl_host_bind_messages(handle)
         handle.bytes_per_count = 1
-        return HostGroup(address_of(handle), handle, self.context.raise_failure)
+        facts = address_of(handle), handle, self.context.raise_failure
+        if not self.context.checks:
+            return HostGroup(*facts)
+        group = CheckedGroup(*facts)
+        group.context = self.context
+        return group
 
     def begin_group(self) -> HostGroup:
         """See Messages."""
@@ -151,20 +175,27 @@ class HostMessages(Messages):
         self._group.add(
             *(view.address, view.nbytes, message.peer, message.tag, message.receives, kept)
         )
-        call.teach(message, self._group)
+        if self.context.checks:
+            self._grouped.append(message)
+        else:
+            call.teach(message, self._group)
 
     def truncate_group(self, count: int) -> None:
         """See Messages."""
         self._group.truncate(count)
+        del self._grouped[count:]
 
     def end_group(self, prepared: Any, *, drops: bool) -> None:
         """See Messages."""
         group = self._group
         group.close()
+        messages, self._grouped = self._grouped, []
         if drops:
             group.truncate(0)
         elif prepared is not None:
             group.move_to(prepared)
+            if isinstance(prepared, CheckedGroup):
+                prepared.messages = messages
         else:
             group.run()
 

@@ -5,7 +5,7 @@ host_messages.py has messages between CPUs, gpu_messages.py those between GPUs a
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from ..base.errors import Error, InvalidArgument
 from .context import Context
 from .front import call_is_not_copied
 from .one_sided import Call
-from .prepared import Prepared
+from .prepared import Prepared, check_unmoved
 
 ANY = -1
 """The peer or the tag of a receive that takes any."""
@@ -144,7 +144,13 @@ class MessageCall(Call):
     ) -> Prepared:
         """The object that prepare() returns. `stream`: as the caller gave it."""
         result = message.array if message.receives else None
-        return self._prepare(fields, result, (message.view, message.array), stream, kernel)
+        return self._prepare(fields, result, [("x", message.array, message.view)], stream, kernel)
+
+
+def check_messages(context: Context, messages: Sequence[Message]) -> None:
+    """Checks the memory of a prepared group's messages; see check_unmoved()."""
+    arrays = [("x", message.array, message.view) for message in messages]
+    check_unmoved(context, "group(prepare=True)", arrays)
 
 
 class GroupOfCalls(Protocol):

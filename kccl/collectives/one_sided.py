@@ -16,7 +16,7 @@ from ..plan.spec import Request
 from ..ranks import windows
 from .context import Context
 from .front import AnsweredByC
-from .prepared import OnStream, Prepared, address_of
+from .prepared import Arrays, Prepared, address_of, prepared
 
 
 class Call(AnsweredByC, abi.fastcall.OneSided):
@@ -69,31 +69,30 @@ class Call(AnsweredByC, abi.fastcall.OneSided):
         self,
         fields: Mapping[str, Any],
         result: Any,
-        keep: tuple[Any, ...],
+        arrays: Arrays,
         given: Any,
         kernel: str = "",
+        keep: Any = None,
     ) -> Prepared:
         """Prepares a call.
 
         Args:
             fields: KcclCall's.
             result: What the call returns.
-            keep: What it needs; the first is the view of its array, if it has one.
+            arrays: Its array, if it has one.
             given: The caller's `stream` argument.
             kernel: Its kernel; "": that of its own name.
+            keep: What it needs besides.
         """
         context = self._context
         backend = context.backend
-        view: ArrayView | None = keep[0] if keep else None
+        view: ArrayView | None = arrays[0][2] if arrays else None
         backend.stream(given, view)  # checks the argument
         nbytes, dtype = (0, None) if view is None else (view.nbytes, view.dtype)
         request = Request(self._NAME, nbytes, context.world_size, backend.name, dtype)
         plan = Plan(self._NAME, request, "it has no alternative", ())
         handle = backend.call(kernel or self._NAME, **fields)
-        if backend.has_streams:
-            stream = backend.stream_of_prepared(given, view)
-            return OnStream(context, plan, handle, result, (*keep, given), stream)
-        return Prepared(context, plan, handle, result, keep)
+        return prepared(context, "", plan, handle, result, arrays, given, keep)
 
     def _peer(self, peer: Any) -> int:
         return arguments.between("peer", peer, 0, self._context.world_size - 1)
@@ -164,9 +163,9 @@ class Put(Call):
         object keeps x and the window alive.
         """
         view, fields = self._copy(x, peer, window, offset, is_get=False)
-        prepared = self._prepare(fields, None, (view, x, window), stream)
-        window.ends(prepared)
-        return prepared
+        made = self._prepare(fields, None, [("x", x, view)], stream, keep=window)
+        window.ends(made)
+        return made
 
 
 class Get(Call):
@@ -193,9 +192,9 @@ class Get(Call):
         Arguments and errors are those of the call itself. The object keeps x and the window alive.
         """
         view, fields = self._copy(x, peer, window, offset, is_get=True)
-        prepared = self._prepare(fields, x, (view, x, window), stream)
-        window.ends(prepared)
-        return prepared
+        made = self._prepare(fields, x, [("x", x, view)], stream, keep=window)
+        window.ends(made)
+        return made
 
 
 class Signal(Call):

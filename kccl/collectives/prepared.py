@@ -2,11 +2,12 @@
 Python frame.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base.abi import fastcall, ffi
+from ..base.arrays import ArrayView
 from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
 from .context import Context
@@ -18,6 +19,31 @@ if TYPE_CHECKING:
 
 # On a GPU two events clock this many calls together, because an event costs as much as a call.
 _CALLS_PER_EVENT = 100
+
+
+Arrays = Sequence[tuple[str, Any, ArrayView]]
+"""The arrays of a prepared call: the name of the argument, the caller's object, and its view."""
+
+
+def check_unmoved(context: Context, call: str, arrays: Arrays) -> None:
+    """Checks that the arrays of a prepared call still have the memory that they had then.
+
+    Args:
+        context: The communicator's.
+        call: What was prepared, as in "all_reduce.prepare".
+        arrays: The arrays.
+
+    Raises:
+        InvalidArgument: An array has other memory.
+    """
+    for name, array, view in arrays:
+        now = context.backend.view(array, name, writable=False)
+        if (now.address, now.nbytes) != (view.address, view.nbytes):
+            raise InvalidArgument(
+                f"rank {context.rank}: {call}: {name} had {view.nbytes} bytes at "
+                f"{view.address:#x}, and now has {now.nbytes} at {now.address:#x}: the array was "
+                "resized, or given other memory. Prepare the call again; nothing was sent"
+            )
 
 
 def address_of(handle: Any) -> int:
@@ -89,16 +115,31 @@ class Prepared(fastcall.Op):
 
 
 class Checked(Prepared):
-    """A prepared call under KCCL_CHECK=1: the ranks first compare their calls."""
+    """A prepared call under KCCL_CHECK=1: the arrays must have the memory that they had, and the
+    ranks first compare their calls.
+    """
 
-    def __init__(self, signature: str, *args: Any) -> None:
+    def __init__(self, name: str, signature: str, arrays: Arrays, *args: Any) -> None:
+        """`name`: what was prepared; `signature`: as in prepared(), "" for a call of one rank."""
         super().__init__(*args)
+        self._name = f"{name}.prepare"
         self._signature = signature
+        self._arrays = arrays
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         if args or keywords:
             self._refuse(*args, **keywords)
-        return self.after(partial(self._context.check_agreement, self._signature))
+        return self.after(self._check)
+
+    def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
+        """See Prepared."""
+        check_unmoved(self._context, self._name, self._arrays)
+        return super().time(iterations, warmup=warmup)
+
+    def _check(self) -> None:
+        check_unmoved(self._context, self._name, self._arrays)
+        if self._signature:
+            self._context.check_agreement(self._signature)
 
 
 class OnStream(Prepared):
@@ -175,25 +216,27 @@ def prepared(
     plan: Plan,
     handle: Any,
     result: Any,
-    keep: tuple[Any, ...],
+    arrays: Arrays,
     given: Any,
+    keep: Any = None,
 ) -> Prepared:
     """Returns the object that `.prepare` returns.
 
     Args:
         context, plan, handle, result: As in Prepared.
-        signature: The call in words, for KCCL_CHECK=1.
-        keep: Objects to keep alive. The first is the view of the caller's array; () for no array.
+        signature: The call in words, for KCCL_CHECK=1; "": the ranks do not make it together.
+        arrays: The caller's arrays; the first says the stream.
         given: The caller's `stream` argument.
+        keep: An object to keep alive besides.
     """
     backend = context.backend
+    words = plan.request.collective, signature, arrays
     if backend.has_streams:
-        stream = backend.stream_of_prepared(given, keep[0] if keep else None)
-        facts = context, plan, handle, result, (*keep, given), stream
-        return CheckedOnStream(signature, *facts) if context.checks else OnStream(*facts)
-    if context.checks:
-        return Checked(signature, context, plan, handle, result, keep)
-    return Prepared(context, plan, handle, result, keep)
+        stream = backend.stream_of_prepared(given, arrays[0][2] if arrays else None)
+        facts = context, plan, handle, result, (arrays, keep, given), stream
+        return CheckedOnStream(*words, *facts) if context.checks else OnStream(*facts)
+    facts_here = context, plan, handle, result, (arrays, keep)
+    return Checked(*words, *facts_here) if context.checks else Prepared(*facts_here)
 
 
 def _check_counts(iterations: int, warmup: int) -> None:
