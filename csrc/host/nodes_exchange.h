@@ -200,7 +200,7 @@ class Exchange {
     // Waits until no peer's message of this piece's slot is under way.
     bool wait(Slots& slots, uint64_t piece) {
         const auto test = reinterpret_cast<int (*)(void*, int*, void*)>(nodes_.test);
-        uint64_t began_ns = 0, gone_since_ns = 0;
+        uint64_t began_ns = 0, looked_ns = 0, gone_since_ns = 0;
         for (;;) {
             uint32_t missing = 0;
             for (int peer = 0; peer < nodes_.world_size; ++peer) {
@@ -218,8 +218,8 @@ class Exchange {
             }
             if ((missing | failed_) == 0) return true;
             const uint64_t now = kccl_host_clock_ns();
-            if (began_ns == 0) began_ns = now;
-            if (!may_go_on(missing, now - began_ns, now, gone_since_ns)) return false;
+            const uint64_t waited_ns = waited_until(now, began_ns, looked_ns);
+            if (!may_go_on(missing, waited_ns, now, gone_since_ns)) return false;
         }
     }
 

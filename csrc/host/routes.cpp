@@ -106,8 +106,7 @@ void MessagePatience::look_at_processes(uint64_t now) {
 bool MessagePatience::may_go_on(const KcclDeviceComm& comm, uint32_t num_early) {
     KcclState* const state = state_of(routes_);
     const uint64_t now = kccl_host_clock_ns();
-    if (started_ns_ == 0) started_ns_ = now;
-    const uint64_t waited_ns = now - started_ns_;
+    const uint64_t waited_ns = waited_until(now, started_ns_, clock_looked_ns_);
     if (status_of(comm) != kKcclOk || hear_routes(routes_)) return false;
     uint32_t none = 0;
     uint32_t status = kccl_host_idle(state->idle_context, waited_ns, 0, &none);

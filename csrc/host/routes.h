@@ -54,7 +54,7 @@ class MessagePatience {
     const Awaited awaited_;
     const uint64_t hopes_;
     const bool needs_all_, has_limit_;
-    uint64_t started_ns_ = 0, looked_ns_ = 0, hopeless_since_ns_ = 0;
+    uint64_t started_ns_ = 0, clock_looked_ns_ = 0, looked_ns_ = 0, hopeless_since_ns_ = 0;
     uint64_t gone_ = 0;
 };
 

@@ -5,12 +5,11 @@ import mmap
 import os
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from ..base import abi
+from ..base import abi, clock
 from ..base.abi import ffi, lib
 from ..base.errors import Timeout
 from ..ranks import mpi, sockets
@@ -129,7 +128,7 @@ def meet(mesh: Mesh, far: Sequence[int], tag: int, tags: Sequence[int], timeout:
             raise sockets.peer_lost(mesh.rank, lost, "start-up")
 
     peers = [mesh.homes[rank].mpi_rank for rank in far]
-    if not mpi.meet(peers, tag, tags, time.monotonic() + timeout, look):
+    if not mpi.meet(peers, tag, tags, clock.now() + timeout, look):
         raise Timeout(
             f"rank {mesh.rank} waited {timeout:.3g} s for ranks {', '.join(map(str, far))} to "
             "answer by MPI",
@@ -148,7 +147,7 @@ def _connect(mesh: Mesh, team: Team, timeout: float) -> dict[int, socket.socket]
             team.rank,
             [names[rank].decode() for rank in team.ranks],
             listener,
-            time.monotonic() + timeout,
+            clock.now() + timeout,
             numbers=team.ranks,
             look=mesh.look,
         )

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ..backends.base import Opener
 from ..backends.openers import opener
+from ..base import clock
 from ..base.env import read
 from ..base.errors import Error, Timeout
 from ..comm import Communicator
@@ -99,9 +100,9 @@ class Communicators:
 
     def _read(self, peer: int, key: str, seconds: float) -> str:
         # Why not Store.wait(): Ctrl-C does not interrupt it.
-        deadline = time.monotonic() + seconds
+        deadline = clock.now() + seconds
         while not self._store.check([key]):
-            if time.monotonic() > deadline:
+            if clock.now() > deadline:
                 missing = "make this process group"
                 if not key.startswith("cpu"):
                     missing = "make its first call with a tensor on a GPU on this process group"

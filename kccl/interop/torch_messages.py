@@ -15,6 +15,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
+from ..base import clock
 from ..base.errors import Error
 from ..collectives.messages import Request
 from ..comm import Communicator
@@ -247,11 +248,11 @@ class Messages:
         Raises:
             Timeout: They are still under way then.
         """
-        began = time.monotonic()
+        began = clock.now()
         limit = self.comm.timeout if seconds is None else seconds
         # Between two looks another thread may begin messages, for which a peer may wait.
         while not self.look(work):
-            waited = time.monotonic() - began
+            waited = clock.now() - began
             if waited > limit and seconds is not None:
                 raise timed_out(seconds, "the peer has not sent or received the message")
             if waited > limit:

@@ -5,6 +5,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from ..base import clock
+
 _POLL_S = 0.002
 
 
@@ -22,7 +24,7 @@ def monitored_barrier(
     Raises:
         RuntimeError: A rank did not come in time; on rank 0 the text has its number.
     """
-    deadline = time.monotonic() + timeout.total_seconds()
+    deadline = clock.now() + timeout.total_seconds()
     if rank:
         _follow(store, rank, deadline, timeout)
         return
@@ -69,7 +71,7 @@ def _follow(store: dist.Store, rank: int, deadline: float, timeout: timedelta) -
 def _comes(store: dist.Store, key: str, deadline: float) -> bool:
     """Waits for a key. Returns whether it came in time."""
     while not store.check([key]):
-        if time.monotonic() > deadline:
+        if clock.now() > deadline:
             return False
         time.sleep(_POLL_S)
     return True

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..base import clock
 from ..base.errors import Error
 from ..base.errors import Timeout as OfKccl
 from ..comm import Communicator
@@ -96,9 +97,9 @@ class Work(dist.Work):
         if torch.cuda.is_current_stream_capturing():
             return
         if seconds is not None:
-            deadline = time.monotonic() + seconds
+            deadline = clock.now() + seconds
             while not self.is_completed():
-                if time.monotonic() > deadline:
+                if clock.now() > deadline:
                     raise timed_out(seconds, "the call has not ended on the GPU")
                 time.sleep(_POLL_S)
         if self._blocks_host:

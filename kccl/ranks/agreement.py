@@ -5,13 +5,12 @@ survivors.py has shrink().
 
 import json
 import os
-import time
 import zlib
 from collections.abc import Callable, Mapping
 from socket import socket
 from typing import Any, TypeVar
 
-from ..base import abi
+from ..base import abi, clock
 from ..base.env import Env
 from ..base.errors import InvalidArgument, PeerLost
 from ..plan import forms
@@ -222,7 +221,7 @@ def connect_part(
     """
     members, listeners = list(names), list(names.values())
     rank = members.index(ranks.rank)
-    deadline = time.monotonic() + timeout
+    deadline = clock.now() + timeout
     streams = sockets.connect(
         rank, listeners, listener, deadline, what=what, numbers=members, look=look
     )

@@ -9,12 +9,11 @@ import itertools
 import json
 import os
 import socket
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..base import extras
+from ..base import clock, extras
 from ..base.env import Env
 from ..base.errors import BackendError, Error, InvalidArgument
 from . import last_word, launchers, mesh, mpi, mpi_ranks, nodes, refusal, rendezvous, sockets
@@ -76,7 +75,7 @@ def connect(job_rank: JobRank, timeout: float, ranks_per_node: int = 0) -> mesh.
     """
     if job_rank.world_size == 1:
         return mesh.Mesh(0, 1, {})
-    deadline = time.monotonic() + timeout
+    deadline = clock.now() + timeout
     with telling(job_rank):
         machine = machine_id()
         near, name = sockets.listen()
@@ -92,7 +91,7 @@ def connect(job_rank: JobRank, timeout: float, ranks_per_node: int = 0) -> mesh.
                 far = nodes.Listener(near, name, homes[job_rank.rank].node)
             listener = far
             everyone = _exchange(job_rank, {"name": far.name}, timeout)
-            mpi.open_comm(job_rank.rank, max(deadline - time.monotonic(), 0))
+            mpi.open_comm(job_rank.rank, max(deadline - clock.now(), 0))
     except BaseException:
         listener.close()
         raise

@@ -14,10 +14,10 @@ import contextlib
 import errno
 import os
 import select
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
+from ..base import clock
 from ..base.errors import BackendError, PeerLost, Timeout
 from .knowledge import Said
 from .link import DATA, FAIL, FD, LEFT, LIVE, LOST, NO_FD, RESET, Link, close_fd
@@ -136,7 +136,7 @@ class Exchanges:
             self.look()
             return not link.is_open
 
-        self._pump(is_over, time.monotonic() + _REASON_S)
+        self._pump(is_over, clock.now() + _REASON_S)
 
     def _told(self, reason: bytes) -> Exception:
         self._is_known, self._reason = True, reason
@@ -244,7 +244,7 @@ class Exchanges:
                     self._take(link, peer, kind, number, what, got)
             return not any(is_late(peer, link) for peer, link in links.items())
 
-        deadline = time.monotonic() + timeout
+        deadline = clock.now() + timeout
         try:
             with self._meeting(kind, number):
                 if payload is not None:
@@ -270,7 +270,7 @@ class Exchanges:
     def _pump(self, until: Callable[[], bool], deadline: float) -> bool:
         """Sends and receives until `until()`. Returns False at the deadline."""
         while not until():
-            remaining = deadline - time.monotonic()
+            remaining = deadline - clock.now()
             if remaining <= 0:
                 return False
             links = {link.socket.fileno(): link for link in self._links.values() if link.is_open}

@@ -6,10 +6,10 @@ import select
 import selectors
 import socket
 import struct
-import time
 from collections.abc import Callable
 from functools import partial
 
+from ..base import clock
 from ..base.errors import BackendError, PeerLost, Timeout
 from . import sockets
 
@@ -115,8 +115,8 @@ class Watch:
             PeerLost: A rank has ended.
         """
         seconds = min(seconds, _LOOK_S)
-        if time.monotonic() > self._looked + _LOOK_S:
-            self._looked = time.monotonic()
+        if clock.now() > self._looked + _LOOK_S:
+            self._looked = clock.now()
             self._look()
         poll = select.poll()
         for each in filter(None, (source, self._socket)):

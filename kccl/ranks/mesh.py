@@ -180,7 +180,7 @@ class Mesh(Exchanges):
             number: The number of this wait in shrink(): the same on all ranks that wait for each
                 other.
             until: Called first, and whenever something has come or gone.
-            deadline: A value of time.monotonic().
+            deadline: A value of clock.now().
         """
         with self._meeting(LIVE, number):
             return self._pump(until, deadline)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..base import clock
 from ..base.abi import ffi, lib
 from ..base.errors import BackendError
 from . import losses
@@ -78,9 +79,9 @@ def open_comm(rank: int, timeout: float) -> None:
     from mpi4py import MPI
 
     comm, request = MPI.COMM_WORLD.Idup()
-    deadline = time.monotonic() + timeout
+    deadline = clock.now() + timeout
     while not request.Test():
-        if time.monotonic() > deadline:
+        if clock.now() > deadline:
             _Opened.unfinished = comm, request
             raise losses.absent(rank, None, by_mpi=True)
         time.sleep(_RETRY_S)
@@ -153,7 +154,7 @@ def meet(
         peers: Their ranks in MPI.COMM_WORLD; they call this too.
         tag: Of the messages to this rank.
         peer_tags: Of those to each peer.
-        deadline: A value of time.monotonic().
+        deadline: A value of clock.now().
         look: Called now and then. What it raises ends the wait.
 
     Returns:
@@ -169,7 +170,7 @@ def meet(
         meeting = requests, word, words
         _Opened.meetings.append(meeting)
         while not _Opened.mpi.Request.Testall(requests):
-            if time.monotonic() > deadline:
+            if clock.now() > deadline:
                 return False
             look()
             time.sleep(0)

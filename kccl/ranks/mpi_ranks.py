@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..base import extras
+from ..base import clock, extras
 from ..base.errors import BackendError, InvalidArgument
 from . import last_word, launchers, losses
 from .job import JobRank, machine_id
@@ -142,10 +142,10 @@ def _exchange_of(
         assert len(text) <= MOST_BYTES
         mine, everyone = _TEXT.pack(text.encode()), bytearray(MOST_BYTES * comm.Get_size())
         request = comm.Iallgather([mine, mpi.BYTE], [everyone, mpi.BYTE])
-        began = looked = time.monotonic()
+        began = looked = clock.now()
         try:
             while not request.Test():
-                now = time.monotonic()
+                now = clock.now()
                 if now > began + timeout:
                     raise losses.absent(comm.Get_rank(), None, by_mpi=True)
                 if siblings is not None and now > looked + _LOOK_S:

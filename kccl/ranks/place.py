@@ -14,6 +14,7 @@ import socket
 import time
 from pathlib import Path
 
+from ..base import clock
 from ..base.errors import BackendError
 from . import sockets
 
@@ -41,7 +42,7 @@ class Place:
         self._rank = rank
         text = f"place {rank} {os.getuid()} {job}"
         self._name = "kccl-" + hashlib.sha256(text.encode()).hexdigest()[:32]
-        deadline = time.monotonic() + _GIVES_BACK_S
+        deadline = clock.now() + _GIVES_BACK_S
         while self._name not in _held:
             try:
                 listener = sockets.bind(self._name)
@@ -81,7 +82,7 @@ class Place:
         """Returns when the place may be free. Raises if the holder keeps it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             # A holder that has met the others accepts nobody. So its backlog may be full.
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            connection.settimeout(max(deadline - clock.now(), 0.001))
             try:
                 connection.connect(f"\0{self._name}")
             except ConnectionRefusedError:
@@ -90,7 +91,7 @@ class Place:
                 raise self._is_held("a process that many others have asked for it") from error
             pid = sockets.peer_pid(connection)
             is_helper = os.getpid() in _ancestors(pid)
-            while is_helper and time.monotonic() < deadline:
+            while is_helper and clock.now() < deadline:
                 time.sleep(_RETRY_S)
                 with contextlib.suppress(OSError), sockets.bind(self._name):
                     return

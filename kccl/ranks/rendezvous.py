@@ -8,9 +8,9 @@ import contextlib
 import json
 import socket
 import struct
-import time
 from typing import Any
 
+from ..base import clock
 from ..base.errors import BackendError, InvalidArgument, PeerLost
 from . import refusal, sockets
 from .losses import Watch, absent, ended_before
@@ -46,7 +46,7 @@ def exchange(
         BackendError: Another process has the place of this rank.
         Timeout, PeerLost: A rank did not come, or went.
     """
-    deadline = time.monotonic() + seconds
+    deadline = clock.now() + seconds
     place = Place(job, rank)
 
     def look() -> None:
@@ -61,7 +61,7 @@ def exchange(
 
 
 def _send(connection: socket.socket, message: object, deadline: float) -> None:
-    connection.settimeout(max(deadline - time.monotonic(), 0.001))
+    connection.settimeout(max(deadline - clock.now(), 0.001))
     data = json.dumps(message).encode()
     connection.sendall(struct.pack("<I", len(data)) + data)
 
@@ -92,12 +92,12 @@ def _host_rendezvous(
             found = None if refused else refusal.first_refusal([*texts.values()])
             if found is not None:
                 # All others are told as they come.
-                refused, deadline = [found], min(deadline, time.monotonic() + refusal.WAITS_S)
+                refused, deadline = [found], min(deadline, clock.now() + refusal.WAITS_S)
             if refused:
                 _send_all(connections, refused, deadline)
                 _close_all(connections)
-            if not watch.wait(listener, deadline - time.monotonic()):
-                if time.monotonic() < deadline:
+            if not watch.wait(listener, deadline - clock.now()):
+                if clock.now() < deadline:
                     continue
                 raise TimeoutError
             connection, _ = listener.accept()
@@ -119,7 +119,7 @@ def _host_rendezvous(
             if rank in texts:
                 # A helper process of that rank, which must not end the job.
                 with contextlib.suppress(OSError), connection:
-                    _send(connection, {"taken": rank}, time.monotonic() + _LAST_REPLY_S)
+                    _send(connection, {"taken": rank}, clock.now() + _LAST_REPLY_S)
                 continue
             if not 0 < rank < world_size:
                 connection.close()
@@ -136,13 +136,13 @@ def _host_rendezvous(
         if refused:
             return refused
         missing = min(set(range(world_size)) - set(texts), default=None)
-        _send_all(connections, missing, time.monotonic() + _LAST_REPLY_S)
+        _send_all(connections, missing, clock.now() + _LAST_REPLY_S)
         raise absent(0, missing) from None
     except PeerLost as error:
         if refused:
             return refused
         # All hear of the same rank.
-        _send_all(connections, {"lost": error.peer}, time.monotonic() + _LAST_REPLY_S)
+        _send_all(connections, {"lost": error.peer}, clock.now() + _LAST_REPLY_S)
         raise
     except BackendError:
         # The true rank 0 has come.
@@ -163,7 +163,7 @@ def _move(listener: socket.socket, connections: dict[int, socket.socket]) -> Non
             coming.append(listener.accept()[0])
     # A rank that hears of it connects again at once, and must not reach this listener.
     listener.close()
-    ends = time.monotonic() + _LAST_REPLY_S
+    ends = clock.now() + _LAST_REPLY_S
     for connection in coming:
         with contextlib.suppress(OSError, BackendError):
             sockets.peer_pid(connection)
@@ -197,7 +197,7 @@ def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Wa
             try:
                 connection.connect(f"\0{name}")
             except ConnectionRefusedError:
-                if time.monotonic() > deadline:
+                if clock.now() > deadline:
                     raise absent(rank, 0) from None
                 watch.wait(None, _RETRY_S)
                 continue
@@ -205,8 +205,8 @@ def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Wa
             try:
                 _send(connection, [rank, text], deadline)
                 ends = deadline + _LAST_REPLY_S
-                while not watch.wait(connection, ends - time.monotonic()):
-                    if time.monotonic() > ends:
+                while not watch.wait(connection, ends - clock.now()):
+                    if clock.now() > ends:
                         raise TimeoutError
                 everyone = _receive(connection, ends)
             except TimeoutError:
@@ -243,6 +243,6 @@ def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Wa
 def _last_reply(connection: socket.socket) -> object:
     """Returns what rank 0 still says; None if it says nothing."""
     try:
-        return _receive(connection, time.monotonic() + _LAST_REPLY_S)
+        return _receive(connection, clock.now() + _LAST_REPLY_S)
     except OSError:
         return None

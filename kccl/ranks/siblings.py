@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..base import clock
 from . import launchers
 from .losses import absent, ended_before
 from .processes import is_running
@@ -44,7 +45,7 @@ class Siblings:
         self._pids = {self._rank: os.getpid()}
         # The ranks that matter -> what errors call them.
         self._names = {rank: rank for rank in range(size)}
-        self._began = time.monotonic()
+        self._began = clock.now()
 
     def among(self, ranks: Sequence[int]) -> "Siblings":
         """Looks only for some ranks from now on, this one included.
@@ -70,7 +71,7 @@ class Siblings:
         all_known = len(self._pids) == self._size or self._look()
         for rank in set(self._names) - {self._rank}:
             if rank not in self._pids:
-                if all_known and time.monotonic() - self._began > _STARTS_WITHIN_S:
+                if all_known and clock.now() - self._began > _STARTS_WITHIN_S:
                     return rank
             elif not is_running(self._pids[rank]) or _has_said_that_it_ends(self._launcher, rank):
                 return rank
@@ -100,10 +101,10 @@ class Siblings:
             PeerLost: One has ended already.
             Timeout: The launcher has not started all of them in time.
         """
-        deadline = time.monotonic() + seconds
+        deadline = clock.now() + seconds
         self.check()
         while self._launcher and len(self._pids) < self._size:
-            if time.monotonic() > deadline:
+            if clock.now() > deadline:
                 raise absent(self._rank, min(set(range(self._size)) - set(self._pids)))
             time.sleep(_LOOK_S)
             self.check()
@@ -112,7 +113,7 @@ class Siblings:
             return
         program = _GUARD.format(str(Path(__file__).parents[2]))
         peers = [f"{rank}:{pid}" for rank, pid in self._pids.items() if rank != self._rank]
-        left = max(deadline - time.monotonic(), 0)
+        left = max(deadline - clock.now(), 0)
         facts = [str(self._rank), str(left), *peers]
         command = [sys.executable, "-I", "-S", "-c", program, *facts]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)
@@ -141,7 +142,7 @@ def guard() -> None:
     thread of its process runs.
     """
     rank, seconds, *peers = sys.argv[1:]
-    deadline = time.monotonic() + float(seconds)
+    deadline = clock.now() + float(seconds)
     parent = os.getppid()
     os.set_blocking(0, False)
     while _is_open(0):
@@ -151,7 +152,7 @@ def guard() -> None:
                 time.sleep(_LOOK_S)
                 _end(parent, int(rank), ended_before(int(rank), int(peer)))
                 return
-        if time.monotonic() > deadline:
+        if clock.now() > deadline:
             _end(parent, int(rank), absent(int(rank), None, by_mpi=True))
             return
         time.sleep(_LOOK_S)

@@ -9,10 +9,10 @@ import math
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ..base import clock
 from ..base.errors import BackendError, Error, PeerLost, Timeout, WaitFailed
 from . import nodes
 from .link import FAIL, HEADER, LOST, START_UP
@@ -23,7 +23,6 @@ _UCRED = struct.Struct("3i")
 _POLL_S = 0.02  # between two checks whether the missing ranks' processes still run
 # A rank that gives up waits so long for those that have yet to hear why.
 _LAST_WORD_S = 3.0
-_MOST_POLL_MS = 2**31 - 1
 _MOST_REASON_BYTES = 4000
 
 
@@ -65,13 +64,18 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
     """Reads exactly `num_bytes` from a blocking stream.
 
     Raises:
-        TimeoutError: They did not come before `deadline`, a value of time.monotonic().
+        TimeoutError: They did not come before `deadline`, a value of clock.now().
         ConnectionError: The stream ended first.
     """
     data = b""
     while len(data) < num_bytes:
-        connection.settimeout(max(deadline - time.monotonic(), 0.001))
-        more = connection.recv(num_bytes - len(data))
+        connection.settimeout(max(clock.left(deadline), 0.001))
+        try:
+            more = connection.recv(num_bytes - len(data))
+        except TimeoutError:
+            if clock.now() < deadline:
+                continue
+            raise
         if not more:
             raise ConnectionResetError("the stream ended")
         data += more
@@ -82,7 +86,7 @@ def poll_ms(seconds: float) -> int:
     """Returns the argument of poll() for a wait of so many seconds; it may be less, but is not 0
     then.
     """
-    return min(math.ceil(max(seconds, 0) * 1000), _MOST_POLL_MS)
+    return math.ceil(min(max(seconds, 0), clock.LOOK_S) * 1000)
 
 
 def connect(
@@ -101,7 +105,7 @@ def connect(
         rank: This rank.
         names: Name of each rank's listener, in rank order.
         listener: This rank's listener. It is closed.
-        deadline: A value of time.monotonic().
+        deadline: A value of clock.now().
         what: What the ranks are doing, for error messages.
         numbers: The numbers of the ranks in error messages; () for 0, 1, ...
         look: Called now and then during the wait. What it raises ends the wait.
@@ -165,13 +169,13 @@ def connect(
         check_others()
         if ended:
             raise lost(ended[0])
-        if time.monotonic() > deadline:
+        if clock.now() > deadline:
             raise late_error(min(absent))
 
     def check_reached(peer: int) -> None:
         look()
         check_others()
-        if time.monotonic() > deadline:
+        if clock.now() > deadline:
             raise late_error(peer)
 
     try:
@@ -292,7 +296,7 @@ def _tell_all(
         listener: This rank's listener.
         culprit: The rank that is lost, or that could not connect.
         word: The message.
-        deadline: A value of time.monotonic(), up to which the others wait.
+        deadline: A value of clock.now(), up to which the others wait.
     """
     connected = {*sockets}
     for connection in (*sockets.values(), *unknown):
@@ -313,7 +317,7 @@ def _tell_all(
     if culprit >= rank or not word.startswith(LOST):
         late = set(range(rank + 1, len(names))) - {culprit, *connected}
         near = {peer: names[peer] for peer in late if not _is_far(names[peer], names[rank])}
-        _tell_late(listener, near, word, min(deadline, time.monotonic() + _LAST_WORD_S))
+        _tell_late(listener, near, word, min(deadline, clock.now() + _LAST_WORD_S))
 
 
 def _tell_late(
@@ -328,11 +332,11 @@ def _tell_late(
         listener: This rank's listener.
         late: Rank -> name of its listener.
         word: The message.
-        deadline: A value of time.monotonic(), at which this rank waits no longer.
+        deadline: A value of clock.now(), at which this rank waits no longer.
     """
     listener.settimeout(_POLL_S)
     while any(is_running(_pid_in(name)) for name in late.values()):
-        if time.monotonic() > deadline:
+        if clock.now() > deadline:
             return
         with contextlib.suppress(TimeoutError):
             connection, _ = listener.accept()

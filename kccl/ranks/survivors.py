@@ -42,10 +42,10 @@ not come ends with Timeout.
 
 import contextlib
 import socket
-import time
 from collections.abc import Callable
 from typing import Generic, NoReturn, TypeVar
 
+from ..base import clock
 from ..base.errors import BackendError, PeerLost, Timeout, WaitFailed
 from . import sockets
 from .agreement import connect_part
@@ -129,16 +129,16 @@ class _Survivor(Generic[Part]):
             self._look()
             if ended != self._ranks.ended():
                 # A lost rank has cost time, so there is as much again.
-                ended, deadline = self._ranks.ended(), time.monotonic() + timeout
+                ended, deadline = self._ranks.ended(), clock.now() + timeout
             if self._part is None:
-                if time.monotonic() > deadline or not self._wait(self._has_members, deadline):
+                if clock.now() > deadline or not self._wait(self._has_members, deadline):
                     self._time_out(timeout)
                 if self._has_members():
                     # The error is suppressed: the attempt fails, and the next one begins.
                     with contextlib.suppress(PeerLost):
                         self._try_to_make(make, timeout)
             if self._part is not None:
-                if not self._wait(self._is_decided, time.monotonic() + timeout):
+                if not self._wait(self._is_decided, clock.now() + timeout):
                     self._time_out(timeout)
                 if self._is_decided():
                     part, self._part = self._part, None

@@ -202,7 +202,7 @@ def test_a_rank_that_cannot_start_keeps_what_is_right(monkeypatch, wrong):
 
 
 def test_limits_of_years_are_none_for_poll(monkeypatch):
-    assert sockets.poll_ms(1e9) == 2**31 - 1
+    assert 0 < sockets.poll_ms(1e9) < 2**31
     assert (sockets.poll_ms(-1), sockets.poll_ms(1e-6)) == (0, 1)
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "1e9")
     kccl.run_threads(lambda comm: comm.split(0).barrier(), 2)
