@@ -40,6 +40,7 @@ def detect(env: Env, environ: Mapping[str, str], comm: Any = None) -> JobRank:
     """
     if comm is not None:
         return mpi_ranks.of_comm(comm, env.first_timeout, environ)
+    launchers.check_only_one(environ)
     if env.rendezvous:
         if not 0 <= env.rank < env.world_size:
             raise InvalidArgument(

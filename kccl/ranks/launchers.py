@@ -170,9 +170,15 @@ def mpi_local_rank(environ: Mapping[str, str]) -> int | None:
 
 
 def launcher_of_several(environ: Mapping[str, str]) -> str:
-    """Returns "mpirun" or "srun" if it started this process as one of several, else ""."""
+    """Returns "mpirun", "torchrun" or "srun" if it started this process as one of several, else
+    "".
+    """
     if mpi_world_size(environ) > 1:
         return "mpirun"
+    # `kccl run` sets its other variables, and so may a person.
+    is_by_torchrun = "TORCHELASTIC_RUN_ID" in environ and not environ.get("KCCL_RENDEZVOUS")
+    if is_by_torchrun and _number_or(environ, "WORLD_SIZE", 1) > 1:
+        return "torchrun"
     is_by_srun = _has_all(environ, _SRUN_VARIABLES) and not environ.get("KCCL_RENDEZVOUS")
     return "srun" if is_by_srun and _number(environ, "SLURM_STEP_NUM_TASKS") > 1 else ""
 
@@ -193,6 +199,36 @@ def name_of(environ: Mapping[str, str]) -> str:
 def is_one_of_several(environ: Mapping[str, str]) -> bool:
     """Tells whether any launcher started this process as one of several."""
     return name_of(environ) != ""
+
+
+def check_only_one(environ: Mapping[str, str]) -> None:
+    """Checks that not two launchers have started this process, each in a job of its own size.
+
+    Raises:
+        InvalidArgument: They have. Each job would take itself for the whole one.
+    """
+    found: list[tuple[str, int, int, str]] = []
+    if environ.get("KCCL_RENDEZVOUS"):
+        rank, size = _number_or(environ, "KCCL_RANK", 0), _number_or(environ, "KCCL_WORLD_SIZE", 1)
+        found.append(("`kccl run`", rank, size, "KCCL_RENDEZVOUS"))
+    if mpi_world_size(environ) > 1:
+        variable = mpi_rank_variable(environ)
+        rank = _number_or(environ, variable, 0) if variable else 0
+        found.append(("mpirun", rank, mpi_world_size(environ), variable))
+    # `kccl run` sets torchrun's other variables, too.
+    if "TORCHELASTIC_RUN_ID" in environ and _has_all(environ, _TORCHRUN_VARIABLES):
+        rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+        found.append(("torchrun", rank, size, "TORCHELASTIC_RUN_ID"))
+    is_named_twice = "mpirun" not in [name for name, *_ in found] and (
+        len({(rank, size) for _, rank, size, _ in found}) == 1
+    )
+    if len(found) < 2 or is_named_twice:
+        return
+    words = [f"{name} as rank {rank} of {size}" for name, rank, size, _ in found]
+    raise InvalidArgument(
+        f"this process was started by {' and by '.join(words)}: start the ranks with one of them. "
+        f"Where a rank starts another job, start that without {' or '.join(v for *_, v in found)}"
+    )
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:

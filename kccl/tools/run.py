@@ -18,8 +18,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, BinaryIO
 
 from ..base import env
@@ -27,6 +27,7 @@ from ..base.errors import BackendError, InvalidArgument
 from ..ranks import launchers
 from ..ranks.job import check_descriptors, namespaces
 from ..ranks.losses import Announcer
+from . import run_signals
 
 _GRACE_S = 2.0
 _TIMED_OUT = 124  # the exit code of timeout(1)
@@ -44,7 +45,9 @@ def run(
     """Runs `command` once for each rank, and waits for all of them.
 
     Rank 0 reads the launcher's standard input, unless that is a terminal. The others have no input.
-    SIGINT and SIGTERM are passed on to all ranks. The second such signal is passed on as SIGKILL.
+    SIGINT, SIGTERM, SIGHUP and other signals that ask for an end are passed on to all ranks. The
+    second such signal is passed on as SIGKILL. SIGUSR1, SIGUSR2 and real-time signals are passed on
+    as often as they come. Ctrl-Z stops the ranks and the launcher, and SIGCONT continues them all.
     Besides its own variables a rank has those of torchrun, RANK and MASTER_ADDR among them.
 
     Args:
@@ -77,7 +80,7 @@ def run(
     check_descriptors(10 + (3 if labels else 1) * world_size, f"kccl run of {world_size} ranks")
     with _Guard() as guard, selectors.DefaultSelector() as selector:
         job = _Job(guard, selector, labels, kills_on_error)
-        with _signals(selector, job):
+        with run_signals.handled(selector, job):
             try:
                 job.start(command, world_size, cpus)
                 return job.wait(timeout)
@@ -112,16 +115,21 @@ class _Guard:
 
     def __init__(self) -> None:
         orders, self._pipe = os.pipe()
-        # The launcher has one thread, so no other thread can hold a lock during this fork.
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                os.close(self._pipe)
-                _guard(orders)
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:
-                os._exit(0)
+        with run_signals.blocked():
+            # The launcher has one thread, so no other thread can hold a lock during this fork.
+            self._pid = os.fork()
+            if self._pid == 0:
+                try:
+                    # In a session of its own it does not get the signals of the launcher's
+                    # terminal, and what is sent to all processes of this name does not end it.
+                    os.setsid()
+                    run_signals.ignore_all()
+                    os.close(self._pipe)
+                    _guard(orders)
+                except BaseException:
+                    sys.excepthook(*sys.exc_info())
+                finally:
+                    os._exit(0)
         os.close(orders)
 
     def __enter__(self) -> "_Guard":
@@ -129,7 +137,9 @@ class _Guard:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._pipe)
-        os.waitpid(self._pid, 0)
+        # Where the launcher's parent ignores SIGCHLD, the system itself takes the ended guard.
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
 
     def begin(self, group: int) -> None:
         os.write(self._pipe, b"+%d\n" % group)
@@ -140,10 +150,6 @@ class _Guard:
 
 def _guard(orders: int) -> None:
     """The program of the guard. `orders` is the read end of the launcher's pipe."""
-    # In a session of its own the guard does not get the signals of the launcher's terminal.
-    os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
     with os.fdopen(orders, "rb") as lines:
         for line in lines:
@@ -186,6 +192,8 @@ class _Job:
         self._selector = selector
         self._labels = labels
         self._kills_on_error = kills_on_error
+        # When the time of the ranks is over, by time.monotonic().
+        self._ends_at: float | None = None
         # When the ranks that do not follow SIGTERM get SIGKILL.
         self._kills_at: float | None = None
         self._running: dict[int, subprocess.Popen[bytes]] = {}
@@ -239,15 +247,15 @@ class _Job:
         ]
 
     def wait(self, timeout: float | None) -> int:
-        ends = None if timeout is None else time.monotonic() + timeout
+        self._ends_at = None if timeout is None else time.monotonic() + timeout
         while self._running:
-            deadlines = [each for each in (ends, self._kills_at) if each is not None]
+            deadlines = [each for each in (self._ends_at, self._kills_at) if each is not None]
             remaining = max(0, min(deadlines) - time.monotonic()) if deadlines else None
             for key, _ in self._selector.select(remaining):
                 key.data()
             now = time.monotonic()
-            if ends is not None and now >= ends and self._running:
-                ends = None
+            if self._ends_at is not None and now >= self._ends_at and self._running:
+                self._ends_at = None
                 self._exit_code = self._exit_code or _TIMED_OUT
                 self._end_ranks(f"{timeout:g} s have passed")
             if self._kills_at is not None and now >= self._kills_at:
@@ -269,9 +277,29 @@ class _Job:
         self._losses.close()
 
     def on_signal(self, number: int) -> None:
-        """Passes a signal on to all ranks. Passes the second one on as SIGKILL."""
+        """Passes a signal on to all ranks. Passes the second one that asks for an end on as
+        SIGKILL.
+        """
+        if number in run_signals.PASSED_ON or number == signal.SIGCONT:
+            self._signal_all(number)
+            return
         self._num_signals += 1
         self._signal_all(number if self._num_signals == 1 else signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Stops the ranks and this process; when it goes on, the ranks do. This time does not
+        count.
+        """
+        began = time.monotonic()
+        # A program may ignore SIGTSTP, and would wait for ranks that have stopped.
+        self._signal_all(signal.SIGSTOP)
+        run_signals.stop_here()
+        self._signal_all(signal.SIGCONT)
+        stopped_s = time.monotonic() - began
+        if self._ends_at is not None:
+            self._ends_at += stopped_s
+        if self._kills_at is not None:
+            self._kills_at += stopped_s
 
     def _signal_all(self, number: int) -> None:
         for process in self._running.values():
@@ -352,39 +380,6 @@ class _Labelled:
             self._sink.flush()
 
 
-@contextmanager
-def _signals(selector: selectors.BaseSelector, job: _Job) -> Iterator[None]:
-    """A context in which SIGINT, SIGTERM and the end of a rank wake the selector, which then calls
-    job.on_signal() or job.reap().
-
-    Why not pidfds: old kernels, and containers with an old seccomp profile, have none.
-    """
-    source, sink = os.pipe()
-    os.set_blocking(source, False)
-    os.set_blocking(sink, False)
-
-    def pass_on() -> None:
-        for number in os.read(source, 64):
-            if number == signal.SIGCHLD:
-                job.reap()
-            else:
-                job.on_signal(number)
-
-    selector.register(source, selectors.EVENT_READ, pass_on)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
-    before = [signal.signal(number, lambda *_: None) for number in numbers]
-    wakeup_before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(wakeup_before)
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-        selector.unregister(source)
-        os.close(source)
-        os.close(sink)
-
-
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -393,5 +388,7 @@ def _signal_name(number: int) -> str:
 
 
 def _report(sentence: str) -> None:
-    # One write, so that no rank's output comes in between.
-    os.write(2, f"kccl: {sentence}\n".encode())
+    # The terminal may have gone, as the reason for SIGHUP.
+    with suppress(OSError):
+        # One write, so that no rank's output comes in between.
+        os.write(2, f"kccl: {sentence}\n".encode())

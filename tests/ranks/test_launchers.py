@@ -138,3 +138,35 @@ except kccl.Timeout as error:
         assert rank.returncode == 0, err
         assert f'"peer": {absent}' in out
         assert f"rank {absent} at start-up" in out
+
+
+KCCL_RUN = {"KCCL_RENDEZVOUS": "job", "KCCL_RANK": "0", "KCCL_WORLD_SIZE": "1"}
+MPI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+OF_KCCL_RUN = TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}
+ELASTIC = TORCHRUN | {"RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (KCCL_RUN | OF_KCCL_RUN | MPI, "by `kccl run` as rank 0 of 1 and by mpirun as rank 1 of 2"),
+        (
+            KCCL_RUN | {"KCCL_WORLD_SIZE": "2"} | MPI | {"PMI_RANK": "0"},
+            "by `kccl run` as rank 0 of 2 and by mpirun as rank 0 of 2",
+        ),
+        (KCCL_RUN | ELASTIC, "by `kccl run` as rank 0 of 1 and by torchrun as rank 0 of 2"),
+        (MPI | ELASTIC, "by mpirun as rank 1 of 2 and by torchrun as rank 0 of 2"),
+    ],
+)
+def test_a_launcher_within_a_launcher_is_refused(variables, words):
+    """Each job would take itself for the whole one, and its results for those of all ranks."""
+    with pytest.raises(kccl.InvalidArgument, match=words):
+        bootstrap.detect(env.read(variables), variables)
+
+
+def test_a_launcher_of_one_rank_may_start_another_one():
+    for variables in (
+        KCCL_RUN | OF_KCCL_RUN,
+        KCCL_RUN | OF_KCCL_RUN | {"PMI_RANK": "0", "PMI_SIZE": "1"},
+    ):
+        assert bootstrap.detect(env.read(variables), variables).launcher == "kccl run"
