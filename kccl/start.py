@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .backends.base import Opener
 from .backends.openers import OF_PROCESSES, OF_THREADS, most_ranks, opener
 from .base import arguments
+from .base.descriptors import keep_standard
 from .base.env import Env, read, read_what_is_right
 from .base.errors import BackendError, Error, InvalidArgument, ProtocolError, WaitFailed
 from .comm import Communicator
@@ -59,6 +60,7 @@ def init(backend: str = "auto", *, comm: Any = None) -> Communicator:
             for KCCL_FIRST_TIMEOUT.
         Timeout, PeerLost: A rank did not come, or went.
     """
+    keep_standard()
     wrong: Error | None = None
     try:
         if backend == "sim":
@@ -96,6 +98,7 @@ def join(job_rank: job.JobRank, env: Env, find: Callable[[], Opener]) -> Communi
         BackendError: It could not be made on some rank, whose number and reason the text has.
         Timeout, PeerLost: A rank did not come, or went.
     """
+    keep_standard()
     size = job_rank.world_size
     with bootstrap.telling(job_rank):
         agreement.check_algorithm(env)
@@ -172,6 +175,7 @@ def run_threads(
             the one to replay.
         Exception: Whatever `main` raised. On the simulator a note has the seed.
     """
+    keep_standard()
     _check_backend(backend, OF_THREADS)
     world_size = arguments.between("world_size", world_size, 1, most_ranks(backend))
     env = read()

@@ -12,6 +12,7 @@ from typing import Any
 from ..backends.base import Backend
 from ..base.abi import lib
 from ..base.copying import not_copied
+from ..base.descriptors import keep_standard
 from ..base.env import Env
 from ..base.errors import Error
 from ..base.failure import error_of, unfinished_reset
@@ -102,6 +103,8 @@ class Context:
         """
         with self.alone():
             self.check_usable()
+            # The program may have closed them since the start, as a daemon does.
+            keep_standard()
             with self.mesh.call(what):
                 yield self.limit_s()
 

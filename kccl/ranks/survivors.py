@@ -46,6 +46,7 @@ from collections.abc import Callable
 from typing import Generic, NoReturn, TypeVar
 
 from ..base import clock
+from ..base.descriptors import keep_standard
 from ..base.errors import BackendError, PeerLost, Timeout, WaitFailed
 from . import sockets
 from .agreement import connect_part
@@ -68,6 +69,7 @@ def shrink(ranks: Mesh, make: Callable[[Mesh], Part], timeout: float) -> Part:
         PeerLost: abort() was called here.
         BackendError: `make` failed on some rank. The next shrink() tries again.
     """
+    keep_standard()
     if not isinstance(ranks.unfinished, _Survivor):
         ranks.unfinished = _Survivor(ranks)
     survivor: _Survivor[Part] = ranks.unfinished

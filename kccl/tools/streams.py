@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import TextIOWrapper
 
-from ..base import errors
+from ..base import descriptors, errors
 
 _STDOUT = 1
 _REPLACE = "kccl.replace"
@@ -17,17 +17,13 @@ _OF_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, e
 
 
 def set_up() -> bool:
-    """Opens /dev/null in place of the standard streams that are closed. Otherwise a file that is
-    opened later would become one of them. What a stream's encoding does not have becomes "?"; bytes
-    of an argument that Python could not decode stay these bytes.
+    """Opens /dev/null in place of the standard streams that are closed. What a stream's encoding
+    does not have becomes "?"; bytes of an argument that Python could not decode stay these bytes.
 
     Returns:
         Whether standard output was closed.
     """
-    closed = [fd for fd in range(3) if not _is_open(fd)]
-    for _ in closed:
-        # os.open() takes the lowest number that is free.
-        os.open(os.devnull, os.O_RDWR)
+    closed = descriptors.keep_standard()
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, closefd=False)
     if sys.stdout is None:
@@ -50,14 +46,6 @@ def _replaced(error: UnicodeError) -> tuple[bytes, int]:
     return b"".join(
         bytes([ord(each) - 0xDC00]) if "\udc80" <= each <= "\udcff" else b"?" for each in lacking
     ), error.end
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

@@ -1,15 +1,17 @@
 """A communicator that is dropped without close() gives its descriptors back."""
 
 import gc
+import json
 import os
 import subprocess
+import sys
 import threading
 import time
 import weakref
 
 import numpy as np
 import pytest
-from ranks import eventually, run
+from ranks import LAUNCHER, PRELUDE, environment, eventually, run
 
 import kccl
 from kccl.backends.host import HostBackend
@@ -29,6 +31,7 @@ def count():
 
 DROPPED = """
 import gc
+import json
 comm = kccl.init()
 comm.barrier()
 before = count()
@@ -138,6 +141,7 @@ def test_a_prepared_call_keeps_what_it_uses():
     """It works, and hears of the end of a peer, when the communicator itself is dropped."""
     program = """
 import gc
+import json
 comm = kccl.init()
 x = np.ones(4, np.float32)
 call = comm.split(0).all_reduce.prepare(x)
@@ -236,3 +240,42 @@ def test_a_communicator_that_is_not_made_leaves(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         kccl.run_threads(lambda comm: None, 1)
     assert len(left) == 1
+
+
+# What a rank's standard streams are, when they were closed at its start and again later.
+CLOSED = """
+def standard():
+    return [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)]
+def close():
+    for fd in range(3):
+        os.close(fd)
+    print("to nobody")
+found = []
+comm = kccl.init()
+found.append(standard())
+close()
+window = comm.window(64)
+found.append(standard())
+close()
+part = comm.split(0)
+found.append(standard())
+close()
+comm.shrink()
+found.append(standard())
+os.write(1, b"to nobody")
+part.barrier()
+with open(f"found {comm.rank}", "w") as file:
+    json.dump(found, file)
+"""
+
+
+def test_no_socket_becomes_a_standard_stream(tmp_path, monkeypatch):
+    """Python opens files of its own for a moment only, so a program may start without streams."""
+    monkeypatch.chdir(tmp_path)
+    rank = [sys.executable, "-c", PRELUDE + CLOSED]
+    closes = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    command = [*closes, *LAUNCHER, "-n", "2", "--", *closes, *rank]
+    assert subprocess.run(command, env=environment(), timeout=60).returncode == 0
+    for number in range(2):
+        found = json.loads((tmp_path / f"found {number}").read_text())
+        assert found == [["/dev/null"] * 3] * 4
