@@ -12,14 +12,15 @@ def keep_standard() -> list[int]:
     Returns:
         The numbers of those that were closed.
     """
-    closed = [fd for fd in range(3) if not _is_open(fd)]
+    closed = [fd for fd in range(3) if not is_open(fd)]
     for _ in closed:
         # os.open() takes the lowest number that is free. Children expect to have these, too.
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     return closed
 
 
-def _is_open(fd: int) -> bool:
+def is_open(fd: int) -> bool:
+    """Tells whether this process has a descriptor of this number."""
     try:
         os.fstat(fd)
     except OSError:

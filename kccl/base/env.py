@@ -106,7 +106,9 @@ def _value(field: "Field[Any]", text: str) -> Any:
     try:
         value = kind(text)
     except ValueError:
-        raise InvalidArgument(f"{name}={text!r} must be of type {kind.__name__}") from None
+        words = "a whole number" if kind is int else "a number"
+        cure = "" if text else f"; unset it for the default, {field.default}"
+        raise InvalidArgument(f"{name}={text!r} must be {words}{cure}") from None
     for word, allowed in (("windows", WINDOWS), ("mpi", MPI)):
         if field.name == word and value not in ("", *allowed):
             raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(allowed)}")
@@ -115,6 +117,8 @@ def _value(field: "Field[Any]", text: str) -> Any:
 
         if value not in LAYOUTS:
             raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(LAYOUTS)}")
+    if field.name in ("check", "dependents") and value not in (0, 1):
+        raise InvalidArgument(f"{name}={value} must be 0 or 1")
     if field.name == "epoch_bits" and not 4 <= value <= 32:
         raise InvalidArgument(f"{name}={value} must be between 4 and 32")
     if field.name == "seeds" and value < 1:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ..base import abi, clock
 from ..base.env import Env
 from ..base.errors import InvalidArgument, PeerLost
+from ..base.syscalls import allowed
 from ..plan import forms
 from ..plan.specs import SPECS
 from ..plan.tuning import tuning_for
@@ -48,20 +49,23 @@ def agree_at_start(
         "abi_version": abi.ABI_VERSION,
         "kernels": ", ".join(abi.KERNELS),
         "tuning": f"{tuning.source} ({zlib.crc32(repr(tuning.thresholds).encode()):08x})",
-        "settings": repr(settings),
+        "KCCL_EPOCH_BITS": env.epoch_bits,
         "KCCL_CHECK": env.check,
         "KCCL_ALGORITHM": env.algorithm,
+        "settings": repr(settings),
     }
-    cpus = sorted(os.sched_getaffinity(0))
+    with allowed("sched_getaffinity"):
+        cpus = sorted(os.sched_getaffinity(0))
     message = json.dumps([mine, cpus]).encode()
     replies = ranks.allgather(message, "start-up", timeout)
     everyone = [json.loads(reply) for reply in replies]
     for peer, (theirs, _) in enumerate(everyone):
         for name, value in mine.items():
             if theirs[name] != value:
+                its, others = (each if each != "" else "not set" for each in (value, theirs[name]))
                 raise InvalidArgument(
-                    f"{name} is {value} on rank {ranks.rank} and {theirs[name]} on rank {peer}, "
-                    "must be the same on all ranks"
+                    f"{name} is {its} on rank {ranks.rank} and {others} on rank {peer}, must be "
+                    "the same on all ranks"
                 )
     return {cpu for _, its_cpus in everyone for cpu in its_cpus}
 

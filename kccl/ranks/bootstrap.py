@@ -17,7 +17,7 @@ from ..base import clock, extras
 from ..base.env import Env
 from ..base.errors import BackendError, Error, InvalidArgument
 from . import last_word, launchers, mesh, mpi, mpi_ranks, nodes, refusal, rendezvous, sockets
-from .job import JobRank, machine_id
+from .job import JobRank, machine_id, room_to_tell
 from .siblings import Siblings, of_torchrun
 
 # Numbers of the meetings of each job, by its key.
@@ -171,7 +171,7 @@ def refuse(job_rank: JobRank, error: BaseException) -> BaseException:
         return error
     mine, said = refusal.refusal(error, job_rank.rank, mpi_ranks.MOST_BYTES)
     # The first error is raised, whatever happens meanwhile to this rank or the others.
-    with contextlib.suppress(Error, OSError):
+    with contextlib.suppress(Error, OSError), room_to_tell():
         job_rank.exchange(said, refusal.WAITS_S)
     return mine
 

@@ -8,11 +8,12 @@ import errno
 import hashlib
 import os
 import resource
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..base.descriptors import is_open
 from ..base.errors import BackendError, Error
 from . import launchers
 
@@ -20,6 +21,8 @@ _KINDS = ("net", "pid", "user")
 _CLAIM = "KCCL_RANK_PROCESS"
 # Descriptors that are open for a moment only, as a file of Python that is imported meanwhile.
 _SPARE = 8
+# Descriptors that a rank opens to tell the others why it cannot start.
+_TO_TELL = 16
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,28 @@ class JobRank:
 
 
 def namespaces() -> str:
-    """Returns the namespaces that ranks must share: names of sockets, process ids and users."""
-    return " ".join(os.readlink(f"/proc/self/ns/{kind}") for kind in _KINDS)
+    """Returns the namespaces that ranks must share: names of sockets, process ids and users.
+
+    Raises:
+        BackendError: /proc does not show them.
+    """
+    return " ".join(_of_proc(os.readlink, f"/proc/self/ns/{kind}") for kind in _KINDS)
 
 
 def machine_id() -> str:
     """Returns an id that two processes share only if they share socket names and process ids."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot_id} {namespaces()}"
+    boot_id = _of_proc(lambda path: Path(path).read_text(), "/proc/sys/kernel/random/boot_id")
+    return f"{boot_id.strip()} {namespaces()}"
+
+
+def _of_proc(read: Callable[[str], str], path: str) -> str:
+    try:
+        return read(path)
+    except OSError as error:
+        raise BackendError(
+            f"{path} cannot be read ({error.strerror}): ranks find each other's processes by "
+            "/proc, so mount it (mount -t proc proc /proc), as containers do by default"
+        ) from error
 
 
 def check_namespaces(launchers_own: str) -> None:
@@ -63,8 +80,10 @@ def check_namespaces(launchers_own: str) -> None:
     Raises:
         BackendError: It is not.
     """
+    if not launchers_own:
+        return
     mine = namespaces()
-    if launchers_own in ("", mine):
+    if launchers_own == mine:
         return
     pairs = zip(_KINDS, launchers_own.split(), mine.split(), strict=True)
     other = [kind for kind, theirs, its in pairs if theirs != its]
@@ -110,6 +129,21 @@ def claim_at_import() -> None:
         claim(os.environ)
 
 
+@contextmanager
+def room_to_tell() -> Iterator[None]:
+    """A context in which a rank that may open too few files may open some more, to say so, as far
+    as the hard limit goes.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = soft + _TO_TELL if hard == resource.RLIM_INFINITY else min(soft + _TO_TELL, hard)
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def check_descriptors(needed: int, what: str) -> None:
     """Checks that this process may open so many descriptors more.
 
@@ -126,9 +160,8 @@ def check_descriptors(needed: int, what: str) -> None:
     try:
         num_open = len(os.listdir("/proc/self/fd")) - 1
     except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        num_open = limit
+        # Without /proc the numbers are tried one by one.
+        num_open = limit if error.errno == errno.EMFILE else sum(map(is_open, range(limit)))
     if num_open + needed + _SPARE > limit:
         raise BackendError(
             f"{what} needs {needed + _SPARE} file descriptors, {num_open} are open, and the limit "

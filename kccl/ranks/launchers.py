@@ -277,7 +277,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])
     except ValueError:
-        raise InvalidArgument(f"{name}={environ[name]!r} must be of type int") from None
+        raise InvalidArgument(f"{name}={environ[name]!r} must be a whole number") from None
 
 
 def _number_or(environ: Mapping[str, str], name: str, default: int) -> int:

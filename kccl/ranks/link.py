@@ -5,6 +5,8 @@ import os
 import socket
 import struct
 
+from ..base.syscalls import allowed, check_allowed
+
 HEADER = struct.Struct("<4sIQ")  # kind, sequence number, bytes that follow
 # Kinds of messages.
 DATA = b"data"  # a rank's part of an exchange; begins with the name of the call, see messages.py
@@ -52,7 +54,8 @@ class Link:
             OSError: The operating system refused to send a descriptor.
         """
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-        self.socket.sendmsg([HEADER.pack(FD, sequence, len(payload)) + payload], ancillary)
+        with allowed("sendmsg"):
+            self.socket.sendmsg([HEADER.pack(FD, sequence, len(payload)) + payload], ancillary)
 
     def flush(self) -> None:
         """Sends what the socket takes now."""
@@ -74,7 +77,8 @@ class Link:
                 )
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
+                check_allowed(error, "recvmsg")
                 data, ancillary, flags = b"", [], 0
             for _, _, payload in ancillary:
                 self.fds.extend(array.array("i", payload[: len(payload) // _FD_BYTES * _FD_BYTES]))

@@ -89,9 +89,9 @@ class Watch:
         self._rank = rank
         self._look = look
         self._looked = 0.0
-        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket: socket.socket | None = sockets.new_socket()
         try:
-            self._socket.connect(f"\0{_name(job)}")
+            sockets.dial(self._socket, _name(job))
             sockets.peer_pid(self._socket)
         except (ConnectionError, BackendError):
             self.close()
@@ -136,7 +136,8 @@ class Watch:
 def ended_before(rank: int, peer: int) -> PeerLost:
     """Returns the exception of `rank` for a peer that ended before it came."""
     return PeerLost(
-        f"rank {rank} lost rank {peer} at start-up: it ended before its kccl.init()",
+        f"rank {rank} lost rank {peer} at start-up: it ended before its kccl.init(), or could not "
+        "start: what it has printed says why",
         rank=rank,
         peer=peer,
         collective="start-up",

@@ -80,11 +80,11 @@ class Place:
 
     def _ask_holder(self, deadline: float) -> None:
         """Returns when the place may be free. Raises if the holder keeps it."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        with sockets.new_socket() as connection:
             # A holder that has met the others accepts nobody. So its backlog may be full.
             connection.settimeout(max(deadline - clock.now(), 0.001))
             try:
-                connection.connect(f"\0{self._name}")
+                sockets.dial(connection, self._name)
             except ConnectionRefusedError:
                 return  # it has just ended, or given the place back
             except (BlockingIOError, TimeoutError) as error:

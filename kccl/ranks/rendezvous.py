@@ -12,6 +12,7 @@ from typing import Any
 
 from ..base import clock
 from ..base.errors import BackendError, InvalidArgument, PeerLost
+from ..base.syscalls import allowed
 from . import refusal, sockets
 from .losses import Watch, absent, ended_before
 from .place import Place
@@ -100,7 +101,8 @@ def _host_rendezvous(
                 if clock.now() < deadline:
                     continue
                 raise TimeoutError
-            connection, _ = listener.accept()
+            with allowed("accept"):
+                connection, _ = listener.accept()
             try:
                 sockets.peer_pid(connection)
                 rank, its_text = _receive(connection, deadline)
@@ -193,9 +195,9 @@ def _send_all(connections: dict[int, socket.socket], message: object, deadline: 
 def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Watch) -> list[str]:
     """The part of ranks 1 and up: sends this rank's string, and receives all ranks' strings."""
     while True:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        with sockets.new_socket() as connection:
             try:
-                connection.connect(f"\0{name}")
+                sockets.dial(connection, name)
             except ConnectionRefusedError:
                 if clock.now() > deadline:
                     raise absent(rank, 0) from None

@@ -14,6 +14,7 @@ from functools import partial
 
 from ..base import clock
 from ..base.errors import BackendError, Error, PeerLost, Timeout, WaitFailed
+from ..base.syscalls import allowed
 from . import nodes
 from .link import FAIL, HEADER, LOST, START_UP
 from .messages import own_failure, peers_failure, reason_of
@@ -33,13 +34,27 @@ def listen() -> tuple[socket.socket, str]:
     return bind(name), name
 
 
+def new_socket() -> socket.socket:
+    """Returns a Unix socket for a stream."""
+    with allowed("socket"):
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def dial(connection: socket.socket, name: str) -> None:
+    """Connects a Unix socket with the one that listens under a name."""
+    with allowed("connect"):
+        connection.connect(f"\0{name}")
+
+
 def bind(name: str) -> socket.socket:
     """Returns a socket that listens under `name`. Raises OSError when the name is taken."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = new_socket()
     try:
-        listener.bind(f"\0{name}")
-        listener.listen(64)
-    except OSError:
+        with allowed("bind"):
+            listener.bind(f"\0{name}")
+        with allowed("listen"):
+            listener.listen(64)
+    except BaseException:
         listener.close()
         raise
     return listener
@@ -51,7 +66,8 @@ def peer_pid(connection: socket.socket) -> int:
     Raises:
         BackendError: That process belongs to another user.
     """
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    with allowed("getsockopt"):
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(credentials)
     if uid != os.getuid():
         raise BackendError(
@@ -193,7 +209,8 @@ def connect(
         listener.settimeout(_POLL_S)
         while absent:
             try:
-                connection, _ = listener.accept()
+                with allowed("accept"):
+                    connection, _ = listener.accept()
             except TimeoutError:
                 check(absent)
                 continue
@@ -238,9 +255,9 @@ def _reach(name: str, mine: str, look: Callable[[], None]) -> socket.socket:
     """Connects with the rank that listens under a name; `look` as in nodes.connect()."""
     if _is_far(name, mine):
         return nodes.connect(name, look)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = new_socket()
     try:
-        connection.connect(f"\0{nodes.nearby(name)}")
+        dial(connection, nodes.nearby(name))
         peer_pid(connection)
     except BaseException:
         connection.close()

@@ -14,6 +14,7 @@ from typing import Protocol
 from .. import topology
 from ..base.abi import MAX_WORLD_SIZE
 from ..base.errors import InvalidArgument
+from ..base.syscalls import allowed
 from .mesh import Mesh
 
 
@@ -101,7 +102,8 @@ def agree_on_groups(mesh: Mesh, layout: str, timeout: float) -> topology.Groups:
     Raises:
         InvalidArgument: The ranks have unlike layouts.
     """
-    own = {"cpus": sorted(os.sched_getaffinity(0)), "layout": layout}
+    with allowed("sched_getaffinity"):
+        own = {"cpus": sorted(os.sched_getaffinity(0)), "layout": layout}
     told = mesh.allgather(json.dumps(own).encode(), "start-up", timeout)
     everyone = [json.loads(each) for each in told]
     for rank, other in enumerate(everyone):

@@ -13,6 +13,7 @@ from ..base import abi, memory
 from ..base.copying import not_copied
 from ..base.errors import BackendError, InvalidArgument
 from ..base.mapping import map_shared
+from ..base.syscalls import allowed
 from .team import Connected
 
 
@@ -232,7 +233,8 @@ def host_window(mesh: Connected, nbytes: int, what: str, timeout: float) -> Host
     with mesh.together(what, timeout), ExitStack() as descriptors:
         agree_on_size(mesh, nbytes, what, timeout)
         memory.check_room(nbytes, mesh.world_size)
-        fd = os.memfd_create("kccl", os.MFD_CLOEXEC)
+        with allowed("memfd_create"):
+            fd = os.memfd_create("kccl", os.MFD_CLOEXEC)
         descriptors.callback(os.close, fd)
         _resize(fd, nbytes)
         fds = mesh.exchange_fds(fd, what, timeout)
@@ -244,7 +246,8 @@ def host_window(mesh: Connected, nbytes: int, what: str, timeout: float) -> Host
 
 def _resize(fd: int, nbytes: int) -> None:
     try:
-        os.ftruncate(fd, nbytes)
+        with allowed("ftruncate"):
+            os.ftruncate(fd, nbytes)
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise

@@ -11,6 +11,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..base.env import Env
+from ..base.errors import BackendError
 from .checks import CHECKS
 from .checks.finding import Finding
 from .screen import NARROW, console, draws
@@ -59,6 +60,8 @@ def _run_all() -> Iterator[tuple[str, bool, Finding]]:
 def _run(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
+    except BackendError as error:
+        return Finding("no", str(error), "Ranks cannot start without it.", "Allow what is refused.")
     except Exception as error:
         return Finding(
             "no",

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, BinaryIO
 
-from ..base import env
+from ..base import env, syscalls
 from ..base.errors import BackendError, InvalidArgument
 from ..ranks import launchers
 from ..ranks.job import check_descriptors, namespaces
@@ -92,13 +92,18 @@ def _cpus(world_size: int) -> list[int]:
     """Returns the CPU of each rank that is to be pinned."""
     from ..topology import discover, place_cores
 
-    allowed = os.sched_getaffinity(0)
+    allowed = _allowed_cpus()
     if len(allowed) < world_size:
         raise InvalidArgument(
             f"{world_size} ranks cannot be pinned to {len(allowed)} allowed cores: start fewer "
             "ranks, or do not pin them"
         )
     return place_cores(discover(), [allowed] * world_size, env.read().layout)
+
+
+def _allowed_cpus() -> set[int]:
+    with syscalls.allowed("sched_getaffinity"):
+        return os.sched_getaffinity(0)
 
 
 def _is_pinned(cpus: set[int]) -> bool:
@@ -202,7 +207,7 @@ class _Job:
         self._num_signals = 0
 
     def start(self, command: Sequence[str], world_size: int, cpus: Sequence[int]) -> None:
-        allowed = os.sched_getaffinity(0) if cpus else set()
+        allowed = _allowed_cpus() if cpus else set()
         port = launchers.free_port()
         try:
             for rank in range(world_size):

@@ -12,10 +12,12 @@ import pytest
 from forbidden import forbid
 from ranks import LAUNCHER, PRELUDE, environment, eventually, facts
 
+import kccl
 from kccl.backends.watch import Watcher
-from kccl.ranks import bootstrap, processes
+from kccl.ranks import bootstrap, job, processes
 from kccl.ranks.mesh import Mesh
-from kccl.tools.checks.host import process_ends
+from kccl.tools import doctor
+from kccl.tools.checks.host import process_ends, shared_memory
 
 FORBIDDEN = Path(__file__).parents[1] / "support" / "forbidden.py"
 
@@ -83,6 +85,49 @@ except kccl.PeerLost as error:
     assert code == 0, err
     for rank in (0, 2):
         assert f"rank {rank} lost rank 1 at start-up" in said[rank]["said"]
+
+
+CANNOT_START = """
+try:
+    kccl.init()
+except kccl.BackendError as error:
+    say(rank=int(os.environ["KCCL_RANK"]), said=str(error))
+"""
+
+
+@pytest.mark.parametrize("name", ["memfd_create", "sched_getaffinity", "sendmsg"])
+def test_an_error_at_start_up_names_the_call_that_is_refused(name):
+    code, said, err = run("EPERM", name, 2, CANNOT_START)
+    assert (code, err) == (0, "") and len(said) == 2
+    for fact in said.values():
+        assert "start-up failed on rank " in fact["said"]
+        assert f"the system refuses {name} (Operation not permitted)" in fact["said"]
+
+
+def test_commands_name_the_call_that_is_refused(capsys, monkeypatch):
+    code, _, err = run("EPERM", "socket", 2, "")
+    assert code == 2
+    assert err.startswith("kccl: the system refuses socket (Operation not permitted)")
+    assert len(err.splitlines()) == 1
+
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    found = doctor._run(shared_memory)
+    assert found.status == "no" and "the system refuses memfd_create" in found.found
+
+
+def test_without_proc_a_job_says_so_and_one_rank_needs_none(monkeypatch):
+    def fails(path, *_):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+
+    monkeypatch.setattr(os, "readlink", fails)
+    with pytest.raises(kccl.BackendError, match=r"^/proc/self/ns/net cannot be read .*mount "):
+        job.check_namespaces("net pid user")
+    job.check_namespaces("")
+    monkeypatch.setattr(os, "listdir", fails)
+    job.check_descriptors(1, "a test")
 
 
 def test_kccl_doctor_says_what_is_lost(refused):

@@ -299,7 +299,8 @@ comm.all_reduce(np.ones(1 << 20, np.float32))
 WRONG = {
     "backend": ('backend = "nope"', r"backend is 'nope', must be one of auto, host"),
     "simulator": ('backend = "sim"', r"use kccl.run_threads\(main, world_size"),
-    "number": ('os.environ["KCCL_TIMEOUT"] = "soon"', r"KCCL_TIMEOUT='soon' must be of type float"),
+    "number": ('os.environ["KCCL_TIMEOUT"] = "soon"', r"KCCL_TIMEOUT='soon' must be a number"),
+    "flag": ('os.environ["KCCL_CHECK"] = "2"', r"KCCL_CHECK=2 must be 0 or 1"),
     "variable": ('os.environ["KCCL_TIMEOUTS"] = "1"', r"KCCL_TIMEOUTS is unknown"),
     "limit": (
         'os.environ["KCCL_FIRST_TIMEOUT"] = "-1"',
@@ -307,7 +308,7 @@ WRONG = {
     ),
     "tuning": ('os.environ["KCCL_TUNING"] = "/nowhere.json"', r"/nowhere.json"),
     "descriptors": (
-        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))",
+        "import resource, kccl.start; resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4096))",
         r"kccl.init\(\) of 3 ranks needs \d+ file descriptors",
     ),
 }

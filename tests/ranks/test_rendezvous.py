@@ -6,11 +6,13 @@ import struct
 import threading
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import pytest
 from ranks import facts, start
 
 import kccl
+from kccl import start as starting
 from kccl.base import env
 from kccl.ranks import losses, place, rendezvous, sockets
 from kccl.ranks.losses import Watch
@@ -264,3 +266,38 @@ def test_strangers_take_no_place_away(request, monkeypatch):
         connection.close()
         held.check()
     place.Place(request.node.name, 1).check()
+
+
+@pytest.mark.parametrize(
+    ("variable", "values", "words"),
+    [
+        (
+            "KCCL_EPOCH_BITS",
+            ("8", "9"),
+            r"^KCCL_EPOCH_BITS is .*\b8 on rank 0",
+        ),
+        (
+            "KCCL_ALGORITHM",
+            ("", "barrier_direct"),
+            "^KCCL_ALGORITHM is .*not set on rank 0",
+        ),
+    ],
+)
+def test_variables_that_differ_are_named(monkeypatch, variable, values, words):
+    """Each rank reads its own environment."""
+    envs = [env.read({variable: value}) for value in values]
+
+    def connect(ranks, rank, **_):
+        find = partial(starting.opener, "host", "of_thread", rank)
+        return starting._meet(ranks, envs[rank], "threads", rank, find)
+
+    monkeypatch.setattr(starting, "_connect", connect)
+    with pytest.raises(kccl.InvalidArgument, match=words):
+        kccl.run_threads(lambda comm: comm.barrier(), 2)
+
+
+def test_an_empty_number_is_said_in_plain_words():
+    words = r"KCCL_TIMEOUT='' must be a number; unset it for the default, 30.0"
+    with pytest.raises(kccl.InvalidArgument, match=words):
+        env.read({"KCCL_TIMEOUT": ""})
+    assert env.read({"KCCL_ALGORITHM": ""}).algorithm == ""

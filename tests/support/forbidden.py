@@ -10,9 +10,17 @@ import platform
 import struct
 import sys
 
+_NAMES = (
+    *("sched_setaffinity", "sched_getaffinity", "pidfd_open", "memfd_create", "ftruncate"),
+    *("socket", "socketpair", "bind", "listen", "connect", "accept4", "getsockopt"),
+    *("sendmsg", "recvmsg"),
+)
 NUMBERS = {
-    "x86_64": {"sched_setaffinity": 203, "pidfd_open": 434},
-    "aarch64": {"sched_setaffinity": 122, "pidfd_open": 434},
+    machine: dict(zip(_NAMES, numbers, strict=True))
+    for machine, numbers in {
+        "x86_64": (203, 204, 434, 319, 77, 41, 53, 49, 50, 42, 288, 55, 46, 47),
+        "aarch64": (122, 123, 434, 279, 46, 198, 199, 200, 201, 203, 242, 209, 211, 212),
+    }.items()
 }
 _LOAD_NUMBER = (0x20, 0, 0, 0)
 _ALLOW = (0x06, 0, 0, 0x7FFF0000)

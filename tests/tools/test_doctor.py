@@ -54,7 +54,7 @@ def test_names_of_libraries_are_texts(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("KCCL_TIMEOUT", "soon", "KCCL_TIMEOUT='soon' must be of type float."),
+        ("KCCL_TIMEOUT", "soon", "KCCL_TIMEOUT='soon' must be a number."),
         ("KCCL_TIMEOUTS", "1", "KCCL_TIMEOUTS is unknown, must be one of "),
     ],
 )

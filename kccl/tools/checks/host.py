@@ -13,6 +13,7 @@ from pathlib import Path
 from ...base import extras
 from ...base.env import read
 from ...base.errors import InvalidArgument
+from ...base.syscalls import allowed
 from ...ranks import launchers, sockets
 from ...topology import cgroup_folders
 from .finding import LIMIT_S, Finding
@@ -44,8 +45,10 @@ def compiled_core() -> Finding:
 
 def shared_memory() -> Finding:
     """A memfd can be passed to another process."""
-    fd = os.memfd_create("kccl-doctor", os.MFD_CLOEXEC)
-    left, right = socket.socketpair()
+    with allowed("memfd_create"):
+        fd = os.memfd_create("kccl-doctor", os.MFD_CLOEXEC)
+    with allowed("socketpair"):
+        left, right = socket.socketpair()
     with left, right:
         received: list[int] = []
         try:
@@ -106,9 +109,10 @@ def process_ends() -> Finding:
 def abstract_sockets() -> Finding:
     """Ranks connect, and know each other's process ids."""
     listener, name = sockets.listen()
-    with listener, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guest:
-        guest.connect(f"\0{name}")
-        connection, _ = listener.accept()
+    with listener, sockets.new_socket() as guest:
+        sockets.dial(guest, name)
+        with allowed("accept"):
+            connection, _ = listener.accept()
         with connection:
             pid = sockets.peer_pid(connection)
     if pid != os.getpid():
@@ -119,6 +123,11 @@ def abstract_sockets() -> Finding:
             "Run all ranks in one process namespace.",
         )
     return Finding("ok", "abstract Unix sockets connect and report the peer's process id")
+
+
+def _num_allowed() -> int:
+    with allowed("sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
 
 
 _PROGRAM = """
@@ -185,7 +194,7 @@ def variables() -> Finding:
 
 def cores() -> Finding:
     """Ranks need not share a core."""
-    allowed, online = len(os.sched_getaffinity(0)), os.cpu_count()
+    allowed, online = _num_allowed(), os.cpu_count()
     found = f"{allowed} of {online} logical CPUs allowed"
     if allowed > 1:
         return Finding("ok", found)
@@ -200,7 +209,7 @@ def cores() -> Finding:
 def quota() -> Finding:
     """No cgroup stops ranks that wait."""
     quotas = [quota for quota in map(_quota_of, cgroup_folders("cpu")) if quota is not None]
-    cores = len(os.sched_getaffinity(0))
+    cores = _num_allowed()
     if not quotas:
         return Finding("ok", "no cgroup limits CPU time")
     found = f"{min(quotas):g} cores' worth of CPU time for {cores} allowed cores"
