@@ -13,25 +13,36 @@ class Interrupts:
     """Inside the context, the first SIGINT or SIGTERM raises KeyboardInterrupt; those after it, or
     after hold(), raise nothing, so that they cannot end the writing of results.
 
-    Attributes:
-        number: The signal that came; None if none has.
+    Ranks that are threads have one each, and hear of the signal by their waits, which fail; the
+    main thread, which gets it, has one around them.
     """
 
+    # That of the main thread, which gets the signals.
+    _main: Interrupts | None = None
+
     def __init__(self) -> None:
-        self.number: int | None = None
+        self._number: int | None = None
         self._raises = True
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Interrupts:
-        # A rank that is a thread hears of it through its failing waits.
         if threading.current_thread() is threading.main_thread():
+            Interrupts._main = self
             for number in _SIGNALS:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if Interrupts._main is self:
+            Interrupts._main = None
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @property
+    def number(self) -> int | None:
+        """The signal that came; None if none has."""
+        main = Interrupts._main
+        return self._number if main is None else main._number
 
     def hold(self) -> None:
         """From now on signals raise nothing."""
@@ -39,6 +50,6 @@ class Interrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         raises, self._raises = self._raises, False
-        self.number = self.number or number
+        self._number = self._number or number
         if raises:
             raise KeyboardInterrupt

@@ -21,6 +21,17 @@ NO_FD = -1  # in place of a descriptor for which this process had no room
 _FD_BYTES = array.array("i").itemsize
 
 
+class Stream(socket.socket):
+    """A connection that is closed when nobody refers to it, at the end of a program too.
+
+    Python warns of a socket that its program has not closed. Here a program need not: it ends, and
+    with it the communicator.
+    """
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Link:
     """The stream to one peer. No method waits.
 
@@ -34,7 +45,7 @@ class Link:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        self.socket = connection
+        self.socket = Stream(fileno=connection.detach())
         self.fds: list[int] = []
         self.unsent = bytearray()
         self.is_open = True

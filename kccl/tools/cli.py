@@ -169,6 +169,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _bench(args: argparse.Namespace) -> int:
     from ..bench import cli
+    from ..bench.harness.interrupts import Interrupts
     from ..start import init, run_threads
 
     if args.compare is not None:
@@ -176,7 +177,8 @@ def _bench(args: argparse.Namespace) -> int:
     if args.backend == "sim":
         world_size = args.ranks or _SIM_RANKS
         seed = 0 if args.seed is None else args.seed
-        codes = run_threads(lambda comm: cli.main(args, comm), world_size, backend="sim", seed=seed)
+        with Interrupts():
+            codes = run_threads(lambda comm: cli.main(args, comm), world_size, "sim", seed=seed)
         return int(max(codes))
     with init(args.backend) as comm:
         return cli.main(args, comm)

@@ -45,6 +45,12 @@ def _note(_number: int, _frame: FrameType | None) -> None:
     """Does nothing: the signal wakes the selector."""
 
 
+def _may_take(number: int) -> bool:
+    # None: code in C has it, as `python -X dev` lets faulthandler have SIGABRT.
+    handler = signal.getsignal(number)
+    return handler is not None and (number in _NEVER_IGNORED or handler != signal.SIG_IGN)
+
+
 @contextmanager
 def handled(selector: selectors.BaseSelector, job: Handler) -> Iterator[None]:
     """A context in which signals and the end of a rank wake the selector, which then calls the job.
@@ -65,11 +71,7 @@ def handled(selector: selectors.BaseSelector, job: Handler) -> Iterator[None]:
                 job.on_signal(number)
 
     selector.register(source, selectors.EVENT_READ, pass_on)
-    numbers = [
-        number
-        for number in sorted(_TAKEN)
-        if number in _NEVER_IGNORED or signal.getsignal(number) != signal.SIG_IGN
-    ]
+    numbers = [number for number in sorted(_TAKEN) if _may_take(number)]
     before = [signal.signal(number, _note) for number in numbers]
     wakeup_before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
     try:

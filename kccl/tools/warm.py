@@ -7,10 +7,12 @@ kernels if it has the same KCCL_CACHE, the same KCCL in the same folder, and the
 
 import argparse
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from ..base import abi, dtypes
@@ -149,4 +151,21 @@ def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
     calls = zip(*((*each, arch) for each in wanted), strict=True)
     # Spawned and not forked, because this process may have threads.
     with ProcessPoolExecutor(min(num_cores, len(wanted)), get_context("spawn")) as pool:
-        return list(pool.map(compile_kernel, *calls))
+        try:
+            # Ctrl-C is for this process, which ends the others. They inherit the mask.
+            with _interrupts_blocked():
+                entries = pool.map(compile_kernel, *calls)
+            return list(entries)
+        except BaseException:
+            for process in active_children():
+                process.terminate()
+            raise
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import kccl
 from kccl.base import mapping
 from kccl.bench import cli
 from kccl.bench.harness import measure, outputs
+from kccl.bench.harness.interrupts import Interrupts
 
 BENCH = (sys.executable, "-m", "kccl", "bench", "all_reduce")
 SHORT = ("-e", "64", "--repeats", "2", "--iterations", "9")
@@ -251,3 +253,21 @@ def test_the_callers_arguments_stay_as_they_are() -> None:
     before = dict(vars(args))
     assert FakeWorld(2).run(partial(cli.main, args)) == [0, 0]
     assert vars(args) == before
+
+
+def test_a_rank_that_is_a_thread_knows_that_ctrl_c_ended_the_run() -> None:
+    """Only the main thread gets the signal, and the rank's waits fail."""
+    seen = []
+
+    def rank() -> None:
+        with Interrupts() as interrupts:
+            seen.append(interrupts.number)
+
+    with Interrupts() as outer:
+        outer.hold()
+        for _ in range(2):
+            thread = threading.Thread(target=rank)
+            thread.start()
+            thread.join()
+            signal.raise_signal(signal.SIGINT)
+    assert seen == [None, signal.SIGINT]

@@ -155,7 +155,7 @@ def test_installed_copy_works_without_the_checkout(installed, tmp_path):
     ).group(1)
     recorded = ROOT.glob("topology/machines/*.json")
     assert facts["machines"] == sorted(path.stem for path in recorded)
-    assert facts["command"] == "kccl.tools.cli"
+    assert facts["command"] == "kccl.tools.command"
     for what, path in facts["files"].items():
         assert Path(path).is_relative_to(installed), f"{what} comes from {path}"
         assert Path(path).is_file()

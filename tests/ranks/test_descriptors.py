@@ -279,3 +279,19 @@ def test_no_socket_becomes_a_standard_stream(tmp_path, monkeypatch):
     for number in range(2):
         found = json.loads((tmp_path / f"found {number}").read_text())
         assert found == [["/dev/null"] * 3] * 4
+
+
+def test_a_program_that_closes_nothing_has_no_warning_of_resources(tmp_path):
+    """As README's first program. `kccl run` too works under `python -X dev`."""
+    program = tmp_path / "program.py"
+    program.write_text("""
+import kccl, numpy as np
+comm = kccl.init()
+x = np.full(4, comm.rank + 1, np.float32)
+comm.all_reduce.prepare(x)()
+part, window = comm.split(0), comm.window(64)
+""")
+    python = [sys.executable, "-X", "dev"]
+    command = [*python, *LAUNCHER[1:], "-n", "2", "--", *python, str(program)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
