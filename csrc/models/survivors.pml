@@ -223,7 +223,7 @@ inline check() {
 
 /* When waits end by time-out: */
 /* survivors.py agree(): if ended != self._ranks.ended():
- *     ended, deadline = self._ranks.ended(), time.monotonic() + timeout */
+ *     ended, deadline = self._ranks.ended(), clock.now() + timeout */
 active [WORLD_SIZE] proctype Rank() {
     atomic {
         if
