@@ -34,6 +34,15 @@ class Places:
     note: str
     core_of: Callable[[int], int]
 
+    @property
+    def first_two_meet(self) -> bool:
+        """Whether ranks 0 and 1 share one logical CPU. Then they answer each other only when the
+        scheduler lets them, some 5,000 times a second.
+        """
+        if len(self.cpus) == 1:
+            return False
+        return len(self.allowed) == 1 or (self.cpus[0] is not None and self.cpus[0] == self.cpus[1])
+
     def lines(self, gpus: Sequence[str] = ()) -> list[str]:
         """Returns a line for each rank, as nccl-tests has it; `gpus` are the names of the ranks'
         GPUs.
@@ -85,7 +94,7 @@ def placed(comm: Comm, *, pins: bool) -> Iterator[Places]:
         cores = f"{available} core{'s' if available > 1 else ''}"
         notes.append(
             f"{comm.world_size} ranks share {cores}: times are those of the scheduler, not of the "
-            "machine"
+            "machine, and have no floor where ranks 0 and 1 meet"
         )
     if pins:
         chosen = kccl.topology.place_cores(kccl.topology.discover(), sets, comm.layout)

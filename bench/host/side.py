@@ -45,8 +45,10 @@ class HostSide:
         self._second: SecondJob | None = None
         self._places = places
         self._unsupported: str | None = None
-        # Simulated times have no floor. Between nodes nobody measures the network's.
-        self._has_floor = comm.backend != "sim" and comm.num_nodes == 1
+        # Simulated times have no floor, nor has the scheduler's. Between nodes nobody measures the
+        # network's.
+        meets = places is not None and places.first_two_meet
+        self._has_floor = comm.backend != "sim" and comm.num_nodes == 1 and not meets
         self._floors = Floors()
         self._before_us = 0.0
 

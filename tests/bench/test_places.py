@@ -25,6 +25,7 @@ from bench_world import (
 from kccl.bench import cli, collectives, compare
 from kccl.bench.harness import clock, document, measure
 from kccl.bench.host import places
+from kccl.bench.host.side import HostSide
 from kccl.topology.pinning import assign
 
 ALLOWED = sorted(os.sched_getaffinity(0))
@@ -54,6 +55,30 @@ def test_ranks_have_a_core_each_where_that_is_possible(
     allowed: list[set[int]], siblings: int, cpus: list[int]
 ) -> None:
     assert assign(allowed, lambda cpu: cpu // siblings * siblings) == cpus
+
+
+@pytest.mark.parametrize(
+    ("cpus", "allowed", "meet"),
+    [
+        ([0, 0], [0], True),
+        ([0, 1, 0], [0, 1], False),
+        ([1, 1, 0], [0, 1], True),
+        ([None, None], [0], True),
+        ([None, None], [0, 1], False),
+        ([0], [0], False),
+    ],
+)
+def test_the_scheduler_has_no_floor(cpus: list[int | None], allowed: list[int], meet: bool) -> None:
+    """A ping-pong of ranks on one CPU takes half a minute, and says nothing of the machine."""
+    found = places.Places([0] * len(cpus), cpus, allowed, "", int)
+    assert found.first_two_meet == meet
+    side = HostSide(
+        FakeComm(FakeWorld(len(cpus)), 0),
+        collectives.load("all_reduce"),
+        has_baselines=False,
+        places=found,
+    )
+    assert side._has_floor == (not meet)
 
 
 def where(comm: FakeComm, *, pins: bool = True) -> Any:
