@@ -78,6 +78,7 @@ class HostBackend(Backend):
             polls_per_check=polls_per_check(shares_cores=shares_cores),
             timeout=timeout,
         )
+        self._scratches.comm.shares_arrays = are_threads
         self.can_attach = self._try_to_attach(mesh, timeout)
         self._messages = Messages(self.context, self._scratches.comm, may_attach=self.can_attach)
         host_state.leave_when_collected(self, self._scratches, self.state, self.context)

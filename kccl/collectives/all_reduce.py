@@ -29,7 +29,8 @@ class AllReduce(Collective):
             x: C-contiguous array of any shape, of floats of 8 to 64 bits, integers of either sign,
                 bool, complex64 or complex128. The same size and type on every rank.
             out: Array for the result, of the same size and type. When None, x: the call is in
-                place.
+                place. Ranks that are threads may give the same x. Ranks in several processes give
+                memory that they do not share.
             op: "sum", "prod"; but for complex numbers "min", "max"; for floats and complex numbers
                 "avg"; for integers and bool "band", "bor", "bxor". Integers wrap. Of bool, "sum" is
                 "or", and "prod" is "and". "avg" divides the sum, and is infinite where that is.

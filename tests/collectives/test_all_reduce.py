@@ -247,3 +247,25 @@ def test_prepared():
 @pytest.mark.parametrize("world_size", long_after(1, [2, 1, 3]))
 def test_processes(mpirun, world_size):
     assert mpirun(world_size, "matrix").count("right") == world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_that_are_threads_may_give_the_same_array(world_size):
+    """None reads the array when another one may have stored its result there."""
+    shared = np.empty(STAGING // 2, np.float32)
+
+    def main(comm):
+        wrong = []
+        for algorithm in algorithms_for(world_size, kccl.float32):
+            for count in (1, 100, 5000, len(shared)):
+                if comm.rank == 0:
+                    shared.fill(1)
+                comm.barrier()
+                comm.all_reduce(shared[:count], algorithm=algorithm)
+                comm.barrier()
+                if not (shared[:count] == world_size).all():
+                    wrong.append((algorithm, count))
+                comm.barrier()
+        return wrong
+
+    assert kccl.run_threads(main, world_size) == [[]] * world_size

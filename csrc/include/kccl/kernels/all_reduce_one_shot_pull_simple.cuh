@@ -41,7 +41,9 @@ KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
         say_written(channel);
         const Status written = await_written(channel, 0, comm.world_size);
         if (written != kKcclOk) return written;
-        rows[comm.rank] = in;
+        // A rank reads its own array faster than its copy, in whose lines peers read. But where it
+        // is a peer's array too, the peer may have stored its result there.
+        if (comm.shares_arrays == 0) rows[comm.rank] = in;
         reduce_rows<T, Op>(coop, out, rows, comm.world_size, n, op);
         channel.leave();
     }
