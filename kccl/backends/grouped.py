@@ -224,7 +224,7 @@ class GroupedBackend(Backend):
             raise AssertionError(f"a step of {made.steps} has no kernel: the planner let it pass")
         for filled, step in zip(steps, made.steps, strict=True):
             if step.only_moves:
-                # Of a reduction, such a step moves bytes of no type that an error could name.
+                # A reduction has such steps too, whose bytes have no type that an error could name.
                 filled.op.call.dtype = lib.kKcclNumDtypes if moved is None else moved
         # A KcclHostOp that keeps the KcclHostChain around it.
         keep = chain, steps, takes

@@ -12,6 +12,7 @@ from functools import partial
 from ..base import clock
 from ..base.errors import BackendError, PeerLost, Timeout
 from . import sockets
+from .dialing import dial, new_socket
 
 _RANK = struct.Struct("<I")
 _LOOK_S = 0.2  # between two looks at what no announcer tells
@@ -89,9 +90,9 @@ class Watch:
         self._rank = rank
         self._look = look
         self._looked = 0.0
-        self._socket: socket.socket | None = sockets.new_socket()
+        self._socket: socket.socket | None = new_socket()
         try:
-            sockets.dial(self._socket, _name(job))
+            dial(self._socket, _name(job))
             sockets.peer_pid(self._socket)
         except (ConnectionError, BackendError):
             self.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 from ..base import clock
 from ..base.errors import BackendError
 from . import sockets
+from .dialing import dial, new_socket
 
 # Seconds that a rank waits for a helper to give its place back. Helpers look every 0.2 s.
 _GIVES_BACK_S = 2.0
@@ -80,11 +81,11 @@ class Place:
 
     def _ask_holder(self, deadline: float) -> None:
         """Returns when the place may be free. Raises if the holder keeps it."""
-        with sockets.new_socket() as connection:
+        with new_socket() as connection:
             # A holder that has met the others accepts nobody. So its backlog may be full.
             connection.settimeout(max(deadline - clock.now(), 0.001))
             try:
-                sockets.dial(connection, self._name)
+                dial(connection, self._name)
             except ConnectionRefusedError:
                 return  # it has just ended, or given the place back
             except (BlockingIOError, TimeoutError) as error:

@@ -14,6 +14,7 @@ from ..base import clock
 from ..base.errors import BackendError, InvalidArgument, PeerLost
 from ..base.syscalls import allowed
 from . import refusal, sockets
+from .dialing import dial, new_socket
 from .losses import Watch, absent, ended_before
 from .place import Place
 from .siblings import Siblings
@@ -195,9 +196,9 @@ def _send_all(connections: dict[int, socket.socket], message: object, deadline: 
 def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Watch) -> list[str]:
     """The part of ranks 1 and up: sends this rank's string, and receives all ranks' strings."""
     while True:
-        with sockets.new_socket() as connection:
+        with new_socket() as connection:
             try:
-                sockets.dial(connection, name)
+                dial(connection, name)
             except ConnectionRefusedError:
                 if clock.now() > deadline:
                     raise absent(rank, 0) from None

@@ -16,6 +16,7 @@ from ..base import clock
 from ..base.errors import BackendError, Error, PeerLost, Timeout, WaitFailed
 from ..base.syscalls import allowed
 from . import nodes
+from .dialing import dial, new_socket
 from .link import FAIL, HEADER, LOST, START_UP
 from .messages import own_failure, peers_failure, reason_of
 from .processes import is_running
@@ -32,18 +33,6 @@ def listen() -> tuple[socket.socket, str]:
     # The name has the process id, so a peer that waits for this rank can see that it has ended.
     name = f"kccl-{os.getpid()}-{os.urandom(16).hex()}"
     return bind(name), name
-
-
-def new_socket() -> socket.socket:
-    """Returns a Unix socket for a stream."""
-    with allowed("socket"):
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-
-
-def dial(connection: socket.socket, name: str) -> None:
-    """Connects a Unix socket with the one that listens under a name."""
-    with allowed("connect"):
-        connection.connect(f"\0{name}")
 
 
 def bind(name: str) -> socket.socket:

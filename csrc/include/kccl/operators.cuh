@@ -3,8 +3,8 @@
 //   operator         types                rule
 //   Sum, Prod        all                  integers wrap; boolean: or, and
 //   Min, Max         all but complex      NaN if any input is NaN; -0 is below +0
-//   Avg              floats, complex      the sum divided by the world size in the accumulator; where
-//                                         that sum is infinite, so is the average
+//   Avg              floats, complex      the sum divided by the world size in the accumulator; it
+//                                         is infinite where that sum is
 //   Band, Bor, Bxor  integers, boolean    bit by bit
 //
 // A product of complex numbers goes in rank order too, each part by two products and one sum:

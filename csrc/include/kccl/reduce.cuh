@@ -1,6 +1,7 @@
 // Reductions of payloads and of rows. Every reduction goes in rank order 0, 1, 2, ... with one
-// accumulator, and rounds it to the element type at the end. So the bits of its result depend on the
-// inputs only: not on rank, algorithm, length or target. types.cuh has the accumulators, operators.cuh the operators.
+// accumulator, and rounds it to the element type at the end. So the bits of its result depend on
+// the inputs only: not on rank, algorithm, length or target. types.cuh has the accumulators,
+// operators.cuh the operators.
 #pragma once
 
 #include "operators.cuh"

@@ -15,6 +15,7 @@ from ...base.env import read
 from ...base.errors import InvalidArgument
 from ...base.syscalls import allowed
 from ...ranks import launchers, sockets
+from ...ranks.dialing import dial, new_socket
 from ...topology import cgroup_folders
 from .finding import LIMIT_S, Finding
 
@@ -109,8 +110,8 @@ def process_ends() -> Finding:
 def abstract_sockets() -> Finding:
     """Ranks connect, and know each other's process ids."""
     listener, name = sockets.listen()
-    with listener, sockets.new_socket() as guest:
-        sockets.dial(guest, name)
+    with listener, new_socket() as guest:
+        dial(guest, name)
         with allowed("accept"):
             connection, _ = listener.accept()
         with connection:
