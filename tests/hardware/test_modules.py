@@ -57,10 +57,6 @@ __global__ void relay(kccl::DeviceComm comm, int* x, int* status) {
     }
 }
 """
-TOO_MUCH = {
-    "cuda": r"cuFuncSetAttribute.*CUDA_ERROR_INVALID_VALUE",
-    "hip": "no device has 1048576 bytes of shared memory for a block",
-}
 NAMES = ["scale<float>", "scale<double>", "mixed", "fill_shared", "reduce_slices", "relay"]
 
 
@@ -85,8 +81,16 @@ def test_arguments_are_packed_and_checked(module):
         assert out.tolist() == [7, 5, 2.5, -9, 0.5, 1]
         with pytest.raises(kccl.InvalidArgument, match="takes 6 arguments, got 5"):
             mixed(comm, out, *values[:-1], block=WARP_SIZE)
-        with pytest.raises(kccl.InvalidArgument, match="argument 1 of mixed is a int of 8 bytes"):
-            mixed(comm, out, 7, *values[1:], block=WARP_SIZE)
+        # A number becomes what the parameter is, if it fits.
+        mixed(comm, out, -2, *values[1:-2], 0.25, True, block=WARP_SIZE)
+        assert out.tolist() == [-2, 5, 2.5, -9, 0.25, 1]
+        for wrong, words in (
+            (300, "argument 1 is 300, must fit 8 bits: -128 to 255"),
+            (np.int16(300), "argument 1 is 300, must fit 8 bits: -128 to 255"),
+            (ctypes.c_int16(3), "argument 1 of mixed is a c_short of 2 bytes, .* parameter has 1"),
+        ):
+            with pytest.raises(kccl.InvalidArgument, match=words):
+                mixed(comm, out, wrong, *values[1:], block=WARP_SIZE)
         with pytest.raises(kccl.InvalidArgument, match="GPU memory"):
             mixed(comm, np.zeros(6), *values, block=WARP_SIZE)
         with pytest.raises(kccl.InvalidArgument, match="multiple of the warp size"):
@@ -104,8 +108,13 @@ def test_dynamic_shared_memory(module):
         kernel(comm, out, np.int32(count), block=256, shared_bytes=4 * count)
         want = torch.arange(count, dtype=torch.int32).flip(0)
         assert torch.equal(out.cpu(), want)
-        with pytest.raises(kccl.BackendError, match=TOO_MUCH[BACKEND]):
+        too_much = f"shared_bytes is {2**20}, must be at most {4 * count}: a block"
+        with pytest.raises(kccl.InvalidArgument, match=too_much):
             kernel(comm, out, np.int32(count), block=256, shared_bytes=2**20)
+        # A launch with less leaves what the one before was allowed.
+        for nbytes in (4 * 64, 4 * count):
+            kernel(comm, out, np.int32(nbytes // 4), block=256, shared_bytes=nbytes)
+        assert torch.equal(out.cpu(), want)
 
     kccl.run_threads(main, 1, backend=BACKEND)
 
