@@ -71,7 +71,7 @@ class Module:
 
     @cached_property
     def _entries(self) -> dict[str, Any]:
-        # Loaded at first use: compiling for a GPU needs no GPU, but loading does.
+        # Asked for at first use: compiling for a GPU needs no driver, but these do.
         return dict(zip(self.names, self._load(), strict=True))
 
     def kernel(self, name: str) -> "Kernel":
@@ -166,6 +166,7 @@ class Kernel:
             block = 1
         grid, block = check_grid(grid, 64 if block is None else block, self.module.warp_size)
         shared_bytes = arguments.not_negative("shared_bytes", shared_bytes)
+        comm.context.backend.load(self)
         data, keep = self.pack(args)
         pointers = [
             (index, each) for index, each in enumerate(keep) if isinstance(each, arrays.Pointer)
@@ -388,4 +389,6 @@ def _compile_for_gpus(
         driver.choose(vendor)
         arch = driver.pick_device(0).arch
     file = vendor.compiler.compile(source, kernels, arch=arch, name=name, include_dirs=folders)
-    return Module(target, vendor.warp_size, kernels, lambda: library.load(file), arch)
+    code = library.load(file, arch)
+    count = len(kernels)
+    return Module(target, vendor.warp_size, kernels, lambda: library.entries(code, count), arch)

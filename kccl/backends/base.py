@@ -226,6 +226,15 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def load(self, kernel: Any) -> None:
+        """Loads a module.Kernel where launches of this rank run, before its arguments are packed.
+
+        Raises:
+            InvalidArgument: It was compiled for another GPU.
+            BackendError: The driver refused it.
+        """
+
+    @abstractmethod
     def wait_for_calls(self, what: str) -> None:
         """Returns when no call of this rank is running.
 

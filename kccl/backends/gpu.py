@@ -19,7 +19,7 @@ from ..base.errors import BackendError, Error, InvalidArgument, Timeout
 from ..gpu import arrays, driver, sharing
 from ..gpu.arrays import DeviceView
 from ..gpu.graphs import KernelGraph
-from ..gpu.library import library_kernel, resident_blocks
+from ..gpu.library import library_kernel, resident_blocks, serve
 from ..gpu.memory import GpuWindow
 from ..gpu.state import DeviceState
 from ..gpu.table import DriverError
@@ -130,6 +130,7 @@ class GpuBackend(Backend):
         self.name = driver.table().backend
         self.device = device
         self._pid = os.getpid()
+        serve(device, mesh.world_size, variables.preload)
         # Ranks that share a GPU launch no early dependents, whose waiting blocks would fill it.
         self._shares_gpu = are_threads and mesh.world_size > driver.num_devices()
         # Returns the current stream of the library whose array was used last. For calls without
@@ -284,6 +285,16 @@ class GpuBackend(Backend):
         call = ffi.cast("KcclGpuOp *", handle)
         return int(call.num_blocks), int(call.threads_per_block)
 
+    def load(self, kernel: Any) -> None:
+        """See Backend."""
+        if kernel.module.arch != self.device.arch:
+            raise InvalidArgument(
+                f"{kernel.name} was compiled for {kernel.module.arch}, must be for the "
+                f"communicator's device, {self.device.arch}"
+            )
+        with self.device.current():
+            kernel.entry.function()
+
     def launch(
         self,
         kernel: Any,
@@ -296,11 +307,6 @@ class GpuBackend(Backend):
         arrays: Sequence[tuple[int, int, int, Any]] = (),
     ) -> None:
         """See Backend."""
-        if kernel.module.arch != self.device.arch:
-            raise InvalidArgument(
-                f"{kernel.name} was compiled for {kernel.module.arch}, must be for the "
-                f"communicator's device, {self.device.arch}"
-            )
         offsets = kernel.entry.offsets
         with self.device.current():
             kernel.entry.needs().check_launch(
@@ -309,13 +315,9 @@ class GpuBackend(Backend):
             handle = kernel.entry.function(shared_bytes)
             if any(size == ffi.sizeof("KcclDeviceComm") for _, size in offsets):
                 self._check_resident(kernel.name, handle, grid, block, shared_bytes)
+            values = [data[offset : offset + size] for offset, size in offsets]
             driver.launch(
-                handle,
-                [data[offset : offset + size] for offset, size in offsets],
-                grid=grid,
-                block=block,
-                shared_bytes=shared_bytes,
-                stream=stream,
+                handle, values, grid=grid, block=block, shared_bytes=shared_bytes, stream=stream
             )
 
     def _check_resident(

@@ -161,6 +161,9 @@ class HostBackend(Backend):
         """See Backend: calls here have no shape."""
         raise no_streams.no_shape(self.name, blocks, threads)
 
+    def load(self, kernel: Any) -> None:
+        """See Backend: code is loaded when its module is made."""
+
     def launch(
         self,
         kernel: Any,

@@ -186,6 +186,9 @@ class SimBackend(Backend):
         """See Backend: the simulator chooses the shape of a call."""
         raise no_streams.no_shape(self.name, blocks, threads)
 
+    def load(self, kernel: Any) -> None:
+        """See Backend: code is loaded when its module is made."""
+
     def launch(
         self,
         kernel: Any,

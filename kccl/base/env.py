@@ -11,6 +11,7 @@ from .errors import InvalidArgument
 
 WINDOWS = ("vmm", "ipc", "peer")
 MPI = ("off", "log")
+PRELOAD = ("all", "cached", "none")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Env:
             programmatic dependent. So it starts only when the one before has ended. For programs
             that ask a captured graph for its edges without the edges' data, as PyTorch's allocator
             does with graph_capture_record_stream_reuse.
+        preload: The kernels that kccl.init() loads on a GPU, so that no call loads them while
+            kernels wait. "all": those that move data, which are compiled if need be, and those that
+            the cache has. "cached": those that the cache has. "none": none; each call loads its
+            own.
         layout: How ranks and threads are placed on cores, and ranks in groups: "topology" puts
             those together that share a cache or a NUMA node; "flat" goes by their numbers.
         ranks_per_node: Most ranks of a node, 1 to 8. Ranks of different nodes exchange by MPI, also
@@ -55,6 +60,7 @@ class Env:
     cache: str = ""
     windows: str = ""
     dependents: int = 1
+    preload: str = "all"
     layout: str = "topology"
     ranks_per_node: int = 0
     mpi: str = ""
@@ -112,6 +118,8 @@ def _value(field: "Field[Any]", text: str) -> Any:
     for word, allowed in (("windows", WINDOWS), ("mpi", MPI)):
         if field.name == word and value not in ("", *allowed):
             raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(allowed)}")
+    if field.name == "preload" and value not in PRELOAD:
+        raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(PRELOAD)}")
     if field.name == "layout":
         from ..topology import LAYOUTS
 

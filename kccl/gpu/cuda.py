@@ -200,25 +200,28 @@ class Cuda(Table):
     def load_code(
         self, code: bytes, names: Sequence[str]
     ) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
-        library = self.call("cuLibraryLoadData", code, [], [], 0, [], [], 0)
+        """See Table. A module belongs to one context. A library would not: where
+        CUDA_MODULE_LOADING is EAGER, it is loaded into all contexts, and waits for their kernels.
+        """
+        module = self.call("cuModuleLoadData", code)
         found = []
         for name in names:
-            kernel = self.call("cuLibraryGetKernel", library, name.encode(), note=f"for {name}")
-            found.append((int(kernel), self._parameters(int(kernel))))
+            note = f"for {name}"
+            function = self.call("cuModuleGetFunction", module, name.encode(), note=note)
+            # By default the driver loads a kernel when it is first used.
+            self.call("cuFuncLoad", function, note=note)
+            found.append((int(function), self._parameters(int(function))))
         return found
 
-    def _parameters(self, kernel: int) -> tuple[tuple[int, int], ...]:
+    def _parameters(self, function: int) -> tuple[tuple[int, int], ...]:
         found: list[tuple[int, int]] = []
         while True:
-            code, offset, num_bytes = self.binding.cuKernelGetParamInfo(kernel, len(found))
+            code, offset, num_bytes = self.binding.cuFuncGetParamInfo(function, len(found))
             if int(code) == int(self.constant("CUresult.CUDA_ERROR_INVALID_VALUE")):
                 return tuple(found)
             if int(code) != 0:
-                raise DriverError(self.error_text("cuKernelGetParamInfo", int(code)), int(code))
+                raise DriverError(self.error_text("cuFuncGetParamInfo", int(code)), int(code))
             found.append((int(offset), int(num_bytes)))
-
-    def function(self, kernel: int) -> int:
-        return int(self.call("cuKernelGetFunction", kernel))
 
     def allow_shared_bytes(self, function: int, num_bytes: int) -> None:
         which = self.constant(

@@ -127,21 +127,6 @@ class Device:
         return _Current(self.context)
 
 
-_opened: list[Device] = []
-
-
-@contextmanager
-def any_device() -> Iterator[None]:
-    """A context in which this thread has a current device: its own, else one that this process uses
-    already, else the first. It is for calls that need some device, but give the same result on any.
-    """
-    if table().has_current():
-        yield
-        return
-    with (_opened[0] if _opened else pick_device(0)).current():
-        yield
-
-
 def num_devices() -> int:
     """Returns the number of GPUs that this process may use."""
     gpu = table()
@@ -156,7 +141,7 @@ def device(ordinal: int) -> Device:
         BackendError: There is none, or it is too old.
     """
     gpu = table()
-    opened = Device(
+    return Device(
         ordinal,
         gpu.device_name(ordinal),
         gpu.device_uuid(ordinal),
@@ -165,8 +150,6 @@ def device(ordinal: int) -> Device:
         gpu.attribute(ordinal, gpu.shared_bytes),
         gpu.open_device(ordinal),
     )
-    _opened.append(opened)
-    return opened
 
 
 def uuid(ordinal: int) -> str:
@@ -347,15 +330,6 @@ def uncaptured() -> Iterator[None]:
 
 
 # ---- Kernels -----------------------------------------------------------------------------------
-
-
-def function(kernel: Any, shared_bytes: int = 0) -> int:
-    """A kernel of Table.load_code() on the current device, with so much dynamic shared memory."""
-    gpu = table()
-    handle = gpu.function(kernel)
-    if shared_bytes > 0:
-        gpu.allow_shared_bytes(handle, shared_bytes)
-    return handle
 
 
 def resident_blocks(handle: int, block: int, shared_bytes: int) -> int:

@@ -23,15 +23,6 @@ _IMPORTS_BY_VALUE = 70_100_000
 _ON_DEVICE = ("hipMemoryTypeDevice", "hipMemoryTypeManaged")
 
 
-class _Code:
-    """Compiled code, and its modules by device: HIP loads code for the current device only."""
-
-    def __init__(self, code: bytes) -> None:
-        self.code = code
-        self.modules: dict[int, Any] = {}
-        self.lock = threading.Lock()
-
-
 class Hip(Table):
     """See Table. A context is a device's number, because HIP has no contexts."""
 
@@ -201,23 +192,18 @@ class Hip(Table):
 
     def load_code(
         self, code: bytes, names: Sequence[str]
-    ) -> list[tuple[tuple[_Code, str], tuple[tuple[int, int], ...]]]:
-        loaded, parameters = _Code(code), code_object.parameters(code)
+    ) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        parameters = code_object.parameters(code)
         for name in names:
             if name not in parameters:
                 raise BackendError(f"the compiled code has no kernel {name}")
-            # The function is looked up now, so that a driver that refuses the code says so here.
-            self.function((loaded, name))
-        return [((loaded, name), parameters[name]) for name in names]
-
-    def function(self, kernel: tuple[_Code, str]) -> int:
-        loaded, name = kernel
-        here = int(self.call("hipGetDevice"))
-        with loaded.lock:
-            if here not in loaded.modules:
-                loaded.modules[here] = self.call("hipModuleLoadData", loaded.code)
-        module = loaded.modules[here]
-        return int(self.call("hipModuleGetFunction", module, name.encode(), note=f"for {name}"))
+        module = self.call("hipModuleLoadData", code)
+        found = []
+        for name in names:
+            note = f"for {name}"
+            function = self.call("hipModuleGetFunction", module, name.encode(), note=note)
+            found.append((int(function), parameters[name]))
+        return found
 
     def allow_shared_bytes(self, function: int, num_bytes: int) -> None:
         """See Table. On AMD's GPUs a launch may have as much as there is, without being asked."""

@@ -1,19 +1,85 @@
-"""Compiled kernels, loaded once a process for all devices of their architecture."""
+"""Compiled kernels, and when a GPU loads them.
+
+To load a kernel may take until the kernels that its GPU runs have ended: by CUDA's documentation,
+by measurement on NVIDIA's GPUs, and by HIP's documentation, which promises nothing else. A kernel
+of KCCL ends when its peers have come, and a peer may come only after the call that loads. So what
+a call needs is loaded before anything can wait:
+
+    kccl.init(), and whatever else makes a communicator, loads every kernel that only moves data,
+    and every kernel that reduces and is in the cache on disk: because a program before has used
+    it, or because of `kccl warm`. It loads the modules that kccl.compile() has made so far, too.
+
+    kccl.compile() loads what it has compiled on the GPU of this thread's communicator.
+
+    A kernel that reduces, and that the cache does not have yet, is compiled and loaded by the
+    first call that needs it, or when that call is prepared.
+
+A GPU loads code for itself, and waits for its own kernels only. No lock is held meanwhile, and a
+loaded kernel is found without a lock: so no rank that is a thread waits for another one's GPU.
+"""
 
 import functools
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+from ..base import dtypes
 from ..jit import cache, rtc
 from ..jit import names as kernels
+from ..jit.headers import Headers
 from ..plan.limits import Needs
 from . import driver
+from .instances import Instance, has_types, instances
 
-_loaded: dict[Path, tuple["Entry", ...]] = {}
-_lock = threading.Lock()
+
+class _Loaded(NamedTuple):
+    """A kernel on one device."""
+
+    function: int
+    offsets: tuple[tuple[int, int], ...]
+
+
+class Code:
+    """The kernels of a file that RuntimeCompiler.compile() returned, on the devices that have
+    loaded them. They stay loaded.
+    """
+
+    def __init__(self, path: Path, *, is_kept: bool = False) -> None:
+        """Loads nothing yet.
+
+        Args:
+            path: The file.
+            is_kept: Read the file now, because it may be gone when a device loads the code.
+        """
+        self._path = path
+        self._content = rtc.read(path) if is_kept else None
+        # The kernels by the number of the device.
+        self._on: dict[int, tuple[_Loaded, ...]] = {}
+
+    def load(self) -> tuple[_Loaded, ...]:
+        """Returns the kernels on the current device, which loads them if it has not.
+
+        Raises:
+            BackendError: There is no driver, or it refuses the code.
+        """
+        gpu = driver.table()
+        ordinal = int(gpu.call(gpu.names.current_ordinal))
+        loaded = self._on.get(ordinal)
+        if loaded is None:
+            names, code = self._content or rtc.read(self._path)
+            with driver.uncaptured():
+                found = tuple(_Loaded(*each) for each in gpu.load_code(code, names))
+            # Two threads that share a device may both load the code. Then both use the same.
+            loaded = self._on.setdefault(ordinal, found)
+        return loaded
+
+    def anywhere(self) -> tuple[_Loaded, ...]:
+        """Returns the kernels on some device that has loaded them, else on the current one."""
+        return next(iter(list(self._on.values())), None) or self.load()
 
 
 @dataclass(frozen=True)
@@ -21,14 +87,20 @@ class Entry:
     """A kernel that can be launched.
 
     Attributes:
-        handle: The kernel, as Table.load_code() returned it.
-        offsets: (offset, bytes) of each parameter, in order.
+        code: The code that has it.
+        index: Its place there.
     """
 
-    handle: Any
-    offsets: tuple[tuple[int, int], ...]
-    _functions: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+    code: Code
+    index: int
+    # Most dynamic shared memory that launches of a function may have, and what functions need.
+    _shared: dict[int, int] = field(default_factory=dict, repr=False)
     _needs: dict[int, Needs] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def offsets(self) -> tuple[tuple[int, int], ...]:
+        """Returns (offset, bytes) of each parameter, in order."""
+        return self.code.anywhere()[self.index].offsets
 
     @cached_property
     def parameters(self) -> tuple[tuple[int, int], ...]:
@@ -45,13 +117,13 @@ class Entry:
         return "?" * len(self.offsets)
 
     def function(self, shared_bytes: int = 0) -> int:
-        """Returns the kernel on the current device, with so much dynamic shared memory."""
-        gpu = driver.table()
-        key = int(gpu.call(gpu.names.current_ordinal)), shared_bytes
-        if key not in self._functions:
+        """Returns the kernel on the current device, with at least so much dynamic shared memory."""
+        function = self.code.load()[self.index].function
+        if shared_bytes > self._shared.get(function, 0):
             with driver.uncaptured():
-                self._functions[key] = driver.function(self.handle, shared_bytes)
-        return self._functions[key]
+                driver.table().allow_shared_bytes(function, shared_bytes)
+            self._shared[function] = shared_bytes
+        return function
 
     def needs(self) -> Needs:
         """Returns what the compiled code needs of the current device, and allows."""
@@ -67,19 +139,93 @@ class Entry:
         return self._needs[function]
 
 
-def load(path: Path) -> tuple[Entry, ...]:
-    """Returns the kernels of what RuntimeCompiler.compile() returned, in order. They stay loaded.
+# ---- Code by its file --------------------------------------------------------------------------
+
+# The library's kernels.
+_loaded: dict[Path, Code] = {}
+# The users' kernels: the code, and the architecture.
+_modules: dict[Path, tuple[Code, str]] = {}
+# The devices that have communicators with the numbers of ranks, and the one of this thread's newest
+# communicator.
+_served: dict[driver.Device, set[int]] = {}
+_here = threading.local()
+
+
+def load(path: Path, arch: str) -> Code:
+    """Returns the code of a user's module, from what RuntimeCompiler.compile() returned.
+
+    It is loaded on the GPU of this thread's communicator, if there is one and it has this
+    architecture; else by the communicators that are made later, or by the first launch.
 
     Raises:
-        BackendError: There is no driver, or it refuses the code.
+        BackendError: The driver refuses the code.
     """
-    with _lock:
-        if path not in _loaded:
-            names, code = rtc.read(path)
-            with driver.any_device(), driver.uncaptured():
-                loaded = driver.table().load_code(code, names)
-            _loaded[path] = tuple(Entry(kernel, offsets) for kernel, offsets in loaded)
-        return _loaded[path]
+    code, _ = _modules.setdefault(path, (Code(path, is_kept=True), arch))
+    device = getattr(_here, "device", None) or (next(iter(_served)) if len(_served) == 1 else None)
+    if device is not None and device.arch == arch:
+        with device.current():
+            code.load()
+    return code
+
+
+def entries(code: Code, count: int) -> tuple[Entry, ...]:
+    """Returns the first `count` kernels of code, to be launched.
+
+    Raises:
+        BackendError: There is no driver.
+    """
+    _ = driver.table().binding
+    return tuple(Entry(code, index) for index in range(count))
+
+
+def serve(device: driver.Device, world_size: int, which: str) -> None:
+    """Loads on a device what the calls of a communicator may need. See the top of this file.
+
+    Args:
+        device: The GPU of this thread's rank.
+        world_size: The communicator's number of ranks.
+        which: KCCL_PRELOAD.
+
+    Raises:
+        BackendError, CompileError: A kernel cannot be compiled, or the driver refuses it.
+    """
+    _here.device = device
+    sizes = _served.setdefault(device, set())
+    with device.current():
+        for code, arch in list(_modules.values()):
+            if arch == device.arch:
+                code.load()
+        if which != "none" and world_size not in sizes:
+            for path in _ready(device.arch, world_size, compiles=which == "all"):
+                _code_of(path).load()
+            sizes.add(world_size)
+
+
+def _ready(arch: str, world_size: int, *, compiles: bool) -> list[Path]:
+    """Returns the files of the library's kernels that a communicator loads when it is made."""
+    every = instances([world_size], [dtype.name for dtype in dtypes.ALL])
+    if compiles:
+        movers = [(*each, arch) for each in every if not has_types(each[0])]
+        with ThreadPoolExecutor(min(len(movers), len(os.sched_getaffinity(0)))) as pool:
+            moving = list(pool.map(compile_kernel, *zip(*movers, strict=True)))
+        every = [each for each in every if has_types(each[0])]
+    else:
+        moving = []
+    find = functools.partial(_find, arch=arch, folder=cache.cache_folder(), headers=Headers())
+    found = map(find, every)
+    return [*moving, *filter(None, found)]
+
+
+def _find(instance: Instance, arch: str, folder: Path, headers: Headers) -> Path | None:
+    kernel, dtype, op, world_size = instance
+    name = kernels.expression(kernel, dtype, op, cache.CSRC, world_size)
+    source = kernels.source(kernel, cache.CSRC)
+    compiler = driver.vendor_of(arch).compiler
+    return compiler.find(source, [name], arch=arch, name=kernel, folder=folder, headers=headers)
+
+
+def _code_of(path: Path) -> Code:
+    return _loaded.setdefault(path, Code(path))
 
 
 def library_kernel(
@@ -95,8 +241,7 @@ def library_kernel(
         arch: The architecture, such as "sm_90a" or "gfx942".
         csrc: Root of the device source.
     """
-    (entry,) = load(compile_kernel(kernel, dtype, op, world_size, arch, csrc))
-    return entry
+    return Entry(_code_of(compile_kernel(kernel, dtype, op, world_size, arch, csrc)), 0)
 
 
 def compile_kernel(

@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import json
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,7 +31,6 @@ from .table import DriverError
 
 _IPC_UNIT = 2 << 20
 _streams: dict[tuple[driver.Device, str], int] = {}
-_lock = threading.Lock()
 
 
 def shared_stream(where: driver.Device, work: Literal["writes", "fills"]) -> int:
@@ -43,11 +41,16 @@ def shared_stream(where: driver.Device, work: Literal["writes", "fills"]) -> int
     which wait for room. A communicator has no streams of its own: on an H200 every kernel of a
     context begins later once the context has used 16 streams (bench/LOG.md).
     """
-    with _lock:
-        if (where, work) not in _streams:
-            with where.current():
-                _streams[where, work] = driver.make_stream()
-        return _streams[where, work]
+    found = _streams.get((where, work))
+    if found is None:
+        with where.current():
+            made = driver.make_stream()
+            # No lock is held: the driver may wait for the device. So another thread, of a rank
+            # that shares the device, may have made a stream meanwhile.
+            found = _streams.setdefault((where, work), made)
+            if found != made:
+                driver.table().attempt(driver.table().names.destroy_stream, made)
+    return found
 
 
 class Memory:

@@ -284,16 +284,15 @@ class Table(ABC):
     @abstractmethod
     def load_code(
         self, code: bytes, names: Sequence[str]
-    ) -> list[tuple[Any, tuple[tuple[int, int], ...]]]:
-        """Loads compiled code for all devices, as long as the process lives.
+    ) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        """Loads compiled code for the current device, as long as the process lives.
+
+        It may wait for the kernels that run on that device, and for no others. What it returns is
+        loaded in full: a launch loads nothing more.
 
         Returns:
-            Of each name the kernel, for function(), and (offset, bytes) of each of its parameters.
+            Of each name the function, and (offset, bytes) of each of its parameters.
         """
-
-    @abstractmethod
-    def function(self, kernel: Any) -> int:
-        """Returns the function of a kernel on the current device."""
 
     @abstractmethod
     def allow_shared_bytes(self, function: int, num_bytes: int) -> None:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import subprocess
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from ..base.abi import ABI_VERSION
 from ..base.env import read
 from ..base.errors import BackendError, CompileError, InvalidArgument
 from . import compilers, cuda_words
+from .headers import Headers
 
 CSRC = Path(__file__).parents[1] / "csrc"
 WARP_SIZES = (32, 64)
@@ -52,8 +52,6 @@ _MAGIC = b"kccl"
 _locks: dict[str, threading.Lock] = {}
 # Stem of the temporary files of a compilation.
 _UNIT = "unit"
-_ANY_BYTES = "surrogateescape"
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include(?:_next)?\b[ \t]*(.*)$", re.MULTILINE)
 
 
 # ---- The cache -------------------------------------------------------------------------------
@@ -128,6 +126,17 @@ def _lock_in_time(opened: int) -> None:
         time.sleep(0.01)
 
 
+def find(key: str, suffix: str, folder: Path) -> Path | None:
+    """Returns the file of an entry; None if it is missing or damaged. See cached().
+
+    Args:
+        key, suffix: See cached().
+        folder: That of the cache.
+    """
+    path = folder / key[:2] / f"{key}{suffix}"
+    return path if _is_whole(path, key) else None
+
+
 def write(path: Path, content: bytes) -> None:
     """Writes a file atomically: other processes see all of it or nothing."""
     try:
@@ -179,6 +188,7 @@ def key_of(
     compiler: str,
     flags: Sequence[str],
     include_dirs: Sequence[Path],
+    headers: Headers | None = None,
 ) -> str:
     """Returns the name of the cache entry for a compilation.
 
@@ -188,46 +198,15 @@ def key_of(
         compiler: Name and version of the compiler; differs between any two compilers.
         flags: All flags of the compiler.
         include_dirs: Folders to search for headers.
+        headers: What has been read for other keys; None: nothing.
 
     Raises:
         CompileError: An #include names a macro, so its header is not known here.
     """
-    headers = [
-        (str(path), hashlib.sha256(text.encode(errors=_ANY_BYTES)).hexdigest())
-        for path, text in _headers(source, include_dirs).items()
-    ]
+    hashes = (headers or Headers()).of(source, include_dirs)
     variables = [os.environ.get(name, "") for name in _COMPILER_VARIABLES]
-    parts = [ABI_VERSION, target, compiler, list(flags), variables, source, headers]
+    parts = [ABI_VERSION, target, compiler, list(flags), variables, source, hashes]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _headers(source: str, include_dirs: Sequence[Path]) -> dict[Path, str]:
-    """Returns all headers that a source includes, directly or not, with their text.
-
-    Ignores conditions (#if). A header that is not found is taken for one of the compiler's own,
-    which the compiler's version in the key covers.
-    """
-    found: dict[Path, str] = {}
-    pending: list[tuple[str, Path | None]] = [(source, None)]
-    while pending:
-        text, folder = pending.pop()
-        for spelled in _INCLUDE.findall(text):
-            match = re.match(r'"([^"]+)"|<([^>]+)>', spelled)
-            if match is None:
-                raise CompileError(
-                    f"cannot follow #include {spelled.strip()}: name the file, because the cache "
-                    "must hash every header"
-                )
-            near = [folder] if folder is not None and match[1] else []
-            for directory in (*near, *include_dirs):
-                path = Path(os.path.normpath(directory / (match[1] or match[2])))
-                if path in found:
-                    break
-                if path.is_file():
-                    found[path] = path.read_text(errors=_ANY_BYTES)
-                    pending.append((found[path], path.parent))
-                    break
-    return dict(sorted(found.items()))
 
 
 # ---- The simulator's target ------------------------------------------------------------------

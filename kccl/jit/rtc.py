@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from ..base.errors import BackendError, CompileError
 from . import cache
+from .headers import Headers
 
 
 class RuntimeCompiler(ABC):
@@ -128,14 +129,50 @@ class RuntimeCompiler(ABC):
         self.check_arch(arch)
         folders = [csrc / "include", *include_dirs]
         flags = [*self.flags(arch), *(f"-I{folder}" for folder in folders)]
-        key = cache.key_of(
+        key = self._key(source, kernels, arch, name, flags, folders, None)
+        return cache.cached(key, self.suffix, lambda: self._make(source, kernels, name, flags))
+
+    def find(
+        self,
+        source: str,
+        kernels: Sequence[str],
+        *,
+        arch: str,
+        name: str = "source",
+        csrc: Path = cache.CSRC,
+        folder: Path,
+        headers: Headers,
+    ) -> Path | None:
+        """Returns what compile() would, if it is in the cache; compiles nothing.
+
+        Args:
+            source, kernels, arch, name, csrc: See compile().
+            folder: That of the cache.
+            headers: What has been read for other kernels.
+        """
+        folders = [csrc / "include"]
+        flags = [*self.flags(arch), *(f"-I{each}" for each in folders)]
+        key = self._key(source, kernels, arch, name, flags, folders, headers)
+        return cache.find(key, self.suffix, folder)
+
+    def _key(
+        self,
+        source: str,
+        kernels: Sequence[str],
+        arch: str,
+        name: str,
+        flags: Sequence[str],
+        folders: Sequence[Path],
+        headers: Headers | None,
+    ) -> str:
+        return cache.key_of(
             f"// {name}: {json.dumps(list(kernels))}\n{source}",
             target=f"{self.target} {arch}",
             compiler=self.full_name,
             flags=flags,
             include_dirs=folders,
+            headers=headers,
         )
-        return cache.cached(key, self.suffix, lambda: self._make(source, kernels, name, flags))
 
     def _make(self, source: str, kernels: Sequence[str], name: str, flags: Sequence[str]) -> bytes:
         program = self.call("CreateProgram", source.encode(), name.encode(), 0, [], [])

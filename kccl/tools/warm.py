@@ -1,5 +1,6 @@
 """Compiles KCCL's kernels for GPUs ahead of time, so that a program's first calls are fast.
 
+kccl.init() loads what is compiled. So no call loads a kernel later, while others wait.
 A kernel takes about a second to compile. A communicator needs one for each algorithm, element type
 and operator that it uses. If the architecture is given, no GPU is needed here. A program finds the
 kernels if it has the same KCCL_CACHE, the same KCCL in the same folder, and the same compiler.
@@ -9,32 +10,20 @@ import argparse
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
-from ..base import abi, dtypes
+from ..base import abi
 from ..base.errors import BackendError, InvalidArgument
 from ..bench import names as bench_names
-from ..collectives.one_sided import OneSided
 from ..gpu import driver
+from ..gpu.instances import ELEMENT_TYPES, Instance, instances
 from ..gpu.library import compile_kernel
-from ..jit import cache, names
-from ..plan.ops import OPS, ops_of
-from ..plan.spec import Request
-from ..plan.specs import KERNELS
-
-ELEMENT_TYPES = tuple(dtype.name for dtype in (*dtypes.COMMON_FLOATS, dtypes.int32, dtypes.int64))
-_OF_ALL_RANKS = [spec for spec in KERNELS if spec.is_collective]
-# Calls of some ranks, which are the same for all element types: the one-sided ones and messages.
-_OF_SOME_RANKS = [
-    spec.name for spec in KERNELS if hasattr(OneSided, spec.name) or spec.name == "send_recv"
-]
-
-Instance = tuple[str, str, str, int]
-"""Kernel, element type, operator, world size, as compile_kernel() takes them."""
+from ..jit import cache
+from ..plan.ops import OPS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,47 +71,6 @@ def main(args: argparse.Namespace) -> int:
     warm(wanted, arch)
     print(f"{time.monotonic() - began:.1f} s")
     return 0
-
-
-def instances(
-    world_sizes: Sequence[int],
-    element_types: Sequence[str] = ELEMENT_TYPES,
-    ops: Sequence[str] = OPS,
-) -> list[Instance]:
-    """The kernels that calls on GPUs can need, each once.
-
-    Args:
-        world_sizes: World sizes of the communicators.
-        element_types: Element types of the arrays.
-        ops: Operators. Those that an element type does not take are left out for it.
-    """
-    known: dict[str, Instance] = {}
-    for instance in _combinations(world_sizes, element_types, ops):
-        kernel, element_type, op, world_size = instance
-        name = names.expression(kernel, element_type, op, cache.CSRC, world_size)
-        known.setdefault(name, instance)
-    return list(known.values())
-
-
-def _combinations(
-    world_sizes: Sequence[int], element_types: Sequence[str], ops: Sequence[str]
-) -> Iterator[Instance]:
-    for world_size in world_sizes:
-        for element_type in element_types:
-            dtype = dtypes.of(element_type)
-            allowed = [op for op in ops if op in ops_of(dtype)]
-            for spec in _OF_ALL_RANKS:
-                # Every backend for GPUs has the same kernels.
-                request = Request(spec.collective, 0, world_size, "cuda", dtype)
-                if spec.why_not(request) is None:
-                    # A kernel that does not reduce is the same for all operators.
-                    takes_op = "class Op" in names.parameters(names.path_of(spec.name, cache.CSRC))
-                    for op in allowed if takes_op else OPS[:1]:
-                        yield spec.name, dtype.name, op, world_size
-            yield from ((name, dtype.name, OPS[0], world_size) for name in _OF_SOME_RANKS)
-            for spec in KERNELS:
-                if spec.takes_type is not None and spec.takes_type(dtype) and "sum" in allowed:
-                    yield spec.name, dtype.name, "sum", world_size
 
 
 def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:

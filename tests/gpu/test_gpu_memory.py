@@ -1,8 +1,8 @@
 """The parts of kccl.gpu.memory and kccl.gpu.state that need no GPU."""
 
 import ctypes
+import itertools
 import threading
-import time
 
 import pytest
 
@@ -14,23 +14,25 @@ from kccl.gpu import state as cuda_state
 
 def test_ranks_of_a_device_share_streams_however_they_come(monkeypatch):
     """They share, because kernels begin later in a context that has used 16 streams."""
-    made = []
+    together, got = threading.Barrier(4), []
+    made, destroyed = itertools.count(1), []
 
     def call(name, *args):
         if name != "cuStreamCreate":
             return None
-        time.sleep(0.01)  # Others get to run.
-        made.append(name)
-        return len(made)
+        # No lock is held: every rank comes to the driver before any stream is made.
+        together.wait(10)
+        return next(made)
 
     monkeypatch.setattr(driver.table(), "call", call)
+    monkeypatch.setattr(
+        driver.table(), "attempt", lambda name, stream: destroyed.append((name, stream))
+    )
     monkeypatch.setattr(gpu_memory, "_streams", {})
     devices = [driver.Device(k, "a GPU", f"uuid {k}", "sm_90a", 132, 1024, 7) for k in range(2)]
     kinds = [(where, work) for where in devices for work in ("writes", "fills")]
-    together, got = threading.Barrier(4), []
 
     def rank():
-        together.wait(10)
         got.append([gpu_memory.shared_stream(*kind) for kind in kinds])
 
     threads = [threading.Thread(target=rank) for _ in range(4)]
@@ -39,7 +41,9 @@ def test_ranks_of_a_device_share_streams_however_they_come(monkeypatch):
     for thread in threads:
         thread.join()
     assert len(got) == 4 and all(streams == got[0] for streams in got)
-    assert len(set(got[0])) == len(made) == 4
+    assert len(set(got[0])) == 4
+    assert {name for name, _ in destroyed} == {"cuStreamDestroy"}
+    assert {stream for _, stream in destroyed} == {*range(1, 17)} - {*got[0]}
 
 
 @pytest.mark.parametrize("has_dependents", [False, True])

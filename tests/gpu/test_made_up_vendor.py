@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -62,9 +63,10 @@ def test_memory_is_filled_copied_and_given_back_on_its_device(toys):
 def test_kernels_are_loaded_launched_and_clocked(toys, tmp_path):
     path = tmp_path / "kernels"
     path.write_bytes(b'["add"]\n' + json.dumps({"add": [[0, 16]]}).encode())
-    (entry,) = library.load(path)
-    assert entry.parameters == ((16, 1),)
     device, stream = driver.device(1), 5
+    entry = library.Entry(library.Code(path), 0)
+    with device.current():
+        assert entry.parameters == ((16, 1),)
     x = memory.Memory(device, 4, stream)
     argument = (20).to_bytes(8, "little") + x.address.to_bytes(8, "little")
     shape = {"grid": 2, "block": 64}
@@ -79,6 +81,68 @@ def test_kernels_are_loaded_launched_and_clocked(toys, tmp_path):
     graph = graphs.KernelGraph(device, function, argument, **shape)
     driver.call("toyLaunchGraph", graph.handle, stream)
     assert driver.read(x.address, 4, stream) == (60).to_bytes(4, "little")
+
+
+@pytest.fixture
+def code(monkeypatch, tmp_path):
+    """The file of a compiled module, in a process that has loaded nothing."""
+    for name in ("_loaded", "_modules", "_served"):
+        monkeypatch.setattr(library, name, {})
+    monkeypatch.setattr(library, "_here", threading.local())
+    path = tmp_path / "kernels"
+    path.write_bytes(b'["add"]\n' + json.dumps({"add": [[0, 16]]}).encode())
+    return path
+
+
+def test_no_rank_waits_for_another_ones_gpu_to_load(toys, code):
+    """Device 0 runs a kernel that ends when device 1 has launched what it first has to load."""
+    toys.ends[0] = threading.Event()
+    entry = library.Entry(library.Code(code), 0)
+
+    def load(ordinal):
+        with driver.device(ordinal).current():
+            entry.function()
+
+    first = threading.Thread(target=load, args=(0,))
+    first.start()
+    assert toys.waiting.get(timeout=30) == 0
+    second = threading.Thread(target=load, args=(1,))
+    second.start()
+    second.join(30)
+    assert toys.loads == [1]
+    toys.ends[0].set()
+    first.join()
+    second.join()
+    load(0)
+    load(1)
+    assert toys.loads == [1, 0]
+
+
+def test_what_calls_need_is_loaded_before_a_kernel_can_wait(toys, code, monkeypatch):
+    """Whether a module was compiled before the communicator was made, or after."""
+    monkeypatch.setattr(library, "_ready", lambda arch, world_size, compiles: [code])
+    later = code.with_name("later")
+    later.write_bytes(code.read_bytes())
+    for path in (code, later):
+        if path == later:
+            code.unlink()
+        library.load(path, "toy1")
+        if path == code:
+            assert toys.loads == []
+            library.serve(driver.device(1), 2, "all")
+    # The module and the library's kernel, which is the same file here, and the later module.
+    assert toys.loads == [1, 1, 1]
+    toys.ends[1] = threading.Event()
+    with driver.device(1).current():
+        for kernel in library.entries(library.load(later, "toy1"), 1):
+            kernel.function()
+    library.serve(driver.device(1), 2, "all")
+    # A device of another rank, which another thread serves, loads for itself.
+    other = threading.Thread(target=library.serve, args=(driver.device(0), 2, "none"))
+    other.start()
+    other.join()
+    assert toys.loads == [1, 1, 1, 0, 0]
+    library.load(later, "another architecture")
 
 
 def test_a_ranks_state_reaches_the_device(toys):

@@ -61,7 +61,9 @@ def launches(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     found = []
     launch = lambda kernel, data, *, stream, **shape: found.append(stream)  # noqa: E731
-    comm = SimpleNamespace(backend="cuda", context=SimpleNamespace(launch=launch))
+    backend = SimpleNamespace(load=lambda kernel: None)
+    context = SimpleNamespace(launch=launch, backend=backend)
+    comm = SimpleNamespace(backend="cuda", context=context)
 
     def call(*args, stream=None):
         entry = SimpleNamespace(parameters=[(8, 8)] * len(args), kinds="?" * len(args))

@@ -136,6 +136,17 @@ int launch(const Function& function, const Shape& shape, const std::vector<uint6
     return error == 0 ? kHipSuccess : report_finding();
 }
 
+// Loading waits for the kernels that run, as drivers do: for those of its own device where
+// HIP_RUNTIME_LOADS_WAIT is "device", and for those of every device where it is "all".
+void wait_before_load() {
+    const char* const told = getenv("HIP_RUNTIME_LOADS_WAIT");
+    if (told == nullptr) return;
+    const bool for_all = strcmp(told, "all") == 0;
+    for (int device = 0; device < num_devices(); ++device) {
+        if (for_all || device == current_device()) wait_for_device(device);
+    }
+}
+
 // Null: there is no such library in the image.
 void* load(const uint8_t* image) {
     Elf64_Ehdr header;
@@ -201,6 +212,7 @@ using namespace hip_runtime;
 HIP_API int hipModuleLoadData(Module** module, const void* image) {
     HIP_MAY_FAIL();
     if (is_forbidden_by_capture()) return kHipErrorStreamCaptureUnsupported;
+    wait_before_load();
     void* library = load(static_cast<const uint8_t*>(image));
     if (library == nullptr) return kHipErrorInvalidImage;
     const auto attach =

@@ -178,6 +178,8 @@ OTHERS = {
     "tests/sim/sim_parts.py",
     # Which rows the table of README shows.
     "bench/summary.py",
+    # Calls that a GPU makes for the first time.
+    "tests/support/first_uses.py",
     # Short names of kernels, for tests and for planted bugs.
     "tests/sim/sim_machine.py",
     # Random programs, of the collectives whose results NumPy gives in a line.

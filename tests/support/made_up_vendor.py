@@ -7,6 +7,7 @@ each device, the code lists the parameters of its kernels, and an allocation tak
 import ctypes
 import dataclasses
 import json
+import queue
 import threading
 
 from kccl.gpu.table import Names, Table
@@ -39,6 +40,9 @@ class Toy:
 
     Attributes:
         made: Calls that freed memory: name, address, the device that was current.
+        ends: Device -> an event that ends the kernel that it runs. Loading waits for it.
+        loads: The devices that have loaded code, in order.
+        waiting: The devices whose loads have begun to wait, in order.
     """
 
     codes = (OK, WRONG, FULL)
@@ -52,6 +56,9 @@ class Toy:
         self.events = []
         self.functions = []
         self.graphs = []
+        self.ends = {}
+        self.loads = []
+        self.waiting = queue.SimpleQueue()
 
     def toyCount(self):
         return OK, 2
@@ -113,7 +120,13 @@ class Toy:
         return OK, (self.events[end] - self.events[begin]) / 1e3
 
     def toyLoad(self, code):
-        return OK, (code, self.here.ordinal)
+        here = self.here.ordinal
+        if here in self.ends:
+            self.waiting.put(here)
+            if not self.ends[here].wait(30):
+                return WRONG, 0
+        self.loads.append(here)
+        return OK, (code, here)
 
     def toyFunction(self, module, name):
         self.functions.append((*module, name))
@@ -246,12 +259,11 @@ class MadeUp(Table):
         return False
 
     def load_code(self, code, names):
-        offsets = json.loads(code)
-        return [((code, name), tuple(map(tuple, offsets[name]))) for name in names]
-
-    def function(self, kernel):
-        code, name = kernel
-        return self.call("toyFunction", self.call("toyLoad", code), name)
+        offsets, module = json.loads(code), self.call("toyLoad", code)
+        return [
+            (self.call("toyFunction", module, name), tuple(map(tuple, offsets[name])))
+            for name in names
+        ]
 
     def kernel_node(self, function, *, grid, block, arguments):
         value = ctypes.c_void_p.from_address(arguments).value
