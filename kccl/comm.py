@@ -206,8 +206,9 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
     def check(self) -> None:
         """Raises if an earlier call is known to have failed. Does not wait.
 
-        A call on a GPU returns before it has run. To see whether it succeeded, synchronize its
-        stream and then call check().
+        A call on a GPU returns before it has run. Every later call raises its failure, too. To see
+        whether it succeeded, synchronize its stream and then call check(). What is read from its
+        result before may be old data.
 
         Raises:
             Timeout, PeerLost: A rank did not come, or went.
@@ -235,6 +236,8 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order. Collective, and slow.
 
+        It works after a call has raised a failure, so ranks can tell each other of it.
+
         Raises:
             InvalidArgument: JSON would not give back the same value, as of a tuple or int keys, on
                 some rank. All ranks raise then.
@@ -242,6 +245,7 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
         """
         with self.context.alone():
             self._check_open()
+            self.context.check_all_said()
             if self._mesh.is_resetting:
                 self.context.raise_failure()
             return agreement.gather_objects(self._mesh, value, self.context.limit_s())
@@ -271,8 +275,8 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
         """Makes the communicator usable again after a time-out. Collective; needs all ranks alive.
 
         Drops all unfinished calls, messages and signals. Until reset() succeeds, all calls fail
-        except reset(), shrink() and close(). On a GPU it first waits for all work on the device,
-        also of other libraries.
+        except reset(), shrink() and close(), and gather_objects() before a reset(). On a GPU it
+        first waits for all work on the device, also of other libraries.
 
         Raises:
             PeerLost: A rank is gone; use shrink().
@@ -291,9 +295,11 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
             # Mesh.reset() relies on this: no call of this rank sends anything until all have come.
             if state.status == lib.kKcclOk:
                 state.status = lib.kKcclAborted
+            self.context.has_said_failure = True
             self._backend.wait_for_calls("reset()")
             self._mesh.reset(clear, self.context.limit_s())
             state.status = lib.kKcclOk
+            self.context.has_said_failure = False
 
     def shrink(self) -> "Communicator":
         """Makes a communicator of the survivors after a rank was lost. Collective among them.
@@ -352,12 +358,15 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
         Raises:
             Timeout: The device's work did not end within `timeout`. The communicator is closed, and
                 the peers' waits fail.
+            Timeout, PeerLost: A call on a GPU has failed, and nothing has raised that. The
+                communicator is closed.
         """
         if self._is_closed:
             return
         self._is_closed = True
         try:
             self._backend.leave()
+            self.context.check_all_said()
         except BaseException:
             # The peers hear at least that this rank does not go on.
             self.context.give_up()

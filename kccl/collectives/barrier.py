@@ -41,6 +41,7 @@ class Barrier(Prepared):
     def prepare(self, *, stream: Any = None, channel: int = 0) -> Prepared:
         """A barrier on the given channel and, on a GPU, the given stream. `op()` runs it."""
         self._context.backend.stream(stream, None)  # checks the argument
+        self._context.check_usable()
         plan, handle, signature = _on_channel(self._context, channel)
         return prepared(self._context, signature, plan, handle, None, (), stream)
 

@@ -132,6 +132,7 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
         context = self._context
         channel = self._channel(channel)
         context.backend.stream(stream, case.x)  # checks the argument
+        context.check_usable()
         plan = self._plan(case, algorithm)
         if blocks or threads:
             context.backend.check_shape(blocks, threads)

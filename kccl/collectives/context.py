@@ -32,7 +32,10 @@ class Context:
         mesh: The out-of-band connection of the ranks.
         backend: Prepares and runs calls.
         plan: Chooses the algorithm of a call.
+        has_said_failure: The user knows that this rank has failed.
     """
+
+    has_said_failure = False
 
     __reduce_ex__ = not_copied(
         "a communicator belongs to its process", "call kccl.init() in each process"
@@ -123,6 +126,11 @@ class Context:
         if self.backend.state.status != lib.kKcclOk:
             self.raise_failure()
 
+    def check_all_said(self) -> None:
+        """Raises if a call on a GPU has failed and nothing has raised that."""
+        if self.backend.has_streams and not self.has_said_failure and not self.has_left():
+            self.check_usable()
+
     def check_agreement(self, signature: str) -> None:
         """Under KCCL_CHECK=1: raises on every rank if the ranks are about to make different calls.
 
@@ -137,6 +145,7 @@ class Context:
 
     def raise_failure(self) -> None:
         """Raises the exception for this rank's status."""
+        self.has_said_failure = True
         cause = self.backend.failure()
         if cause is not None:
             raise cause
@@ -156,6 +165,7 @@ class Context:
 
     def give_up(self) -> None:
         """Makes the peers' waits in calls fail, because this rank will not go on."""
+        self.has_said_failure = True
         if self.mesh.is_resetting:
             # reset() set a failed status without telling the peers. With a failed status abort()
             # would not tell them either.

@@ -45,7 +45,9 @@ class GpuRequest(Request):
 
     def test(self) -> bool:
         """See Request."""
-        if not self.is_issued:
+        if self.is_issued:
+            self._messages.context.check_usable()
+        else:
             self._messages.issue(self)
         return True
 
@@ -131,6 +133,7 @@ class GpuMessages(Messages):
 
     def make_together(self, messages: list[Message]) -> None:
         """Issues messages. Those that have been begun before come first."""
+        self.context.check_usable()
         streams: dict[tuple[int, int], list[Message]] = {}
         for message in (*(request.message for request in self._begun), *messages):
             streams.setdefault((message.stream, message.channel), []).append(message)

@@ -176,6 +176,7 @@ class Group:
         outer = messages.open_group()
         if outer is not None and self._prepared is not None:
             raise InvalidArgument("prepare is True, must be False in a group within a group")
+        messages.context.check_usable()
         self._begin = -1 if outer is None else len(outer)
         if outer is None:
             messages.group = messages.begin_group()

@@ -88,6 +88,7 @@ class Call(AnsweredByC, abi.fastcall.OneSided):
         backend = context.backend
         view: ArrayView | None = arrays[0][2] if arrays else None
         backend.stream(given, view)  # checks the argument
+        context.check_usable()
         nbytes, dtype = (0, None) if view is None else (view.nbytes, view.dtype)
         request = Request(self._NAME, nbytes, context.world_size, backend.name, dtype)
         plan = Plan(self._NAME, request, "it has no alternative", ())

@@ -137,6 +137,7 @@ def test_a_close_does_not_wait_for_ever(world):
 def test_a_close_after_a_failure_waits_for_nothing(world):
     world.ends.clear()
     world.comm._backend.state.status = lib.kKcclTimeout
+    world.comm.context.has_said_failure = True
     world.comm.close()
     assert "wait" not in world.events and world.window[1] == 0
 
