@@ -2,6 +2,7 @@
 
 import os
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..base import abi
@@ -39,7 +40,8 @@ def leave_when_collected(
     As what leave() does, but in the thread that releases memory: it waits for the device,
     for at most the state's limit.
     """
-    release.later(backend, _leave, device, state, scratches, os.getpid())
+    leave = partial(_leave, device, state, scratches, os.getpid())
+    release.later(backend, device, leave)
 
 
 def _leave(device: driver.Device, state: DeviceState, scratches: Scratches, pid: int) -> None:

@@ -36,4 +36,4 @@ class KernelGraph:
                 self.handle = int(gpu.call(names.instantiate_graph, graph, 0))
             finally:
                 gpu.attempt(names.destroy_graph, graph)
-        release.at_end(self, where, ((names.destroy_instance, (self.handle,)),), waits=False)
+        release.at_end(self, where, ((names.destroy_instance, (self.handle,)),), ())

@@ -79,7 +79,7 @@ class Memory:
                 if stream is not None:
                     driver.fill(self.address, 0, nbytes, stream)
         name = names.free_on_host if on_host else names.free
-        release.at_end(self, where, ((name, (self.address,)),))
+        release.at_end(self, where, ((name, (self.address,)),), [where])
 
     def clear(self) -> None:
         """Writes zeros over memory of a device."""
@@ -105,8 +105,8 @@ class Shareable:
         """
         gpu, names = driver.table(), driver.table().names
         self.device = where
-        # The other devices that may access it. Their kernels may use it when it is dropped.
-        self._users: list[driver.Device] = []
+        # The devices that may access it, its own last. Their kernels may use it when it is dropped.
+        self._users = [where]
         kind = gpu.memory_kind(where.ordinal)
         unit = gpu.memory_unit(kind)
         self.nbytes = -(-nbytes // unit) * unit
@@ -132,14 +132,19 @@ class Shareable:
             with contextlib.suppress(BackendError):
                 release.undo(where, tuple(undo), os.getpid())
             raise
-        release.at_end(self, where, tuple(undo), users=self._users)
+        release.at_end(self, where, tuple(undo), self._users)
 
     def allow(self, ordinals: Sequence[int]) -> None:
         """Lets devices of this process read and write it."""
         everyone = sorted({self.device.ordinal, *ordinals})
         note = f"for devices {ordinals} on device {self.device.ordinal}"
-        self._users += [driver.device(each) for each in everyone if each != self.device.ordinal]
+        others = [driver.device(each) for each in everyone if each != self.device.ordinal]
+        self._users[:0] = others
         driver.table().allow_access(self.address, self.nbytes, everyone, note)
+
+    def has_no_users(self) -> None:
+        """No kernel of any device uses it any more."""
+        self._users.clear()
 
     def export(self) -> int:
         """Returns a file descriptor by which another process can map it; the caller closes it."""
@@ -157,7 +162,7 @@ class Plain:
         """Allocates. What is exported stays until the process ends; but see free_when_dropped()."""
         gpu = driver.table()
         self.device = where
-        self._users: list[driver.Device] = []  # as in Shareable
+        self._users = [where]  # as in Shareable
         # Sizes are rounded up, because the driver puts smaller allocations together, and one handle
         # opens them all.
         self.nbytes = -(-nbytes // _IPC_UNIT) * _IPC_UNIT
@@ -174,18 +179,22 @@ class Plain:
         open.
         """
         calls = ((driver.table().names.free, (self.address,)),)
-        release.at_end(self, self.device, calls, users=self._users)
+        release.at_end(self, self.device, calls, self._users)
 
     def allow(self, ordinals: Sequence[int]) -> None:
         """Lets devices of this process read and write it."""
         gpu, name = driver.table(), driver.table().names.enable_access
         for ordinal in sorted({*ordinals} - {self.device.ordinal}):
-            self._users.append(driver.device(ordinal))
+            self._users.insert(0, driver.device(ordinal))
             with driver.device(ordinal).current():
                 code = gpu.attempt(name, self.device.context, 0)
             if code not in (0, gpu.is_accessible):
                 note = f"for device {ordinal} on device {self.device.ordinal}"
                 raise DriverError(gpu.error_text(name, code, note), code)
+
+    def has_no_users(self) -> None:
+        """No kernel of any device uses it any more."""
+        self._users.clear()
 
     def export(self) -> bytes:
         """Returns a handle by which another process can open it."""
@@ -212,14 +221,14 @@ class Opened:
             self.address = gpu.open_handle(handle, note)
         self._where = where
         self._calls = ((gpu.names.close_handle, (self.address,)),)
-        self._closing = release.at_end(self, where, self._calls)
+        self._closing = release.at_end(self, where, self._calls, [where])
 
     def close(self) -> None:
         """Closes it at once. No kernel has used it."""
         if self._closing.detach() is not None:
             # Called when something has failed, and that is what is raised.
             with contextlib.suppress(BackendError):
-                release.undo(self._where, self._calls, os.getpid(), waits=False)
+                release.undo(self._where, self._calls, os.getpid())
 
 
 def _with_room(allocate: Callable[[], Any]) -> Any:
@@ -268,6 +277,7 @@ class GpuWindow(Window):
         """
         self._device = device
         self._stream = stream
+        self._views: weakref.WeakSet[DeviceArray] = weakref.WeakSet()
         self._parts: Sequence[Shareable | Plain | Opened]
         with mesh.together(what, timeout):
             agree_on_size(mesh, nbytes, what, timeout)
@@ -296,16 +306,22 @@ class GpuWindow(Window):
         address = self.addresses[self.mesh.rank]
         # The parts outlive the window's close() as long as an array views them.
         keep = self, self._parts
-        return DeviceArray(address, shape, dtype, self._device.ordinal, keep)
+        view = DeviceArray(address, shape, dtype, self._device.ordinal, keep)
+        self._views.add(view)
+        return view
 
     def clear(self) -> None:
         """See Window."""
         self.fill(0, 0)
 
     def drop(self) -> None:
-        """See Window."""
+        """See Window. It does not wait for what another rank's GPU runs now."""
+        mine = self._parts[self.mesh.rank]
+        if not self._views and not isinstance(mine, Opened):
+            mine.has_no_users()
+        del mine
         self._parts = ()
-        release.drain()
+        release.drain(self._device)
 
     def fill(self, begin: int, byte: int) -> None:
         """Writes one byte value over this rank's part, from `begin` to the end."""

@@ -1,13 +1,17 @@
-"""Gives back to the driver what nobody owns any more, in a thread of its own.
+"""Gives back to the driver what nobody owns any more, in threads of its own.
 
 Any thread may run a destructor. Suppose that it waited for its device while a kernel there waits
-for this thread's next call: neither would go on. So a thread of this module waits and frees.
+for this thread's next call: neither would go on. So threads of this module wait and free.
+
+Each device has a thread, which waits for that device only. So what one rank has dropped does not
+wait for the GPU of another one. What kernels of several devices may use goes from thread to thread.
 """
 
 import contextlib
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -19,19 +23,61 @@ from . import driver
 Calls = tuple[tuple[str, tuple[Any, ...]], ...]
 """Functions, by the driver's names from table().names, and their arguments."""
 
-# The function that the thread calls.
-_dropped: queue.SimpleQueue[Callable[[], None]]
-_dropped = queue.SimpleQueue()
 _DRAIN_S = 10.0
 
 
+class _Job:
+    """A call that is made when an owner is dropped and devices have no kernels any more.
+
+    Attributes:
+        where: The device in whose thread the call is made.
+        waits_for: The devices that are still to be waited for, in order.
+        is_over: Set when the call has been made, and what it refers to was dropped.
+    """
+
+    def __init__(
+        self, where: driver.Device, users: Sequence[driver.Device], call: Callable[[], None]
+    ) -> None:
+        self.where = where
+        self.waits_for: list[driver.Device] = []
+        self.is_over = threading.Event()
+        self._users = users
+        self._call: Callable[[], None] | None = call
+        self._pid = os.getpid()
+
+    def begin(self) -> None:
+        """Gives it to the thread of its device; nothing in a fork, which has no context."""
+        if os.getpid() == self._pid:
+            self.waits_for = [*self._users]
+            _under_way[self] = None
+            _jobs_of(self.where.ordinal, self._pid).put(self)
+
+    def go_on(self, ordinal: int) -> None:
+        """Does what is to be done in the thread of a device, and gives it to the next thread."""
+        # There is nobody to tell of an error.
+        with contextlib.suppress(BackendError):
+            while self.waits_for and self.waits_for[0].ordinal == ordinal:
+                gpu = driver.table()
+                with self.waits_for.pop(0).current():
+                    gpu.attempt(gpu.names.synchronize_device)
+            following = (self.waits_for or [self.where])[0].ordinal
+            if following != ordinal:
+                _jobs_of(following, self._pid).put(self)
+                return
+            assert self._call is not None
+            self._call()
+        # What it refers to may be the last of its kind. Then that is under way before this ends.
+        self._call = None
+        _under_way.pop(self, None)
+        self.is_over.set()
+
+
+# The jobs that have begun. A destructor may come at any moment, so there is no lock.
+_under_way: dict[_Job, None] = {}
+
+
 def at_end(
-    owner: object,
-    where: driver.Device,
-    calls: Calls,
-    *,
-    waits: bool = True,
-    users: Sequence[driver.Device] = (),
+    owner: object, where: driver.Device, calls: Calls, users: Sequence[driver.Device]
 ) -> "weakref.finalize[..., Any]":
     """Makes the calls when `owner` is collected; at the end of the process there is no need.
 
@@ -39,35 +85,38 @@ def at_end(
         owner: The owner of what the calls release.
         where: The device.
         calls: In order.
-        waits: Wait for the device first, because kernels may still use what is released.
-        users: Other devices of this process whose kernels may use it; waited for, too. The caller
-            may add some later.
+        users: The devices of this process whose kernels may use it, which are waited for first.
+            The caller may change them until then.
 
     Returns:
         What detach() cancels.
     """
-    return later(owner, undo, where, calls, os.getpid(), waits, users)
+    return later(owner, where, partial(undo, where, calls, os.getpid()), users)
 
 
-def later(owner: object, function: Callable[..., None], *args: Any) -> "weakref.finalize[..., Any]":
-    """Makes a call in this module's thread when `owner` is collected; not at the process's end.
-
-    Returns:
-        What detach() cancels.
-    """
-    _start_releasing(os.getpid())
-    call = weakref.finalize(owner, _dropped.put, partial(function, *args))
-    call.atexit = False
-    return call
-
-
-def undo(
+def later(
+    owner: object,
     where: driver.Device,
-    calls: Calls,
-    pid: int,
-    waits: bool = True,
+    call: Callable[[], None],
     users: Sequence[driver.Device] = (),
-) -> None:
+) -> "weakref.finalize[..., Any]":
+    """Makes a call in a device's thread when `owner` is collected; not at the process's end.
+
+    Args:
+        owner, where, users: See at_end().
+        call: The call.
+
+    Returns:
+        What detach() cancels.
+    """
+    # A destructor should not have to start a thread.
+    _jobs_of(where.ordinal, os.getpid())
+    finalizer = weakref.finalize(owner, _Job(where, users, call).begin)
+    finalizer.atexit = False
+    return finalizer
+
+
+def undo(where: driver.Device, calls: Calls, pid: int) -> None:
     """Makes the calls now and ignores what they return; nothing in a fork of process `pid`.
 
     Raises:
@@ -76,40 +125,40 @@ def undo(
     # A fork has no context.
     if os.getpid() != pid:
         return
-    gpu = driver.table()
-    for other in users:
-        with other.current():
-            gpu.attempt(gpu.names.synchronize_device)
-    with where.current():
-        if waits:
-            gpu.attempt(gpu.names.synchronize_device)
-        # Calls that need not wait need not end a capture either.
-        with contextlib.nullcontext() if waits else driver.uncaptured():
-            for name, args in calls:
-                gpu.attempt(name, *args)
+    # No kernel uses what they release, so they need not end a capture.
+    with where.current(), driver.uncaptured():
+        for name, args in calls:
+            driver.table().attempt(name, *args)
 
 
-def drain() -> None:
-    """See driver.drain()."""
-    _start_releasing(os.getpid())
-    is_drained = threading.Event()
-    _dropped.put(is_drained.set)
-    is_drained.wait(_DRAIN_S)
+def drain(where: driver.Device | None = None) -> None:
+    """Does what driver.drain() does.
+
+    Args:
+        where: Wait only for what is released on this device and waits for no other one.
+    """
+    deadline = time.monotonic() + _DRAIN_S
+    while jobs := [each for each in list(_under_way) if where is None or _is_alone(each, where)]:
+        if not jobs[0].is_over.wait(max(deadline - time.monotonic(), 0)):
+            return
+
+
+def _is_alone(job: _Job, where: driver.Device) -> bool:
+    devices = (job.where, *job.waits_for)
+    return all(each.ordinal == where.ordinal for each in devices)
 
 
 driver.drains.append(drain)
 
 
 @cache
-def _start_releasing(_pid: int) -> None:
-    threading.Thread(target=_release, name="kccl-release", daemon=True).start()
+def _jobs_of(ordinal: int, _pid: int) -> "queue.SimpleQueue[_Job]":
+    jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+    name = f"kccl-release {ordinal}"
+    threading.Thread(target=_release, args=(ordinal, jobs), name=name, daemon=True).start()
+    return jobs
 
 
-def _release() -> None:
+def _release(ordinal: int, jobs: "queue.SimpleQueue[_Job]") -> None:
     while True:
-        call = _dropped.get()
-        # There is nobody to tell of an error.
-        with contextlib.suppress(BackendError):
-            call()
-        # References are dropped before the thread waits for the next function.
-        del call
+        jobs.get().go_on(ordinal)

@@ -1,8 +1,13 @@
 import gc
+import threading
+from types import SimpleNamespace
 
 import pytest
 from made_up_vendor import MadeUp
+from stream_world import CONTEXT, Driver
 
+import kccl
+from kccl.backends import gpu as on_gpus
 from kccl.gpu import driver, memory, release, vendors
 
 
@@ -19,3 +24,36 @@ def toys(monkeypatch):
     gc.collect()
     release.drain()
     driver.device.cache_clear()
+
+
+@pytest.fixture
+def toy_ranks(toys, monkeypatch):
+    """Runs main(comm) in ranks that are threads, on the GPUs of that vendor. Kernels do nothing."""
+    table, launches = driver.table(), Driver()
+    monkeypatch.setattr(table, "backend", "cuda")
+    monkeypatch.setitem(driver.VENDORS, "cuda", table)
+    monkeypatch.setattr(table, "function_attribute", lambda function, name: 1024)
+    monkeypatch.setattr(driver, "can_access", lambda a, b: True)
+    entry = SimpleNamespace(function=lambda: 0)
+    monkeypatch.setattr(on_gpus, "library_kernel", lambda *args, **how: entry)
+    monkeypatch.setattr(on_gpus, "resident_blocks", lambda *args: 100)
+    small = {"num_channels": 2, "blocks_per_channel": 1, "packet_bytes": 4096}
+    monkeypatch.setattr(on_gpus, "SIZES", on_gpus.SIZES | small | {"staging_bytes": 65536})
+    monkeypatch.setenv("KCCL_PRELOAD", "none")
+
+    def run(main, world_size=1):
+        def of_rank(comm):
+            queue = comm._backend.state.queue
+            for name in ("launch", "launch_graph", "is_capturing", "push_context", "pop_context"):
+                setattr(queue, name, getattr(launches.queue, name))
+            queue.context = CONTEXT
+            return main(comm)
+
+        found = kccl.run_threads(of_rank, world_size, backend="cuda")
+        # What a rank's thread refers to must be dropped while this vendor is there.
+        for thread in threading.enumerate():
+            if thread.name.startswith("kccl rank"):
+                thread.join()
+        return found
+
+    return run

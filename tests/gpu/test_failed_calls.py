@@ -3,65 +3,22 @@
 The driver is that of tests/support/made_up_vendor.py, and C functions launch. So no GPU is needed.
 """
 
-import gc
-import threading
-from types import SimpleNamespace
-
 import pytest
-from stream_world import CONTEXT, Driver
 
 import kccl
-from kccl.backends import gpu as on_gpus
 from kccl.base.abi import lib
 from kccl.collectives import KINDS
-from kccl.gpu import driver, release
 
 FAILED = r"wait on signal_id 3: peer 0 did not arrive; rank 0 waited .*, after 0\.5 s"
 
 
-@pytest.fixture
-def run(toys, monkeypatch):
-    """Runs main(comm, fail), whose fail() is the end of a wait that has failed on the GPU."""
-    table, launches = driver.table(), Driver()
-    monkeypatch.setattr(table, "backend", "cuda")
-    monkeypatch.setitem(driver.VENDORS, "cuda", table)
-    monkeypatch.setattr(table, "function_attribute", lambda function, name: 1024)
-    monkeypatch.setattr(driver, "can_access", lambda a, b: True)
-    entry = SimpleNamespace(function=lambda: 0)
-    monkeypatch.setattr(on_gpus, "library_kernel", lambda *args, **how: entry)
-    monkeypatch.setattr(on_gpus, "resident_blocks", lambda *args: 100)
-    small = {"num_channels": 2, "blocks_per_channel": 1, "packet_bytes": 4096}
-    monkeypatch.setattr(on_gpus, "SIZES", on_gpus.SIZES | small | {"staging_bytes": 65536})
-    monkeypatch.setenv("KCCL_PRELOAD", "none")
-
-    def main_of(main):
-        def of_rank(comm):
-            state = comm._backend.state
-            for name in (*table.queue, "launch", "launch_graph", "is_capturing", "pop_context"):
-                setattr(state.queue, name, getattr(launches.queue, name))
-            state.queue.context = CONTEXT
-
-            def fail():
-                wait = {"status": lib.kKcclTimeout, "kernel": lib.kKcclWait, "channel": 3}
-                state.mailbox.record = {**wait, "waited_ns": 500_000_000}
-                state.mailbox.status = lib.kKcclTimeout
-                comm.context.has_said_failure = False
-
-            return main(comm, fail)
-
-        return of_rank
-
-    def run(main):
-        kccl.run_threads(main_of(main), 1, backend="cuda")
-        # What a rank's thread refers to must be dropped while this vendor is there.
-        for thread in threading.enumerate():
-            if thread.name.startswith("kccl rank"):
-                thread.join()
-
-    yield run
-    # A communicator that is dropped keeps its memory until its peers are told.
-    gc.collect()
-    release.drain()
+def fail(comm):
+    """A wait that runs on the GPU fails, as if it was the first."""
+    mailbox = comm._backend.state.mailbox
+    wait = {"status": lib.kKcclTimeout, "kernel": lib.kKcclWait, "channel": 3}
+    mailbox.record = {**wait, "waited_ns": 500_000_000}
+    mailbox.status = lib.kKcclTimeout
+    comm.context.has_said_failure = False
 
 
 def calls_of(comm, windows):
@@ -117,37 +74,32 @@ def calls_of(comm, windows):
     }
 
 
-def test_the_next_call_of_any_kind_raises_it(run):
-    def main(comm, fail):
+def test_the_next_call_of_any_kind_raises_it(toy_ranks):
+    def main(comm):
         windows = [comm.window(64) for _ in range(3)]
         comm._backend.launch = lambda *args, **how: None
         calls = calls_of(comm, windows)
         # Before C knows a call, and after.
         for _ in range(2):
             for name, call in calls.items():
-                fail()
+                fail(comm)
                 with pytest.raises(kccl.Timeout, match=FAILED):
                     print(name, call())
             comm.reset()
             for name, call in calls.items():
                 print(name, call())
 
-    run(main)
+    toy_ranks(main)
 
 
 @pytest.mark.parametrize("is_said", [False, True])
-def test_close_raises_what_nothing_has_said(run, is_said):
-    def main(comm, fail):
-        fail()
-        for use, raises in ((comm.check, True), (comm.close, not is_said), (comm.close, False)):
-            if use == comm.check and not is_said:
-                continue
-            if raises:
-                with pytest.raises(kccl.Timeout, match=FAILED):
-                    use()
-            else:
-                use()
+def test_close_raises_what_nothing_has_said(toy_ranks, is_said):
+    def main(comm):
+        fail(comm)
+        with pytest.raises(kccl.Timeout, match=FAILED):
+            (comm.check if is_said else comm.close)()
+        comm.close()
         with pytest.raises(kccl.Error, match="the communicator is closed"):
             comm.barrier()
 
-    run(main)
+    toy_ranks(main)

@@ -4,7 +4,6 @@ import gc
 import os
 import threading
 from contextlib import nullcontext
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +35,6 @@ class Driver:
         self.calls = []
         self._next = UNIT
         self._lock = threading.Lock()
-        release._start_releasing(os.getpid())
         self.devices = [
             SimpleNamespace(ordinal=i, name="H200", uuid=f"uuid{i}", context=100 + i, arch="sm_90a")
             for i in range(2)
@@ -123,9 +121,7 @@ def driver(monkeypatch):
     yield driver
     # What the test dropped must be released by this driver, not by the machine's.
     gc.collect()
-    last = driver.devices[0], (("the last", ()),), os.getpid(), True
-    release._dropped.put(partial(release.undo, *last))
-    assert eventually(lambda: driver.calls[-1:] == [("the last",)])
+    release.drain()
 
 
 class Meshes:

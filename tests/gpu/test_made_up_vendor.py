@@ -13,7 +13,7 @@ from ranks import eventually
 import kccl
 from kccl.base import dlpack
 from kccl.base.abi import ffi
-from kccl.gpu import arrays, driver, graphs, library, memory, state
+from kccl.gpu import arrays, driver, graphs, library, memory, release, state
 from kccl.gpu.cuda import CUDA
 from kccl.gpu.table import DriverError, Names, Table
 
@@ -143,6 +143,64 @@ def test_what_calls_need_is_loaded_before_a_kernel_can_wait(toys, code, monkeypa
     other.join()
     assert toys.loads == [1, 1, 1, 0, 0]
     library.load(later, "another architecture")
+
+
+def frees(toys, *memories):
+    """Tells which of these addresses were freed."""
+    freed = [address for name, address, _ in toys.made if name == "toyFree"]
+    return [each in freed for each in memories]
+
+
+def test_what_is_dropped_waits_for_its_users_and_for_no_other_gpu(toys):
+    """Device 0 runs a kernel. What device 1 alone has used is freed meanwhile."""
+    toys.ends[0] = threading.Event()
+    busy, idle = (memory.Memory(driver.device(ordinal), 8, 5) for ordinal in (0, 1))
+    shared = memory.Plain(driver.device(1), 8, is_exported=False)
+    shared.allow([0, 1])
+    addresses = busy.address, shared.address, idle.address
+    # In this order, the old ones come first in the thread of device 1.
+    del busy
+    del shared
+    del idle
+    release.drain(driver.device(1))
+    assert frees(toys, *addresses) == [False, False, True]
+    toys.ends[0].set()
+    release.drain()
+    assert frees(toys, *addresses) == [True] * 3
+
+
+@pytest.mark.parametrize("is_viewed", [False, True])
+def test_a_window_that_is_closed_waits_for_no_other_ranks_gpu(toys, toy_ranks, is_viewed):
+    """Rank 0 goes on, and its GPU waits for rank 1, which still closes."""
+    goes_on = threading.Event()
+
+    def main(comm):
+        window = comm.window(64)
+        view = window.array((4,), kccl.float32)
+        if not is_viewed:
+            del view
+        address = window.addresses[comm.rank]
+        if comm.rank == 1:
+            free = window.free
+            window.free = lambda: goes_on.wait(30) and free()
+        window.close()
+        if comm.rank == 0:
+            toys.ends[0] = threading.Event()
+            goes_on.set()
+        else:
+            assert frees(toys, address) == [not is_viewed]
+            if is_viewed:
+                # Kernels of GPU 0 may have the view. What is dropped later need not wait for them.
+                other = memory.Memory(driver.device(1), 8, 5)
+                addresses = address, other.address
+                del view
+                del other
+                release.drain(driver.device(1))
+                assert frees(toys, *addresses) == [False, True]
+            toys.ends[0].set()
+        comm.gather_objects(0)
+
+    toy_ranks(main, 2)
 
 
 def test_a_ranks_state_reaches_the_device(toys):

@@ -28,22 +28,22 @@ def test_dropping_memory_does_not_wait_for_the_device(monkeypatch):
         made.append((name, *args))
         if name == "cuCtxSynchronize":
             may_go_on.wait(20)
-        if name == "cuCtxPopCurrent":
+        if made.count((name,)) == 2:
             is_over.set()
         return 0
 
+    monkeypatch.setattr(gpu, "uncaptured", contextlib.nullcontext)
     monkeypatch.setattr(gpu.table(), "call", attempt)
     monkeypatch.setattr(gpu.table(), "attempt", attempt)
     owner = memory.Memory.__new__(memory.Memory)
-    release.at_end(owner, WHERE, (("cuMemFree", (0x1000,)),))
+    release.at_end(owner, WHERE, (("cuMemFree", (0x1000,)),), [WHERE])
     del owner
     gc.collect()
     assert ("cuMemFree", 0x1000) not in made
     may_go_on.set()
     assert is_over.wait(20)
-    pushed, synchronised, *rest = made
-    assert (pushed, synchronised) == (("cuCtxPushCurrent", 7), ("cuCtxSynchronize",))
-    assert rest == [("cuMemFree", 0x1000), ("cuCtxPopCurrent",)]
+    wait = [("cuCtxPushCurrent", 7), ("cuCtxSynchronize",), ("cuCtxPopCurrent",)]
+    assert made == [*wait, ("cuCtxPushCurrent", 7), ("cuMemFree", 0x1000), ("cuCtxPopCurrent",)]
 
 
 def test_a_kernels_graph_is_destroyed_without_waiting_and_during_captures(monkeypatch):
@@ -94,7 +94,7 @@ def test_a_failed_release_leaves_no_context_current(monkeypatch):
 
     monkeypatch.setattr(gpu, "uncaptured", uncaptured)
     with pytest.raises(DriverError):
-        release.undo(WHERE, (("cuGraphExecDestroy", (9,)),), os.getpid(), False)
+        release.undo(WHERE, (("cuGraphExecDestroy", (9,)),), os.getpid())
     assert made == ["cuCtxPushCurrent", "cuCtxPopCurrent"]
 
 
@@ -111,6 +111,7 @@ def test_shared_memory_is_unmapped_when_its_peers_devices_are_idle_too(monkeypat
 
     table = gpu.table()
     monkeypatch.setattr(gpu, "device", devices.__getitem__)
+    monkeypatch.setattr(gpu, "uncaptured", contextlib.nullcontext)
     monkeypatch.setattr(table, "call", call)
     monkeypatch.setattr(table, "attempt", lambda name, *args: call(name, *args) and 0)
     monkeypatch.setattr(table, "memory_kind", lambda ordinal: "kind")
@@ -125,7 +126,7 @@ def test_shared_memory_is_unmapped_when_its_peers_devices_are_idle_too(monkeypat
     names = [name for name, *_ in made]
     begin = names.index("cuMemUnmap")
     pushed = [args[0] for name, *args in made[:begin] if name == "cuCtxPushCurrent"]
-    assert pushed == [70, 72, 71]
+    assert pushed == [70, 72, 71, 71]
     assert names[:begin].count("cuCtxSynchronize") == 3
 
 
@@ -141,6 +142,7 @@ def test_memory_for_peer_access_is_freed_when_its_peers_devices_are_idle_too(mon
 
     table = gpu.table()
     monkeypatch.setattr(gpu, "device", devices.__getitem__)
+    monkeypatch.setattr(gpu, "uncaptured", contextlib.nullcontext)
     monkeypatch.setattr(table, "call", lambda name, *args, **note: attempt(name, *args))
     monkeypatch.setattr(table, "attempt", attempt)
     monkeypatch.setattr(table, "allocate", lambda nbytes, note: 0x1000)

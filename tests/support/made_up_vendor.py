@@ -40,7 +40,8 @@ class Toy:
 
     Attributes:
         made: Calls that freed memory: name, address, the device that was current.
-        ends: Device -> an event that ends the kernel that it runs. Loading waits for it.
+        ends: Device -> an event that ends the kernel that it runs. Who loads code, or waits for
+            the device, waits for it.
         loads: The devices that have loaded code, in order.
         waiting: The devices whose loads have begun to wait, in order.
     """
@@ -71,7 +72,12 @@ class Toy:
         return (OK,)
 
     def toyWait(self):
-        return (OK,)
+        return (OK,) if self.has_ended() else (WRONG,)
+
+    def has_ended(self):
+        """Waits for the kernel of this thread's device; false if it does not end."""
+        here = self.here.ordinal
+        return here not in self.ends or self.ends[here].wait(30)
 
     def toyStream(self, flags):
         return (OK, 5) if flags == 0x10 else (WRONG, 0)
@@ -86,6 +92,9 @@ class Toy:
         buffer = ctypes.create_string_buffer(b"\xee" * num_bytes, num_bytes)
         self.memory[ctypes.addressof(buffer)] = buffer
         return OK, ctypes.addressof(buffer)
+
+    def toyReach(self, device, flags):
+        return (OK,)
 
     def toyPinned(self, num_bytes, flags):
         assert flags == 0x30
@@ -123,8 +132,8 @@ class Toy:
         here = self.here.ordinal
         if here in self.ends:
             self.waiting.put(here)
-            if not self.ends[here].wait(30):
-                return WRONG, 0
+        if not self.has_ended():
+            return WRONG, 0
         self.loads.append(here)
         return OK, (code, here)
 
@@ -187,6 +196,7 @@ OWN_NAMES = {
     "destroy_graph": "toyDrop",
     "destroy_instance": "toyDrop",
     "free": "toyFree",
+    "enable_access": "toyReach",
     "allocate_on_host": "toyPinned",
     "free_on_host": "toyFree",
     "close_handle": "toyDrop",
