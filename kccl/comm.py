@@ -206,9 +206,8 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
     def check(self) -> None:
         """Raises if an earlier call is known to have failed. Does not wait.
 
-        A call on a GPU returns before it has run. Every later call raises its failure, too. To see
-        whether it succeeded, synchronize its stream and then call check(). What is read from its
-        result before may be old data.
+        A call on a GPU returns before it has run. To see whether it succeeded, synchronize its
+        stream and then call check(). What is read from its result before may be old data.
 
         Raises:
             Timeout, PeerLost: A rank did not come, or went.
