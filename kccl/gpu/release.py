@@ -58,8 +58,9 @@ class _Job:
         with contextlib.suppress(BackendError):
             while self.waits_for and self.waits_for[0].ordinal == ordinal:
                 gpu = driver.table()
-                with self.waits_for.pop(0).current():
+                with self.waits_for[0].current():
                     gpu.attempt(gpu.names.synchronize_device)
+                del self.waits_for[0]
             following = (self.waits_for or [self.where])[0].ordinal
             if following != ordinal:
                 _jobs_of(following, self._pid).put(self)
@@ -70,6 +71,12 @@ class _Job:
         self._call = None
         _under_way.pop(self, None)
         self.is_over.set()
+
+    def is_due(self, where: driver.Device | None) -> bool:
+        """Tells whether drain() waits for it. Those of a process that has forked are never over."""
+        devices = (self.where, *self.waits_for)
+        is_alone = where is None or all(each.ordinal == where.ordinal for each in devices)
+        return is_alone and os.getpid() == self._pid
 
 
 # The jobs that have begun. A destructor may come at any moment, so there is no lock.
@@ -138,14 +145,9 @@ def drain(where: driver.Device | None = None) -> None:
         where: Wait only for what is released on this device and waits for no other one.
     """
     deadline = time.monotonic() + _DRAIN_S
-    while jobs := [each for each in list(_under_way) if where is None or _is_alone(each, where)]:
+    while jobs := [each for each in list(_under_way) if each.is_due(where)]:
         if not jobs[0].is_over.wait(max(deadline - time.monotonic(), 0)):
             return
-
-
-def _is_alone(job: _Job, where: driver.Device) -> bool:
-    devices = (job.where, *job.waits_for)
-    return all(each.ordinal == where.ordinal for each in devices)
 
 
 driver.drains.append(drain)

@@ -151,16 +151,18 @@ def frees(toys, *memories):
     return [each in freed for each in memories]
 
 
-def test_what_is_dropped_waits_for_its_users_and_for_no_other_gpu(toys):
+def test_what_is_dropped_waits_for_its_users_and_for_no_other_gpu(toys, monkeypatch):
     """Device 0 runs a kernel. What device 1 alone has used is freed meanwhile."""
     toys.ends[0] = threading.Event()
     busy, idle = (memory.Memory(driver.device(ordinal), 8, 5) for ordinal in (0, 1))
     shared = memory.Plain(driver.device(1), 8, is_exported=False)
     shared.allow([0, 1])
     addresses = busy.address, shared.address, idle.address
-    # In this order, the old ones come first in the thread of device 1.
-    del busy
+    # Longer than the kernel of device 0 runs.
+    monkeypatch.setattr(release, "_DRAIN_S", 60)
     del shared
+    assert toys.waiting.get(timeout=30) == 0
+    del busy
     del idle
     release.drain(driver.device(1))
     assert frees(toys, *addresses) == [False, False, True]

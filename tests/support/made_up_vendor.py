@@ -43,7 +43,7 @@ class Toy:
         ends: Device -> an event that ends the kernel that it runs. Who loads code, or waits for
             the device, waits for it.
         loads: The devices that have loaded code, in order.
-        waiting: The devices whose loads have begun to wait, in order.
+        waiting: The devices for whose kernels somebody has begun to wait, in order.
     """
 
     codes = (OK, WRONG, FULL)
@@ -77,7 +77,10 @@ class Toy:
     def has_ended(self):
         """Waits for the kernel of this thread's device; false if it does not end."""
         here = self.here.ordinal
-        return here not in self.ends or self.ends[here].wait(30)
+        if here not in self.ends:
+            return True
+        self.waiting.put(here)
+        return self.ends[here].wait(30)
 
     def toyStream(self, flags):
         return (OK, 5) if flags == 0x10 else (WRONG, 0)
@@ -130,8 +133,6 @@ class Toy:
 
     def toyLoad(self, code):
         here = self.here.ordinal
-        if here in self.ends:
-            self.waiting.put(here)
         if not self.has_ended():
             return WRONG, 0
         self.loads.append(here)
