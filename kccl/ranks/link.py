@@ -45,7 +45,8 @@ class Link:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        self.socket = Stream(fileno=connection.detach())
+        is_stream = isinstance(connection, Stream)
+        self.socket = connection if is_stream else Stream(fileno=connection.detach())
         self.fds: list[int] = []
         self.unsent = bytearray()
         self.is_open = True

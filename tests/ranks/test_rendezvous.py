@@ -13,7 +13,7 @@ from ranks import facts, start
 
 import kccl
 from kccl import start as starting
-from kccl.base import env
+from kccl.base import clock, env
 from kccl.ranks import losses, place, rendezvous, sockets
 from kccl.ranks.losses import Watch
 
@@ -52,7 +52,7 @@ def look():
 
 def host(name, world_size, seconds):
     with Watch(0, name, look) as watch:
-        deadline = time.monotonic() + seconds
+        deadline = clock.now() + seconds
         return rendezvous._host_rendezvous(name, world_size, "0's", deadline, watch)
 
 
@@ -63,7 +63,7 @@ def join(name, rank):
     def run():
         with Watch(rank, name, look) as watch:
             try:
-                deadline = time.monotonic() + 20
+                deadline = clock.now() + 20
                 got.append(rendezvous._join_rendezvous(name, rank, f"{rank}'s", deadline, watch))
             except kccl.Error as error:
                 got.append(error)
@@ -82,7 +82,7 @@ def join_and_go(name, rank):
             except ConnectionRefusedError:
                 continue
             with suppress(BrokenPipeError):  # it was taken for a stranger
-                rendezvous._send(connection, [rank, f"{rank}'s"], time.monotonic() + 20)
+                rendezvous._send(connection, [rank, f"{rank}'s"], clock.now() + 20)
             return
 
 
@@ -167,7 +167,7 @@ def test_strangers_do_not_end_the_connecting(monkeypatch):
     strangers[2].close()
     strangers[3].sendall(struct.pack("<I", 1))
     refuse_first(monkeypatch)
-    found = sockets.connect(0, [name, name], listener, time.monotonic() + 20)
+    found = sockets.connect(0, [name, name], listener, clock.now() + 20)
     strangers[3].sendall(b"hello")
     assert found[1].recv(5) == b"hello"
     for each in (found[1], *strangers):
@@ -238,7 +238,8 @@ def test_who_is_absent_is_one_rank_or_several(missing, words):
 
 def test_a_place_that_many_have_asked_for_is_held(request, monkeypatch):
     """Its holder, which has met the others, accepts nobody."""
-    held = place.Place(request.node.name, 1)
+    name = f"{request.node.name} {time.time()}"
+    held = place.Place(name, 1)
     monkeypatch.setattr(place, "_held", {})
     monkeypatch.setattr(place, "_GIVES_BACK_S", 0.2)
     with ExitStack() as asking:
@@ -248,11 +249,12 @@ def test_a_place_that_many_have_asked_for_is_held(request, monkeypatch):
                 asking.enter_context(connection).setblocking(False)
                 connection.connect(f"\0{held._name}")
         with pytest.raises(kccl.BackendError, match="another process is rank 1 already"):
-            place.Place(request.node.name, 1)
+            place.Place(name, 1)
 
 
 def test_strangers_take_no_place_away(request, monkeypatch):
-    held = place.Place(request.node.name, 1)
+    name = f"{request.node.name} {time.time()}"
+    held = place.Place(name, 1)
 
     def stranger(connection):
         raise kccl.BackendError("of another user")
@@ -265,7 +267,7 @@ def test_strangers_take_no_place_away(request, monkeypatch):
         # This process is not its own helper either.
         connection.close()
         held.check()
-    place.Place(request.node.name, 1).check()
+    place.Place(name, 1).check()
 
 
 @pytest.mark.parametrize(

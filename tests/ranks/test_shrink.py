@@ -8,7 +8,6 @@ have its last message and others do not.
 import contextlib
 import itertools
 import random
-import socket
 import threading
 import time
 
@@ -16,7 +15,7 @@ import pytest
 from long import long_after
 
 import kccl
-from kccl.ranks import bootstrap, survivors
+from kccl.ranks import bootstrap, link, survivors
 from kccl.ranks.mesh import Mesh
 
 LIMIT = 20
@@ -43,7 +42,7 @@ class Life:
             raise self.error
 
 
-class Stream(socket.socket):
+class Stream(link.Stream):
     life: Life
 
     def send(self, data):

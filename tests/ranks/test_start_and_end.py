@@ -40,7 +40,8 @@ def test_a_rank_ends_before_init(victim, code, seconds):
         assert fact["peer"] == victim, fact
         assert fact["seconds"] < AT_ONCE
         assert fact["message"] == (
-            f"rank {rank} lost rank {victim} at start-up: it ended before its kccl.init()"
+            f"rank {rank} lost rank {victim} at start-up: it ended before its kccl.init(), or "
+            "could not start: what it has printed says why"
         )
 
 
