@@ -70,6 +70,7 @@ class Failures:
         refused=(),
         absent=(),
         second=(),
+        failing=(),
         threads,
         blocks=1,
         coop="Block",
@@ -82,12 +83,14 @@ class Failures:
             refused: (rank, actor, index of the call): which calls are too long; rank None: all.
             absent: Likewise: which calls are not made, nor those behind them.
             second: Likewise: which calls open a second GridBarrier or GridExchange instead.
+            failing: Likewise: which calls must fail, in every thread.
             threads, blocks, coop: As in begin().
             at_a_time: How many calls are made with the same channel, GridBarrier and GridExchange
                 open; 0: each opens its own.
         """
         self._flush()
-        num_actors = blocks * (1 if coop == "Block" else threads // self.machine.warp_size)
+        each = {"Block": threads, "Warp": self.machine.warp_size, "Thread": 1}[coop]
+        num_actors = blocks * threads // each
         kernel = go_on_kernel(calls, at_a_time, coop, self.machine.warp_size, self.machine.csrc)
         for rank in self.ranks:
             lists = []
@@ -103,6 +106,7 @@ class Failures:
                     call = self._going_on(rank, actor, index, kind, count)
                     fit = NOT_MADE if is_one & set(absent) else 0
                     fit = OPENS_SECOND if is_one & set(second) else fit
+                    fit = FAILS if is_one & set(failing) else fit
                     # The blocks of a rank that lacks one cannot meet.
                     if kind == "grid_sync" and any(a[0] == rank and a[2] <= index for a in absent):
                         fit = fit or FAILS

@@ -58,18 +58,29 @@ KCCL_KERNEL void open_two(kccl::DeviceComm comm, uint32_t kind, uint32_t* status
 
 using SmallRing = kccl::Ring<4, 512>;
 
+// Each thread waits by itself for a signal that nobody sends.
+KCCL_KERNEL void wait_alone(kccl::DeviceComm comm, uint32_t* statuses) {
+    const uint32_t thread = kccl::block().index();
+    statuses[thread] = kccl::wait(kccl::thread(), comm, comm.rank, thread, 1);
+}
+
 // Copies more than the ring has stages for, and consumes the first only.
-KCCL_KERNEL void hoard(kccl::DeviceComm comm, const uint32_t* words, uint32_t* pushed) {
+KCCL_KERNEL void hoard(kccl::DeviceComm comm, const uint32_t* words, uint32_t* pushed,
+                       uint32_t* statuses) {
     KCCL_BLOCK_SHARED(SmallRing, ring);
     kccl::init_ring(kccl::block(), ring, 1);
     kccl::Producer<SmallRing> producer(ring, comm);
     kccl::Consumer<SmallRing> consumer(ring, comm);
     uint32_t count = 0;
-    while (count < 8 && producer.push(words + 128 * count, 512, 2) == kKcclOk) {
+    kccl::Status status = kKcclOk;
+    while (count < 8) {
+        status = producer.push(words + 128 * count, 512, 2);
+        if (status != kKcclOk) break;
         if (count == 0 && consumer.front() != nullptr) consumer.pop();
         ++count;
     }
     producer.drain();
+    statuses[kccl::block().index()] = status;
     if (kccl::leads(kccl::block())) kccl::mem::store_plain(pushed, count);
 }
 """
@@ -77,11 +88,11 @@ KCCL_KERNEL void hoard(kccl::DeviceComm comm, const uint32_t* words, uint32_t* p
 
 @pytest.fixture(scope="module")
 def module():
-    return kccl.compile(SOURCE, ["leave", "open_two", "hoard"])
+    return kccl.compile(SOURCE, ["leave", "open_two", "wait_alone", "hoard"])
 
 
-def on_sim(main, world_size=2):
-    return kccl.run_threads(main, world_size, backend="sim", timeout=0.01)
+def on_sim(main, world_size=2, **seeds):
+    return kccl.run_threads(main, world_size, backend="sim", timeout=0.01, **seeds)
 
 
 # grid_sync
@@ -176,23 +187,39 @@ def test_a_second_one_is_refused(module, kind, name, blocks):
     on_sim(main, 1)
 
 
+def test_every_thread_gets_the_failure_of_its_wait(module):
+    """Also where each thread is a coop of its own."""
+
+    def main(comm):
+        statuses = np.full(64, 99, np.uint32)
+        with pytest.raises(kccl.Timeout):
+            module.kernel("wait_alone")(comm, comm.device_comm(), statuses, block=64)
+        assert (statuses == lib.kKcclTimeout).all()
+
+    on_sim(main, 1, seeds=6)
+
+
 # Rings
 
 
 def test_copies_that_no_warp_consumes(module):
-    """The producer's push times out, the copies before it have completed, and the kernel ends."""
+    """The producer's push times out in all its threads, the copies before it have completed, and
+    the kernel ends.
+    """
 
     def main(comm):
         device_comm = comm.device_comm(channels=1, max_bytes=16)
         words, pushed = np.zeros(8 * 128, np.uint32), np.zeros(1, np.uint32)
+        statuses = np.full(32, 99, np.uint32)
         with pytest.raises(kccl.Timeout) as caught:
-            module.kernel("hoard")(comm, device_comm, words, pushed, block=32)
+            module.kernel("hoard")(comm, device_comm, words, pushed, statuses, block=32)
         told = str(caught.value)
         assert "a warp of the same block did not arrive" in told
         assert "copy 5 seen, 6 wanted" in told
         assert pushed[0] == 5
+        assert (statuses == lib.kKcclTimeout).all()
 
-    on_sim(main, 1)
+    on_sim(main, 1, seeds=6)
 
 
 def test_an_interrupted_rank_did_not_wait_for_itself():

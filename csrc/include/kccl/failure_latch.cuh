@@ -44,7 +44,7 @@ class FailureLatch {
     // Tells whether this thread's warp may send before the vote: none of its threads found a
     // failure. If it may not, its threads end the call with Channel::leave(true).
     KCCL_DEVICE bool is_usable() const {
-        return has_agreed_ || !platform::warp_any(found_ != kKcclOk);
+        return has_agreed_ || !has_failed_in_warp(found_ != kKcclOk);
     }
     // Channel::leave() votes too, so agree() need not.
     KCCL_DEVICE void skip_vote() { has_agreed_ = true; }

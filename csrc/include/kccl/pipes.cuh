@@ -209,7 +209,7 @@ class PipeEnd {
     }
     // Tells whether the communicator had not failed when this object was made; all threads of the
     // warp get the same answer. Each step asks for it late, so that other loads overlap this one.
-    KCCL_DEVICE bool is_usable() const { return !platform::warp_any(status_ != kKcclOk); }
+    KCCL_DEVICE bool is_usable() const { return !has_failed_in_warp(status_ != kKcclOk); }
     // Tells whether the receiver makes words old again at the end of this step: twice a period, in
     // as many steps as packets have slots.
     KCCL_DEVICE bool is_scrubbed(uint32_t epoch) const {

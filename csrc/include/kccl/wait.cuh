@@ -213,15 +213,24 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     return false;
 }
 
+// Returns true if `mine` is true in a thread of the warp, which has then found that the communicator
+// has failed. From here on status_of() says so in all of them: the vote orders nothing, but the
+// sync behind it does. Called by all threads of a warp.
+KCCL_DEVICE bool has_failed_in_warp(bool mine) {
+    if (!platform::warp_any(mine)) return false;
+    platform::sync_warp();
+    return true;
+}
+
 // The slow path of a wait. Returns whether the warp may poll on. Called by all threads of a warp.
 KCCL_DEVICE bool warp_may_go_on(const DeviceComm& comm, const Awaited& awaited, Patience& patience,
                                 const Missing& missing) {
     const bool looks = has_turn(platform::warp_ballot(missing.ranks != 0), patience.looks++);
-    return !platform::warp_any(looks && !may_go_on(comm, awaited, patience, missing));
+    return !has_failed_in_warp(looks && !may_go_on(comm, awaited, patience, missing));
 }
 
-// Polls until is_there() is true in all threads of the warp. Returns false if the wait failed.
-// Called by all threads of a warp, with the same arguments.
+// Polls until is_there() is true in all threads of the warp. Returns false if the wait failed; then
+// status_of() is not ok in any of them. Called by all threads of a warp, with the same arguments.
 //
 // is_there() -> bool: polls once; true when this thread has seen all that it waits for.
 // missing() -> Missing: what it has not seen, after a poll; ranks is 0 if it has seen all.

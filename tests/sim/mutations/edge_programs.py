@@ -221,6 +221,18 @@ PROGRAMS = {
                 REFUSED,
                 {"refused": [(0, 2, 2)], "threads": 64, "blocks": 3, "at_a_time": 2},
             ),
+            *(
+                (
+                    f"no signal for {who}",
+                    TIMED_OUT,
+                    {
+                        "failing": [(None, actor, 0) for actor in range(num_actors)],
+                        "calls": ("wait",),
+                        **{"threads": 64, "coop": coop},
+                    },
+                )
+                for who, coop, num_actors in (("threads", "Thread", 64), ("a block", "Block", 1))
+            ),
             (
                 "refused beside grids",
                 REFUSED,

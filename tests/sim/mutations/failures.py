@@ -48,7 +48,7 @@ MUTATIONS = (
         "refused while blocks open",
         REUSED,
         Edit(
-            LATCH, "return has_agreed_ || !platform::warp_any(found_ != kKcclOk);", "return true;"
+            LATCH, "return has_agreed_ || !has_failed_in_warp(found_ != kKcclOk);", "return true;"
         ),
     ),
     *(
@@ -84,7 +84,7 @@ MUTATIONS = (
         DIVERGENT,
         Edit(
             LATCH,
-            "return has_agreed_ || !platform::warp_any(found_ != kKcclOk);",
+            "return has_agreed_ || !has_failed_in_warp(found_ != kKcclOk);",
             "return has_agreed_ || found_ == kKcclOk;",
         ),
         max_seeds=48,
@@ -205,6 +205,30 @@ MUTATIONS = (
             "include/kccl/kernels/wait.cuh",
             "    if (coop.any(status != kKcclOk)) return status_of(comm);\n",
             "",
+        ),
+    ),
+    bug(
+        "failed_vote_unsynced",
+        "the threads of a warp do not see the failure for which they leave a wait",
+        "no signal for threads",
+        FAILURE,
+        Edit(
+            WAIT,
+            "    platform::sync_warp();\n    return true;",
+            "    return true;",
+        ),
+    ),
+    bug(
+        "status_before_vote",
+        "wait asks for the status before the coop votes",
+        "no signal for a block",
+        FAILURE,
+        Edit(
+            "include/kccl/kernels/wait.cuh",
+            "if (coop.any(!wait_until(comm, awaited, poll, missing))) return status_of(comm);",
+            "const bool arrived = wait_until(comm, awaited, poll, missing);\n"
+            "    const Status late = status_of(comm);\n"
+            "    if (coop.any(!arrived)) return late;",
         ),
     ),
     bug(
