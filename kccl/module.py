@@ -127,7 +127,8 @@ class Kernel:
                 number, Python's or NumPy's, becomes what the parameter is, if it fits it: a
                 fraction fits no integer. An array, which exports a writable buffer or DLPack,
                 becomes a pointer to its first element; what comm.empty() returned fits a
-                `kccl::Window`, too. On a GPU only the size of a parameter is known: a NumPy scalar
+                `kccl::Window`, too. On a CPU its elements must be those that the parameter points
+                to. On a GPU only the size of a parameter is known: a NumPy scalar
                 of that size is passed as it is, an int and a bool become an integer, and a float
                 becomes a float or a double. So give a `float` parameter a float, as in 2.0, not an
                 int.
@@ -215,6 +216,11 @@ class Kernel:
                     f"argument {index} of {self.name} is {_a(arg)}, the parameter has {num_bytes} "
                     f"bytes, as many as a kccl::DeviceComm: {_PASS_IT}"
                 )
+            if isinstance(arg, DeviceComm) and not arg.is_open():
+                raise InvalidArgument(
+                    f"argument {index} of {self.name} is the DeviceComm of a communicator that has "
+                    "been closed, must be one of an open communicator: call its device_comm()"
+                )
             if hasattr(arg, "context"):
                 raise InvalidArgument(
                     f"argument {index} of {self.name} is {_a(arg)}, which is no kernel's argument: "
@@ -228,10 +234,29 @@ class Kernel:
                     f"argument {index} of {self.name} is a {type(arg).__name__} of {len(value)} "
                     f"bytes, the parameter has {num_bytes}{hint}"
                 )
+            if isinstance(kept, arrays.Pointer):
+                self._check_elements(index, arg)
             data += bytes(-len(data) % alignment)
             data += value
             keep.append(kept)
         return bytes(data), keep
+
+
+    def _check_elements(self, index: int, array: Any) -> None:
+        """Refuses an array of other numbers than those that the parameter points to.
+
+        Raises:
+            InvalidArgument: They have another size or type; integers may differ in the sign.
+        """
+        pointees = getattr(self.entry, "pointees", ())
+        wanted = pointees[index] if pointees else None
+        dtype = getattr(array, "dtype", None)
+        if wanted is not None and not scalars.are_elements(dtype, *wanted):
+            raise InvalidArgument(
+                f"argument {index} of {self.name} is an array of {dtype}, must be one of "
+                f"{scalars.element_name(*wanted)}, to which the parameter points; "
+                "array.view(dtype) passes its bits as another type"
+            )
 
 
 def _a(arg: Any) -> str:

@@ -15,6 +15,7 @@ void stop_assertion(const char* text, const void* site);
 
 // In coops.cpp.
 void begin_together(const KcclSimCoopCall* call);
+void refuse_argument(const KcclSimRefusal* refusal);
 
 // In calls.cpp.
 uint64_t window_room(const void* address);

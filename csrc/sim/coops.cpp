@@ -81,6 +81,8 @@ void Machine::begin_call(const KcclSimCoopCall& call) {
     begun.name = call.name;
     begun.state = call.state;
     begun.site = current_->site;
+    // What the thread does within the call has other numbers.
+    begun.counter = current_->knowledge.counter++;
     begun.num_arguments = std::min(call.num_arguments, BegunCall::kMostArguments);
     std::copy_n(call.arguments, begun.num_arguments, begun.arguments.begin());
     const auto coop = static_cast<Coop>(call.coop);
@@ -148,10 +150,37 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
                               : uint64_t{grid.launch.num_blocks} * mine.block->fibers.size();
     // The calls are made in order, so the first is complete first.
     if (made.num_threads == size) {
+        if (coop != Coop::kGrid) check_inputs(coop, call);
         log.calls.pop_front();
         ++log.first;
     }
     report_settled();
+}
+
+// Checks that the coop was synchronised behind the last plain write to what its threads may read in
+// this call. Many calls begin with a sync that hides it if it was not. Called when the last thread
+// of the coop has come: all that its threads have written before is there, and none has passed such
+// a sync. One thread of each warp and the last one look; where one of them knows of all writes, so
+// do the others of its warp, unless they themselves have written.
+void Machine::check_inputs(Coop coop, const KcclSimCoopCall& call) {
+    const Block& block = *current_->block;
+    const std::vector<Fiber*>& fibers = coop == Coop::kWarp ? current_->warp->lanes : block.fibers;
+    for (uint32_t i = 0; i < call.num_arguments && findings.empty(); ++i) {
+        const KcclSimArgument& each = call.arguments[i];
+        if (each.num_bytes == 0) continue;
+        std::vector<uint32_t> begun(block.fibers.size());
+        for (const Fiber* fiber : fibers) begun[fiber->self.thread_in_block] = fiber->begun.counter;
+        for (const Fiber* fiber : fibers) {
+            if (fiber->lane != 0 && fiber != fibers.back()) continue;
+            if (memory.knows_writes(fiber->knowledge, each.value, each.num_bytes, begun,
+                                    fiber->begun.site)) {
+                continue;
+            }
+            copy_name(findings.back().call, call.name);
+            findings.back().place.call_site = fiber->begun.site;
+            break;
+        }
+    }
 }
 
 // The steps of an exchange between the grid's blocks, as the first thread of each block makes them.
@@ -304,6 +333,20 @@ void Machine::report_call(KcclSimFindingKind kind, const Fiber& fiber, const Mad
     report(kind, deed_of(fiber, steps), fiber.address, other.by);
     copy_name(findings.back().call, name);
     copy_name(findings.back().other_call, other.name);
+}
+
+void refuse_argument(const KcclSimRefusal* refusal) {
+    Machine& machine = *running;
+    machine.me().site = reinterpret_cast<uint64_t>(__builtin_return_address(0));
+    machine.me().address = 0;
+    machine.report_here(kKcclSimBadArgument);
+    KcclSimFinding& finding = machine.findings.back();
+    copy_name(finding.call, refusal->call);
+    copy_name(finding.argument, refusal->argument);
+    finding.value = refusal->value;
+    finding.other_value = refusal->limit;
+    finding.text = refusal->must;
+    machine.leave_if_found();
 }
 
 void begin_together(const KcclSimCoopCall* call) {

@@ -43,6 +43,7 @@ struct BegunCall {
     const char* name = nullptr;  // null: none
     uint64_t state = 0;
     uint64_t site = 0;
+    uint32_t counter = 0;  // number of the thread's last event before it
     uint32_t num_arguments = 0;
     std::array<KcclSimArgument, kMostArguments> arguments;
 };

@@ -14,7 +14,18 @@ namespace {
 constexpr uint32_t kPieces = 4;
 constexpr uint32_t kUnit = 16;
 
+constexpr const char* kNotInitialised = "a CopyBarrier that nobody has initialised";
+constexpr const char* kTooManyArrivals =
+    "a CopyBarrier that gets more arrivals in a phase than it was initialised for: of a ring, does "
+    "more than one warp push, or do more warps consume than init_ring() was told?";
+constexpr const char* kOddCopy = "a copy whose length is no multiple of 16";
+
 }  // namespace
+
+void Machine::report_barrier(const char* what) {
+    report_here(kKcclSimInvalidAccess);
+    findings.back().text = what;
+}
 
 void Machine::barrier_init(uint64_t barrier, uint32_t arrivals) {
     Fiber& mine = *current_;
@@ -35,11 +46,8 @@ void Machine::barrier_arrive(uint64_t barrier, uint32_t num_bytes) {
     Copies& copies = mine.block->copies;
     memory.plain(mine.knowledge, barrier, 8, false, mine.site);
     const auto known = copies.barriers.find(barrier);
-    // Here the barrier is not initialised, or a phase has too many arrivals.
-    if (known == copies.barriers.end() || known->second.missing == 0) {
-        report_here(kKcclSimInvalidAccess);
-        return;
-    }
+    if (known == copies.barriers.end()) return report_barrier(kNotInitialised);
+    if (known->second.missing == 0) return report_barrier(kTooManyArrivals);
     CopyPhase& phase = known->second;
     --phase.missing;
     phase.missing_bytes += num_bytes;
@@ -69,7 +77,7 @@ bool Machine::barrier_has_completed(uint64_t barrier, uint32_t parity) {
     memory.plain(mine.knowledge, barrier, 8, false, mine.site);
     const auto known = mine.block->copies.barriers.find(barrier);
     if (known == mine.block->copies.barriers.end()) {
-        report_here(kKcclSimInvalidAccess);
+        report_barrier(kNotInitialised);
         return false;
     }
     const CopyPhase& phase = known->second;
@@ -85,10 +93,7 @@ bool Machine::barrier_has_completed(uint64_t barrier, uint32_t parity) {
 
 void Machine::copy_async(uint64_t to, uint64_t from, uint32_t num_bytes, uint64_t barrier) {
     Fiber& mine = *current_;
-    if (num_bytes == 0 || num_bytes % kUnit != 0) {
-        report_here(kKcclSimInvalidAccess);
-        return;
-    }
+    if (num_bytes == 0 || num_bytes % kUnit != 0) return report_barrier(kOddCopy);
     Copies& copies = mine.block->copies;
     const uint32_t units = num_bytes / kUnit;
     const uint32_t per_piece = (units + kPieces - 1) / kPieces * kUnit;
@@ -149,6 +154,7 @@ bool Machine::complete_copy() {
     trace(deed, piece.to, piece.num_bytes);
     if (!is_known) {
         report(kKcclSimInvalidAccess, deed, piece.barrier, {});
+        findings.back().text = kNotInitialised;
         return true;
     }
     CopyPhase& phase = known->second;

@@ -28,7 +28,9 @@ bool is_valid(Machine& machine, const void* address, uint32_t num_bytes,
               KcclSimEventKind kind = kKcclSimLoad) {
     const auto at = reinterpret_cast<uint64_t>(address);
     if (!is_memory(address) || at % num_bytes != 0) {
+        machine.me().address = at;
         machine.report_here(kKcclSimInvalidAccess);
+        if (is_memory(address)) machine.findings.back().alignment = num_bytes;
     } else if (machine.may_access(at, num_bytes, kind)) {
         return true;
     }
@@ -176,6 +178,9 @@ void announce(const void* address, uint64_t num_bytes, uint64_t alignment, const
     machine.end_if_late();
     if (!is_memory(address) || reinterpret_cast<uint64_t>(address) % alignment != 0) {
         machine.report_here(kKcclSimInvalidAccess);
+        if (is_memory(address)) {
+            machine.findings.back().alignment = static_cast<uint32_t>(alignment);
+        }
     } else if (machine.may_access(reinterpret_cast<uint64_t>(address), num_bytes,
                                   is_write ? kKcclSimWrite : kKcclSimRead)) {
         machine.memory.plain(machine.me().knowledge, reinterpret_cast<uint64_t>(address), num_bytes,
@@ -384,6 +389,7 @@ constexpr KcclSimEngine kTable = {
     .stop_overrun = stop_overrun,
     .stop_assertion = stop_assertion,
     .begin_together = begin_together,
+    .refuse_argument = refuse_argument,
 };
 
 }  // namespace

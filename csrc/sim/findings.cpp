@@ -32,7 +32,14 @@ void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address
     finding.place = place(deed.event.agent, deed.call, deed.site);
     finding.other = other.exists ? place(other.event.agent, other.call, other.site)
                                  : KcclSimPlace{-1, -1, -1, -1, 0, 0, 0, 0};
+    // The library's lines mean little to users, but the call of theirs that led there.
+    const auto name_call = [](const Fiber* fiber, const Deed& of, KcclSimPlace& at) {
+        if (fiber == nullptr || fiber->begun.name == nullptr) return;
+        if (fiber->knowledge.agent == of.event.agent) at.call_site = fiber->begun.site;
+    };
+    name_call(current_, deed, finding.place);
     finding.address = address;
+    name_shared(finding);
     finding.seed = seed;
     finding.step = steps;
     findings.push_back(finding);
@@ -40,6 +47,22 @@ void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address
     for (const Deed* each : {&other, &deed}) {
         if (!each->exists || (each->kind != kKcclSimRead && each->kind != kKcclSimWrite)) continue;
         trace(*each, address, 0);
+    }
+}
+
+// Names the variable in block-shared memory in which the finding's address lies.
+void Machine::name_shared(KcclSimFinding& finding) const {
+    for (const std::shared_ptr<Grid>& grid : running_) {
+        for (const std::unique_ptr<Block>& block : grid->blocks) {
+            for (const SharedVariable& each : block->shared) {
+                if (!each.region.holds(finding.address, 1)) continue;
+                finding.edge = each.region.kind;
+                finding.edge_address = each.region.begin;
+                finding.edge_bytes = each.region.num_bytes;
+                finding.edge_rank = each.region.rank;
+                finding.edge_block = each.region.block;
+            }
+        }
     }
 }
 

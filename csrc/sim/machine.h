@@ -285,6 +285,7 @@ class Machine final : public Reporter {
     void start_thread(Block& block, Warp& warp, uint32_t index);
     void let_dependents_in(Block& block);
     void enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call, uint32_t num_common);
+    void check_inputs(Coop coop, const KcclSimCoopCall& call);
     void step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call);
     void lack(Coop coop, const Fiber& fiber, uint32_t number);
     void report_lack(const Lack& lack);
@@ -311,6 +312,8 @@ class Machine final : public Reporter {
     void count_step();
     void report_endless();
     void report_late();
+    void report_barrier(const char* what);
+    void name_shared(KcclSimFinding& finding) const;
     // Called when something has changed that a waiting thread may be waiting for.
     void note_change();
     void note_progress();

@@ -222,6 +222,12 @@ class Memory {
         plain_range(copy, address, num_bytes, is_write, true, &fenced, site);
     }
 
+    // Tells whether the thread knows of all plain writes to these bytes that threads of its block
+    // have made before a call; if not, there is a finding. `begun`: for each of them the number of
+    // its last event before it, 0 if it is not in the call.
+    bool knows_writes(const Knowledge& me, uint64_t address, uint64_t num_bytes,
+                      const std::vector<uint32_t>& begun, uint64_t site);
+
     // Called when a poll is over. is_taken: whether it found what it waited for. Its loads are
     // those from `first`.
     void settle(Knowledge& me, const std::vector<Look>& polled, size_t first, bool is_taken);

@@ -182,6 +182,45 @@ void Memory::check_plain(const Knowledge& me, Granule& at, const Access32Or64& a
     }
 }
 
+bool Memory::knows_writes(const Knowledge& me, uint64_t address, uint64_t num_bytes,
+                          const std::vector<uint32_t>& begun, uint64_t site) {
+    // A call refuses more.
+    constexpr uint64_t kMostBytes = uint64_t{1} << 26;
+    if (num_bytes > kMostBytes) return true;
+    const uint32_t slot = me.agent.slot;
+    const auto is_missed = [&](Event event) {
+        return event.counter != 0 && event.agent != me.agent && event.agent.thread < begun.size() &&
+               event.counter <= begun[event.agent.thread] && !knows(me.ordered, event);
+    };
+    const auto find = [&](const Access& access, Event* which) {
+        if (access.kind != Access::kWrite || access.is_async || access.event.agent.slot != slot) {
+            return false;
+        }
+        if (access.counters.empty()) return is_missed(*which = access.event);
+        for (uint32_t thread = 0; thread < access.counters.size(); ++thread) {
+            if (is_missed(*which = {{slot, thread}, access.counters[thread]})) return true;
+        }
+        return false;
+    };
+    for (uint64_t at = address / 8 * 8; at < address + num_bytes; at += 8) {
+        const auto page = pages_.find(at / kPageBytes);
+        if (page == pages_.end() || page->second->generation != generation_) continue;
+        const Granule& granule = page->second->granules[at / 8 % kGranulesPerPage];
+        if (granule.launch != me.launch && !page->second->is_window) continue;
+        const uint8_t first = at < address ? 0xff << (address - at) & 0xff : 0xff;
+        const uint64_t behind = at + 8 > address + num_bytes ? at + 8 - address - num_bytes : 0;
+        const auto bytes = static_cast<uint8_t>(first & 0xff >> behind);
+        for (const Access& access : granule.accesses) {
+            Event which;
+            if ((access.bytes & bytes) == 0 || !find(access, &which)) continue;
+            reporter_.report(kKcclSimDataRace, doing(me, kKcclSimRead, site), at,
+                             deed_of(access, which));
+            return false;
+        }
+    }
+    return true;
+}
+
 void Memory::plain_range(Knowledge& me, uint64_t address, uint64_t num_bytes, bool is_write,
                          bool is_async, const ClockRef* fenced, uint64_t site) {
     const uint64_t end = address + num_bytes;

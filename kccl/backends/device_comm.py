@@ -1,5 +1,6 @@
 """The struct that a user's kernel takes to make calls."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..base.copying import not_copied
@@ -14,6 +15,7 @@ class DeviceComm:
         channels: How many coops may make calls at the same time.
         max_bytes: The most bytes of one coop's call.
         data: The struct's bytes.
+        is_open: Tells whether the communicator has the memory that the struct names.
     """
 
     rank: int
@@ -21,6 +23,7 @@ class DeviceComm:
     channels: int
     max_bytes: int
     data: bytes = field(repr=False)
+    is_open: Callable[[], bool] = field(repr=False, compare=False)
 
     __reduce_ex__ = not_copied(
         "a DeviceComm has addresses of its process and belongs to its communicator",

@@ -5,6 +5,7 @@ kernels with different ones may run at the same time.
 """
 
 import mmap
+import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
@@ -154,7 +155,14 @@ class Scratches:
             undo.callback(self._scratches.remove, scratch)
             comm = self._comm_of(settings, scratch)
             data = bytes(ffi.buffer(comm))
-            return DeviceComm(comm.rank, comm.world_size, channels, max_bytes, data)
+            # A DeviceComm does not keep the communicator.
+            owner = weakref.ref(self)
+
+            def is_open() -> bool:
+                scratches = owner()
+                return scratches is not None and not scratches.are_dropped
+
+            return DeviceComm(comm.rank, comm.world_size, channels, max_bytes, data, is_open)
 
     def windows(self) -> list[Window]:
         """Returns the window of each scratch."""

@@ -91,7 +91,9 @@ class SimMemory:
             undo.callback(machine.remove_window, address)
             everyone = mesh.allgather(str(address).encode(), what, timeout)
             maps = [machine.windows[int(theirs)] for theirs in everyone]
-            return HostWindow(mesh, maps, partial(machine.remove_window, address))
+            window = HostWindow(mesh, maps, partial(machine.remove_window, address))
+            machine.made.add(window)
+            return window
 
 
 class SimBackend(Backend):

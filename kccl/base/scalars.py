@@ -13,6 +13,7 @@ from .errors import InvalidArgument
 
 NUMBERS = ("i", "u", "b", "f")
 _INTEGERS = ("i", "u", "b")
+_HALVES = {"e": "float16", "E": "bfloat16"}
 _WHOLE, _FLOATS = (1, 2, 4, 8), {4: "f", 8: "d"}
 _FOR = {
     "i": " for this integer with a sign",
@@ -60,6 +61,31 @@ def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | No
         )
     data: bytes = (whole % 2**bits).to_bytes(num_bytes, "little")
     return data
+
+
+def are_elements(dtype: Any, kind: str, num_bytes: int) -> bool:
+    """Tells whether a pointer to numbers may point to an array's elements.
+
+    Args:
+        dtype: The array's type of elements; bytes, and what is no type of numbers, may be anything.
+            Pointers to integers without a sign take the bits of floats, too.
+        kind, num_bytes: Of the numbers; "e" and "E" are the kinds of float16 and bfloat16.
+    """
+    name = getattr(dtype, "name", "")
+    is_number = getattr(dtype, "kind", "V") in "iufb" or name == _HALVES["E"]
+    if not is_number or num_bytes == 1 or dtype.itemsize == 1:
+        return True
+    if kind in ("f", *_HALVES):
+        return bool(name == element_name(kind, num_bytes))
+    if dtype.kind not in "iub":
+        return kind == "u"
+    return bool(dtype.itemsize == num_bytes)
+
+
+def element_name(kind: str, num_bytes: int) -> str:
+    """Returns the name of a type of elements, as NumPy has it."""
+    names = {"f": "float", "i": "int", "u": "uint", "b": "bool"}
+    return _HALVES.get(kind) or f"{names[kind]}{8 * num_bytes}"
 
 
 def words(num_bytes: int, kind: str) -> str:

@@ -29,12 +29,14 @@ from .headers import Headers
 CSRC = Path(__file__).parents[1] / "csrc"
 WARP_SIZES = (32, 64)
 # -fsanitize=thread makes the compiler call a hook at each access. The simulator provides the hooks
-# (csrc/sim/module.inc); ThreadSanitizer's own library is not linked. The others let the simulator
-# see copies, and what is written beyond a local array or the stack. -Og leaves out passes of the
+# (csrc/sim/module.inc), and one for -fsanitize=alignment; the sanitizers' own libraries are not
+# linked. The others let the simulator see copies, and what is written beyond a local array or the
+# stack. -Og leaves out passes of the
 # compiler, because the simulator's time is not measured.
 _SIM_FLAGS = (
     *("-std=c++20", "-Og", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fsanitize=thread", "-DKCCL_TARGET_SIM=1"),
+    "-fsanitize=alignment",
     *("-fno-builtin-memcpy", "-fno-builtin-memmove", "-fno-builtin-memset"),
     "-fno-builtin-abort",
     *("-fstack-protector-strong", "-fstack-clash-protection"),
@@ -273,7 +275,8 @@ def _compile(
     # Debug information has the source's name, not that of the temporary file.
     flags.append(f"-fdebug-prefix-map={_UNIT}.cpp={name}")
     if compilers.is_zig(cxx):
-        flags.append("-fno-sanitize=undefined")
+        # What zig switches on by itself.
+        flags[:0] = ["-fno-sanitize=undefined", "-fno-sanitize-trap=all"]
     unit = "\n".join(
         (
             f"#line 1 {json.dumps(name)}",

@@ -76,6 +76,8 @@ class Window(ABC):
         self.nbytes = nbytes
         self.mesh = mesh
         self.is_closed = False
+        # The reason why kernels may use it no more; "": they may.
+        self.why_not_in_kernels = ""
         self._addresses = tuple(addresses)
         self._local = local
         # The calls that prepare() has made for it.
@@ -96,7 +98,16 @@ class Window(ABC):
         return self._local
 
     def for_kernels(self) -> bytes:
-        """Returns the bytes of a KcclWindow, which a kernel takes as `kccl::Window`."""
+        """Returns the bytes of a KcclWindow, which a kernel takes as `kccl::Window`.
+
+        Raises:
+            InvalidArgument: The window is closed, or of a simulation that has ended.
+        """
+        if self.why_not_in_kernels:
+            raise InvalidArgument(
+                f"window is one of {self.nbytes} bytes of rank {self.mesh.rank}, "
+                f"{self.why_not_in_kernels}"
+            )
         fields = {"num_bytes": self.nbytes, "rank": self.mesh.rank, "address": self.addresses}
         window = abi.ffi.new("KcclWindow *", {"world_size": self.mesh.world_size, **fields})
         return bytes(abi.ffi.buffer(window))

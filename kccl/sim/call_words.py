@@ -1,9 +1,12 @@
 """Sentences about calls that all threads of a coop make together (csrc/sim/coops.cpp)."""
 
+from collections.abc import Callable
 from typing import Any
 
 from ..base.abi import ffi, lib
 
+# Returns the name of an address.
+Name = Callable[[int], str]
 _COOPS = {
     lib.kKcclSimCoopThread: "thread",
     lib.kKcclSimCoopWarp: "warp",
@@ -11,10 +14,10 @@ _COOPS = {
     lib.kKcclSimCoopGrid: "grid",
 }
 # Arguments that are addresses.
-_POINTERS = ("out", "in")
+_POINTERS = ("out", "in", "from")
 
 
-def incomplete_call(finding: Any, place: Any, other: Any) -> str:
+def incomplete_call(finding: Any, place: Any, other: Any, _name: Name) -> str:
     """Some threads of a coop do not make a call that others are in."""
     instead = "has ended" if finding.has_ended else f"waits at {place.user_site}"
     return (
@@ -32,7 +35,7 @@ def lack(finding: Any, place: Any, other: Any) -> str:
     return f". {_missing(finding, other.rank, other)}"
 
 
-def threads_differ(finding: Any, place: Any, other: Any) -> str:
+def threads_differ(finding: Any, place: Any, other: Any, _name: Name) -> str:
     """Threads of a coop make different calls."""
     return (
         f"threads differ: {place} calls {_text(finding.call)} at {place.user_site}, and {other} "
@@ -41,18 +44,28 @@ def threads_differ(finding: Any, place: Any, other: Any) -> str:
     )
 
 
-def arguments_differ(finding: Any, place: Any, other: Any) -> str:
+def arguments_differ(finding: Any, place: Any, other: Any, name: Name) -> str:
     """Threads of a coop make the same call with different arguments."""
-    name = _text(finding.argument)
-    mine, theirs = (_value(name, value) for value in (finding.value, finding.other_value))
+    what = _text(finding.argument)
+    mine, theirs = (_value(what, value, name) for value in (finding.value, finding.other_value))
     return (
-        f"arguments differ: {place} calls {_text(finding.call)} with {name} {mine} at "
-        f"{place.user_site}, and {other} with {name} {theirs} at {other.user_site}. All threads "
-        f"of the {_COOPS[finding.coop]} must give the same {name}"
+        f"arguments differ: {place} calls {_text(finding.call)} with {what} {mine} at "
+        f"{place.user_site}, and {other} with {what} {theirs} at {other.user_site}. All threads "
+        f"of the {_COOPS[finding.coop]} must give the same {what}"
     )
 
 
-def exchange_order(finding: Any, place: Any, other: Any) -> str:
+def bad_argument(finding: Any, place: Any, _other: Any, name: Name) -> str:
+    """A call gets an argument that it does not take."""
+    what = _text(finding.argument)
+    must = str(ffi.string(finding.text).decode()).replace("{}", str(finding.other_value))
+    return (
+        f"bad argument: {place} calls {_text(finding.call)} at {place.user_site} with {what} "
+        f"{_value(what, finding.value, name)}, must be {must}"
+    )
+
+
+def exchange_order(finding: Any, place: Any, other: Any, _name: Name) -> str:
     """A block's publish and collect do not belong together."""
     call, value, known = _text(finding.call), finding.value, finding.other_value
     where = f"{place} at {place.user_site}"
@@ -83,6 +96,7 @@ SENTENCES = {
     "threads_differ": threads_differ,
     "arguments_differ": arguments_differ,
     "exchange_order": exchange_order,
+    "bad_argument": bad_argument,
 }
 
 
@@ -109,9 +123,9 @@ def _threads(ranges: list[Any]) -> str:
     return f"{'thread' if is_one else 'threads'} {', '.join(spans)}{more}"
 
 
-def _value(name: str, value: int) -> str:
-    if name in _POINTERS:
-        return f"{value:#x}"
+def _value(what: str, value: int, name: Name) -> str:
+    if what in _POINTERS:
+        return name(value)
     # A negative number was widened.
     return str(value - 2**64 if value >= 2**63 else value)
 

@@ -64,6 +64,18 @@ def _missed(finding: Any, regions: Regions, arrays: LaunchArrays) -> str:
     return f"{where}: {_bytes(address + max(num_bytes, 1) - end)} behind its end"
 
 
+def shared_name(finding: Any) -> str:
+    """Returns the name of a finding's address in block-shared memory; "" if it lies elsewhere."""
+    edge = _EDGES[finding.edge]
+    if edge not in ("shared", "dynamic"):
+        return ""
+    offset, num_bytes = finding.address - finding.edge_address, finding.edge_bytes
+    where = f"the shared memory of rank {finding.edge_rank} block {finding.edge_block}"
+    if edge == "dynamic":
+        return f"byte {offset} of the dynamic part of {where}"
+    return f"byte {offset} of a variable of {num_bytes} bytes in {where}"
+
+
 def _bytes(count: int) -> str:
     return "1 byte" if count == 1 else f"{count} bytes"
 

@@ -18,6 +18,8 @@ class LaunchArrays:
     def __init__(self) -> None:
         self._names: list[str] = [""]
         self._numbers: dict[str, int] = {"": 0}
+        # First address -> bytes and number of each array, the latest launch's last.
+        self._known: dict[int, tuple[int, int]] = {}
         # List's append() and pop() are atomic, because an array may be freed at any moment.
         self._freed: list[tuple[int, tuple[int, int, int]]] = []
         # What is watched: (rank, fields of the KcclSimArray).
@@ -43,8 +45,19 @@ class LaunchArrays:
             of = f"argument {position} of {kernel}"
             number = self._number(f"`{parameters[position]}` ({of})" if parameters else of)
             each.address, each.num_bytes, each.name = address, nbytes, number
+            self._known.pop(address, None)
+            self._known[address] = nbytes, number
             self._watch(rank, array, (address, nbytes, number))
         return made
+
+    def at(self, address: int) -> str:
+        """Returns the name of an address, as in "byte 4 of `x` (argument 2 of mine)"; "" if it lies
+        in no array.
+        """
+        for begin, (nbytes, number) in reversed(list(self._known.items())):
+            if begin <= address < begin + nbytes:
+                return f"byte {address - begin} of {self._names[number]}"
+        return ""
 
     def take_freed(self) -> list[tuple[int, Any]]:
         """(rank, KcclSimArray) of each array that has been freed since the last call."""
@@ -78,6 +91,7 @@ class LaunchArrays:
 
     def _free(self, which: tuple[int, tuple[int, int, int]]) -> None:
         self._watched.discard(which)
+        self._known.pop(which[1][0], None)
         self._freed.append(which)
 
 

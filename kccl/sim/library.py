@@ -28,12 +28,14 @@ class Entry:
         address: Address of its entry, a `void (*)(const void* arguments)`.
         parameters: (bytes, alignment) of each parameter, in order.
         kinds: A letter for each: see base/scalars.py.
+        pointees: (kind, bytes) of the numbers that each points to; None if it points to none.
         run_block: On the host, a function (address, arguments, block, num_blocks).
     """
 
     address: int
     parameters: tuple[tuple[int, int], ...]
     kinds: str
+    pointees: tuple[tuple[str, int] | None, ...]
     run_block: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -144,8 +146,14 @@ def _entry(handle: Any, index: int, run_block: Any) -> Entry:
     parameters = tuple((shapes[i].num_bytes, shapes[i].alignment) for i in range(count))
     kinds_of = getattr(handle, f"kccl_sim_kinds_{index}")
     kinds_of.restype = ctypes.c_char_p
+    pointees_of = getattr(handle, f"kccl_sim_pointees_{index}")
+    pointees_of.restype = ctypes.POINTER(ctypes.c_uint32)
+    numbers = pointees_of()
+    pointees = tuple(
+        (chr(number & 0xFF), number >> 8) if number else None for number in numbers[:count]
+    )
     address = _address(getattr(handle, f"kccl_sim_entry_{index}"))
-    return Entry(address, parameters, kinds_of().decode(), run_block)
+    return Entry(address, parameters, kinds_of().decode(), pointees, run_block)
 
 
 def _address(function: Any) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ..base.abi import ffi, lib, members
 from ..base.errors import BackendError, InvalidArgument, ProtocolError
 from ..jit import cache
 from ..plan.limits import LIMITS
+from ..ranks.windows import Window
 from . import trace_file
 from .launch_arrays import LaunchArrays
 from .library import Entry, library_kernel
@@ -81,6 +83,7 @@ class Machine:
         regions: Names of address ranges, for reports.
         arrays: The arrays among the arguments of users' kernels.
         windows: Address -> memory of each window.
+        made: The windows themselves, as long as somebody has them.
         has_left: The ranks that make no more launches.
     """
 
@@ -113,6 +116,7 @@ class Machine:
         # The machine knows memory by its address only. So memory that kernels may access must live
         # as long as the machine.
         self.windows: dict[int, Any] = {}
+        self.made: weakref.WeakSet[Window] = weakref.WeakSet()
         self.has_left: set[int] = set()
         self._states: list[Any] = []
         self._memory: list[Any] = []
@@ -306,6 +310,10 @@ class Machine:
         self.stats()
         for state in self._states:
             state.status = lib.kKcclClosed
+        for window in self.made:
+            window.why_not_in_kernels = (
+                "whose simulation has ended, must be of this one: call comm.window() in each run"
+            )
         handle, self._handle = self._handle, None
         lib.kccl_sim_destroy(handle)
 

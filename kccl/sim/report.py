@@ -1,15 +1,15 @@
 """Reports of the simulator's findings: who did what, at which line, and how to replay it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.abi import EXPERT_CALLS, KERNELS, OPS, kernel_name, lib, members, type_words
+from ..base.abi import EXPERT_CALLS, KERNELS, OPS, ffi, kernel_name, lib, members, type_words
 from ..base.errors import ProtocolError
 from ..plan.spec import Counts
 from ..plan.specs import KERNELS as SPECS
 from .call_words import SENTENCES, lack
-from .edges import edge_of
+from .edges import edge_of, shared_name
 from .launch_arrays import LaunchArrays
 from .regions import Regions
 from .symbols import Symbols
@@ -23,6 +23,8 @@ _KINDS = {
     "threads of a block or warp must come to the same barriers and calls",
     "data_race": "data race: {place} at {site} {does} {what}, {other} {did} it, and no "
     "synchronisation orders them",
+    "unsynced_input": "data race: {place} at {user_site} gives {what} to {call}, {other} {did} it, "
+    "and no synchronisation orders them: each thread may read all of it in {call}",
     "narrow_scope": "scope too narrow: {place} at {site} {does} {what}, {other} {did} it, and the "
     "scope of one access does not include the other thread",
     "two_writers": "two writers: {place} at {site} {does} {what}, {other} {did} it, and nothing "
@@ -37,7 +39,7 @@ _KINDS = {
     "kccl::mem::poll_pause(): no other thread moves while one reads plainly",
     "endless": "endless: after {step} steps the kernels have not ended; {place} is at {site}. A "
     "loop that waits must call kccl::mem::poll_pause(), so that the simulator knows that it waits",
-    "invalid_access": "invalid access: {place} at {site} accesses {what}, which no GPU can",
+    "invalid_access": "invalid access: {place} at {site} accesses {what}, which no GPU can{why}",
     "calls_differ": "calls differ: {place} makes {made} at {line}, and {other_place} makes "
     "{other_made} at {other_line}; {who} must make the same call",
     "opened_twice": "channel opened twice: {place} opens channel {channel} at {line} while "
@@ -134,12 +136,12 @@ class Reporter:
         waiting = "; ".join(f"{who} at {who.site}" for who in map(self.place, named))
         other = self.place(finding.other) if finding.other.rank >= 0 else None
         timeline = self.timeline(_relevant(finding, events))
-        what = self.regions.name(finding.address)
+        what = shared_name(finding) or self.name(finding.address)
         edge = edge_of(kind, finding, self.regions, self._arrays, self._model)
         if kind in ("calls_differ", "opened_twice"):
             message = self._made_sentence(kind, finding, place, other)
         else:
-            message = _sentence(kind, finding, place, other, what, waiting, edge)
+            message = _sentence(kind, finding, place, other, what, waiting, edge, self.name)
         return ProtocolError(
             f"{message}\nlast steps:\n{timeline}" if timeline else message,
             kind=kind,
@@ -190,6 +192,11 @@ class Reporter:
         seen = (finding.waiting[index] for index in range(finding.num_named))
         return next((each for each in seen if self.symbols.is_of_user(each.site)), finding.place)
 
+    def name(self, address: int) -> str:
+        """Returns the name of an address; the address itself if nothing is known of it."""
+        name = self.regions.name(address)
+        return (self._arrays.at(address) or name) if name.startswith("0x") else name
+
     def waits(self, waits: Sequence[Any]) -> str:
         """Returns what is missing first, and who waits for what (KcclSimWaits); "" for nobody."""
         self.symbols.look_up(site for each in waits for site in (each.place.site, each.call_site))
@@ -238,7 +245,7 @@ class Reporter:
     def event(self, event: Any) -> str:
         """Returns a KcclSimEvent as text: operation, address, value, order."""
         name = self._events[event.kind].replace("_", " ")
-        address = f" {self.regions.name(event.address)}" if event.kind in _WITH_ADDRESS else ""
+        address = f" {self.name(event.address)}" if event.kind in _WITH_ADDRESS else ""
         value = f" = {event.value:#x}" if event.kind in _WITH_VALUE else ""
         order = ""
         if event.kind in _WITH_ORDER:
@@ -257,12 +264,24 @@ _WITH_ADDRESS = (
 
 
 def _sentence(
-    kind: str, finding: Any, place: Place, other: Place | None, what: str, waiting: str, edge: str
+    kind: str,
+    finding: Any,
+    place: Place,
+    other: Place | None,
+    what: str,
+    waiting: str,
+    edge: str,
+    name: Callable[[int], str],
 ) -> str:
     if kind in SENTENCES:
-        text = SENTENCES[kind](finding, place, other)
+        text = SENTENCES[kind](finding, place, other, name)
         return f"{text}; {_replay(finding)}"
-    text = _KINDS["hung" if finding.is_hung else kind].format(
+    call = str(ffi.string(finding.call).decode())
+    if finding.is_hung:
+        kind = "hung"
+    elif kind == "data_race" and call:
+        kind = "unsynced_input"
+    text = _KINDS[kind].format(
         place=place,
         user_site=place.user_site,
         within="" if place.site.startswith(place.user_site) else f" (in {place.site})",
@@ -273,6 +292,8 @@ def _sentence(
         other=_other(kind, other),
         did=_VERBS.get(finding.other_deed, ("", ""))[1],
         what=what,
+        call=call,
+        why=_why(finding),
         num_waiting=finding.num_waiting,
         waiting=waiting,
         edge=edge,
@@ -286,6 +307,15 @@ def _sentence(
     ]
     within = f"; {' and '.join(calls)}" if calls else ""
     return f"{text}{within}; {_replay(finding)}"
+
+
+def _why(finding: Any) -> str:
+    """Returns why no GPU can make an access; "" for null."""
+    if finding.text != ffi.NULL:
+        return f": it is {ffi.string(finding.text).decode()}"
+    if finding.alignment == 0:
+        return ""
+    return f": its address, {finding.address:#x}, is no multiple of {finding.alignment}"
 
 
 def _replay(finding: Any) -> str:

@@ -73,7 +73,7 @@ INCLUDES = {
     "one_sided.cuh": {"refuse.cuh", "told.cuh"},
     "grid.cuh": {"refuse.cuh"},
     "meeting.cuh": {"coop.cuh"},
-    "ring.cuh": {"wait.cuh"},
+    "ring.cuh": {"told.cuh", "wait.cuh"},
     "grid_exchange.cuh": {"barrier.cuh", "grid.cuh", "ll16.cuh", "told.cuh"},
     "publish.cuh": {"grid_exchange.cuh", "reduce.cuh"},
     "scrub.cuh": {"barrier.cuh", "payload.cuh"},

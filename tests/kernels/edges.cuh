@@ -31,7 +31,7 @@ KCCL_KERNEL void write_4(float* x, int at) {
     ONE;
     x[at] = 1;
 }
-KCCL_KERNEL void write_8(double* x, int at) {
+KCCL_KERNEL void write_8(uint64_t* x, int at) {
     ONE;
     x[at] = 1;
 }
@@ -149,6 +149,7 @@ KCCL_KERNEL void use(float** kept, float* y) {
 }
 KCCL_KERNEL void use_of_peer(kccl::DeviceComm comm, float** mine, float* x) {
     if (kccl::leads(kccl::block())) mine[0] = x;
+    kccl::block().sync();
     (void)kccl::broadcast<int64_t>(kccl::block(), comm, (int64_t*)mine, (int64_t*)mine, 1, 0);
     kccl::block().sync();
     if (kccl::leads(kccl::block())) mine[0][comm.rank] = 1;

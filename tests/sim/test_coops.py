@@ -100,6 +100,7 @@ __global__ void right(DeviceComm comm, Args out, Args in) {
 }
 """
 NAMES = re.findall(r"__global__ void (\w+)\(", SOURCE)
+OUT = r"byte \d+ of `out` \(argument 1 of own_address\)"
 THREAD = r"rank \d block \d thread \d+"
 TWICE = "Every block calls publish, then collect, once each"
 
@@ -147,8 +148,8 @@ MISTAKES = {
     r"{{.}}. All threads of the block must make the same calls in the same order"),
     "other_count": (1, rf"arguments differ: {THREAD} calls all_reduce with count \d at {{1}}, and "
     rf"{THREAD} with count \d at {{1}}. All threads of the block must give the same count"),
-    "own_address": (1, rf"arguments differ: {THREAD} calls all_reduce with out 0x\w+ at {{1}}, and "
-    rf"{THREAD} with out 0x\w+ at {{1}}. All threads of the block must give the same out"),
+    "own_address": (1, rf"arguments differ: {THREAD} calls all_reduce with out {OUT} at {{1}}, and "
+    rf"{THREAD} with out {OUT} at {{1}}. All threads of the block must give the same out"),
     "half_waits": (1, r"deadlock: 128 threads wait and nothing can change any more: .* rank \d "
     r"block 0 threads 32 to 63 did not call all_reduce, which block 0 thread \d+ called at {2}"),
     "half_loops": (1, r"call not made by all: rank \d block 0 threads 32 to 63 did not call "

@@ -109,6 +109,8 @@ MISTAKES = {
     "ranks make different calls on one channel": "own_roots",
     "an access beyond an array": "past_the_end",
 }
+# Seeds to try, where the default does not find it.
+SEEDS = {"`put` again before the peer has read": 30}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +144,7 @@ def test_the_simulator_says_what_the_guide_says(row, module):
         module.kernel(MISTAKES[row])(comm, device_comm, window, x)
 
     with pytest.raises((kccl.ProtocolError, kccl.InvalidArgument, kccl.Timeout)) as raised:
-        kccl.run_threads(main, 2, backend="sim", seeds=30)
+        kccl.run_threads(main, 2, backend="sim", seeds=SEEDS.get(row))
     check(row, str(raised.value))
 
 

@@ -231,6 +231,7 @@ class World:
             comm.num_channels,
             comm.layout.packet_bytes,
             bytes(ffi.buffer(comm)),
+            is_open=lambda: True,
         )
 
     def launch(

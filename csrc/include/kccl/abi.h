@@ -20,10 +20,18 @@ using Status = ::KcclStatus;
 // A window as a kernel's argument: a Window in Python, host::Window::for_kernels() in C++. Its
 // functions only compute addresses.
 struct Window : KcclWindow {
-    // The address where a peer's part begins, plus `offset` bytes. The caller keeps within
-    // num_bytes.
+    // The address where a peer's part begins, plus `offset` bytes. `peer`: from 0 to world_size - 1,
+    // which only the simulator checks. The caller keeps within num_bytes.
     template <class T = uint8_t>
     KCCL_DEVICE T* at(int peer, uint64_t offset = 0) const {
+#if defined(KCCL_TARGET_SIM)
+        if (peer < 0 || peer >= world_size) {
+            const KcclSimRefusal refusal = {"Window::at", "peer", uint64_t(int64_t{peer}),
+                                            "at least 0 and below {}, the ranks of the window",
+                                            uint64_t(world_size)};
+            kccl_sim_engine->refuse_argument(&refusal);
+        }
+#endif
         return reinterpret_cast<T*>(address[peer] + offset);
     }
     // The address of this rank's own part.

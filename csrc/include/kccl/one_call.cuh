@@ -61,6 +61,14 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, uint6
     return false;
 }
 
+// Returns the bytes of a chunk of `count` elements for each rank, if nothing lies between them; else
+// of the first.
+template <class T, class Coop, int WORLD_SIZE>
+KCCL_DEVICE uint64_t chunks_bytes(const Channel<Coop, WORLD_SIZE>& channel, uint64_t count,
+                                  uint64_t stride) {
+    return (stride == count ? count * channel.world_size() : count) * sizeof(T);
+}
+
 // Tells whether chunks may lie `stride` elements of T apart, at least `least`.
 template <class T>
 KCCL_DEVICE bool is_stride(uint64_t stride, uint64_t least) {

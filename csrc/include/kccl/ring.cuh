@@ -14,6 +14,7 @@
 // of one warp makes both, and calls try_push() between its fronts.
 #pragma once
 
+#include "told.cuh"
 #include "wait.cuh"
 
 namespace kccl {
@@ -67,7 +68,8 @@ class Producer {
     // multiples of 16. Waits until its stage is free and fewer than `in_flight` (1 or more) copies
     // are in flight.
     KCCL_DEVICE Status push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
-        const auto poll = [&] { return try_push(from, num_bytes, in_flight); };
+        begin("Producer::push", from, num_bytes, in_flight);
+        const auto poll = [&] { return start(from, num_bytes, in_flight); };
         const auto missing = [&] { return Missing{1u << comm_.rank, count_}; };
         const Awaited awaited = {kKcclNumKernels, 0, count_ + 1};
         return wait_until(comm_, awaited, poll, missing) ? kKcclOk : status_of(comm_);
@@ -75,21 +77,8 @@ class Producer {
 
     // Starts the next copy without waiting. Returns false if it could not start yet.
     KCCL_DEVICE bool try_push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
-        // In the first round, the round before it counts as consumed.
-        const bool is_free = mem::has_completed(&ring_.empty[next_.stage], next_.parity ^ 1u);
-        if (platform::warp_any(!is_free)) return false;
-        const uint32_t bound = in_flight < Ring::kStages ? in_flight : Ring::kStages;
-        while (flying_ >= bound) {
-            if (!has_landed()) return false;
-        }
-        const Warp coop = warp();
-        mem::CopyBarrier* full = &ring_.full[next_.stage];
-        if (leads(coop)) mem::arrive_expecting(full, num_bytes);
-        mem::copy_async(ring_.stage[next_.stage], from, num_bytes, full, coop.index(), coop.size());
-        next_.advance();
-        ++flying_;
-        ++count_;
-        return true;
+        begin("Producer::try_push", from, num_bytes, in_flight);
+        return start(from, num_bytes, in_flight);
     }
 
     // Returns the number of copies that are in flight at this moment. Does not wait.
@@ -120,6 +109,43 @@ class Producer {
     }
 
   private:
+    // Tells the simulator of the call `name`, which it refuses if no GPU can make the copy.
+    KCCL_DEVICE void begin(const char* name, const void* from, uint32_t num_bytes,
+                           uint32_t in_flight) const {
+        if constexpr (!told::kIsTold) return;
+        begin_together<CoopKind::kWarp>(
+            comm_, name, {{"from", from}, {"num_bytes", num_bytes}, {"in_flight", in_flight}});
+        constexpr const char* kUnits = "a multiple of {}, because copies are made in such units";
+        const auto address = reinterpret_cast<uint64_t>(from);
+        if (address % kUnit != 0) told::refuse_argument(name, "from", address, kUnits, kUnit);
+        if (num_bytes == 0 || num_bytes % kUnit != 0) {
+            told::refuse_argument(name, "num_bytes", num_bytes, kUnits, kUnit);
+        }
+        if (num_bytes > Ring::kStageBytes) {
+            told::refuse_argument(name, "num_bytes", num_bytes, "at most {}, the bytes of a stage",
+                                  Ring::kStageBytes);
+        }
+        if (in_flight == 0) told::refuse_argument(name, "in_flight", 0, "at least {}", 1);
+    }
+
+    KCCL_DEVICE bool start(const void* from, uint32_t num_bytes, uint32_t in_flight) {
+        // In the first round, the round before it counts as consumed.
+        const bool is_free = mem::has_completed(&ring_.empty[next_.stage], next_.parity ^ 1u);
+        if (platform::warp_any(!is_free)) return false;
+        const uint32_t bound = in_flight < Ring::kStages ? in_flight : Ring::kStages;
+        while (flying_ >= bound) {
+            if (!has_landed()) return false;
+        }
+        const Warp coop = warp();
+        mem::CopyBarrier* full = &ring_.full[next_.stage];
+        if (leads(coop)) mem::arrive_expecting(full, num_bytes);
+        mem::copy_async(ring_.stage[next_.stage], from, num_bytes, full, coop.index(), coop.size());
+        next_.advance();
+        ++flying_;
+        ++count_;
+        return true;
+    }
+
     // Tells whether the oldest copy in flight has arrived. If so, it is in flight no more.
     KCCL_DEVICE bool has_landed() {
         const bool is_there = mem::has_completed(&ring_.full[oldest_.stage], oldest_.parity);
@@ -128,6 +154,8 @@ class Producer {
         --flying_;
         return true;
     }
+
+    static constexpr uint32_t kUnit = 16;
 
     Ring& ring_;
     const DeviceComm& comm_;
@@ -146,6 +174,7 @@ class Consumer {
     // Waits for the next copy and returns its bytes. It returns the same bytes until pop(). Null:
     // the wait failed.
     KCCL_DEVICE const uint8_t* front() {
+        begin_together<CoopKind::kWarp>(comm_, "Consumer::front", {{"copy", count_}});
         bool is_there = false;
         const auto poll = [&] {
             is_there = mem::has_completed(&ring_.full[next_.stage], next_.parity);
@@ -173,6 +202,7 @@ class Consumer {
 
     // Frees the stage: the producer may copy over its bytes.
     KCCL_DEVICE void pop() {
+        begin_together<CoopKind::kWarp>(comm_, "Consumer::pop", {{"copy", count_}});
         warp().sync();
         if (leads(warp())) mem::arrive(&ring_.empty[next_.stage]);
         next_.advance();

@@ -19,13 +19,15 @@ inline constexpr CoopKind kCoopKind<Block> = CoopKind::kBlock;
 // What a call does in an exchange between blocks.
 enum class ExchangeStep : uint32_t { kNone, kOpen, kPublish, kCollect, kClose };
 
-// An argument of a call, by its name in the call's declaration.
+// An argument of a call, by its name in the call's declaration. num_bytes: of an array that any
+// thread of the coop may read, so that the coop is synchronised behind the last write.
 struct Given {
     KCCL_DEVICE Given(const char* name, uint64_t value) : name(name), value(value) {}
-    KCCL_DEVICE Given(const char* name, const void* value)
-        : name(name), value(reinterpret_cast<uint64_t>(value)) {}
+    KCCL_DEVICE Given(const char* name, const void* value, uint64_t num_bytes = 0)
+        : name(name), value(reinterpret_cast<uint64_t>(value)), num_bytes(num_bytes) {}
     const char* name;
     uint64_t value;
+    uint64_t num_bytes = 0;
 };
 
 // The use of an exchange by a call, for the simulator's checks.
@@ -46,7 +48,8 @@ KCCL_DEVICE void begin_together([[maybe_unused]] const DeviceComm& comm,
 #if defined(KCCL_TARGET_SIM)
     if constexpr (KIND == CoopKind::kThread) return;
     KcclSimArgument arguments[NUM];
-    for (uint32_t i = 0; i < NUM; ++i) arguments[i] = {given[i].name, given[i].value};
+    for (uint32_t i = 0; i < NUM; ++i)
+        arguments[i] = {given[i].name, given[i].value, given[i].num_bytes};
     const KcclSimCoopCall call = {
         name,       static_cast<uint32_t>(KIND),     comm.state, arguments,    NUM,
         num_common, static_cast<uint32_t>(use.step), use.reach,  use.num_bytes};

@@ -22,6 +22,18 @@ KCCL_DEVICE uint64_t window_room([[maybe_unused]] const void* address) {
 #endif
 }
 
+// Tells the simulator that this thread makes a call with a wrong argument. `must`: as in
+// KcclSimRefusal.
+KCCL_DEVICE void refuse_argument([[maybe_unused]] const char* call,
+                                 [[maybe_unused]] const char* argument,
+                                 [[maybe_unused]] uint64_t value, [[maybe_unused]] const char* must,
+                                 [[maybe_unused]] uint64_t limit = 0) {
+#if defined(KCCL_TARGET_SIM)
+    const KcclSimRefusal refusal = {call, argument, value, must, limit};
+    kccl_sim_engine->refuse_argument(&refusal);
+#endif
+}
+
 // The facts on which all ranks must agree when they make a call; see KcclSimCall.
 struct Call {
     uint32_t kernel;  // KcclKernel or KcclNoKernel

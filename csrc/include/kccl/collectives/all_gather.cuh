@@ -19,7 +19,7 @@ KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
                                      {"count", count},
                                      {"stride", stride},
                                      {"out", out},
-                                     {"in", in}});
+                                     {"in", in, count * sizeof(T)}});
     constexpr KcclKernel kKernel = kKcclAllGatherDirectLl16;
     if (!fits<T>(channel, kKernel, count, is_stride<T>(stride, count))) {
         return refuse_stride<T>(channel, kKernel, count, stride);

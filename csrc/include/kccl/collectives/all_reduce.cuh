@@ -18,7 +18,7 @@ KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
                                     {{"channel", static_cast<uint64_t>(channel.index())},
                                      {"count", count},
                                      {"out", out},
-                                     {"in", in}});
+                                     {"in", in, count * sizeof(T)}});
     if (!fits<T, Op>(channel, kKcclAllReduceOneShotLl16, count)) return channel.status();
     return all_reduce_one_shot_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count));
 }

@@ -20,7 +20,7 @@ KCCL_DEVICE Status all_to_all(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
                                      {"count", count},
                                      {"stride", stride},
                                      {"out", out},
-                                     {"in", in}});
+                                     {"in", in, chunks_bytes<T>(channel, count, stride)}});
     constexpr KcclKernel kKernel = kKcclAllToAllDirectLl16;
     if (!fits<T>(channel, kKernel, count, is_stride<T>(stride, count))) {
         return refuse_stride<T>(channel, kKernel, count, stride);

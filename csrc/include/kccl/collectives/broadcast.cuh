@@ -13,12 +13,13 @@ namespace kccl {
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                              uint64_t count, int root) {
-    begin_together<kCoopKind<Coop>>(channel.comm(), "broadcast",
-                                    {{"channel", static_cast<uint64_t>(channel.index())},
-                                     {"count", count},
-                                     {"root", static_cast<uint64_t>(root)},
-                                     {"out", out},
-                                     {"in", in}});
+    begin_together<kCoopKind<Coop>>(
+        channel.comm(), "broadcast",
+        {{"channel", static_cast<uint64_t>(channel.index())},
+         {"count", count},
+         {"root", static_cast<uint64_t>(root)},
+         {"out", out},
+         {"in", in, channel.comm().rank == root ? count * sizeof(T) : 0}});
     constexpr KcclKernel kKernel = kKcclBroadcastDirectLl16;
     const bool is_rank = !kComparesAll || !is_outside(root, channel.world_size());
     if (!fits<T>(channel, kKernel, count, is_rank, root)) {

@@ -19,7 +19,7 @@ KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, co
                                      {"count", count},
                                      {"stride", stride},
                                      {"out", out},
-                                     {"in", in}});
+                                     {"in", in, chunks_bytes<T>(channel, count, stride)}});
     constexpr KcclKernel kKernel = kKcclReduceScatterDirectLl16;
     if (!fits<T, Op>(channel, kKernel, count, is_stride<T>(stride, 0))) {
         return refuse_stride<T>(channel, kKernel, 0, stride);

@@ -52,6 +52,16 @@ struct KcclSimOpening {
 struct KcclSimArgument {
     const char* name;
     uint64_t value;
+    uint64_t num_bytes;  // what any thread of the coop may read there; 0: nothing
+};
+
+// An argument with which a call cannot be made. Texts live as long as the kernel's library.
+struct KcclSimRefusal {
+    const char* call;
+    const char* argument;
+    uint64_t value;
+    const char* must;  // as in "at most {}, the bytes of a stage", where {} is the limit
+    uint64_t limit;
 };
 
 // A call that all threads of a coop make together. Names live as long as the kernel's library.
@@ -136,6 +146,8 @@ struct KcclSimEngine {
     // The calling thread begins a call of its coop. The machine compares what the coop's threads
     // call.
     void (*begin_together)(const KcclSimCoopCall* call);
+    // The calling thread makes a call with a wrong argument.
+    void (*refuse_argument)(const KcclSimRefusal* refusal);
 };
 
 extern const KcclSimEngine* kccl_sim_engine;
