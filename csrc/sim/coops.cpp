@@ -86,6 +86,8 @@ void Machine::begin_call(const KcclSimCoopCall& call) {
     begun.num_arguments = std::min(call.num_arguments, BegunCall::kMostArguments);
     std::copy_n(call.arguments, begun.num_arguments, begun.arguments.begin());
     const auto coop = static_cast<Coop>(call.coop);
+    begun.coop = coop;
+    if (coop == Coop::kThread) ++current_->num_calls[static_cast<size_t>(coop)];
     if (grid.has_failed || settings.checks == 0 || coop == Coop::kThread) return;
     if (coop == Coop::kWarp) return enter_call(coop, current_->warp->calls, call, 0);
     const bool is_first = calls_of(*current_, Coop::kBlock) == current_->block->calls.end;
@@ -241,6 +243,34 @@ void Machine::wait_incomplete(Fiber::State state) {
     switch_away();
 }
 
+void Machine::check_lone_calls(Fiber::State state) {
+    const Fiber& mine = *current_;
+    if (mine.block->grid->has_failed) return;
+    const auto waits = [&](const Fiber& fiber, Fiber::State at) {
+        return (&fiber == &mine ? state : fiber.state) == at;
+    };
+    const std::vector<Fiber*>& lanes = mine.warp->lanes;
+    const auto caller = std::find_if(lanes.begin(), lanes.end(), [&](const Fiber* each) {
+        return waits(*each, Fiber::kAtWarp) && each->begun.name != nullptr &&
+               each->begun.coop == Coop::kThread;
+    });
+    if (caller == lanes.end()) return;
+    const uint32_t number = calls_of(**caller, Coop::kThread) - 1;
+    const auto lacks = [&](const Fiber* each) {
+        return waits(*each, Fiber::kAtBlock) && calls_of(*each, Coop::kThread) <= number;
+    };
+    const auto other = std::find_if(lanes.begin(), lanes.end(), lacks);
+    if (other == lanes.end()) return;
+    const BegunCall& begun = (*caller)->begun;
+    Deed by = deed_of(**caller, steps);
+    by.site = begun.site;
+    report_call(kKcclSimIncompleteCall, **other, {begun.name, begun.state, {}, by, 0}, begun.name);
+    KcclSimFinding& finding = findings.back();
+    finding.coop = static_cast<uint32_t>(Coop::kThread);
+    name_missing(Coop::kWarp, Coop::kThread, **other, number, finding);
+    switch_away();
+}
+
 // Records that the thread does not make this call.
 void Machine::lack(Coop coop, const Fiber& fiber, uint32_t number) {
     Grid& grid = *fiber.block->grid;
@@ -277,14 +307,16 @@ void Machine::report_lack(const Lack& lack) {
     KcclSimFinding& finding = findings.back();
     finding.coop = static_cast<uint32_t>(lack.coop);
     finding.has_ended = fiber.state == Fiber::kEnded ? 1 : 0;
-    name_missing(lack.coop, fiber, lack.number, finding);
+    name_missing(lack.coop, lack.coop, fiber, lack.number, finding);
 }
 
-// Names the threads of the fiber's coop that have not made this call.
-void Machine::name_missing(Coop coop, const Fiber& fiber, uint32_t number,
+// Names the threads `among` those of the fiber's warp, block or grid that have not made this call of
+// this kind of coop.
+void Machine::name_missing(Coop among, Coop coop, const Fiber& fiber, uint32_t number,
                            KcclSimFinding& finding) {
-    for_threads_of(coop, fiber, [&](const Fiber* each) {
+    for_threads_of(among, fiber, [&](const Fiber* each) {
         if (calls_of(*each, coop) > number) return;
+        if (coop == Coop::kThread && each->state == Fiber::kEnded) return;
         const auto block = static_cast<int32_t>(each->block->index);
         const auto thread = static_cast<int32_t>(each->self.thread_in_block);
         KcclSimRange* const last =
@@ -309,7 +341,7 @@ void Machine::name_first_lack(KcclSimFinding& finding) {
                     finding.coop = static_cast<uint32_t>(coop);
                     finding.other = place(made.by.event.agent, made.by.call, made.by.site);
                     copy_name(finding.call, made.name);
-                    name_missing(coop, *fiber, calls_of(*fiber, coop), finding);
+                    name_missing(coop, coop, *fiber, calls_of(*fiber, coop), finding);
                     return;
                 }
             }

@@ -41,6 +41,7 @@ struct MadeCall {
 struct BegunCall {
     static constexpr uint32_t kMostArguments = 5;
     const char* name = nullptr;  // null: none
+    Coop coop = Coop::kThread;
     uint64_t state = 0;
     uint64_t site = 0;
     uint32_t counter = 0;  // number of the thread's last event before it

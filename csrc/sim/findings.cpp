@@ -101,6 +101,12 @@ void Machine::report_stuck(KcclSimFindingKind kind) {
     finding.num_waiting = num_waiting;
     finding.num_named = static_cast<uint32_t>(named.size());
     for (size_t i = 0; i < named.size(); ++i) finding.waiting[i] = place(*named[i]);
+    for (const std::shared_ptr<Grid>& grid : running_) {
+        const auto begun = static_cast<uint32_t>(grid->blocks.size());
+        if (begun == grid->launch.num_blocks) continue;
+        finding.num_unstarted = grid->launch.num_blocks - begun;
+        finding.num_resident = grid->launch.most_resident;
+    }
     name_first_lack(finding);
 }
 

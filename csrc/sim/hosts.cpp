@@ -73,7 +73,7 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
         });
         if (!can_be_freed && report_crossed()) {
             // Otherwise each rank would wait for the other until its time is up.
-        } else if (!has_pollers() && !can_be_freed) {
+        } else if ((!has_pollers() && !can_be_freed) || has_unstarted()) {
             report_stuck(kKcclSimDeadlock);
         } else if (can_be_freed) {
             // Many threads' looks take longer than the wait between them, and count if they found

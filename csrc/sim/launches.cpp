@@ -81,24 +81,28 @@ void Machine::start(const std::shared_ptr<Grid>& grid) {
     num_threads_ += grid->alive;
     if (!grid->before) memory.begin_launch(grid->number);
     note_change();
-    for (uint32_t b = 0; b < launch.num_blocks; ++b) {
-        grid->blocks.push_back(std::make_unique<Block>());
-        Block& block = *grid->blocks.back();
-        block.grid = grid.get();
-        block.index = b;
-        block.slot = slots.of(grid->rank, static_cast<int32_t>(b), grid->lane);
-        block.alive = launch.threads_per_block;
-        if (block.slot + 1 >= slot_counters_.size()) slot_counters_.resize(block.slot + 2);
-        block.copies.next_counter = slot_counters_[block.slot + 1] + 1;
-        for (uint32_t t = 0; t < launch.threads_per_block; ++t) {
-            if (t % settings.warp_size == 0) {
-                grid->warps.push_back(std::make_unique<Warp>());
-                grid->warps.back()->index = first_warp_ + static_cast<uint32_t>(warps_.size());
-                grid->warps.back()->level = 1 + random_.below(Ready::kLevels - 2);
-                warps_.push_back(grid->warps.back().get());
-            }
-            start_thread(block, *grid->warps.back(), t);
+    while (grid->has_room()) start_block(*grid);
+}
+
+void Machine::start_block(Grid& grid) {
+    const KcclSimLaunch& launch = grid.launch;
+    const auto index = static_cast<uint32_t>(grid.blocks.size());
+    grid.blocks.push_back(std::make_unique<Block>());
+    Block& block = *grid.blocks.back();
+    block.grid = &grid;
+    block.index = index;
+    block.slot = slots.of(grid.rank, static_cast<int32_t>(index), grid.lane);
+    block.alive = launch.threads_per_block;
+    if (block.slot + 1 >= slot_counters_.size()) slot_counters_.resize(block.slot + 2);
+    block.copies.next_counter = slot_counters_[block.slot + 1] + 1;
+    for (uint32_t t = 0; t < launch.threads_per_block; ++t) {
+        if (t % settings.warp_size == 0) {
+            grid.warps.push_back(std::make_unique<Warp>());
+            grid.warps.back()->index = first_warp_ + static_cast<uint32_t>(warps_.size());
+            grid.warps.back()->level = 1 + random_.below(Ready::kLevels - 2);
+            warps_.push_back(grid.warps.back().get());
         }
+        start_thread(block, *grid.warps.back(), t);
     }
 }
 

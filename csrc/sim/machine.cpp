@@ -95,6 +95,7 @@ Machine::Halt Machine::move() {
             has_turned_grid_ = false;
             const std::vector<std::shared_ptr<Grid>> grids = running_;
             for (const std::shared_ptr<Grid>& grid : grids) {
+                while (grid->has_room()) start_block(*grid);
                 if (grid->alive == 0) end_grid(*grid);
             }
             halt = Halt::kGridEnded;
@@ -121,13 +122,20 @@ void Machine::run() {
             case Halt::kFound: return;
             case Halt::kGridEnded: break;
             case Halt::kStuck:
-                if (settings.ends_when_stuck != 0 || !has_pollers()) {
+                if (settings.ends_when_stuck != 0 || !has_pollers() || has_unstarted()) {
                     report_stuck(kKcclSimDeadlock);
                 } else if (!pass_time(0)) {
                     report_overdue();
                 }
         }
     }
+}
+
+// Blocks that poll for one that finds no room are not freed by time.
+bool Machine::has_unstarted() const {
+    return std::any_of(running_.begin(), running_.end(), [](const std::shared_ptr<Grid>& grid) {
+        return grid->blocks.size() < grid->launch.num_blocks;
+    });
 }
 
 bool Machine::has_pollers() const {

@@ -74,6 +74,8 @@ struct Warp {
     CallLog calls;
     // How many calls of the block the first of its threads has made.
     uint32_t num_calls_of_block = 0;
+
+    uint32_t num_alive() const { return static_cast<uint32_t>(lanes.size()) - ended; }
 };
 
 struct SharedVariable {
@@ -134,7 +136,15 @@ struct Grid {
     // A communicator that it uses has failed: its threads may go different ways.
     bool has_failed = false;
 
+    uint32_t num_ended = 0;  // blocks
+
     bool lets_in() const { return has_begun && num_closed == 0; }
+    // Tells whether another block may begin.
+    bool has_room() const {
+        const uint64_t running = blocks.size() - num_ended;
+        return blocks.size() < launch.num_blocks &&
+               (launch.most_resident == 0 || running < launch.most_resident);
+    }
 };
 
 struct Stream {
@@ -189,6 +199,9 @@ class Machine final : public Reporter {
     // Such a call is reported when all other threads have come as far as they can. Until then
     // nobody in the block is released.
     void wait_incomplete(Fiber::State state);
+    // Called when the thread is about to wait so. In a call by thread() the threads of a warp poll
+    // together; reports one that some of them do not make because they wait for their block.
+    void check_lone_calls(Fiber::State state);
 
     // ---- What kernels call (engine.cpp) ----
     Fiber& me() { return *current_; }
@@ -282,6 +295,7 @@ class Machine final : public Reporter {
     void start_pending();
     void start_next(Rank& rank, Stream& stream);
     void start(const std::shared_ptr<Grid>& grid);
+    void start_block(Grid& grid);
     void start_thread(Block& block, Warp& warp, uint32_t index);
     void let_dependents_in(Block& block);
     void enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call, uint32_t num_common);
@@ -308,6 +322,7 @@ class Machine final : public Reporter {
     bool wake_stored();
     bool wake_pollers();
     bool has_pollers() const;
+    bool has_unstarted() const;
     bool pass_time(uint64_t at_least_ns);
     void count_step();
     void report_endless();
@@ -319,7 +334,8 @@ class Machine final : public Reporter {
     void note_progress();
     void report_stuck(KcclSimFindingKind kind);
     void report_divergence(bool is_of_block);
-    void name_missing(Coop coop, const Fiber& fiber, uint32_t number, KcclSimFinding& finding);
+    void name_missing(Coop among, Coop coop, const Fiber& fiber, uint32_t number,
+                      KcclSimFinding& finding);
     void name_first_lack(KcclSimFinding& finding);
     void note_waits();
     void report_overdue();

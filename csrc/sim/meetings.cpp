@@ -51,9 +51,9 @@ void Machine::meet_block(Meeting meeting, bool is_fenced) {
     trace(kKcclSimMeetBlock, 0, mine.exchanged);
     check_calls(true);
     if (block.is_incomplete) return wait_incomplete(Fiber::kAtBlock);
-    // A warp with a thread that has ended cannot arrive as a whole.
-    const bool is_other = block.meeting != Meeting::kNone && block.meeting != meeting;
-    if (is_other || mine.warp->ended != 0) report_divergence(true);
+    check_lone_calls(Fiber::kAtBlock);
+    // Threads that have ended are not waited for, as on the machines.
+    if (block.meeting != Meeting::kNone && block.meeting != meeting) report_divergence(true);
     block.meeting = meeting;
     block.is_fenced = block.is_fenced && is_fenced;
     if (++block.arrived == block.alive) {
@@ -92,13 +92,14 @@ void Machine::end_in_block(Fiber& fiber) {
         --block.alive;
         return;
     }
-    if (fiber.warp->arrived != 0) report_divergence(false);
-    const bool waits =
-        std::any_of(fiber.warp->lanes.begin(), fiber.warp->lanes.end(),
-                    [](const Fiber* lane) { return lane->state == Fiber::kAtBlock; });
-    if (waits) report_divergence(true);
+    Warp& warp = *fiber.warp;
+    if (warp.arrived != 0 && warp.arrived == warp.num_alive()) release_warp(warp);
     if (--block.alive != 0 && block.arrived == block.alive) release_block(block);
-    if (block.alive == 0) let_dependents_in(block);
+    if (block.alive == 0) {
+        let_dependents_in(block);
+        ++block.grid->num_ended;
+        if (block.grid->has_room()) has_turned_grid_ = true;
+    }
     if (block.alive == 0 && !block.copies.pieces.empty()) {
         const Piece& piece = block.copies.pieces.front();
         report(kKcclSimUndrained,
@@ -115,10 +116,10 @@ void Machine::meet_warp(Meeting meeting) {
         check_calls(false);
     }
     if (mine.block->is_incomplete) return wait_incomplete(Fiber::kAtWarp);
-    const bool is_other = warp.meeting != Meeting::kNone && warp.meeting != meeting;
-    if (is_other || warp.ended != 0) report_divergence(false);
+    check_lone_calls(Fiber::kAtWarp);
+    if (warp.meeting != Meeting::kNone && warp.meeting != meeting) report_divergence(false);
     warp.meeting = meeting;
-    if (++warp.arrived == warp.lanes.size()) {
+    if (++warp.arrived == warp.num_alive()) {
         release_warp(warp);
     } else {
         yield_as(Fiber::kAtWarp);
@@ -128,13 +129,16 @@ void Machine::meet_warp(Meeting meeting) {
 void Machine::release_warp(Warp& warp) {
     uint64_t ballot = 0;
     std::vector<uint64_t> brought;
-    for (const Fiber* lane : warp.lanes) {
-        ballot |= (lane->exchanged != 0 ? uint64_t{1} : 0) << lane->lane;
-        brought.push_back(lane->exchanged);
-    }
-    if (warp.meeting == Meeting::kSync)
-        share_knowledge(warp.lanes, warp.lanes[0]->block->slot, false);
+    std::vector<Fiber*> alive;
     for (Fiber* lane : warp.lanes) {
+        const bool has_ended = lane->state == Fiber::kEnded;
+        brought.push_back(has_ended ? 0 : lane->exchanged);
+        if (has_ended) continue;
+        ballot |= (lane->exchanged != 0 ? uint64_t{1} : 0) << lane->lane;
+        alive.push_back(lane);
+    }
+    if (warp.meeting == Meeting::kSync) share_knowledge(alive, warp.lanes[0]->block->slot, false);
+    for (Fiber* lane : alive) {
         if (warp.meeting == Meeting::kBallot) lane->exchanged = ballot;
         if (warp.meeting == Meeting::kShuffle) {
             lane->exchanged = brought[lane->source_lane % warp.lanes.size()];

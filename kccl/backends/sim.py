@@ -209,7 +209,7 @@ class SimBackend(Backend):
                 f"{kernel.name} was compiled with warp_size {kernel.module.warp_size}, must be the "
                 f"simulation's {warp_size}"
             )
-        self._check_limits(kernel, data, grid, block, shared_bytes)
+        room = self._check_limits(kernel, data, grid, block, shared_bytes)
         parameters = parameters_of(kernel.module.source, kernel.name, len(kernel.entry.parameters))
         rank = self._mesh.machine_rank
         launch, _arguments = launch_of(
@@ -219,6 +219,7 @@ class SimBackend(Backend):
             grid=grid,
             block=block,
             shared_bytes=shared_bytes,
+            most_resident=room,
             arrays=self._machine.arrays.of_launch(rank, kernel.name, parameters, arrays),
         )
         if not self._machine.launch(launch) and self.state.status == lib.kKcclOk:
@@ -226,14 +227,15 @@ class SimBackend(Backend):
 
     def _check_limits(
         self, kernel: Any, data: bytes, grid: int, block: int, shared_bytes: int
-    ) -> None:
-        """Refuses what a GPU of this model would refuse."""
+    ) -> int:
+        """Refuses what a GPU of this model would refuse. Returns how many blocks run at once."""
         limits = LIMITS[self._machine.simulation.model]
         limits.check_launch(shared_bytes, len(data))
         sizes = {size for size, _ in kernel.entry.parameters}
         room = limits.resident_blocks(block, shared_bytes)
         if ffi.sizeof("KcclDeviceComm") in sizes and grid > room:
             raise not_resident(grid, room, kernel.name, block)
+        return room
 
     def failure(self) -> Error | None:
         """See Backend: what the simulation has found."""

@@ -20,9 +20,12 @@ _POINTERS = ("out", "in", "from")
 def incomplete_call(finding: Any, place: Any, other: Any, _name: Name) -> str:
     """Some threads of a coop do not make a call that others are in."""
     instead = "has ended" if finding.has_ended else f"waits at {place.user_site}"
+    whose = f"All threads of the {_COOPS[finding.coop]} must make this call"
+    if finding.coop == lib.kKcclSimCoopThread:
+        whose = "All threads of a warp must be in such a call together, because it polls together"
     return (
         f"call not made by all: {_missing(finding, place.rank, other)}; block {place.block} thread "
-        f"{place.thread} {instead}. All threads of the {_COOPS[finding.coop]} must make this call"
+        f"{place.thread} {instead}. {whose}"
     )
 
 

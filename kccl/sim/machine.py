@@ -371,6 +371,7 @@ def launch_of(
     grid: int,
     block: int,
     shared_bytes: int = 0,
+    most_resident: int = 0,
     arrays: Any = None,
 ) -> tuple[Any, Any]:
     """Returns a KcclSimLaunch, and an object that keeps its arguments alive.
@@ -381,6 +382,7 @@ def launch_of(
         data: Its arguments one after another, each aligned.
         grid, block: Number of blocks, and threads of each.
         shared_bytes: Bytes of dynamic shared memory of each block.
+        most_resident: So many blocks of it run at once; 0: all.
         arrays: KcclSimArrays of the arrays among the arguments; None: the machine does not know
             where they end.
     """
@@ -393,6 +395,7 @@ def launch_of(
     launch.num_blocks = grid
     launch.threads_per_block = block
     launch.shared_bytes = shared_bytes
+    launch.most_resident = most_resident
     launch.rank = rank
     if arrays is not None:
         launch.arrays, launch.num_arrays = arrays, len(arrays)

@@ -18,7 +18,7 @@ from .waits import waiting_table
 # Kind of finding -> its text. _sentence() fills the fields in, and appends call, step and seed.
 _KINDS = {
     "deadlock": "deadlock: {num_waiting} threads wait and nothing can change any more: {waiting}"
-    "{lack}",
+    "{lack}{unstarted}",
     "divergence": "divergence: {place} waits at {user_site}{within}, and {other} {does_other}. All "
     "threads of a block or warp must come to the same barriers and calls",
     "data_race": "data race: {place} at {site} {does} {what}, {other} {did} it, and no "
@@ -287,6 +287,7 @@ def _sentence(
         within="" if place.site.startswith(place.user_site) else f" (in {place.site})",
         does_other=_does_other(finding, other),
         lack=lack(finding, place, other) if kind == "deadlock" else "",
+        unstarted=_unstarted(finding),
         site=place.site,
         does=_VERBS.get(finding.deed, ("",))[0],
         other=_other(kind, other),
@@ -307,6 +308,15 @@ def _sentence(
     ]
     within = f"; {' and '.join(calls)}" if calls else ""
     return f"{text}{within}; {_replay(finding)}"
+
+
+def _unstarted(finding: Any) -> str:
+    if finding.num_unstarted == 0:
+        return ""
+    return (
+        f". A GPU runs {finding.num_resident} of these blocks at once, and {finding.num_unstarted} "
+        "more when some have ended. Blocks that wait for each other must all run at once"
+    )
 
 
 def _why(finding: Any) -> str:

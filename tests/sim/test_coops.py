@@ -84,6 +84,11 @@ __global__ void one_publishes(DeviceComm comm, Args out, Args in) {
     collect(exchange, out + 8 * blockIdx.x, 1u);
 }
 
+__global__ void lone_thread(DeviceComm comm, Args, Args) {
+    if (threadIdx.x == 0) wait(thread(), comm, 1 - comm.rank, 1, 1);
+    __syncthreads();
+}
+
 // What is right: blocks and warps of their own channels, a warp that has nothing more to do, and
 // exchanges of which the blocks collect different parts.
 __global__ void right(DeviceComm comm, Args out, Args in) {
@@ -97,6 +102,15 @@ __global__ void right(DeviceComm comm, Args out, Args in) {
     collect(exchange, out + 8 * (1 + blockIdx.x), 1u, Slices{1 - blockIdx.x, 1});
     if (threadIdx.x >= 32) return;
     all_reduce<float>(warp(), comm, out + 40 + 4 * blockIdx.x, in, 4);
+}
+// Threads that have ended are not waited for.
+__global__ void right_ends(DeviceComm comm, Args, Args) {
+    if (threadIdx.x % 4 == 1) return;
+    __syncthreads();
+    __syncwarp();
+    if (threadIdx.x != 0) return;
+    signal(thread(), comm, 1 - comm.rank, blockIdx.x);
+    wait(thread(), comm, 1 - comm.rank, blockIdx.x, 1);
 }
 """
 NAMES = re.findall(r"__global__ void (\w+)\(", SOURCE)
@@ -150,6 +164,9 @@ MISTAKES = {
     rf"{THREAD} with count \d at {{1}}. All threads of the block must give the same count"),
     "own_address": (1, rf"arguments differ: {THREAD} calls all_reduce with out {OUT} at {{1}}, and "
     rf"{THREAD} with out {OUT} at {{1}}. All threads of the block must give the same out"),
+    "lone_thread": (1, r"call not made by all: rank \d block 0 threads 1 to 31 did not call wait, "
+    r"which block 0 thread 0 called at {1}; block 0 thread \d+ waits at {2}. All threads of a warp "
+    r"must be in such a call together, because it polls together"),
     "half_waits": (1, r"deadlock: 128 threads wait and nothing can change any more: .* rank \d "
     r"block 0 threads 32 to 63 did not call all_reduce, which block 0 thread \d+ called at {2}"),
     "half_loops": (1, r"call not made by all: rank \d block 0 threads 32 to 63 did not call "
@@ -184,6 +201,7 @@ def test_a_mistake_has_its_sentence_in_every_seed(module, kernel):
         assert re.fullmatch(rf"{pattern}; step \d+ of seed {seed}, which replays it", told)
 
 
-def test_what_is_right_has_no_finding(module):
+@pytest.mark.parametrize("kernel", ["right", "right_ends"])
+def test_what_is_right_has_no_finding(module, kernel):
     for seed in range(6):
-        run(module, "right", 2, seed)
+        run(module, kernel, 2, seed)

@@ -163,8 +163,8 @@ RIGHT = (ml_dtypes.bfloat16, np.float16, np.uint32, np.float64)
 )
 def test_elements_of_another_type_are_refused(module, index, dtype, wanted):
     given = [*RIGHT[:index], dtype, *RIGHT[index + 1 :]]
-    told = f"argument {index + 1} of halves is an array of {np.dtype(dtype)}, must be one of"
-    with pytest.raises(kccl.InvalidArgument, match=f"{told} {wanted}, to which the parameter points"):
+    told = f"is an array of {np.dtype(dtype)}, must be one of {wanted}, to which the parameter"
+    with pytest.raises(kccl.InvalidArgument, match=told):
         launch(module, "halves", given, seed=0)
 
 
@@ -191,3 +191,23 @@ def test_what_an_earlier_run_has_made_is_refused(module):
     ):
         with pytest.raises(kccl.InvalidArgument, match=told):
             kccl.run_threads(partial(later, own=own, index=index), 2, backend="sim", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("element", "op", "told"),
+    [
+        ("long long", "Sum", "reductions take float, double, int8_t to int64_t"),
+        ("float", "Band", "Band, Bor and Bxor integers and boolean"),
+    ],
+)
+def test_types_that_no_reduction_takes_are_refused_in_one_sentence(element, op, told):
+    source = f"""
+    #include <kccl/kccl.cuh>
+    __global__ void bad(kccl::DeviceComm comm, {element}* x) {{
+        kccl::all_reduce<{element}, kccl::{op}>(kccl::block(), comm, x, x, 4);
+    }}
+    """
+    with pytest.raises(kccl.CompileError) as caught:
+        kccl.compile(source, ["bad"])
+    (error,) = [line for line in str(caught.value).splitlines() if " error: " in line]
+    assert told in error

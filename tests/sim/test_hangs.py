@@ -70,9 +70,12 @@ KCCL_KERNEL void other_barriers(float*) {
         kccl::platform::sync_block_any(false);
     }
 }
-KCCL_KERNEL void other_barriers_of_the_library(kccl::DeviceComm comm, float* x) {
-    if (threadIdx.x % 2 == 0) return;
-    kccl::platform::warp_any(x[0] == 0);
+KCCL_KERNEL void own_barrier(uint32_t* words) {
+    using namespace kccl::mem;
+    if (threadIdx.x == 0) add<Order::kRelease, Scope::kDevice>(words, 1u);
+    while (kccl::platform::warp_any(load<Order::kAcquire, Scope::kDevice>(words) < gridDim.x)) {
+        poll_pause();
+    }
 }
 """
 HANGS = ["reads", "reads_volatile", "writes", "counts", "looks_at_the_clock"]
@@ -286,18 +289,23 @@ def test_divergence_names_both_threads_and_lines(module):
     }
 
 
-def test_divergence_from_a_thread_that_has_ended(module):
-    def main(comm):
-        kernel = module.kernel("other_barriers_of_the_library")
-        kernel(comm, comm.device_comm(), np.zeros(4, np.float32))
+def test_blocks_that_find_no_room_begin_later(module):
+    """A user's barrier needs all blocks at once. Without a DeviceComm nobody knows it before.
+    """
 
-    with pytest.raises(kccl.ProtocolError) as caught:
-        kccl.run_threads(main, 1, backend="sim")
-    assert re.match(
-        r"divergence: rank 0 block 0 thread \d+ waits at source:\d+, and rank 0 block 0 thread \d+ "
-        r"has ended",
-        str(caught.value),
+    def main(comm, blocks):
+        words = np.zeros(1, np.uint32)
+        # A GPU has 132 times so much shared memory.
+        module.kernel("own_barrier")(comm, words, grid=blocks, block=32, shared_bytes=232448)
+        return words[0]
+
+    assert kccl.run_threads(lambda comm: main(comm, 132), 1, backend="sim", seed=0) == [132]
+    told = (
+        r"deadlock: 4224 threads wait and nothing can change any more: .*\. A GPU runs 132 of these "
+        "blocks at once, and 2 more when some have ended. Blocks that wait for each other must all"
     )
+    with pytest.raises(kccl.ProtocolError, match=told):
+        kccl.run_threads(lambda comm: main(comm, 134), 1, backend="sim", seed=0)
 
 
 def test_a_kernel_without_the_librarys_code_has_the_name_of_its_source():

@@ -159,6 +159,29 @@ inline constexpr uint32_t kOpOf<Bor> = kKcclBor;
 template <>
 inline constexpr uint32_t kOpOf<Bxor> = kKcclBxor;
 
+// Tells whether an operator takes elements of T: as the table above, and a user's own operator takes
+// every type.
+template <class Op, class T>
+constexpr bool kTakes =
+    kKindOf<T> != Kind::kNone &&
+    (kOpOf<Op> == kKcclAvg                              ? kHasNan<T>
+     : kOpOf<Op> == kKcclMin || kOpOf<Op> == kKcclMax   ? kKindOf<T> != Kind::kComplex
+     : kOpOf<Op> >= kKcclBand && kOpOf<Op> <= kKcclBxor ? kHasBits<T>
+                                                        : true);
+
+// Refuses a call of other types in one sentence. A caller instantiates nothing else with them.
+template <class Op, class T>
+KCCL_DEVICE Status refuse_types() {
+    static_assert(
+        kKindOf<T> != Kind::kNone,
+        "reductions take float, double, int8_t to int64_t, uint8_t to uint64_t, kccl::f16, "
+        "bf16, f8e4m3, f8e5m2, boolean, complex64 and complex128");
+    static_assert(kKindOf<T> == Kind::kNone || kTakes<Op, T>,
+                  "Avg takes floats and complex numbers; Min and Max no complex numbers; Band, Bor "
+                  "and Bxor integers and boolean");
+    return kKcclBadArgument;
+}
+
 // The operator of a call that the host launches.
 template <class Op>
 KCCL_DEVICE Op operator_of([[maybe_unused]] const Call& call) {

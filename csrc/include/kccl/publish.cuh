@@ -190,14 +190,18 @@ KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, ui
 template <class Op, mem::Order order, bool IS_PART, class T, int WORLD_SIZE>
 KCCL_DEVICE Status collect_sums(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& exchange, T* out,
                                 uint32_t count, Slices slices) {
-    constexpr int kMostRanks = GridExchange<kKcclReachAllRanks, WORLD_SIZE>::kMostRanks;
-    const int world_size = exchange.num_senders();
-    const auto combine = [&](const uint64_t* payloads) {
-        return reduce_payloads<T, Op, 1, kMostRanks>(payloads, world_size);
-    };
-    return collect_rows<order, IS_PART>(exchange, out, count, slices,
-                                        Rows<kMostRanks>{world_size, exchange.rank_stride()},
-                                        combine);
+    if constexpr (!kTakes<Op, T>) {
+        return refuse_types<Op, T>();
+    } else {
+        constexpr int kMostRanks = GridExchange<kKcclReachAllRanks, WORLD_SIZE>::kMostRanks;
+        const int world_size = exchange.num_senders();
+        const auto combine = [&](const uint64_t* payloads) {
+            return reduce_payloads<T, Op, 1, kMostRanks>(payloads, world_size);
+        };
+        return collect_rows<order, IS_PART>(exchange, out, count, slices,
+                                            Rows<kMostRanks>{world_size, exchange.rank_stride()},
+                                            combine);
+    }
 }
 
 // Ends an exchange of all ranks: `out` becomes [block][count], the slices of each block reduced

@@ -46,7 +46,6 @@ KCCL_DEVICE void begin_together([[maybe_unused]] const DeviceComm& comm,
                                 [[maybe_unused]] uint32_t num_common = NUM,
                                 [[maybe_unused]] ExchangeUse use = {}) {
 #if defined(KCCL_TARGET_SIM)
-    if constexpr (KIND == CoopKind::kThread) return;
     KcclSimArgument arguments[NUM];
     for (uint32_t i = 0; i < NUM; ++i)
         arguments[i] = {given[i].name, given[i].value, given[i].num_bytes};

@@ -19,8 +19,12 @@ KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
                                      {"count", count},
                                      {"out", out},
                                      {"in", in, count * sizeof(T)}});
-    if (!fits<T, Op>(channel, kKcclAllReduceOneShotLl16, count)) return channel.status();
-    return all_reduce_one_shot_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count));
+    if constexpr (!kTakes<Op, T>) {
+        return refuse_types<Op, T>();
+    } else {
+        if (!fits<T, Op>(channel, kKcclAllReduceOneShotLl16, count)) return channel.status();
+        return all_reduce_one_shot_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count));
+    }
 }
 
 // Does the same for one call, without a channel. Called by all threads of the coop.

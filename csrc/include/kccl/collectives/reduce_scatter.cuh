@@ -21,11 +21,15 @@ KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, co
                                      {"out", out},
                                      {"in", in, chunks_bytes<T>(channel, count, stride)}});
     constexpr KcclKernel kKernel = kKcclReduceScatterDirectLl16;
-    if (!fits<T, Op>(channel, kKernel, count, is_stride<T>(stride, 0))) {
-        return refuse_stride<T>(channel, kKernel, 0, stride);
+    if constexpr (!kTakes<Op, T>) {
+        return refuse_types<Op, T>();
+    } else {
+        if (!fits<T, Op>(channel, kKernel, count, is_stride<T>(stride, 0))) {
+            return refuse_stride<T>(channel, kKernel, 0, stride);
+        }
+        return reduce_scatter_direct_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count),
+                                                 stride);
     }
-    return reduce_scatter_direct_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count),
-                                             stride);
 }
 
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>

@@ -9,8 +9,8 @@ namespace kccl {
 // `out` to `out` + num_bytes lies in one window. The simulator refuses what does not: the call
 // returns a failed status and copies nothing. A GPU does not know the windows.
 //
-// Called by all threads of the coop. `out` lies in the peer's window as mapped here. `in` may be
-// reused on return.
+// Called by all threads of the coop. `out` lies in the peer's window as mapped here. On return each
+// thread has read its share of `in`; after a sync of the coop all may write all of it.
 //
 // IS_LAUNCH: the host launches it, and has checked the window.
 template <bool IS_LAUNCH = false, class Coop>
