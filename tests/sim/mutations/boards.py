@@ -41,16 +41,15 @@ MUTATIONS = (
     bug(
         "board_scrub_last",
         "the last packet of the board is not scrubbed",
-        "last words of a board",
+        "last word of a board",
         STALE,
         Edit(
             GRID_EXCHANGE,
             "comm.layout.exchange_bytes / kPayloadBytes;\n    mem::Packet",
             "comm.layout.exchange_bytes / kPayloadBytes - 1;\n    mem::Packet",
         ),
-        # One packet in three rounds: its reader must be early.
+        # One packet in 16 exchanges, whose reader must be early.
         max_seeds=60,
-        schedule="slow_block",
     ),
     bug(
         "board_scrub_slot",

@@ -178,6 +178,14 @@ def _last_words_of_a_board(script):
         script.exchange(3, 12, orders=False)
 
 
+def _last_word_of_a_board(script):
+    """The same with a packet for each thread, so that a run is short."""
+    script.begin(threads=script.machine.warp_size, blocks=2)
+    for _ in range(6):
+        script.exchange(64, 4, orders=False)
+        script.exchange(3, 12, orders=False)
+
+
 def _exchange_lengths(script):
     """A packet more than the threads take at once, and one less."""
     script.begin(threads=script.machine.warp_size, blocks=2)
@@ -266,6 +274,12 @@ PROGRAMS = {
     ),
     "last words of a board": Program(
         _last_words_of_a_board, 2, ("grid_exchange",), {**NARROW, "num_channels": 2}
+    ),
+    "last word of a board": Program(
+        _last_word_of_a_board,
+        2,
+        ("grid_exchange",),
+        {**NARROW, "num_channels": 2, "exchange_bytes": 256},
     ),
     "lengths of exchanges": Program(
         _exchange_lengths,
