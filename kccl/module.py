@@ -241,7 +241,6 @@ class Kernel:
             keep.append(kept)
         return bytes(data), keep
 
-
     def _check_elements(self, index: int, array: Any) -> None:
         """Refuses an array of other numbers than those that the parameter points to.
 

@@ -307,4 +307,6 @@ def _run(
         # A peer's failed wait may stand in the list before the error that caused it.
         causes = [error for error in errors if not isinstance(error, WaitFailed)]
         raise (causes or errors)[0]
+    if machine is not None:
+        machine.check_calls()
     return results

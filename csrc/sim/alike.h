@@ -33,6 +33,26 @@ class Alike {
     // rank of some communicator has made one call that others have not, and these calls are alike.
     // Returns null pointers if there are none.
     std::pair<const Made*, const Made*> crossed() const;
+    // Visits the channels on which some ranks have made more calls than others: for each rank of
+    // the communicator visit(rank, number of its calls, the last of them or null).
+    template <class Visit>
+    void visit_uneven(Visit visit) const {
+        for (const auto& [key, stream] : streams_) {
+            if (key.second < 0) continue;
+            const auto count = [&stream](uint32_t rank) {
+                const auto at = stream.calls.find(rank);
+                return at == stream.calls.end() ? uint64_t{0} : at->second;
+            };
+            bool is_even = true;
+            for (uint32_t rank = 1; rank < stream.num_ranks; ++rank) {
+                is_even = is_even && count(rank) == count(0);
+            }
+            for (uint32_t rank = 0; !is_even && rank < stream.num_ranks; ++rank) {
+                const auto last = stream.last.find(rank);
+                visit(rank, count(rank), last == stream.last.end() ? nullptr : &last->second);
+            }
+        }
+    }
 
   private:
     struct Pending {
@@ -42,6 +62,8 @@ class Alike {
     };
     struct Stream {
         std::map<uint32_t, uint64_t> calls;  // rank -> how many it has made on a channel
+        std::map<uint32_t, Made> last;       // rank -> the last of these
+        uint32_t num_ranks = 0;
         std::set<uint64_t> states;
         std::map<uint64_t, Pending> pending;  // keyed by number or epoch
     };

@@ -134,6 +134,30 @@ uint32_t kccl_sim_waits(KcclSimMachine* machine, KcclSimWait* waits, uint32_t ca
     return count;
 }
 
+uint32_t kccl_sim_counts(KcclSimMachine* machine, KcclSimCount* counts, uint32_t capacity) {
+    Machine& of = machine->machine;
+    const std::lock_guard<std::mutex> lock(of.mutex);
+    uint32_t count = 0;
+    of.alike.visit_uneven([&](uint32_t rank, uint64_t num_calls, const kccl::sim::Made* last) {
+        if (count == capacity) return;
+        counts[count] = {};
+        counts[count].rank = rank;
+        counts[count].num_calls = num_calls;
+        if (last != nullptr) {
+            counts[count].made = last->what;
+            const kccl::sim::Deed& deed = last->deed;
+            counts[count].place = of.place(deed.event.agent, deed.call, deed.site);
+        }
+        ++count;
+    });
+    return count;
+}
+
+int kccl_sim_has_failed(KcclSimMachine* machine) {
+    const std::lock_guard<std::mutex> lock(machine->machine.mutex);
+    return machine->machine.has_failed_call ? 1 : 0;
+}
+
 KcclSimStats kccl_sim_stats(KcclSimMachine* machine) {
     const Machine& of = machine->machine;
     return {of.steps,        of.switches,

@@ -11,6 +11,9 @@ bool are_alike(const KcclSimMade& a, const KcclSimMade& b) {
            a.num_blocks == b.num_blocks && (a.dtype == b.dtype || !is_type_known);
 }
 
+// See told::reduction_begins().
+bool is_reduction(int32_t stream) { return stream < -kKcclNumReaches; }
+
 }  // namespace
 
 // ---- Calls of several ranks ---------------------------------------------------------------------
@@ -24,6 +27,10 @@ const Made* Alike::compare(const KcclSimCall& call, const Made& mine) {
     stream.states.insert(call.state);
     const bool is_exchange = call.stream < 0;
     const uint64_t number = is_exchange ? call.epoch : stream.calls[call.rank]++;
+    if (!is_exchange) {
+        stream.last[call.rank] = mine;
+        stream.num_ranks = call.num_callers;
+    }
     Pending& pending = stream.pending[number];
     if (pending.callers == 0) pending.first = mine;
     found_ = pending.first;
@@ -40,6 +47,8 @@ std::pair<const Made*, const Made*> Alike::crossed() const {
         bool are_crossed = true;
         for (; at != streams_.end() && at->first.first == memory; ++at) {
             for (const auto& [number, pending] : at->second.pending) {
+                // Only ranks that reduce tell of it.
+                if (is_reduction(at->first.second)) continue;
                 are_crossed = are_crossed && at->first.second >= 0 && (ranks & pending.ranks) == 0;
                 ranks |= pending.ranks;
                 calls.push_back(&pending.first);

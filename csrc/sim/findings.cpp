@@ -19,7 +19,9 @@ KcclSimPlace Machine::place(Agent agent, uint32_t call, uint64_t site) const {
 }
 
 KcclSimPlace Machine::place(const Fiber& fiber) const {
-    return place(fiber.knowledge.agent, fiber.knowledge.call, fiber.site);
+    KcclSimPlace result = place(fiber.knowledge.agent, fiber.knowledge.call, fiber.site);
+    result.call_site = fiber.begun.name != nullptr ? fiber.begun.site : 0;
+    return result;
 }
 
 void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address,

@@ -54,7 +54,7 @@ void Machine::restart(uint64_t new_seed) {
     steps = switches = torn_packets = late_copies = clock_ns = 0;
     changes_ = changes_at_wake_ = passed_ns_ = halted_ns_ = 0;
     idle_rounds_ = 0;
-    has_turned_grid_ = false;
+    has_turned_grid_ = has_failed_call = false;
     is_interrupted_.store(false, std::memory_order_relaxed);
     lacks_.clear();
     waits.clear();

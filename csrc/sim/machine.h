@@ -281,6 +281,7 @@ class Machine final : public Reporter {
     uint64_t torn_packets = 0;
     uint64_t late_copies = 0;
     uint64_t clock_ns = 0;
+    bool has_failed_call = false;  // of some rank
     std::vector<KcclSimFinding> findings;
     std::vector<KcclSimEvent> events;  // the last ones, as a ring
     uint64_t num_events = 0;

@@ -25,7 +25,10 @@ uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t
                                                          : channel;
     Last& last = last_[{state, stream}];
     for (const Last::Entered& each : last.entered) {
-        if (each.index != 0 && each.epoch == epoch) return each.index;
+        // A user's kernel and the rank's program count epochs of their own.
+        if (each.index == 0 || each.epoch != epoch || (*this)[each.index].kernel != kernel)
+            continue;
+        return each.index;
     }
     std::copy_backward(last.entered.begin(), last.entered.end() - 1, last.entered.end());
     last.entered[0] = {next_++, epoch};

@@ -243,7 +243,12 @@ class SimBackend(Backend):
 
     def simulated_waits(self) -> str | None:
         """See Backend."""
-        return self._machine.waits()
+        # A rank that waits for a late one has made a call more on one channel. On a second channel,
+        # or if the other one has ended, that is the reason.
+        has_left = self.state.record.status == lib.kKcclPeerLeft
+        uneven = self._machine.uneven_calls(least=1 if has_left else 2)
+        told = [f"calls that differ: {uneven}"] if uneven else []
+        return "\n".join([*filter(None, [self._machine.waits()]), *told])
 
     def abort(self) -> None:
         """See Backend."""

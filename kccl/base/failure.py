@@ -178,7 +178,8 @@ def error_of(
     if simulated is not None:
         waited += " of simulated time"
     source = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
-    table = f"\n{simulated}" if simulated and kind is Timeout else ""
+    tells = kind is Timeout or record.status == lib.kKcclPeerLeft
+    table = f"\n{simulated}" if simulated and tells else ""
     return kind(
         f"{name} on {where}: {cause}; {waited}{source}; {cure}{table}",
         rank=record.rank,

@@ -289,6 +289,35 @@ class Machine:
         count = lib.kccl_sim_waits(self._handle, array, lib.kKcclSimMostWaits)
         return self._reporter.waits([array[index] for index in range(count)])
 
+    def uneven_calls(self, least: int = 1) -> str:
+        """How many calls each rank has made on the channels where they differ; "" if these are
+        fewer than `least`.
+        """
+        if self._handle is None:
+            return ""
+        array = ffi.new("KcclSimCount[]", lib.kKcclSimMostWaits)
+        count = lib.kccl_sim_counts(self._handle, array, lib.kKcclSimMostWaits)
+        counts = [array[index] for index in range(count)]
+        has_all = sum(each.rank == 0 for each in counts) >= least
+        return self._reporter.counts(counts) if has_all else ""
+
+    def check_calls(self) -> None:
+        """Called when all ranks have ended, and none by an error.
+
+        Raises:
+            ProtocolError: Some ranks have made more calls than others, which nobody noticed.
+        """
+        told = self.uneven_calls()
+        if told and not lib.kccl_sim_has_failed(self.handle):
+            seed = self.simulation.seed
+            raise ProtocolError(
+                f"calls differ: {told}. All ranks must make the same calls on a channel; seed "
+                f"{seed}, which replays it",
+                kind="calls_differ",
+                seed=seed,
+                rank=-1,
+            )
+
     def stats(self) -> dict[str, int]:
         """Returns the fields of KcclSimStats for the last run. Works after destroy(), too."""
         if self._handle is not None:

@@ -203,6 +203,18 @@ class Reporter:
         placed = [(each, self.place(each.place), self.symbols) for each in waits]
         return waiting_table(placed, self.members)
 
+    def counts(self, counts: Sequence[Any]) -> str:
+        """Returns who has made how many calls of what (KcclSimCounts); "" for nobody."""
+        self.symbols.look_up(each.place.site for each in counts if each.num_calls)
+        told = ""
+        for each in counts:
+            # The first rank of a channel.
+            told += ("; " if each.rank == 0 else ", and ") if told else ""
+            told += f"rank {each.rank} has made {each.num_calls} calls"
+            if each.num_calls:
+                told += f", the last {made_words(each.made)} at {self._caller(each.place.site)}"
+        return told
+
     def place(self, place: Any) -> Place:
         """Returns the Place for a KcclSimPlace."""
         is_call = place.channel >= 0
@@ -343,7 +355,8 @@ def made_words(made: Any) -> str:
             words += f" of {made.num_bytes} bytes"
     if made.kernel != lib.kKcclBarrierDirect:
         words += f", {type_words(made.dtype)}".removesuffix(", ")
-    if made.op in OPS.values() and kernel in _REDUCE:
+    # Only a rank that collects an exchange gives its operator.
+    if made.op in OPS.values() and (kernel in _REDUCE or made.kernel == lib.kKcclGridExchange):
         words += f", {_name(OPS, made.op)}"
     if kernel.startswith("broadcast"):
         words += f", from root {made.root}"

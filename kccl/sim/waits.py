@@ -59,6 +59,9 @@ def waiting_table(
         in_call = bool(what) and place.site.startswith("csrc/include/")
         called = f"in {what}, called at {symbols.user_line(given.call_site)}"
         where = called if in_call else f"at {place.user_site}"
+        if not what and place.kernel and place.is_within:
+            in_call, what = True, place.kernel
+            where = f"in {what}, a call of its program"
         ranks = tuple(members.get(given.state, ()))
         known.append(_Wait(given, place.rank, place.block, what if in_call else "", where, ranks))
     lines = [f"first missing: {_missing(known)}", "who waited for what:"]

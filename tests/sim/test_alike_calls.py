@@ -232,6 +232,89 @@ KCCL_KERNEL void nothing(DeviceComm comm, float* x) {
         kccl.run_threads(main, 2, backend="sim", seed=seed)
 
 
+# ---- Calls that some ranks make more often -------------------------------------------------------
+
+COUNTS = """
+#include <kccl/kccl.cuh>
+using namespace kccl;
+__global__ void broadcasts(DeviceComm comm, float* x, int count) {
+    for (int i = 0; i < count; ++i) broadcast(block(), comm, x, x, 4, 0);  // line 5
+}
+__global__ void reduces(DeviceComm comm, float* x) {
+    all_reduce(block(), comm, x, x, 4);  // line 8
+}
+__global__ void exchanges(DeviceComm comm, float* x, int is_max) {
+    GridExchange<kKcclReachAllRanks> all(comm);
+    publish(all, x, 4u);
+    if (is_max == 0) collect_reduced(all, x + 8, 4u);  // line 13
+    if (is_max == 1) collect_reduced<Max>(all, x + 8, 4u);  // line 14
+    if (is_max == 2) collect(all, x + 8, 4u);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def counted():
+    return kccl.compile(COUNTS, ["broadcasts", "reduces", "exchanges"])
+
+
+def start(comm):
+    return comm.device_comm(exchange_bytes=4096), np.ones(64, np.float32)
+
+
+def test_a_call_more_that_nobody_noticed(counted):
+    def main(comm):
+        counted.kernel("broadcasts")(comm, *start(comm), 3 - comm.rank)
+
+    call = "broadcast_direct_ll16 of 16 bytes, float32, from root 0, on channel 0 at source:5"
+    with pytest.raises(kccl.ProtocolError) as caught:
+        kccl.run_threads(main, 2, backend="sim", seed=2)
+    assert str(caught.value) == (
+        f"calls differ: rank 0 has made 3 calls, the last {call}, and rank 1 has made 2 calls, the "
+        f"last {call}. All ranks must make the same calls on a channel; seed 2, which replays it"
+    )
+
+
+@pytest.mark.parametrize(("goes_on", "error"), [(False, kccl.PeerLost), (True, kccl.Timeout)])
+def test_a_launch_less(counted, goes_on, error):
+    def main(comm):
+        device_comm, x = start(comm)
+        comm.timeout = 1
+        for _ in range(3 - comm.rank):
+            counted.kernel("reduces")(comm, device_comm, x)
+        if goes_on:
+            comm.barrier()
+
+    call = "all_reduce_one_shot_ll16 of 16 bytes, float32, sum, on channel 0 at source:8"
+    counts = (
+        f"rank 0 has made 3 calls, the last {call}, and rank 1 has made 2 calls, the last {call}"
+    )
+    with pytest.raises(error) as caught:
+        kccl.run_threads(main, 2, backend="sim", seed=1)
+    assert f"calls that differ: {counts}" in str(caught.value)
+    if goes_on:
+        assert (
+            "; rank 0 has made 0 calls, and rank 1 has made 1 calls, the last barrier_direct, on "
+            "channel 0 at a call of its program"
+        ) in str(caught.value)
+        assert "rank 1 block 0: 32 threads in barrier_direct, a call" in str(caught.value)
+
+
+@pytest.mark.parametrize("kinds", [(0, 1), (0, 0), (1, 1), (0, 2)])
+def test_reductions_of_slices_by_other_operators(counted, kinds):
+    def main(comm):
+        counted.kernel("exchanges")(comm, *start(comm), kinds[comm.rank])
+
+    if kinds != (0, 1):
+        kccl.run_threads(main, 2, backend="sim", seed=0)
+        return
+    exchange = "an exchange of 16 bytes a block, float32, {}, by 1 blocks at source:{}"
+    with pytest.raises(kccl.ProtocolError) as caught:
+        kccl.run_threads(main, 2, backend="sim", seed=0)
+    assert exchange.format("sum", 13) in str(caught.value)
+    assert exchange.format("max", 14) in str(caught.value)
+
+
 # ---- Channels that are open ----------------------------------------------------------------------
 
 TWICE = """

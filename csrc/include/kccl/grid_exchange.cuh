@@ -247,6 +247,14 @@ class GridExchange {
         }
     }
 
+    // Tells it of the operator by which this block reduces the slices.
+    KCCL_DEVICE void tell_reduction(told::Call call) const {
+        if constexpr (told::kIsTold) {
+            call.num_blocks = num_blocks_;
+            if (status_ == kKcclOk && leads(block())) told::reduction_begins(comm_, epoch_, call);
+        }
+    }
+
     // Fails the exchange because of an argument. Called by all threads of the block.
     KCCL_DEVICE Status refuse(const Refused& why) {
         if (status_ == kKcclOk && leads(block())) kccl::refuse(comm_, kKcclGridExchange, 0, why);

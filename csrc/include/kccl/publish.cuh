@@ -194,6 +194,8 @@ KCCL_DEVICE Status collect_sums(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& ex
         return refuse_types<Op, T>();
     } else {
         constexpr int kMostRanks = GridExchange<kKcclReachAllRanks, WORLD_SIZE>::kMostRanks;
+        exchange.tell_reduction(
+            {kKcclGridExchange, uint64_t{count} * sizeof(T), kDtypeOf<T>, kOpOf<Op>});
         const int world_size = exchange.num_senders();
         const auto combine = [&](const uint64_t* payloads) {
             return reduce_payloads<T, Op, 1, kMostRanks>(payloads, world_size);

@@ -84,6 +84,30 @@ KCCL_DEVICE void slice_begins([[maybe_unused]] const DeviceComm& comm,
 #endif
 }
 
+// Tells the simulator by which operator this block reduces the slices of an exchange of all ranks.
+// It is compared with the same block's on the other ranks. Called by one thread of each block.
+KCCL_DEVICE void reduction_begins([[maybe_unused]] const DeviceComm& comm,
+                                  [[maybe_unused]] uint32_t epoch,
+                                  [[maybe_unused]] const Call& call) {
+#if defined(KCCL_TARGET_SIM)
+    const auto block = static_cast<int32_t>(platform::block_in_grid());
+    const KcclSimCall made = {comm.scratch[0],
+                              comm.state,
+                              -1 - kKcclNumReaches - block,
+                              -1,
+                              static_cast<uint32_t>(comm.rank),
+                              static_cast<uint32_t>(comm.world_size),
+                              epoch,
+                              call.kernel,
+                              call.num_bytes,
+                              call.dtype,
+                              call.op,
+                              call.root,
+                              call.num_blocks};
+    kccl_sim_engine->call_begins(&made);
+#endif
+}
+
 #if defined(KCCL_TARGET_SIM)
 template <class Coop>
 KCCL_DEVICE KcclSimOpening opening_of(Coop coop, const DeviceComm& comm, int channel, int index) {
