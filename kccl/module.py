@@ -126,12 +126,11 @@ class Kernel:
                 passed by value, and so is a Window, which the kernel takes as a `kccl::Window`. A
                 number, Python's or NumPy's, becomes what the parameter is, if it fits it: a
                 fraction fits no integer. An array, which exports a writable buffer or DLPack,
-                becomes a pointer to its first element; what comm.empty() returned fits a
-                `kccl::Window`, too. On a CPU its elements must be those that the parameter points
-                to. On a GPU only the size of a parameter is known: a NumPy scalar
-                of that size is passed as it is, an int and a bool become an integer, and a float
-                becomes a float or a double. So give a `float` parameter a float, as in 2.0, not an
-                int.
+                becomes a pointer to its first element, on a CPU of the type that the parameter
+                points to; what comm.empty() returned fits a `kccl::Window`, too. On a GPU only the
+                size of a parameter is known: a NumPy scalar of that size is passed as it is, an
+                int and a bool become an integer, and a float becomes a float or a double. So give
+                a `float` parameter a float, as in 2.0, not an int.
             grid: Number of blocks.
             block: Threads of each block, a multiple of the warp size; 64 when None. On the host it
                 is 1.
@@ -235,27 +234,12 @@ class Kernel:
                     f"bytes, the parameter has {num_bytes}{hint}"
                 )
             if isinstance(kept, arrays.Pointer):
-                self._check_elements(index, arg)
+                pointees = getattr(self.entry, "pointees", {index: None})
+                scalars.check_elements(arg, pointees[index], f"argument {index} of {self.name}")
             data += bytes(-len(data) % alignment)
             data += value
             keep.append(kept)
         return bytes(data), keep
-
-    def _check_elements(self, index: int, array: Any) -> None:
-        """Refuses an array of other numbers than those that the parameter points to.
-
-        Raises:
-            InvalidArgument: They have another size or type; integers may differ in the sign.
-        """
-        pointees = getattr(self.entry, "pointees", ())
-        wanted = pointees[index] if pointees else None
-        dtype = getattr(array, "dtype", None)
-        if wanted is not None and not scalars.are_elements(dtype, *wanted):
-            raise InvalidArgument(
-                f"argument {index} of {self.name} is an array of {dtype}, must be one of "
-                f"{scalars.element_name(*wanted)}, to which the parameter points; "
-                "array.view(dtype) passes its bits as another type"
-            )
 
 
 def _a(arg: Any) -> str:

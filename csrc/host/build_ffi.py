@@ -54,6 +54,7 @@ SOURCES = [
     "sim/copies.cpp",
     "sim/edges.cpp",
     "sim/engine.cpp",
+    "sim/exchanges.cpp",
     "sim/faults.cpp",
     "sim/fiber.cpp",
     "sim/findings.cpp",

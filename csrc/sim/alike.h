@@ -44,10 +44,10 @@ class Alike {
                 return at == stream.calls.end() ? uint64_t{0} : at->second;
             };
             bool is_even = true;
-            for (uint32_t rank = 1; rank < stream.num_ranks; ++rank) {
+            for (uint32_t rank = 1; rank < stream.world_size; ++rank) {
                 is_even = is_even && count(rank) == count(0);
             }
-            for (uint32_t rank = 0; !is_even && rank < stream.num_ranks; ++rank) {
+            for (uint32_t rank = 0; !is_even && rank < stream.world_size; ++rank) {
                 const auto last = stream.last.find(rank);
                 visit(rank, count(rank), last == stream.last.end() ? nullptr : &last->second);
             }
@@ -63,7 +63,7 @@ class Alike {
     struct Stream {
         std::map<uint32_t, uint64_t> calls;  // rank -> how many it has made on a channel
         std::map<uint32_t, Made> last;       // rank -> the last of these
-        uint32_t num_ranks = 0;
+        uint32_t world_size = 0;
         std::set<uint64_t> states;
         std::map<uint64_t, Pending> pending;  // keyed by number or epoch
     };

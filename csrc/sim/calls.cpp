@@ -29,7 +29,7 @@ const Made* Alike::compare(const KcclSimCall& call, const Made& mine) {
     const uint64_t number = is_exchange ? call.epoch : stream.calls[call.rank]++;
     if (!is_exchange) {
         stream.last[call.rank] = mine;
-        stream.num_ranks = call.num_callers;
+        stream.world_size = call.num_callers;
     }
     Pending& pending = stream.pending[number];
     if (pending.callers == 0) pending.first = mine;
@@ -130,6 +130,12 @@ void call_begins(const KcclSimCall* call) {
     const Made mine = made_at(site_of(__builtin_return_address(0)),
                               {call->num_bytes, call->kernel, call->channel, call->dtype, call->op,
                                call->root, call->num_blocks});
+    if (call->stream < 0 && !is_reduction(call->stream)) {
+        Block& block = *machine.me().block;
+        const bool is_local = call->stream == -1 - kKcclReachRank;
+        const uint32_t first = is_local ? 0 : call->rank * call->num_blocks;
+        block.own_slice = {first + block.index, call->num_callers, call->epoch};
+    }
     const Made* const other = machine.alike.compare(*call, mine);
     if (other != nullptr) machine.report_made(kKcclSimCallsDiffer, mine.what, *other);
     machine.leave_if_found();

@@ -34,8 +34,6 @@ bool has_failed(uint64_t state) {
     return reinterpret_cast<const KcclState*>(state)->status != kKcclOk;
 }
 
-bool is_same(const char* one, const char* other) { return one == other || strcmp(one, other) == 0; }
-
 void copy_name(char* to, const char* from) { strncpy(to, from, kKcclSimNameBytes - 1); }
 
 uint32_t calls_of(const Fiber& fiber, Coop coop) {
@@ -51,10 +49,6 @@ CallLog& log_of(const Fiber& fiber, Coop coop) {
 bool cannot_go_on(const Fiber& fiber) {
     return fiber.state == Fiber::kEnded || fiber.state == Fiber::kAtBlock ||
            fiber.state == Fiber::kAtWarp;
-}
-
-Deed deed_of(const Fiber& fiber, uint64_t step) {
-    return {fiber.knowledge.now(), fiber.knowledge.call, fiber.site, step, kKcclSimEnterCall, true};
 }
 
 }  // namespace
@@ -97,6 +91,9 @@ void Machine::begin_call(const KcclSimCoopCall& call) {
     if (!findings.empty()) return;
     if (coop == Coop::kGrid) enter_call(coop, grid.calls, call, call.num_common);
     if (is_first && findings.empty()) step_exchange(current_->block->exchanges, call);
+    const bool tells = current_->self.thread_in_block == 0;
+    const bool collects = static_cast<ExchangeStep>(call.step) == ExchangeStep::kCollect;
+    if (tells && collects && findings.empty()) check_collected(call);
 }
 
 // num_compared: how many of the arguments must be the same in all threads of the coop.
@@ -182,42 +179,6 @@ void Machine::check_inputs(Coop coop, const KcclSimCoopCall& call) {
             findings.back().place.call_site = fiber->begun.site;
             break;
         }
-    }
-}
-
-// The steps of an exchange between the grid's blocks, as the first thread of each block makes them.
-void Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
-    const auto step = static_cast<ExchangeStep>(call.step);
-    if (step == ExchangeStep::kNone) return;
-    const auto at = std::find_if(exchanges.begin(), exchanges.end(), [&](const Exchange& each) {
-        return each.state == call.state && each.reach == call.reach;
-    });
-    if (at == exchanges.end()) {
-        if (step == ExchangeStep::kOpen) exchanges.push_back({call.state, call.reach});
-        return;
-    }
-    const auto refuse = [&](KcclSimExchangeMistake mistake, uint64_t value, uint64_t other_value) {
-        const Deed by = at->is_published ? at->by : Deed{};
-        report_call(kKcclSimExchangeOrder, *current_, {call.name, call.state, {}, by, 0},
-                    call.name);
-        findings.back().mistake = mistake;
-        findings.back().value = value;
-        findings.back().other_value = other_value;
-    };
-    if (step == ExchangeStep::kOpen) {
-        at->is_published = false;
-    } else if (step == ExchangeStep::kPublish) {
-        if (at->is_published) return refuse(kKcclSimPublishesTwice, 0, 0);
-        *at = {call.state, call.reach, true, call.num_bytes, deed_of(*current_, steps)};
-    } else if (step == ExchangeStep::kCollect) {
-        if (!at->is_published) return refuse(kKcclSimCollectsNothing, 0, 0);
-        if (call.num_bytes != at->num_bytes) {
-            return refuse(kKcclSimOtherLength, call.num_bytes, at->num_bytes);
-        }
-        at->is_published = false;
-    } else {
-        if (at->is_published) return refuse(kKcclSimNeverCollects, 0, 0);
-        exchanges.erase(at);
     }
 }
 
@@ -310,8 +271,8 @@ void Machine::report_lack(const Lack& lack) {
     name_missing(lack.coop, lack.coop, fiber, lack.number, finding);
 }
 
-// Names the threads `among` those of the fiber's warp, block or grid that have not made this call of
-// this kind of coop.
+// Names the threads `among` those of the fiber's warp, block or grid that have not made this call
+// of this kind of coop.
 void Machine::name_missing(Coop among, Coop coop, const Fiber& fiber, uint32_t number,
                            KcclSimFinding& finding) {
     for_threads_of(among, fiber, [&](const Fiber* each) {

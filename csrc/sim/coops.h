@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <array>
 #include <deque>
@@ -67,7 +68,23 @@ struct Exchange {
     uint64_t num_bytes = 0;
     Deed by = {};
 };
+// What the blocks of a rank have collected of an exchange so far.
+struct Collected {
+    uint32_t num_blocks = 0;
+    std::vector<bool> slices;  // which of them a block has that has not published it
+};
+// A block's own slice in the exchange that it has published to last, and how many there are.
+struct OwnSlice {
+    uint32_t index = 0;
+    uint32_t count = 0;
+    uint32_t epoch = 0;
+};
 using Exchanges = std::vector<Exchange>;
+
+// Tells whether two names are the same. Kernels' libraries have names of their own.
+inline bool is_same(const char* one, const char* other) {
+    return one == other || strcmp(one, other) == 0;
+}
 
 // A call that some threads of a coop are in, and that one of them will not make.
 struct Lack {

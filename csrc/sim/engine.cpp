@@ -178,9 +178,7 @@ void announce(const void* address, uint64_t num_bytes, uint64_t alignment, const
     machine.end_if_late();
     if (!is_memory(address) || reinterpret_cast<uint64_t>(address) % alignment != 0) {
         machine.report_here(kKcclSimInvalidAccess);
-        if (is_memory(address)) {
-            machine.findings.back().alignment = static_cast<uint32_t>(alignment);
-        }
+        if (is_memory(address)) machine.findings.back().alignment = uint32_t(alignment);
     } else if (machine.may_access(reinterpret_cast<uint64_t>(address), num_bytes,
                                   is_write ? kKcclSimWrite : kKcclSimRead)) {
         machine.memory.plain(machine.me().knowledge, reinterpret_cast<uint64_t>(address), num_bytes,

@@ -23,8 +23,8 @@ void* Machine::shared(const void* declaration, uint64_t num_bytes, uint64_t alig
     // Between two variables lies memory that nobody may access.
     auto bytes = std::make_unique<uint8_t[]>(kSharedGuard + num_bytes + alignment + kSharedGuard);
     const auto begin = reinterpret_cast<uint64_t>(aligned(bytes.get() + kSharedGuard, alignment));
-    // Shared memory is not initialised, so no kernel may rely on zeros. These bytes are NaN in every
-    // type of floats, which shows in what is computed from them.
+    // Shared memory is not initialised, so no kernel may rely on zeros. These bytes are NaN in
+    // every type of floats, which shows in what is computed from them.
     memset(reinterpret_cast<void*>(begin), 0xff, num_bytes);
     memory.forget(begin, num_bytes);
     const Region region = {begin,

@@ -12,8 +12,7 @@ from ..plan.limits import LIMITS, not_resident
 from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
 from ..ranks.windows import HostWindow, Window, agree_on_size
-from ..sim.launch_arrays import parameters_of
-from ..sim.machine import launch_of
+from ..sim.launch_arrays import launch_of, parameters_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
 from . import host_memory, host_state, no_streams

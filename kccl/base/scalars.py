@@ -63,23 +63,36 @@ def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | No
     return data
 
 
-def are_elements(dtype: Any, kind: str, num_bytes: int) -> bool:
-    """Tells whether a pointer to numbers may point to an array's elements.
+def check_elements(array: Any, pointee: tuple[str, int] | None, name: str) -> None:
+    """Refuses an array of other numbers than those that a parameter points to.
 
     Args:
-        dtype: The array's type of elements; bytes, and what is no type of numbers, may be anything.
-            Pointers to integers without a sign take the bits of floats, too.
-        kind, num_bytes: Of the numbers; "e" and "E" are the kinds of float16 and bfloat16.
+        array: The array. Bytes, and what is no type of numbers, may be anything. Pointers to
+            integers without a sign take the bits of floats, too.
+        pointee: Kind and bytes of the numbers; "e" and "E" are the kinds of float16 and bfloat16.
+            None: it points to something else.
+        name: The parameter, for error messages.
+
+    Raises:
+        InvalidArgument: They have another size or type; integers may differ in the sign.
     """
-    name = getattr(dtype, "name", "")
-    is_number = getattr(dtype, "kind", "V") in "iufb" or name == _HALVES["E"]
-    if not is_number or num_bytes == 1 or dtype.itemsize == 1:
-        return True
+    dtype = getattr(array, "dtype", None)
+    given = getattr(dtype, "name", "")
+    is_number = getattr(dtype, "kind", "V") in "iufb" or given == _HALVES["E"]
+    if dtype is None or pointee is None or not is_number or 1 in (pointee[1], dtype.itemsize):
+        return
+    kind, num_bytes = pointee
     if kind in ("f", *_HALVES):
-        return bool(name == element_name(kind, num_bytes))
-    if dtype.kind not in "iub":
-        return kind == "u"
-    return bool(dtype.itemsize == num_bytes)
+        fits = given == element_name(kind, num_bytes)
+    elif dtype.kind in "iub":
+        fits = dtype.itemsize == num_bytes
+    else:
+        fits = kind == "u"
+    if not fits:
+        raise InvalidArgument(
+            f"{name} is an array of {dtype}, must be one of {element_name(kind, num_bytes)}, to "
+            "which the parameter points; array.view(dtype) passes its bits as another type"
+        )
 
 
 def element_name(kind: str, num_bytes: int) -> str:

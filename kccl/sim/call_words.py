@@ -88,6 +88,14 @@ def exchange_order(finding: Any, place: Any, other: Any, _name: Name) -> str:
             f"lengths differ: {where} calls {call} for slices of {value} bytes, but its block "
             f"published {known} bytes{published}. Give publish and collect the same count"
         )
+    if finding.mistake == lib.kKcclSimUnseenSlice:
+        rank, block = divmod(value, known)
+        return (
+            f"never read by others: {where} calls {call} as the last block of its rank, and no "
+            f"block there but its publisher has collected slice {value}, block {block}'s of rank "
+            f"{rank}. Where a rank has two blocks or more, each slice must be collected on it by a "
+            "block other than the one that published it"
+        )
     return (
         f"never collected: {where} closes its GridExchange, but its block has not collected the "
         f"slices that it published{published}. Every block calls publish, then collect, once each"

@@ -76,6 +76,25 @@ def shared_name(finding: Any) -> str:
     return f"byte {offset} of a variable of {num_bytes} bytes in {where}"
 
 
+def unstarted(finding: Any) -> str:
+    """Returns that blocks find no room while others wait; "" if all have begun."""
+    if finding.num_unstarted == 0:
+        return ""
+    return (
+        f". A GPU runs {finding.num_resident} of these blocks at once, and {finding.num_unstarted} "
+        "more when some have ended. Blocks that wait for each other must all run at once"
+    )
+
+
+def why_invalid(finding: Any) -> str:
+    """Returns why no GPU can make an access; "" for null."""
+    if finding.text != ffi.NULL:
+        return f": it is {ffi.string(finding.text).decode()}"
+    if finding.alignment == 0:
+        return ""
+    return f": its address, {finding.address:#x}, is no multiple of {finding.alignment}"
+
+
 def _bytes(count: int) -> str:
     return "1 byte" if count == 1 else f"{count} bytes"
 

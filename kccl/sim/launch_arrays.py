@@ -1,5 +1,5 @@
-"""The arrays among the arguments of users' kernels: where they end, what they are called, and
-when they are freed.
+"""Launches of users' kernels, and the arrays among their arguments: where these end, what they are
+called, and when they are freed.
 """
 
 import re
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..base.abi import ffi
+from .library import Entry
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -133,3 +134,42 @@ def _last_word(declaration: str) -> str:
     """Returns the name that a declaration declares; "" if it has none."""
     words = re.findall(r"\w+", declaration.partition("=")[0])
     return words[-1] if len(words) > 1 else ""
+
+
+def launch_of(
+    rank: int,
+    entry: Entry,
+    data: bytes,
+    *,
+    grid: int,
+    block: int,
+    shared_bytes: int = 0,
+    most_resident: int = 0,
+    arrays: Any = None,
+) -> tuple[Any, Any]:
+    """Returns a KcclSimLaunch, and an object that keeps its arguments alive.
+
+    Args:
+        rank: The machine's rank that launches.
+        entry: The kernel.
+        data: Its arguments one after another, each aligned.
+        grid, block: Number of blocks, and threads of each.
+        shared_bytes: Bytes of dynamic shared memory of each block.
+        most_resident: So many blocks of it run at once; 0: all.
+        arrays: KcclSimArrays of the arrays among the arguments; None: the machine does not know
+            where they end.
+    """
+    arguments_ = ffi.new("uint64_t[]", -(-len(data) // 8) or 1)
+    ffi.memmove(arguments_, data, len(data))
+    launch = ffi.new("KcclSimLaunch *")
+    launch.entry = ffi.cast("void (*)(const void *)", entry.address)
+    launch.arguments = arguments_
+    launch.argument_bytes = len(data)
+    launch.num_blocks = grid
+    launch.threads_per_block = block
+    launch.shared_bytes = shared_bytes
+    launch.most_resident = most_resident
+    launch.rank = rank
+    if arrays is not None:
+        launch.arrays, launch.num_arrays = arrays, len(arrays)
+    return launch, (arguments_, arrays)

@@ -9,7 +9,7 @@ from ..base.errors import ProtocolError
 from ..plan.spec import Counts
 from ..plan.specs import KERNELS as SPECS
 from .call_words import SENTENCES, lack
-from .edges import edge_of, shared_name
+from .edges import edge_of, shared_name, unstarted, why_invalid
 from .launch_arrays import LaunchArrays
 from .regions import Regions
 from .symbols import Symbols
@@ -299,14 +299,14 @@ def _sentence(
         within="" if place.site.startswith(place.user_site) else f" (in {place.site})",
         does_other=_does_other(finding, other),
         lack=lack(finding, place, other) if kind == "deadlock" else "",
-        unstarted=_unstarted(finding),
+        unstarted=unstarted(finding),
         site=place.site,
         does=_VERBS.get(finding.deed, ("",))[0],
         other=_other(kind, other),
         did=_VERBS.get(finding.other_deed, ("", ""))[1],
         what=what,
         call=call,
-        why=_why(finding),
+        why=why_invalid(finding),
         num_waiting=finding.num_waiting,
         waiting=waiting,
         edge=edge,
@@ -320,24 +320,6 @@ def _sentence(
     ]
     within = f"; {' and '.join(calls)}" if calls else ""
     return f"{text}{within}; {_replay(finding)}"
-
-
-def _unstarted(finding: Any) -> str:
-    if finding.num_unstarted == 0:
-        return ""
-    return (
-        f". A GPU runs {finding.num_resident} of these blocks at once, and {finding.num_unstarted} "
-        "more when some have ended. Blocks that wait for each other must all run at once"
-    )
-
-
-def _why(finding: Any) -> str:
-    """Returns why no GPU can make an access; "" for null."""
-    if finding.text != ffi.NULL:
-        return f": it is {ffi.string(finding.text).decode()}"
-    if finding.alignment == 0:
-        return ""
-    return f": its address, {finding.address:#x}, is no multiple of {finding.alignment}"
 
 
 def _replay(finding: Any) -> str:
@@ -355,7 +337,7 @@ def made_words(made: Any) -> str:
             words += f" of {made.num_bytes} bytes"
     if made.kernel != lib.kKcclBarrierDirect:
         words += f", {type_words(made.dtype)}".removesuffix(", ")
-    # Only a rank that collects an exchange gives its operator.
+    # An exchange has an operator where it is collected.
     if made.op in OPS.values() and (kernel in _REDUCE or made.kernel == lib.kKcclGridExchange):
         words += f", {_name(OPS, made.op)}"
     if kernel.startswith("broadcast"):

@@ -32,7 +32,9 @@ struct Opened {
 KCCL_DEVICE Status exchange_sums(GridExchange<kKcclReachAllRanks>& exchange, float* out,
                                  const float* in, uint32_t count) {
     publish(exchange, in, count);
-    return collect_reduced(exchange, out, count, Slices{platform::block_in_grid(), 1});
+    // Each slice has to be collected by another block than its publisher.
+    const uint32_t next = (platform::block_in_grid() + 1) % platform::blocks_per_grid();
+    return collect_reduced(exchange, out, count, Slices{next, 1});
 }
 
 KCCL_DEVICE Status exchange_slices(GridExchange<kKcclReachRank>& exchange, float* out,

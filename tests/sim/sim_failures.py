@@ -24,10 +24,11 @@ def go_on_kernel(kinds, at_a_time, coop, warp_size, csrc):
     return compiled("failures.cuh", name, warp_size, csrc, MAKES)
 
 
-def going_on(kind, rank, world_size, actor, index, count):
+def going_on(kind, rank, world_size, actor, index, count, num_actors=1):
     """One call of `count` elements: its input, its right result, and fields of KcclCall.
 
-    All elements of the first chunk of the result are equal.
+    All elements of the first chunk of the result are equal. In an exchange an actor, one of
+    `num_actors`, reads the slices of the next one.
     """
     # Signals go to the next rank. Elsewhere it is the root.
     neighbours = {"signal": (rank + 1) % world_size, "wait": (rank - 1) % world_size}
@@ -45,7 +46,9 @@ def going_on(kind, rank, world_size, actor, index, count):
     elif kind in ("put", "get"):
         result = inputs[rank]
     elif kind == "grid_exchange":
-        result = oracle.all_reduce(inputs, "sum")
+        unit = index + 3 * ((actor + 1) % num_actors) + 1
+        theirs = [np.full(size, unit * (r + 1), np.float32) for r in range(world_size)]
+        result = oracle.all_reduce(theirs, "sum")
     elif kind == LOCAL_EXCHANGE:
         # The first slice is block 0's.
         result = np.full(_MOST_BLOCKS * size, (index + 1) * (rank + 1), np.float32)
@@ -103,7 +106,7 @@ class Failures:
                     if is_one & set(refused):
                         # Longer than any message and any exchange.
                         count = self.machine.exchange_bytes // 4 + 1
-                    call = self._going_on(rank, actor, index, kind, count)
+                    call = self._going_on(rank, actor, index, kind, count, num_actors)
                     fit = NOT_MADE if is_one & set(absent) else 0
                     fit = OPENS_SECOND if is_one & set(second) else fit
                     fit = FAILS if is_one & set(failing) else fit
@@ -119,9 +122,10 @@ class Failures:
             launch = self.world.launch(rank, kernel, *arguments, words, grid=blocks, block=threads)
             self._launches[rank].append(launch)
 
-    def _going_on(self, rank, actor, index, kind, count):
+    def _going_on(self, rank, actor, index, kind, count, num_actors):
         """One call, with its arrays."""
-        sent, result, fields = going_on(kind, rank, self.world_size, actor, index, count)
+        which = kind, rank, self.world_size, actor, index, count, num_actors
+        sent, result, fields = going_on(*which)
         at = self.place(rank, sent, is_written=False)
         out = self.place(rank, result, is_written=True)
         where = {"input": self.address(rank, at), "output": self.address(rank, out)}

@@ -78,6 +78,11 @@ __global__ void never_collected(DeviceComm comm, Args, Args in) {
     GridExchange<kKcclReachRank> exchange(comm);
     publish(exchange, in, 1u);
 }
+__global__ void own_slices(DeviceComm comm, Args out, Args in) {
+    GridExchange<kKcclReachAllRanks> exchange(comm);
+    publish(exchange, in, 1u);
+    collect_reduced(exchange, out + 8 * blockIdx.x, 1u, Slices{blockIdx.x, 1});
+}
 __global__ void one_publishes(DeviceComm comm, Args out, Args in) {
     GridExchange<kKcclReachRank> exchange(comm);
     if (blockIdx.x == 0) publish(exchange, in, 1u);
@@ -180,6 +185,10 @@ MISTAKES = {
     r"bytes, but its block published 4 bytes at {2}. Give publish and collect the same count"),
     "never_collected": (2, rf"never collected: {THREAD} at {{3}} closes its GridExchange, but its "
     rf"block has not collected the slices that it published at {{2}}. {TWICE}"),
+    "own_slices": (2, rf"never read by others: {THREAD} at {{3}} calls collect_reduced as the last "
+    r"block of its rank, and no block there but its publisher has collected slice \d, block 0's of "
+    r"rank \d. Where a rank has two blocks or more, each slice must be collected on it by a block "
+    r"other than the one that published it"),
     "one_publishes": (2, rf"(threads differ: {THREAD} calls \w+ at {{.}}, and {THREAD} calls \w+ "
     rf"at {{.}}. All threads of the grid must make the same calls in the same order|nothing to "
     rf"collect: {THREAD} at {{3}} calls collect, but its block has published nothing since it "

@@ -30,7 +30,8 @@ from kccl.base.abi import ffi, lib
 from kccl.base.errors import InvalidArgument, ProtocolError
 from kccl.jit import cache
 from kccl.plan.specs import BY_NAME
-from kccl.sim.machine import Machine, Simulation, launch_of
+from kccl.sim.launch_arrays import launch_of
+from kccl.sim.machine import Machine, Simulation
 from kccl.sim.regions import bytes_namer, state_namer, window_namer
 
 if TYPE_CHECKING:

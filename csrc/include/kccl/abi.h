@@ -20,8 +20,8 @@ using Status = ::KcclStatus;
 // A window as a kernel's argument: a Window in Python, host::Window::for_kernels() in C++. Its
 // functions only compute addresses.
 struct Window : KcclWindow {
-    // The address where a peer's part begins, plus `offset` bytes. `peer`: from 0 to world_size - 1,
-    // which only the simulator checks. The caller keeps within num_bytes.
+    // The address where a peer's part begins, plus `offset` bytes. The caller keeps within
+    // num_bytes. Only the simulator checks that there is such a peer.
     template <class T = uint8_t>
     KCCL_DEVICE T* at(int peer, uint64_t offset = 0) const {
 #if defined(KCCL_TARGET_SIM)

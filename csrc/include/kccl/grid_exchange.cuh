@@ -139,6 +139,7 @@ class GridExchange {
 
     KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
     KCCL_DEVICE Status status() const { return status_; }
+    KCCL_DEVICE uint32_t epoch() const { return epoch_; }
     KCCL_DEVICE uint32_t thread() const { return thread_; }
     KCCL_DEVICE uint32_t num_threads() const { return num_threads_; }
     // The number of ranks that take part.
@@ -244,14 +245,6 @@ class GridExchange {
         if constexpr (told::kIsTold) {
             call.num_blocks = num_blocks_;
             if (leads(block())) told::slice_begins(comm_, REACH, epoch_, call);
-        }
-    }
-
-    // Tells it of the operator by which this block reduces the slices.
-    KCCL_DEVICE void tell_reduction(told::Call call) const {
-        if constexpr (told::kIsTold) {
-            call.num_blocks = num_blocks_;
-            if (status_ == kKcclOk && leads(block())) told::reduction_begins(comm_, epoch_, call);
         }
     }
 

@@ -61,8 +61,8 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, uint6
     return false;
 }
 
-// Returns the bytes of a chunk of `count` elements for each rank, if nothing lies between them; else
-// of the first.
+// Returns the bytes of a chunk of `count` elements for each rank, if nothing lies between them;
+// else those of the first.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE uint64_t chunks_bytes(const Channel<Coop, WORLD_SIZE>& channel, uint64_t count,
                                   uint64_t stride) {

@@ -159,7 +159,7 @@ inline constexpr uint32_t kOpOf<Bor> = kKcclBor;
 template <>
 inline constexpr uint32_t kOpOf<Bxor> = kKcclBxor;
 
-// Tells whether an operator takes elements of T: as the table above, and a user's own operator takes
+// Tells whether an operator takes elements of T, as in the table above. A user's own operator takes
 // every type.
 template <class Op, class T>
 constexpr bool kTakes =

@@ -194,8 +194,12 @@ KCCL_DEVICE Status collect_sums(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& ex
         return refuse_types<Op, T>();
     } else {
         constexpr int kMostRanks = GridExchange<kKcclReachAllRanks, WORLD_SIZE>::kMostRanks;
-        exchange.tell_reduction(
-            {kKcclGridExchange, uint64_t{count} * sizeof(T), kDtypeOf<T>, kOpOf<Op>});
+        if (told::kIsTold && exchange.status() == kKcclOk && leads(block())) {
+            told::Call call = {kKcclGridExchange, uint64_t{count} * sizeof(T), kDtypeOf<T>};
+            call.op = kOpOf<Op>;
+            call.num_blocks = exchange.num_blocks();
+            told::reduction_begins(exchange.comm(), exchange.epoch(), call);
+        }
         const int world_size = exchange.num_senders();
         const auto combine = [&](const uint64_t* payloads) {
             return reduce_payloads<T, Op, 1, kMostRanks>(payloads, world_size);

@@ -213,9 +213,9 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     return false;
 }
 
-// Returns true if `mine` is true in a thread of the warp, which has then found that the communicator
-// has failed. From here on status_of() says so in all of them: the vote orders nothing, but the
-// sync behind it does. Called by all threads of a warp.
+// Returns true if `mine` is true in a thread of the warp, which has then found that the
+// communicator has failed. From here on status_of() says so in all of them: the vote orders
+// nothing, but the sync behind it does. Called by all threads of a warp.
 KCCL_DEVICE bool has_failed_in_warp(bool mine) {
     if (!platform::warp_any(mine)) return false;
     platform::sync_warp();

@@ -7,6 +7,7 @@ from .mutation import (
     REUSED,
     STALE,
     STUCK,
+    THREADS_DIFFER,
     TWO_WRITERS,
     UNDRAINED,
     WRONG,
@@ -156,7 +157,7 @@ MUTATIONS = (
         "warp_of_32",
         "warps of 64 are taken for warps of 32",
         "stream",
-        DIVERGENT | RACE,
+        DIVERGENT | RACE | THREADS_DIFFER,
         Edit(
             "include/kccl/platform.cuh",
             "constexpr uint32_t kWarpSize = KCCL_SIM_WARP_SIZE;",

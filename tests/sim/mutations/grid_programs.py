@@ -179,7 +179,7 @@ def _last_words_of_a_board(script):
 
 
 def _last_word_of_a_board(script):
-    """The same with a packet for each thread, so that a run is short."""
+    """As before, but each thread has one packet, so that a run is short."""
     script.begin(threads=script.machine.warp_size, blocks=2)
     for _ in range(6):
         script.exchange(64, 4, orders=False)
