@@ -355,8 +355,8 @@ class SimRunner:
         return buffers(problem)
 
     def numbers(self, values: Array) -> Any:
-        """See Runner."""
-        return values.copy()
+        """See Runner. A pointer to other elements takes only bytes."""
+        return values.copy().view(np.uint8)
 
     def address(self, array: Any) -> int:
         """See Runner."""
@@ -364,7 +364,7 @@ class SimRunner:
 
     def read(self, array: Any, count: int, dtype: Any) -> Array:
         """See Runner."""
-        found: Array = array[:count].copy()
+        found: Array = array.view(dtype)[:count].copy()
         return found
 
     def launch(self, kernel: Any, *args: Any, grid: int, block: int, shared_bytes: int = 0) -> None:
