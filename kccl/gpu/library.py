@@ -14,8 +14,10 @@ a call needs is loaded before anything can wait:
     A kernel that reduces, and that the cache does not have yet, is compiled and loaded by the
     first call that needs it, or when that call is prepared.
 
-A GPU loads code for itself, and waits for its own kernels only. No lock is held meanwhile, and a
-loaded kernel is found without a lock: so no rank that is a thread waits for another one's GPU.
+A GPU loads code for itself, and waits for its own kernels only. A loaded kernel is found without a
+lock. Each GPU has a lock for each file, which is held while the GPU loads it: so no rank that is a
+thread waits for another one's GPU. Of two ranks that share a GPU one loads. Otherwise it could go
+on and launch a kernel that waits for the other one, which would still load the same code.
 """
 
 import functools
@@ -59,6 +61,8 @@ class Code:
         self._content = rtc.read(path) if is_kept else None
         # The kernels by the number of the device.
         self._on: dict[int, tuple[_Loaded, ...]] = {}
+        # Held while the device loads. A signal's handler may load while its thread does.
+        self._locks: dict[int, threading.RLock] = {}
 
     def load(self) -> tuple[_Loaded, ...]:
         """Returns the kernels on the current device, which loads them if it has not.
@@ -70,12 +74,18 @@ class Code:
         ordinal = int(gpu.call(gpu.names.current_ordinal))
         loaded = self._on.get(ordinal)
         if loaded is None:
-            names, code = self._content or rtc.read(self._path)
-            with driver.uncaptured():
-                found = tuple(_Loaded(*each) for each in gpu.load_code(code, names))
-            # Two threads that share a device may both load the code. Then both use the same.
-            loaded = self._on.setdefault(ordinal, found)
+            # Waits for no kernel that to load here would not wait for.
+            with self._lock(ordinal):
+                loaded = self._on.get(ordinal)
+                if loaded is None:
+                    names, code = self._content or rtc.read(self._path)
+                    with driver.uncaptured():
+                        found = tuple(_Loaded(*each) for each in gpu.load_code(code, names))
+                    loaded = self._on.setdefault(ordinal, found)
         return loaded
+
+    def _lock(self, ordinal: int) -> threading.RLock:
+        return self._locks.setdefault(ordinal, threading.RLock())
 
     def anywhere(self) -> tuple[_Loaded, ...]:
         """Returns the kernels on some device that has loaded them, else on the current one."""

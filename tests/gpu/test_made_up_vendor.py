@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import json
+import queue
 import threading
 from types import SimpleNamespace
 
@@ -116,6 +117,41 @@ def test_no_rank_waits_for_another_ones_gpu_to_load(toys, code):
     load(0)
     load(1)
     assert toys.loads == [1, 0]
+
+
+def test_ranks_of_one_gpu_load_a_file_once(toys, code):
+    """The kernel that the first one launches may wait for the second one, which must not load."""
+    toys.ends[0] = threading.Event()
+    entry = library.Entry(library.Code(code), 0)
+    begun, found = threading.Event(), []
+
+    def load(is_second):
+        with driver.device(0).current():
+            if is_second:
+                begun.set()
+            found.append(entry.function())
+
+    ranks = [threading.Thread(target=load, args=(is_second,)) for is_second in (False, True)]
+    ranks[0].start()
+    assert toys.waiting.get(timeout=30) == 0
+    ranks[1].start()
+    assert begun.wait(30)
+    with pytest.raises(queue.Empty):
+        toys.waiting.get(timeout=0.5)
+    toys.ends[0].set()
+    for rank in ranks:
+        rank.join(30)
+    assert toys.loads == [0] and found[0] == found[1]
+
+
+def test_a_load_that_failed_is_tried_again(toys, code):
+    entry = library.Entry(library.Code(code.with_name("gone")), 0)
+    with driver.device(0).current():
+        with pytest.raises(Exception, match="gone"):
+            entry.function()
+        code.rename(code.with_name("gone"))
+        entry.function()
+    assert toys.loads == [0]
 
 
 def test_what_calls_need_is_loaded_before_a_kernel_can_wait(toys, code, monkeypatch):
