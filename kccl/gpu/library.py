@@ -24,7 +24,7 @@ import functools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -61,8 +61,12 @@ class Code:
         self._content = rtc.read(path) if is_kept else None
         # The kernels by the number of the device.
         self._on: dict[int, tuple[_Loaded, ...]] = {}
-        # Held while the device loads. A signal's handler may load while its thread does.
+        # Held while the device loads, or is told of a function. A signal's handler may load while
+        # its thread does.
         self._locks: dict[int, threading.RLock] = {}
+        # Most dynamic shared memory that launches of a function may have, and what functions need.
+        self._shared: dict[int, int] = {}
+        self._needs: dict[int, Needs] = {}
 
     def load(self) -> tuple[_Loaded, ...]:
         """Returns the kernels on the current device, which loads them if it has not.
@@ -91,6 +95,30 @@ class Code:
         """Returns the kernels on some device that has loaded them, else on the current one."""
         return next(iter(list(self._on.values())), None) or self.load()
 
+    def allow(self, function: int, shared_bytes: int) -> None:
+        """Allows at least so much dynamic shared memory to a function on the current device."""
+        if shared_bytes <= self._shared.get(function, 0):
+            return
+        gpu = driver.table()
+        # The driver keeps one number for each function. No thread lowers what another one set.
+        with self._lock(int(gpu.call(gpu.names.current_ordinal))):
+            if shared_bytes > self._shared.get(function, 0):
+                with driver.uncaptured():
+                    gpu.allow_shared_bytes(function, shared_bytes)
+                self._shared[function] = shared_bytes
+
+    def needs(self, function: int) -> Needs:
+        """Returns what a function needs of the current device, and allows."""
+        if function not in self._needs:
+            with driver.uncaptured():
+                gpu = driver.table()
+                self._needs[function] = Needs(
+                    threads=gpu.max_threads(function),
+                    registers=gpu.function_attribute(function, "NUM_REGS"),
+                    static_shared_bytes=gpu.function_attribute(function, "SHARED_SIZE_BYTES"),
+                )
+        return self._needs[function]
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -103,9 +131,6 @@ class Entry:
 
     code: Code
     index: int
-    # Most dynamic shared memory that launches of a function may have, and what functions need.
-    _shared: dict[int, int] = field(default_factory=dict, repr=False)
-    _needs: dict[int, Needs] = field(default_factory=dict, repr=False)
 
     @cached_property
     def offsets(self) -> tuple[tuple[int, int], ...]:
@@ -129,24 +154,12 @@ class Entry:
     def function(self, shared_bytes: int = 0) -> int:
         """Returns the kernel on the current device, with at least so much dynamic shared memory."""
         function = self.code.load()[self.index].function
-        if shared_bytes > self._shared.get(function, 0):
-            with driver.uncaptured():
-                driver.table().allow_shared_bytes(function, shared_bytes)
-            self._shared[function] = shared_bytes
+        self.code.allow(function, shared_bytes)
         return function
 
     def needs(self) -> Needs:
         """Returns what the compiled code needs of the current device, and allows."""
-        function = self.function()
-        if function not in self._needs:
-            with driver.uncaptured():
-                gpu = driver.table()
-                self._needs[function] = Needs(
-                    threads=gpu.max_threads(function),
-                    registers=gpu.function_attribute(function, "NUM_REGS"),
-                    static_shared_bytes=gpu.function_attribute(function, "SHARED_SIZE_BYTES"),
-                )
-        return self._needs[function]
+        return self.code.needs(self.function())
 
 
 # ---- Code by its file --------------------------------------------------------------------------

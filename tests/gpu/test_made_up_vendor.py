@@ -154,6 +154,33 @@ def test_a_load_that_failed_is_tried_again(toys, code):
     assert toys.loads == [0]
 
 
+def test_no_entry_lowers_the_shared_memory_that_another_one_allowed(toys, code, monkeypatch):
+    told, both = [], threading.Barrier(2)
+    monkeypatch.setitem(
+        vars(driver.table()), "allow_shared_bytes", lambda *told_now: told.append(told_now)
+    )
+    whole = library.Code(code)
+    one, other = library.entries(whole, 1) + library.entries(whole, 1)
+    with driver.device(0).current():
+        function = one.function(2048)
+        assert other.function(1024) == function
+        one.function(2048)
+    assert told == [(function, 2048)]
+
+    def grow(entry):
+        with driver.device(1).current():
+            both.wait(30)
+            for shared_bytes in range(1, 500):
+                entry.function(shared_bytes)
+
+    ranks = [threading.Thread(target=grow, args=(entry,)) for entry in (one, other)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(30)
+    assert [size for _, size in told[1:]] == list(range(1, 500))
+
+
 def test_what_calls_need_is_loaded_before_a_kernel_can_wait(toys, code, monkeypatch):
     """Whether a module was compiled before the communicator was made, or after."""
     monkeypatch.setattr(library, "_ready", lambda arch, world_size, compiles: [code])

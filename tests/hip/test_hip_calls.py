@@ -124,7 +124,7 @@ def test_launches_that_no_gpu_can_make_are_refused(amd, monkeypatch):
         monkeypatch.setitem(
             vars(driver.table()), "function_attribute", lambda function, name: needs[name]
         )
-        kernel.entry._needs.clear()
+        kernel.entry.code._needs.clear()
         with pytest.raises(
             kccl.InvalidArgument,
             match=r"block is 1024, must be at most 512: the code of mixed allows .* its 128 regis",
@@ -136,7 +136,7 @@ def test_launches_that_no_gpu_can_make_are_refused(amd, monkeypatch):
         ):
             kernel(comm, *args, block=512, shared_bytes=61441)
         kernel(comm, *args, block=512, shared_bytes=61440)
-        kernel.entry._needs.clear()
+        kernel.entry.code._needs.clear()
 
     kccl.run_threads(main, 1, backend="hip")
 
