@@ -54,23 +54,34 @@ class _Job:
 
     def go_on(self, ordinal: int) -> None:
         """Does what is to be done in the thread of a device, and gives it to the next thread."""
-        # There is nobody to tell of an error.
-        with contextlib.suppress(BackendError):
-            while self.waits_for and self.waits_for[0].ordinal == ordinal:
-                gpu = driver.table()
-                with self.waits_for[0].current():
-                    gpu.attempt(gpu.names.synchronize_device)
-                del self.waits_for[0]
-            following = (self.waits_for or [self.where])[0].ordinal
-            if following != ordinal:
-                _jobs_of(following, self._pid).put(self)
-                return
-            assert self._call is not None
-            self._call()
-        # What it refers to may be the last of its kind. Then that is under way before this ends.
-        self._call = None
-        _under_way.pop(self, None)
-        self.is_over.set()
+        is_over = True
+        try:
+            is_over = self._step(ordinal)
+        except BackendError:
+            # There is nobody to tell of it.
+            pass
+        finally:
+            if is_over:
+                # What it refers to may be the last of its kind. Then that is under way before this
+                # ends.
+                self._call = None
+                _under_way.pop(self, None)
+                self.is_over.set()
+
+    def _step(self, ordinal: int) -> bool:
+        """Does what go_on() does, and tells whether no thread has anything left to do."""
+        while self.waits_for and self.waits_for[0].ordinal == ordinal:
+            gpu = driver.table()
+            with self.waits_for[0].current():
+                gpu.attempt(gpu.names.synchronize_device)
+            del self.waits_for[0]
+        following = (self.waits_for or [self.where])[0].ordinal
+        if following != ordinal:
+            _jobs_of(following, self._pid).put(self)
+            return False
+        assert self._call is not None
+        self._call()
+        return True
 
     def is_due(self, where: driver.Device | None) -> bool:
         """Tells whether drain() waits for it. Those of a process that has forked are never over."""
@@ -163,4 +174,12 @@ def _jobs_of(ordinal: int, _pid: int) -> "queue.SimpleQueue[_Job]":
 
 def _release(ordinal: int, jobs: "queue.SimpleQueue[_Job]") -> None:
     while True:
-        jobs.get().go_on(ordinal)
+        try:
+            jobs.get().go_on(ordinal)
+        except Exception as error:
+            # As if the thread ended. But it goes on with what else is dropped.
+            told = type(error), error, error.__traceback__, threading.current_thread()
+            # A program may have a hook of its own, which may fail.
+            with contextlib.suppress(Exception):
+                threading.excepthook(threading.ExceptHookArgs(told))
+            del told

@@ -98,6 +98,25 @@ def test_a_failed_release_leaves_no_context_current(monkeypatch):
     assert made == ["cuCtxPushCurrent", "cuCtxPopCurrent"]
 
 
+def test_a_releasing_thread_tells_of_an_error_and_goes_on(monkeypatch):
+    class Owner:
+        pass
+
+    def fail():
+        raise ValueError("mishap")
+
+    told, is_called = [], threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(str(args.exc_value)))
+    monkeypatch.setattr(release, "_DRAIN_S", 30)
+    for call in (fail, is_called.set):
+        owner = Owner()
+        release.later(owner, WHERE, call)
+        del owner
+        gc.collect()
+    release.drain()
+    assert is_called.is_set() and told == ["mishap"] and not release._under_way
+
+
 def test_shared_memory_is_unmapped_when_its_peers_devices_are_idle_too(monkeypatch):
     """Threads of one process share one mapping. A peer's kernel may still write to it."""
     made, is_over = [], threading.Event()
