@@ -44,9 +44,10 @@ class Link:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
         is_stream = isinstance(connection, Stream)
         self.socket = connection if is_stream else Stream(fileno=connection.detach())
+        # A new object has the time-out of socket.setdefaulttimeout().
+        self.socket.setblocking(False)
         self.fds: list[int] = []
         self.unsent = bytearray()
         self.is_open = True

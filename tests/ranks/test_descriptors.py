@@ -1,8 +1,10 @@
 """A communicator that is dropped without close() gives its descriptors back."""
 
+import contextlib
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from ranks import LAUNCHER, PRELUDE, environment, eventually, run
 import kccl
 from kccl.backends.host import HostBackend
 from kccl.backends.watch import Watcher
+from kccl.ranks.link import Link
 
 
 def open_now():
@@ -295,3 +298,14 @@ part, window = comm.split(0), comm.window(64)
     command = [*python, *LAUNCHER[1:], "-n", "2", "--", *python, str(program)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_link_does_not_wait_where_a_program_has_a_default_time_out():
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(5)
+    try:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.closing(Link(ours)) as link:
+            assert link.socket.gettimeout() == 0
+    finally:
+        socket.setdefaulttimeout(before)
