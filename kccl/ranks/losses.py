@@ -93,8 +93,15 @@ class Watch:
         self._socket: socket.socket | None = new_socket()
         try:
             dial(self._socket, _name(job))
+        except ConnectionError:
+            self.close()
+            return
+        except BaseException:
+            self.close()
+            raise
+        try:
             sockets.peer_pid(self._socket)
-        except (ConnectionError, BackendError):
+        except BackendError:  # a stranger
             self.close()
 
     def __enter__(self) -> "Watch":

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..base import clock
+from ..base.errors import Error
 from . import launchers
 from .losses import absent, ended_before
 from .processes import is_running
@@ -182,7 +183,7 @@ def say_that_this_rank_ends(environ: Mapping[str, str]) -> None:
     variable = launchers.mpi_rank_variable(environ)
     launcher = _launcher(variable) if variable else 0
     if launcher:
-        with suppress(OSError):
+        with suppress(OSError, Error):
             bind(_name(launcher, int(environ[variable]))).detach()
 
 

@@ -14,7 +14,8 @@ from ranks import LAUNCHER, PRELUDE, environment, eventually, facts
 
 import kccl
 from kccl.backends.watch import Watcher
-from kccl.ranks import bootstrap, job, processes
+from kccl.base import syscalls
+from kccl.ranks import bootstrap, job, losses, processes, siblings
 from kccl.ranks.mesh import Mesh
 from kccl.tools import doctor
 from kccl.tools.checks.host import process_ends, shared_memory
@@ -206,3 +207,27 @@ def test_the_filter_forbids():
             except PermissionError:
                 os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_a_refused_connect_of_the_watch_is_named(monkeypatch):
+    def refuse(connection, name):
+        with syscalls.allowed("connect"):
+            raise PermissionError(errno.EPERM, "no")
+
+    monkeypatch.setattr(losses, "dial", refuse)
+    with pytest.raises(kccl.BackendError, match="the system refuses connect"):
+        losses.Watch(0, "a job", lambda: None)
+
+
+def test_a_refused_bind_at_the_end_of_a_process_is_no_error(monkeypatch):
+    tried = []
+
+    def refuse(name):
+        tried.append(name)
+        with syscalls.allowed("bind"):
+            raise PermissionError(errno.EPERM, "no")
+
+    monkeypatch.setattr(siblings, "bind", refuse)
+    monkeypatch.setattr(siblings, "_launcher", lambda variable: 1)
+    siblings.say_that_this_rank_ends({"OMPI_COMM_WORLD_RANK": "0"})
+    assert tried
