@@ -1,6 +1,7 @@
 """Nodes: ranks that share memory. Where ranks are, and how those of different nodes connect."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..base import clock
 from ..base.errors import BackendError, Error, InvalidArgument
 
 MOST_PER_NODE = 8  # MAX_WORLD_SIZE; the watcher of a rank imports this without the core
@@ -131,8 +133,8 @@ class Listener:
                     return connection, address
 
     def _is_ours(self, connection: socket.socket) -> bool:
-        connection.settimeout(_TRY_S)
-        if _exactly(connection, _TOKEN_BYTES) != self._token:
+        deadline = clock.now() + _TRY_S
+        if _exactly(connection, _TOKEN_BYTES, lambda: _check_time(deadline)) != self._token:
             return False
         _prepare(connection)
         connection.sendall(_YES)
@@ -160,7 +162,7 @@ def connect(name: str, look: Callable[[], None]) -> socket.socket:
 
     Args:
         name: The rank's.
-        look: Called between two tries. What it raises ends the tries.
+        look: Called now and then. What it raises ends the tries.
 
     Raises:
         ConnectionError: It listens at none of its addresses any more.
@@ -170,16 +172,10 @@ def connect(name: str, look: Callable[[], None]) -> socket.socket:
         look()
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            connection.settimeout(_TRY_S)
-            connection.connect((address, int(port)))
+            _dial(connection, (address, int(port)), look)
             connection.sendall(bytes.fromhex(token))
             # The peer may be busy with another one.
-            while True:
-                look()
-                with contextlib.suppress(TimeoutError):
-                    said = _exactly(connection, len(_YES))
-                    break
-            if said == _YES:
+            if _exactly(connection, len(_YES), look) == _YES:
                 _prepare(connection)
                 return connection
         except Error:
@@ -195,11 +191,39 @@ def connect(name: str, look: Callable[[], None]) -> socket.socket:
     raise ConnectionRefusedError(f"nobody answers at {addresses}, port {port}")
 
 
-def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
+def _dial(connection: socket.socket, address: tuple[str, int], look: Callable[[], None]) -> None:
+    """Connects within _TRY_S; `look` as in connect(). Raises OSError if nobody answers."""
+    deadline = clock.now() + _TRY_S
+    connection.setblocking(False)
+    error = connection.connect_ex(address)
+    if error == errno.EINPROGRESS:
+        poll = select.poll()
+        poll.register(connection, select.POLLOUT)
+        while not poll.poll(clock.LOOK_S * 1000):
+            look()
+            _check_time(deadline)
+        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, os.strerror(error))
+
+
+def _exactly(connection: socket.socket, num_bytes: int, look: Callable[[], None]) -> bytes:
+    """Reads so many bytes, or fewer if the stream ends. Calls `look` now and then."""
+    connection.settimeout(clock.LOOK_S)
     data = b""
-    while len(data) < num_bytes and (more := connection.recv(num_bytes - len(data))):
-        data += more
+    while len(data) < num_bytes:
+        look()
+        with contextlib.suppress(TimeoutError):
+            more = connection.recv(num_bytes - len(data))
+            if not more:
+                break
+            data += more
     return data
+
+
+def _check_time(deadline: float) -> None:
+    if clock.now() > deadline:
+        raise TimeoutError
 
 
 def _prepare(connection: socket.socket) -> None:
