@@ -63,9 +63,15 @@ def exchange(
 
 
 def _send(connection: socket.socket, message: object, deadline: float) -> None:
-    connection.settimeout(max(deadline - clock.now(), 0.001))
     data = json.dumps(message).encode()
-    connection.sendall(struct.pack("<I", len(data)) + data)
+    data = struct.pack("<I", len(data)) + data
+    while data:
+        connection.settimeout(max(clock.left(deadline), 0.001))
+        try:
+            data = data[connection.send(data) :]
+        except TimeoutError:
+            if clock.now() >= deadline:
+                raise
 
 
 def _receive(connection: socket.socket, deadline: float) -> Any:

@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -250,6 +251,24 @@ def test_a_place_that_many_have_asked_for_is_held(request, monkeypatch):
                 connection.connect(f"\0{held._name}")
         with pytest.raises(kccl.BackendError, match="another process is rank 1 already"):
             place.Place(name, 1)
+
+
+def test_a_send_that_waits_looks_at_the_clock():
+    """Otherwise the time of its wait would hardly count."""
+    ours, theirs = socket.socketpair()
+    text = "x" * (4 << 20)
+    with ours, theirs:
+        # Nobody reads it.
+        began = clock.now()
+        with pytest.raises(TimeoutError):
+            rendezvous._send(ours, text, began + 1)
+        assert clock.now() - began >= 1
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor() as pool:
+        sent = pool.submit(lambda: rendezvous._send(ours, text, clock.now() + 20))
+        time.sleep(2 * clock.LOOK_S)
+        assert rendezvous._receive(theirs, clock.now() + 20) == text
+        sent.result()
 
 
 def test_strangers_take_no_place_away(request, monkeypatch):
