@@ -2,6 +2,8 @@
 
 import os
 
+from .errors import BackendError
+
 
 def keep_standard() -> list[int]:
     """Opens /dev/null in place of the standard streams that are closed.
@@ -11,11 +13,26 @@ def keep_standard() -> list[int]:
 
     Returns:
         The numbers of those that were closed.
+
+    Raises:
+        BackendError: /dev/null cannot be opened.
     """
     closed = [fd for fd in range(3) if not is_open(fd)]
-    for _ in closed:
-        # os.open() takes the lowest number that is free. Children expect to have these, too.
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for fd in closed:
+        # This takes the lowest number that is free.
+        try:
+            opened = os.open(os.devnull, os.O_RDWR)
+        except OSError as error:
+            raise BackendError(
+                f"standard stream {fd} is closed, and {os.devnull} cannot be opened in its place "
+                f"({error.strerror}): start the program with its standard streams open"
+            ) from error
+        if opened > 2:
+            # Another thread has taken the number meanwhile.
+            os.close(opened)
+        else:
+            # Children expect to have these, too.
+            os.set_inheritable(opened, True)
     return closed
 
 

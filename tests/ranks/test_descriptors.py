@@ -18,6 +18,7 @@ from ranks import LAUNCHER, PRELUDE, environment, eventually, run
 import kccl
 from kccl.backends.host import HostBackend
 from kccl.backends.watch import Watcher
+from kccl.base import descriptors
 from kccl.ranks.link import Link
 
 
@@ -309,3 +310,17 @@ def test_a_link_does_not_wait_where_a_program_has_a_default_time_out():
             assert link.socket.gettimeout() == 0
     finally:
         socket.setdefaulttimeout(before)
+
+
+def test_a_standard_number_that_another_thread_takes_costs_no_descriptor(monkeypatch):
+    monkeypatch.setattr(descriptors, "is_open", lambda fd: False)
+    before = open_now()
+    assert descriptors.keep_standard() == [0, 1, 2]
+    assert open_now() == before
+
+
+def test_closed_streams_without_a_null_device_are_a_sentence(monkeypatch):
+    monkeypatch.setattr(descriptors, "is_open", lambda fd: fd != 2)
+    monkeypatch.setattr(os, "devnull", "/dev/none-of-this-name")
+    with pytest.raises(kccl.BackendError, match=r"stream 2 is closed, and /dev/none.*No such file"):
+        descriptors.keep_standard()
