@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, BinaryIO
 
-from ..base import env, syscalls
+from ..base import clock, env, syscalls
 from ..base.errors import BackendError, InvalidArgument
 from ..ranks import launchers
 from ..ranks.job import check_descriptors, namespaces
@@ -166,8 +166,8 @@ def _guard(orders: int) -> None:
                 groups.discard(-group)
     for number in (signal.SIGTERM, signal.SIGKILL):
         groups = {group for group in groups if _signal_group(group, number)}
-        deadline = time.monotonic() + _GRACE_S
-        while groups and time.monotonic() < deadline:
+        deadline = clock.now() + _GRACE_S
+        while groups and clock.now() < deadline:
             time.sleep(0.005)
             groups = {group for group in groups if _signal_group(group, 0)}
 
@@ -197,7 +197,7 @@ class _Job:
         self._selector = selector
         self._labels = labels
         self._kills_on_error = kills_on_error
-        # When the time of the ranks is over, by time.monotonic().
+        # When the time of the ranks is over, by clock.now().
         self._ends_at: float | None = None
         # When the ranks that do not follow SIGTERM get SIGKILL.
         self._kills_at: float | None = None
@@ -252,13 +252,13 @@ class _Job:
         ]
 
     def wait(self, timeout: float | None) -> int:
-        self._ends_at = None if timeout is None else time.monotonic() + timeout
+        self._ends_at = None if timeout is None else clock.now() + timeout
         while self._running:
             deadlines = [each for each in (self._ends_at, self._kills_at) if each is not None]
-            remaining = max(0, min(deadlines) - time.monotonic()) if deadlines else None
-            for key, _ in self._selector.select(remaining):
+            left = clock.left(min(deadlines)) if deadlines else None
+            for key, _ in self._selector.select(left):
                 key.data()
-            now = time.monotonic()
+            now = clock.now()
             if self._ends_at is not None and now >= self._ends_at and self._running:
                 self._ends_at = None
                 self._exit_code = self._exit_code or _TIMED_OUT
@@ -274,7 +274,7 @@ class _Job:
             return
         ranks = ", ".join(str(rank) for rank in self._running)
         _report(f"{why}: ending rank(s) {ranks}")
-        self._kills_at = time.monotonic() + _GRACE_S
+        self._kills_at = clock.now() + _GRACE_S
         self._signal_all(signal.SIGTERM)
 
     def close(self) -> None:
@@ -292,19 +292,11 @@ class _Job:
         self._signal_all(number if self._num_signals == 1 else signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stops the ranks and this process; when it goes on, the ranks do. This time does not
-        count.
-        """
-        began = time.monotonic()
+        """Stops the ranks and this process; when it goes on, the ranks do."""
         # A program may ignore SIGTSTP, and would wait for ranks that have stopped.
         self._signal_all(signal.SIGSTOP)
         run_signals.stop_here()
         self._signal_all(signal.SIGCONT)
-        stopped_s = time.monotonic() - began
-        if self._ends_at is not None:
-            self._ends_at += stopped_s
-        if self._kills_at is not None:
-            self._kills_at += stopped_s
 
     def _signal_all(self, number: int) -> None:
         for process in self._running.values():

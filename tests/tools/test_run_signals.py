@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from ranks import LAUNCHER, PRELUDE, Job, environment, eventually
@@ -60,6 +61,23 @@ def test_ctrl_z_stops_the_ranks_with_the_launcher():
         process.send_signal(signal.SIGCONT)
         process.terminate()
         process.communicate()
+
+
+def test_time_in_which_the_launcher_was_stopped_does_not_count():
+    command = [*LAUNCHER, "-n", "1", "--timeout", "2", "--", "sh", "-c", "echo; read line"]
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    process = subprocess.Popen(command, env=environment(), text=True, **pipes)
+    try:
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.2)
+        process.send_signal(signal.SIGCONT)
+        # It would end the rank now.
+        time.sleep(0.3)
+        _, err = process.communicate("\n", timeout=30)
+        assert (process.returncode, err) == (0, "")
+    finally:
+        process.kill()
 
 
 def test_a_parent_that_ignores_the_end_of_children_changes_no_exit_code():
