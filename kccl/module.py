@@ -128,9 +128,8 @@ class Kernel:
                 fraction fits no integer. An array, which exports a writable buffer or DLPack,
                 becomes a pointer to its first element, on a CPU of the type that the parameter
                 points to; what comm.empty() returned fits a `kccl::Window`, too. On a GPU only the
-                size of a parameter is known: a NumPy scalar of that size is passed as it is, an
-                int and a bool become an integer, and a float becomes a float or a double. So give
-                a `float` parameter a float, as in 2.0, not an int.
+                size of a parameter is known: a NumPy scalar of that size is passed as it is, an int
+                and a bool become an integer, a float a float or double. Give a `float` 2.0, not 2.
             grid: Number of blocks.
             block: Threads of each block, a multiple of the warp size; 64 when None. On the host it
                 is 1.
@@ -216,10 +215,8 @@ class Kernel:
                     f"bytes, as many as a kccl::DeviceComm: {_PASS_IT}"
                 )
             if isinstance(arg, DeviceComm) and not arg.is_open():
-                raise InvalidArgument(
-                    f"argument {index} of {self.name} is the DeviceComm of a communicator that has "
-                    "been closed, must be one of an open communicator: call its device_comm()"
-                )
+                what = f"argument {index} of {self.name} is the DeviceComm of a communicator that"
+                raise InvalidArgument(f"{what} is closed, must be one of an open communicator")
             if hasattr(arg, "context"):
                 raise InvalidArgument(
                     f"argument {index} of {self.name} is {_a(arg)}, which is no kernel's argument: "
