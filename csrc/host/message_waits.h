@@ -54,7 +54,7 @@ class MessageWaits {
         looked_for_ = &message;
         if (routes_ == nullptr) {
             if (is_another) patience_ = {};
-            patience_.started_ns = 0;
+            patience_.clock.started_ns = 0;
             may_go_on(comm_, awaited(message), patience_,
                       missing_of(message, hopes, num_early(hopes)));
         } else {

@@ -103,31 +103,50 @@ struct Missing {
     int32_t block = -1;  // in waits between blocks: the block whose word that is
 };
 
-// The state of one wait. Each thread keeps its own.
-struct Patience {
-    uint32_t looks = 0;  // how often the warp has looked; one lane looks at a time
-    // The lost peers whose words were polled once more after the loss was seen, a bit each.
-    uint32_t looked_again = 0;
-    uint64_t started_ns = 0;  // when this thread first checked the clock; 0: not yet
-    uint64_t looked_ns = 0;   // when it did so last
-};
-
 // The most time that counts between two looks at the clock on a CPU. A waiting rank looks far more
 // often, unless it was stopped, as by Ctrl-Z, or its machine slept. Then its peers have not had the
 // time either.
 constexpr uint64_t kMostBetweenLooksNs = 100000000;
 
-// Notes a look at the clock. Returns how long the wait has lasted, without the time in which this
-// thread was stopped.
+// Notes a look at the clock on a CPU. Returns how long the wait has lasted, without the time in
+// which this thread was stopped.
 KCCL_DEVICE uint64_t waited_until(uint64_t now, uint64_t& started_ns, uint64_t& looked_ns) {
     if (started_ns == 0) {
         started_ns = now;
-    } else if (platform::kCpu && now - looked_ns > kMostBetweenLooksNs) {
+    } else if (now - looked_ns > kMostBetweenLooksNs) {
         started_ns += now - looked_ns - kMostBetweenLooksNs;
     }
     looked_ns = now;
     return now - started_ns;
 }
+
+// When this thread first checked the clock; 0: not yet. On a GPU, where no kernel is stopped, a
+// word more would make each wait slower.
+template <bool IS_CPU>
+struct WaitClock {
+    uint64_t started_ns = 0;
+
+    KCCL_DEVICE uint64_t waited(uint64_t now) {
+        if (started_ns == 0) started_ns = now;
+        return now - started_ns;
+    }
+};
+
+template <>
+struct WaitClock<true> {
+    uint64_t started_ns = 0;
+    uint64_t looked_ns = 0;  // when it did so last
+
+    KCCL_DEVICE uint64_t waited(uint64_t now) { return waited_until(now, started_ns, looked_ns); }
+};
+
+// The state of one wait. Each thread keeps its own.
+struct Patience {
+    uint32_t looks = 0;  // how often the warp has looked; one lane looks at a time
+    // The lost peers whose words were polled once more after the loss was seen, a bit each.
+    uint32_t looked_again = 0;
+    WaitClock<platform::kCpu> clock;
+};
 
 // On a GPU a wait checks only the clock and this rank's status in its first millisecond. Reading
 // the host's mailbox takes microseconds, with many warps a millisecond, and would delay the peers
@@ -175,7 +194,7 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     State* state = state_of(comm);
     if (status_of(comm) != kKcclOk) return false;
     const uint64_t now = mem::clock_ns();
-    const uint64_t waited_ns = waited_until(now, patience.started_ns, patience.looked_ns);
+    const uint64_t waited_ns = patience.clock.waited(now);
     if (waited_ns < kQuietNs) return true;
     uint32_t closed = 0;
     if (!nobody_gave_up(comm, &closed)) return false;
