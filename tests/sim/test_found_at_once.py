@@ -186,7 +186,7 @@ def test_what_an_earlier_run_has_made_is_refused(module):
 
     kccl.run_threads(first, 2, backend="sim", seed=0)
     for own, index, told in (
-        (0, 0, "argument 0 of no_such_peer is the DeviceComm of a communicator that has been clos"),
+        (0, 0, "argument 0 of no_such_peer is the DeviceComm of a communicator that is closed"),
         (2, 1, "window is one of 256 bytes of rank \\d, whose simulation has ended, must be"),
     ):
         with pytest.raises(kccl.InvalidArgument, match=told):
