@@ -154,7 +154,7 @@ class Watch {
                                   ? mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
                                         wait_at<S>(comm_, task_, thread))
                                   : 0;
-        if (word != last_) patience_.started_ns = 0;
+        if (word != last_) patience_.clock.started_ns = 0;
         last_ = word;
         const auto ranks = static_cast<uint32_t>(word);
         auto seen = static_cast<uint32_t>(word >> 32);
