@@ -52,8 +52,8 @@ def test_of_each_test_on_gpus_there_is_one_with_most_ranks(tmp_path):
     )
 
     def chosen(*options):
-        root = f"--rootdir={tmp_path}"
-        printed = run_pytest(str(tmp_path), root, "--collect-only", *options)
+        places = [f"--rootdir={tmp_path}", "-o", f"pythonpath={ROOT / 'tests/support'}"]
+        printed = run_pytest(str(tmp_path), *places, "--collect-only", *options)
         return {line.split("::")[1] for line in printed.splitlines() if "::" in line}
 
     def named(most):

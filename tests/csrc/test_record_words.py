@@ -40,10 +40,12 @@ CALLS = tuple(
         ("scan_pull_simple", 1),
     )
 )
-# At the peer an all_gather, a broadcast from rank 1, or a call that is not known.
+# At the peer an all_gather of float32, a broadcast from rank 1 of a type that is only moved, a
+# barrier, or a call that is not known.
 OF_PEERS = (
     abi.KERNELS["all_gather_pull_simple"] << 24,
-    abi.KERNELS["broadcast_direct_ll16"] << 24 | 1,
+    abi.KERNELS["broadcast_direct_ll16"] << 24 | 200 << 16 | 1,
+    abi.KERNELS["barrier_direct"] << 24,
     255 << 24,
 )
 KERNELS = (*abi.KERNELS.values(), *abi.EXPERT_CALLS.values(), lib.kKcclNumKernels)

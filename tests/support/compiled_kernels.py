@@ -53,8 +53,8 @@ MOST_SCALAR_SPILLS = {name: 40 if name.endswith("_push_simple") else 32 for name
 MOST_SCALAR_SPILLS["broadcast_push_simple"] = 100
 # Each part has a length and a place of its own.
 MOST_SCALAR_SPILLS |= dict.fromkeys(PARTS, 60)
-# The number of ranks that are reduced is not known when it is compiled.
-MOST_SCALAR_SPILLS["scan_push_simple"] = 100
+# The number of ranks that are reduced is not known when these are compiled.
+MOST_SCALAR_SPILLS |= {"scan_push_simple": 100, "scan_direct_ll16": 40}
 # A message has a pipe each way, with addresses, lengths and limits of its own.
 MOST_SCALAR_SPILLS["send_recv"] = 60
 # Vector registers of a lane's four units in a compute unit of CDNA3; and block-shared memory of a

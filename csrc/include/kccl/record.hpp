@@ -50,6 +50,17 @@ inline bool has_root(const std::string& kernel) {
     return false;
 }
 
+// Returns the element type of a call in words; "" for none.
+inline std::string type_words(uint32_t dtype) {
+    // As _MOVED_FROM of kccl/base/abi.py. tests/csrc/test_record_words.py compares the words.
+    constexpr uint32_t kMovedFrom = 32;
+    if (dtype >= kMovedFrom) {
+        return "a type that KCCL only moves (check sum " + std::to_string(dtype - kMovedFrom) + ")";
+    }
+    if (dtype >= kKcclNumDtypes) return "";
+    return name_of<KcclDtype>(dtype, std::make_index_sequence<kKcclNumDtypes>());
+}
+
 // Returns a call in words. `call` is KcclRecord.call.
 inline std::string call_words(uint32_t call, uint32_t bytes) {
     const uint32_t kernel = call >> 24, dtype = call >> 16 & 255, op = call >> 8 & 255;
@@ -60,8 +71,10 @@ inline std::string call_words(uint32_t call, uint32_t bytes) {
     if (has_root(name)) words += ", root " + std::to_string(call & 255);
     if (is_scan && (call & 255) != 0) words += ", exclusive";
     words += ", " + std::to_string(bytes) + " bytes";
+    const bool has_type = kernel != kKcclSend && kernel != kKcclRecv && name.find("barrier") != 0;
+    const std::string type = has_type ? type_words(dtype) : "";
+    if (!type.empty()) words += ", " + type;
     if (is_scan || name.find("reduce") != std::string::npos) {
-        words += ", " + name_of<KcclDtype>(dtype, std::make_index_sequence<kKcclNumDtypes>());
         words += ", " + name_of<KcclOp>(op, std::make_index_sequence<kKcclNumOps>());
     }
     return words;
