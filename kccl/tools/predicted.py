@@ -10,6 +10,7 @@ from ..plan.choice import Planner
 from ..plan.spec import Request
 from ..plan.specs import BY_NAME
 from ..plan.tuning import told_of_machine, tuning_for
+from ..topology.parts import Device, Link, figures
 from .screen import fitted
 from .topo import recorded
 
@@ -38,9 +39,10 @@ def show(
         from .scaling import show_chain
 
         return show_chain(name, machine, collective, nbytes, ranks, estimated(machine))
-    names = [each for each in topology.PREDICTED if each.startswith(f"{collective}_")]
+    names = [each for each in topology.PREDICTED if BY_NAME[each].collective == collective]
     if not names:
-        known = sorted({each for each in topology.PREDICTED if not each.startswith("grid")})
+        predicted = {BY_NAME[each].collective for each in topology.PREDICTED}
+        known = sorted(each for each in predicted if not each.startswith("grid"))
         raise InvalidArgument(f"--machine predicts {', '.join(known)} only, not {collective}")
     backend = "hip" if "AMD" in (topology.Graph(machine).gpus[0].name or "") else "cuda"
     request = Request(collective, nbytes, ranks, backend, dtype)
@@ -73,8 +75,10 @@ def show(
 
 
 def estimated(machine: topology.Machine) -> list[str]:
-    """What of the machine is an estimate."""
-    weak = [each for each in machine.sources if each.kind == "estimated"]
+    """What of the machine's figures is an estimate. The ranges of its probes are none of these."""
+    parts: list[Device | Link] = [*machine.devices, *machine.links]
+    used = {figure.source for part in parts for _, figure in figures(part)}
+    weak = [each for each in machine.sources if each.kind == "estimated" and each.id in used]
     return [f"Estimated: {each.text}. The error may be larger." for each in weak]
 
 
