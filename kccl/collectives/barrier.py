@@ -2,6 +2,7 @@
 
 import weakref
 from functools import partial
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base import arguments
@@ -33,6 +34,12 @@ class Barrier(Prepared):
 
     def forget(self) -> None:
         """As a Collective has it: a barrier has learnt nothing."""
+
+    @property
+    def __signature__(self) -> Signature:
+        """The signature of the call, for inspect."""
+        stream = Parameter("stream", Parameter.KEYWORD_ONLY, default=None)
+        return Signature([stream] if self._context.backend.has_streams else [])
 
     if TYPE_CHECKING:
         # On the host C answers the call, and it takes no arguments.

@@ -39,6 +39,10 @@ def test_signature_and_doc_are_those_of_the_call(comm, name):
         assert part in rest
 
 
+def test_barrier_has_a_signature(comm):
+    assert str(inspect.signature(comm.barrier)) == "()"
+
+
 @pytest.mark.parametrize("name", [*OF_DATA, "barrier"])
 def test_help_of_the_call_and_of_the_class(comm, name):
     doc = inspect.getdoc(type(getattr(comm, name)))
