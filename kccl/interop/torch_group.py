@@ -38,6 +38,7 @@ class ProcessGroup(dist.ProcessGroup):
     supports_shrinking = False
     supports_reconfigure = False
     supports_window = False
+    supports_tensor_alloc = False
     # What a part of this group is made with.
     options = None
 

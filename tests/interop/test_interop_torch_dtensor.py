@@ -13,10 +13,9 @@ def ranks(tmp_path):
     return starter(tmp_path, "cpu")
 
 
-@pytest.mark.parametrize("world_size", [3])
-def test_every_redistribution(world_size, ranks):
+def test_every_redistribution(ranks):
     """In one and two dimensions of the mesh; sizes that the ranks do not divide, too."""
-    ranks(world_size, """
+    ranks(3, """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
@@ -44,14 +43,13 @@ x = distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)]).requires_grad_()
 x.redistribute(mesh, [Replicate()]).to_local().sum().backward()
 assert (x.grad.to_local() == 1).all()
 
-if world_size == 2:
-    # A mesh of 2 x 1: each dimension has groups of its own.
-    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
-    assert mesh["data"].get_group().size() == 2
-    for before in ((Shard(0), Shard(1)), (Replicate(), Shard(0)), (Shard(0), Shard(0))):
-        for after in ((Replicate(), Replicate()), (Shard(1), Shard(0)), (Shard(0), Shard(1))):
-            found = distribute_tensor(whole, mesh, before).redistribute(mesh, after)
-            assert torch.equal(found.full_tensor(), whole), (before, after)
+# A mesh of two dimensions: each dimension has groups of its own.
+mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("data", "model"))
+assert mesh["data"].get_group().size() == world_size
+for before in ((Shard(0), Shard(1)), (Replicate(), Shard(0)), (Shard(0), Shard(0))):
+    for after in ((Replicate(), Replicate()), (Shard(1), Shard(0)), (Shard(0), Shard(1))):
+        found = distribute_tensor(whole, mesh, before).redistribute(mesh, after)
+        assert torch.equal(found.full_tensor(), whole), (before, after)
 
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as with_gradients
