@@ -127,7 +127,7 @@ PYTEST = KCCL_CACHE="$(CACHE)" PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBL
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --instafail $(if $(AGAIN),--again)
 
 test: setup $(VENV)/.dev
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long and not mutation"
 
 $(VENV)/.parity: $(VENV)/.dev
 	$(STEP) "installing PyTorch and transformers" "PyTorch and transformers installed" \
@@ -150,7 +150,7 @@ WITHIN = $(if $(BUDGET_S),--until $$(($(BEGAN) + $(BUDGET_S))) --seed $(SEED) --
 
 # What `make test` leaves out. tests/hardware needs GPUs: `make gpu`. llama.cpp has `make test-llama`.
 test-all: fetch
-	$(PYTEST) -m long --complete --ignore tests/hardware $(WITHIN)
+	$(PYTEST) -m "long and not mutation" --complete --ignore tests/hardware $(WITHIN)
 
 # Leaves out the comparison with llama.cpp, and says so at its end.
 test-parity: $(VENV)/.parity
@@ -169,8 +169,10 @@ test-llama: $(VENV)/.llama
 	$(FETCH_SMOLLM2)
 	KCCL_CACHE="$(CACHE)" $(BIN)/pytest -s tests/parity/test_llama_cpp.py
 
+# Planted bugs beyond those of `make test-all`: the first command has its own list.
 sim-mutations: $(VENV)/.dev
 	$(BIN)/python tests/sim/sim_mutations.py
+	$(PYTEST) -m mutation --ignore tests/hardware
 
 sim-soak: $(VENV)/.dev
 	$(BIN)/python tests/sim/sim_soak.py --minutes $(MINUTES)

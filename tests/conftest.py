@@ -44,7 +44,7 @@ def pytest_configure(config):
     """
     global _cache
     if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
-        config.option.markexpr = "not long"
+        config.option.markexpr = "not long and not mutation"
     # A job in the background of a shell ignores Ctrl-C, nohup ignores the end of its terminal, and
     # other programs block or take signals. So would all that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items):
     """
     for item in items:
         scopes = {fixtures[-1].scope for fixtures in item._fixtureinfo.name2fixturedefs.values()}
-        is_long = item.get_closest_marker("long") is not None
+        is_long = any(item.get_closest_marker(name) for name in ("long", "mutation"))
         is_grouped = item.get_closest_marker("xdist_group") is not None
         if not is_grouped and ("module" in scopes or not is_long):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from built_objects import object_of
 from compilers import cxx
+from long import hunted
 from source_tree import ROOT, replace_once
 
 HERE = Path(__file__).parent
@@ -167,8 +168,7 @@ def test_memory_is_used_as_it_may_be(can_sanitize, compiler, tmp_path):
     assert_silent(run(build(compiler, tmp_path / "address", sources, SANITIZERS["address"])))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("what", PLANTED)
+@pytest.mark.parametrize("what", hunted(PLANTED))
 def test_planted_races_are_found(what, objects, compiler, tmp_path):
     right, wrong = PLANTED[what]
     flags = SANITIZERS["thread"]

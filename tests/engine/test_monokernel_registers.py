@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from long import long_after
+from long import hunted, long_after
 from test_monokernel import (
     CONTEXT,
     MERGING,
@@ -104,8 +104,7 @@ BUGS = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("bug", long_after(1, BUGS))
+@pytest.mark.parametrize("bug", hunted(BUGS))
 def test_planted_bugs_change_logits_or_tokens(bug, kernels):
     right, wrong = BUGS[bug]
     path = kernels / "weights_registers.cuh"

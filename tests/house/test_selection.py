@@ -237,7 +237,7 @@ def test_continuous_integration_runs_both_halves_once():
     assert found == ["test", "test-all"]
     assert "BUDGET_S" in dict(commands)["test-all"]
     recipes = dict(re.findall(r"^(test|test-all|fetch): (.*\n(?:\t.*\n)+)", MAKEFILE, re.MULTILINE))
-    assert '-m "not long"' in recipes["test"]
-    assert "-m long --complete" in recipes["test-all"]
+    assert '-m "not long and not mutation"' in recipes["test"]
+    assert '-m "long and not mutation" --complete' in recipes["test-all"]
     assert recipes["test-all"].startswith("fetch\n")
     assert recipes["fetch"].startswith("setup $(VENV)/.parity\n")

@@ -9,7 +9,7 @@ import sys
 
 import mortal_ranks
 import pytest
-from long import long_after
+from long import hunted, long_after
 
 pytestmark = pytest.mark.takes(20)
 
@@ -35,8 +35,7 @@ def test_a_rank_is_killed_before_any_send(world_size):
     assert whole["jobs"] > 5 * world_size * (world_size - 1)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("bug", long_after(1, ["one vote missing", "votes not relayed"]))
+@pytest.mark.parametrize("bug", hunted(["one vote missing", "votes not relayed"]))
 def test_a_planted_bug_is_found(bug):
     """A rank that votes and is killed between two sends leaves the others with different ranks."""
     found, _ = each_moment(3, bug)

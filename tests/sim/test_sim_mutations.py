@@ -40,7 +40,7 @@ def test_it_is_caught(name):
     assert row.is_right, f"{row.verdict or 'nothing'} after {row.seeds} seeds: {row.message}"
 
 
-@pytest.mark.long
+@pytest.mark.mutation
 @pytest.mark.parametrize("case", controls(HUNTED), ids=lambda case: f"{case[0]} {dict(case[1])}")
 def test_the_source_as_it_is_passes(case):
     row = control(case)

@@ -1,4 +1,4 @@
-"""Parameters of which `make test` runs some, and `make test-all` the others."""
+"""Parameters of tests, divided among `make test`, `make test-all` and `make sim-mutations`."""
 
 from itertools import product
 
@@ -12,6 +12,15 @@ def long_after(num, values):
     values = [value if isinstance(value, tuple) else (value,) for value in values]
     marks = [[]] * num + [pytest.mark.long] * (len(values) - num)
     return [pytest.param(*each, marks=mark) for each, mark in zip(values, marks, strict=True)]
+
+
+def hunted(bugs, kind=lambda bug: None):
+    """Planted bugs as parameters of a test. `make test-all` hunts the first one of each kind, and
+    `make sim-mutations` all.
+    """
+    firsts = {kind(bug): bug for bug in reversed(list(bugs))}.values()
+    marks = [pytest.mark.long if bug in firsts else pytest.mark.mutation for bug in bugs]
+    return [pytest.param(bug, marks=mark) for bug, mark in zip(bugs, marks, strict=True)]
 
 
 def long_beyond_each(*axes):
