@@ -96,14 +96,16 @@ def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
             f"arch is {arch!r}, must be {theirs!r}: KCCL compiles for that on these GPUs"
         )
     num_cores = len(os.sched_getaffinity(0))
-    calls = zip(*((*each, arch) for each in wanted), strict=True)
     # Spawned and not forked, because this process may have threads.
     with ProcessPoolExecutor(min(num_cores, len(wanted)), get_context("spawn")) as pool:
+        # Ctrl-C is for this process, which ends the others. They inherit the mask.
+        with _interrupts_blocked():
+            entries = [pool.submit(compile_kernel, *each, arch) for each in wanted]
         try:
-            # Ctrl-C is for this process, which ends the others. They inherit the mask.
-            with _interrupts_blocked():
-                entries = pool.map(compile_kernel, *calls)
-            return list(entries)
+            return [entry.result() for entry in entries]
+        except Exception:
+            pool.shutdown(cancel_futures=True)
+            raise
         except BaseException:
             for process in active_children():
                 process.terminate()

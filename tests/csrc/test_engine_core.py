@@ -58,7 +58,7 @@ PLANTED = {
     ),
 }
 
-pytestmark = pytest.mark.takes(20)
+pytestmark = pytest.mark.takes(36)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching
 from kccl.engine.monokernel.shape import Tuning
 
+pytestmark = pytest.mark.takes(30)
+
 TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, kv_strands=2, kv_splits=1)
 MERGING = replace(TUNING, kv_splits=2, merges_first=True)
 CONTEXT = 64

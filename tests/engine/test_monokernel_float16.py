@@ -23,6 +23,8 @@ from kccl.engine.formats.float16 import FLOAT16
 from kccl.engine.formats.float32 import FLOAT32
 from kccl.engine.model.sample import SamplingParams
 
+pytestmark = pytest.mark.takes(30)
+
 # Messages of the first layer land in the third.
 LAYERS = {"tiny-laneformer": 3, "tiny-llama": 1}
 MACHINES: dict[int, dict[str, Any]] = {32: {}, 64: {"warp_size": 64, "model": "gfx942"}}

@@ -13,7 +13,7 @@ from kccl.engine.executors.reference import Reference
 from kccl.engine.files.random_weights import random_checkpoint
 from kccl.engine.model.sample import SamplingParams
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.takes(30)]
 
 MODEL = random_checkpoint(
     "tiny-laneformer", num_layers=3, window_layers=0, window=0, lm_head="vocab_parallel", **SMALL

@@ -28,7 +28,7 @@ TUNING = replace(CHUNKED, blocks=4)
 MERGING = replace(TUNING, kv_strands=4, kv_splits=2, merges_first=True, chunk_stages=8)
 
 # Several compilations and simulations each.
-pytestmark = pytest.mark.takes(20)
+pytestmark = pytest.mark.takes(30)
 
 Array = NDArray[np.float32]
 

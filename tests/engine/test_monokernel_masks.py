@@ -18,6 +18,8 @@ from kccl.engine.model.executor import EndedElsewhere, Token
 from kccl.engine.model.grammar import Grammar
 from kccl.engine.model.sample import SamplingParams, sample
 
+pytestmark = pytest.mark.takes(30)
+
 GREEDY = SamplingParams(max_tokens=3, grammar=Grammar.regex("(?s).*"))
 FILTERED = replace(
     GREEDY, temperature=1.0, seed=3, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.3

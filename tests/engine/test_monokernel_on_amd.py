@@ -35,6 +35,7 @@ FACTS = ("sizeof(Shared<Model>)", "sizeof(PrefillShared<Model>)")
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.takes(30),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
 ]
 

@@ -19,7 +19,7 @@ from kccl.engine.model.sample import SamplingParams
 from kccl.engine.model.timeline import Stamps, timelines
 from kccl.engine.model.variant import TRACING
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.takes(30)]
 
 # A chunk that is full, one that is not, and the last id, which decodes.
 IDS = [5, 99, 17, 64, 2, 120]

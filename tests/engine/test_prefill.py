@@ -19,6 +19,8 @@ from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching
 from kccl.engine.monokernel.shape import Tuning
 
+pytestmark = pytest.mark.takes(30)
+
 # Two blocks share a lane's residual.
 UNCHUNKED = replace(TUNING, blocks=8)
 CHUNKED = replace(UNCHUNKED, chunk=4, chunk_warps=2, chunk_stages=3, chunk_steps=2)

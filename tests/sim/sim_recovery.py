@@ -83,7 +83,9 @@ class Worker:
     def _fill(self, call, block, index, count):
         """One call; returns its arrays."""
         kind, comm = KINDS[index], self.comm
-        sent, right, fields = going_on(kind, comm.rank, comm.world_size, block, index, count)
+        sent, right, fields = going_on(
+            kind, comm.rank, comm.world_size, block, index, count, BLOCKS
+        )
         result = np.zeros_like(right)
         where = {"input": sent.ctypes.data, "output": result.ctypes.data}
         for name, value in {"kernel": NUMBERS[kind], **fields, **where}.items():

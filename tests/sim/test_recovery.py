@@ -12,6 +12,8 @@ import kccl
 from kccl import comm
 from kccl.backends import host_memory, scratch, sim
 
+pytestmark = pytest.mark.takes(30)
+
 SEEDS = 2
 
 

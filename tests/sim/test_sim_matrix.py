@@ -138,6 +138,7 @@ def run_all(tasks):
 
 
 @pytest.mark.long
+@pytest.mark.takes(30)
 def test_a_seed_is_a_run_in_any_process():
     """A finding can be replayed, because nothing depends on the addresses of memory."""
     cells = [cell for cell in CELLS if cell.size == "odd" and cell.world_size == 3]
