@@ -62,7 +62,7 @@ MUTATIONS = (
         ACCEPTED_CALL,
         Edit(PARTS, "are_expected = false;", "are_expected = true;"),
         Edit(PARTS, "if (heads[source] == head(call_.receives[source])) continue;", ""),
-        Edit(PARTS, "refuse_call(channel_.comm()", "if (call == 0) refuse_call(channel_.comm()"),
+        Edit(PARTS, "refuse_call(channel_.comm()", "if (!is_head) refuse_call(channel_.comm()"),
     ),
     bug(
         "sum_of_the_first_part",
