@@ -65,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-d", "--dtype", type=dtype_name, help="element type (float32; on GPUs bfloat16)"
     )
     parser.add_argument("--op", type=_op, help=f"reduction operator: {', '.join(OPS)} (sum)")
-    parser.add_argument("--root", type=whole_number, help="root of broadcast, reduce, gather and scatter (0)")
+    parser.add_argument(
+        "--root", type=whole_number, help="root of broadcast, reduce, gather, scatter (0)"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--in-place",
