@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -52,6 +53,8 @@ def pytest_configure(config):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *_ENDS})
+    # Open MPI and zig end without it.
+    os.environ.setdefault("HOME", pwd.getpwuid(os.getuid()).pw_dir)
     plugins = [Limits()]
     if config.option.complete:
         plugins.append(Complete())

@@ -123,7 +123,7 @@ def test_the_core_is_built_again_from_its_checkout():
     program = "import sys; sys.modules['kccl._core'] = None; import kccl.base.abi"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith(f"Build it with: {shlex.join(PIP)} -e {ROOT}")
+    assert last.endswith(f"Build it with: {shlex.join([*PIP, '-e', str(ROOT)])}")
 
 
 @pytest.mark.parametrize("folder", ["kccl", "engine", "bench"])

@@ -23,8 +23,10 @@ from kccl.bench.harness import measure
 from kccl.bench.peers import second_job
 
 # A launcher: it starts ranks that do what the real ones do, without MPI.
+# The shell reads the second line, and Python passes over it: the first may have no blank in a path.
 LAUNCHER = """\
-#!{python}
+#!/bin/sh
+"exec" "{python}" "$0" "$@"
 import json, os, socket, subprocess, sys
 size = int(sys.argv[sys.argv.index("-n") + 1])
 request = sys.argv[-1]

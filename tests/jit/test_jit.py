@@ -283,7 +283,7 @@ def test_the_c_driver_links(monkeypatch, cxx, linker):
 @pytest.mark.skipif(find_spec("ziglang") is None, reason="no ziglang")
 def test_zig_compiles_too(monkeypatch, cache, header):
     """For copies clang calls other functions than g++; csrc/sim/module.inc has those of both."""
-    monkeypatch.setenv("CXX", " ".join(compilers.zig("c++")))
+    monkeypatch.setenv("CXX", shlex.join(compilers.zig("c++")))
     source = """
 #include <kccl/kccl.cuh>
 struct Big {

@@ -1,5 +1,6 @@
 """Every command that README and engine/README name, as a person at a terminal sees it."""
 
+import os
 import re
 import shlex
 import shutil
@@ -79,7 +80,8 @@ def demo():
     # Without a word about folders, which make says when another make has started it.
     command = ["make", "-n", "--no-print-directory", "demo"]
     done = subprocess.run(
-        [*command, f"VENV={sys.prefix}", f"PYTHON={sys.executable}"],
+        # make splits names at blanks, which the path of this folder may have.
+        [*command, f"VENV={os.path.relpath(sys.prefix, ROOT)}", "PYTHON=python3"],
         **{"cwd": ROOT, "capture_output": True, "text": True, "check": True},
     )
     (step,) = (

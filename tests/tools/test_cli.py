@@ -3,6 +3,7 @@
 import argparse
 import json
 import pickle
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -302,7 +303,7 @@ def test_wrong_variables_give_one_line(here):
 
 
 def test_a_reader_that_leaves_is_no_error():
-    command = f"{sys.executable} -m kccl topo | true"
+    command = f"{shlex.quote(sys.executable)} -m kccl topo | true"
     done = subprocess.run(
         ["sh", "-c", command], env=environment(), capture_output=True, text=True, timeout=60
     )
@@ -333,8 +334,9 @@ def test_decode_is_the_word_after_bench():
 
 def test_a_json_parser_may_read_the_pipe():
     """The tables come by stderr, so they are in the way of no `| jq`."""
-    reader = f"{sys.executable} -c 'import json, sys; print(len(json.load(sys.stdin)[\"rows\"]))'"
-    command = f"{sys.executable} -m kccl bench barrier --json --verbose | {reader}"
+    python = shlex.quote(sys.executable)
+    reader = f"{python} -c 'import json, sys; print(len(json.load(sys.stdin)[\"rows\"]))'"
+    command = f"{python} -m kccl bench barrier --json --verbose | {reader}"
     done = subprocess.run(
         ["sh", "-c", command], env=environment(), capture_output=True, text=True, timeout=60
     )

@@ -1,5 +1,6 @@
 """A job's ranks complain once of what all of them find, and each of what it alone finds."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_what_all_ranks_of_mpirun_find_is_told_once():
 
 def test_what_a_lower_rank_has_heard_is_not_told_again():
     """Rank 1's environment is wrong, and rank 0 raises with its reason."""
-    bench = " ".join([*KCCL, "bench", "all_reduce", "-e", "8"])
+    bench = shlex.join([*KCCL, "bench", "all_reduce", "-e", "8"])
     script = f"if [ $KCCL_RANK = 1 ]; then export KCCL_ALGORITHM=none; fi; exec {bench}"
     code, lines = job("sh", "-c", script)
     assert code == 2
@@ -67,8 +68,8 @@ def test_what_a_lower_rank_has_heard_is_not_told_again():
 
 
 def test_each_rank_tells_what_it_alone_finds():
-    command = [*map(str, KCCL), "bench", "decode", "--model"]
-    code, lines = job("sh", "-c", " ".join(command) + ' "none$KCCL_RANK"')
+    command = [*KCCL, "bench", "decode", "--model"]
+    code, lines = job("sh", "-c", shlex.join(command) + ' "none$KCCL_RANK"')
     assert code == 2
     assert sorted(line[:30] for line in lines) == [
         "kccl: model 'none0' is neither",
@@ -78,8 +79,8 @@ def test_each_rank_tells_what_it_alone_finds():
 
 def test_a_rank_that_hears_nothing_from_the_others_tells_what_it_finds():
     """They are not at their end, and wait for something else."""
-    rank_1 = " ".join([*KCCL, "bench", "decode", "--model", "none"])
-    rank_0 = f'{sys.executable} -c "{BUSY}"'
+    rank_1 = shlex.join([*KCCL, "bench", "decode", "--model", "none"])
+    rank_0 = f'{shlex.quote(sys.executable)} -c "{BUSY}"'
     script = f"if [ $KCCL_RANK = 1 ]; then {rank_1}; else {rank_0}; fi"
     launcher = [*KCCL, "run", "-n", "2", "--kill-on-error", "--"]
     code, lines = job("sh", "-c", script, launcher=launcher)

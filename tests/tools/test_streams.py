@@ -1,6 +1,7 @@
 """Standard streams that are closed, full or cut off, and memory or libraries that are missing."""
 
 import json
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,7 @@ from long import long_beyond_each
 from ranks import environment
 from tiny_models import LLAMA, write_folder
 
-KCCL = f"{sys.executable} -m kccl"
+KCCL = f"{shlex.quote(sys.executable)} -m kccl"
 ANSWER = "generate --prompt 'def f(' --max-tokens 12"
 
 
