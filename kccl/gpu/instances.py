@@ -1,4 +1,4 @@
-"""The instances of the library's kernels that calls on GPUs can need."""
+"""Lists the kernels that calls on GPUs can need, each with its element type and operator."""
 
 from collections.abc import Iterator, Sequence
 

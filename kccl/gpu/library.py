@@ -69,7 +69,7 @@ class Code:
         self._needs: dict[int, Needs] = {}
 
     def load(self) -> tuple[_Loaded, ...]:
-        """Returns the kernels on the current device, which loads them if it has not.
+        """Returns the kernels on the current device. The first call there loads them.
 
         Raises:
             BackendError: There is no driver, or it refuses the code.
@@ -78,7 +78,8 @@ class Code:
         ordinal = int(gpu.call(gpu.names.current_ordinal))
         loaded = self._on.get(ordinal)
         if loaded is None:
-            # Waits for no kernel that to load here would not wait for.
+            # Another thread holds the lock while it loads on this device. Loading here would wait
+            # for the same kernels.
             with self._lock(ordinal):
                 loaded = self._on.get(ordinal)
                 if loaded is None:

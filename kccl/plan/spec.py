@@ -131,7 +131,7 @@ class KernelSpec:
 
     @property
     def only_moves(self) -> bool:
-        """Tells whether its calls move data of any type, and compute nothing."""
+        """Returns whether the kernel only moves data, so that it takes any type."""
         return self.counts in (Counts.BYTES, Counts.CHUNK_BYTES)
 
     def why_not(self, request: Request) -> str | None:

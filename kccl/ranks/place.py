@@ -83,7 +83,7 @@ class Place:
         """Returns when the place may be free. Raises if the holder keeps it."""
         with new_socket() as connection:
             # A holder that has met the others accepts nobody. So its backlog may be full.
-            # A Unix socket that may wait only for a time does not wait for room in it either.
+            # Then connect() fails at once. With a time-out it would do so too, on a Unix socket.
             connection.setblocking(False)
             try:
                 dial(connection, self._name)

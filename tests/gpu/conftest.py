@@ -28,7 +28,7 @@ def toys(monkeypatch):
 
 @pytest.fixture
 def toy_ranks(toys, monkeypatch):
-    """Runs main(comm) in ranks that are threads, on the GPUs of that vendor. Kernels do nothing."""
+    """Runs main(comm) in threads as ranks, on GPUs of that vendor, where kernels do nothing."""
     table, launches = driver.table(), Driver()
     monkeypatch.setattr(table, "backend", "cuda")
     monkeypatch.setitem(driver.VENDORS, "cuda", table)

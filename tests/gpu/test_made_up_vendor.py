@@ -96,7 +96,7 @@ def code(monkeypatch, tmp_path):
 
 
 def test_no_rank_waits_for_another_ones_gpu_to_load(toys, code):
-    """Device 0 runs a kernel that ends when device 1 has launched what it first has to load."""
+    """The kernel on device 0 ends when device 1 launches one, which it has to load first."""
     toys.ends[0] = threading.Event()
     entry = library.Entry(library.Code(code), 0)
 

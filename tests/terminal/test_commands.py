@@ -87,7 +87,7 @@ def demo():
     (step,) = (
         line for line in done.stdout.replace("\\\n", " ").splitlines() if "kccl generate" in line
     )
-    return step
+    return f"cd {shlex.quote(str(ROOT))} && {step}"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")

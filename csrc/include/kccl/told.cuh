@@ -44,68 +44,43 @@ struct Call {
     uint32_t num_blocks = 0;
 };
 
-// Tells the simulator that this rank makes the next call on a channel. It is compared with the
-// calls of the other ranks there. Called by one thread. `index`: the scratch channel.
-KCCL_DEVICE void call_begins([[maybe_unused]] const DeviceComm& comm, [[maybe_unused]] int channel,
-                             [[maybe_unused]] int index, [[maybe_unused]] const Call& call) {
+// Tells the simulator of a call. It is compared with the others of the same `group`, `index` and
+// `epoch`, of which there are `callers`.
+KCCL_DEVICE void compare([[maybe_unused]] const DeviceComm& comm, [[maybe_unused]] uint64_t group,
+                         [[maybe_unused]] int32_t index, [[maybe_unused]] int32_t channel,
+                         [[maybe_unused]] uint32_t callers, [[maybe_unused]] uint32_t epoch,
+                         [[maybe_unused]] const Call& call) {
 #if defined(KCCL_TARGET_SIM)
-    const auto rank = static_cast<uint32_t>(comm.rank);
-    const auto ranks = static_cast<uint32_t>(comm.world_size);
     const KcclSimCall made = {
-        comm.scratch[0], comm.state,     index,      channel, rank,      ranks,          0,
-        call.kernel,     call.num_bytes, call.dtype, call.op, call.root, call.num_blocks};
+        group,   comm.state, index,          channel,        static_cast<uint32_t>(comm.rank),
+        callers, epoch,      call.kernel,    call.num_bytes, call.dtype,
+        call.op, call.root,  call.num_blocks};
     kccl_sim_engine->call_begins(&made);
 #endif
+}
+
+// Tells the simulator that this rank makes the next call on a channel. It is compared with the
+// calls of the other ranks there. Called by one thread. `index`: the scratch channel.
+KCCL_DEVICE void call_begins(const DeviceComm& comm, int channel, int index, const Call& call) {
+    compare(comm, comm.scratch[0], index, channel, static_cast<uint32_t>(comm.world_size), 0, call);
 }
 
 // Tells the simulator that this block publishes a slice in an exchange of the grid. Called by one
 // thread of each block.
-KCCL_DEVICE void slice_begins([[maybe_unused]] const DeviceComm& comm,
-                              [[maybe_unused]] KcclReach reach, [[maybe_unused]] uint32_t epoch,
-                              [[maybe_unused]] const Call& call) {
-#if defined(KCCL_TARGET_SIM)
+KCCL_DEVICE void slice_begins(const DeviceComm& comm, KcclReach reach, uint32_t epoch,
+                              const Call& call) {
     const bool is_local = reach == kKcclReachRank;
-    const auto rank = static_cast<uint32_t>(comm.rank);
     const uint32_t ranks = is_local ? 1 : static_cast<uint32_t>(comm.world_size);
-    const KcclSimCall made = {comm.scratch[is_local ? rank : 0],
-                              comm.state,
-                              -1 - static_cast<int32_t>(reach),
-                              -1,
-                              rank,
-                              ranks * call.num_blocks,
-                              epoch,
-                              call.kernel,
-                              call.num_bytes,
-                              call.dtype,
-                              call.op,
-                              call.root,
-                              call.num_blocks};
-    kccl_sim_engine->call_begins(&made);
-#endif
+    compare(comm, comm.scratch[is_local ? comm.rank : 0], -1 - static_cast<int32_t>(reach), -1,
+            ranks * call.num_blocks, epoch, call);
 }
 
 // Tells the simulator by which operator this block reduces the slices of an exchange of all ranks.
 // It is compared with the same block's on the other ranks. Called by one thread of each block.
-KCCL_DEVICE void reduction_begins([[maybe_unused]] const DeviceComm& comm,
-                                  [[maybe_unused]] uint32_t epoch,
-                                  [[maybe_unused]] const Call& call) {
-#if defined(KCCL_TARGET_SIM)
+KCCL_DEVICE void reduction_begins(const DeviceComm& comm, uint32_t epoch, const Call& call) {
     const auto block = static_cast<int32_t>(platform::block_in_grid());
-    const KcclSimCall made = {comm.scratch[0],
-                              comm.state,
-                              -1 - kKcclNumReaches - block,
-                              -1,
-                              static_cast<uint32_t>(comm.rank),
-                              static_cast<uint32_t>(comm.world_size),
-                              epoch,
-                              call.kernel,
-                              call.num_bytes,
-                              call.dtype,
-                              call.op,
-                              call.root,
-                              call.num_blocks};
-    kccl_sim_engine->call_begins(&made);
-#endif
+    compare(comm, comm.scratch[0], -1 - kKcclNumReaches - block, -1,
+            static_cast<uint32_t>(comm.world_size), epoch, call);
 }
 
 #if defined(KCCL_TARGET_SIM)
