@@ -131,7 +131,7 @@ void Machine::run() {
     }
 }
 
-// Blocks that poll for one that finds no room are not freed by time.
+// Tells whether blocks wait for room. If others poll for one of them, time does not make room.
 bool Machine::has_unstarted() const {
     return std::any_of(running_.begin(), running_.end(), [](const std::shared_ptr<Grid>& grid) {
         return grid->blocks.size() < grid->launch.num_blocks;

@@ -52,7 +52,7 @@ void Machine::meet_block(Meeting meeting, bool is_fenced) {
     check_calls(true);
     if (block.is_incomplete) return wait_incomplete(Fiber::kAtBlock);
     check_lone_calls(Fiber::kAtBlock);
-    // Threads that have ended are not waited for, as on the machines.
+    // Threads that have ended are not waited for, as on GPUs.
     if (block.meeting != Meeting::kNone && block.meeting != meeting) report_divergence(true);
     block.meeting = meeting;
     block.is_fenced = block.is_fenced && is_fenced;

@@ -11,10 +11,10 @@ _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
 @contextmanager
 def allowed(call: str) -> Iterator[None]:
-    """Within it a system call is made, or some whose names stand in `call`.
+    """A context for one or more system calls, whose names stand in `call`.
 
     Raises:
-        BackendError: It is refused. Other errors of the system are raised as they are.
+        BackendError: A call is refused. Other errors of the system are raised as they are.
     """
     try:
         yield

@@ -69,7 +69,7 @@ class HostGroup(fastcall.Group):
 
 
 class CheckedGroup(HostGroup):
-    """Such messages under KCCL_CHECK=1.
+    """Messages on a CPU under KCCL_CHECK=1.
 
     Attributes:
         context: The communicator's.

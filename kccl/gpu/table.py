@@ -291,7 +291,7 @@ class Table(ABC):
         loaded in full: a launch loads nothing more.
 
         Returns:
-            Of each name the function, and (offset, bytes) of each of its parameters.
+            The function of each name, and (offset, bytes) of each of its parameters.
         """
 
     @abstractmethod
