@@ -2,7 +2,7 @@
 // cannot do.
 #pragma once
 
-#include <kccl/kccl.cuh>
+#include "device.cuh"
 
 extern "C" {
 #include "../abi.inc"

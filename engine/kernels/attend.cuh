@@ -20,7 +20,7 @@ namespace kccl::decode {
 // Applies norm and RoPE to a head. Each thread has one float4 of the head, or none; then it gets
 // zeros. cosines, sines: the rows of the tables for the position.
 template <class S>
-KCCL_DEVICE Float4 turned(const Task& task, Float4 four, uint32_t layer, bool is_key,
+KCCL_DECODE Float4 turned(const Task& task, Float4 four, uint32_t layer, bool is_key,
                           const float* cosines, const float* sines) {
     const uint32_t at = mem::forget(warp().index());
     const bool is_there = at < Shape<S>::kHeadFloat4s;
@@ -53,7 +53,7 @@ KCCL_DEVICE Float4 turned(const Task& task, Float4 four, uint32_t layer, bool is
 // them. own[i] becomes the partial result for query head i. Each thread of the warp has its float4s
 // of the heads, or none.
 template <class S>
-KCCL_DEVICE void attend_itself(const Float4 (&queries)[Shape<S>::kHeadsPerKv],
+KCCL_DECODE void attend_itself(const Float4 (&queries)[Shape<S>::kHeadsPerKv],
                                const Float4& own_key, const Float4& own_value,
                                Partial (&own)[Shape<S>::kHeadsPerKv]) {
     const bool is_there = warp().index() < Shape<S>::kHeadFloat4s;
@@ -78,7 +78,7 @@ KCCL_DEVICE void attend_itself(const Float4 (&queries)[Shape<S>::kHeadsPerKv],
 
 // Stores the partial results of a KV head's query heads, one after another.
 template <class S>
-KCCL_DEVICE void store_partials(Float4* partials, const Partial (&own)[Shape<S>::kHeadsPerKv]) {
+KCCL_DECODE void store_partials(Float4* partials, const Partial (&own)[Shape<S>::kHeadsPerKv]) {
     using Dims = Shape<S>;
     const uint32_t thread = mem::forget(warp().index());
     KCCL_UNROLL
@@ -98,7 +98,7 @@ class Attention {
     using Dims = Shape<S>;
     using OwnKvStrand = KvStrand<S, Dims::kHeadsPerKv>;
 
-    KCCL_DEVICE Attention(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t window,
+    KCCL_DECODE Attention(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t window,
                           uint32_t work_item, uint32_t position)
         : consumer_(consumer),
           layer_(layer),
@@ -118,7 +118,7 @@ class Attention {
 
     // Goes through this warp's KV strands, and stores their partial results. Called by all threads
     // of the warp.
-    KCCL_DEVICE void run() {
+    KCCL_DECODE void run() {
         const uint32_t own_kv_strand = kv_strand_of_itself();
         const bool has_itself = own_kv_strand < Dims::kKvStrandsPerSplit;
         // A different warp does the position itself than its KV strand, so that the work is spread.
@@ -146,7 +146,7 @@ class Attention {
 
     // Merges the KV strands and publishes the partial result of the KV split. Called by all warps,
     // when they have met.
-    KCCL_DEVICE void publish() {
+    KCCL_DECODE void publish() {
         constexpr uint32_t kFloat4s = Dims::kHeadsPerKv * Dims::kPartialFloat4s;
         const uint32_t own_kv_strand = kv_strand_of_itself();
         KCCL_UNROLL
@@ -177,7 +177,7 @@ class Attention {
     // Merges the partial results of all KV splits, for this block's share of the KV head's
     // elements, and publishes the result. Called by all warps, when the block has published all of
     // its partial results: two blocks may each have a work item that the other waits for.
-    KCCL_DEVICE void publish_share() {
+    KCCL_DECODE void publish_share() {
         constexpr uint32_t kFloat4s = Dims::kHeadsPerKv * Dims::kHeadFloat4s;
         constexpr uint32_t kThreads = ceil_div(kFloat4s, S::kKvSplits) * S::kKvSplits;
         const Cut share = cut(kFloat4s, kv_split_, S::kKvSplits);
@@ -208,34 +208,34 @@ class Attention {
 
   private:
     // A float4 of a stored partial result.
-    KCCL_DEVICE static Partial partial_of(const Float4* partial, uint32_t at) {
+    KCCL_DECODE static Partial partial_of(const Float4* partial, uint32_t at) {
         const Float4 rest = mem::load_plain(partial + Dims::kHeadFloat4s);
         return {mem::load_plain(partial + at), rest.value[0], rest.value[1]};
     }
 
     // The KV strand of this KV split that the position itself belongs to. kKvStrandsPerSplit: the
     // position belongs to another KV split.
-    KCCL_DEVICE uint32_t kv_strand_of_itself() const {
+    KCCL_DECODE uint32_t kv_strand_of_itself() const {
         const uint32_t kv_strand = position_ / kTileRows % S::kKvStrands;
         return kv_strand % S::kKvSplits == kv_split_ ? kv_strand / S::kKvSplits
                                                      : Dims::kKvStrandsPerSplit;
     }
 
-    KCCL_DEVICE uint8_t* tile_at(uint32_t index) const {
+    KCCL_DECODE uint8_t* tile_at(uint32_t index) const {
         return cache_ + uint64_t{index} * Dims::kCacheTileBytes;
     }
 
     // The first tile of KV strand i of this KV split that the query sees.
-    KCCL_DEVICE uint32_t first_tile(uint32_t i) const {
+    KCCL_DECODE uint32_t first_tile(uint32_t i) const {
         const uint32_t first = first_position_ / kTileRows;
         const uint32_t kv_strand = i * S::kKvSplits + kv_split_;
         return first + (kv_strand + S::kKvStrands - first % S::kKvStrands) % S::kKvStrands;
     }
     // The end of the tiles that have positions before this one.
-    KCCL_DEVICE uint32_t end_of_tiles() const { return ceil_div(position_, kTileRows); }
+    KCCL_DECODE uint32_t end_of_tiles() const { return ceil_div(position_, kTileRows); }
 
     // Begins to load a tile's keys and values.
-    KCCL_DEVICE void prefetch(uint32_t at) const {
+    KCCL_DECODE void prefetch(uint32_t at) const {
         if (at >= end_of_tiles()) return;
         for (uint32_t line = consumer_.thread(); line < Dims::kCacheTileBytes / kKcclLineBytes;
              line += platform::kWarpSize) {
@@ -244,7 +244,7 @@ class Attention {
     }
     // Begins to load tile `at`, if it exists. Its keys are loaded only if there are registers for
     // them.
-    KCCL_DEVICE void ask_for_tile(uint32_t at) {
+    KCCL_DECODE void ask_for_tile(uint32_t at) {
         if (CacheTile<S>::kLoadsAhead && at < end_of_tiles()) {
             tile_.load_keys(lanes_.of(0), tile_at(at));
         }
@@ -252,7 +252,7 @@ class Attention {
     }
 
     // Waits for the queries, the key and the value of this KV head, and stages the queries.
-    KCCL_DEVICE void stage_queries() {
+    KCCL_DECODE void stage_queries() {
         constexpr int kNum = Dims::kHeadsPerKv + 2;
         uint32_t slots[kNum];
         Float4 heads[kNum];
@@ -285,7 +285,7 @@ class Attention {
         OwnKvStrand::load(queries_, consumer_.staged());
     }
 
-    KCCL_DEVICE void store_own_partial() {
+    KCCL_DECODE void store_own_partial() {
         Partial own[Dims::kHeadsPerKv];
         attend_itself<S>(own_queries_, own_key_, own_value_, own);
         store_partials<S>(consumer_.shared().own[0], own);
@@ -293,7 +293,7 @@ class Attention {
 
     // On entry, the loads of the first tile have begun. On return, those of the first tile of the
     // warp's next KV strand have.
-    KCCL_DEVICE void run_kv_strand(uint32_t index) {
+    KCCL_DECODE void run_kv_strand(uint32_t index) {
         OwnKvStrand kv_strand(area_, lanes_);
 #pragma unroll 1
         for (uint32_t at = first_tile(index); at < end_of_tiles(); at += S::kKvStrands) {
@@ -333,7 +333,7 @@ class Attention {
 
 // Computes the block's work items. Called by all consumer warps. Returns false if a wait failed.
 template <class S>
-KCCL_DEVICE bool attend(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t window,
+KCCL_DECODE bool attend(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t window,
                         uint32_t position) {
     using Dims = Shape<S>;
     static_assert(sizeof(KvStrandArea<Dims::kHeadsPerKv>) <= Dims::kMostSums * sizeof(Float4),

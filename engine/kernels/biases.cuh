@@ -36,7 +36,7 @@ struct Biases {
 
 // The row tiles of a block of the lane group.
 template <class S>
-KCCL_DEVICE Cut tiles_of_product(Product<S> product, uint32_t block_in_group) {
+KCCL_DECODE Cut tiles_of_product(Product<S> product, uint32_t block_in_group) {
 #define KCCL_TILES(NAME) \
     case Product<S>::k##NAME: return Shape<S>::NAME::tiles_of(block_in_group);
     switch (product) {
@@ -49,7 +49,7 @@ KCCL_DEVICE Cut tiles_of_product(Product<S> product, uint32_t block_in_group) {
 // Prefetches the biases of the block's rows, because the cache may have dropped them since the last
 // token step. Called before the product is multiplied.
 template <class S>
-KCCL_DEVICE void prefetch_biases(const ConsumerWarp<S>& consumer, Product<S> product,
+KCCL_DECODE void prefetch_biases(const ConsumerWarp<S>& consumer, Product<S> product,
                                  uint32_t layer) {
     if constexpr (Biases<S>::kLayer != 0) {
         if (!Biases<S>::has(product)) return;
@@ -66,7 +66,7 @@ KCCL_DEVICE void prefetch_biases(const ConsumerWarp<S>& consumer, Product<S> pro
 
 // Returns the sums of four rows times `factor`, plus their biases.
 template <class S>
-KCCL_DEVICE Float4 scaled(const Task& task, Product<S> product, uint32_t layer, uint32_t index4,
+KCCL_DECODE Float4 scaled(const Task& task, Product<S> product, uint32_t layer, uint32_t index4,
                           Float4 sums, float factor) {
     if (Biases<S>::has(product)) {
         const Float4 bias = load_float4(task.biases, Biases<S>::at(product, layer, index4));
@@ -83,7 +83,7 @@ KCCL_DEVICE Float4 scaled(const Task& task, Product<S> product, uint32_t layer, 
 // Returns the sum that all lanes add to a float4 of the residual, plus the biases of the module's
 // last product.
 template <class S>
-KCCL_DEVICE Float4 plus_biases(const Task& task, uint32_t module, uint32_t index4, Float4 total) {
+KCCL_DECODE Float4 plus_biases(const Task& task, uint32_t module, uint32_t index4, Float4 total) {
     if constexpr ((Biases<S>::kThatHave & that_give<S>(Vector<S>::kResidual)) != 0) {
         const Product<S> product = last_of_module<S>(module % S::kNumModules);
         if (Biases<S>::has(product)) {

@@ -15,7 +15,7 @@ struct Candidate {
     bool is_seen;
 };
 
-KCCL_DEVICE Candidate better(const Candidate& a, const Candidate& b) {
+KCCL_DECODE Candidate better(const Candidate& a, const Candidate& b) {
     const bool takes_b =
         b.id >= 0 && (a.id < 0 || b.key > a.key || (b.key == a.key && b.id < a.id));
     return takes_b ? b : a;
@@ -28,26 +28,26 @@ struct Tally {
 };
 
 // A control word of zeros means no candidate, and an empty tally.
-KCCL_DEVICE ControlWord control_word_of(const Candidate& candidate) {
+KCCL_DECODE ControlWord control_word_of(const Candidate& candidate) {
     const auto key = platform::bit_cast<uint64_t>(candidate.key);
     return {{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
              platform::bit_cast<uint32_t>(candidate.logit)},
             static_cast<uint32_t>(candidate.id + 1) << 1 | (candidate.is_seen ? 1u : 0)};
 }
 
-KCCL_DEVICE Candidate candidate_of(const ControlWord& control) {
+KCCL_DECODE Candidate candidate_of(const ControlWord& control) {
     return {platform::bit_cast<double>(control.word[0] | uint64_t{control.word[1]} << 32),
             platform::bit_cast<float>(control.word[2]),
             static_cast<int32_t>(control.small >> 1) - 1, (control.small & 1u) != 0};
 }
 
-KCCL_DEVICE ControlWord control_word_of(const Tally& tally) {
+KCCL_DECODE ControlWord control_word_of(const Tally& tally) {
     return {
         {static_cast<uint32_t>(tally.weight), static_cast<uint32_t>(tally.weight >> 32), tally.num},
         0};
 }
 
-KCCL_DEVICE Tally tally_of(const ControlWord& control) {
+KCCL_DECODE Tally tally_of(const ControlWord& control) {
     return {control.word[0] | uint64_t{control.word[1]} << 32, control.word[2]};
 }
 
@@ -57,7 +57,7 @@ KCCL_DEVICE Tally tally_of(const ControlWord& control) {
 //   kBefore     the ids before x, but only those with larger scores are counted
 //   kFromPivot  the ids whose scores are not below the pivot
 //   kAll        all ids, their weights being those of the logits: for log-probabilities
-KCCL_DEVICE ControlWord combined(uint32_t kind, const ControlWord& a, const ControlWord& b) {
+KCCL_DECODE ControlWord combined(uint32_t kind, const ControlWord& a, const ControlWord& b) {
     if (kind < kBefore) return control_word_of(better(candidate_of(a), candidate_of(b)));
     const Tally one = tally_of(a), other = tally_of(b);
     return control_word_of(Tally{one.weight + other.weight, one.num + other.num});
@@ -65,7 +65,7 @@ KCCL_DEVICE ControlWord combined(uint32_t kind, const ControlWord& a, const Cont
 
 // Combines what the threads of a warp have found. All threads get the result.
 template <uint32_t N>
-KCCL_DEVICE void combine_in_warp(uint32_t first_kind, ControlWord (&control_words)[N]) {
+KCCL_DECODE void combine_in_warp(uint32_t first_kind, ControlWord (&control_words)[N]) {
 #pragma unroll 1
     for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {
         KCCL_UNROLL

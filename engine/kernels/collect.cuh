@@ -9,7 +9,7 @@ namespace kccl::decode {
 // Returns the sum of the messages of a module from all lanes but the block's own, for the float4 at
 // `row`. The order of the sum is that of the lanes.
 template <class S, class IsOver>
-KCCL_DEVICE Float4 collected(Waiter<S>& waiter, uint32_t module, uint32_t first_lane, uint32_t row,
+KCCL_DECODE Float4 collected(Waiter<S>& waiter, uint32_t module, uint32_t first_lane, uint32_t row,
                              bool is_there, uint32_t token_step, IsOver is_over) {
     // Only a few are loaded at a time, because the warp has few registers.
     constexpr uint32_t kAtOnce = 4;
@@ -46,7 +46,7 @@ KCCL_DEVICE Float4 collected(Waiter<S>& waiter, uint32_t module, uint32_t first_
 
 // Returns when the consumer warps have ended. Called by all threads of the warp.
 template <class S>
-KCCL_DEVICE void collect(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
+KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     if constexpr (S::kHasDelayed) {
         if (task.only_reads != 0) return;
         using Dims = Shape<S>;

@@ -22,7 +22,7 @@ class ConsumerWarp {
     static constexpr mem::Scope kReach =
         S::kWorldSize == 1 ? mem::Scope::kDevice : mem::Scope::kSystem;
 
-    KCCL_DEVICE ConsumerWarp(const DeviceComm& comm, const Task& task, Shared<S>& shared)
+    KCCL_DECODE ConsumerWarp(const DeviceComm& comm, const Task& task, Shared<S>& shared)
         : comm_(comm),
           task_(task),
           shared_(shared),
@@ -32,100 +32,100 @@ class ConsumerWarp {
           delays_(comm.rank),
           token_step_(task.token_step) {}
 
-    KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
-    KCCL_DEVICE const Task& task() const { return task_; }
-    KCCL_DEVICE Shared<S>& shared() { return shared_; }
-    KCCL_DEVICE Weights<S>& weights() { return weights_; }
+    KCCL_DECODE const DeviceComm& comm() const { return comm_; }
+    KCCL_DECODE const Task& task() const { return task_; }
+    KCCL_DECODE Shared<S>& shared() { return shared_; }
+    KCCL_DECODE Weights<S>& weights() { return weights_; }
 
     // Values that follow from special registers are computed when they are needed. Otherwise the
     // compiler keeps dozens of them from one op to the next, and has too few registers for the
     // rest. This is the warp's number among the consumer warps, and the thread's number in its
     // warp.
-    KCCL_DEVICE uint32_t warp_index() const {
+    KCCL_DECODE uint32_t warp_index() const {
         return mem::forget_index(platform::thread_in_block() / platform::kWarpSize);
     }
-    KCCL_DEVICE uint32_t thread() const { return mem::forget_index(warp().index()); }
-    KCCL_DEVICE uint32_t block() const { return mem::forget_uniform(platform::block_in_grid()); }
-    KCCL_DEVICE uint32_t lane_group() const { return Dims::lane_group_of(block()); }
+    KCCL_DECODE uint32_t thread() const { return mem::forget_index(warp().index()); }
+    KCCL_DECODE uint32_t block() const { return mem::forget_uniform(platform::block_in_grid()); }
+    KCCL_DECODE uint32_t lane_group() const { return Dims::lane_group_of(block()); }
     // This block's number in its lane group.
-    KCCL_DEVICE uint32_t block_in_group() const { return Dims::block_in_group_of(block()); }
+    KCCL_DECODE uint32_t block_in_group() const { return Dims::block_in_group_of(block()); }
     // The first lane of the lane group, counted over all ranks; and the lane group's residual.
-    KCCL_DEVICE uint32_t first_lane() const {
+    KCCL_DECODE uint32_t first_lane() const {
         return Dims::first_lane_of(comm_.rank) + lane_group() * Dims::kLanesPerGroup;
     }
-    KCCL_DEVICE uint32_t residual_index() const { return S::kNumResiduals == 1 ? 0 : first_lane(); }
+    KCCL_DECODE uint32_t residual_index() const { return S::kNumResiduals == 1 ? 0 : first_lane(); }
 
-    KCCL_DEVICE uint32_t token_step() const { return token_step_; }
-    KCCL_DEVICE void next_token_step() {
+    KCCL_DECODE uint32_t token_step() const { return token_step_; }
+    KCCL_DECODE void next_token_step() {
         ++token_step_;
         traced_op_ = traced_stage_ = 0;
     }
-    KCCL_DEVICE bool failed() const { return waiter_.has_failed(); }
+    KCCL_DECODE bool failed() const { return waiter_.has_failed(); }
 
     // ---- Areas ----------------------------------------------------------------------------------
 
     // Begins an op: the other area takes its turn.
-    KCCL_DEVICE void next_op() {
+    KCCL_DECODE void next_op() {
         delays_.wait();
         next_area();
         stamp(kKcclDecodeBegan);
     }
 
     // Begins the next part of an op of several parts: the other area takes its turn.
-    KCCL_DEVICE void next_area() { op_ ^= 1u; }
+    KCCL_DECODE void next_area() { op_ ^= 1u; }
 
     // Ends an op that next_op() has begun.
-    KCCL_DEVICE void end_op() {
+    KCCL_DECODE void end_op() {
         stamp(kKcclDecodeFinished);
         if constexpr (S::kTraces) ++traced_op_;
     }
 
     // Records the time, if the kernel traces.
-    KCCL_DEVICE void stamp(Stamp which) {
+    KCCL_DECODE void stamp(Stamp which) {
         if constexpr (S::kTraces) {
             if (warp_index() != 0 || thread() != 0) return;
             Trace<S>::record(task_, token_step_ - task_.token_step,
                              Trace<S>::of_op(traced_op_, which));
         }
     }
-    KCCL_DEVICE void stamp_begin() {
+    KCCL_DECODE void stamp_begin() {
         if constexpr (S::kTraces) {
             if (warp_index() != 0 || thread() != 0) return;
             Trace<S>::record_begin(task_, token_step_ - task_.token_step);
         }
     }
     // Records the time as stamp() does, when the warp frees the next stage.
-    KCCL_DEVICE void stamp_stage() {
+    KCCL_DECODE void stamp_stage() {
         if constexpr (S::kTraces) {
             const uint32_t index = Trace<S>::of_stage(traced_stage_++, kKcclDecodeLetGo);
             if (warp_index() != 0 || thread() != 0) return;
             Trace<S>::record(task_, token_step_ - task_.token_step, index);
         }
     }
-    KCCL_DEVICE Float4* area(uint32_t warp) { return shared_.area[op_][warp]; }
+    KCCL_DECODE Float4* area(uint32_t warp) { return shared_.area[op_][warp]; }
     // Returns this warp's staged vector.
-    KCCL_DEVICE StagedFloat4* staged() { return shared_.staged[warp_index()]; }
-    KCCL_DEVICE float* squares(uint32_t warp) { return shared_.squares[op_][warp]; }
+    KCCL_DECODE StagedFloat4* staged() { return shared_.staged[warp_index()]; }
+    KCCL_DECODE float* squares(uint32_t warp) { return shared_.squares[op_][warp]; }
 
     // Waits until all consumer warps are here. Returns false if the request is over, because a wait
     // of one of them failed.
-    KCCL_DEVICE bool meet() { return !meeting_.meet(failed()); }
+    KCCL_DECODE bool meet() { return !meeting_.meet(failed()); }
 
     // ---- The exchange buffer --------------------------------------------------------------------
 
-    KCCL_DEVICE mem::Packet* in_exchange_buffer(int rank, uint32_t slot) const {
+    KCCL_DECODE mem::Packet* in_exchange_buffer(int rank, uint32_t slot) const {
         return reinterpret_cast<mem::Packet*>(task_.exchange_buffers[rank]) + slot;
     }
 
     // Publishes a float4 to the blocks of this rank.
-    KCCL_DEVICE void publish(uint32_t slot, const Float4& four) const {
+    KCCL_DECODE void publish(uint32_t slot, const Float4& four) const {
         mem::store_packet<mem::Scope::kDevice>(in_exchange_buffer(comm_.rank, slot),
                                                tagged(four, tag_of(token_step_)));
     }
 
     // Publishes a float4 to the blocks of all ranks. tag: the tag of the token step, of its end, or
     // of an exchange.
-    KCCL_DEVICE void publish_to_all(uint32_t slot, const Float4& four, uint32_t tag) const {
+    KCCL_DECODE void publish_to_all(uint32_t slot, const Float4& four, uint32_t tag) const {
         KCCL_UNROLL
         for (int k = 1; k <= static_cast<int>(S::kWorldSize); ++k) {
             const int rank = (comm_.rank + k) % static_cast<int>(S::kWorldSize);
@@ -136,7 +136,7 @@ class ConsumerWarp {
     // Waits for float4s of this rank's exchange buffer: see Waiter. ranks: the ranks that publish
     // them; 0: this rank does.
     template <mem::Scope SCOPE, int N>
-    KCCL_DEVICE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
+    KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
                            Float4 (&float4s)[N], uint32_t ranks = 0) {
         waiter_.template await<SCOPE>(slots, wanted, tag, token_step_,
                                       ranks == 0 ? 1u << comm_.rank : ranks, float4s,
@@ -145,14 +145,14 @@ class ConsumerWarp {
 
     // Waits for this rank's host: see Waiter.
     template <class IsThere>
-    KCCL_DEVICE void await_host(IsThere is_there) {
+    KCCL_DECODE void await_host(IsThere is_there) {
         waiter_.await_host(token_step_, is_there);
     }
 
     // Waits for a float4 of each block of all ranks, [rank][block] from slot `first` on. Bit i of
     // the result tells that this thread gets the i-th.
     static constexpr uint32_t kOfAll = ceil_div(S::kWorldSize * S::kBlocks, platform::kWarpSize);
-    KCCL_DEVICE uint32_t await_all(uint32_t first, uint32_t tag, Float4 (&float4s)[kOfAll]) {
+    KCCL_DECODE uint32_t await_all(uint32_t first, uint32_t tag, Float4 (&float4s)[kOfAll]) {
         uint32_t slots[kOfAll], wanted = 0;
         KCCL_UNROLL
         for (uint32_t k = 0; k < kOfAll; ++k) {
@@ -169,7 +169,7 @@ class ConsumerWarp {
 
     // Waits for the sums of the messages that the next receiving module adds, in shared().landed.
     // The warp that collects them calls this too, even when its waits fail. So this always ends.
-    KCCL_DEVICE void await_landed() {
+    KCCL_DECODE void await_landed() {
         if constexpr (!S::kOverlaps) arrive_together(&shared_.was_read);
         while (platform::warp_any(!mem::has_completed(&shared_.has_landed, landed_parity_))) {
             mem::poll_pause();
@@ -179,7 +179,7 @@ class ConsumerWarp {
     }
 
     // Lets the sums in shared().landed be overwritten.
-    KCCL_DEVICE void let_landed_go() {
+    KCCL_DECODE void let_landed_go() {
         if constexpr (S::kOverlaps) arrive_together(&shared_.was_read);
     }
 
@@ -187,7 +187,7 @@ class ConsumerWarp {
 
     // Makes all blocks of all ranks wait for each other. Called behind each op, where nothing
     // overlaps. A wait that fails makes the next meet() fail.
-    KCCL_DEVICE void meet_all() {
+    KCCL_DECODE void meet_all() {
         if constexpr (!S::kOverlaps) {
             mem::finish_stores();
             if (!meet()) waiter_.fail();
@@ -210,7 +210,7 @@ class ConsumerWarp {
     // Ends the meetings of a token step. Slots and tags repeat after four meetings. So each token
     // step makes a multiple of four, and the next one begins with the same slot and tag:
     // exchange_buffer.cuh.
-    KCCL_DEVICE void end_meetings() {
+    KCCL_DECODE void end_meetings() {
         while (!S::kOverlaps && num_meetings_ % 4 != 0) meet_all();
     }
 
@@ -234,7 +234,7 @@ class ConsumerWarp {
 };
 
 // Adds up a value over a warp, in a fixed order. All threads get the sum.
-KCCL_DEVICE float sum_of_warp(float value) {
+KCCL_DECODE float sum_of_warp(float value) {
     return platform::reduce_lanes<platform::kWarpSize>(value,
                                                        [](float a, float b) { return a + b; });
 }

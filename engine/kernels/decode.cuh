@@ -28,7 +28,7 @@ constexpr uint32_t kDecodeThreads = (S::kWarps + S::kOthers) * platform::kWarpSi
 // Lets the lane groups begin a token step one after another. They have the same work. If they began
 // together, they would all wait for their exchanges at the same time, and the memory would rest.
 template <class S>
-KCCL_DEVICE void stagger(const ConsumerWarp<S>& consumer) {
+KCCL_DECODE void stagger(const ConsumerWarp<S>& consumer) {
     if constexpr (S::kStaggerNs != 0 && S::kOverlaps) {
         const uint64_t begin = mem::clock_ns();
         const uint64_t late_ns = consumer.lane_group() % S::kStaggers * uint64_t{S::kStaggerNs};
@@ -38,7 +38,7 @@ KCCL_DEVICE void stagger(const ConsumerWarp<S>& consumer) {
 
 // Waits for this warp's part of a product's vector, and stages it.
 template <class S>
-KCCL_DEVICE void stage_vector(ConsumerWarp<S>& consumer, const Turn<S>& turn, int32_t token) {
+KCCL_DECODE void stage_vector(ConsumerWarp<S>& consumer, const Turn<S>& turn, int32_t token) {
     static_assert(has_only_attention_between<S>(), "decode has no code for another such op");
     static_assert(S::kNumModules == 2, "a layer is attention and an MLP");
     using Dims = Shape<S>;
@@ -62,7 +62,7 @@ KCCL_DEVICE void stage_vector(ConsumerWarp<S>& consumer, const Turn<S>& turn, in
 
 // Runs one position through all layers. Returns false if a wait failed.
 template <class S>
-KCCL_DEVICE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_t token) {
+KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_t token) {
     using Dims = Shape<S>;
     using Vector = Vector<S>;
     using M = typename Shape<S>::Out;
@@ -128,7 +128,7 @@ KCCL_DEVICE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
 
 // Runs the consumer warps.
 template <class S>
-KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
+KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     ConsumerWarp<S> consumer(comm, task, shared);
     const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
     Verdict verdict = {0, kKcclEngineGoesOn};
@@ -168,7 +168,7 @@ KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
 }
 
 template <class S>
-KCCL_DEVICE void run(const DeviceComm& comm, const Task& task) {
+KCCL_DECODE void run(const DeviceComm& comm, const Task& task) {
     auto& shared = *reinterpret_cast<Shared<S>*>(platform::dynamic_shared());
     if (leads(block())) {
         shared.exchanges = task.exchange;

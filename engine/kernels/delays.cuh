@@ -2,7 +2,7 @@
 // the longest wait; 0: there are none.
 #pragma once
 
-#include <kccl/kccl.cuh>
+#include "device.cuh"
 
 namespace kccl::decode {
 
@@ -10,7 +10,7 @@ namespace kccl::decode {
 template <class S>
 class Delays {
   public:
-    KCCL_DEVICE explicit Delays(int rank) : is_slow_(rank == S::kSlowRank) {
+    KCCL_DECODE explicit Delays(int rank) : is_slow_(rank == S::kSlowRank) {
         if constexpr (S::kDelayNs != 0) {
             const uint32_t warp_index = platform::thread_in_block() / platform::kWarpSize;
             const uint32_t block = rank * S::kBlocks + platform::block_in_grid();
@@ -19,7 +19,7 @@ class Delays {
     }
 
     // Waits a random time of at most kDelayNs. The slow rank always waits kDelayNs.
-    KCCL_DEVICE void wait() {
+    KCCL_DECODE void wait() {
         if constexpr (S::kDelayNs != 0) {
             // Marsaglia's xorshift.
             state_ ^= state_ << 13;

@@ -39,17 +39,17 @@ KCCL_CONSTEXPR uint32_t tag_of(uint32_t token_step) { return (token_step & 1u) ^
 KCCL_CONSTEXPR uint32_t tag_of_end(uint32_t token_step) { return (token_step >> 1 & 1u) ^ 1u; }
 
 // Returns a value as readers see it.
-KCCL_DEVICE float untagged(float value) {
+KCCL_DECODE float untagged(float value) {
     return platform::bit_cast<float>(platform::bit_cast<uint32_t>(value) & ~1u);
 }
 
-KCCL_DEVICE Float4 untagged(Float4 four) {
+KCCL_DECODE Float4 untagged(Float4 four) {
     KCCL_UNROLL
     for (float& value : four.value) value = untagged(value);
     return four;
 }
 
-KCCL_DEVICE mem::Packet tagged(const Float4& four, uint32_t tag) {
+KCCL_DECODE mem::Packet tagged(const Float4& four, uint32_t tag) {
     uint32_t words[4];
     KCCL_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -60,7 +60,7 @@ KCCL_DEVICE mem::Packet tagged(const Float4& four, uint32_t tag) {
 
 // Bit 0 of the result is 0 if all four words have the tag; its other bits mean nothing. Results of
 // several packets may be ORed and tested once.
-KCCL_DEVICE uint32_t without_tag(mem::Packet packet, uint32_t tag) {
+KCCL_DECODE uint32_t without_tag(mem::Packet packet, uint32_t tag) {
     uint32_t wrong = 0;
     KCCL_UNROLL
     for (int i = 0; i < 4; ++i)
@@ -68,7 +68,7 @@ KCCL_DEVICE uint32_t without_tag(mem::Packet packet, uint32_t tag) {
     return wrong;
 }
 
-KCCL_DEVICE Float4 float4_of(mem::Packet packet) {
+KCCL_DECODE Float4 float4_of(mem::Packet packet) {
     Float4 four;
     KCCL_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -86,7 +86,7 @@ struct alignas(16) ControlWord {
 };
 
 // The tags take the lowest bit of each word; the bits that they displace go into the small word.
-KCCL_DEVICE Float4 float4_of(const ControlWord& control) {
+KCCL_DECODE Float4 float4_of(const ControlWord& control) {
     Float4 four;
     uint32_t last = control.small << 4;
     KCCL_UNROLL
@@ -98,7 +98,7 @@ KCCL_DEVICE Float4 float4_of(const ControlWord& control) {
     return four;
 }
 
-KCCL_DEVICE ControlWord control_word_of(const Float4& four) {
+KCCL_DECODE ControlWord control_word_of(const Float4& four) {
     const auto last = platform::bit_cast<uint32_t>(four.value[3]);
     ControlWord control;
     KCCL_UNROLL
@@ -158,45 +158,45 @@ struct Slots {
     static constexpr uint32_t kBad = kWaits + S::kBlocks * kWaiters;
     static constexpr uint32_t kFloat4s = kBad + 1;
 
-    KCCL_DEVICE static uint32_t residual(uint32_t module, uint32_t residual) {
+    KCCL_DECODE static uint32_t residual(uint32_t module, uint32_t residual) {
         return kResiduals + (module * S::kNumResiduals + residual) * kVector;
     }
-    KCCL_DEVICE static uint32_t message(uint32_t module, uint32_t lane) {
+    KCCL_DECODE static uint32_t message(uint32_t module, uint32_t lane) {
         return kMessages + (module * S::kNumLanes + lane) * kVector;
     }
-    KCCL_DEVICE static uint32_t qkv(uint32_t layer, uint32_t lane) {
+    KCCL_DECODE static uint32_t qkv(uint32_t layer, uint32_t lane) {
         return kQkv + (layer * S::kNumLanes + lane) * kQkvFloat4s;
     }
     // The partial result of KV split 0, for a query head of a lane. The partial results of the
     // other KV splits follow.
-    KCCL_DEVICE static uint32_t partial(uint32_t layer, uint32_t lane, uint32_t head) {
+    KCCL_DECODE static uint32_t partial(uint32_t layer, uint32_t lane, uint32_t head) {
         return kPartials + (layer * S::kNumLanes + lane) * kPartialsFloat4s +
                head * S::kKvSplits * Shape<S>::kPartialFloat4s;
     }
     // The slot of the result of attention over all positions.
-    KCCL_DEVICE static uint32_t attended(uint32_t layer, uint32_t lane) {
+    KCCL_DECODE static uint32_t attended(uint32_t layer, uint32_t lane) {
         return kAttended + (layer * S::kNumLanes + lane) * kAttendedFloat4s;
     }
-    KCCL_DEVICE static uint32_t act(uint32_t layer, uint32_t lane) {
+    KCCL_DECODE static uint32_t act(uint32_t layer, uint32_t lane) {
         return kActs + (layer * S::kNumLanes + lane) * kFfnFloat4s;
     }
-    KCCL_DEVICE static uint32_t end(uint32_t token_step, uint32_t rank, uint32_t block) {
+    KCCL_DECODE static uint32_t end(uint32_t token_step, uint32_t rank, uint32_t block) {
         return kEnds + ((token_step & 1u) * S::kWorldSize + rank) * S::kBlocks + block;
     }
     // The slot of the control word of block 0 of rank 0. Those of the other blocks follow.
-    KCCL_DEVICE static uint32_t control_word(uint32_t exchange, uint32_t kind) {
+    KCCL_DECODE static uint32_t control_word(uint32_t exchange, uint32_t kind) {
         return kControlWords +
                ((exchange & 1u) * kNumControlWords + kind) * S::kWorldSize * S::kBlocks;
     }
     // The slot of the meeting word of block 0 of rank 0. Those of the other blocks follow.
-    KCCL_DEVICE static uint32_t meeting(uint32_t number) {
+    KCCL_DECODE static uint32_t meeting(uint32_t number) {
         return kMeetings + (number & 1u) * S::kWorldSize * S::kBlocks;
     }
 };
 
 // Where a rank keeps the number of the last request that tried to cache a NaN.
 template <class S>
-KCCL_DEVICE uint32_t* bad_request_at(const Task& task, int rank) {
+KCCL_DECODE uint32_t* bad_request_at(const Task& task, int rank) {
     return reinterpret_cast<uint32_t*>(task.exchange_buffers[rank] +
                                        Slots<S>::kBad * sizeof(Float4));
 }

@@ -13,19 +13,19 @@ struct Ending {
     bool is_cancelled;
 };
 
-KCCL_DEVICE ControlWord control_word_of(const Ending& ending) {
+KCCL_DECODE ControlWord control_word_of(const Ending& ending) {
     return {{platform::bit_cast<uint32_t>(ending.best.score),
              static_cast<uint32_t>(ending.best.id + 1), 0},
             (ending.best.is_nan ? 1u : 0) | (ending.is_cancelled ? 2u : 0)};
 }
 
-KCCL_DEVICE Ending ending_of(const ControlWord& control) {
+KCCL_DECODE Ending ending_of(const ControlWord& control) {
     return {{platform::bit_cast<float>(control.word[0]), static_cast<int32_t>(control.word[1]) - 1,
              (control.small & 1u) != 0},
             (control.small & 2u) != 0};
 }
 
-KCCL_DEVICE Best best_of_warp(Best best) {
+KCCL_DECODE Best best_of_warp(Best best) {
     KCCL_UNROLL
     for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {
         const uint32_t other = warp().index() ^ step;
@@ -39,7 +39,7 @@ KCCL_DEVICE Best best_of_warp(Best best) {
     return best;
 }
 
-KCCL_DEVICE bool is_stop_id(const Task& task, int32_t id) {
+KCCL_DECODE bool is_stop_id(const Task& task, int32_t id) {
     const auto* ids = reinterpret_cast<const int32_t*>(task.stop_ids);
     for (uint32_t i = 0; i < task.num_stop_ids; ++i) {
         if (mem::load_plain(ids + i) == id) return true;
@@ -48,7 +48,7 @@ KCCL_DEVICE bool is_stop_id(const Task& task, int32_t id) {
 }
 
 // Tells whether the logits after `position` are used to choose a token.
-KCCL_DEVICE bool makes_token(const Task& task, uint32_t position) {
+KCCL_DECODE bool makes_token(const Task& task, uint32_t position) {
     return position + 1 >= task.num_ids && task.max_tokens != 0;
 }
 
@@ -61,7 +61,7 @@ struct Verdict {
 
 // Waits for the control words of all blocks. Called by warp 0.
 template <class S>
-KCCL_DEVICE Ending collect_endings(ConsumerWarp<S>& consumer) {
+KCCL_DECODE Ending collect_endings(ConsumerWarp<S>& consumer) {
     Float4 float4s[ConsumerWarp<S>::kOfAll];
     const uint32_t wanted = consumer.await_all(Slots<S>::end(consumer.token_step(), 0, 0),
                                                tag_of_end(consumer.token_step()), float4s);
@@ -80,7 +80,7 @@ KCCL_DEVICE Ending collect_endings(ConsumerWarp<S>& consumer) {
 
 // Leaves the verdict in shared memory for the block, and tells the host. Called by warp 0.
 template <class S>
-KCCL_DEVICE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Ending& all,
+KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Ending& all,
                        const Chosen& chosen) {
     const Task& task = consumer.task();
     Shared<S>& shared = consumer.shared();
@@ -116,7 +116,7 @@ KCCL_DEVICE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Endin
 // Ends the token step that ran `position`. `best`: the likeliest of this thread's logits, if the
 // head ran. Called by all consumer warps. Returns false if a wait failed.
 template <class S>
-KCCL_DEVICE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best, Verdict* verdict) {
+KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best, Verdict* verdict) {
     const Task& task = consumer.task();
     Shared<S>& shared = consumer.shared();
     auto* const mailbox = reinterpret_cast<Mailbox*>(task.mailbox);

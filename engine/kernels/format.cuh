@@ -72,11 +72,11 @@ template <class S, bool IS_ONE = S::Formats::kIsOne>
 struct Held {
     using Stored = typename S::Formats::First::Stored;
     template <class F>
-    KCCL_DEVICE const Stored& as() const {
+    KCCL_DECODE const Stored& as() const {
         return stored;
     }
     template <class F>
-    KCCL_DEVICE void hold(const Stored& part) {
+    KCCL_DECODE void hold(const Stored& part) {
         stored = part;
     }
     Stored stored;
@@ -84,7 +84,7 @@ struct Held {
 template <class S>
 struct Held<S, false> {
     template <class F>
-    KCCL_DEVICE typename F::Stored as() const {
+    KCCL_DECODE typename F::Stored as() const {
         struct Words {
             uint32_t word[sizeof(typename F::Stored) / sizeof(uint32_t)];
         } words;
@@ -93,7 +93,7 @@ struct Held<S, false> {
         return platform::bit_cast<typename F::Stored>(words);
     }
     template <class F>
-    KCCL_DEVICE void hold(const typename F::Stored& part) {
+    KCCL_DECODE void hold(const typename F::Stored& part) {
         struct Words {
             uint32_t word[sizeof(typename F::Stored) / sizeof(uint32_t)];
         };

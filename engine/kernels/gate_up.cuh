@@ -10,7 +10,7 @@ namespace kccl::decode {
 // of the residual's mean square. tile: the row tile, among the rank's. i: the number of the gate's
 // float4 in it.
 template <class S>
-KCCL_DEVICE Float4 act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_t i,
+KCCL_DECODE Float4 act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_t i,
                           const Float4& gate_sums, const Float4& up_sums, float inverse) {
     const uint32_t index4 = tile * kTileFloat4s + i;
     const Float4 gate = scaled<S>(task, Product<S>::kGateUp, layer, index4, gate_sums, inverse);
@@ -24,7 +24,7 @@ KCCL_DEVICE Float4 act_of(const Task& task, uint32_t layer, uint32_t tile, uint3
 
 // Finishes the rows of the product. Called by all consumer warps, when they have met.
 template <class S>
-KCCL_DEVICE void finish_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
+KCCL_DECODE void finish_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::GateUp;
     const Cut tiles = M::tiles_of(consumer.block_in_group());
     const float inverse = inverse_rms(consumer);

@@ -10,7 +10,7 @@ struct Philox {
     uint32_t word[4];
 };
 
-KCCL_DEVICE Philox philox(uint64_t seed, uint32_t counter, uint32_t position) {
+KCCL_DECODE Philox philox(uint64_t seed, uint32_t counter, uint32_t position) {
     uint32_t a = counter, b = position, c = 0, d = 0;
     auto k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
     KCCL_UNROLL
@@ -27,7 +27,7 @@ KCCL_DEVICE Philox philox(uint64_t seed, uint32_t counter, uint32_t position) {
 }
 
 // 1 - u is exact, so its logarithm is log1p(-u).
-KCCL_DEVICE double gumbel(uint32_t word) {
+KCCL_DECODE double gumbel(uint32_t word) {
     const double u = (word + 0.5) / 4294967296.0;
     return -logarithm(-logarithm(1.0 - u));
 }

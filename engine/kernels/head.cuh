@@ -14,7 +14,7 @@ struct Best {
     bool is_nan;
 };
 
-KCCL_DEVICE Best better(const Best& a, const Best& b) {
+KCCL_DECODE Best better(const Best& a, const Best& b) {
     const bool takes_b =
         b.id >= 0 && (a.id < 0 || b.score > a.score || (b.score == a.score && b.id < a.id));
     Best best = takes_b ? b : a;
@@ -25,7 +25,7 @@ KCCL_DEVICE Best better(const Best& a, const Best& b) {
 // Stages the mean over all normalised residuals. The residuals come from all ranks, and are read
 // twice. The first reading sums up their squares. Returns false if a wait failed.
 template <class M, class S>
-KCCL_DEVICE bool stage_mean(ConsumerWarp<S>& consumer) {
+KCCL_DECODE bool stage_mean(ConsumerWarp<S>& consumer) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
     const uint32_t first = first_float4<M>(consumer);
     Float4 mean[kEach] = {};
@@ -78,7 +78,7 @@ KCCL_DEVICE bool stage_mean(ConsumerWarp<S>& consumer) {
 // Computes the logits of this block's rows. *best becomes the most likely token among this
 // thread's. Called by all consumer warps. Returns false if a wait failed.
 template <class S>
-KCCL_DEVICE bool head(ConsumerWarp<S>& consumer, uint32_t position, Best* best) {
+KCCL_DECODE bool head(ConsumerWarp<S>& consumer, uint32_t position, Best* best) {
     using Dims = Shape<S>;
     using M = typename Dims::Head;
     const Cut tiles = Dims::head_tiles_of(consumer.block());

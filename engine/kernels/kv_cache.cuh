@@ -9,7 +9,7 @@ namespace kccl::decode {
 // Returns a value as the cache stores it: in half precision, clamped to its largest number. A NaN
 // becomes a number. Otherwise it would spread to later requests, which give that position the
 // weight 0: 0 times NaN is NaN.
-KCCL_DEVICE uint16_t cached(float value) {
+KCCL_DECODE uint16_t cached(float value) {
     constexpr float kMost = 65504.0f;
     const float most = value < kMost ? value : kMost;
     return Element<f16>::narrow(most > -kMost ? most : -kMost).bits;
@@ -17,7 +17,7 @@ KCCL_DEVICE uint16_t cached(float value) {
 
 // The address where the cache of a KV head begins. `lane` counts the lanes of this rank.
 template <class S>
-KCCL_DEVICE uint8_t* cache_of(const Task& task, uint32_t layer, uint32_t lane, uint32_t kv_head) {
+KCCL_DECODE uint8_t* cache_of(const Task& task, uint32_t layer, uint32_t lane, uint32_t kv_head) {
     using Dims = Shape<S>;
     const uint64_t head =
         uint64_t{layer} * Dims::kLanesHere * S::kKvHeads + lane * S::kKvHeads + kv_head;
@@ -32,7 +32,7 @@ constexpr uint64_t kCacheHeads = uint64_t{S::kNumLayers} * Shape<S>::kLanesHere 
 // Copies the first `num` positions of a sequence's keys and values to those of another one. Called
 // by all threads of a grid. Nothing else may use the cache meanwhile.
 template <class S>
-KCCL_DEVICE void copy_cache(uint8_t* to, const uint8_t* from, uint64_t num) {
+KCCL_DECODE void copy_cache(uint8_t* to, const uint8_t* from, uint64_t num) {
     using Dims = Shape<S>;
     constexpr uint64_t kOfTile = Dims::kCacheTileBytes / sizeof(mem::Line);
     const uint64_t each = (num + kTileRows - 1) / kTileRows * kOfTile;
@@ -50,7 +50,7 @@ KCCL_DEVICE void copy_cache(uint8_t* to, const uint8_t* from, uint64_t num) {
 // NaN, because the cache no longer shows it. Each thread of the warp has its float4s of the heads,
 // or none.
 template <class S>
-KCCL_DEVICE void append(const Task& task, int rank, uint8_t* tile, uint32_t position,
+KCCL_DECODE void append(const Task& task, int rank, uint8_t* tile, uint32_t position,
                         const Float4& key, const Float4& value) {
     using Dims = Shape<S>;
     using Unit = Mma<f16>;

@@ -16,8 +16,8 @@ class Lanes {
     using Unit = Mma<f16>;
     static constexpr uint32_t kTurns = 1;
 
-    KCCL_DEVICE explicit Lanes(uint32_t stride) : lane_(NUM, stride) {}
-    KCCL_DEVICE const Unit::Lane& of(uint32_t) const { return lane_; }
+    KCCL_DECODE explicit Lanes(uint32_t stride) : lane_(NUM, stride) {}
+    KCCL_DECODE const Unit::Lane& of(uint32_t) const { return lane_; }
 
   private:
     const Unit::Lane lane_;
@@ -28,9 +28,9 @@ class Lanes<NUM, true> {
     using Unit = Mma<f16>;
     static constexpr uint32_t kTurns = ceil_div(NUM, Unit::kVectors);
 
-    KCCL_DEVICE explicit Lanes(uint32_t stride)
+    KCCL_DECODE explicit Lanes(uint32_t stride)
         : lane_(Unit::kVectors, stride), last_(NUM - (kTurns - 1) * Unit::kVectors, stride) {}
-    KCCL_DEVICE const Unit::Lane& of(uint32_t turn) const {
+    KCCL_DECODE const Unit::Lane& of(uint32_t turn) const {
         return turn + 1 < kTurns ? lane_ : last_;
     }
 
@@ -56,11 +56,11 @@ struct CacheTile {
     // wide heads would take registers that the wait needs.
     static constexpr bool kLoadsAhead = kNum <= 4;
 
-    KCCL_DEVICE void load_keys(const Unit::Lane& unit, const uint8_t* cached) {
+    KCCL_DECODE void load_keys(const Unit::Lane& unit, const uint8_t* cached) {
         KCCL_UNROLL
         for (uint32_t i = 0; i < kNum; ++i) keys[i] = unit.weights(cached + i * kTileBytes);
     }
-    KCCL_DEVICE void load_values(const Unit::Lane& unit, const uint8_t* cached) {
+    KCCL_DECODE void load_values(const Unit::Lane& unit, const uint8_t* cached) {
         KCCL_UNROLL
         for (uint32_t i = 0; i < kNum; ++i) {
             values[i] = unit.weights(cached + (kNum + i) * kTileBytes);
@@ -81,11 +81,11 @@ class KvStrand {
     using Queries = typename Unit::Inputs[kTurns][Dims::kHeadTilesOfDim];
 
     // lanes: kTileFloat4s apart.
-    KCCL_DEVICE KvStrand(KvStrandArea<NUM>& area, const Lanes<NUM>& lanes)
+    KCCL_DECODE KvStrand(KvStrandArea<NUM>& area, const Lanes<NUM>& lanes)
         : area_(area), lanes_(lanes) {}
 
     // Loads NUM staged queries, kHeadFloat4s apart.
-    KCCL_DEVICE static void load(Queries& queries, const StagedFloat4* staged) {
+    KCCL_DECODE static void load(Queries& queries, const StagedFloat4* staged) {
         const Lanes<NUM> lanes(Dims::kHeadFloat4s);
         KCCL_UNROLL
         for (uint32_t turn = 0; turn < kTurns; ++turn) {
@@ -100,7 +100,7 @@ class KvStrand {
     // Adds those positions of a tile of the cache for which is_seen(query, position in the tile) is
     // true.
     template <class IsSeen>
-    KCCL_DEVICE void add(const CacheTile<S>& tile, const Queries& queries, IsSeen is_seen) {
+    KCCL_DECODE void add(const CacheTile<S>& tile, const Queries& queries, IsSeen is_seen) {
         auto* const by_position = reinterpret_cast<float*>(area_.scores);
         KCCL_UNROLL
         for (uint32_t turn = 0; turn < kTurns; ++turn) {
@@ -160,7 +160,7 @@ class KvStrand {
 
     // Stores the partial results of all queries: the float4s of a head, then
     // {maximum, weight, -, -}.
-    KCCL_DEVICE void store(Float4 (*partials)[Dims::kPartialFloat4s]) const {
+    KCCL_DECODE void store(Float4 (*partials)[Dims::kPartialFloat4s]) const {
         KCCL_UNROLL
         for (uint32_t turn = 0; turn < kTurns; ++turn) {
             KCCL_UNROLL
@@ -184,12 +184,12 @@ class KvStrand {
   private:
     static_assert(NUM * kTileFloat4s <= platform::kWarpSize, "a thread for each float4 of scores");
 
-    KCCL_DEVICE static uint32_t thread() { return mem::forget(warp().index()); }
+    KCCL_DECODE static uint32_t thread() { return mem::forget(warp().index()); }
 
     // Returns the largest value, or the sum, over the positions of the tile. All four threads that
     // have scores of the query get it.
     template <class F>
-    KCCL_DEVICE static float over_tile(const Float4& four, F f) {
+    KCCL_DECODE static float over_tile(const Float4& four, F f) {
         const float value = f(f(four.value[0], four.value[1]), f(four.value[2], four.value[3]));
         return platform::reduce_lanes<kTileFloat4s>(value, f);
     }

@@ -13,7 +13,7 @@ namespace kccl::decode {
 
 // The word of a block's copy that holds an id's bit, and the first word.
 template <class S>
-KCCL_DEVICE uint32_t first_mask_word(const ConsumerWarp<S>& consumer) {
+KCCL_DECODE uint32_t first_mask_word(const ConsumerWarp<S>& consumer) {
     const Cut tiles = Shape<S>::head_tiles_of(consumer.block());
     return (Shape<S>::first_head_row_of(consumer.comm().rank) + tiles.first * kTileRows) /
            kMaskBits;
@@ -22,7 +22,7 @@ KCCL_DEVICE uint32_t first_mask_word(const ConsumerWarp<S>& consumer) {
 // Copies the mask of the block's rows to shared memory, if the request has one. Called by all
 // consumer warps. Returns false if a wait failed.
 template <class S>
-KCCL_DEVICE bool fetch_mask(ConsumerWarp<S>& consumer) {
+KCCL_DECODE bool fetch_mask(ConsumerWarp<S>& consumer) {
     const Task& task = consumer.task();
     if (task.mask == 0) return true;
     const Cut tiles = Shape<S>::head_tiles_of(consumer.block());
@@ -42,7 +42,7 @@ KCCL_DEVICE bool fetch_mask(ConsumerWarp<S>& consumer) {
 // Returns a bit for each id of a float4 of this block's logits, which tells whether the id may be
 // chosen. first_id: the first of these ids.
 template <class S>
-KCCL_DEVICE uint32_t allowed_of(ConsumerWarp<S>& consumer, uint32_t first_id) {
+KCCL_DECODE uint32_t allowed_of(ConsumerWarp<S>& consumer, uint32_t first_id) {
     if (consumer.task().mask == 0) return 15;
     const uint32_t word =
         mem::load_plain(&consumer.shared().mask[first_id / kMaskBits - first_mask_word(consumer)]);
@@ -52,7 +52,7 @@ KCCL_DEVICE uint32_t allowed_of(ConsumerWarp<S>& consumer, uint32_t first_id) {
 // Waits for the mask of a position, or until the host cancels the request. Called by all threads of
 // a warp. Returns true if the host has cancelled.
 template <class S>
-KCCL_DEVICE bool await_mask(ConsumerWarp<S>& consumer, uint32_t position) {
+KCCL_DECODE bool await_mask(ConsumerWarp<S>& consumer, uint32_t position) {
     auto* const mailbox = reinterpret_cast<Mailbox*>(consumer.task().mailbox);
     bool is_cancelled = false;
     consumer.await_host([&] {

@@ -1,28 +1,28 @@
 // Functions for which run-time compilers and AMD's clang have no common library.
 #pragma once
 
-#include <kccl/kccl.cuh>
+#include "device.cuh"
 
 namespace kccl::decode {
 
 // Tells whether x is neither an infinity nor NaN. It looks at the bits, because x - x need not be
 // 0: where x is a product, compilers may round product and difference once, which leaves the
 // rounding error.
-KCCL_DEVICE bool is_finite(float x) {
+KCCL_DECODE bool is_finite(float x) {
     constexpr uint32_t kExponent = 0x7f800000u;
     return (platform::bit_cast<uint32_t>(x) & kExponent) != kExponent;
 }
 
 // Returns 2 to the power of an integer that a float holds, at most 127. Returns 0 for NaN and below
 // -126.
-KCCL_DEVICE float power_of_two(float n) {
+KCCL_DECODE float power_of_two(float n) {
     if (!(n >= -126.0f)) return 0.0f;
     const auto bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
     return platform::bit_cast<float>(bits);
 }
 
 // Rounds to an integer; x is at most 2^22 in size.
-KCCL_DEVICE float rounded(float x) {
+KCCL_DECODE float rounded(float x) {
     constexpr float kRounder = 12582912.0f;
     return (x + kRounder) - kRounder;
 }
@@ -48,12 +48,12 @@ namespace kccl::decode {
 constexpr float kLog2E = 1.44269504088896341f;
 
 // 1 / (1 + the result) is never subnormal, as silu needs.
-KCCL_DEVICE float exponential(float x) { return exponential2((x < 87.0f ? x : 87.0f) * kLog2E); }
+KCCL_DECODE float exponential(float x) { return exponential2((x < 87.0f ? x : 87.0f) * kLog2E); }
 
 // ---- double -------------------------------------------------------------------------------------
 
 // Returns e to the power of x, within 2 units of the last place; 0 below -708. x is at most 708.
-KCCL_DEVICE double exponential(double x) {
+KCCL_DECODE double exponential(double x) {
     constexpr double kLog2E = 1.4426950408889634, kRounder = 6755399441055744.0;  // 1.5 * 2^52
     // The high part has 33 bits, so its product with n is exact.
     constexpr double kLn2High = 0.6931471803691238, kLn2Low = 1.9082149292705877e-10;
@@ -83,7 +83,7 @@ KCCL_DEVICE double exponential(double x) {
 }
 
 // Returns the natural logarithm, within 3 units of the last place. x is positive and not subnormal.
-KCCL_DEVICE double logarithm(double x) {
+KCCL_DECODE double logarithm(double x) {
     constexpr double kLn2 = 0.6931471805599453, kRoot2 = 1.4142135623730951;
     constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1, kOne = uint64_t{1023} << 52;
     const auto bits = platform::bit_cast<uint64_t>(x);
@@ -104,6 +104,6 @@ KCCL_DEVICE double logarithm(double x) {
     return n * kLn2 + (2.0 * s + 2.0 * s * square * sum);
 }
 
-KCCL_DEVICE float silu(float x) { return x * reciprocal(1.0f + exponential(-x)); }
+KCCL_DECODE float silu(float x) { return x * reciprocal(1.0f + exponential(-x)); }
 
 }  // namespace kccl::decode

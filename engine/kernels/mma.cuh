@@ -63,7 +63,7 @@ inline constexpr bool kIsBfloat16<bf16> = true;
 // A value that T cannot hold, or an infinity, becomes an infinity and its opposite. Their sum is
 // NaN.
 template <class T>
-KCCL_DEVICE StagedFloat4 split(const Float4& four) {
+KCCL_DECODE StagedFloat4 split(const Float4& four) {
     StagedFloat4 staged;
     KCCL_UNROLL
     for (int pair = 0; pair < 2; ++pair) {

@@ -10,7 +10,7 @@ namespace kccl::decode {
 // Stages this warp's part of each lane's vector. Several threads share the KV splits of a float4,
 // so that each loads few.
 template <class M, class S>
-KCCL_DEVICE void stage_partials(ConsumerWarp<S>& consumer, uint32_t layer) {
+KCCL_DECODE void stage_partials(ConsumerWarp<S>& consumer, uint32_t layer) {
     using Dims = Shape<S>;
     constexpr uint32_t kTotal = M::kFloat4s * M::kLanes;
     constexpr uint32_t sharers = [] {

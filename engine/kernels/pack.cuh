@@ -9,7 +9,7 @@
 namespace kccl::decode {
 
 template <class M, class S>
-KCCL_DEVICE void pack_product(Product<S> product, uint8_t* weights, const uint8_t* matrix,
+KCCL_DECODE void pack_product(Product<S> product, uint8_t* weights, const uint8_t* matrix,
                               uint32_t layer, uint32_t lane_group) {
     using Dims = Shape<S>;
     const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;
@@ -38,7 +38,7 @@ KCCL_DEVICE void pack_product(Product<S> product, uint8_t* weights, const uint8_
 // and of lane group 0 if it has no parts. `matrix` is stored in the product's format, [rows][lanes
 // of the lane group] [columns].
 template <class S>
-KCCL_DEVICE void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product, uint64_t layer,
+KCCL_DECODE void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product, uint64_t layer,
                       uint64_t lane_group) {
     using Dims = Shape<S>;
     const auto which = static_cast<Product<S>>(product);
@@ -57,7 +57,7 @@ KCCL_DEVICE void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product,
 
 // Reports the sizes that the host must know of the shape.
 template <class S>
-KCCL_DEVICE void describe(KcclDecodeSizes* out) {
+KCCL_DECODE void describe(KcclDecodeSizes* out) {
     if (platform::block_in_grid() != 0 || !leads(block())) return;
     using Dims = Shape<S>;
     out->shared = sizeof(Shared<S>);

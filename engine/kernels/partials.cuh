@@ -18,7 +18,7 @@ struct Partial {
     float weight;   // sum of 2^(score - maximum)
 };
 
-KCCL_DEVICE Partial merge(const Partial& a, const Partial& b) {
+KCCL_DECODE Partial merge(const Partial& a, const Partial& b) {
     Partial both;
     both.maximum = a.maximum < b.maximum ? b.maximum : a.maximum;
     const float scale_a = power_of_two(a.maximum - both.maximum);
@@ -35,7 +35,7 @@ KCCL_DEVICE Partial merge(const Partial& a, const Partial& b) {
 // half, then likewise in what remains. So partial results whose numbers are equal modulo a power of
 // two are merged first.
 template <uint32_t N>
-KCCL_DEVICE Partial merge_all(Partial* partials) {
+KCCL_DECODE Partial merge_all(Partial* partials) {
     if constexpr (N == 1) {
         return partials[0];
     } else {
@@ -48,7 +48,7 @@ KCCL_DEVICE Partial merge_all(Partial* partials) {
 // Merges the partial results of N neighbouring threads in the same order. All of them get the
 // result. Called by all threads of the warp; thread: this one's number in it.
 template <uint32_t N>
-KCCL_DEVICE Partial merge_shared(Partial partial, uint32_t thread) {
+KCCL_DECODE Partial merge_shared(Partial partial, uint32_t thread) {
     static_assert(N <= platform::kWarpSize, "threads of one warp");
     KCCL_UNROLL
     for (uint32_t step = N / 2; step > 0; step /= 2) {
@@ -61,7 +61,7 @@ KCCL_DEVICE Partial merge_shared(Partial partial, uint32_t thread) {
 // Returns the result of attention for four elements, from the partial result over all positions. It
 // clears the lowest bits as the exchange buffer does, so the bits are the same whether the result
 // goes through the buffer or not.
-KCCL_DEVICE Float4 attended_by(const Partial& partial) {
+KCCL_DECODE Float4 attended_by(const Partial& partial) {
     const float inverse = reciprocal(partial.weight);
     Float4 four;
     KCCL_UNROLL

@@ -34,7 +34,7 @@ struct ConsumerOfChunk {
 
     // Nothing after the last layer's keys and values is read.
     template <uint32_t OP>
-    KCCL_DEVICE Walk run(uint32_t layer) {
+    KCCL_DECODE Walk run(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
         if (!consumer.is_ready()) return Walk::kFailed;
         if constexpr (kOp.product == Product<S>::kNone) {
@@ -69,11 +69,11 @@ struct ConsumerOfChunk {
 
   private:
     template <uint32_t OP>
-    KCCL_DEVICE void finish(uint32_t layer, Step step) {
+    KCCL_DECODE void finish(uint32_t layer, Step step) {
         consumer.finish(C::number_of(chunk.number, layer, OP, step), false);
     }
     template <uint32_t OP>
-    KCCL_DEVICE void prefetch_next(uint32_t layer) {
+    KCCL_DECODE void prefetch_next(uint32_t layer) {
         constexpr bool kIsLast = OP + 1 == S::kNumOps;
         constexpr Product<S> kNext = next_product<S>(kIsLast ? 0 : OP + 1);
         // In the last layer, only the ops before attention run.
@@ -85,7 +85,7 @@ struct ConsumerOfChunk {
 
 // Computes a chunk. Returns false if the producer warp has given up.
 template <class S>
-KCCL_DEVICE bool compute_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
+KCCL_DECODE bool compute_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
     if (!consumer.is_ready()) return false;
     embed_chunk(consumer, chunk);
     consumer.finish(ChunkLayout<S>::embedded_in(chunk.number), false);
@@ -111,7 +111,7 @@ struct ProducerOfChunk {
     uint32_t chunk;
 
     template <uint32_t OP>
-    KCCL_DEVICE Walk run(uint32_t layer) {
+    KCCL_DECODE Walk run(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
         producer.await_lane_group(C::template number_before<OP>(chunk, layer));
         if constexpr (kOp.product == Product<S>::kNone) {
@@ -136,7 +136,7 @@ struct ProducerOfChunk {
   private:
     // This is a module's last product.
     template <uint32_t OP>
-    KCCL_DEVICE Walk add_up(uint32_t layer) {
+    KCCL_DECODE Walk add_up(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
         static_assert(kOp.gives == V::kResidual, "others take the residual");
         using M = MatrixOf<S, kOp.product>;
@@ -157,7 +157,7 @@ struct ProducerOfChunk {
 
 // Waits and copies for a chunk. Returns false if it has given up.
 template <class S>
-KCCL_DEVICE bool produce_chunk(PrefillProducer<S>& producer, uint32_t chunk) {
+KCCL_DECODE bool produce_chunk(PrefillProducer<S>& producer, uint32_t chunk) {
     // All slots are written anew in each chunk.
     producer.await_all(ChunkLayout<S>::end_of(chunk - 1));
     if (!producer.let_go(producer.was_given_up(chunk - 1))) return false;
@@ -174,13 +174,13 @@ KCCL_DEVICE bool produce_chunk(PrefillProducer<S>& producer, uint32_t chunk) {
 
 // Returns the number of chunks of a request.
 template <class S>
-KCCL_DEVICE uint32_t num_chunks(const Task& task) {
+KCCL_DECODE uint32_t num_chunks(const Task& task) {
     return ceil_div(task.num_ids - task.start, S::kChunk);
 }
 
 // Calls run(chunk) until it returns false.
 template <class S, class Run>
-KCCL_DEVICE void for_each_chunk(const Task& task, Run run) {
+KCCL_DECODE void for_each_chunk(const Task& task, Run run) {
     PromptChunk chunk = {task.token_step, task.start, 0};
     for (; chunk.first < task.num_ids; ++chunk.number, chunk.first += S::kChunk) {
         const uint32_t left = task.num_ids - chunk.first;
@@ -190,7 +190,7 @@ KCCL_DEVICE void for_each_chunk(const Task& task, Run run) {
 }
 
 template <class S>
-KCCL_DEVICE void run_prefill(const DeviceComm& comm, const Task& task) {
+KCCL_DECODE void run_prefill(const DeviceComm& comm, const Task& task) {
     auto& shared = *reinterpret_cast<PrefillShared<S>*>(platform::dynamic_shared());
     if (leads(block())) {
         shared.stops[0] = shared.stops[1] = kNoStop;

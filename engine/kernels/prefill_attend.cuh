@@ -13,7 +13,7 @@ namespace kccl::decode {
 // Applies norm and RoPE to the chunk's queries and keys, and fills the cache. A warp takes one
 // position of a KV head at a time.
 template <class S>
-KCCL_DEVICE void turn_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
+KCCL_DECODE void turn_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
                             uint32_t layer) {
     using Dims = Shape<S>;
     using C = ChunkLayout<S>;
@@ -68,7 +68,7 @@ class ChunkAttention {
     using Dims = Shape<S>;
     using C = ChunkLayout<S>;
 
-    KCCL_DEVICE ChunkAttention(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
+    KCCL_DECODE ChunkAttention(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
                                uint32_t layer, uint32_t window, uint32_t work_item)
         : consumer_(consumer),
           partials_(consumer.shared().partials()),
@@ -82,7 +82,7 @@ class ChunkAttention {
           cache_(cache_of<S>(consumer.task(), layer, lane_, kv_head_)) {}
 
     // Goes through this warp's KV strands.
-    KCCL_DEVICE void run() {
+    KCCL_DECODE void run() {
         const Lanes<C::kQueries> lanes(kTileFloat4s);
         const auto* const staged = reinterpret_cast<const StagedFloat4*>(
             consumer_.here(C::kQueriesAt + first_head() * Dims::kHeadFloat4s));
@@ -108,7 +108,7 @@ class ChunkAttention {
     }
 
     // Merges the first half of the tree. Called by all warps, when they have met.
-    KCCL_DEVICE void merge_kv_strands() {
+    KCCL_DECODE void merge_kv_strands() {
         for_each_float4(C::kNodes, [&](uint32_t node, uint32_t query, uint32_t index4) {
             const uint32_t own =
                 (position_ + query / Dims::kHeadsPerKv) / kTileRows % S::kKvStrands;
@@ -138,7 +138,7 @@ class ChunkAttention {
     }
 
     // Merges the rest, and stages the result. Called by all warps, when they have met.
-    KCCL_DEVICE void merge_nodes() {
+    KCCL_DECODE void merge_nodes() {
         for_each_float4(1, [&](uint32_t, uint32_t query, uint32_t index4) {
             if (index4 == Dims::kHeadFloat4s) return;
             Partial partials[C::kNodes];
@@ -157,28 +157,28 @@ class ChunkAttention {
     }
 
   private:
-    KCCL_DEVICE uint32_t first_head() const { return C::first_head(lane_, kv_head_, number_); }
+    KCCL_DECODE uint32_t first_head() const { return C::first_head(lane_, kv_head_, number_); }
 
     // The first position that a position sees.
-    KCCL_DEVICE uint32_t first_seen(uint32_t position) const {
+    KCCL_DECODE uint32_t first_seen(uint32_t position) const {
         return window_ != 0 && position >= window_ ? position - window_ + 1 : 0;
     }
     // The first tile of a KV strand that one of the queries sees, and the end of these tiles.
-    KCCL_DEVICE uint32_t first_tile(uint32_t kv_strand) const {
+    KCCL_DECODE uint32_t first_tile(uint32_t kv_strand) const {
         const uint32_t first = first_seen(position_) / kTileRows;
         return first + (kv_strand + S::kKvStrands - first % S::kKvStrands) % S::kKvStrands;
     }
-    KCCL_DEVICE uint32_t end_of_tiles() const { return ceil_div(position_ + num_ - 1, kTileRows); }
+    KCCL_DECODE uint32_t end_of_tiles() const { return ceil_div(position_ + num_ - 1, kTileRows); }
 
     // This thread's float4 of a stored partial result.
-    KCCL_DEVICE static Partial partial_of(const Float4* partial, uint32_t index4) {
+    KCCL_DECODE static Partial partial_of(const Float4* partial, uint32_t index4) {
         const Float4 rest = mem::load_plain(partial + Dims::kHeadFloat4s);
         return {mem::load_plain(partial + index4), rest.value[0], rest.value[1]};
     }
 
     // Calls f(node, query, index4) for the queries that exist.
     template <class F>
-    KCCL_DEVICE void for_each_float4(uint32_t num_nodes, F f) {
+    KCCL_DECODE void for_each_float4(uint32_t num_nodes, F f) {
         const uint32_t each = num_ * Dims::kHeadsPerKv * Dims::kPartialFloat4s;
         for (uint32_t i = consumer_.index(); i < num_nodes * each;
              i += PrefillConsumer<S>::kThreads) {
@@ -199,7 +199,7 @@ class ChunkAttention {
 };
 
 template <class S>
-KCCL_DEVICE void attend_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
+KCCL_DECODE void attend_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
                               uint32_t layer, uint32_t window) {
     using Dims = Shape<S>;
     const uint32_t num =

@@ -13,7 +13,7 @@ namespace kccl::decode {
 template <class M, class S>
 class ChunkMultiplier {
   public:
-    KCCL_DEVICE ChunkMultiplier(PrefillConsumer<S>& consumer, const uint8_t* weights,
+    KCCL_DECODE ChunkMultiplier(PrefillConsumer<S>& consumer, const uint8_t* weights,
                                 uint32_t num_tiles)
         : consumer_(consumer),
           lane_(Unit::kVectors, kTileFloat4s),
@@ -22,7 +22,7 @@ class ChunkMultiplier {
 
     // Computes the sums and leaves them in shared().totals. Called by all consumer warps. They must
     // meet before they read the sums.
-    KCCL_DEVICE void run() {
+    KCCL_DECODE void run() {
         for (uint32_t lane = 0; lane < M::kLanes; ++lane) {
             for (uint32_t first = 0; first < num_items_; first += S::kChunkWarps) {
                 const uint32_t item = first + consumer_.warp_index();
@@ -43,7 +43,7 @@ class ChunkMultiplier {
     // The number of runs in a part of the columns.
     static constexpr uint32_t kRunsOfPart = M::kSteps / kRun;
 
-    KCCL_DEVICE void skip() {
+    KCCL_DECODE void skip() {
         for (uint32_t run = 0; run < Plan::kRuns; ++run) {
             (void)consumer_.vectors().await_front();
             consumer_.vectors().pop();
@@ -51,7 +51,7 @@ class ChunkMultiplier {
     }
 
     // Multiplies a row tile and lane with the vectors of a part.
-    KCCL_DEVICE void multiply(uint32_t tile, uint32_t part) {
+    KCCL_DECODE void multiply(uint32_t tile, uint32_t part) {
         const uint8_t* const row = weights_ + uint64_t{tile} * M::kSteps * M::kStepBytes;
         // The sums are kept in registers. In shared memory they would take as much of its time as
         // the vectors of a short product.
@@ -93,7 +93,7 @@ class ChunkMultiplier {
         store(totals, tile, part);
     }
 
-    KCCL_DEVICE void store(const float (&totals)[Plan::kEach][Unit::kTotals], uint32_t tile,
+    KCCL_DECODE void store(const float (&totals)[Plan::kEach][Unit::kTotals], uint32_t tile,
                            uint32_t part) const {
         auto* const all = reinterpret_cast<float*>(consumer_.shared().totals) +
                           (tile * S::kChunk + part * kVectors) * kTileRows;
@@ -109,13 +109,13 @@ class ChunkMultiplier {
     }
 
     // The offset of a run's first tile within a row that has all parts of the columns.
-    KCCL_DEVICE static uint64_t offset_of(uint32_t run) {
+    KCCL_DECODE static uint64_t offset_of(uint32_t run) {
         return uint64_t{run % kRunsOfPart * kRun} * M::kStepBytes +
                run / kRunsOfPart * F::kTileBytes;
     }
 
     // Begins to load a run's weights.
-    KCCL_DEVICE static void prefetch(const uint8_t* from) {
+    KCCL_DECODE static void prefetch(const uint8_t* from) {
         constexpr uint32_t kLines = F::kTileBytes / kKcclLineBytes;
         for (uint32_t i = warp().index(); i < kRun * kLines; i += platform::kWarpSize) {
             mem::prefetch(from + i / kLines * M::kStepBytes + i % kLines * kKcclLineBytes);
@@ -133,7 +133,7 @@ class ChunkMultiplier {
 
 // Where the weights of the block's rows begin.
 template <class S>
-KCCL_DEVICE const uint8_t* weights_of(PrefillConsumer<S>& consumer, Product<S> product,
+KCCL_DECODE const uint8_t* weights_of(PrefillConsumer<S>& consumer, Product<S> product,
                                       uint32_t layer) {
     using Dims = Shape<S>;
     const uint64_t unit = Dims::stream_of(consumer.block()) +
@@ -145,7 +145,7 @@ KCCL_DEVICE const uint8_t* weights_of(PrefillConsumer<S>& consumer, Product<S> p
 // Begins to load the first weights of a row tile; each warp loads others. Called while the block
 // does other work, so that the memory stays busy.
 template <class M, class S>
-KCCL_DEVICE void prefetch_weights(PrefillConsumer<S>& consumer, Product<S> product,
+KCCL_DECODE void prefetch_weights(PrefillConsumer<S>& consumer, Product<S> product,
                                   uint32_t layer) {
     constexpr uint32_t kAhead = 8 < M::kSteps * S::kWarps ? 8 : M::kSteps * S::kWarps;
     constexpr uint32_t kTile = M::Format::kTileBytes, kLines = kTile / kKcclLineBytes;
@@ -162,7 +162,7 @@ KCCL_DEVICE void prefetch_weights(PrefillConsumer<S>& consumer, Product<S> produ
 
 // One product of the block, in a layer.
 template <class M, class S>
-KCCL_DEVICE void multiply_chunk(PrefillConsumer<S>& consumer, Product<S> product, uint32_t layer) {
+KCCL_DECODE void multiply_chunk(PrefillConsumer<S>& consumer, Product<S> product, uint32_t layer) {
     ChunkMultiplier<M, S> multiplier(consumer, weights_of(consumer, product, layer),
                                      M::tiles_of(consumer.block_in_group()).num);
     multiplier.run();
@@ -170,7 +170,7 @@ KCCL_DEVICE void multiply_chunk(PrefillConsumer<S>& consumer, Product<S> product
 
 // Returns the sums of four rows, for a position: float4 `index4` of row tile and lane `tile`.
 template <class S>
-KCCL_DEVICE Float4 total_of(PrefillConsumer<S>& consumer, uint32_t tile, uint32_t number,
+KCCL_DECODE Float4 total_of(PrefillConsumer<S>& consumer, uint32_t tile, uint32_t number,
                             uint32_t index4) {
     return mem::load_plain(consumer.shared().totals + (tile * S::kChunk + number) * kTileFloat4s +
                            index4);

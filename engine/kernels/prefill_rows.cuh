@@ -13,24 +13,24 @@ template <class S>
 constexpr bool kHasOthers = S::kNumLanes > Shape<S>::kLanesPerGroup;
 
 template <class S>
-KCCL_DEVICE Module rule_of(const Task& task, uint32_t module) {
+KCCL_DECODE Module rule_of(const Task& task, uint32_t module) {
     const auto* const layers = reinterpret_cast<const Layer*>(task.layers);
     return mem::load_plain(
         rule_of_module<S>(layers[module / S::kNumModules], module % S::kNumModules));
 }
 template <class S>
-KCCL_DEVICE bool blocks(const Module& rule) {
+KCCL_DECODE bool blocks(const Module& rule) {
     return S::kHasBlocking && kHasOthers<S> && rule.is_blocking != 0;
 }
 template <class S>
-KCCL_DEVICE bool receives(const Module& rule) {
+KCCL_DECODE bool receives(const Module& rule) {
     return S::kHasDelayed && kHasOthers<S> && rule.is_blocking == 0 && rule.receives >= 0;
 }
 
 // Calls f(row tile, number of a position, float4 of the tile) for `num_float4s` float4s of each of
 // the block's row tiles, so that neighbouring threads store to neighbouring addresses.
 template <class S, class F>
-KCCL_DEVICE void for_each_row(PrefillConsumer<S>& consumer, uint32_t num_tiles,
+KCCL_DECODE void for_each_row(PrefillConsumer<S>& consumer, uint32_t num_tiles,
                               uint32_t num_float4s, F f) {
     const uint32_t each = S::kChunk * num_float4s;
     for (uint32_t i = consumer.index(); i < num_tiles * each; i += PrefillConsumer<S>::kThreads) {
@@ -39,14 +39,14 @@ KCCL_DEVICE void for_each_row(PrefillConsumer<S>& consumer, uint32_t num_tiles,
 }
 
 template <class S>
-KCCL_DEVICE Float4 norm_of(PrefillConsumer<S>& consumer, uint32_t norm, uint32_t index4) {
+KCCL_DECODE Float4 norm_of(PrefillConsumer<S>& consumer, uint32_t norm, uint32_t index4) {
     return load_float4(consumer.task().norms, uint64_t{norm} * (S::kHidden / 4) + index4);
 }
 
 // Stages a float4 of the residual, times the next norm's weights, for the module behind it, which
 // begins with product NEXT.
 template <auto NEXT, class S>
-KCCL_DEVICE void stage_normed(PrefillConsumer<S>& consumer, const Float4& weights, uint32_t index4,
+KCCL_DECODE void stage_normed(PrefillConsumer<S>& consumer, const Float4& weights, uint32_t index4,
                               uint32_t number, const Float4& x) {
     const Float4 seen = untagged(x);
     Float4 scaled;
@@ -61,7 +61,7 @@ KCCL_DEVICE void stage_normed(PrefillConsumer<S>& consumer, const Float4& weight
 }
 
 template <class S>
-KCCL_DEVICE Float4* residual_at(PrefillConsumer<S>& consumer, uint32_t index4, uint32_t number) {
+KCCL_DECODE Float4* residual_at(PrefillConsumer<S>& consumer, uint32_t index4, uint32_t number) {
     return consumer.here(ChunkLayout<S>::kResidual +
                          consumer.lane_group() * ChunkLayout<S>::kHiddenFloat4s +
                          ChunkLayout<S>::at(index4, number));
@@ -70,7 +70,7 @@ KCCL_DEVICE Float4* residual_at(PrefillConsumer<S>& consumer, uint32_t index4, u
 // Writes the block's rows of the chunk's first residual. The slots of positions behind the last one
 // get zeros.
 template <class S>
-KCCL_DEVICE void embed_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
+KCCL_DECODE void embed_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
     const Cut tiles = Shape<S>::Out::tiles_of(consumer.block_in_group());
     const auto* const ids = reinterpret_cast<const int32_t*>(consumer.task().ids) + chunk.first;
     for_each_row(
@@ -89,7 +89,7 @@ KCCL_DEVICE void embed_chunk(PrefillConsumer<S>& consumer, const PromptChunk& ch
 // Computes the scales of some positions, for all blocks of the lane group. The order of the sums is
 // that of decode.
 template <class S>
-KCCL_DEVICE void make_scales(PrefillConsumer<S>& consumer) {
+KCCL_DECODE void make_scales(PrefillConsumer<S>& consumer) {
     using M = typename Shape<S>::Qkv;
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
     constexpr uint32_t kStride = Shape<S>::kBlocksPerGroup;
@@ -129,13 +129,13 @@ KCCL_DEVICE void make_scales(PrefillConsumer<S>& consumer) {
 }
 
 template <class S>
-KCCL_DEVICE float scale_of(PrefillConsumer<S>& consumer, uint32_t number) {
+KCCL_DECODE float scale_of(PrefillConsumer<S>& consumer, uint32_t number) {
     return mem::load_plain(reinterpret_cast<const float*>(consumer.here(ChunkLayout<S>::kScales)) +
                            consumer.lane_group() * S::kChunk + number);
 }
 
 template <class S>
-KCCL_DEVICE void finish_qkv(PrefillConsumer<S>& consumer, uint32_t layer) {
+KCCL_DECODE void finish_qkv(PrefillConsumer<S>& consumer, uint32_t layer) {
     using Dims = Shape<S>;
     constexpr uint32_t kTiles = Dims::kQkvRows / kTileRows;
     const Cut tiles = Dims::Qkv::tiles_of(consumer.block_in_group());
@@ -153,7 +153,7 @@ KCCL_DEVICE void finish_qkv(PrefillConsumer<S>& consumer, uint32_t layer) {
 }
 
 template <class S>
-KCCL_DEVICE void finish_acts(PrefillConsumer<S>& consumer, uint32_t layer) {
+KCCL_DECODE void finish_acts(PrefillConsumer<S>& consumer, uint32_t layer) {
     using C = ChunkLayout<S>;
     const Cut tiles = Shape<S>::GateUp::tiles_of(consumer.block_in_group());
     constexpr uint32_t kFloat4s = kTileFloat4s / 2, kLane = Slots<S>::kFfnFloat4s;
@@ -172,7 +172,7 @@ KCCL_DEVICE void finish_acts(PrefillConsumer<S>& consumer, uint32_t layer) {
 }
 
 template <class S>
-KCCL_DEVICE auto* message_at(PrefillConsumer<S>& consumer, int rank, uint32_t index) {
+KCCL_DECODE auto* message_at(PrefillConsumer<S>& consumer, int rank, uint32_t index) {
     using Type = typename ChunkLayout<S>::Sent::Type;
     return reinterpret_cast<Type*>(consumer.in_exchange_buffer(rank, ChunkLayout<S>::kMessages)) +
            index;
@@ -181,7 +181,7 @@ KCCL_DEVICE auto* message_at(PrefillConsumer<S>& consumer, int rank, uint32_t in
 // Adds up the float4s of all lanes from the first lane to the last. The float4s of the lane group's
 // own lanes, which begin with lane `first`, are in `own`. They are left out if leaves_own.
 template <class S>
-KCCL_DEVICE Float4 add_lanes(const Float4 (&float4s)[S::kNumLanes],
+KCCL_DECODE Float4 add_lanes(const Float4 (&float4s)[S::kNumLanes],
                              const Float4 (&own)[Shape<S>::kLanesPerGroup], uint32_t first,
                              bool leaves_own) {
     Float4 total = {};
@@ -210,7 +210,7 @@ struct Messages {
 // Loads the messages of all lanes. Those of the lane group's own lanes are loaded too, and not
 // used: a condition would make each load wait for the one before.
 template <class S>
-KCCL_DEVICE Messages<S> load_messages(PrefillConsumer<S>& consumer, uint32_t module,
+KCCL_DECODE Messages<S> load_messages(PrefillConsumer<S>& consumer, uint32_t module,
                                       uint32_t index4, uint32_t number) {
     Messages<S> messages = {};
     if (!kHasOthers<S>) return messages;
@@ -227,7 +227,7 @@ KCCL_DEVICE Messages<S> load_messages(PrefillConsumer<S>& consumer, uint32_t mod
 // Adds up the messages of the lanes of other lane groups and ranks, and the outputs of the lane
 // group's own lanes.
 template <class S>
-KCCL_DEVICE Float4 add_messages(PrefillConsumer<S>& consumer, const Messages<S>& messages,
+KCCL_DECODE Float4 add_messages(PrefillConsumer<S>& consumer, const Messages<S>& messages,
                                 const Float4 (&own)[Shape<S>::kLanesPerGroup], bool leaves_own) {
     Float4 float4s[S::kNumLanes];
     KCCL_UNROLL
@@ -239,7 +239,7 @@ KCCL_DEVICE Float4 add_messages(PrefillConsumer<S>& consumer, const Messages<S>&
 
 // Sends a module's sums in shared().totals to all ranks.
 template <class S>
-KCCL_DEVICE void send_messages(PrefillConsumer<S>& consumer, uint32_t module) {
+KCCL_DECODE void send_messages(PrefillConsumer<S>& consumer, uint32_t module) {
     using C = ChunkLayout<S>;
     constexpr uint32_t kLanes = Shape<S>::kLanesPerGroup;
     const Cut tiles = Shape<S>::Out::tiles_of(consumer.block_in_group());
@@ -270,7 +270,7 @@ struct Terms {
 // Adds a module's sums in shared().totals to the block's rows of the residual. Adds the messages of
 // module `sent_by` too, if TAKES_MESSAGES. NEXT: the first product of the next module.
 template <bool TAKES_MESSAGES, auto NEXT, class S>
-KCCL_DEVICE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool is_blocking,
+KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool is_blocking,
                              float own_scale, uint32_t sent_by) {
     constexpr uint32_t kLanes = Shape<S>::kLanesPerGroup;
     const Cut tiles = Shape<S>::Out::tiles_of(consumer.block_in_group());
@@ -329,7 +329,7 @@ KCCL_DEVICE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool
 // Adds the sums of a module, which op OP ends, from shared().totals to the residual. Returns false
 // if the producer warp has given up.
 template <uint32_t OP, class S>
-KCCL_DEVICE bool add_to_residual(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
+KCCL_DECODE bool add_to_residual(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
                                  uint32_t layer) {
     using C = ChunkLayout<S>;
     constexpr auto kNext = next_product<S>(OP + 1);

@@ -50,13 +50,13 @@ struct ChunkPlan {
 template <bool IS_ROUNDED>
 struct Message {
     using Type = Float4;
-    KCCL_DEVICE static Type pack(const Float4& four) { return four; }
-    KCCL_DEVICE static Float4 unpack(const Type& message) { return message; }
+    KCCL_DECODE static Type pack(const Float4& four) { return four; }
+    KCCL_DECODE static Float4 unpack(const Type& message) { return message; }
 };
 template <>
 struct Message<true> {
     using Type = uint64_t;
-    KCCL_DEVICE static Type pack(const Float4& four) {
+    KCCL_DECODE static Type pack(const Float4& four) {
         Type message = 0;
         KCCL_UNROLL
         for (int i = 0; i < 4; ++i) {
@@ -64,7 +64,7 @@ struct Message<true> {
         }
         return message;
     }
-    KCCL_DEVICE static Float4 unpack(Type message) {
+    KCCL_DECODE static Float4 unpack(Type message) {
         Float4 four;
         KCCL_UNROLL
         for (int i = 0; i < 4; ++i) {
@@ -155,7 +155,7 @@ struct ChunkLayout {
         return (module * S::kNumLanes + lane) * kHiddenFloat4s + at(index4, number);
     }
     // The first of the query heads of a KV head; lane: of this rank's.
-    KCCL_DEVICE static uint32_t first_head(uint32_t lane, uint32_t kv_head, uint32_t number) {
+    KCCL_DECODE static uint32_t first_head(uint32_t lane, uint32_t kv_head, uint32_t number) {
         return ((lane * S::kKvHeads + kv_head) * kNum + number) * Dims::kHeadsPerKv;
     }
 
@@ -168,23 +168,23 @@ struct ChunkLayout {
     // Steps of a chunk; the last one is its end.
     static constexpr uint32_t kSteps = S::kNumLayers * kOfLayer + 1;
     // A step's number, which grows from chunk to chunk. op: of the layer.
-    KCCL_DEVICE static uint32_t number_of(uint32_t chunk, uint32_t layer, uint32_t op, Step step) {
+    KCCL_DECODE static uint32_t number_of(uint32_t chunk, uint32_t layer, uint32_t op, Step step) {
         return chunk * kSteps + layer * kOfLayer + op * kEach + static_cast<uint32_t>(step) + 2;
     }
-    KCCL_DEVICE static uint32_t embedded_in(uint32_t chunk) { return chunk * kSteps + 1; }
+    KCCL_DECODE static uint32_t embedded_in(uint32_t chunk) { return chunk * kSteps + 1; }
     // The step that gives an op its input: the last step of the op before it.
     template <uint32_t OP>
-    KCCL_DEVICE static uint32_t number_before(uint32_t chunk, uint32_t layer) {
+    KCCL_DECODE static uint32_t number_before(uint32_t chunk, uint32_t layer) {
         if constexpr (OP != 0) return number_of(chunk, layer, OP - 1, Step::kDone);
         return layer == 0 ? embedded_in(chunk)
                           : number_of(chunk, layer - 1, S::kNumOps - 1, Step::kDone);
     }
     // The step that ends a module.
-    KCCL_DEVICE static uint32_t number_of_module(uint32_t chunk, uint32_t module) {
+    KCCL_DECODE static uint32_t number_of_module(uint32_t chunk, uint32_t module) {
         const uint32_t op = op_of_module<S>(module % S::kNumModules);
         return number_of(chunk, module / S::kNumModules, op, Step::kDone);
     }
-    KCCL_DEVICE static uint32_t end_of(uint32_t chunk) { return (chunk + 1) * kSteps; }
+    KCCL_DECODE static uint32_t end_of(uint32_t chunk) { return (chunk + 1) * kSteps; }
 };
 
 // The reason for which a block stops.
@@ -229,7 +229,7 @@ struct PrefillShared : BesideVectors<S> {
     // The partial results of attention lie in the stages and, where these are too few, in the
     // totals before them. No product uses either meanwhile: all totals have been read, and the
     // producer warp copies the next vectors when attention is done.
-    KCCL_DEVICE Partials& partials() {
+    KCCL_DECODE Partials& partials() {
         constexpr uint64_t kLines = ceil_div(sizeof(Partials), kKcclLineBytes);
         constexpr uint64_t kOfStages = sizeof(VectorRing<S>::stage) / kKcclLineBytes;
         constexpr uint64_t kBefore = kLines > kOfStages ? kLines - kOfStages : 0;

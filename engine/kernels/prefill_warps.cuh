@@ -33,30 +33,30 @@ class PrefillWarp {
   public:
     using Dims = Shape<S>;
 
-    KCCL_DEVICE PrefillWarp(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
+    KCCL_DECODE PrefillWarp(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
         : comm_(comm), task_(task), shared_(shared) {}
 
-    KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
-    KCCL_DEVICE const Task& task() const { return task_; }
-    KCCL_DEVICE PrefillShared<S>& shared() const { return shared_; }
-    KCCL_DEVICE uint32_t block() const { return platform::block_in_grid(); }
-    KCCL_DEVICE uint32_t lane_group() const { return Dims::lane_group_of(block()); }
-    KCCL_DEVICE uint32_t block_in_group() const { return Dims::block_in_group_of(block()); }
+    KCCL_DECODE const DeviceComm& comm() const { return comm_; }
+    KCCL_DECODE const Task& task() const { return task_; }
+    KCCL_DECODE PrefillShared<S>& shared() const { return shared_; }
+    KCCL_DECODE uint32_t block() const { return platform::block_in_grid(); }
+    KCCL_DECODE uint32_t lane_group() const { return Dims::lane_group_of(block()); }
+    KCCL_DECODE uint32_t block_in_group() const { return Dims::block_in_group_of(block()); }
     // The first lane of the lane group, counted among this rank's lanes, and among all.
-    KCCL_DEVICE uint32_t first_lane_here() const { return lane_group() * Dims::kLanesPerGroup; }
-    KCCL_DEVICE uint32_t first_lane() const {
+    KCCL_DECODE uint32_t first_lane_here() const { return lane_group() * Dims::kLanesPerGroup; }
+    KCCL_DECODE uint32_t first_lane() const {
         return Dims::first_lane_of(comm_.rank) + first_lane_here();
     }
-    KCCL_DEVICE Float4* in_exchange_buffer(int rank, uint32_t slot) const {
+    KCCL_DECODE Float4* in_exchange_buffer(int rank, uint32_t slot) const {
         return reinterpret_cast<Float4*>(task_.exchange_buffers[rank]) + slot;
     }
-    KCCL_DEVICE Float4* here(uint32_t slot) const { return in_exchange_buffer(comm_.rank, slot); }
-    KCCL_DEVICE uint32_t* done(int rank, uint32_t of_rank, uint32_t of_block) const {
+    KCCL_DECODE Float4* here(uint32_t slot) const { return in_exchange_buffer(comm_.rank, slot); }
+    KCCL_DECODE uint32_t* done(int rank, uint32_t of_rank, uint32_t of_block) const {
         return reinterpret_cast<uint32_t*>(in_exchange_buffer(rank, ChunkLayout<S>::kDone)) +
                of_rank * S::kBlocks + of_block;
     }
 
-    KCCL_DEVICE uint32_t* given_up(int rank, uint32_t chunk, uint32_t of_rank) const {
+    KCCL_DECODE uint32_t* given_up(int rank, uint32_t chunk, uint32_t of_rank) const {
         return reinterpret_cast<uint32_t*>(in_exchange_buffer(rank, ChunkLayout<S>::kGivenUp)) +
                (chunk & 1u) * S::kWorldSize + of_rank;
     }
@@ -73,36 +73,36 @@ class PrefillConsumer : public PrefillWarp<S> {
   public:
     static constexpr uint32_t kThreads = S::kChunkWarps * platform::kWarpSize;
 
-    KCCL_DEVICE PrefillConsumer(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
+    KCCL_DECODE PrefillConsumer(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
         : PrefillWarp<S>(comm, task, shared),
           vectors_(shared.ring, comm),
           meeting_(shared.met),
           delays_(comm.rank) {}
 
-    KCCL_DEVICE uint32_t warp_index() const {
+    KCCL_DECODE uint32_t warp_index() const {
         return mem::forget(platform::thread_in_block() / platform::kWarpSize);
     }
     // This thread's number among the threads of the consumer warps.
-    KCCL_DEVICE uint32_t index() const { return mem::forget(platform::thread_in_block()); }
-    KCCL_DEVICE Consumer<VectorRing<S>>& vectors() { return vectors_; }
+    KCCL_DECODE uint32_t index() const { return mem::forget(platform::thread_in_block()); }
+    KCCL_DECODE Consumer<VectorRing<S>>& vectors() { return vectors_; }
 
     // All consumer warps wait for each other.
-    KCCL_DEVICE void meet() { (void)meeting_.meet(false); }
+    KCCL_DECODE void meet() { (void)meeting_.meet(false); }
 
     // Waits until the producer warp has seen the next input. Returns false if it has given up.
-    KCCL_DEVICE bool is_ready() {
+    KCCL_DECODE bool is_ready() {
         const uint32_t phase = ready_parity_;
         await(&this->shared().ready, &ready_parity_);
         return mem::load_plain(&this->shared().stops[phase]) == kNoStop;
     }
     // Tells whether the producer warp has given up because the request was cancelled.
-    KCCL_DEVICE bool is_given_up() const {
+    KCCL_DECODE bool is_given_up() const {
         return mem::load_plain(&this->shared().stops[ready_parity_ ^ 1u]) == kRequestOver;
     }
 
     // Tells all blocks if this rank's host has cancelled the request. Called before the end of a
     // chunk.
-    KCCL_DEVICE void look_at_host(uint32_t chunk) {
+    KCCL_DECODE void look_at_host(uint32_t chunk) {
         if (this->block() != 0 || !leads(whole_block())) return;
         const Task& task = this->task();
         const auto* const mailbox = reinterpret_cast<const Mailbox*>(task.mailbox);
@@ -117,7 +117,7 @@ class PrefillConsumer : public PrefillWarp<S> {
     }
 
     // Announces to the blocks of this rank, or of all ranks, that this block has done a step.
-    KCCL_DEVICE void finish(uint32_t number, bool tells_all) {
+    KCCL_DECODE void finish(uint32_t number, bool tells_all) {
         delays_.wait();
         // The fence also orders asynchronous copies, by which vectors are read.
         mem::fence_copies();
@@ -139,10 +139,10 @@ class PrefillConsumer : public PrefillWarp<S> {
 
   private:
     // A function of this name hides PrefillWarp::block().
-    KCCL_DEVICE static Block whole_block() { return kccl::block(); }
+    KCCL_DECODE static Block whole_block() { return kccl::block(); }
 
     // Every phase must end. So all warps meet, and a producer warp whose wait failed reports it.
-    KCCL_DEVICE static void await(const mem::CopyBarrier* barrier, uint32_t* parity) {
+    KCCL_DECODE static void await(const mem::CopyBarrier* barrier, uint32_t* parity) {
         while (platform::warp_any(!mem::has_completed(barrier, *parity))) mem::poll_pause();
         *parity ^= 1u;
     }
@@ -160,11 +160,11 @@ class PrefillProducer : public PrefillWarp<S> {
   public:
     using Dims = Shape<S>;
 
-    KCCL_DEVICE PrefillProducer(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
+    KCCL_DECODE PrefillProducer(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
         : PrefillWarp<S>(comm, task, shared), vectors_(shared.ring, comm) {}
 
     // Waits until the lane group's blocks have done a step.
-    KCCL_DEVICE bool await_lane_group(uint32_t number) {
+    KCCL_DECODE bool await_lane_group(uint32_t number) {
         const uint32_t lane_group = this->lane_group();
         return await<mem::Scope::kDevice>(number, Dims::kBlocksPerGroup, [&](uint32_t i) {
             return uint32_t(this->comm().rank) * S::kBlocks + Dims::block_of(lane_group, i);
@@ -172,7 +172,7 @@ class PrefillProducer : public PrefillWarp<S> {
     }
 
     // Waits for the blocks that have the same rows as this one, in all lane groups of all ranks.
-    KCCL_DEVICE bool await_row(uint32_t number) {
+    KCCL_DECODE bool await_row(uint32_t number) {
         constexpr uint32_t kNum = S::kWorldSize * Dims::kLaneGroups;
         return await<kReach<S>>(number, kNum, [&](uint32_t i) {
             return i / Dims::kLaneGroups * S::kBlocks +
@@ -180,13 +180,13 @@ class PrefillProducer : public PrefillWarp<S> {
         });
     }
 
-    KCCL_DEVICE bool await_all(uint32_t number) {
+    KCCL_DECODE bool await_all(uint32_t number) {
         return await<kReach<S>>(number, S::kWorldSize * S::kBlocks, [](uint32_t i) { return i; });
     }
 
     // Tells whether a host has cancelled the request in a chunk. All blocks must have announced its
     // end.
-    KCCL_DEVICE bool was_given_up(uint32_t chunk) const {
+    KCCL_DECODE bool was_given_up(uint32_t chunk) const {
         const uint32_t from = warp().index() < S::kWorldSize ? warp().index() : 0;
         const uint32_t request = mem::load<mem::Order::kRelaxed, kReach<S>>(
             this->given_up(this->comm().rank, chunk, from));
@@ -194,7 +194,7 @@ class PrefillProducer : public PrefillWarp<S> {
     }
 
     // Lets the consumer warps go on, or stops them.
-    KCCL_DEVICE bool let_go(bool is_given_up = false) {
+    KCCL_DECODE bool let_go(bool is_given_up = false) {
         const uint32_t stop = has_failed_ ? kWaitFailed : is_given_up ? kRequestOver : kNoStop;
         if (stop != kNoStop && leads(warp())) {
             mem::store_plain(&this->shared().stops[ready_parity_], stop);
@@ -208,7 +208,7 @@ class PrefillProducer : public PrefillWarp<S> {
     // Copies a product's vectors to the consumer warps, as often as they multiply them
     // (prefill_product.cuh).
     template <class M>
-    KCCL_DEVICE void copy(uint32_t slot, uint32_t num_tiles) {
+    KCCL_DECODE void copy(uint32_t slot, uint32_t num_tiles) {
         using Plan = ChunkPlan<S, M>;
         constexpr uint32_t kBytes = Plan::kRun * ChunkLayout<S>::kStripe * sizeof(StagedFloat4);
         mem::fence_copies();
@@ -226,12 +226,12 @@ class PrefillProducer : public PrefillWarp<S> {
         }
     }
 
-    KCCL_DEVICE void drain() { vectors_.drain(); }
+    KCCL_DECODE void drain() { vectors_.drain(); }
 
   private:
     // Waits until `num` blocks have done a step; index_of(i) counts blocks over all ranks.
     template <mem::Scope SCOPE, class IndexOf>
-    KCCL_DEVICE bool await(uint32_t number, uint32_t num, IndexOf index_of) {
+    KCCL_DECODE bool await(uint32_t number, uint32_t num, IndexOf index_of) {
         if (has_failed_) return false;
         uint32_t late = 0, seen = 0;
         const auto poll = [&] {

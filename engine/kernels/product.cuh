@@ -23,7 +23,7 @@ KCCL_CONSTEXPR Steps steps_of(uint32_t num_tiles) {
 
 // Returns the work of a warp of this block in a product, with the steps of all rows of the block.
 template <class S>
-KCCL_DEVICE Steps steps_of_product(uint32_t block, Product<S> product) {
+KCCL_DECODE Steps steps_of_product(uint32_t block, Product<S> product) {
     using Dims = Shape<S>;
     const uint32_t block_in_group = Dims::block_in_group_of(block);
 #define KCCL_STEPS(NAME)                                     \
@@ -40,7 +40,7 @@ KCCL_DEVICE Steps steps_of_product(uint32_t block, Product<S> product) {
 
 // Where a product's tiles begin in a block's tiles of a layer.
 template <class S>
-KCCL_DEVICE uint64_t packed_before(Product<S> product, uint32_t block_in_group) {
+KCCL_DECODE uint64_t packed_before(Product<S> product, uint32_t block_in_group) {
     return Products<S>::packed_of(block_in_group, static_cast<uint32_t>(product));
 }
 
@@ -56,7 +56,7 @@ struct FirstStage {
 template <class S>
 struct LoadFirst {
     template <class F>
-    KCCL_DEVICE void run() const {
+    KCCL_DECODE void run() const {
         const typename Mma<typename F::Operand>::Lane lane(1, 0);
         first->is_loaded = consumer.weights().template try_await<F>(consumer.warp_index());
         if (!first->is_loaded) return;
@@ -76,7 +76,7 @@ struct LoadFirst {
 template <class F, class S>
 class Multiplier {
   public:
-    KCCL_DEVICE Multiplier(ConsumerWarp<S>& consumer, const Steps& steps)
+    KCCL_DECODE Multiplier(ConsumerWarp<S>& consumer, const Steps& steps)
         : consumer_(consumer),
           steps_(steps),
           lane_(1, 0),
@@ -87,7 +87,7 @@ class Multiplier {
 
     // Takes the product's stages, multiplies, and leaves the sums in the warp's area,
     // [row tile][lane][row].
-    KCCL_DEVICE void run(const FirstStage<S>& first) {
+    KCCL_DECODE void run(const FirstStage<S>& first) {
         warp().sync();
         const auto even = [&](const Loaded& stage, uint32_t) { multiply_even(stage); };
         const auto whole = [&](const Loaded& stage, uint32_t left) { multiply_whole(stage, left); };
@@ -136,7 +136,7 @@ class Multiplier {
 
     // multiply(a stage, steps that are left of the product).
     template <class Multiply>
-    KCCL_DEVICE void one_by_one(Multiply multiply) {
+    KCCL_DECODE void one_by_one(Multiply multiply) {
 #pragma unroll 1
         for (uint32_t done = 0; done < steps_.num; done += kAtOnce) {
             Loaded stage;
@@ -149,7 +149,7 @@ class Multiplier {
     // Multiplies a stage, and loads the next one before that. A turn of the loop does two stages,
     // so that no stage moves between registers.
     template <class Multiply>
-    KCCL_DEVICE void one_ahead(const FirstStage<S>& first, Multiply multiply) {
+    KCCL_DECODE void one_ahead(const FirstStage<S>& first, Multiply multiply) {
         Loaded now;
         if (first.is_loaded) {
             KCCL_UNROLL
@@ -171,7 +171,7 @@ class Multiplier {
 
     // Loads a stage's steps, including those behind the product's last one. They lie in the stage,
     // and are not used.
-    KCCL_DEVICE void load(Loaded& loaded) {
+    KCCL_DECODE void load(Loaded& loaded) {
         consumer_.weights().template await<F>(warp_);
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
@@ -182,7 +182,7 @@ class Multiplier {
         consumer_.weights().has_copied();
     }
 
-    KCCL_DEVICE void load_inputs(Loaded& loaded) {
+    KCCL_DECODE void load_inputs(Loaded& loaded) {
         const StagedFloat4* const vector = staged_ + at_ * kTileFloat4s;
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
@@ -193,7 +193,7 @@ class Multiplier {
     }
 
     // All steps of the stage are of one row tile and lane.
-    KCCL_DEVICE void multiply_even(const Loaded& loaded) {
+    KCCL_DECODE void multiply_even(const Loaded& loaded) {
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
             Unit::multiply(sums_, F::operand(loaded.tiles[i]), loaded.inputs[i]);
@@ -203,7 +203,7 @@ class Multiplier {
     }
 
     // The stage has whole row tiles and lanes, of kShort steps.
-    KCCL_DEVICE void multiply_whole(const Loaded& loaded, uint32_t num) {
+    KCCL_DECODE void multiply_whole(const Loaded& loaded, uint32_t num) {
         KCCL_UNROLL
         for (uint32_t first = 0; first + kShort <= kAtOnce; first += kShort) {
             if (first >= num) break;
@@ -215,7 +215,7 @@ class Multiplier {
         }
     }
 
-    KCCL_DEVICE void multiply_any(const Loaded& loaded, uint32_t num) {
+    KCCL_DECODE void multiply_any(const Loaded& loaded, uint32_t num) {
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
             if (i >= num) break;
@@ -225,7 +225,7 @@ class Multiplier {
     }
 
     // Stores the sums of a row tile and lane, and begins the next one.
-    KCCL_DEVICE void store() {
+    KCCL_DECODE void store() {
         lane_.totals(sums_, [&](uint32_t row, uint32_t vector, float sum) {
             if (vector == 0 && row < kTileRows) mem::store_plain(area_ + row, sum);
         });
@@ -250,7 +250,7 @@ class Multiplier {
 template <class S>
 struct Multiply {
     template <class F>
-    KCCL_DEVICE void run() const {
+    KCCL_DECODE void run() const {
         if (steps.num == 0) return;
         Multiplier<F, S> multiplier(consumer, steps);
         multiplier.run(first);
@@ -266,14 +266,14 @@ struct Multiply {
 // Returns the k-th float4 of a block's rows that this thread finishes; it may lie behind the last
 // one. Neighbouring float4s belong to different warps, so that all warps have some.
 template <class S>
-KCCL_DEVICE uint32_t own_float4(const ConsumerWarp<S>& consumer, uint32_t k) {
+KCCL_DECODE uint32_t own_float4(const ConsumerWarp<S>& consumer, uint32_t k) {
     return (k * platform::kWarpSize + consumer.thread()) * S::kWarps + consumer.warp_index();
 }
 
 // Returns the sums of all warps, added in their order, for four rows: float4 `index4` of row tile
 // and lane `tile`.
 template <class S>
-KCCL_DEVICE Float4 total_of(ConsumerWarp<S>& consumer, uint32_t tile, uint32_t index4) {
+KCCL_DECODE Float4 total_of(ConsumerWarp<S>& consumer, uint32_t tile, uint32_t index4) {
     Float4 total = {};
     KCCL_UNROLL
     for (uint32_t each = 0; each < S::kWarps; ++each) {

@@ -7,7 +7,7 @@ namespace kccl::decode {
 
 // Finishes the rows of the product. Called by all consumer warps, when they have met.
 template <class S>
-KCCL_DEVICE void finish_qkv(ConsumerWarp<S>& consumer, uint32_t layer) {
+KCCL_DECODE void finish_qkv(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::Qkv;
     const Cut tiles = M::tiles_of(consumer.block_in_group());
     const float inverse = inverse_rms(consumer);

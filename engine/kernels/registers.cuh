@@ -2,7 +2,7 @@
 // in part i % 4, and the warps of a part have equally many registers, unless they give some away.
 #pragma once
 
-#include <kccl/kccl.cuh>
+#include "device.cuh"
 
 namespace kccl::decode {
 
@@ -24,7 +24,7 @@ KCCL_CONSTEXPR RegisterPlan plan_registers(uint32_t computing, uint32_t others) 
 
 // Called by all threads of the block, each for its kind of warp.
 template <uint32_t COMPUTING, uint32_t OTHERS>
-KCCL_DEVICE void take_share(bool computes) {
+KCCL_DECODE void take_share(bool computes) {
     constexpr RegisterPlan kPlan = plan_registers(COMPUTING, OTHERS);
     if constexpr (kPlan.moves) {
         if (computes) {

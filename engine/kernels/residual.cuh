@@ -7,7 +7,7 @@
 namespace kccl::decode {
 
 template <class S>
-KCCL_DEVICE Float4 as_message(const Float4& four) {
+KCCL_DECODE Float4 as_message(const Float4& four) {
     Float4 sent;
     KCCL_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -20,13 +20,13 @@ KCCL_DEVICE Float4 as_message(const Float4& four) {
 
 // Returns the sums of the warps for a float4 of the block's rows, of one of the lane group's lanes.
 template <class S>
-KCCL_DEVICE Float4 own_total(ConsumerWarp<S>& consumer, uint32_t index4, uint32_t lane) {
+KCCL_DECODE Float4 own_total(ConsumerWarp<S>& consumer, uint32_t index4, uint32_t lane) {
     return total_of(consumer, index4 / kTileFloat4s * Shape<S>::kLanesPerGroup + lane,
                     index4 % kTileFloat4s);
 }
 
 // Adds a lane's part to the sum over the lanes before it.
-KCCL_DEVICE void add_lane(Float4* total, const Float4& part, bool is_first) {
+KCCL_DECODE void add_lane(Float4* total, const Float4& part, bool is_first) {
     KCCL_UNROLL
     for (int i = 0; i < 4; ++i) {
         total->value[i] = is_first ? part.value[i] : total->value[i] + part.value[i];
@@ -37,7 +37,7 @@ KCCL_DEVICE void add_lane(Float4* total, const Float4& part, bool is_first) {
 // the block's rows, from the first lane to the last. All lanes are this block's. `num`: the block's
 // float4s. Called by all threads of the warp.
 template <class S>
-KCCL_DEVICE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num) {
+KCCL_DECODE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num) {
     // kSharers neighbouring threads share a float4. Each of them has one lane.
     constexpr uint32_t kSharers = [] {
         uint32_t n = 1;
@@ -72,7 +72,7 @@ KCCL_DEVICE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num)
 // Returns the sum over all lanes, where other ranks have lanes as well. Sends the messages of this
 // block's lanes to those ranks.
 template <class S>
-KCCL_DEVICE Float4 sum_over_ranks(ConsumerWarp<S>& consumer, uint32_t module, uint32_t index4,
+KCCL_DECODE Float4 sum_over_ranks(ConsumerWarp<S>& consumer, uint32_t module, uint32_t index4,
                                   uint32_t row, bool is_there) {
     constexpr uint32_t kLanes = Shape<S>::kLanesPerGroup;
     const uint32_t first = consumer.first_lane(), tag = tag_of(consumer.token_step());
@@ -111,7 +111,7 @@ KCCL_DEVICE Float4 sum_over_ranks(ConsumerWarp<S>& consumer, uint32_t module, ui
 // Called by all consumer warps, when they have met. The messages of other lanes have been collected
 // before (collect.cuh).
 template <class S>
-KCCL_DEVICE void add_to_residual(ConsumerWarp<S>& consumer, uint32_t module, const Module& rule,
+KCCL_DECODE void add_to_residual(ConsumerWarp<S>& consumer, uint32_t module, const Module& rule,
                                  bool is_last) {
     // The rows of Out and Down are cut in the same way.
     constexpr bool kHasOthers = S::kNumLanes > Shape<S>::kLanesPerGroup;

@@ -41,7 +41,7 @@ class Sampler {
   public:
     // Prepares the choice of the token at `position`. All warps have met since the logits were
     // stored. `peak`: the largest of all logits, which are all finite.
-    KCCL_DEVICE Sampler(ConsumerWarp<S>& consumer, uint32_t position, float peak)
+    KCCL_DECODE Sampler(ConsumerWarp<S>& consumer, uint32_t position, float peak)
         : consumer_(consumer),
           rules_(consumer.task().sampling),
           position_(position),
@@ -50,7 +50,7 @@ class Sampler {
           peak_(double{peak}) {}
 
     // Makes the choice. Returns false if a wait failed.
-    KCCL_DEVICE bool choose(Chosen* chosen) {
+    KCCL_DECODE bool choose(Chosen* chosen) {
         if (!fetch_mask(consumer_)) return false;
         const uint32_t top_k = is_random_ ? rules_.top_k : 0;
         const uint32_t k = top_k == 0 || top_k > S::kVocab ? S::kVocab : top_k;
@@ -122,7 +122,7 @@ class Sampler {
     static_assert(S::kVocab <= 1u << 19, "all weights together have 64 bits");
 
     // Looks at this thread's share of the block's logits, and leaves what its warp has found.
-    KCCL_DEVICE void look() {
+    KCCL_DECODE void look() {
         Candidate best = {0, 0, -1, false}, below = best, reached = best;
         Tally before = {0, 0}, from_pivot = {0, 0}, all = {0, 0};
         const Cut tiles = Shape<S>::head_tiles_of(consumer_.block());
@@ -178,7 +178,7 @@ class Sampler {
 
     // Tells the host the likeliest ids, whatever ids may be chosen. The likeliest comes first; of
     // equal ones, the lowest id. Each id takes an exchange. Returns false if a wait failed.
-    KCCL_DEVICE bool list_alternatives(double log_sum) {
+    KCCL_DECODE bool list_alternatives(double log_sum) {
         const Task& task = consumer_.task();
         Candidate last = {0, 0, -1, false};
 #pragma unroll 1
@@ -198,7 +198,7 @@ class Sampler {
     }
 
     // Finds the likeliest id behind `last`, or of all ids if `last` is none.
-    KCCL_DEVICE void look_behind(const Candidate& last) {
+    KCCL_DECODE void look_behind(const Candidate& last) {
         Candidate best = {0, 0, -1, false};
         const Cut tiles = Shape<S>::head_tiles_of(consumer_.block());
         const uint32_t first_id = Shape<S>::first_head_row_of(consumer_.comm().rank);
@@ -220,27 +220,27 @@ class Sampler {
                          control[0]);
     }
 
-    KCCL_DEVICE float logprob_of(float logit, double log_sum) const {
+    KCCL_DECODE float logprob_of(float logit, double log_sum) const {
         return static_cast<float>(double{logit} - peak_ - log_sum);
     }
 
     // Leaves a control word of the block for the next exchange. Warp 0 has it. The exchange's other
     // control words then mean nothing.
-    KCCL_DEVICE void leave(ControlWordKind kind, const ControlWord& control) {
+    KCCL_DECODE void leave(ControlWordKind kind, const ControlWord& control) {
         if (!leads(warp())) return;
         mem::store_plain(&consumer_.shared().control_words[consumer_.warp_index()][kind],
                          consumer_.warp_index() == 0 ? control : ControlWord{});
     }
 
     // Exchanges what the warps of all blocks have left. Returns false if a wait failed.
-    KCCL_DEVICE bool exchange() {
+    KCCL_DECODE bool exchange() {
         if (!consumer_.meet()) return false;
         send();
         return receive();
     }
 
     // Sends this block's results to all blocks. All warps have met since they computed them.
-    KCCL_DEVICE void send() {
+    KCCL_DECODE void send() {
         Shared<S>& shared = consumer_.shared();
 #pragma unroll 1
         for (uint32_t kind = consumer_.warp_index(); kind < kNumControlWords; kind += S::kWarps) {
@@ -258,19 +258,19 @@ class Sampler {
         }
     }
 
-    KCCL_DEVICE uint32_t own_thread() const {
+    KCCL_DECODE uint32_t own_thread() const {
         return consumer_.warp_index() * platform::kWarpSize + consumer_.thread();
     }
 
-    KCCL_DEVICE static uint64_t weight_of(double below_peak) {
+    KCCL_DECODE static uint64_t weight_of(double below_peak) {
         return static_cast<uint64_t>(exponential(below_peak) * kOne + 0.5);
     }
 
     // Returns how likely x is in relation to the most likely id.
-    KCCL_DEVICE double share_of_x() const { return exponential(x_score_ - largest_); }
+    KCCL_DECODE double share_of_x() const { return exponential(x_score_ - largest_); }
 
     // Makes a candidate x. Returns false if a wait failed.
-    KCCL_DEVICE bool take(const Candidate& candidate) {
+    KCCL_DECODE bool take(const Candidate& candidate) {
         const Task& task = consumer_.task();
         x_ = candidate;
         if (!needs_row(task)) {
@@ -293,7 +293,7 @@ class Sampler {
 
     // Waits for the control words of all blocks, and leaves their combination in shared memory.
     // Returns false if a wait failed.
-    KCCL_DEVICE bool receive() {
+    KCCL_DECODE bool receive() {
         constexpr uint32_t kBlocks = S::kWorldSize * S::kBlocks;
         constexpr uint32_t kEach = ceil_div(kBlocks, platform::kWarpSize);
         constexpr uint32_t kAtOnce = kEach < 2 ? kEach : 2;
@@ -326,10 +326,10 @@ class Sampler {
         return consumer_.meet();
     }
 
-    KCCL_DEVICE Candidate found_candidate(ControlWordKind kind) const {
+    KCCL_DECODE Candidate found_candidate(ControlWordKind kind) const {
         return candidate_of(mem::load_plain(&consumer_.shared().found[kind]));
     }
-    KCCL_DEVICE Tally found_tally(ControlWordKind kind) const {
+    KCCL_DECODE Tally found_tally(ControlWordKind kind) const {
         return tally_of(mem::load_plain(&consumer_.shared().found[kind]));
     }
 

@@ -8,7 +8,7 @@ namespace kccl::decode {
 
 // Finds the row of an id among this block's rows. Returns false if another block has it.
 template <class S>
-KCCL_DEVICE bool finds_row(const ConsumerWarp<S>& consumer, int32_t id, uint32_t* row) {
+KCCL_DECODE bool finds_row(const ConsumerWarp<S>& consumer, int32_t id, uint32_t* row) {
     const Cut tiles = Shape<S>::head_tiles_of(consumer.block());
     *row = static_cast<uint32_t>(id) - Shape<S>::first_head_row_of(consumer.comm().rank);
     return *row - tiles.first * kTileRows < tiles.num * kTileRows;
@@ -18,7 +18,7 @@ KCCL_DEVICE bool finds_row(const ConsumerWarp<S>& consumer, int32_t id, uint32_t
 
 // Marks an id that the text has, if it is one of this block's rows.
 template <class S>
-KCCL_DEVICE void mark(const ConsumerWarp<S>& consumer, int32_t id) {
+KCCL_DECODE void mark(const ConsumerWarp<S>& consumer, int32_t id) {
     const Task& task = consumer.task();
     uint32_t row = 0;
     if (task.marks == 0 || !finds_row(consumer, id, &row)) return;
@@ -29,7 +29,7 @@ KCCL_DEVICE void mark(const ConsumerWarp<S>& consumer, int32_t id) {
 // Counts an id of the answer, if it is one of this block's rows. The same thread must make all
 // calls. All warps meet before one reads the counts.
 template <class S>
-KCCL_DEVICE void count(const ConsumerWarp<S>& consumer, int32_t id) {
+KCCL_DECODE void count(const ConsumerWarp<S>& consumer, int32_t id) {
     const Task& task = consumer.task();
     uint32_t row = 0;
     if (task.counts == 0 || !finds_row(consumer, id, &row)) return;
@@ -40,7 +40,7 @@ KCCL_DEVICE void count(const ConsumerWarp<S>& consumer, int32_t id) {
 // Marks the ids that the request begins with, and clears the counts. Called by all consumer warps,
 // which meet before the first id is counted.
 template <class S>
-KCCL_DEVICE void begin_text(const ConsumerWarp<S>& consumer) {
+KCCL_DECODE void begin_text(const ConsumerWarp<S>& consumer) {
     const Task& task = consumer.task();
     const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
     const uint32_t first = consumer.warp_index() * platform::kWarpSize + consumer.thread();
@@ -57,7 +57,7 @@ KCCL_DEVICE void begin_text(const ConsumerWarp<S>& consumer) {
 
 // Returns a bit for each id of float4 `index4` of this rank, which tells whether the text has the
 // id. Returns 0 without a repetition penalty.
-KCCL_DEVICE uint32_t seen_of(const Task& task, uint32_t index4) {
+KCCL_DECODE uint32_t seen_of(const Task& task, uint32_t index4) {
     if (task.marks == 0) return 0;
     const Float4 marks = load_float4(task.marks, index4);
     uint32_t seen = 0;
@@ -72,10 +72,10 @@ KCCL_DEVICE uint32_t seen_of(const Task& task, uint32_t index4) {
 // ---- Scores -------------------------------------------------------------------------------------
 
 // Tells whether scores need data that only the block with the row has.
-KCCL_DEVICE bool needs_row(const Task& task) { return task.counts != 0 || task.logit_biases != 0; }
+KCCL_DECODE bool needs_row(const Task& task) { return task.counts != 0 || task.logit_biases != 0; }
 
 // Returns the score of a logit, or of a logit plus its bias, if the answer has the id `num` times.
-KCCL_DEVICE double score_of(const Task& task, double logit, bool is_seen, uint32_t num) {
+KCCL_DECODE double score_of(const Task& task, double logit, bool is_seen, uint32_t num) {
     double score = logit;
     if (is_seen) {
         const double penalty = task.sampling.repetition_penalty;
@@ -90,7 +90,7 @@ KCCL_DEVICE double score_of(const Task& task, double logit, bool is_seen, uint32
 }
 
 // Returns the score of a logit in a row of this block.
-KCCL_DEVICE double score_of_row(const Task& task, float logit, bool is_seen, uint32_t row) {
+KCCL_DECODE double score_of_row(const Task& task, float logit, bool is_seen, uint32_t row) {
     double biased = double{logit};
     uint32_t num = 0;
     if (task.logit_biases != 0) {

@@ -17,7 +17,7 @@
 // chain, the loops of products (product.cuh) have more instructions.
 #pragma once
 
-#include <kccl/kccl.cuh>
+#include "device.cuh"
 
 namespace kccl::decode {
 
@@ -188,7 +188,7 @@ KCCL_CONSTEXPR Product<S> last_of_module(uint32_t module) {
 
 // The rule of a layer's module. The module's number is within the layer.
 template <class S, uint32_t MODULE = 0, class Layer>
-KCCL_DEVICE const auto* rule_of_module(const Layer& layer, uint32_t module) {
+KCCL_DECODE const auto* rule_of_module(const Layer& layer, uint32_t module) {
     static_assert(sizeof(layer.modules) == S::kNumModules * sizeof(layer.modules[0]),
                   "all of them");
     if constexpr (MODULE + 1 < S::kNumModules) {
@@ -198,7 +198,7 @@ KCCL_DEVICE const auto* rule_of_module(const Layer& layer, uint32_t module) {
 }
 // The rule of the module that ends with a product.
 template <class S, uint32_t MODULE = 0, class Layer>
-KCCL_DEVICE const auto* rule_of_product(const Layer& layer, Product<S> product) {
+KCCL_DECODE const auto* rule_of_product(const Layer& layer, Product<S> product) {
     if constexpr (MODULE + 1 < S::kNumModules) {
         constexpr Product<S> kLast = S::kLayer[end_of_module<S>(MODULE)].product;
         if (product != kLast) return rule_of_product<S, MODULE + 1>(layer, product);
@@ -212,7 +212,7 @@ enum class Walk : uint32_t { kGoesOn, kIsOver, kFailed };
 // Calls role.run<OP>(layer) for each op of a layer, in the order of the program, as long as the
 // walk goes on.
 template <class S, uint32_t OP = 0, class Role>
-KCCL_DEVICE Walk walk_layer(Role& role, uint32_t layer) {
+KCCL_DECODE Walk walk_layer(Role& role, uint32_t layer) {
     if constexpr (OP < S::kNumOps) {
         const Walk walk = role.template run<OP>(layer);
         return walk == Walk::kGoesOn ? walk_layer<S, OP + 1>(role, layer) : walk;

@@ -280,7 +280,7 @@ KCCL_CONSTEXPR uint32_t that_have_format(Matrices<M...>) {
 
 // Calls role.run<F>(), where F is a product's format. With one format there is no branch.
 template <class S, class Role, class FIRST, class... REST>
-KCCL_DEVICE auto with_one_of(FormatList<FIRST, REST...>, Product<S> product, const Role& role) {
+KCCL_DECODE auto with_one_of(FormatList<FIRST, REST...>, Product<S> product, const Role& role) {
     if constexpr (sizeof...(REST) != 0) {
         constexpr uint32_t kThese = that_have_format<FIRST, typename Shape<S>::Head>(Products<S>{});
         if (!is_one_of<kThese>(product)) {
@@ -290,7 +290,7 @@ KCCL_DEVICE auto with_one_of(FormatList<FIRST, REST...>, Product<S> product, con
     return role.template run<FIRST>();
 }
 template <class S, class Role>
-KCCL_DEVICE auto with_format(Product<S> product, const Role& role) {
+KCCL_DECODE auto with_format(Product<S> product, const Role& role) {
     return with_one_of<S>(typename S::Formats{}, product, role);
 }
 
@@ -298,12 +298,12 @@ KCCL_DEVICE auto with_format(Product<S> product, const Role& role) {
 template <class S>
 struct StepBytes {
     template <class F>
-    KCCL_DEVICE uint32_t run() const {
+    KCCL_DECODE uint32_t run() const {
         return S::kWarps * F::kTileBytes;
     }
 };
 template <class S>
-KCCL_DEVICE uint32_t step_bytes(Product<S> product) {
+KCCL_DECODE uint32_t step_bytes(Product<S> product) {
     return with_format<S>(product, StepBytes<S>{});
 }
 

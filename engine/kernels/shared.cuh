@@ -77,7 +77,7 @@ struct Shared<S, false> : Beside<S> {
 };
 
 // Counts one arrival of the warp at a barrier. Called by all threads of the warp.
-KCCL_DEVICE void arrive_together(mem::CopyBarrier* barrier) {
+KCCL_DECODE void arrive_together(mem::CopyBarrier* barrier) {
     warp().sync();
     if (leads(warp())) mem::arrive(barrier);
 }

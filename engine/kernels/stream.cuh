@@ -12,7 +12,7 @@ namespace kccl::decode {
 // step, in order. Returns false as soon as push does. A stage has kStageSteps steps, or what is
 // left of a product; of the head, of kHeadTiles row tiles.
 template <class S, class Push>
-KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
+KCCL_DECODE bool for_each_stage(uint32_t block, bool has_head, Push push) {
     constexpr uint32_t kOfHead = Shape<S>::kHeadTiles * Shape<S>::Head::kSteps;
     const uint32_t num = kTurnsOfLayers<S> + (has_head ? 1 : 0);
     for (uint32_t i = 0; i < num; ++i) {
@@ -37,7 +37,7 @@ KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
 // Watches over the waits of the other warps, and returns when these have ended. Called by all
 // threads of the warp.
 template <class S>
-KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
+KCCL_DECODE void stream(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     const uint32_t block = platform::block_in_grid();
     Producer<WeightRing<S>> producer(shared.ring, comm);
     Watch<S> watch(comm, task, &shared.gave_up);

@@ -40,17 +40,17 @@ struct Trace {
 
     // Records the stamps of a token step. Called by one thread. token_step: its number in the
     // request.
-    KCCL_DEVICE static void record(const Task& task, uint32_t token_step, uint32_t index,
+    KCCL_DECODE static void record(const Task& task, uint32_t token_step, uint32_t index,
                                    uint64_t time) {
         if (!S::kTraces || token_step >= task.traced) return;
         const uint64_t at =
             (uint64_t{token_step} * kOfTokenStep + index) * S::kBlocks + platform::block_in_grid();
         mem::store_plain(reinterpret_cast<uint64_t*>(task.trace) + at, time);
     }
-    KCCL_DEVICE static void record(const Task& task, uint32_t token_step, uint32_t index) {
+    KCCL_DECODE static void record(const Task& task, uint32_t token_step, uint32_t index) {
         record(task, token_step, index, mem::clock_ticks());
     }
-    KCCL_DEVICE static void record_begin(const Task& task, uint32_t token_step) {
+    KCCL_DECODE static void record_begin(const Task& task, uint32_t token_step) {
         record(task, token_step, kOfTokenStep - 2);
         record(task, token_step, kOfTokenStep - 1, mem::clock_ns());
     }
@@ -66,16 +66,16 @@ struct Trace {
 template <class S>
 class StageTrace {
   public:
-    KCCL_DEVICE explicit StageTrace(const Task& task) : task_(task) {}
+    KCCL_DECODE explicit StageTrace(const Task& task) : task_(task) {}
 
-    KCCL_DEVICE void ask() { record(token_step_, asked_++, kKcclDecodeAsked); }
-    KCCL_DEVICE void end_token_step() {
+    KCCL_DECODE void ask() { record(token_step_, asked_++, kKcclDecodeAsked); }
+    KCCL_DECODE void end_token_step() {
         of_last_token_step_ = asked_;
         asked_ = 0;
         ++token_step_;
     }
     // Records that `num_in_flight` of the requested stages have not landed.
-    KCCL_DEVICE void see(uint32_t num_in_flight) {
+    KCCL_DECODE void see(uint32_t num_in_flight) {
         while (num_pending() > num_in_flight) {
             if (landing_token_step_ != token_step_ && landed_ == of_last_token_step_) {
                 landing_token_step_ = token_step_;
@@ -87,11 +87,11 @@ class StageTrace {
 
   private:
     // Fewer are in flight than a token step has, so that only two token steps count.
-    KCCL_DEVICE uint32_t num_pending() const {
+    KCCL_DECODE uint32_t num_pending() const {
         return landing_token_step_ == token_step_ ? asked_ - landed_
                                                   : of_last_token_step_ - landed_ + asked_;
     }
-    KCCL_DEVICE void record(uint32_t token_step, uint32_t stage, StageStamp stamp) const {
+    KCCL_DECODE void record(uint32_t token_step, uint32_t stage, StageStamp stamp) const {
         if (leads(warp())) Trace<S>::record(task_, token_step, Trace<S>::of_stage(stage, stamp));
     }
 

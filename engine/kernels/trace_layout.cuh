@@ -7,7 +7,7 @@ namespace kccl::decode {
 
 // Writes the sizes, followed by the stages. Each block writes its own stages.
 template <class S>
-KCCL_DEVICE void describe_trace(KcclDecodeTraceSizes* out) {
+KCCL_DECODE void describe_trace(KcclDecodeTraceSizes* out) {
     if (!leads(block())) return;
     using T = Trace<S>;
     const uint32_t mine = platform::block_in_grid();

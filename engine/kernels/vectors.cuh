@@ -8,7 +8,7 @@ namespace kccl::decode {
 
 // Returns float4 `index4` of a token's row of the embedding, widened to FP32.
 template <class S>
-KCCL_DEVICE Float4 embedded(const Task& task, int32_t token, uint32_t index4) {
+KCCL_DECODE Float4 embedded(const Task& task, int32_t token, uint32_t index4) {
     return S::EmbedFormat::four(reinterpret_cast<const uint8_t*>(task.embedding),
                                 uint64_t(token) * (S::kHidden / 4) + index4);
 }
@@ -16,14 +16,14 @@ KCCL_DEVICE Float4 embedded(const Task& task, int32_t token, uint32_t index4) {
 // The first float4 of the part of a vector that the warp multiplies. The last warps' parts may lie
 // behind the vector's end.
 template <class M, class S>
-KCCL_DEVICE uint32_t first_float4(const ConsumerWarp<S>& consumer) {
+KCCL_DECODE uint32_t first_float4(const ConsumerWarp<S>& consumer) {
     return consumer.warp_index() * M::kFloat4s;
 }
 
 // Stages float4 i of this warp's vector, in all of its copies. T: the type that the product
 // multiplies.
 template <class M, class T = typename M::Format::Operand, class S>
-KCCL_DEVICE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four) {
+KCCL_DECODE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four) {
     const StagedFloat4 staged = split<T>(four);
     KCCL_UNROLL
     for (uint32_t copy = 0; copy < M::kCopies; ++copy) {
@@ -32,14 +32,14 @@ KCCL_DEVICE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four
 }
 
 // Returns float4 `index4` of an array of floats that the host has written.
-KCCL_DEVICE Float4 load_float4(uint64_t array, uint64_t index4) {
+KCCL_DECODE Float4 load_float4(uint64_t array, uint64_t index4) {
     const auto lines = mem::load_plain(reinterpret_cast<const mem::Line*>(array) + index4);
     return platform::bit_cast<Float4>(lines);
 }
 
 // Leaves the sum of squares of the warp's part of residual i in shared memory.
 template <class S, uint32_t N>
-KCCL_DEVICE void store_squares(ConsumerWarp<S>& consumer, const Float4 (&float4s)[N], uint32_t i) {
+KCCL_DECODE void store_squares(ConsumerWarp<S>& consumer, const Float4 (&float4s)[N], uint32_t i) {
     float squares = 0;
     KCCL_UNROLL
     for (uint32_t k = 0; k < N; ++k) {
@@ -52,7 +52,7 @@ KCCL_DEVICE void store_squares(ConsumerWarp<S>& consumer, const Float4 (&float4s
 // Prefetches the norm's weights for this warp's part of the vector, because the cache may have
 // dropped them since the last token step. Called one op before they are needed.
 template <class M, class S>
-KCCL_DEVICE void prefetch_norm(ConsumerWarp<S>& consumer, uint32_t norm) {
+KCCL_DECODE void prefetch_norm(ConsumerWarp<S>& consumer, uint32_t norm) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
     const uint64_t first = uint64_t{norm} * (S::kHidden / 4) + first_float4<M>(consumer);
     KCCL_UNROLL
@@ -67,7 +67,7 @@ KCCL_DEVICE void prefetch_norm(ConsumerWarp<S>& consumer, uint32_t norm) {
 // Stages this warp's part of the residual, times the norm's weights: the residual after `module`,
 // or, if that is negative, the token's embedding.
 template <class M, class T = typename M::Format::Operand, class S>
-KCCL_DEVICE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint32_t norm,
+KCCL_DECODE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint32_t norm,
                                 int32_t token) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
     const uint32_t first = first_float4<M>(consumer);
@@ -110,7 +110,7 @@ KCCL_DEVICE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint3
 template <class M, class S>
 struct StageResidual {
     template <class F>
-    KCCL_DEVICE void run() const {
+    KCCL_DECODE void run() const {
         stage_residual<M, typename F::Operand>(consumer, module, norm, token);
     }
 
@@ -122,7 +122,7 @@ struct StageResidual {
 
 // Returns 1 / the root of the mean square of residual i of squares().
 template <class S>
-KCCL_DEVICE float inverse_rms(ConsumerWarp<S>& consumer, uint32_t i = 0) {
+KCCL_DECODE float inverse_rms(ConsumerWarp<S>& consumer, uint32_t i = 0) {
     float squares = 0;
     KCCL_UNROLL
     for (uint32_t each = 0; each < S::kWarps; ++each) {
@@ -133,7 +133,7 @@ KCCL_DEVICE float inverse_rms(ConsumerWarp<S>& consumer, uint32_t i = 0) {
 
 // Stages this warp's part of each lane's vector. Float4 i of a lane is at slot_of(lane) + i.
 template <class M, class S, class SlotOf>
-KCCL_DEVICE void stage_lanes(ConsumerWarp<S>& consumer, SlotOf slot_of) {
+KCCL_DECODE void stage_lanes(ConsumerWarp<S>& consumer, SlotOf slot_of) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s * M::kLanes, platform::kWarpSize);
     const uint32_t first = first_float4<M>(consumer);
     Float4 float4s[kEach];

@@ -11,12 +11,12 @@ namespace kccl::decode {
 
 // A warp's wait, encoded as a word: the ranks that it waits for, and the token step. 0: it does not
 // wait.
-KCCL_DEVICE uint64_t wait_word(uint32_t ranks, uint32_t token_step) {
+KCCL_DECODE uint64_t wait_word(uint32_t ranks, uint32_t token_step) {
     return uint64_t{token_step} << 32 | ranks;
 }
 
 template <class S>
-KCCL_DEVICE uint64_t* wait_at(const DeviceComm& comm, const Task& task, uint32_t warp_index) {
+KCCL_DECODE uint64_t* wait_at(const DeviceComm& comm, const Task& task, uint32_t warp_index) {
     const uint64_t slot =
         Slots<S>::kWaits + platform::block_in_grid() * Slots<S>::kWaiters + warp_index;
     return reinterpret_cast<uint64_t*>(task.exchange_buffers[comm.rank] + slot * sizeof(Float4));
@@ -27,19 +27,19 @@ KCCL_DEVICE uint64_t* wait_at(const DeviceComm& comm, const Task& task, uint32_t
 template <class S>
 class Waiter {
   public:
-    KCCL_DEVICE Waiter(const DeviceComm& comm, const Task& task, const mem::CopyBarrier* gave_up)
+    KCCL_DECODE Waiter(const DeviceComm& comm, const Task& task, const mem::CopyBarrier* gave_up)
         : comm_(comm), task_(task), gave_up_(gave_up) {}
 
     // Tells whether a wait has failed.
-    KCCL_DEVICE bool has_failed() const { return has_failed_; }
-    KCCL_DEVICE void fail() { has_failed_ = true; }
+    KCCL_DECODE bool has_failed() const { return has_failed_; }
+    KCCL_DECODE void fail() { has_failed_ = true; }
 
     // Waits for the float4s at slots[i], where `wanted` has bit i. ranks: the ranks that publish
     // them, a bit each. A thread may want no float4. is_over(): tells whether nobody needs them any
     // more. Then the float4s are zero. They are also zero after a failed wait and in all waits
     // after it.
     template <mem::Scope SCOPE, int N, class IsOver>
-    KCCL_DEVICE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
+    KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
                            uint32_t token_step, uint32_t ranks, Float4 (&float4s)[N],
                            IsOver is_over) {
         static_assert(N <= 32, "a bit for each float4");
@@ -99,7 +99,7 @@ class Waiter {
     // Waits until is_there() is true, or until the wait fails. is_there() reads host memory and
     // must return the same value to all threads.
     template <class IsThere>
-    KCCL_DEVICE void await_host(uint32_t token_step, IsThere is_there) {
+    KCCL_DECODE void await_host(uint32_t token_step, IsThere is_there) {
         uint32_t polls = 0;
         bool has_posted = false;
         while (!has_failed_ && !is_there()) {
@@ -115,7 +115,7 @@ class Waiter {
 
   private:
     // Records which ranks the warp waits for. ranks: 0: it waits no more.
-    KCCL_DEVICE void post(uint32_t ranks, uint32_t token_step) {
+    KCCL_DECODE void post(uint32_t ranks, uint32_t token_step) {
         if (!leads(warp())) return;
         const uint32_t index = mem::forget_index(platform::thread_in_block() / platform::kWarpSize);
         // The warp that copies never waits here.
@@ -140,12 +140,12 @@ class Waiter {
 template <class S>
 class Watch {
   public:
-    KCCL_DEVICE Watch(const DeviceComm& comm, const Task& task, mem::CopyBarrier* gave_up)
+    KCCL_DECODE Watch(const DeviceComm& comm, const Task& task, mem::CopyBarrier* gave_up)
         : comm_(comm), task_(task), gave_up_(gave_up) {}
 
     // Checks the block's waits from time to time. When one has failed, it makes all of them give
     // up.
-    KCCL_DEVICE void look() {
+    KCCL_DECODE void look() {
         if (has_given_up_ || ++looks_ < comm_.polls_per_check) return;
         looks_ = 0;
         const uint32_t thread = warp().index();
@@ -190,7 +190,7 @@ class Watch {
 
 // Watches until `ended` completes its first phase. Called by all threads of the warp.
 template <class S>
-KCCL_DEVICE void watch_until(const DeviceComm& comm, const Task& task,
+KCCL_DECODE void watch_until(const DeviceComm& comm, const Task& task,
                              const mem::CopyBarrier* ended, mem::CopyBarrier* gave_up) {
     Watch<S> watch(comm, task, gave_up);
     while (platform::warp_any(!mem::has_completed_now(ended, 0))) {

@@ -24,7 +24,7 @@ class RegisterWeights {
     static_assert(S::Formats::kHaveOneSize,
                   "a stage is loaded before its product, and so its format, is known");
 
-    KCCL_DEVICE RegisterWeights(const DeviceComm&, const Task& task, Shared<S>& shared)
+    KCCL_DECODE RegisterWeights(const DeviceComm&, const Task& task, Shared<S>& shared)
         : shared_(shared) {
         const uint32_t block = platform::block_in_grid();
         of_layers_ = static_cast<uint32_t>(Dims::packed_by(Dims::block_in_group_of(block)) /
@@ -38,34 +38,34 @@ class RegisterWeights {
         if constexpr (S::kOverlaps) load();
     }
 
-    KCCL_DEVICE void begin_token_step(bool has_head) { end_ = has_head ? num_ : of_layers_; }
+    KCCL_DECODE void begin_token_step(bool has_head) { end_ = has_head ? num_ : of_layers_; }
 
     template <class F>
-    KCCL_DEVICE bool try_await(uint32_t) const {
+    KCCL_DECODE bool try_await(uint32_t) const {
         return false;
     }
 
     template <class F>
-    KCCL_DEVICE void await(uint32_t) {
+    KCCL_DECODE void await(uint32_t) {
         if constexpr (!S::kOverlaps) load();
     }
 
     template <class F, class Lane>
-    KCCL_DEVICE typename F::Stored tile(const Lane&, uint32_t i) const {
+    KCCL_DECODE typename F::Stored tile(const Lane&, uint32_t i) const {
         return tiles_[i].template as<F>();
     }
 
-    KCCL_DEVICE void has_copied() {}
+    KCCL_DECODE void has_copied() {}
 
     // At a product's end the stage may be short. The weights loaded behind it are loaded again.
-    KCCL_DEVICE void has_multiplied(uint32_t num) {
+    KCCL_DECODE void has_multiplied(uint32_t num) {
         next_ += least_of(num, S::kStageSteps);
         if (next_ == end_) next_ = 0;
         if constexpr (S::kOverlaps && (S::kAblated & kKcclDecodeNoWeights) == 0) load();
     }
 
     // The compiler keeps these instructions only if they depend on loads.
-    KCCL_DEVICE void skip(uint32_t num) {
+    KCCL_DECODE void skip(uint32_t num) {
         await<First>(0);
         const typename Unit::Lane lane(1, 0);
         typename Unit::Sums sums = {};
@@ -83,7 +83,7 @@ class RegisterWeights {
 
   private:
     // Begins to load the next stage. The block's first step follows its last one.
-    KCCL_DEVICE void load() {
+    KCCL_DECODE void load() {
         const typename Unit::Lane lane(1, 0);
         KCCL_UNROLL
         for (uint32_t i = 0; i < S::kStageSteps; ++i) {

@@ -11,14 +11,14 @@ namespace kccl::decode {
 template <class S>
 class RingWeights {
   public:
-    KCCL_DEVICE RingWeights(const DeviceComm& comm, const Task&, Shared<S>& shared)
+    KCCL_DECODE RingWeights(const DeviceComm& comm, const Task&, Shared<S>& shared)
         : asked_(&shared.asked), stages_(shared.ring, comm) {}
 
-    KCCL_DEVICE void begin_token_step(bool) {}
+    KCCL_DECODE void begin_token_step(bool) {}
 
     // In a kernel where nothing overlaps, a stage is copied only after it is requested.
     template <class F>
-    KCCL_DEVICE bool try_await(uint32_t warp_index) {
+    KCCL_DECODE bool try_await(uint32_t warp_index) {
         const uint8_t* const stage = S::kOverlaps ? stages_.try_front() : nullptr;
         if (stage == nullptr) return false;
         stage_ = stage + warp_index * F::kTileBytes;
@@ -27,19 +27,19 @@ class RingWeights {
 
     // In a kernel where nothing overlaps, a stage is copied when all warps have requested it.
     template <class F>
-    KCCL_DEVICE void await(uint32_t warp_index) {
+    KCCL_DECODE void await(uint32_t warp_index) {
         if constexpr (!S::kOverlaps) arrive_together(asked_);
         stage_ = stages_.await_front() + warp_index * F::kTileBytes;
     }
 
     template <class F, class Lane>
-    KCCL_DEVICE typename F::Stored tile(const Lane& lane, uint32_t i) const {
+    KCCL_DECODE typename F::Stored tile(const Lane& lane, uint32_t i) const {
         return F::load(lane, stage_ + i * S::kWarps * F::kTileBytes);
     }
 
-    KCCL_DEVICE void has_copied() { stages_.pop(); }
+    KCCL_DECODE void has_copied() { stages_.pop(); }
 
-    KCCL_DEVICE void skip(uint32_t) {
+    KCCL_DECODE void skip(uint32_t) {
         await<typename S::Formats::First>(0);
         has_copied();
     }

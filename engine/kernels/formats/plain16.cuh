@@ -13,15 +13,15 @@ struct Plain16 {
     using Lane = typename Mma<T>::Lane;
     static constexpr uint32_t kTileBytes = decode::kTileBytes;
 
-    KCCL_DEVICE static Stored load(const Lane& lane, const uint8_t* tile) {
+    KCCL_DECODE static Stored load(const Lane& lane, const uint8_t* tile) {
         return lane.weights(tile);
     }
-    KCCL_DEVICE static Stored streamed(const Lane& lane, const uint8_t* tile) {
+    KCCL_DECODE static Stored streamed(const Lane& lane, const uint8_t* tile) {
         return lane.streamed(tile);
     }
-    KCCL_DEVICE static const Stored& operand(const Stored& stored) { return stored; }
+    KCCL_DECODE static const Stored& operand(const Stored& stored) { return stored; }
 
-    KCCL_DEVICE static void pack(uint8_t* tile, const uint8_t* rows, uint64_t row, uint64_t first,
+    KCCL_DECODE static void pack(uint8_t* tile, const uint8_t* rows, uint64_t row, uint64_t first,
                                  uint64_t columns, uint32_t num) {
         const auto* const values = reinterpret_cast<const uint16_t*>(rows);
         for (uint32_t at = warp().index(); at < kTileRows * kTileColumns; at += warp().size()) {
@@ -33,7 +33,7 @@ struct Plain16 {
         }
     }
 
-    KCCL_DEVICE static Float4 four(const uint8_t* rows, uint64_t i) {
+    KCCL_DECODE static Float4 four(const uint8_t* rows, uint64_t i) {
         const uint64_t four = mem::load_plain(reinterpret_cast<const uint64_t*>(rows) + i);
         Float4 values;
         KCCL_UNROLL

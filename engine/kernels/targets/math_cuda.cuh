@@ -4,25 +4,25 @@
 
 namespace kccl::decode {
 
-KCCL_DEVICE float reciprocal(float x) {
+KCCL_DECODE float reciprocal(float x) {
     float result;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 
-KCCL_DEVICE float reciprocal_root(float x) {
+KCCL_DECODE float reciprocal_root(float x) {
     float result;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 
-KCCL_DEVICE float exponential2(float x) {
+KCCL_DECODE float exponential2(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 
-KCCL_DEVICE float rounded_product(float a, float b) {
+KCCL_DECODE float rounded_product(float a, float b) {
     float result;
     asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;

@@ -4,13 +4,13 @@
 
 namespace kccl::decode {
 
-KCCL_DEVICE float reciprocal(float x) { return 1.0f / x; }
+KCCL_DECODE float reciprocal(float x) { return 1.0f / x; }
 
-KCCL_DEVICE float reciprocal_root(float x) { return 1.0f / platform::square_root(x); }
+KCCL_DECODE float reciprocal_root(float x) { return 1.0f / platform::square_root(x); }
 
-KCCL_DEVICE float rounded_product(float a, float b) { return a * b; }
+KCCL_DECODE float rounded_product(float a, float b) { return a * b; }
 
-KCCL_DEVICE float exponential2(float x) {
+KCCL_DECODE float exponential2(float x) {
     const float n = rounded(x < -127.0f ? -127.0f : x);
     const float r = x < -127.0f ? 0.0f : x - n;
     // The coefficients are fitted for r within 1/2, where the relative error is at most 3e-9.

@@ -31,7 +31,7 @@ struct Mma {
     class Lane {
       public:
         // The lane number is kept in a register, because reading the special register is slow.
-        KCCL_DEVICE Lane(uint32_t num_vectors, uint32_t stride)
+        KCCL_DECODE Lane(uint32_t num_vectors, uint32_t stride)
             : thread_(mem::forget(warp().index())),
               num_vectors_(num_vectors),
               // Column 2v of the unit is the high part of vector v, column 2v + 1 its low part. If
@@ -41,7 +41,7 @@ struct Mma {
                          sizeof(StagedFloat4) +
                      thread_ % 4 * sizeof(StagedFloat4) + thread_ / 4 % 2 * sizeof(uint64_t)) {}
 
-        KCCL_DEVICE Weights weights(const uint8_t* tile) const {
+        KCCL_DECODE Weights weights(const uint8_t* tile) const {
             const mem::Line line =
                 mem::load_plain(reinterpret_cast<const mem::Line*>(tile) + thread_);
             return {{static_cast<uint32_t>(line.word[0]), static_cast<uint32_t>(line.word[0] >> 32),
@@ -49,15 +49,15 @@ struct Mma {
                      static_cast<uint32_t>(line.word[1] >> 32)}};
         }
 
-        KCCL_DEVICE Weights streamed(const uint8_t* tile) const { return weights(tile); }
+        KCCL_DECODE Weights streamed(const uint8_t* tile) const { return weights(tile); }
 
-        KCCL_DEVICE Inputs inputs(const StagedFloat4* staged) const {
+        KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
             const uint64_t both = mem::load_plain(reinterpret_cast<const uint64_t*>(bytes));
             return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
         }
 
-        KCCL_DEVICE void scale(Sums& sums, const float* factors) const {
+        KCCL_DECODE void scale(Sums& sums, const float* factors) const {
             const uint32_t vector = thread_ % 4;
             const float factor = vector < num_vectors_ ? mem::load_plain(factors + vector) : 0.0f;
             KCCL_UNROLL
@@ -65,7 +65,7 @@ struct Mma {
         }
 
         template <class F>
-        KCCL_DEVICE void totals(const Sums& sums, F f) const {
+        KCCL_DECODE void totals(const Sums& sums, F f) const {
             uint32_t i = 0;
             for_each_place([&](uint32_t row, uint32_t vector) {
                 f(row, vector, sums.value[i] + sums.value[i + 1]);
@@ -74,7 +74,7 @@ struct Mma {
         }
 
         template <class F>
-        KCCL_DEVICE void for_each_place(F f) const {
+        KCCL_DECODE void for_each_place(F f) const {
             f(thread_ / 4, thread_ % 4);
             f(thread_ / 4 + 8, thread_ % 4);
         }
@@ -85,7 +85,7 @@ struct Mma {
         const uint32_t input_;  // in bytes
     };
 
-    KCCL_DEVICE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
+    KCCL_DECODE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
 #define KCCL_DECODE_MMA(type)                                                                     \
     asm volatile(                                                                                 \
         "mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                    \

@@ -27,27 +27,27 @@ struct Mma {
     class Lane {
       public:
         // Column 2v of the unit is the high part of vector v, column 2v + 1 its low part.
-        KCCL_DEVICE Lane(uint32_t num_vectors, uint32_t stride)
+        KCCL_DECODE Lane(uint32_t num_vectors, uint32_t stride)
             : thread_(warp().index()),
               num_vectors_(num_vectors),
               input_(thread_ % 16 / 2 * stride * sizeof(StagedFloat4) +
                      thread_ / 16 * sizeof(StagedFloat4) + thread_ % 2 * sizeof(uint64_t)) {}
 
-        KCCL_DEVICE Weights weights(const uint8_t* tile) const {
+        KCCL_DECODE Weights weights(const uint8_t* tile) const {
             return {mem::load_plain(reinterpret_cast<const uint64_t*>(tile) + thread_)};
         }
 
-        KCCL_DEVICE Weights streamed(const uint8_t* tile) const {
+        KCCL_DECODE Weights streamed(const uint8_t* tile) const {
             return {mem::load_streamed(reinterpret_cast<const uint64_t*>(tile) + thread_)};
         }
 
-        KCCL_DEVICE Inputs inputs(const StagedFloat4* staged) const {
+        KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
             if (thread_ % 16 / 2 >= num_vectors_) return {0};
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
             return {mem::load_plain(reinterpret_cast<const uint64_t*>(bytes))};
         }
 
-        KCCL_DEVICE void scale(Sums& sums, const float* factors) const {
+        KCCL_DECODE void scale(Sums& sums, const float* factors) const {
             const uint32_t vector = thread_ % 16 / 2;
             const float factor = vector < num_vectors_ ? mem::load_plain(factors + vector) : 0.0f;
             KCCL_UNROLL
@@ -55,7 +55,7 @@ struct Mma {
         }
 
         template <class F>
-        KCCL_DEVICE void totals(const Sums& sums, F f) const {
+        KCCL_DECODE void totals(const Sums& sums, F f) const {
             uint32_t i = 0;
             for_each_place([&](uint32_t row, uint32_t vector) {
                 const float high = sums.value[i++];
@@ -64,7 +64,7 @@ struct Mma {
         }
 
         template <class F>
-        KCCL_DEVICE void for_each_place(F f) const {
+        KCCL_DECODE void for_each_place(F f) const {
             const bool has_high = thread_ % 2 == 0;
             KCCL_UNROLL
             for (uint32_t i = 0; i < kTotals; ++i) {
@@ -78,7 +78,7 @@ struct Mma {
         const uint32_t input_;  // in bytes
     };
 
-    KCCL_DEVICE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
+    KCCL_DECODE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
         Floats total = platform::bit_cast<Floats>(sums);
         if constexpr (kIsBfloat16<T>) {
             using Words = short __attribute__((ext_vector_type(4)));

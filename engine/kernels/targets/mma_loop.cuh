@@ -25,12 +25,12 @@ struct Mma {
 
     class Lane {
       public:
-        KCCL_DEVICE Lane(uint32_t num_vectors, uint32_t stride)
+        KCCL_DECODE Lane(uint32_t num_vectors, uint32_t stride)
             : row_(warp().index() < kTileRows ? warp().index() : kTileRows),
               num_vectors_(num_vectors),
               stride_(stride) {}
 
-        KCCL_DEVICE Weights weights(const uint8_t* tile) const {
+        KCCL_DECODE Weights weights(const uint8_t* tile) const {
             Weights weights = {};
             if (row_ == kTileRows) return weights;
             const auto* row = reinterpret_cast<const uint64_t*>(tile + offset(row_, 0));
@@ -40,9 +40,9 @@ struct Mma {
             return weights;
         }
 
-        KCCL_DEVICE Weights streamed(const uint8_t* tile) const { return weights(tile); }
+        KCCL_DECODE Weights streamed(const uint8_t* tile) const { return weights(tile); }
 
-        KCCL_DEVICE Inputs inputs(const StagedFloat4* staged) const {
+        KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
             Inputs inputs = {};
             for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
                 for (uint32_t index4 = 0; index4 < kTileFloat4s; ++index4) {
@@ -58,20 +58,20 @@ struct Mma {
             return inputs;
         }
 
-        KCCL_DEVICE void scale(Sums& sums, const float* factors) const {
+        KCCL_DECODE void scale(Sums& sums, const float* factors) const {
             for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
                 sums.value[vector] *= mem::load_plain(factors + vector);
             }
         }
 
         template <class F>
-        KCCL_DEVICE void totals(const Sums& sums, F f) const {
+        KCCL_DECODE void totals(const Sums& sums, F f) const {
             for_each_place(
                 [&](uint32_t row, uint32_t vector) { f(row, vector, sums.value[vector]); });
         }
 
         template <class F>
-        KCCL_DEVICE void for_each_place(F f) const {
+        KCCL_DECODE void for_each_place(F f) const {
             for (uint32_t vector = 0; vector < kVectors; ++vector) f(row_, vector);
         }
 
@@ -81,13 +81,13 @@ struct Mma {
         const uint32_t stride_;
     };
 
-    KCCL_DEVICE static void widen(uint64_t four, float* out) {
+    KCCL_DECODE static void widen(uint64_t four, float* out) {
         for (uint32_t i = 0; i < 4; ++i) {
             out[i] = Element<T>::widen(T{static_cast<uint16_t>(four >> 16 * i)});
         }
     }
 
-    KCCL_DEVICE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
+    KCCL_DECODE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
         float of_row[kTileColumns];
         for (uint32_t index4 = 0; index4 < kTileFloat4s; ++index4) {
             widen(weights.index4[index4], of_row + 4 * index4);

@@ -1,0 +1,13 @@
+// Declares the monokernel's functions.
+#pragma once
+
+#include <kccl/kccl.cuh>
+
+// KCCL_DECODE: a function of the monokernel, which GPUs always inline. The simulator calls it, because its
+// compiler then takes a third of the time. The library's own functions stay inlined there, so that a
+// report can name the line of the monokernel that called them.
+#if defined(KCCL_TARGET_SIM)
+#define KCCL_DECODE inline
+#else
+#define KCCL_DECODE KCCL_DEVICE
+#endif
