@@ -36,7 +36,7 @@ def makes():
     """What the kernels of the tests include before their own text."""
     specs = [spec for spec in KERNELS if spec.is_collective and needs_attach not in spec.needs]
     lines = [f"#include <kccl/kernels/{spec.name}.cuh>" for spec in specs]
-    lines += ['#include "made.cuh"', "namespace kccl {"]
+    lines = ['#include "called.cuh"', *lines, '#include "made.cuh"', "namespace kccl {"]
     lines += [_made(spec) for spec in specs]
     lines += [_made_by_users(spec) for spec in specs if _is_called_by_users(spec)]
     return "\n".join((*lines, "}  // namespace kccl", ""))
