@@ -3,9 +3,9 @@
 
 #include <kccl/kccl.cuh>
 
-// KCCL_DECODE: a function of the monokernel, which GPUs always inline. The simulator calls it, because its
-// compiler then takes a third of the time. The library's own functions stay inlined there, so that a
-// report can name the line of the monokernel that called them.
+// KCCL_DECODE: a function of the monokernel. GPUs inline it always. In the simulator it is called,
+// because its compiler then takes a third of the time. The library's functions stay inlined there,
+// so that a report can name the line of the monokernel that calls them.
 #if defined(KCCL_TARGET_SIM)
 #define KCCL_DECODE inline
 #else

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device_compilers import find_nvrtc
-from long import long_after
+from long import hunted, long_after
 
 import kccl
 from kccl.bench import collectives
@@ -220,15 +220,14 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", long_after(1, BROKEN))
+@pytest.mark.parametrize("what", hunted(BROKEN))
 def test_a_launch_that_goes_wrong_has_no_time(what, spoiled):
     spoiled("all_reduce", *BROKEN[what])
     (first, *_), _ = on_simulator("all_reduce", iterations=140)
     assert first["wrong"] > 0 and first["time_us"] is None
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather"])
+@pytest.mark.parametrize("name", hunted(["reduce_scatter", "all_gather"]))
 def test_a_call_that_is_left_out_shows(name, spoiled):
     spoiled(name, *BROKEN["a call is left out"])
     rows = [on_simulator(name, iterations=iterations)[0][0] for iterations in (15, 17)]
@@ -257,8 +256,7 @@ def test_an_old_word_of_a_broadcast_shows(world_size, call, spoiled):
     assert row["wrong"] > 0 and row["time_us"] is None
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", hunted([2, 3]))
 def test_an_old_word_of_reduce_scatter_shows(world_size, spoiled):
     """Rank 1 sends rank 0 the first element that it sent two calls before."""
     text = "return kccl::reduce_scatter<T>(channel_, own_, in_, count_, stride_);"

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 from device_compilers import find_nvrtc
-from long import long_after
+from long import hunted, long_after
 
 import kccl
 from kccl.bench import collectives
@@ -130,8 +130,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", hunted(BROKEN))
 def test_a_launch_that_goes_wrong_has_no_time(what, monkeypatch, tmp_path):
     spoil(monkeypatch, tmp_path, *BROKEN[what])
     rows, _ = on_simulator(2)
@@ -173,8 +172,7 @@ BROKEN_SUMS = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("what", BROKEN_SUMS)
+@pytest.mark.parametrize("what", hunted(BROKEN_SUMS))
 def test_sums_that_are_wrong_have_no_time(what, monkeypatch, tmp_path):
     spoil(monkeypatch, tmp_path, *BROKEN_SUMS[what])
     main = partial(measured, nbytes=256, iterations=9, table=collectives.load("all_reduce"))

@@ -14,7 +14,7 @@ from kccl.engine.files.random_weights import random_checkpoint
 pytestmark = [pytest.mark.long, pytest.mark.takes(20)]
 
 # Three tiles of 16 positions, the last one not full: with two KV strands, one has two of them.
-IDS = np.random.default_rng(1).integers(SMALL["vocab_size"], size=44).tolist()
+IDS = np.random.default_rng(1).integers(SMALL["vocab_size"], size=36).tolist()
 MODEL = random_checkpoint("tiny-llama", num_layers=1, **SMALL)
 CHANGES = [
     {"kv_strands": 2},

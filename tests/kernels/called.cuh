@@ -1,6 +1,6 @@
-// Included first: lets the simulator call the library's functions where it would inline them. Then the tests'
-// kernel, which can make all calls, compiles in a quarter of the time. What makes the accesses stays
-// inlined, so that reports name the function that made them.
+// Included first: in the simulator the library's functions are called, where they would be inlined.
+// So the tests' kernel, which can make all calls, compiles in a quarter of the time. What makes the
+// accesses stays inlined, so that reports name the function that made them.
 #pragma once
 
 #include <kccl/coop.cuh>
