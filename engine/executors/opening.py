@@ -9,7 +9,7 @@ import kccl
 
 from ..base.core import lib
 from ..files.checkpoint import Checkpoint
-from ..formats.table import DTYPES, ON_HOST
+from ..formats.table import DTYPES, MULTIPLIED, ON_HOST, ROUNDED
 from ..model.drafts import OFF, Drafts, drafts_of
 from ..model.executor import Executor
 from ..model.program import Program
@@ -37,19 +37,23 @@ class Backend(NamedTuple):
         bytes_of: Returns the bytes that a rank packs, for a number of ranks.
         dtypes: The dtypes that weights may have.
         keeps: The names of formats that stay as they are stored unless a dtype is asked for.
+        rounds: The names of what weights can be rounded to.
         make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, progress).
             Collective.
         is_on_host: Whether the weights are in this machine's memory. A GPU's driver refuses what
             its memory does not hold, before anything is read.
         takes_drafts: Whether a pass can check drafts.
+        has_layers_alike: Whether a kind of op has one format in all layers.
     """
 
     bytes_of: Callable[[Program, int, int], int]
     dtypes: Collection[str]
     keeps: Collection[str]
+    rounds: Collection[str]
     make: Callable[[Checkpoint, kccl.Communicator, int | None, int, int, Told], Executor]
     is_on_host: bool
     takes_drafts: bool = False
+    has_layers_alike: bool = False
 
 
 def rounding(checkpoint: Checkpoint) -> list[str]:
@@ -107,14 +111,24 @@ def _device_bytes(program: Program, rank: int, world_size: int) -> int:
     return total_bytes(program, rank, world_size)
 
 
-_ON_GPU = Backend(_device_bytes, DTYPES, (), _make_device, is_on_host=False)
+_ON_CUDA = Backend(
+    _device_bytes,
+    DTYPES,
+    MULTIPLIED,
+    [name for name, forms in ROUNDED.items() if all(each.tile_bytes for each in forms)],
+    _make_device,
+    is_on_host=False,
+    has_layers_alike=True,
+)
+# AMD's GPUs load weights before their product, and so their format, is known.
+_ON_HIP = _ON_CUDA._replace(keeps=DTYPES, rounds=())
 BACKENDS = {
     "host": Backend(
-        _host_bytes, (HOST_DTYPE,), ON_HOST, _make_host, is_on_host=True, takes_drafts=True
+        _host_bytes, (HOST_DTYPE,), ON_HOST, ROUNDED, _make_host, is_on_host=True, takes_drafts=True
     ),
-    "cuda": _ON_GPU,
-    "hip": _ON_GPU,
-    "sim": _ON_GPU._replace(is_on_host=True),
+    "cuda": _ON_CUDA,
+    "hip": _ON_HIP,
+    "sim": _ON_CUDA._replace(is_on_host=True),
 }
 
 
@@ -138,17 +152,21 @@ def read_for(
         raise kccl.InvalidArgument(f"dtype is {dtype!r}, must be {names} on backend {backend!r}")
     if weights is None:
         weights = checkpoint.weights or None
-    if weights is not None and not BACKENDS[backend].keeps:
-        raise kccl.InvalidArgument(
-            f"weights is {weights!r}, must be None on backend {backend!r}: only backend 'host' "
-            "multiplies them"
-        )
+    usual = checkpoint.dtype if checkpoint.dtype in has else next(iter(has))
+    rounds = BACKENDS[backend].rounds
     if weights is not None:
-        return checkpoint.as_dtype(dtype or HOST_DTYPE).as_weights(weights)
+        if weights in ROUNDED and weights not in rounds:
+            names = " or ".join([*map(repr, rounds), "None"])
+            raise kccl.InvalidArgument(
+                f"weights is {weights!r}, must be {names} on backend {backend!r}: backend 'host' "
+                "multiplies others"
+            )
+        return checkpoint.as_dtype(dtype or usual).as_weights(weights)
     if dtype is not None:
         return checkpoint.as_dtype(dtype)
-    usual = checkpoint.dtype if checkpoint.dtype in has else next(iter(has))
-    return checkpoint.as_dtype(usual).as_stored(BACKENDS[backend].keeps)
+    return checkpoint.as_dtype(usual).as_stored(
+        BACKENDS[backend].keeps, is_alike=BACKENDS[backend].has_layers_alike
+    )
 
 
 def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:

@@ -100,19 +100,22 @@ class Checkpoint(Closing):
         other.formats = other._formats_of(self._stored, ())
         return other
 
-    def as_stored(self, multiplied: Collection[str] = MULTIPLIED) -> "Checkpoint":
+    def as_stored(
+        self, multiplied: Collection[str] = MULTIPLIED, *, is_alike: bool = False
+    ) -> "Checkpoint":
         """Reads the same files, and keeps the stored format of each op whose matrices have one
         format that executors can multiply, and whose lanes have whole blocks. The other matrices
-        are converted to `dtype`. So are those of a kind of op with several formats, except formats
-        that only the host multiplies: the monokernel has one format for each kind. Queries, keys
-        and values may have several of those formats.
+        are converted to `dtype`. So are those of a kind of op with several formats, unless they are
+        formats of blocks, which may differ between layers. Queries, keys and values may have
+        several of those formats.
 
         Args:
             multiplied: The names of these formats.
+            is_alike: Whether each kind of op has one format all the same, as the monokernel needs.
         """
         other = copy.copy(self)
         other._keeps, other.weights = multiplied, ""
-        other.formats = other._formats_of(self._stored, multiplied)
+        other.formats = other._formats_of(self._stored, multiplied, is_alike=is_alike)
         return other
 
     def as_weights(self, weights: str) -> "Checkpoint":
@@ -176,9 +179,10 @@ class Checkpoint(Closing):
         return expanded(self._stored, given, self._shapes, names, self._keeps)
 
     def _formats_of(
-        self, stored: Mapping[str, Format], keeps: Collection[str]
+        self, stored: Mapping[str, Format], keeps: Collection[str], *, is_alike: bool = False
     ) -> dict[str, Format]:
-        found = kept_formats(stored, self._shapes, DTYPES[self.dtype], keeps)
+        usual = DTYPES[self.dtype]
+        found = kept_formats(stored, self._shapes, usual, keeps, is_alike=is_alike)
         if self.config.is_tied:
             # A tied embedding and head are one tensor, so they have one format.
             found["head"] = found["embed"]

@@ -30,6 +30,8 @@ def kept_formats(
     shapes: Mapping[str, tuple[int, ...]],
     usual: Format,
     keeps: Collection[str],
+    *,
+    is_alike: bool = False,
 ) -> dict[str, Format]:
     """Returns the formats of matrices, as Checkpoint.formats has them.
 
@@ -38,6 +40,7 @@ def kept_formats(
         shapes: Their shapes; those of matrices that are cut into lanes are [lanes, rows, columns].
         usual: The format of those that do not stay as they are stored.
         keeps: The names of the formats that stay.
+        is_alike: Whether each kind of op has one format, in all layers and of all its matrices.
     """
     # By the op's name without its kind, and by its kind: the formats of its matrices.
     given: dict[tuple[str, str], dict[str, Format]] = {}
@@ -46,7 +49,8 @@ def kept_formats(
         whole = [each for each in forms if each and shapes[name][-1] % each.block == 0]
         given.setdefault(op_of(name), {})[name] = whole[0] if whole else usual
     for (layer, kind), formats in given.items():
-        if not _are_one_product(kind, formats, shapes, usual):
+        has_several = len(set(formats.values())) > 1
+        if has_several and (is_alike or not _may_differ(kind, formats, shapes, usual)):
             given[layer, kind] = dict.fromkeys(formats, usual)
     # The formats of each kind's ops, by their first matrices.
     of_kinds: dict[str, set[Format]] = {}
@@ -57,7 +61,7 @@ def kept_formats(
         first, *_ = formats.values()
         has_one = len(of_kinds[kind]) == 1
         found[kind] = first if has_one else usual
-        if not has_one and first.is_on_host:
+        if not has_one and first.is_on_host and not is_alike:
             found[layer + kind] = first
         found |= {name: each for name, each in formats.items() if each is not first}
     return found
@@ -70,12 +74,10 @@ def shown_format(stored: Format) -> str:
     return stored.in_files.partition("/")[0]
 
 
-def _are_one_product(
+def _may_differ(
     kind: str, formats: Mapping[str, Format], shapes: Mapping[str, tuple[int, ...]], usual: Format
 ) -> bool:
-    """Tells whether an op can multiply its matrices in these formats."""
-    if len(set(formats.values())) == 1:
-        return True
+    """Tells whether an op can multiply its matrices in these formats, which are several."""
     of_host = [each.is_on_host or each is usual for each in formats.values()]
     if KINDS[kind].rows is not Rows.HEADS or not all(of_host):
         return False

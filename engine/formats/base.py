@@ -24,13 +24,17 @@ class Format(ABC):
         word: The dtype of a stored word.
         block: The number of values of a block.
         words: The number of words of a block.
-        tile_bytes: The bytes of a tile of 16 x 16 values, as the monokernel packs it. 0: the
-            monokernel does not multiply the format as it is stored. Otherwise the format has two
-            more files: kernels/formats/NAME.cuh and host/formats/NAME.h.
+        tile_bytes: The bytes of a tile of 16 x 16 values, as the monokernel packs it, without
+            scales. 0: the monokernel does not multiply the format as it is stored. Otherwise the
+            format has two more files: kernels/formats/NAME.cuh and host/formats/NAME.h.
+        family: NAME of these files; "": the format's name. Formats that differ in their blocks
+            share them.
+        scale_bytes: The bytes of the scales that a row tile has for each block of columns, as the
+            monokernel packs them; 0: none.
         cut: The format of those tensors whose lanes end within a block; None: they are rounded.
-        is_on_host: Whether the host executor multiplies the format as it is stored, and the
-            monokernel does not. Then the format has one more file: host/formats/NAME.h. Queries,
-            keys and values may have several of these formats.
+        is_on_host: Whether queries, keys and values may have several formats, this one among
+            them, and layers different ones, as the host executor has them. If the monokernel does
+            not multiply the format, it has one more file: host/formats/NAME.h.
     """
 
     name: str
@@ -39,6 +43,8 @@ class Format(ABC):
     block: int = 1
     words: int = 1
     tile_bytes: int = 0
+    family: str = ""
+    scale_bytes: int = 0
     is_on_host: bool = False
     cut: "Format | None" = None
 

@@ -1,5 +1,5 @@
 """The common base of formats whose rows are cut into groups of columns, each with a scale in FP32,
-which the host executor multiplies as they are stored.
+which the host executor multiplies as they are stored; the monokernel multiplies some.
 
 Files keep weights and scales in tensors of their own (files/quantized.py), which are put together
 when they are read. A group is stored as

@@ -48,8 +48,8 @@ OF_GGUF = {name: each for name, each in IN_FILES.items() if isinstance(each, Pla
 MULTIPLIED = {each.name: each for each in _ALL if each.tile_bytes}
 """Those that all executors multiply as they are stored, by name."""
 ON_HOST = {each.name: each for each in _ALL if each.is_on_host}
-"""Those that only the host executor multiplies as they are stored, by name. The monokernel turns
-them into a dtype."""
+"""Those of blocks that the host executor multiplies as they are stored, by name. The monokernel
+turns those that are not in MULTIPLIED into a dtype."""
 ROUNDED: dict[str, tuple[Format, ...]] = {
     "fp8": E4M3,
     "int8": INT8,

@@ -3,7 +3,7 @@
 //
 //   F::Operand                     the element type that the matrix unit multiplies (mma.cuh); the
 //                                  vector is split into two parts of it
-//   F::kTileBytes                  of a packed tile of 16 x 16 values: values, and scales if it has
+//   F::kTileBytes                  of a packed tile of 16 x 16 values
 //   F::Stored                      this thread's part of a packed tile, in registers
 //   F::load(lane, tile)            loads it from shared or global memory; lane: Mma<Operand>::Lane
 //   F::streamed(lane, tile)        the same of a tile in global memory that is read once
@@ -13,6 +13,18 @@
 //                                  from `first` on. `rows`: as they are stored, `columns` values
 //                                  each. num: 16; 0: the tile gets zeros. All threads of a warp
 //   F::four(rows, i)               values 4 i to 4 i + 3 of a table that lies as it is stored
+//   F::kStripTiles                 the tiles of a strip, which follow each other in a warp's part of
+//                                  the columns
+//   F::kScaleBytes                 of the scales behind the tiles of a strip; 0: it has none
+//
+// With scales F has two more functions, and streamed() is not used:
+//
+//   F::scales(lane, scales)        loads this thread's part of a strip's scales
+//   F::pack_scales(scales, rows, row, first, columns, num)
+//                                  packs them, as pack() does the strip's first tile
+//
+// The products of a strip with scales have sums of their own. These are multiplied by the scales,
+// and added up. So scales never multiply weights, which would round them.
 //
 // S::Formats lists the formats of the model's products, each once. M::Format is one product's.
 #pragma once
@@ -36,72 +48,164 @@ KCCL_CONSTEXPR uint32_t common_divisor(uint32_t a, uint32_t b) {
     return a;
 }
 
+template <class F>
+constexpr bool kHasScales = F::kScaleBytes != 0;
+template <class F>
+constexpr uint32_t kStripBytes = F::kStripTiles * F::kTileBytes + F::kScaleBytes;
+// The bytes of a tile with its share of the strip's scales.
+template <class F>
+constexpr uint32_t kTileBytesOf = kStripBytes<F> / F::kStripTiles;
+
+// This thread's part of a strip.
+template <class F, bool HAS_SCALES = kHasScales<F>>
+struct Strip {
+    static_assert(F::kStripTiles == 1, "only scales make strips");
+    typename F::Stored tiles[1];
+};
+template <class F>
+struct Strip<F, true> {
+    typename F::Stored tiles[F::kStripTiles];
+    typename Mma<typename F::Operand>::Scales scales;
+};
+
+template <class F, class Lane>
+KCCL_DECODE Strip<F> load_strip(const Lane& lane, const uint8_t* from) {
+    Strip<F> strip;
+    KCCL_UNROLL
+    for (uint32_t i = 0; i < F::kStripTiles; ++i) {
+        strip.tiles[i] = F::load(lane, from + i * F::kTileBytes);
+    }
+    if constexpr (kHasScales<F>) {
+        strip.scales = F::scales(lane, from + F::kStripTiles * F::kTileBytes);
+    }
+    return strip;
+}
+
+// The sums of a row tile: those of the matrix unit, or those that scales have multiplied.
+template <class F, bool HAS_SCALES = kHasScales<F>>
+struct SumsOf {
+    using Type = typename Mma<typename F::Operand>::Sums;
+};
+template <class F>
+struct SumsOf<F, true> {
+    using Type = typename Mma<typename F::Operand>::Scaled;
+};
+
+// Adds the products of NUM strips that follow each other. input(i): that of their i-th tile.
+template <class F, uint32_t NUM = 1, class Input>
+KCCL_DECODE void multiply_strips(typename SumsOf<F>::Type& sums, const Strip<F>* strips,
+                                 Input input) {
+    using Unit = Mma<typename F::Operand>;
+    constexpr uint32_t kTiles = F::kStripTiles;
+    if constexpr (kHasScales<F>) {
+        // The strips take turns, because a product waits for the one before it of the same sums.
+        typename Unit::Sums parts[NUM] = {};
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kTiles; ++i) {
+            KCCL_UNROLL
+            for (uint32_t k = 0; k < NUM; ++k) {
+                Unit::multiply(parts[k], F::operand(strips[k].tiles[i]), input(k * kTiles + i));
+            }
+        }
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < NUM; ++k) Unit::add_scaled(sums, parts[k], strips[k].scales);
+    } else {
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < NUM; ++k) {
+            Unit::multiply(sums, F::operand(strips[k].tiles[0]), input(k));
+        }
+    }
+}
+
 template <class FIRST, class... REST>
 struct FormatList {
     using First = FIRST;
     static constexpr bool kIsOne = sizeof...(REST) == 0;
-    KCCL_CONSTEXPR static uint32_t most_bytes() {
-        uint32_t most = FIRST::kTileBytes;
-        ((most = REST::kTileBytes > most ? REST::kTileBytes : most), ...);
-        return most;
+    // The bytes of the smallest tile, without scales.
+    KCCL_CONSTEXPR static uint32_t least_bytes() {
+        uint32_t least = FIRST::kTileBytes;
+        ((least = REST::kTileBytes < least ? REST::kTileBytes : least), ...);
+        return least;
     }
     // Packed tiles lie at multiples of this. Slots are counted in it: with one format in tiles.
     KCCL_CONSTEXPR static uint32_t unit_bytes() {
-        uint32_t unit = FIRST::kTileBytes;
-        ((unit = common_divisor(unit, REST::kTileBytes)), ...);
+        uint32_t unit = kTileBytesOf<FIRST>;
+        ((unit = common_divisor(unit, kTileBytesOf<REST>)), ...);
         return unit;
     }
-    KCCL_CONSTEXPR static uint32_t most_words() {
-        uint32_t most = sizeof(typename FIRST::Stored);
-        ((most = sizeof(typename REST::Stored) > most ? sizeof(typename REST::Stored) : most), ...);
-        return (most + 3) / 4;
-    }
     static constexpr bool kHaveOneSize =
-        ((REST::kTileBytes == FIRST::kTileBytes &&
+        ((kTileBytesOf<REST> == kTileBytesOf<FIRST> &&
           sizeof(typename REST::Stored) == sizeof(typename FIRST::Stored)) &&
          ...);
 };
 
 template <class S>
-constexpr uint32_t kMostTileBytes = S::Formats::most_bytes();
-template <class S>
 constexpr uint32_t kUnitBytes = S::Formats::unit_bytes();
 
-// This thread's part of a tile in any of the model's formats.
+// The steps of a stage whose product has format F. With smaller tiles they are more, so that stages
+// have about as many bytes.
+template <class S, class F>
+constexpr uint32_t kStageStepsOf = S::kStageSteps * S::Formats::least_bytes() < F::kTileBytes
+                                       ? 1
+                                       : S::kStageSteps * S::Formats::least_bytes() / F::kTileBytes;
+template <class S, class F>
+constexpr uint32_t kStageStripsOf = kStageStepsOf<S, F> / F::kStripTiles;
+
+template <class S, class FIRST, class... REST>
+KCCL_CONSTEXPR uint32_t most_stage_bytes(FormatList<FIRST, REST...>) {
+    uint32_t most = kStageStepsOf<S, FIRST> * kTileBytesOf<FIRST>;
+    ((most = most < kStageStepsOf<S, REST> * kTileBytesOf<REST>
+                 ? kStageStepsOf<S, REST> * kTileBytesOf<REST>
+                 : most),
+     ...);
+    return most;
+}
+template <class S, class FIRST, class... REST>
+KCCL_CONSTEXPR uint32_t most_stage_words(FormatList<FIRST, REST...>) {
+    uint32_t most = kStageStripsOf<S, FIRST> * sizeof(Strip<FIRST>);
+    ((most = most < kStageStripsOf<S, REST> * sizeof(Strip<REST>)
+                 ? kStageStripsOf<S, REST> * sizeof(Strip<REST>)
+                 : most),
+     ...);
+    return (most + 3) / 4;
+}
+
+// This thread's part of a stage in any of the model's formats.
 template <class S, bool IS_ONE = S::Formats::kIsOne>
-struct Held {
-    using Stored = typename S::Formats::First::Stored;
+struct HeldStage {
+    using First = typename S::Formats::First;
     template <class F>
-    KCCL_DECODE const Stored& as() const {
-        return stored;
+    KCCL_DECODE const Strip<F>& strip(uint32_t i) const {
+        return strips[i];
     }
     template <class F>
-    KCCL_DECODE void hold(const Stored& part) {
-        stored = part;
+    KCCL_DECODE void hold(uint32_t i, const Strip<F>& part) {
+        strips[i] = part;
     }
-    Stored stored;
+    Strip<First> strips[kStageStripsOf<S, First>];
 };
 template <class S>
-struct Held<S, false> {
+struct HeldStage<S, false> {
     template <class F>
-    KCCL_DECODE typename F::Stored as() const {
-        struct Words {
-            uint32_t word[sizeof(typename F::Stored) / sizeof(uint32_t)];
-        } words;
+    struct Words {
+        uint32_t word[sizeof(Strip<F>) / sizeof(uint32_t)];
+    };
+    template <class F>
+    KCCL_DECODE Strip<F> strip(uint32_t i) const {
+        constexpr uint32_t kNum = sizeof(Strip<F>) / sizeof(uint32_t);
+        Words<F> words;
         KCCL_UNROLL
-        for (uint32_t i = 0; i < sizeof(words) / sizeof(uint32_t); ++i) words.word[i] = word[i];
-        return platform::bit_cast<typename F::Stored>(words);
+        for (uint32_t k = 0; k < kNum; ++k) words.word[k] = word[i * kNum + k];
+        return platform::bit_cast<Strip<F>>(words);
     }
     template <class F>
-    KCCL_DECODE void hold(const typename F::Stored& part) {
-        struct Words {
-            uint32_t word[sizeof(typename F::Stored) / sizeof(uint32_t)];
-        };
-        const auto words = platform::bit_cast<Words>(part);
+    KCCL_DECODE void hold(uint32_t i, const Strip<F>& part) {
+        constexpr uint32_t kNum = sizeof(Strip<F>) / sizeof(uint32_t);
+        const auto words = platform::bit_cast<Words<F>>(part);
         KCCL_UNROLL
-        for (uint32_t i = 0; i < sizeof(words) / sizeof(uint32_t); ++i) word[i] = words.word[i];
+        for (uint32_t k = 0; k < kNum; ++k) word[i * kNum + k] = words.word[k];
     }
-    uint32_t word[S::Formats::most_words()];
+    uint32_t word[most_stage_words<S>(typename S::Formats{})];
 };
 
 }  // namespace kccl::decode

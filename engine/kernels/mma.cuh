@@ -6,7 +6,8 @@
 // high), which the matrix unit multiplies as two columns. It has columns to spare, so this costs no
 // time. The sums are as exact as products of FP32 vectors that are rounded to twice T's precision;
 // with f16 at best to multiples of 2^-24. A value that T cannot hold makes all sums of its vector
-// NaN: f16 ends at 65504.
+// NaN: f16 ends at 65504. With T WideF16, elements are f16, and the parts of a vector have factors:
+// x = 256 * high + low / 8. So it holds values up to 1.6e7, and multiples of 2^-27.
 //
 //   Mma<T>::offset(row, column)     where an element lies in a packed tile, in bytes
 //   Mma<T>::Lane(num_vectors, stride)
@@ -24,6 +25,18 @@
 //                                   Called by all threads of the warp; a thread without a sum gets
 //                                   row kTileRows. Sums of vectors behind the last one mean nothing
 //   lane.for_each_place(f)          calls f(row, vector) in the same order: Mma<T>::kTotals calls
+//
+// For formats whose values have 8 bits and share scales:
+//
+//   lane.bytes(tile)                this thread's part of a tile of bytes. The byte of an element
+//                                   lies at half of its offset()
+//   Mma<T>::words_of(fours)         what multiply() takes, from elements of 16 bits: four for each
+//                                   word of lane.bytes()
+//   lane.scales(scales)             this thread's part of a scale for each row, that of row r at
+//                                   scale_offset(r) bytes
+//   Mma<T>::add_scaled(scaled, sums, scales)
+//                                   adds sums, times their rows' scales, to those in Scaled
+//   lane.totals(scaled, f)          as for sums
 #pragma once
 
 #include "abi.cuh"
@@ -34,6 +47,8 @@
 // cache would get other bits from prefill than from decode.
 #pragma clang fp contract(off)
 #endif
+
+#include "math.cuh"
 
 namespace kccl::decode {
 
@@ -60,19 +75,39 @@ constexpr bool kIsBfloat16 = false;
 template <>
 inline constexpr bool kIsBfloat16<bf16> = true;
 
+// An element type that weights of 8 bits become: f16, whose range is extended for the vectors.
+struct WideF16 {};
+
+// The parts of a split number: x = kHigh * high + kLow * low.
+template <class T>
+struct Parts {
+    using Type = T;
+    static constexpr float kHigh = 1, kLow = 1;
+};
+template <>
+struct Parts<WideF16> {
+    using Type = f16;
+    // The largest rest of a high part, 2^12, is 2^15 in the low part.
+    static constexpr float kHigh = 256, kLow = 0.125f;
+};
+
 // A value that T cannot hold, or an infinity, becomes an infinity and its opposite. Their sum is
 // NaN.
 template <class T>
 KCCL_DECODE StagedFloat4 split(const Float4& four) {
+    using Part = typename Parts<T>::Type;
+    // Powers of two, so products with them are exact.
+    constexpr float kHigh = Parts<T>::kHigh, kToHigh = 1 / kHigh, kToLow = 1 / Parts<T>::kLow;
     StagedFloat4 staged;
     KCCL_UNROLL
     for (int pair = 0; pair < 2; ++pair) {
         const float a = four.value[2 * pair], b = four.value[2 * pair + 1];
-        const uint32_t high = Element<T>::narrow_pair(a, b);
-        const float rest_a = a - Element<T>::widen(T{static_cast<uint16_t>(high)});
-        const float rest_b = b - Element<T>::widen(T{static_cast<uint16_t>(high >> 16)});
+        const uint32_t high = Element<Part>::narrow_pair(a * kToHigh, b * kToHigh);
+        const float rest_a = a - kHigh * Element<Part>::widen(Part{static_cast<uint16_t>(high)});
+        const float rest_b =
+            b - kHigh * Element<Part>::widen(Part{static_cast<uint16_t>(high >> 16)});
         staged.high[pair] = high;
-        staged.low[pair] = Element<T>::narrow_pair(rest_a, rest_b);
+        staged.low[pair] = Element<Part>::narrow_pair(rest_a * kToLow, rest_b * kToLow);
     }
     return staged;
 }

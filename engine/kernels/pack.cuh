@@ -12,6 +12,7 @@ template <class M, class S>
 KCCL_DECODE void pack_product(Product<S> product, uint8_t* weights, const uint8_t* matrix,
                               uint32_t layer, uint32_t lane_group) {
     using Dims = Shape<S>;
+    using F = typename M::Format;
     const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;
     const uint32_t first =
         platform::block_in_grid() * warps + platform::thread_in_block() / platform::kWarpSize;
@@ -27,10 +28,19 @@ KCCL_DECODE void pack_product(Product<S> product, uint8_t* weights, const uint8_
         const uint64_t to =
             Dims::stream_of(block) + layer * Dims::packed_by(block_in_group) +
             (product == Product<S>::kHead ? 0 : packed_before<S>(product, block_in_group)) +
-            uint64_t{tile - M::tiles_of(owner).first} * M::kPackedUnits + in_row * M::kTileUnits;
-        M::Format::pack(weights + to * kUnitBytes<S>, matrix, uint64_t{tile} * kTileRows,
-                        lane * M::kColumns + column, M::kLanes * M::kColumns,
-                        column < M::kColumns ? kTileColumns : 0);
+            uint64_t{tile - M::tiles_of(owner).first} * M::kPackedUnits +
+            lane * M::kSteps * S::kWarps * M::kTileUnits;
+        uint8_t* const of_lane = weights + to * kUnitBytes<S>;
+        const uint64_t row = uint64_t{tile} * kTileRows, from = lane * M::kColumns + column;
+        const uint32_t num = column < M::kColumns ? kTileColumns : 0;
+        F::pack(of_lane + M::tile_at(step, warp_index), matrix, row, from, M::kLanes * M::kColumns,
+                num);
+        if constexpr (kHasScales<F>) {
+            if (step % F::kStripTiles != 0) continue;
+            uint8_t* const strip = of_lane + M::strip_at(step, warp_index);
+            F::pack_scales(strip + F::kStripTiles * F::kTileBytes, matrix, row, from,
+                           M::kLanes * M::kColumns, num);
+        }
     }
 }
 

@@ -42,6 +42,21 @@ class ChunkMultiplier {
     static constexpr uint32_t kRun = Plan::kRun;
     // The number of runs in a part of the columns.
     static constexpr uint32_t kRunsOfPart = M::kSteps / kRun;
+    // A strip has several runs, or a run has several strips.
+    static constexpr uint32_t kStrip = F::kStripTiles;
+    static constexpr uint32_t kRunsOfStrip = kStrip > kRun ? kStrip / kRun : 1;
+    static constexpr uint32_t kStripsOfRun = kStrip > kRun ? 1 : kRun / kStrip;
+
+    // The weights of a run.
+    template <bool HAS_SCALES = kHasScales<F>, int = 0>
+    struct Run {
+        typename F::Stored tiles[kRun];
+    };
+    template <int I>
+    struct Run<true, I> {
+        typename F::Stored tiles[kRun];
+        typename Unit::Scales scales[kStripsOfRun];
+    };
 
     KCCL_DECODE void skip() {
         for (uint32_t run = 0; run < Plan::kRuns; ++run) {
@@ -56,31 +71,50 @@ class ChunkMultiplier {
         // The sums are kept in registers. In shared memory they would take as much of its time as
         // the vectors of a short product.
         float totals[Plan::kEach][Unit::kTotals] = {};
-        typename F::Stored tiles[kRun];
+        Run<> now;
         KCCL_UNROLL
-        for (uint32_t i = 0; i < kRun; ++i) tiles[i] = F::load(lane_, row + i * M::kStepBytes);
+        for (uint32_t i = 0; i < kRun; ++i) load(now, row, 0, i);
         uint32_t run = 0;
 #pragma unroll 1
         for (uint32_t of_columns = 0; of_columns < S::kWarps; ++of_columns) {
-            typename Unit::Sums sums[Plan::kEach] = {};
+            typename SumsOf<F>::Type sums[Plan::kEach] = {};
+            // With scales: the sums of a strip.
+            typename Unit::Sums parts[kHasScales<F> ? Plan::kEach : 1] = {};
 #pragma unroll 1
             for (uint32_t left = kRunsOfPart; left > 0; --left) {
                 // Each tile is loaded when the tile of the run before has been multiplied.
-                const uint8_t* const next = row + offset_of(++run);
-                const bool has_next = run < Plan::kRuns;
-                if (run + 1 < Plan::kRuns) prefetch(row + offset_of(run + 1));
+                const bool has_next = ++run < Plan::kRuns;
+                if (run + 1 < Plan::kRuns) prefetch(row, run + 1);
                 const auto* const vectors =
                     reinterpret_cast<const StagedFloat4*>(consumer_.vectors().await_front()) +
                     part * kVectors * kTileFloat4s;
                 KCCL_UNROLL
                 for (uint32_t i = 0; i < kRun; ++i) {
+                    const auto& tile = F::operand(now.tiles[i]);
                     KCCL_UNROLL
                     for (uint32_t k = 0; k < Plan::kEach; ++k) {
                         const uint32_t at =
                             i * ChunkLayout<S>::kStripe + k * Unit::kVectors * kTileFloat4s;
-                        Unit::multiply(sums[k], F::operand(tiles[i]), lane_.inputs(vectors + at));
+                        if constexpr (kHasScales<F>) {
+                            Unit::multiply(parts[k], tile, lane_.inputs(vectors + at));
+                        } else {
+                            Unit::multiply(sums[k], tile, lane_.inputs(vectors + at));
+                        }
                     }
-                    if (has_next) tiles[i] = F::load(lane_, next + i * M::kStepBytes);
+                    if constexpr (kHasScales<F>) {
+                        const bool ends_strip =
+                            kRunsOfStrip > 1 ? i + 1 == kRun && (left - 1) % kRunsOfStrip == 0
+                                             : (i + 1) % kStrip == 0;
+                        if (ends_strip) {
+                            KCCL_UNROLL
+                            for (uint32_t k = 0; k < Plan::kEach; ++k) {
+                                Unit::add_scaled(sums[k], parts[k],
+                                                 now.scales[i / kStrip % kStripsOfRun]);
+                                parts[k] = {};
+                            }
+                        }
+                    }
+                    if (has_next) load(now, row, run, i);
                 }
                 consumer_.vectors().pop();
             }
@@ -108,17 +142,39 @@ class ChunkMultiplier {
         }
     }
 
+    // Loads tile i of a run, and behind a strip's last tile its scales. row: all parts of the
+    // columns.
+    KCCL_DECODE void load(Run<>& to, const uint8_t* row, uint32_t run, uint32_t i) const {
+        const uint8_t* const first = row + offset_of(run);
+        to.tiles[i] = F::load(lane_, first + tile_of_run(i));
+        if constexpr (kHasScales<F>) {
+            if ((i + 1) % least_of(kStrip, kRun) != 0) return;
+            // In the strip, the run's first tile may have others before it.
+            const uint32_t before = run % kRunsOfStrip * kRun;
+            const uint8_t* const last = first + tile_of_run(i + 1 - least_of(kStrip, kRun));
+            to.scales[i / kStrip % kStripsOfRun] =
+                F::scales(lane_, last + (kStrip - before) * F::kTileBytes);
+        }
+    }
+
     // The offset of a run's first tile within a row that has all parts of the columns.
     KCCL_DECODE static uint64_t offset_of(uint32_t run) {
-        return uint64_t{run % kRunsOfPart * kRun} * M::kStepBytes +
-               run / kRunsOfPart * F::kTileBytes;
+        const uint32_t step = run % kRunsOfPart * kRun, of_strip = step % kStrip;
+        return uint64_t{step - of_strip} * M::kStepBytes + of_strip * F::kTileBytes +
+               run / kRunsOfPart * kStripBytes<F>;
+    }
+    // The offset of tile i behind the run's first one.
+    KCCL_CONSTEXPR static uint32_t tile_of_run(uint32_t i) {
+        if (kStrip > kRun) return i * F::kTileBytes;
+        return i / kStrip * (S::kWarps * kStripBytes<F>)+i % kStrip * F::kTileBytes;
     }
 
     // Begins to load a run's weights.
-    KCCL_DECODE static void prefetch(const uint8_t* from) {
+    KCCL_DECODE static void prefetch(const uint8_t* row, uint32_t run) {
+        const uint8_t* const first = row + offset_of(run);
         constexpr uint32_t kLines = F::kTileBytes / kKcclLineBytes;
         for (uint32_t i = warp().index(); i < kRun * kLines; i += platform::kWarpSize) {
-            mem::prefetch(from + i / kLines * M::kStepBytes + i % kLines * kKcclLineBytes);
+            mem::prefetch(first + tile_of_run(i / kLines) + i % kLines * kKcclLineBytes);
         }
     }
 
@@ -155,7 +211,7 @@ KCCL_DECODE void prefetch_weights(PrefillConsumer<S>& consumer, Product<S> produ
                                uint64_t{mine} * M::kLanes * M::kSteps * M::kStepBytes;
     for (uint32_t i = warp().index(); i < kAhead * kLines; i += platform::kWarpSize) {
         const uint32_t tile = i / kLines;
-        mem::prefetch(row + tile % M::kSteps * M::kStepBytes + tile / M::kSteps * kTile +
+        mem::prefetch(row + M::tile_at(tile % M::kSteps, tile / M::kSteps) +
                       i % kLines * kKcclLineBytes);
     }
 }

@@ -24,10 +24,11 @@ struct ChunkPlan {
     // The column tiles of a lane, including tiles of zeros at the end.
     static constexpr uint32_t kTiles = M::kSteps * S::kWarps;
     // The column tiles that are copied at a time. All of them lie in the columns of one warp of
-    // decode.
+    // decode. They are whole strips, or a strip is several times as long.
     KCCL_CONSTEXPR static uint32_t run() {
+        constexpr uint32_t kStrip = M::Format::kStripTiles;
         uint32_t most = M::kSteps < S::kChunkSteps ? M::kSteps : S::kChunkSteps;
-        while (M::kSteps % most != 0) --most;
+        while (M::kSteps % most != 0 || (most % kStrip != 0 && kStrip % most != 0)) --most;
         return most;
     }
     static constexpr uint32_t kRun = run();

@@ -48,7 +48,7 @@ KCCL_DECODE uint64_t packed_before(Product<S> product, uint32_t block_in_group) 
 template <class S>
 struct FirstStage {
     bool is_loaded = false;
-    Held<S> tiles[S::kStageSteps] = {};
+    HeldStage<S> stage = {};
 };
 
 // Loads the first stage if it has arrived, so that its place takes other weights while the warp
@@ -61,8 +61,8 @@ struct LoadFirst {
         first->is_loaded = consumer.weights().template try_await<F>(consumer.warp_index());
         if (!first->is_loaded) return;
         KCCL_UNROLL
-        for (uint32_t i = 0; i < S::kStageSteps; ++i) {
-            first->tiles[i].template hold<F>(consumer.weights().template tile<F>(lane, i));
+        for (uint32_t i = 0; i < kStageStripsOf<S, F>; ++i) {
+            first->stage.template hold<F>(i, consumer.weights().template strip<F>(lane, i));
         }
         consumer.stamp_stage();
         consumer.weights().has_copied();
@@ -117,22 +117,46 @@ class Multiplier {
 
   private:
     using Unit = Mma<typename F::Operand>;
-    static constexpr uint32_t kAtOnce = S::kStageSteps;
+    static constexpr uint32_t kAtOnce = kStageStepsOf<S, F>;
+    static constexpr uint32_t kEach = F::kStripTiles, kStrips = kAtOnce / kEach;
     // The output projection has the fewest steps.
     static constexpr uint32_t kShort = Shape<S>::Out::kSteps;
-    KCCL_CONSTEXPR static bool fits(uint32_t each) {
-        return each % kAtOnce == 0 || (each == kShort && kAtOnce % kShort == 0);
+    template <class M>
+    KCCL_CONSTEXPR static bool fits() {
+        return !kIsSame<F, typename M::Format> || M::kSteps % kAtOnce == 0 ||
+               (M::kSteps == kShort && kAtOnce % kShort == 0);
     }
     template <class... M>
     KCCL_CONSTEXPR static bool all_fit(Matrices<M...>) {
-        return (fits(M::kSteps) && ...);
+        return (fits<M>() && ...);
     }
-    static constexpr bool kHasOthers = !(all_fit(Products<S>{}) && fits(Shape<S>::Head::kSteps));
+    template <class... M>
+    KCCL_CONSTEXPR static bool are_even(Matrices<M...>) {
+        return ((!kIsSame<F, typename M::Format> || M::kIsEven) && ...);
+    }
+    static constexpr bool kAreEven = are_even(Products<S>{});
+    static constexpr bool kHasOthers = !(all_fit(Products<S>{}) && fits<typename Shape<S>::Head>());
 
-    struct Loaded {
-        typename F::Stored tiles[kAtOnce];
+    // Inputs of tiles of 8 bits are loaded when they are multiplied. There are twice as many, for
+    // which a thread has too few registers.
+    template <bool IS_LATE = kHasScales<F>, int = 0>
+    struct Stage {
+        KCCL_DECODE const typename Unit::Inputs& input(const typename Unit::Lane&,
+                                                       uint32_t i) const {
+            return inputs[i];
+        }
+        Strip<F> strips[kStrips];
         typename Unit::Inputs inputs[kAtOnce];
     };
+    template <int I>
+    struct Stage<true, I> {
+        KCCL_DECODE typename Unit::Inputs input(const typename Unit::Lane& lane, uint32_t i) const {
+            return lane.inputs(vector + i * kTileFloat4s);
+        }
+        Strip<F> strips[kStrips];
+        const StagedFloat4* vector;
+    };
+    using Loaded = Stage<>;
 
     // multiply(a stage, steps that are left of the product).
     template <class Multiply>
@@ -153,7 +177,7 @@ class Multiplier {
         Loaded now;
         if (first.is_loaded) {
             KCCL_UNROLL
-            for (uint32_t i = 0; i < kAtOnce; ++i) now.tiles[i] = first.tiles[i].template as<F>();
+            for (uint32_t i = 0; i < kStrips; ++i) now.strips[i] = first.stage.template strip<F>(i);
             load_inputs(now);
         } else {
             load(now);
@@ -174,8 +198,8 @@ class Multiplier {
     KCCL_DECODE void load(Loaded& loaded) {
         consumer_.weights().template await<F>(warp_);
         KCCL_UNROLL
-        for (uint32_t i = 0; i < kAtOnce; ++i) {
-            loaded.tiles[i] = consumer_.weights().template tile<F>(lane_, i);
+        for (uint32_t i = 0; i < kStrips; ++i) {
+            loaded.strips[i] = consumer_.weights().template strip<F>(lane_, i);
         }
         load_inputs(loaded);
         consumer_.stamp_stage();
@@ -184,43 +208,56 @@ class Multiplier {
 
     KCCL_DECODE void load_inputs(Loaded& loaded) {
         const StagedFloat4* const vector = staged_ + at_ * kTileFloat4s;
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < kAtOnce; ++i) {
-            loaded.inputs[i] = lane_.inputs(vector + i * kTileFloat4s);
+        if constexpr (kHasScales<F>) {
+            loaded.vector = vector;
+        } else {
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kAtOnce; ++i) {
+                loaded.inputs[i] = lane_.inputs(vector + i * kTileFloat4s);
+            }
         }
         at_ += kAtOnce;
-        if (at_ >= steps_.of_lanes) at_ = 0;
+        if constexpr (kAreEven) {
+            if (at_ >= steps_.of_lanes) at_ = 0;
+        } else {
+            while (at_ >= steps_.of_lanes) at_ -= steps_.of_lanes;
+        }
+    }
+
+    // Multiplies strips of a stage from a step on.
+    template <uint32_t NUM>
+    KCCL_DECODE void multiply(const Loaded& loaded, uint32_t first) {
+        multiply_strips<F, NUM>(sums_, loaded.strips + first / kEach,
+                                [&](uint32_t i) { return loaded.input(lane_, first + i); });
     }
 
     // All steps of the stage are of one row tile and lane.
     KCCL_DECODE void multiply_even(const Loaded& loaded) {
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < kAtOnce; ++i) {
-            Unit::multiply(sums_, F::operand(loaded.tiles[i]), loaded.inputs[i]);
-        }
+        multiply<kStrips>(loaded, 0);
         left_ -= kAtOnce;
         if (left_ == 0) store();
     }
 
     // The stage has whole row tiles and lanes, of kShort steps.
     KCCL_DECODE void multiply_whole(const Loaded& loaded, uint32_t num) {
-        KCCL_UNROLL
-        for (uint32_t first = 0; first + kShort <= kAtOnce; first += kShort) {
-            if (first >= num) break;
+        constexpr uint32_t kShortStrips = kShort / kEach;
+        if constexpr (kShort % kEach == 0) {
             KCCL_UNROLL
-            for (uint32_t i = first; i < first + kShort; ++i) {
-                Unit::multiply(sums_, F::operand(loaded.tiles[i]), loaded.inputs[i]);
+            for (uint32_t first = 0; first + kShort <= kAtOnce; first += kShort) {
+                if (first >= num) break;
+                multiply<kShortStrips>(loaded, first);
+                store();
             }
-            store();
         }
     }
 
     KCCL_DECODE void multiply_any(const Loaded& loaded, uint32_t num) {
         KCCL_UNROLL
-        for (uint32_t i = 0; i < kAtOnce; ++i) {
-            if (i >= num) break;
-            Unit::multiply(sums_, F::operand(loaded.tiles[i]), loaded.inputs[i]);
-            if (--left_ == 0) store();
+        for (uint32_t i = 0; i < kStrips; ++i) {
+            if (i * kEach >= num) break;
+            multiply<1>(loaded, i * kEach);
+            left_ -= kEach;
+            if (left_ == 0) store();
         }
     }
 
@@ -242,7 +279,7 @@ class Multiplier {
     float* area_;
     uint32_t at_ = 0;  // the next step's number within all lanes
     uint32_t left_;    // steps of this row tile and lane
-    typename Unit::Sums sums_ = {};
+    typename SumsOf<F>::Type sums_ = {};
 };
 
 // Multiplies one product of the block, in format F: see Multiplier::run(). Called by all threads of

@@ -29,7 +29,7 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
 
 // A product of `BLOCKS` blocks, with LANES inputs of COLUMNS values each, whose sums stay apart. F
 // is its format. Tiles lie in memory as [row tile][lane][step][warp]: each step is one tile for
-// each warp. If the row tiles do not divide, kTiles % BLOCKS consecutive blocks have one more,
+// each warp. In a format with strips they lie as [row tile][lane][strip][warp][tile]. If the row tiles do not divide, kTiles % BLOCKS consecutive blocks have one more,
 // beginning with block LONGER and wrapping to block 0.
 template <class S, class F, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS,
           uint32_t LONGER = 0>
@@ -44,16 +44,21 @@ struct Matrix {
     static constexpr uint32_t kMostTiles = ceil_div(kTiles, BLOCKS);
     // The steps of a row tile for one lane. Zeros fill up the last one.
     static constexpr uint32_t kSteps = ceil_div(COLUMNS / kTileColumns, S::kWarps);
-    static constexpr uint32_t kStepBytes = S::kWarps * F::kTileBytes;
+    static_assert(kSteps % F::kStripTiles == 0, "whole strips");
+    static constexpr uint32_t kStepBytes = S::kWarps * kTileBytesOf<F>;
     // A warp's float4s of one lane's vector.
     static constexpr uint32_t kFloat4s = kSteps * kTileFloat4s;
     // A stage reads its inputs from one contiguous piece of the staged vector. So a vector that is
-    // shorter than a stage is staged several times.
+    // shorter than a stage is staged several times. If neither the steps of a stage nor those of the
+    // vector's lanes divide the others, the vector's beginning is staged behind its end, too.
     static constexpr uint32_t kAllSteps = LANES * kSteps;
-    static constexpr uint32_t kCopies = most_of(S::kStageSteps / kAllSteps, 1);
-    static_assert(kAllSteps % S::kStageSteps == 0 || S::kStageSteps % kAllSteps == 0,
-                  "the steps of a stage, and those of a vector's lanes: one divides the other");
-    static constexpr uint32_t kStaged = kCopies * kAllSteps * kTileFloat4s;
+    static constexpr uint32_t kStageSteps = kStageStepsOf<S, F>;
+    static_assert(kStageSteps % F::kStripTiles == 0, "whole strips");
+    static constexpr bool kIsEven = kAllSteps % kStageSteps == 0 || kStageSteps % kAllSteps == 0;
+    static constexpr uint32_t kStagedSteps =
+        kIsEven ? most_of(S::kStageSteps / kAllSteps, 1) * kAllSteps : kAllSteps + kStageSteps;
+    static constexpr uint32_t kCopies = ceil_div(kStagedSteps, kAllSteps);
+    static constexpr uint32_t kStaged = kStagedSteps * kTileFloat4s;
 
     static_assert(LONGER < BLOCKS, "one of the blocks");
     // A block's first row tile. first_of(BLOCKS) is kTiles.
@@ -78,8 +83,16 @@ struct Matrix {
     }
     // The packed tiles of a row tile, counted in units of kUnitBytes.
     static constexpr uint32_t kPacked = LANES * kSteps * S::kWarps;
-    static constexpr uint32_t kTileUnits = F::kTileBytes / kUnitBytes<S>;
+    static constexpr uint32_t kTileUnits = kTileBytesOf<F> / kUnitBytes<S>;
     static constexpr uint32_t kPackedUnits = kPacked * kTileUnits;
+    // Where a warp's strip with a step lies, in bytes, in the packed tiles of a row tile and lane;
+    // and the step's tile in it.
+    KCCL_CONSTEXPR static uint32_t strip_at(uint32_t step, uint32_t warp) {
+        return (step / F::kStripTiles * S::kWarps + warp) * kStripBytes<F>;
+    }
+    KCCL_CONSTEXPR static uint32_t tile_at(uint32_t step, uint32_t warp) {
+        return strip_at(step, warp) + step % F::kStripTiles * F::kTileBytes;
+    }
 };
 
 // The products of a layer, M, in the order of the program.
@@ -250,7 +263,7 @@ struct Shape : S {
                (kLaneGroups - lane_group) * Head::tiles_of(block_in_group).first;
     }
 
-    static constexpr uint32_t kStageBytes = S::kStageSteps * S::kWarps * kMostTileBytes<S>;
+    static constexpr uint32_t kStageBytes = S::kWarps * most_stage_bytes<S>(typename S::Formats{});
 };
 
 template <class S>
@@ -299,12 +312,25 @@ template <class S>
 struct StepBytes {
     template <class F>
     KCCL_DECODE uint32_t run() const {
-        return S::kWarps * F::kTileBytes;
+        return S::kWarps * kTileBytesOf<F>;
     }
 };
 template <class S>
 KCCL_DECODE uint32_t step_bytes(Product<S> product) {
     return with_format<S>(product, StepBytes<S>{});
+}
+
+// The most steps of a stage of a product.
+template <class S>
+struct StageSteps {
+    template <class F>
+    KCCL_DECODE uint32_t run() const {
+        return kStageStepsOf<S, F>;
+    }
+};
+template <class S>
+KCCL_DECODE uint32_t stage_steps(Product<S> product) {
+    return with_format<S>(product, StageSteps<S>{});
 }
 
 }  // namespace kccl::decode

@@ -9,7 +9,7 @@
 namespace kccl::decode {
 
 // Calls push(bytes, product, whether it is the product's first) for each stage of a block's token
-// step, in order. Returns false as soon as push does. A stage has kStageSteps steps, or what is
+// step, in order. Returns false as soon as push does. A stage has stage_steps() steps, or what is
 // left of a product; of the head, of kHeadTiles row tiles.
 template <class S, class Push>
 KCCL_DECODE bool for_each_stage(uint32_t block, bool has_head, Push push) {
@@ -19,12 +19,13 @@ KCCL_DECODE bool for_each_stage(uint32_t block, bool has_head, Push push) {
         const bool is_head = i == kTurnsOfLayers<S>;
         const Product<S> product = is_head ? Product<S>::kHead : turn_at<S>(i).product;
         uint32_t steps = steps_of_product<S>(block, product).num;
+        const uint32_t most = stage_steps<S>(product);
         bool is_first = true;
         while (steps > 0) {
             uint32_t part = is_head && steps > kOfHead ? kOfHead : steps;
             steps -= part;
             while (part > 0) {
-                const uint32_t now = part < S::kStageSteps ? part : S::kStageSteps;
+                const uint32_t now = part < most ? part : most;
                 if (!push(now * step_bytes<S>(product), product, is_first)) return false;
                 is_first = false;
                 part -= now;

@@ -27,7 +27,8 @@ KCCL_DECODE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four
     const StagedFloat4 staged = split<T>(four);
     KCCL_UNROLL
     for (uint32_t copy = 0; copy < M::kCopies; ++copy) {
-        consumer.staged()[copy * M::kAllSteps * kTileFloat4s + i] = staged;
+        const uint32_t at = copy * M::kAllSteps * kTileFloat4s + i;
+        if (M::kIsEven || at < M::kStaged) consumer.staged()[at] = staged;
     }
 }
 

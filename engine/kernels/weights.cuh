@@ -8,8 +8,8 @@
 //   try_await<F>(warp_index)
 //                           the same without waiting. False: it is not there yet. Always false
 //                           where nothing overlaps, and always false from RegisterWeights
-//   tile<F>(lane, i)        this thread's part of the warp's i-th tile in it
-//   has_copied()            the caller has copied the tiles
+//   strip<F>(lane, i)       this thread's part of the warp's i-th strip in it
+//   has_copied()            the caller has copied the strips
 //   has_multiplied(num)     of RegisterWeights alone: the caller has multiplied them, and needs
 //                           them no more. `num`: steps that were left of the product, or of its
 //                           part; the stage had at most so many

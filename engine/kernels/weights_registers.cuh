@@ -23,6 +23,7 @@ class RegisterWeights {
                   "a product has no stages of its own to be pinned");
     static_assert(S::Formats::kHaveOneSize,
                   "a stage is loaded before its product, and so its format, is known");
+    static_assert(!kHasScales<First>, "scales would be loaded here, too");
 
     KCCL_DECODE RegisterWeights(const DeviceComm&, const Task& task, Shared<S>& shared)
         : shared_(shared) {
@@ -51,8 +52,8 @@ class RegisterWeights {
     }
 
     template <class F, class Lane>
-    KCCL_DECODE typename F::Stored tile(const Lane&, uint32_t i) const {
-        return tiles_[i].template as<F>();
+    KCCL_DECODE Strip<F> strip(const Lane&, uint32_t i) const {
+        return stage_.template strip<F>(i);
     }
 
     KCCL_DECODE void has_copied() {}
@@ -71,7 +72,7 @@ class RegisterWeights {
         typename Unit::Sums sums = {};
         KCCL_UNROLL
         for (uint32_t i = 0; i < S::kStageSteps; ++i) {
-            Unit::multiply(sums, First::operand(tiles_[i].template as<First>()), {});
+            Unit::multiply(sums, First::operand(stage_.template strip<First>(i).tiles[0]), {});
         }
         const uint32_t warp_index = platform::thread_in_block() / platform::kWarpSize;
         auto* const area = reinterpret_cast<float*>(shared_.area[0][warp_index]);
@@ -88,8 +89,8 @@ class RegisterWeights {
         KCCL_UNROLL
         for (uint32_t i = 0; i < S::kStageSteps; ++i) {
             const uint64_t step = next_ + i < num_ ? next_ + i : 0;
-            tiles_[i].template hold<First>(
-                First::streamed(lane, begin_ + step * (S::kWarps * kUnitBytes<S>)));
+            const uint8_t* const tile = begin_ + step * (S::kWarps * kUnitBytes<S>);
+            stage_.template hold<First>(i, Strip<First>{{First::streamed(lane, tile)}});
         }
     }
 
@@ -101,7 +102,7 @@ class RegisterWeights {
     uint32_t num_;
     uint32_t end_ = 0;
     uint32_t next_ = 0;
-    Held<S> tiles_[S::kStageSteps];
+    HeldStage<S> stage_;
 };
 
 }  // namespace kccl::decode

@@ -21,7 +21,7 @@ class RingWeights {
     KCCL_DECODE bool try_await(uint32_t warp_index) {
         const uint8_t* const stage = S::kOverlaps ? stages_.try_front() : nullptr;
         if (stage == nullptr) return false;
-        stage_ = stage + warp_index * F::kTileBytes;
+        stage_ = stage + warp_index * kStripBytes<F>;
         return true;
     }
 
@@ -29,12 +29,12 @@ class RingWeights {
     template <class F>
     KCCL_DECODE void await(uint32_t warp_index) {
         if constexpr (!S::kOverlaps) arrive_together(asked_);
-        stage_ = stages_.await_front() + warp_index * F::kTileBytes;
+        stage_ = stages_.await_front() + warp_index * kStripBytes<F>;
     }
 
     template <class F, class Lane>
-    KCCL_DECODE typename F::Stored tile(const Lane& lane, uint32_t i) const {
-        return F::load(lane, stage_ + i * S::kWarps * F::kTileBytes);
+    KCCL_DECODE Strip<F> strip(const Lane& lane, uint32_t i) const {
+        return load_strip<F>(lane, stage_ + i * S::kWarps * kStripBytes<F>);
     }
 
     KCCL_DECODE void has_copied() { stages_.pop(); }

@@ -6,6 +6,7 @@ stream follows from it by kernels/shape.cuh, which the kernels share; packed_byt
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd
 
 from ..base.core import lib
 from ..formats.base import Format
@@ -42,12 +43,25 @@ class Product:
         """Returns the tiles of a row tile and lane that each of so many warps has."""
         return -(-self.columns // (TILE * warps))
 
-    def packed_bytes(self, warps: int) -> int:
-        """Returns the bytes of its tiles, including zeros that make all warps' parts equally
-        long.
+    def strip_tiles(self, warps: int, most: int) -> int:
+        """Returns the tiles of a strip, which share the scales of their rows: all strips of a warp
+        are equally long, and none crosses the border of a group of columns. 1 without scales.
+
+        Args:
+            warps: The warps whose parts of the columns are cut into strips.
+            most: Tuning.strip_tiles.
+        """
+        if not self.format.scale_bytes:
+            return 1
+        return gcd(self.steps(warps), self.format.block // TILE, most)
+
+    def packed_bytes(self, warps: int, most: int = 1) -> int:
+        """Returns the bytes of its tiles and their scales, including zeros that make all warps'
+        parts equally long. The arguments are those of strip_tiles().
         """
         tiles = self.rows // TILE * self.lanes * self.steps(warps) * warps
-        return tiles * self.format.tile_bytes
+        strips = tiles // self.strip_tiles(warps, most)
+        return tiles * self.format.tile_bytes + strips * self.format.scale_bytes
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,13 @@ def products_of(program: Program, num_lanes: int) -> Iterator[Product]:
             yield Product(kind.name, num_lanes * rows, columns, 1, stored_in)
 
 
+def head_of(program: Program, world_size: int = 1) -> Product:
+    """Returns the head's product: a part of the head, or a rank's rows."""
+    c, parts = program.config, program.num_head_parts
+    rows = c.vocab_size // (parts if parts > 1 else world_size)
+    return Product("head", rows, c.hidden, 1, program.format_of("head"))
+
+
 def groups_of(program: Program, lanes: range) -> list[range]:
     """Returns the lanes of each of a rank's residuals."""
     return [lanes] if program.num_residuals == 1 else [range(i, i + 1) for i in lanes]
@@ -101,9 +122,7 @@ def pieces(program: Program, rank: int, world_size: int) -> Iterator[Piece]:
         for group, those in enumerate(groups):
             (product,) = (each for each in products_of(program, len(those)) if each.kind == op.kind)
             yield Piece(product, op.layer, group, those)
-    has_parts = program.num_head_parts > 1
-    rows = c.vocab_size // (program.num_head_parts if has_parts else world_size)
-    head = Product("head", rows, c.hidden, 1, program.format_of("head"))
+    has_parts, head = program.num_head_parts > 1, head_of(program, world_size)
     for group, cut in enumerate(lanes if has_parts else range(rank, rank + 1)):
         yield Piece(head, c.num_layers, group, range(cut, cut + 1))
 
@@ -134,11 +153,38 @@ def most_bytes(program: Program, world_size: int) -> int:
     )
 
 
-def packed_bytes(program: Program, rank: int, world_size: int, warps: int) -> int:
+def packed_bytes(
+    program: Program, rank: int, world_size: int, warps: int, strip_tiles: int = 1
+) -> int:
     """Returns the bytes of a rank's weight stream, which do not depend on its number of blocks."""
-    return sum(each.product.packed_bytes(warps) for each in pieces(program, rank, world_size))
+    return sum(
+        each.product.packed_bytes(warps, strip_tiles) for each in pieces(program, rank, world_size)
+    )
 
 
-def most_tile_bytes(program: Program) -> int:
-    """Returns the bytes of a tile of the product whose tiles are largest."""
-    return max(program.format_of(kind).tile_bytes for kind in PRODUCTS)
+def least_tile_bytes(program: Program) -> int:
+    """Returns the bytes of a tile of the product whose tiles are smallest, without scales."""
+    return min(program.format_of(kind).tile_bytes for kind in PRODUCTS)
+
+
+def has_scales(program: Program) -> bool:
+    """Tells whether any product's tiles have scales."""
+    return any(program.format_of(kind).scale_bytes for kind in PRODUCTS)
+
+
+def stage_bytes(program: Program, warps: int, steps: int, strip_tiles: int = 1) -> int:
+    """Returns the bytes of a stage of weights of the product whose stages are largest: those of
+    smaller tiles have more steps (kStageStepsOf in kernels/format.cuh).
+
+    Args:
+        program: The model's program.
+        warps, steps, strip_tiles: As Tuning has them.
+    """
+    least = least_tile_bytes(program)
+
+    def of(each: Product) -> int:
+        own, strip = each.format, each.strip_tiles(warps, strip_tiles)
+        each_tile = own.tile_bytes + own.scale_bytes // strip
+        return max(1, steps * least // own.tile_bytes) * warps * each_tile
+
+    return max(map(of, [*products_of(program, 1), head_of(program)]))

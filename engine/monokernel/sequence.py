@@ -2,19 +2,26 @@
 
 from collections.abc import Iterable, Sequence
 
+from ..formats.base import Format
 from ..model.ops import KINDS, MODULES, PRODUCTS, OpKind, Place, Vector
 from ..model.program import Program
+from .layout import head_of, products_of
+from .shape import Tuning
 
 
-def sequence_of(program: Program) -> str:
+def sequence_of(program: Program, tuning: Tuning) -> str:
     """Returns the struct Ops, which sequence.cuh describes."""
     layer = _layer_of(program)
     products = [kind.name for kind in layer if kind.is_product]
     (head,) = (KINDS[name] for name in PRODUCTS if name not in products)
     rows = [_row(kind, program) for kind in layer]
     matrices = ", ".join(f"typename D::{name_of(product)}" for product in products)
+    strips = {
+        each.kind: each.strip_tiles(tuning.warps, tuning.strip_tiles)
+        for each in (*products_of(program, 1), head_of(program))
+    }
     formats = {
-        name: f"kccl::decode::{name_of(program.format_of(name).name)}"
+        name: _type_of(program.format_of(name), strips.get(name, 1))
         for name in (*PRODUCTS, "embed")
     }
     distinct = ", ".join(dict.fromkeys(formats[name] for name in PRODUCTS))
@@ -40,7 +47,8 @@ struct Ops {{
 
 def formats_of(program: Program) -> str:
     """Returns the lines that include the formats of the model's products and of its embedding."""
-    names = sorted({program.format_of(name).name for name in (*PRODUCTS, "embed")})
+    formats = [program.format_of(name) for name in (*PRODUCTS, "embed")]
+    names = sorted({each.family or each.name for each in formats})
     return "\n".join(f'#include "formats/{name}.cuh"' for name in names)
 
 
@@ -52,7 +60,13 @@ def cases_of(program: Program) -> str:
 
 def name_of(kind: str) -> str:
     """Returns the name of a kind of op in the kernels, as in "GateUp"."""
-    return kind.title().replace("_", "")
+    return "".join(map(str.capitalize, kind.split("_")))
+
+
+def _type_of(stored_in: Format, strip_tiles: int) -> str:
+    """Returns the kernels' type of a format, whose strips have so many tiles."""
+    name = f"kccl::decode::{name_of(stored_in.family or stored_in.name)}"
+    return f"{name}<{stored_in.block}, {strip_tiles}>" if stored_in.scale_bytes else name
 
 
 def _layer_of(program: Program) -> Sequence[OpKind]:

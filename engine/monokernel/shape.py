@@ -10,14 +10,17 @@ SHARED_BYTES = 227 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How the monokernel uses a GPU; only `warps` and `kv_strands` change bits of results.
+    """How the monokernel uses a GPU; only `warps`, `strip_tiles` and `kv_strands` change bits of
+    results.
 
     Attributes:
         blocks: Blocks that work on one rank, a multiple of its residuals.
         warps: Warps of a block that multiply; the columns of each product are cut into as many
             parts.
         stages: The most stages of a block's ring of weights.
-        stage_steps: Tiles of each warp in a stage.
+        stage_steps: Tiles of each warp in a stage, of the format with the smallest tiles.
+        strip_tiles: A power of two: the most tiles of a warp that share the scales of their rows,
+            where a format has scales.
         in_flight: The most stages that are copied at the same time, until a block's warps have
             freed two stages of the product that is copied.
         urgent_in_flight: The most stages that are copied at the same time from then on; 0:
@@ -55,6 +58,7 @@ class Tuning:
     in_flight: int
     kv_strands: int
     kv_splits: int
+    strip_tiles: int = 1
     merges_first: bool = False
     urgent_in_flight: int = 0
     others: int = 2

@@ -119,7 +119,7 @@ def source_of(
 #include "prefill.cuh"
 #include "trace_layout.cuh"
 {formats_of(program)}
-{sequence_of(program)}
+{sequence_of(program, tuning)}
 struct Model : Ops {{
     {(chr(10) + "    ").join(members)}
 }};

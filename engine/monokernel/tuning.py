@@ -9,11 +9,15 @@ from ..base.core import lib
 from ..model.config import ModelConfig
 from ..model.program import Program
 from ..model.variant import USUAL, Variant
-from .layout import TILE, most_tile_bytes, products_of
+from .layout import TILE, Product, has_scales, head_of, least_tile_bytes, products_of, stage_bytes
 from .machine import Kind, Machine, num_groups
 from .shape import Tuning
 
-_MOST_STEPS = 8
+# The most bytes of weights that a warp has of a stage. Its threads hold them in registers, with
+# those of the next stage.
+_MOST_OF_WARP = 8 * 512
+# The most tiles that share scales. No group of columns is longer.
+_STRIP_TILES = 8
 _MOST_STAGES = 16
 # The most different delays with which residuals begin a token step. Two delays differ by a sixth of
 # a layer. None is longer than the weights that are loaded ahead last.
@@ -65,7 +69,7 @@ def tuning_for(
         )
     kind = machine.kind
     warps, steps = _warps_and_steps(program, world_size, kind)
-    stage = steps * warps * most_tile_bytes(program)
+    stage = stage_bytes(program, warps, steps, _STRIP_TILES)
     ahead = stage if kind.weights_in_registers else machine.shared_bytes
     has_chunks = kind.chunk > 1
     kv_strands = _kv_strands(c, machine) if has_chunks else kind.most_kv_strands
@@ -82,6 +86,7 @@ def tuning_for(
         warps=warps,
         stages=_MOST_STAGES,
         stage_steps=steps,
+        strip_tiles=_STRIP_TILES if has_scales(program) else 1,
         in_flight=max(1, round(_quiet_bytes(program, block_bytes, kind) / stage)),
         urgent_in_flight=max(1, kind.bytes_in_flight // stage),
         kv_strands=kv_strands,
@@ -105,26 +110,39 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
     """Returns the number of warps that pads the model least, and the steps of a stage. The warps
     change bits, so they depend only on the model and the kind of device.
     """
-    num_lanes, tile_bytes = program.config.num_lanes, most_tile_bytes(program)
+    num_lanes, tile_bytes = program.config.num_lanes, least_tile_bytes(program)
 
     def padded(warps: int) -> int:
         """Returns the bytes of a layer, including zeros that make all warps' parts equally long."""
-        return sum(each.packed_bytes(warps) for each in products_of(program, num_lanes))
+        products = products_of(program, num_lanes)
+        return sum(each.packed_bytes(warps, _STRIP_TILES) for each in products)
 
     def steps(warps: int, numbers: Collection[int]) -> int:
-        """Returns the largest number of steps that divides each product's steps, or is a multiple
-        of them.
+        """Returns the largest number of steps of whole strips that divides each product's steps,
+        or is a multiple of them; if there is none, the largest one of whole strips.
         """
-        all_steps = [
-            each.lanes * each.steps(warps)
-            for lanes in numbers
-            for each in products_of(program, lanes)
-        ]
-        return max(
+        products = [each for lanes in numbers for each in products_of(program, lanes)]
+        products.append(head_of(program))
+
+        def of_product(each: Product, num: int) -> int:
+            return max(1, num * tile_bytes // each.format.tile_bytes)
+
+        most = min(_MOST_OF_WARP // tile_bytes, kind.most_stage_bytes // (warps * tile_bytes))
+        whole = [
             num
-            for num in range(1, min(_MOST_STEPS, kind.most_stage_bytes // (warps * tile_bytes)) + 1)
-            if all(each % num == 0 or num % each == 0 for each in all_steps)
-        )
+            for num in range(1, most + 1)
+            if all(
+                of_product(each, num) % each.strip_tiles(warps, _STRIP_TILES) == 0
+                for each in products
+            )
+        ]
+
+        def fits(each: Product, num: int) -> bool:
+            own, all_steps = of_product(each, num), each.lanes * each.steps(warps)
+            return all_steps % own == 0 or own % all_steps == 0
+
+        even = [num for num in whole if all(fits(each, num) for each in products)]
+        return max(even or whole)
 
     def key(warps: int) -> tuple[bool, int]:
         is_small = steps(warps, [most_lanes]) * warps * tile_bytes < kind.least_stage_bytes
@@ -230,6 +248,11 @@ def with_variant(usual: Tuning, variant: Variant) -> Tuning:
         return usual
     if usual.weights_in_registers:
         _check_without_ring(variant)
+    if variant.stage_steps % usual.strip_tiles:
+        raise kccl.InvalidArgument(
+            f"stage-steps={variant.stage_steps} must be a multiple of {usual.strip_tiles}, the "
+            "tiles that share scales"
+        )
     return replace(
         usual,
         chunk=1,

@@ -8,7 +8,7 @@ from long import long_after
 
 import kccl
 from kccl.engine.files.random_weights import MODELS
-from kccl.engine.formats.table import DTYPES
+from kccl.engine.formats.table import DTYPES, MULTIPLIED
 from kccl.engine.model.config import ModelConfig
 from kccl.engine.model.ops import PRODUCTS
 from kccl.engine.model.program import Program
@@ -32,12 +32,18 @@ LLAMA = {"num_lanes": 3, "num_heads": 6, "num_kv_heads": 3, "ffn": 192} | SMALL
 PARTS = LANEFORMER | {"lm_head": "vocab_parallel", "vocab_size": 256}
 USUAL = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, kv_strands=2, kv_splits=1)
 CHUNKED = replace(USUAL, chunk=8, chunk_warps=4)
+BYTES = {"num_lanes": 2, "num_heads": 4, "num_kv_heads": 2, "ffn": 256, "num_layers": 2}
+BYTES |= {"hidden": 128, "head_dim": 32, "vocab_size": 192, "context": 64}
+FP8 = dict.fromkeys(("qkv", "gate_up", "down"), MULTIPLIED["e4m3_128"])
+FP8 |= {"out": MULTIPLIED["e4m3_32"]}
 MIXED = {"down": DTYPES["float16"], "head": DTYPES["float16"]}
 # (model, changes, formats, tuning, ranks)
 CASES = {
     "laneformer": ("tiny-laneformer", LANEFORMER, {}, CHUNKED, (1, 2, 4)),
     "head parts": ("tiny-laneformer", PARTS, {}, replace(USUAL, blocks=8, warps=1), (1, 2)),
     "uneven lanes": ("tiny-llama", LLAMA, {}, replace(CHUNKED, blocks=5, stage_steps=1), (1, 2, 3)),
+    # Lanes of 128 columns: strips of 4 tiles, and of 2 in the output projection.
+    "8 bits": ("tiny-llama", BYTES, FP8, replace(CHUNKED, stage_steps=4, strip_tiles=4), (1, 2)),
     "two formats": ("tiny-llama", LLAMA, MIXED, replace(USUAL, warps=3, stage_steps=1), (1,)),
 }
 
@@ -57,8 +63,9 @@ def check_of(program: Program, rank: int, world_size: int, tuning: Tuning) -> st
             f"{product}::kLanes": each.lanes,
             f"{product}::kSteps": steps,
             f"{product}::Format::kTileBytes": each.format.tile_bytes,
-            f"{product}::kTiles * {product}::kPacked * {product}::Format::kTileBytes": (
-                each.packed_bytes(tuning.warps)
+            f"{product}::Format::kStripTiles": each.strip_tiles(tuning.warps, tuning.strip_tiles),
+            f"{product}::kTiles * {product}::kPacked * kTileBytesOf<{product}::Format>": (
+                each.packed_bytes(tuning.warps, tuning.strip_tiles)
             ),
         }
         if tuning.chunk > 1 and each.kind != "head":
@@ -67,10 +74,11 @@ def check_of(program: Program, rank: int, world_size: int, tuning: Tuning) -> st
             parts = chunk_parts(tiles, positions, tuning.chunk_warps)
             facts[f"ChunkPlan<Model, {product}>::kParts"] = parts
         lines += [f"static_assert({a} == {b}u, {quoted(a)});" for a, b in facts.items()]
-    packed = layout.packed_bytes(program, rank, world_size, tuning.warps)
+    packed = layout.packed_bytes(program, rank, world_size, tuning.warps, tuning.strip_tiles)
     whole = "Dims::stream_of(Model::kBlocks) * kUnitBytes<Model>"
     lines.append(f"static_assert({whole} == {packed}u, {quoted('the stream')});")
-    stage = tuning.stage_steps * tuning.warps * layout.most_tile_bytes(program)
+    numbers = tuning.warps, tuning.stage_steps, tuning.strip_tiles
+    stage = layout.stage_bytes(program, *numbers)
     lines.append(f"static_assert(Dims::kStageBytes == {stage}u, {quoted('a stage')});")
     # Each block's stream ends where the next one begins, and has its products in their order.
     lines.append(ORDER)

@@ -9,7 +9,7 @@ from long import long_after
 from shapes import OF_MONOKERNEL
 
 from kccl.engine.files.random_weights import MODELS
-from kccl.engine.formats.table import DTYPES
+from kccl.engine.formats.table import MULTIPLIED
 from kccl.engine.model.ops import KINDS
 from kccl.engine.model.program import Program
 from kccl.engine.model.variant import TRACING, parse
@@ -43,6 +43,7 @@ PREFILL_BYTES = 320
             ("llama-1b", 1, "bfloat16", True),
             ("qwen2.5-0.5b", 1, "bfloat16", False),
             ("laneformer-2b", 1, "float16", False),
+            ("laneformer-2b", 1, "e4m3_128", False),
         ],
     ),
 )
@@ -53,7 +54,7 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, gpus, dtype, samp
     kernels = {"6decode14": MOST_BYTES[model, gpus][samples]}
     if not samples:
         kernels["7prefill14"] = PREFILL_BYTES
-    program = Program(MODELS[model], dict.fromkeys(KINDS, DTYPES[dtype]))
+    program = Program(MODELS[model], dict.fromkeys(KINDS, MULTIPLIED[dtype]))
     tuning = tuning_for(program, gpus, H200)
     source = source_of(program, gpus, CONTEXT, tuning, samples=samples)
     names = ["decode"] if samples else ["decode", "prefill"]

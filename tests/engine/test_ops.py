@@ -15,7 +15,9 @@ from kccl.engine.model.ops import KINDS, PRODUCTS, Place, Rows, Vector
 from kccl.engine.model.program import Program
 from kccl.engine.model.variant import PINS, parse
 from kccl.engine.monokernel import layout, weights
+from kccl.engine.monokernel.machine import SIMULATED, Machine
 from kccl.engine.monokernel.sequence import name_of, sequence_of
+from kccl.engine.monokernel.tuning import tuning_for
 
 MODEL = Program(MODELS["tiny-qwen3"])
 MIXTURE = Program(MODELS["tiny-gpt-oss"])
@@ -130,7 +132,8 @@ def test_the_monokernels_packer_gets_each_product():
 @pytest.mark.parametrize("name", ["tiny-laneformer", "tiny-llama", "tiny-qwen2"])
 def test_the_monokernel_has_the_programs_ops_in_its_order(name):
     program = Program(MODELS[name])
-    text = sequence_of(program)
+    tuning = tuning_for(program, 1, Machine(4, kind=SIMULATED))
+    text = sequence_of(program, tuning)
     of_layer = [op for op in program.ops if op.name.startswith("layers.0.")]
     rows = re.findall(r"\{Product::k(\w+), Vector::k(\w+), Vector::k(\w+), (\w+)\},", text)
     assert rows == [

@@ -11,7 +11,7 @@ struct Plain16 {
     using Operand = T;
     using Stored = typename Mma<T>::Weights;
     using Lane = typename Mma<T>::Lane;
-    static constexpr uint32_t kTileBytes = decode::kTileBytes;
+    static constexpr uint32_t kTileBytes = decode::kTileBytes, kStripTiles = 1, kScaleBytes = 0;
 
     KCCL_DECODE static Stored load(const Lane& lane, const uint8_t* tile) {
         return lane.weights(tile);

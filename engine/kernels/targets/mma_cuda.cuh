@@ -21,12 +21,24 @@ struct Mma {
     struct Sums {
         float value[4];
     };
+    struct Bytes {
+        uint32_t word[2];
+    };
+    struct Scales {
+        float value[2];
+    };
+    struct Scaled {
+        float value[2];
+    };
 
     KCCL_CONSTEXPR static uint32_t offset(uint32_t row, uint32_t column) {
         const uint32_t thread = row % 8 * 4 + column / 4;
         const uint32_t word = row / 8 + column % 4 / 2 * 2;
         return thread * 16 + word * 4 + column % 2 * 2;
     }
+
+    // The scales of a thread's two rows are neighbours.
+    KCCL_CONSTEXPR static uint32_t scale_offset(uint32_t row) { return row % 8 * 8 + row / 8 * 4; }
 
     class Lane {
       public:
@@ -51,6 +63,19 @@ struct Mma {
 
         KCCL_DECODE Weights streamed(const uint8_t* tile) const { return weights(tile); }
 
+        KCCL_DECODE Bytes bytes(const uint8_t* tile) const {
+            const uint64_t both =
+                mem::load_plain(reinterpret_cast<const uint64_t*>(tile) + thread_);
+            return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
+        }
+
+        KCCL_DECODE Scales scales(const uint8_t* scales) const {
+            const uint64_t both =
+                mem::load_plain(reinterpret_cast<const uint64_t*>(scales) + thread_ / 4);
+            return {{platform::bit_cast<float>(static_cast<uint32_t>(both)),
+                     platform::bit_cast<float>(static_cast<uint32_t>(both >> 32))}};
+        }
+
         KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
             const uint64_t both = mem::load_plain(reinterpret_cast<const uint64_t*>(bytes));
@@ -74,6 +99,13 @@ struct Mma {
         }
 
         template <class F>
+        KCCL_DECODE void totals(const Scaled& scaled, F f) const {
+            uint32_t i = 0;
+            for_each_place(
+                [&](uint32_t row, uint32_t vector) { f(row, vector, scaled.value[i++]); });
+        }
+
+        template <class F>
         KCCL_DECODE void for_each_place(F f) const {
             f(thread_ / 4, thread_ % 4);
             f(thread_ / 4 + 8, thread_ % 4);
@@ -84,6 +116,20 @@ struct Mma {
         const uint32_t num_vectors_;
         const uint32_t input_;  // in bytes
     };
+
+    KCCL_DECODE static Weights words_of(const uint64_t (&fours)[2]) {
+        return {{static_cast<uint32_t>(fours[0]), static_cast<uint32_t>(fours[0] >> 32),
+                 static_cast<uint32_t>(fours[1]), static_cast<uint32_t>(fours[1] >> 32)}};
+    }
+
+    KCCL_DECODE static void add_scaled(Scaled& scaled, const Sums& sums, const Scales& scales) {
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < 2; ++i) {
+            const float sum =
+                sums.value[2 * i] * Parts<T>::kHigh + sums.value[2 * i + 1] * Parts<T>::kLow;
+            scaled.value[i] += rounded_product(sum, scales.value[i]);
+        }
+    }
 
     KCCL_DECODE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
 #define KCCL_DECODE_MMA(type)                                                                     \

@@ -6,6 +6,7 @@ namespace kccl::decode {
 
 template <class T>
 struct Mma {
+    using Part = typename Parts<T>::Type;
     static constexpr uint32_t kVectors = kKcclDecodeVectors, kTotals = kVectors;
 
     struct Weights {
@@ -18,10 +19,21 @@ struct Mma {
     struct Sums {
         float value[kVectors];
     };
+    struct Bytes {
+        uint32_t word[kTileFloat4s];
+    };
+    struct Scales {
+        float value;
+    };
+    struct Scaled {
+        float value[kVectors];
+    };
 
     KCCL_CONSTEXPR static uint32_t offset(uint32_t row, uint32_t column) {
         return (row * kTileColumns + column) * 2;
     }
+
+    KCCL_CONSTEXPR static uint32_t scale_offset(uint32_t row) { return row * 4; }
 
     class Lane {
       public:
@@ -42,6 +54,19 @@ struct Mma {
 
         KCCL_DECODE Weights streamed(const uint8_t* tile) const { return weights(tile); }
 
+        KCCL_DECODE Bytes bytes(const uint8_t* tile) const {
+            Bytes bytes = {};
+            if (row_ == kTileRows) return bytes;
+            const auto* row = reinterpret_cast<const uint32_t*>(tile + offset(row_, 0) / 2);
+            for (uint32_t i = 0; i < kTileFloat4s; ++i) bytes.word[i] = mem::load_plain(row + i);
+            return bytes;
+        }
+
+        KCCL_DECODE Scales scales(const uint8_t* scales) const {
+            if (row_ == kTileRows) return {0};
+            return {mem::load_plain(reinterpret_cast<const float*>(scales) + row_)};
+        }
+
         KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
             Inputs inputs = {};
             for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
@@ -51,7 +76,8 @@ struct Mma {
                     widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->high)), high);
                     widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->low)), low);
                     for (uint32_t i = 0; i < 4; ++i) {
-                        inputs.value[vector][4 * index4 + i] = high[i] + low[i];
+                        inputs.value[vector][4 * index4 + i] =
+                            Parts<T>::kHigh * high[i] + Parts<T>::kLow * low[i];
                     }
                 }
             }
@@ -71,6 +97,12 @@ struct Mma {
         }
 
         template <class F>
+        KCCL_DECODE void totals(const Scaled& scaled, F f) const {
+            for_each_place(
+                [&](uint32_t row, uint32_t vector) { f(row, vector, scaled.value[vector]); });
+        }
+
+        template <class F>
         KCCL_DECODE void for_each_place(F f) const {
             for (uint32_t vector = 0; vector < kVectors; ++vector) f(row_, vector);
         }
@@ -81,9 +113,21 @@ struct Mma {
         const uint32_t stride_;
     };
 
+    KCCL_DECODE static Weights words_of(const uint64_t (&fours)[kTileFloat4s]) {
+        Weights weights;
+        for (uint32_t i = 0; i < kTileFloat4s; ++i) weights.index4[i] = fours[i];
+        return weights;
+    }
+
+    KCCL_DECODE static void add_scaled(Scaled& scaled, const Sums& sums, const Scales& scales) {
+        for (uint32_t vector = 0; vector < kVectors; ++vector) {
+            scaled.value[vector] += rounded_product(sums.value[vector], scales.value);
+        }
+    }
+
     KCCL_DECODE static void widen(uint64_t four, float* out) {
         for (uint32_t i = 0; i < 4; ++i) {
-            out[i] = Element<T>::widen(T{static_cast<uint16_t>(four >> 16 * i)});
+            out[i] = Element<Part>::widen(Part{static_cast<uint16_t>(four >> 16 * i)});
         }
     }
 
