@@ -181,10 +181,8 @@ class Checkpoint(Closing):
     def _formats_of(
         self, stored: Mapping[str, Format], keeps: Collection[str], *, is_alike: bool = False
     ) -> dict[str, Format]:
-        usual = DTYPES[self.dtype]
-        found = kept_formats(stored, self._shapes, usual, keeps, is_alike=is_alike)
-        if self.config.is_tied:
-            # A tied embedding and head are one tensor, so they have one format.
+        found = kept_formats(stored, self._shapes, DTYPES[self.dtype], keeps, is_alike=is_alike)
+        if self.config.is_tied:  # Embedding and head are one tensor.
             found["head"] = found["embed"]
         return found
 

@@ -13,8 +13,8 @@
 //                                  from `first` on. `rows`: as they are stored, `columns` values
 //                                  each. num: 16; 0: the tile gets zeros. All threads of a warp
 //   F::four(rows, i)               values 4 i to 4 i + 3 of a table that lies as it is stored
-//   F::kStripTiles                 the tiles of a strip, which follow each other in a warp's part of
-//                                  the columns
+//   F::kStripTiles                 the tiles of a strip, which follow each other in a warp's
+//                                  part of the columns
 //   F::kScaleBytes                 of the scales behind the tiles of a strip; 0: it has none
 //
 // With scales F has two more functions, and streamed() is not used:

@@ -130,11 +130,15 @@ class Multiplier {
     KCCL_CONSTEXPR static bool all_fit(Matrices<M...>) {
         return (fits<M>() && ...);
     }
+    template <class M>
+    KCCL_CONSTEXPR static bool is_even() {
+        return !kIsSame<F, typename M::Format> || M::kIsEven;
+    }
     template <class... M>
     KCCL_CONSTEXPR static bool are_even(Matrices<M...>) {
-        return ((!kIsSame<F, typename M::Format> || M::kIsEven) && ...);
+        return (is_even<M>() && ...);
     }
-    static constexpr bool kAreEven = are_even(Products<S>{});
+    static constexpr bool kAreEven = are_even(Products<S>{}) && is_even<typename Shape<S>::Head>();
     static constexpr bool kHasOthers = !(all_fit(Products<S>{}) && fits<typename Shape<S>::Head>());
 
     // Inputs of tiles of 8 bits are loaded when they are multiplied. There are twice as many, for

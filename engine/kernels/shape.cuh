@@ -29,8 +29,9 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
 
 // A product of `BLOCKS` blocks, with LANES inputs of COLUMNS values each, whose sums stay apart. F
 // is its format. Tiles lie in memory as [row tile][lane][step][warp]: each step is one tile for
-// each warp. In a format with strips they lie as [row tile][lane][strip][warp][tile]. If the row tiles do not divide, kTiles % BLOCKS consecutive blocks have one more,
-// beginning with block LONGER and wrapping to block 0.
+// each warp. In a format with strips they lie as [row tile][lane][strip][warp][tile]. If the row
+// tiles do not divide, kTiles % BLOCKS consecutive blocks have one more, beginning with block
+// LONGER and wrapping to block 0.
 template <class S, class F, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS,
           uint32_t LONGER = 0>
 struct Matrix {
@@ -49,8 +50,8 @@ struct Matrix {
     // A warp's float4s of one lane's vector.
     static constexpr uint32_t kFloat4s = kSteps * kTileFloat4s;
     // A stage reads its inputs from one contiguous piece of the staged vector. So a vector that is
-    // shorter than a stage is staged several times. If neither the steps of a stage nor those of the
-    // vector's lanes divide the others, the vector's beginning is staged behind its end, too.
+    // shorter than a stage is staged several times. If neither the steps of a stage nor those of
+    // the vector's lanes divide the others, the vector's beginning is staged behind its end, too.
     static constexpr uint32_t kAllSteps = LANES * kSteps;
     static constexpr uint32_t kStageSteps = kStageStepsOf<S, F>;
     static_assert(kStageSteps % F::kStripTiles == 0, "whole strips");

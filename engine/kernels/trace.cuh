@@ -23,7 +23,7 @@ struct Trace {
         uint32_t stages = 0;
         for (uint32_t tiles = M::kMostTiles; tiles > 0;) {
             const uint32_t now = tiles < at_once ? tiles : at_once;
-            stages += ceil_div(now * M::kAllSteps, S::kStageSteps);
+            stages += ceil_div(now * M::kAllSteps, M::kStageSteps);
             tiles -= now;
         }
         return stages;

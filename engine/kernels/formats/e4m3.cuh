@@ -1,5 +1,5 @@
-// FP8 e4m3fn with a scale for a group of COLUMNS columns. The twin of formats/e4m3.py. STRIP tiles of
-// a warp share the scales of their rows: they lie in one group.
+// FP8 e4m3fn with a scale for a group of COLUMNS columns. The twin of formats/e4m3.py. STRIP tiles
+// of a warp share the scales of their rows: they lie in one group.
 //
 // A number has a sign, 4 bits of exponent and 3 of mantissa. FP16 holds all of them exactly, and
 // NVIDIA's GPUs convert two in one instruction. BF16 would take four. The vectors' range does not
