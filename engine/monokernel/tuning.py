@@ -16,6 +16,8 @@ from .shape import Tuning
 # The most bytes of weights that a warp has of a stage. Its threads hold them in registers, with
 # those of the next stage.
 _MOST_OF_WARP = 8 * 512
+# Numbers of warps are as good as each other if the model's bytes differ by less than such a share.
+_SHARE_OF_SCALES = 50
 # The most tiles that share scales. No group of columns is longer.
 _STRIP_TILES = 8
 _MOST_STAGES = 16
@@ -146,11 +148,14 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
 
     def key(warps: int) -> tuple[bool, int]:
         is_small = steps(warps, [most_lanes]) * warps * tile_bytes < kind.least_stage_bytes
-        return is_small, padded(warps)
+        # Fewer warps have longer strips, whose scales are fewer. That is not worth a slower product.
+        unit = least // _SHARE_OF_SCALES if has_scales(program) else 1
+        return is_small, (padded(warps) - least) // unit
 
     is_ordinary = program.num_residuals == 1
     numbers = {len(program.lanes_of(rank, world_size)) for rank in range(world_size)}
     most_lanes = num_lanes if is_ordinary else 1
+    least = min(map(padded, kind.warps))
     warps = min(kind.warps, key=key)
     return warps, steps(warps, numbers if is_ordinary else [1])
 

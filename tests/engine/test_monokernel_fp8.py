@@ -178,10 +178,11 @@ def test_planted_bugs_are_found(bug, tmp_path, monkeypatch):
     assert not np.allclose(found, wanted, atol=TOLERANCE)
 
 
-def test_tunings_have_long_strips_and_stages():
-    """Few scales, and copies that are as long as those of 16 bits."""
-    for model in ("laneformer-2b", "llama-1b", "llama-8b"):
+def test_tunings_have_many_warps_and_long_stages():
+    """Copies are as long as those of 16 bits, and few scales are no reason for fewer warps."""
+    for model, warps in (("laneformer-2b", 6), ("llama-1b", 8), ("llama-8b", 8)):
         formats = dict.fromkeys(KINDS, MULTIPLIED["e4m3_128"]) | {"head": MULTIPLIED["bfloat16"]}
         program = Program(MODELS[model], formats)
         tuning = tuning_for(program, 1, Machine(132))
+        assert tuning.warps == warps
         assert tuning.stage_steps * tuning.warps * 256 >= 16 << 10
