@@ -148,7 +148,7 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
 
     def key(warps: int) -> tuple[bool, int]:
         is_small = steps(warps, [most_lanes]) * warps * tile_bytes < kind.least_stage_bytes
-        # Fewer warps have longer strips, whose scales are fewer. That is not worth a slower product.
+        # Fewer warps have longer strips with fewer scales, which is not worth a slower product.
         unit = least // _SHARE_OF_SCALES if has_scales(program) else 1
         return is_small, (padded(warps) - least) // unit
 

@@ -28,8 +28,8 @@ MOST_BYTES = {
     ("qwen2.5-0.5b", 1): (192,),
 }
 CONTEXT = 4096
-# Once a step, in no loop of a product.
-PREFILL_BYTES = 320
+# Once a step, in no loop of a product. With scales such loops spill, too, and a prompt takes longer.
+PREFILL_BYTES = {"bfloat16": 320, "float16": 320, "e4m3_128": 640}
 
 
 @pytest.mark.long
@@ -53,7 +53,7 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, gpus, dtype, samp
         pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
     kernels = {"6decode14": MOST_BYTES[model, gpus][samples]}
     if not samples:
-        kernels["7prefill14"] = PREFILL_BYTES
+        kernels["7prefill14"] = PREFILL_BYTES[dtype]
     program = Program(MODELS[model], dict.fromkeys(KINDS, MULTIPLIED[dtype]))
     tuning = tuning_for(program, gpus, H200)
     source = source_of(program, gpus, CONTEXT, tuning, samples=samples)
