@@ -155,7 +155,7 @@ def read_for(
     usual = checkpoint.dtype if checkpoint.dtype in has else next(iter(has))
     rounds = BACKENDS[backend].rounds
     if weights is not None:
-        if weights in ROUNDED and weights not in rounds:
+        if isinstance(weights, str) and weights in ROUNDED and weights not in rounds:
             names = " or ".join([*map(repr, rounds), "None"])
             raise kccl.InvalidArgument(
                 f"weights is {weights!r}, must be {names} on backend {backend!r}: backend 'host' "

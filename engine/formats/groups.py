@@ -7,7 +7,9 @@ when they are read. A group is stored as
     scale in FP32 | zero point, a byte, if there is one | weights
 """
 
+import os
 from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,9 @@ from .base import Format
 _SCALE_BYTES = 4
 # The number of values that are dequantised at a time, so that their FP32 copy stays small.
 _CHUNK = 1 << 20
+# The number of values that are rounded at a time, few enough that they stay in a core's cache, and
+# the fewest chunks for which threads are started.
+_ROUNDED_AT_ONCE, _LEAST_SHARED, _MOST_THREADS = 1 << 16, 16, 16
 
 
 class Groups(Format):
@@ -100,14 +105,27 @@ class Groups(Format):
 
     def from_values(self, values: NDArray[Any]) -> NDArray[Any]:
         """See Format. A group's largest number, or its range, decides its scale."""
-        rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1])
-        weights, scales, zeros = self.quantised(rows.reshape(-1, self.block))
-        shape = len(rows), -1
-        words = self.joined(
-            weights.reshape(shape),
-            scales.reshape(shape),
-            None if zeros is None else zeros.reshape(shape),
-        )
+        rows = values.reshape(-1, values.shape[-1])
+        words = np.empty((len(rows), self.words_of(rows.shape[1])), np.uint8)
+        at_once = max(1, _ROUNDED_AT_ONCE // rows.shape[1])
+
+        def round_from(first: int) -> None:
+            some = np.ascontiguousarray(rows[first : first + at_once], np.float32)
+            weights, scales, zeros = self.quantised(some.reshape(-1, self.block))
+            shape = len(some), -1
+            words[first : first + at_once] = self.joined(
+                weights.reshape(shape),
+                scales.reshape(shape),
+                None if zeros is None else zeros.reshape(shape),
+            )
+
+        starts = range(0, len(rows), at_once)
+        if len(starts) < _LEAST_SHARED:
+            for first in starts:
+                round_from(first)
+        else:
+            with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:
+                list(threads.map(round_from, starts))
         return words.reshape(*values.shape[:-1], -1)
 
     def is_finite(self, words: NDArray[Any]) -> bool:

@@ -28,7 +28,7 @@ MOST_BYTES = {
     ("qwen2.5-0.5b", 1): (192,),
 }
 CONTEXT = 4096
-# Once a step, in no loop of a product. With scales such loops spill, too, and a prompt takes longer.
+# Once a step, in no loop of a product. In FP8 such loops spill, too, and a prompt takes longer.
 PREFILL_BYTES = {"bfloat16": 320, "float16": 320, "e4m3_128": 640}
 
 
