@@ -107,6 +107,9 @@ def expanded(
     for name, each in stored.items() if keeps else ():
         if each.block == 1 or given[name].in_files == each.in_files:
             continue
+        # The host multiplies it, and this backend does not.
+        if each.is_on_host and each.name not in keeps:
+            continue
         columns = shapes[name][-1]
         if each.name not in keeps:
             why = "the engine does not multiply it as it is stored"

@@ -11,6 +11,43 @@
 
 namespace kccl::decode {
 
+// This thread's part of a tile in any of the model's formats, which have one size.
+template <class S, bool IS_ONE = S::Formats::kIsOne>
+struct Held {
+    using Stored = typename S::Formats::First::Stored;
+    template <class F>
+    KCCL_DECODE const Stored& as() const {
+        return stored;
+    }
+    template <class F>
+    KCCL_DECODE void hold(const Stored& part) {
+        stored = part;
+    }
+    Stored stored;
+};
+template <class S>
+struct Held<S, false> {
+    template <class F>
+    KCCL_DECODE typename F::Stored as() const {
+        struct Words {
+            uint32_t word[sizeof(typename F::Stored) / sizeof(uint32_t)];
+        } words;
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < sizeof(words) / sizeof(uint32_t); ++i) words.word[i] = word[i];
+        return platform::bit_cast<typename F::Stored>(words);
+    }
+    template <class F>
+    KCCL_DECODE void hold(const typename F::Stored& part) {
+        struct Words {
+            uint32_t word[sizeof(typename F::Stored) / sizeof(uint32_t)];
+        };
+        const auto words = platform::bit_cast<Words>(part);
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < sizeof(words) / sizeof(uint32_t); ++i) word[i] = words.word[i];
+    }
+    uint32_t word[(sizeof(typename S::Formats::First::Stored) + 3) / 4];
+};
+
 // See weights.cuh. There is no explicit wait: the use of a register waits for the load into it.
 template <class S>
 class RegisterWeights {
@@ -53,7 +90,7 @@ class RegisterWeights {
 
     template <class F, class Lane>
     KCCL_DECODE Strip<F> strip(const Lane&, uint32_t i) const {
-        return stage_.template strip<F>(i);
+        return {{tiles_[i].template as<F>()}};
     }
 
     KCCL_DECODE void has_copied() {}
@@ -72,7 +109,7 @@ class RegisterWeights {
         typename Unit::Sums sums = {};
         KCCL_UNROLL
         for (uint32_t i = 0; i < S::kStageSteps; ++i) {
-            Unit::multiply(sums, First::operand(stage_.template strip<First>(i).tiles[0]), {});
+            Unit::multiply(sums, First::operand(tiles_[i].template as<First>()), {});
         }
         const uint32_t warp_index = platform::thread_in_block() / platform::kWarpSize;
         auto* const area = reinterpret_cast<float*>(shared_.area[0][warp_index]);
@@ -89,8 +126,8 @@ class RegisterWeights {
         KCCL_UNROLL
         for (uint32_t i = 0; i < S::kStageSteps; ++i) {
             const uint64_t step = next_ + i < num_ ? next_ + i : 0;
-            const uint8_t* const tile = begin_ + step * (S::kWarps * kUnitBytes<S>);
-            stage_.template hold<First>(i, Strip<First>{{First::streamed(lane, tile)}});
+            tiles_[i].template hold<First>(
+                First::streamed(lane, begin_ + step * (S::kWarps * kUnitBytes<S>)));
         }
     }
 
@@ -102,7 +139,7 @@ class RegisterWeights {
     uint32_t num_;
     uint32_t end_ = 0;
     uint32_t next_ = 0;
-    HeldStage<S> stage_;
+    Held<S> tiles_[S::kStageSteps];
 };
 
 }  // namespace kccl::decode

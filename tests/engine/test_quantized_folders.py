@@ -196,14 +196,18 @@ def test_the_packed_weights_take_the_files_bytes(tmp_path):
             assert engine.nbytes <= most * stored
 
 
-def test_the_monokernel_turns_them_into_a_dtype(tmp_path):
+def test_the_monokernel_multiplies_them_on_nvidia_and_turns_them_into_a_dtype_on_amd(tmp_path):
     tensors, _ = tensors_of("fp8 blocks")
     with open_checkpoint(write_folder(tmp_path / "m", "fp8 blocks", tensors)) as checkpoint:
-        for backend in ("cuda", "hip", "sim"):
+        read = read_for(checkpoint, "hip", None)
+        assert {each.name for each in read.formats.values()} == {"bfloat16"}
+        told = "weights are rounded from F8_E4M3 to bfloat16"
+        assert rounding(read) == [NOTICE.format(8), told]
+        for backend in ("cuda", "sim"):
             read = read_for(checkpoint, backend, None)
-            assert {each.name for each in read.formats.values()} == {"bfloat16"}
-            told = "weights are rounded from F8_E4M3 to bfloat16"
-            assert rounding(read) == [NOTICE.format(8), told]
+            kept = {each.name for each in read.formats.values()}
+            assert kept == {"bfloat16", "e4m3_128", "e4m3_32"}
+            assert rounding(read) == [NOTICE.format(8)]
 
 
 def test_a_notice_names_a_tensor_that_the_file_has(tmp_path):
