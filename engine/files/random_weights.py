@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import kccl
 
+from ..base.parts import in_parts
 from ..formats.base import Format, Stored
 from ..formats.float32 import FLOAT32
 from ..formats.table import MULTIPLIED, ON_HOST
@@ -28,6 +29,8 @@ from .checkpoint import Checkpoint
 from .source import Source
 
 _LEVELS = 1 << 16
+# The largest random word, and the words that a thread draws at a time.
+_MOST_WORD, _AT_ONCE = (1 << 64) - 1, 1 << 14
 # The norms' weights are random numbers around 1, so that tests notice a norm that is forgotten or
 # swapped.
 _NORM_SPREAD = 0.1
@@ -276,15 +279,24 @@ class RandomSource(Source):
         size = math.prod(shape[1:])
         # One random word holds four random indices.
         words = -(-size // 4)
-        bits = np.random.PCG64([self._seed, zlib.crc32(name.encode())])
-        bits.advance(start * words)
-        indices = bits.random_raw((stop - start) * words).view(np.uint16)
+        num = (stop - start) * words
         stored_in = self._formats[name]
         # Blocks are made of numbers in FP32.
         drawn_in = stored_in if stored_in.block == 1 else FLOAT32
         levels = _levels(*self._mean_and_spread(name), drawn_in)
-        # No index is too large. "wrap" is chosen because it is the fastest: it checks nothing.
-        words_of = np.take(levels, indices, mode="wrap")
+        words_of = np.empty(4 * num, levels.dtype)
+
+        def draw_from(first: int) -> None:
+            bits = np.random.PCG64([self._seed, zlib.crc32(name.encode())])
+            bits.advance(start * words + first)
+            some = np.random.Generator(bits).integers(
+                _MOST_WORD, size=min(_AT_ONCE, num - first), dtype=np.uint64, endpoint=True
+            )
+            out = words_of[4 * first : 4 * (first + _AT_ONCE)]
+            # No index is too large. "wrap" is the fastest: it checks nothing.
+            np.take(levels, some.view(np.uint16), mode="wrap", out=out)
+
+        in_parts(draw_from, num, _AT_ONCE)
         entries = words_of.reshape(stop - start, -1)[:, :size]
         drawn = Stored(drawn_in, entries.reshape(stop - start, *shape[1:]))
         return drawn.turned_into(stored_in)

@@ -7,22 +7,21 @@ when they are read. A group is stored as
     scale in FP32 | zero point, a byte, if there is one | weights
 """
 
-import os
 from abc import abstractmethod
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.parts import in_parts
 from .base import Format
 
 _SCALE_BYTES = 4
 # The number of values that are dequantised at a time, so that their FP32 copy stays small.
 _CHUNK = 1 << 20
-# The number of values that are rounded at a time, few enough that they stay in a core's cache, and
-# the fewest chunks for which threads are started.
-_ROUNDED_AT_ONCE, _LEAST_SHARED, _MOST_THREADS = 1 << 16, 16, 16
+# The number of values that are rounded or dequantised by a thread at a time, few enough that they
+# stay in a core's cache.
+_AT_ONCE = 1 << 16
 
 
 class Groups(Format):
@@ -92,11 +91,20 @@ class Groups(Format):
     def to_float32(self, words: NDArray[Any]) -> NDArray[np.float32]:
         """See Format. A damaged scale may give a NaN or an infinity."""
         groups = np.ascontiguousarray(words).reshape(-1, self.words)
-        numbers = self.numbers(groups[:, self._weights_at :])
-        if self.has_zeros:
-            numbers = numbers - groups[:, _SCALE_BYTES, None].astype(np.float32)
-        with np.errstate(all="ignore"):
-            values = numbers * self._scales(groups)[:, None]
+        values = np.empty((len(groups), self.block), np.float32)
+        at_once = max(1, _AT_ONCE // self.block)
+
+        def dequantise_from(first: int) -> None:
+            some = groups[first : first + at_once]
+            numbers = self.numbers(some[:, self._weights_at :])
+            if self.has_zeros:
+                numbers = numbers - some[:, _SCALE_BYTES, None].astype(np.float32)
+            with np.errstate(all="ignore"):
+                np.multiply(
+                    numbers, self._scales(some)[:, None], out=values[first : first + at_once]
+                )
+
+        in_parts(dequantise_from, len(groups), at_once)
         return values.reshape(*words.shape[:-1], -1)
 
     def values(self, words: NDArray[Any]) -> NDArray[Any]:
@@ -107,7 +115,7 @@ class Groups(Format):
         """See Format. A group's largest number, or its range, decides its scale."""
         rows = values.reshape(-1, values.shape[-1])
         words = np.empty((len(rows), self.words_of(rows.shape[1])), np.uint8)
-        at_once = max(1, _ROUNDED_AT_ONCE // rows.shape[1])
+        at_once = max(1, _AT_ONCE // rows.shape[1])
 
         def round_from(first: int) -> None:
             some = np.ascontiguousarray(rows[first : first + at_once], np.float32)
@@ -119,13 +127,7 @@ class Groups(Format):
                 None if zeros is None else zeros.reshape(shape),
             )
 
-        starts = range(0, len(rows), at_once)
-        if len(starts) < _LEAST_SHARED:
-            for first in starts:
-                round_from(first)
-        else:
-            with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:
-                list(threads.map(round_from, starts))
+        in_parts(round_from, len(rows), at_once)
         return words.reshape(*values.shape[:-1], -1)
 
     def is_finite(self, words: NDArray[Any]) -> bool:
