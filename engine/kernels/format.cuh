@@ -23,8 +23,9 @@
 //   F::pack_scales(scales, rows, row, first, columns, num)
 //                                  packs them, as pack() does the strip's first tile
 //
-// The products of a strip with scales have sums of their own. These are multiplied by the scales,
-// and added up. So scales never multiply weights, which would round them.
+// The products of a strip with scales have sums of their own, one for each chain of kChainTiles
+// tiles. These are multiplied by the scales, and added up. So scales never multiply weights, which
+// would round them.
 //
 // S::Formats lists the formats of the model's products, each once. M::Format is one product's.
 #pragma once
@@ -50,6 +51,11 @@ KCCL_CONSTEXPR uint32_t common_divisor(uint32_t a, uint32_t b) {
 
 template <class F>
 constexpr bool kHasScales = F::kScaleBytes != 0;
+// A chain is short, because each of its products waits for the one before it. Its length changes
+// bits.
+constexpr uint32_t kMostOfChain = 4;
+template <class F>
+constexpr uint32_t kChainTiles = F::kStripTiles < kMostOfChain ? F::kStripTiles : kMostOfChain;
 template <class F>
 constexpr uint32_t kStripBytes = F::kStripTiles * F::kTileBytes + F::kScaleBytes;
 // The bytes of a tile with its share of the strip's scales.
@@ -98,17 +104,22 @@ KCCL_DECODE void multiply_strips(typename SumsOf<F>::Type& sums, const Strip<F>*
     using Unit = Mma<typename F::Operand>;
     constexpr uint32_t kTiles = F::kStripTiles;
     if constexpr (kHasScales<F>) {
-        // The strips take turns, because a product waits for the one before it of the same sums.
-        typename Unit::Sums parts[NUM] = {};
+        constexpr uint32_t kOfChain = kChainTiles<F>, kOfStrip = kTiles / kOfChain;
+        constexpr uint32_t kChains = NUM * kOfStrip;
+        // The chains take turns, because a product waits for the one before it of the same chain.
+        typename Unit::Sums chains[kChains] = {};
         KCCL_UNROLL
-        for (uint32_t i = 0; i < kTiles; ++i) {
+        for (uint32_t i = 0; i < kOfChain; ++i) {
             KCCL_UNROLL
-            for (uint32_t k = 0; k < NUM; ++k) {
-                Unit::multiply(parts[k], F::operand(strips[k].tiles[i]), input(k * kTiles + i));
+            for (uint32_t k = 0; k < kChains; ++k) {
+                const auto& tile = strips[k / kOfStrip].tiles[k % kOfStrip * kOfChain + i];
+                Unit::multiply(chains[k], F::operand(tile), input(k * kOfChain + i));
             }
         }
         KCCL_UNROLL
-        for (uint32_t k = 0; k < NUM; ++k) Unit::add_scaled(sums, parts[k], strips[k].scales);
+        for (uint32_t k = 0; k < kChains; ++k) {
+            Unit::add_scaled(sums, chains[k], strips[k / kOfStrip].scales);
+        }
     } else {
         KCCL_UNROLL
         for (uint32_t k = 0; k < NUM; ++k) {

@@ -46,6 +46,8 @@ class ChunkMultiplier {
     static constexpr uint32_t kStrip = F::kStripTiles;
     static constexpr uint32_t kRunsOfStrip = kStrip > kRun ? kStrip / kRun : 1;
     static constexpr uint32_t kStripsOfRun = kStrip > kRun ? 1 : kRun / kStrip;
+    static constexpr uint32_t kChain = kChainTiles<F>;
+    static constexpr uint32_t kRunsOfChain = kChain > kRun ? kChain / kRun : 1;
 
     // The weights of a run.
     template <bool HAS_SCALES = kHasScales<F>, int = 0>
@@ -78,7 +80,7 @@ class ChunkMultiplier {
 #pragma unroll 1
         for (uint32_t of_columns = 0; of_columns < S::kWarps; ++of_columns) {
             typename SumsOf<F>::Type sums[Plan::kEach] = {};
-            // With scales: the sums of a strip.
+            // With scales: the sums of a chain.
             typename Unit::Sums parts[kHasScales<F> ? Plan::kEach : 1] = {};
 #pragma unroll 1
             for (uint32_t left = kRunsOfPart; left > 0; --left) {
@@ -102,10 +104,10 @@ class ChunkMultiplier {
                         }
                     }
                     if constexpr (kHasScales<F>) {
-                        const bool ends_strip =
-                            kRunsOfStrip > 1 ? i + 1 == kRun && (left - 1) % kRunsOfStrip == 0
-                                             : (i + 1) % kStrip == 0;
-                        if (ends_strip) {
+                        const bool ends_chain =
+                            kRunsOfChain > 1 ? i + 1 == kRun && (left - 1) % kRunsOfChain == 0
+                                             : (i + 1) % kChain == 0;
+                        if (ends_chain) {
                             KCCL_UNROLL
                             for (uint32_t k = 0; k < Plan::kEach; ++k) {
                                 Unit::add_scaled(sums[k], parts[k],

@@ -174,27 +174,31 @@ class Multiplier {
         }
     }
 
-    // Multiplies a stage, and loads the next one before that. A turn of the loop does two stages,
-    // so that no stage moves between registers.
+    // Multiplies a stage, and loads the next one before that. Two stages take turns, so that none
+    // moves between registers.
     template <class Multiply>
     KCCL_DECODE void one_ahead(const FirstStage<S>& first, Multiply multiply) {
-        Loaded now;
+        Loaded even, odd;
         if (first.is_loaded) {
             KCCL_UNROLL
-            for (uint32_t i = 0; i < kStrips; ++i) now.strips[i] = first.stage.template strip<F>(i);
-            load_inputs(now);
+            for (uint32_t i = 0; i < kStrips; ++i) {
+                even.strips[i] = first.stage.template strip<F>(i);
+            }
+            load_inputs(even);
         } else {
-            load(now);
+            load(even);
         }
         uint32_t left = steps_.num;
-#pragma unroll 2
-        for (; left > kAtOnce; left -= kAtOnce) {
-            Loaded next;
-            load(next);
-            multiply(now, left);
-            now = next;
+        while (true) {
+            if (left <= kAtOnce) return multiply(even, left);
+            load(odd);
+            multiply(even, left);
+            left -= kAtOnce;
+            if (left <= kAtOnce) return multiply(odd, left);
+            load(even);
+            multiply(odd, left);
+            left -= kAtOnce;
         }
-        multiply(now, left);
     }
 
     // Loads a stage's steps, including those behind the product's last one. They lie in the stage,
