@@ -133,19 +133,23 @@ def _cells(row: Row, mine: Row) -> dict[str, str]:
 
 
 def markdown(documents: Sequence[Document]) -> str:
-    """KCCL's rows of each model and number of ranks, from the newest document that has them."""
-    newest: dict[tuple[str, int, int], tuple[Document, Row, Row | None]] = {}
+    """KCCL's rows of each model, format of weights and number of ranks, from the newest document
+    that has them.
+    """
+    newest: dict[tuple[str, str, int, int], tuple[Document, Row, Row | None]] = {}
     for document in documents:
         for row, peer in ours_and_best(document["rows"]):
-            newest[row["model"], row["world_size"], row["position"]] = (document, row, peer)
+            key = (row["model"], _rounded(row), row["world_size"], row["position"])
+            newest[key] = (document, row, peer)
     if not newest:
         raise ValueError("there are no rows of decode")
     lines = []
     for key in sorted(newest):
         _, row, peer = newest[key]
         ratio = f"{row['tok_s'] / peer['tok_s']:.2f}" if peer and row["tok_s"] else ""
+        name = str(MODEL_NAMES.get(row["model"], row["model"]))
         cells = [
-            str(MODEL_NAMES.get(row["model"], row["model"])),
+            ", ".join(filter(None, (name, _rounded(row)))),
             str(row["world_size"]),
             f"{row['position']:,}",
             *(_number(row[field]) for field in ("tok_s", "us_per_token", "p99_us")),
@@ -156,6 +160,11 @@ def markdown(documents: Sequence[Document]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |\n")
     return _HEAD + "".join(lines) + source_of([document for document, _, _ in newest.values()])
+
+
+def _rounded(row: Row) -> str:
+    """Returns the format of weights of fewer than 16 bits, as in "FP8"; else ""."""
+    return "" if row["dtype"] in ("bfloat16", "float16") else str(row["dtype"]).upper()
 
 
 def source_of(documents: Sequence[Document]) -> str:

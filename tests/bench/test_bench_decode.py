@@ -247,8 +247,9 @@ def test_decoding_is_compared() -> None:
 def test_a_readmes_table_has_the_newest_rows() -> None:
     machine = {"cpu_model": "some CPU", "allowed_cpus": 2}
 
-    def made(commit: str, us: float) -> dict[str, Any]:
+    def made(commit: str, us: float, dtype: str = "bfloat16") -> dict[str, Any]:
         ours = dict.fromkeys(report.COLUMNS) | {"library": "kccl", "position": 128, "model": "m"}
+        ours["dtype"] = dtype
         ours |= {"us_per_token": us, "tok_s": 1e6 / us, "world_size": 2, "bandwidth_share": 0.87}
         ours["tokens_match"] = True
         peer = ours | {"library": "llama.cpp", "us_per_token": 400.0, "tok_s": 2500.0}
@@ -259,6 +260,9 @@ def test_a_readmes_table_has_the_newest_rows() -> None:
     assert lines[2] == "| m | 2 | 128 | 5,000 | 200 |  | 87% | 2,500 llama.cpp | 2.00 |  |"
     assert len(lines) == 5
     assert lines[-1] == "Medians, 2 cores of some CPU; commit new."
+    # A format of fewer bits has a line of its own.
+    lines = report.markdown([made("16 bits", 200.0), made("8 bits", 100.0, "fp8")]).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| m", "| m, FP8"]
 
 
 def test_a_readmes_table_of_what_parts_cost_has_the_newest_kernels() -> None:
