@@ -16,6 +16,9 @@ DIFFERS = {
     "engine/kernels/mma.cuh",
     "engine/kernels/targets/mma_cuda.cuh",
     "engine/kernels/targets/mma_hip.cuh",
+    # Numbers of 8 bits, which AMD's matrix units do not get yet.
+    "engine/kernels/formats/e4m3.cuh",
+    "engine/kernels/targets/e4m3_cuda.cuh",
 }
 TARGET = re.compile(
     r"KCCL_TARGET_(?:CUDA|HIP)|__CUDACC|__HIP|__CUDA_ARCH__|__gfx|amdgcn|\basm\b|kMeetsInHardware|"
@@ -28,8 +31,8 @@ BY_CONSTANT = {
 }
 # Lines of code that only one of the two targets has: in files of one target, and in their branches
 # of the files above. More is worth a look: it is what a run on one vendor's GPU does not show of
-# the other's.
-MOST_LINES = {"cuda": 450, "hip": 355}
+# the other's. NVIDIA's has 60 lines for numbers of 8 bits.
+MOST_LINES = {"cuda": 510, "hip": 355}
 
 
 def _device_sources():

@@ -14,14 +14,16 @@ MACHINES, MODELS = topology.recorded(), topology.models()
 
 
 def measured(gpu):
-    """(model, position, ranks) -> microseconds a token, of the newest record of each."""
+    """(model, position, ranks) -> microseconds a token with 16-bit weights, of the newest record of
+    each.
+    """
     found = {}
     for ranks in (1, 2):
         path = ROOT / f"bench/records/nvidia-{gpu}_{ranks}_decode.jsonl"
         for line in path.read_text().splitlines():
             for row in json.loads(line)["rows"]:
                 is_ours = row["library"] == "kccl" and row.get("tok_s") and not row.get("ablated")
-                if is_ours and row["model"] in MODELS:
+                if is_ours and row["model"] in MODELS and row["dtype"] == "bfloat16":
                     key = (row["model"], row["position"], row["world_size"])
                     found[key] = row["us_per_token"]
     return found
