@@ -18,26 +18,6 @@ _MAGNITUDE = 0x7F
 _NAN = 0x7F
 
 
-# FP32's exponent has a bias of 127 and 20 bits of mantissa that e4m3 lacks. Below 2**-6, e4m3 has
-# multiples of 2**-9, which are FP32's last places from 2**14 on.
-_LOST, _BIASES, _LEAST_NORMAL = 20, (127 - 7) << 3, np.array(2.0**-6, np.float32).view(np.uint32)
-
-
-def _rounded(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Returns the nearest numbers of the format; of two, the even one. ml_dtypes takes twice as
-    long. numbers: at most MOST in size.
-    """
-    bits = numbers.view(np.uint32)
-    size = bits & np.uint32(0x7FFFFFFF)
-    half = np.uint32((1 << (_LOST - 1)) - 1)
-    kept = (size + half + ((size >> np.uint32(_LOST)) & np.uint32(1))) >> np.uint32(_LOST)
-    normal = (kept - np.uint32(_BIASES)).astype(np.uint8)
-    small = (size.view(np.float32) + np.float32(2.0**14)).view(np.uint32).astype(np.uint8)
-    sign = (bits >> np.uint32(24)).astype(np.uint8) & np.uint8(0x80)
-    found: NDArray[np.uint8] = np.where(size < _LEAST_NORMAL, small, normal) | sign
-    return found
-
-
 class E4m3(Groups):
     """The format with groups of so many columns."""
 
@@ -59,7 +39,8 @@ class E4m3(Groups):
         """See Groups."""
         scales = scales_of(np.abs(values).max(axis=1), MOST)
         # A quotient may be just beyond the largest number, which would become NaN.
-        return _rounded(np.clip(values / scales[:, None], -MOST, MOST)), scales, None
+        numbers = np.clip(values / scales[:, None], -MOST, MOST)
+        return numbers.astype(ml_dtypes.float8_e4m3fn).view(np.uint8), scales, None
 
     def _is_finite(self, groups: NDArray[np.uint8]) -> bool:
         weights = groups[:, self._weights_at :]
