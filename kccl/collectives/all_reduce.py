@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..base import arrays
+from ..base import arrays, mapping
 from ..plan.ops import Op, check_op
 from .collective import ArrayT, Case, Collective
 from .prepared import Empty, Prepared
@@ -30,7 +30,7 @@ class AllReduce(Collective):
                 bool, complex64 or complex128. The same size and type on every rank.
             out: Array for the result, of the same size and type. When None, x: the call is in
                 place. Ranks that are threads may give the same x. Ranks in several processes give
-                memory that they do not share.
+                memory that they do not share, or the sum may be wrong; KCCL_CHECK=1 refuses it.
             op: "sum", "prod"; but for complex numbers "min", "max"; for floats and complex numbers
                 "avg"; for integers and bool "band", "bor", "bxor". Integers wrap. Of bool, "sum" is
                 "or", and "prod" is "and". "avg" divides the sum, and is infinite where that is.
@@ -72,6 +72,11 @@ class AllReduce(Collective):
         messages the blocks get more threads.
         """
         return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
+
+    def _own(self, case: Case) -> bytes:
+        """See Collective. In place, a rank reads x again after its peers may have stored theirs."""
+        is_in_place = case.x.address == case.out.address
+        return mapping.place_of(case.x.address) if is_in_place else b""
 
     def _case(self, x: Any, out: Any, op: Op) -> Case:
         view = self._context.backend.view(x, "x", writable=out is None)

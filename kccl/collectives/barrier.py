@@ -65,7 +65,7 @@ class BarrierOnStream(CheckedOnStream, Barrier):
         # As in Collective: a bound method would make a cycle.
         me: Any = weakref.proxy(self)
         now = partial(BarrierOnStream._now, me)
-        super().__init__("barrier", signature, (), context, plan, handle, None, None, now)
+        super().__init__("barrier", signature, b"", (), context, plan, handle, None, None, now)
 
     def __call__(self, *args: Any, stream: Any = None, **keywords: Any) -> Any:
         if args or keywords:
@@ -87,7 +87,7 @@ def _on_channel_0(context: Context) -> Barrier:
     if context.backend.has_streams:
         return BarrierOnStream(signature, context, plan, handle)
     if context.checks:
-        return CheckedBarrier("barrier", signature, (), context, plan, handle, None, None)
+        return CheckedBarrier("barrier", signature, b"", (), context, plan, handle, None, None)
     return Barrier(context, plan, handle, None, None)
 
 

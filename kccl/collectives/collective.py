@@ -146,7 +146,8 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
         arrays = [("out" if case.lacks_x else "x", case.array, case.x)]
         if case.result is not None and case.result is not case.array:
             arrays.append(("out", case.result, case.out))
-        return prepared(context, signature, plan, handle, case.result, arrays, stream)
+        own = self._own(case) if context.checks else b""
+        return prepared(context, signature, plan, handle, case.result, arrays, stream, own=own)
 
     def _plan(self, case: Case, algorithm: str) -> Plan:
         dtype, nbytes = scaled.summed(case)
@@ -179,7 +180,11 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
 
     def _check_agreement(self, case: Case, plan: Plan, channel: int) -> None:
         if self._context.checks:
-            self._context.check_agreement(self._signature(case, plan, channel))
+            self._context.check_agreement(self._signature(case, plan, channel), self._own(case))
+
+    def _own(self, case: Case) -> bytes:
+        """Returns `own` for Context.check_agreement()."""
+        return b""
 
     def _learn(self, case: Case, handle: Any) -> None:
         """Teaches C this call, for arrays of these sizes and types and these options."""

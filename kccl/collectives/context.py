@@ -14,7 +14,7 @@ from ..base.abi import lib
 from ..base.copying import not_copied
 from ..base.descriptors import keep_standard
 from ..base.env import Env
-from ..base.errors import Error
+from ..base.errors import Error, InvalidArgument
 from ..base.failure import error_of, unfinished_reset
 from ..plan.choice import Planner
 from ..plan.grouped import GroupedPlanner
@@ -131,17 +131,26 @@ class Context:
         if self.backend.has_streams and not self.has_said_failure and not self.has_left():
             self.check_usable()
 
-    def check_agreement(self, signature: str) -> None:
+    def check_agreement(self, signature: str, own: bytes = b"") -> None:
         """Under KCCL_CHECK=1: raises on every rank if the ranks are about to make different calls.
 
         Args:
             signature: The call in words, for the comparison.
+            own: The mapping.place_of() of memory that no other process may give.
         """
         if not self.checks:
             return
         self.check_usable()
         # The exchange compares the names of the ranks' calls, and the signature is this one's.
-        self.mesh.allgather(b"", signature, self.limit_s())
+        places = self.mesh.allgather(own, signature, self.limit_s())
+        owners: dict[bytes, bytes] = {}
+        for place in filter(None, places):
+            process, _, at = place.partition(b" ")
+            if owners.setdefault(at, process) != process:
+                raise InvalidArgument(
+                    "x lies in memory that ranks of several processes share, and all gave the same "
+                    "place: in place, each process must have memory of its own"
+                )
 
     def raise_failure(self) -> None:
         """Raises the exception for this rank's status."""

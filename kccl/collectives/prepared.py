@@ -119,11 +119,12 @@ class Checked(Prepared):
     ranks first compare their calls.
     """
 
-    def __init__(self, name: str, signature: str, arrays: Arrays, *args: Any) -> None:
-        """`name`: what was prepared; `signature`: as in prepared(), "" for a call of one rank."""
+    def __init__(self, name: str, signature: str, own: bytes, arrays: Arrays, *args: Any) -> None:
+        """`name`: what was prepared; `signature`, `own`: as in prepared()."""
         super().__init__(*args)
         self._name = f"{name}.prepare"
         self._signature = signature
+        self._own = own
         self._arrays = arrays
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -139,7 +140,7 @@ class Checked(Prepared):
     def _check(self) -> None:
         check_unmoved(self._context, self._name, self._arrays)
         if self._signature:
-            self._context.check_agreement(self._signature)
+            self._context.check_agreement(self._signature, self._own)
 
 
 class OnStream(Prepared):
@@ -219,6 +220,7 @@ def prepared(
     arrays: Arrays,
     given: Any,
     keep: Any = None,
+    own: bytes = b"",
 ) -> Prepared:
     """Returns the object that `.prepare` returns.
 
@@ -228,9 +230,10 @@ def prepared(
         arrays: The caller's arrays; the first says the stream.
         given: The caller's `stream` argument.
         keep: An object to keep alive besides.
+        own: As in Context.check_agreement().
     """
     backend = context.backend
-    words = plan.request.collective, signature, arrays
+    words = plan.request.collective, signature, own, arrays
     if backend.has_streams:
         stream = backend.stream_of_prepared(given, arrays[0][2] if arrays else None)
         facts = context, plan, handle, result, (arrays, keep, given), stream

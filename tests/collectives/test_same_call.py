@@ -337,6 +337,46 @@ def test_the_same_calls_agree_whatever_came_before():
     kccl.run_threads(main, 3)
 
 
+def test_processes_that_share_an_array_in_place_are_told():
+    program = """
+import mmap, os
+comm = kccl.init()
+path = comm.gather_objects(f"/dev/shm/kccl-test-{os.getpid()}")[0]
+def mapped():
+    with open(path, "r+b") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 8192), np.float32)
+if comm.rank == 0:
+    with open(path, "wb") as file:
+        file.truncate(8192)
+comm.barrier()
+x = mapped()
+comm.barrier()
+if comm.rank == 0:
+    os.unlink(path)
+told = []
+for call in (comm.all_reduce, lambda x: comm.all_reduce.prepare(x)()):
+    try:
+        call(x[:1000])
+    except kccl.InvalidArgument as error:
+        told.append(str(error))
+# Another part for each rank, and a result of its own.
+mine = x[1000 + 500 * comm.rank :][:500]
+mine[:] = comm.rank
+comm.all_reduce(mine)
+sums = comm.all_reduce(x[:500], out=np.empty(500, np.float32))
+say(told=told, mine=mine[7].item())
+"""
+    with Job(2, program, KCCL_CHECK="1") as job:
+        output, errors = job.process.communicate(timeout=60)
+    found = [json.loads(line) for line in output.splitlines()]
+    assert len(found) == 2, output + errors
+    for each in found:
+        assert each["mine"] == 1
+        assert len(each["told"]) == 2 and all(
+            "must have memory of its own" in a for a in each["told"]
+        )
+
+
 def test_processes_with_unequal_arrays_both_raise():
     program = """
 comm = kccl.init()
