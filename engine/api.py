@@ -279,7 +279,7 @@ class Engine(Closing):
 
         Args:
             system: The system's message, or None.
-            variables: Of the chat template, as in {"enable_thinking": False}.
+            variables: The variables of the chat template, as in {"enable_thinking": False}.
             given: Fields of SamplingParams for its answers.
         """
         return Conversation(self.submit, self.tokenizer, system, variables or {}, given)

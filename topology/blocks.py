@@ -98,7 +98,7 @@ def place_blocks(
         machine: The machine.
         pattern: One of PATTERNS.
         blocks: Number of blocks. Default: one for each compute unit.
-        nbytes: Of publish: bytes that all blocks together publish.
+        nbytes: The bytes that all blocks together publish.
         lanes: Number of lanes that share the blocks.
         layout: One of BLOCK_LAYOUTS.
         seats: The number of the die that each block runs on, as a probe finds it.

@@ -103,7 +103,7 @@ def predict_token(
     Args:
         machine: The machine.
         shape: The model.
-        position: Of the token, from 0 on.
+        position: The token's position, from 0 on.
         world_size: Number of GPUs that share the weights; default: all, but at most 8.
 
     Returns:

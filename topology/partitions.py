@@ -25,7 +25,7 @@ class Split:
 
     Attributes:
         rows: Number of each row's group; the first row is in group 0.
-        columns: Of each column, the group of rows that is near to it.
+        columns: The group of rows that is near to each column.
         near, far: Mean value of rows with their own columns, and with the others'.
     """
 

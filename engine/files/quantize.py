@@ -58,7 +58,7 @@ class _Kind:
 
     Attributes:
         form: compressed-tensors' name of the layout.
-        bits: Of a number.
+        bits: The bits of a number.
         sizes: The columns that may share a scale; the first that divides a row is taken. (): all of
             a row do.
         groups: Makes the format with so many columns in a group; None: MXFP4.

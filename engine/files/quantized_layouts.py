@@ -216,7 +216,7 @@ def _unpacked(
 
     Args:
         words: [rows, columns].
-        bits: Of an integer.
+        bits: The bits of an integer.
         order: The place in 8 columns of each of a word's integers of 4 bits, from the lowest bits.
             None: they are in order.
     """

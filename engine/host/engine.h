@@ -43,16 +43,16 @@ struct KcclEngine {
 
     // How tokens are chosen: generate.cpp.
     bool choose_tokens(kccl::engine::Pass& pass, uint32_t column, uint32_t position,
-                       uint32_t pass_number, kccl::engine::Round* round);
+                       uint32_t pass_number, kccl::engine::Decision* decision);
     bool lead(kccl::engine::Pass& pass, uint32_t position, uint32_t pass_number,
-              kccl::engine::Round* round);
+              kccl::engine::Decision* decision);
     bool choose(uint32_t position, kccl::engine::Chosen* chosen);
     uint32_t room_for_drafts(uint32_t position) const;
     void deliver_chosen(const kccl::engine::Chosen& chosen, uint32_t column, uint32_t pass_number,
-                        const kccl::engine::Round& asked);
+                        const kccl::engine::Decision& asked);
 
-    kccl::engine::Round* round_there() const {
-        return reinterpret_cast<kccl::engine::Round*>(team.window[0] + at.round);
+    kccl::engine::Decision* decision_there() const {
+        return reinterpret_cast<kccl::engine::Decision*>(team.window[0] + at.decision);
     }
     uint32_t* cancel_word() const {
         return reinterpret_cast<uint32_t*>(team.window[0] + at.cancelled);

@@ -11,9 +11,9 @@
 #include "engine.h"
 
 using kccl::engine::Chosen;
+using kccl::engine::Decision;
 using kccl::engine::kColumns;
 using kccl::engine::Pass;
-using kccl::engine::Round;
 
 namespace {
 
@@ -33,42 +33,42 @@ void KcclEngine::generate(Pass& pass) {
     }
     uint32_t column = (request.num_ids - request.start - 1) % kColumns;
     uint32_t position = request.num_ids;
-    Round round = {};
+    Decision decision = {};
     for (uint32_t pass_number = 0;; ++pass_number) {
-        if (!choose_tokens(pass, column, position, pass_number, &round)) return;
-        if (round.num_next == 0) return;
-        position += round.num_tokens;
-        if (!pass.run(round.next, round.num_next, position - 1, last_op)) return;
+        if (!choose_tokens(pass, column, position, pass_number, &decision)) return;
+        if (decision.num_next == 0) return;
+        position += decision.num_tokens;
+        if (!pass.run(decision.next, decision.num_next, position - 1, last_op)) return;
         column = 0;
     }
 }
 
 // Chooses tokens for `position` and those behind it, from the logits of a pass's columns from
-// `column` on. *round has the drafts of this pass, and gets what follows from it.
+// `column` on. *decision has the drafts of this pass, and gets what follows from it.
 bool KcclEngine::choose_tokens(Pass& pass, uint32_t column, uint32_t position, uint32_t pass_number,
-                               Round* round) {
-    if (!pass.make_logits(column, 1 + round->num_drafts())) return false;
-    if (pass.block().leads()) return lead(pass, position, pass_number, round);
+                               Decision* decision) {
+    if (!pass.make_logits(column, 1 + decision->num_drafts())) return false;
+    if (pass.block().leads()) return lead(pass, position, pass_number, decision);
     const uint32_t step = pass.publish();
     if (!pass.block().await(step, 0, 0, 1)) return false;
-    const Round asked = *round;
-    *round = *round_there();
-    for (uint32_t i = 0; pass.block().index() == 0 && i < round->num_tokens; ++i) {
-        if (round->tokens[i].id >= 0 && request.num_alternatives != 0) {
+    const Decision asked = *decision;
+    *decision = *decision_there();
+    for (uint32_t i = 0; pass.block().index() == 0 && i < decision->num_tokens; ++i) {
+        if (decision->tokens[i].id >= 0 && request.num_alternatives != 0) {
             // The leading block's work to choose a token. Nothing overwrites the logits before the
             // next pass, which needs this block.
             pass.read_logits(i, logits.get());
             sampler.measure(logits.get(), model.vocab_size);
         }
-        deliver_chosen(round->tokens[i], i, pass_number, asked);
+        deliver_chosen(decision->tokens[i], i, pass_number, asked);
     }
     return true;
 }
 
 // Chooses tokens as the leading block, and tells the other blocks.
-bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Round* round) {
-    const Round asked = *round;
-    Round found = {};
+bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Decision* decision) {
+    const Decision asked = *decision;
+    Decision found = {};
     uint32_t num_accepted = 0;
     bool is_draft = true;
     while (is_draft) {
@@ -90,7 +90,7 @@ bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Round
         found.num_next = 1 + drafts.propose(history.get(), following, room_for_drafts(following),
                                             found.next + 1);
     }
-    *round = *round_there() = found;
+    *decision = *decision_there() = found;
     pass.publish();
     return true;
 }
@@ -126,7 +126,7 @@ uint32_t KcclEngine::room_for_drafts(uint32_t position) const {
 // Gives the caller a token that was chosen from a column of a pass. The sampler has measured its
 // logits if the request wants alternatives.
 void KcclEngine::deliver_chosen(const Chosen& chosen, uint32_t column, uint32_t pass_number,
-                                const Round& asked) {
+                                const Decision& asked) {
     KcclEngineToken token = {};
     token.id = chosen.id;
     token.end = chosen.end;

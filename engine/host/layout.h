@@ -100,7 +100,7 @@ struct Chosen {
 };
 
 // What the leading block decides behind a pass, as it tells all other blocks.
-struct Round {
+struct Decision {
     uint32_t num_tokens;  // chosen from the pass's logits, at least 1
     uint32_t num_next;    // ids of the next pass; 0: the request has ended
     Chosen tokens[kKcclEngineLogitColumns];
@@ -115,7 +115,7 @@ struct Round {
 struct Window {
     uint64_t embedding = 0;  // as it is stored, [row][hidden]: this rank's rows
     uint64_t words;          // uint32 [block], a line each: team.h
-    uint64_t round;          // Round: rank 0's counts
+    uint64_t decision;       // Decision: rank 0's counts
     uint64_t cancelled;      // uint32: number of the request to be cancelled: rank 0's counts
     uint64_t verdict;        // uint32: the verdict of Pass::meet(); rank 0's counts
     uint64_t messages;       // float or BF16 [slot][lane][column][hidden, padded]
@@ -164,7 +164,7 @@ inline Window window_of(const KcclEngineModel& model, int world_size) {
     };
     at.embedding = add(uint64_t{most_rows(model, world_size)} * model.embedding_row_bytes);
     at.words = add(kKcclEngineMaxBlocks * kLine);
-    at.round = add(sizeof(Round));
+    at.decision = add(sizeof(Decision));
     at.cancelled = add(sizeof(uint32_t));
     at.verdict = add(sizeof(uint32_t));
     at.messages = add(num_slots(model) * lanes * kColumns * message);

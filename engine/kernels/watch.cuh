@@ -46,7 +46,7 @@ class Waiter {
         mem::Packet packets[N];
         const auto* const buffer =
             reinterpret_cast<const mem::Packet*>(task_.exchange_buffers[comm_.rank]);
-        // All threads of the warp still end each round together.
+        // All threads of the warp still end each turn of the loop together.
         const bool takes_any =
             (S::kAblated & kKcclDecodeNoExchanges) != 0 && slots[0] < Slots<S>::kEnds;
         // If threads want several float4s, the warp's first thread alone polls for its first one

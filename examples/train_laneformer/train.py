@@ -161,9 +161,9 @@ def write_state(path: Path, trainer: Trainer, steps: int, sittings: list[dict]) 
     """Replaces the state in one step: a sitting that is cut off leaves the state before.
 
     Args:
-        path: Of the state.
+        path: The state's file.
         trainer: What is trained.
-        steps: Of the whole run.
+        steps: The steps of the whole run.
         sittings: The sittings so far, for training.json.
     """
     aside = path.with_suffix(".aside")

@@ -49,7 +49,7 @@ class Request(ABC):
     Attributes:
         is_done: Whether the message is known to have been sent or received; on a GPU: whether its
             stream will do so. Does not look.
-        source, tag: Of a message that has been received: the rank that sent it, and its tag. None
+        source, tag: The rank that sent a message, and its tag, once it has been received. None
             until then.
     """
 

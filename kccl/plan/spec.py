@@ -96,7 +96,7 @@ class KernelSpec:
         needs: Conditions on a request.
         unrolls_for_two: The host has a second instance whose loops over ranks are unrolled for two
             ranks. This pays where instructions cost more than waiting.
-        takes_type: Of a kernel that computes without a peer: which element types it takes.
+        takes_type: Which element types a kernel takes that computes without a peer.
     """
 
     collective: str

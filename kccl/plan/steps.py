@@ -93,8 +93,8 @@ class Step:
         team: OWN_GROUP or ACROSS_GROUPS; None: it needs no other rank.
         ranks: Number of ranks of the team.
         dtype, op, peer: As in KcclCall. `peer` is a number in the team.
-        to_dtype, divisor: Of "convert": the type of the result, and what it is divided by.
-        rows: Of "reduce": the number of rows, one behind the other.
+        to_dtype, divisor: The result's type and its divisor; "convert" has them.
+        rows: The number of rows of "reduce", one behind the other.
         number: How many calls of teams come before it on every rank.
         between_nodes: The collective, if the team's ranks are on different nodes and make it by
             MPI; else "".
@@ -283,7 +283,7 @@ class Form:
         moves: One line for people.
         make: Adds the steps; takes KcclCall's fields by name.
         needs_even: It needs groups of one size.
-        posts: Of a form by postings: how many bytes of a request one rank posts at most.
+        posts: How many bytes of a request one rank posts at most, in a form by postings.
     """
 
     name: str

@@ -152,8 +152,8 @@ def meet(
 
     Args:
         peers: Their ranks in MPI.COMM_WORLD; they call this too.
-        tag: Of the messages to this rank.
-        peer_tags: Of those to each peer.
+        tag: The tag of messages to this rank.
+        peer_tags: The tag of messages to each peer.
         deadline: A value of clock.now().
         look: Called now and then. What it raises ends the wait.
 

@@ -104,7 +104,7 @@ def show_decode(name: str | None, model: str | None, position: int, world_size: 
     Args:
         name: The recorded machine's.
         model: The recorded shape's.
-        position: Of the token.
+        position: The token's position.
         world_size: Number of ranks; None for all GPUs, and at most those of one call.
 
     Raises:

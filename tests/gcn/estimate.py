@@ -41,9 +41,9 @@ class Estimate:
 
     Attributes:
         call: A key of KERNELS.
-        nbytes: Of a rank's message, float32; 0 for a barrier.
-        blocks, threads: Of the grid, and of a block.
-        time_us: Of one call.
+        nbytes: The bytes of a rank's message, float32; 0 for a barrier.
+        blocks, threads: The grid's blocks, and the threads of a block.
+        time_us: The time of one call.
     """
 
     call: str

@@ -179,7 +179,7 @@ class Report:
 
     Attributes:
         finding: What is wrong; None if nothing is.
-        times_ns: Of each launch, in virtual time.
+        times_ns: The time of each launch, in virtual time.
         executed: How many instructions ran, by the beginnings of names that were asked for.
     """
 

@@ -99,9 +99,9 @@ def compute(expression: str, inputs: "Sequence[Array]", dtype: Any, seed: int = 
     """What clang makes of a C++ expression of `a` and `b`, for each of their elements.
 
     Args:
-        expression: Of the type that dtype names.
+        expression: An expression of the type that dtype names.
         inputs: One or two arrays of one dtype, [n], n a multiple of 64.
-        dtype: Of the result.
+        dtype: The result's type.
         seed: As gcn_machine.run()'s.
     """
     names = {"float32": "float", "float64": "double", "uint32": "uint32_t", "int32": "int32_t"}

@@ -11,8 +11,10 @@ from source_tree import ROOT, source_files
 FOLDERS = ("kccl", "engine", "csrc", "bench", "tests", "examples", "topology")
 # A reader cannot tell what such a beginning belongs to.
 REFUSED = re.compile(r"(?:Of|So that|The same)\b")
+# An argument or attribute, as docstrings describe them, with such a description.
+DESCRIBED = re.compile(r"^ +[\w, ]+: (?:Of|So that)\b")
 # What stands in every file with such a comment or docstring. Most have none, and are not parsed.
-SUSPECT = re.compile(rf"[#\"'/*]\s*{REFUSED.pattern}")
+SUSPECT = re.compile(rf"[#\"'/*]\s*{REFUSED.pattern}|\w: (?:Of|So that)\b")
 
 
 def docstrings(text):
@@ -59,7 +61,11 @@ def fragments(text, is_python):
     if not SUSPECT.search(text):
         return []
     both = [*comments_of_python(text), *docstrings(text)] if is_python else comments_of_cpp(text)
-    return [(number, block) for number, block in both if REFUSED.match(block.strip())]
+    found = [(number, block) for number, block in both if REFUSED.match(block.strip())]
+    for number, block in docstrings(text) if is_python else ():
+        lines = enumerate(block.splitlines(), number)
+        found += [(at, line) for at, line in lines if DESCRIBED.match(line)]
+    return found
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -78,6 +84,7 @@ def test_no_comment_begins_with_a_fragment(folder):
         ("# Of a rank.\nx = 1\n", True, [1]),
         ("# The order\n# Of a rank.\nx = 1  # The same for y.\n", True, [3]),
         ('class A:\n    x: int\n    """So that it ends."""\n', True, [3]),
+        ('def f(x):\n    """F.\n\n    Args:\n        x: Of a rank.\n    """\n', True, [5]),
         ("// The words\n// Of a block.\nint x;  // Of a block.\n", False, [3]),
         ("// Offsets and the sameness of things.\n", False, []),
     ],

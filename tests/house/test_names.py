@@ -100,6 +100,27 @@ def test_refused_words_are_in_no_identifier():
     assert found == []
 
 
+# Words that the engine had before its glossary, and the word to use.
+OLD_WORDS_OF_THE_ENGINE = {
+    "Round": "Decision, token_step",
+    "crew": "block",
+    "board": "exchange_buffer",
+}
+
+
+def test_the_engine_has_no_words_of_before_its_glossary():
+    # Most files have none of them at all, and are not parsed.
+    suspect = re.compile("|".join(OLD_WORDS_OF_THE_ENGINE))
+    found = {
+        f"{path.relative_to(ROOT)}: {name}, say {OLD_WORDS_OF_THE_ENGINE[word]}"
+        for path in source_files("engine", "cuh", "h", "inc", "cpp", "py")
+        if suspect.search(path.read_text())
+        for name in identifiers(path)
+        for word in OLD_WORDS_OF_THE_ENGINE.keys() & {name, *_snake_case(name).split("_")}
+    }
+    assert found == set()
+
+
 def test_files_of_tests_have_names_of_their_own():
     """pytest takes two files of one name for one module, and fails to collect the second."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))

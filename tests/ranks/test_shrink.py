@@ -140,7 +140,7 @@ def job(world_size, ends, late=None, seed=None):
         world_size: Number of ranks.
         ends: Rank -> its last step; 0: it ends before the others begin.
         late: (rank, number of the wait in which its time is up); it calls shrink() again then.
-        seed: Of the ranks' paces; all go as fast as they can when None.
+        seed: The seed of the ranks' paces; all go as fast as they can when None.
     """
     seeds = [None if seed is None else f"{seed} {rank}" for rank in range(world_size)]
     lives = [Life(ends.get(rank), seeds[rank]) for rank in range(world_size)]

@@ -38,7 +38,7 @@ class Copies:
         """Each block of a grid writes a part of a board, by sync() they meet, and each reads all.
 
         Args:
-            nbytes: Of a part.
+            nbytes: The bytes of a part.
             sync: Adds what comes in between.
             across: The board is that of the next rank.
         """
@@ -72,7 +72,7 @@ class Copies:
 
         Args:
             num_words: How many words.
-            threads: Of the block.
+            threads: The threads of the block.
             in_flight: How many copies may be in flight.
             num_left: How many copies are made that no warp consumes: 0 or 2.
         """

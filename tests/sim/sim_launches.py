@@ -15,7 +15,7 @@ class Launches:
         """Adds a launch for each call, an actor's calls on a stream of its own.
 
         Args:
-            threads, blocks: Of each launch.
+            threads, blocks: Those of each launch.
             dependents: "early" or "late": each but the first is a programmatic dependent of the
                 one before it, which is told so (KcclDependent).
         """

@@ -127,7 +127,7 @@ def sequence(machine, coop, kinds, exchanges, dtype, op):
         coop: As Script.begin() takes it.
         kinds: Names of the kernels that the list may call.
         exchanges: Which forms of grid_exchange the list has: they take seconds to compile.
-        dtype, op: Of the reductions.
+        dtype, op: The type and operator of the reductions.
     """
     # Programs of all kinds are to need few kernels.
     if exchanges and kinds in (ALL_KINDS, EXCHANGE_KINDS):

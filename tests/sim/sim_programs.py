@@ -174,7 +174,7 @@ class Script(Copies, Exchanges, Failures, Launches, Messages, Parts):
         """The next calls are made by a new launch.
 
         Args:
-            threads: Of a block.
+            threads: The threads of a block.
             blocks: Each an actor, or each of their warps, or all together.
             coop: "Block", "Warp", "Grid" or "OpenGrid", which keeps a GridBarrier open.
             at_a_time: How many calls are made before the channel is closed and opened again.

@@ -96,7 +96,7 @@ def compile_hip(
         source: The translation unit.
         arch: As in "gfx942".
         folder: Where the source is written.
-        include_dir: Of the headers.
+        include_dir: The headers' folder.
         options: More of clang's.
     """
     path = folder / "kernels.hip"

@@ -23,7 +23,7 @@ def made_stamps(*, rank=0, token_steps=5, ns_per_tick=0.5, origin_ns=10**15, lat
     Args:
         rank: The rank.
         token_steps: The number of token steps that are traced.
-        ns_per_tick: Of the blocks' clocks.
+        ns_per_tick: The nanoseconds of a tick of the blocks' clocks.
         origin_ns: When the first token step began.
         late_ns: By how much each stage of block 0 is noticed later.
     """

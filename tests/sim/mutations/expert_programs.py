@@ -91,7 +91,7 @@ class LayersProgram:
     Attributes:
         layers: Those that are made.
         by: Who makes the calls: a member of By in tests/kernels/experts.cuh.
-        shape: Of the launch: "grid" blocks of so many "warps".
+        shape: The launch's: "grid" blocks of so many "warps".
     """
 
     layers: Layers

@@ -24,7 +24,7 @@ class Program:
     Attributes:
         make: Adds the calls to a Script that has begun no launch.
         world_size: Ranks.
-        kinds: Of the calls.
+        kinds: The kinds of the calls.
         machine: Fields of Machine.
         right: The kind of a right run's Outcome.
         is_exact: No sum is rounded; else its rounding depends on the order of the ranks.
