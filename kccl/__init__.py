@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from . import gpu, topology
     from .base import dtypes
     from .base.memory import memory_room
+    from .collectives.rms_norm import rms_norm
     from .comm import Communicator
     from .module import Kernel, Module, compile
     from .plan.choice import Plan
@@ -94,6 +95,7 @@ __all__ = [
     "memory_room",
     "premul_sum",
     "probe",
+    "rms_norm",
     "run_threads",
     "screen",
     "topology",
@@ -114,6 +116,7 @@ _LAZY = {
     "init": "start",
     "memory_room": "base.memory",
     "premul_sum": "plan.ops",
+    "rms_norm": "collectives.rms_norm",
     "run_threads": "start",
 }
 _LAZY_MODULES = {

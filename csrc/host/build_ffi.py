@@ -42,6 +42,7 @@ SOURCES = [
     "host/one_sided.cpp",
     "host/postings.cpp",
     "host/scaled.cpp",
+    "host/normed.cpp",
     "host/kernels_baseline.cpp",
     "host/kernels_x86_64_v3.cpp",
     "host/kernels_x86_64_v4.cpp",

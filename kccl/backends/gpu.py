@@ -263,12 +263,12 @@ class GpuBackend(Backend):
             gpu_op.function = entry.function()
             most = driver.table().max_threads(gpu_op.function)
         gpu_op.stream = driver.legacy_stream()
-        spec, count = BY_NAME[kernel], fields.get("count", 0)
+        spec, count, width = BY_NAME[kernel], fields.get("count", 0), fields.get("width", 0)
         warp_size = driver.table().warp_size
         gpu_op.num_blocks, gpu_op.threads_per_block = (
             messages_shape(fields, most, warp_size=warp_size)
             if "messages" in fields
-            else launch_shape(spec, count, dtype, most, *shape, warp_size=warp_size)
+            else launch_shape(spec, count, dtype, most, *shape, warp_size=warp_size, width=width)
         )
         gpu_op.op.call.share = spec.share(count, dtype, gpu_op.num_blocks)
         room = resident_blocks(self.device, gpu_op.function, gpu_op.threads_per_block)

@@ -187,7 +187,7 @@ class GroupedBackend(Backend):
         **fields: int,
     ) -> Any:
         """See Backend: calls that need no team."""
-        if kernel not in ("put", "get", "send", "recv", "scale", "narrow"):
+        if kernel not in ("put", "get", "send", "recv", "scale", "narrow", "rms_norm"):
             raise self._too_many(f"{kernel}() is")
         handle = ffi.new("KcclHostOp *")
         fill_call(handle.call, self._comm, kernel, dtype, op, **fields)

@@ -49,6 +49,7 @@ def launch_shape(
     threads: int = 0,
     *,
     warp_size: int,
+    width: int = 0,
 ) -> tuple[int, int]:
     """Returns the blocks of a call, and the threads of each: a thread for each packet, as far as
     threads go.
@@ -60,8 +61,13 @@ def launch_shape(
         blocks: Most blocks; 0 for as many as a channel has.
         threads: The threads of a block, until the call uses all its blocks; 0 for 128.
         warp_size: Threads of a warp.
+        width: Elements of a row, where blocks take whole rows.
     """
     most = min(most, MOST_THREADS) // warp_size * warp_size
+    if spec.takes_rows:
+        packets = max(-(-spec.peer_bytes(width, dtype) // spec.bytes_per_thread), 1)
+        each = -(-packets // warp_size) * warp_size
+        return min(count // width, blocks or BLOCKS_PER_CHANNEL), min(each, threads or most, most)
     if spec.bytes_per_thread == 0:
         return 1, most if spec.one_block == "full" else warp_size
     packets = max(-(-spec.peer_bytes(count, dtype) // spec.bytes_per_thread), 1)

@@ -4,6 +4,7 @@ from typing import Any, get_type_hints
 
 from .all_gather import AllGather
 from .all_reduce import AllReduce
+from .all_reduce_rms_norm import AllReduceRmsNorm
 from .all_to_all import AllToAll
 from .barrier import Barrier
 from .broadcast import Broadcast
@@ -25,6 +26,7 @@ class Collectives:
     __slots__ = ()
     all_gather: AllGather
     all_reduce: AllReduce
+    all_reduce_rms_norm: AllReduceRmsNorm
     all_to_all: AllToAll
     barrier: Barrier
     broadcast: Broadcast

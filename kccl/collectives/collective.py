@@ -23,7 +23,7 @@ from .parts import Parts
 from .prepared import Empty, Prepared, address_of, prepared
 
 # Number of calls that a collective keeps. When there are more, all are dropped and planned again.
-_KNOWN_CALLS = 1024
+KNOWN_CALLS = 1024
 
 ArrayT = TypeVar("ArrayT")
 """Type of a caller's array, of any library."""
@@ -101,7 +101,7 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
         key = (case.x.dtype, case.count, case.options, channel, plan.name, case.parts)
         known = self._ops.get(key)
         if known is None:
-            if len(self._ops) >= _KNOWN_CALLS:
+            if len(self._ops) >= KNOWN_CALLS:
                 self._ops.clear()
             handle = self._make(case, plan, channel)
             known = handle, fastcall.Op(address_of(handle), None, context.raise_failure)

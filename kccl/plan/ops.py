@@ -7,8 +7,11 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from ..base import arguments
-from ..base.dtypes import ALL, Dtype, Kind
+from ..base.dtypes import ALL, Dtype, Kind, bfloat16, float16, float32
 from ..base.errors import InvalidArgument
+
+NORMALISED = (float32, float16, bfloat16)
+"""The element types that rms_norm() takes."""
 
 NamedOp = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor"]
 OPS: tuple[NamedOp, ...] = get_args(NamedOp)
@@ -106,6 +109,11 @@ def ops_of(dtype: Dtype) -> tuple[NamedOp, ...]:
 def can_scale(dtype: Dtype) -> bool:
     """Tells whether premul_sum() takes an element type."""
     return dtype.kind in ("float", "complex", "signed", "unsigned")
+
+
+def can_normalise(dtype: Dtype) -> bool:
+    """Tells whether rms_norm() takes an element type."""
+    return dtype in NORMALISED
 
 
 def check_op(op: Any, dtype: Dtype) -> None:

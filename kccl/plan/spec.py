@@ -97,6 +97,7 @@ class KernelSpec:
         unrolls_for_two: The host has a second instance whose loops over ranks are unrolled for two
             ranks. This pays where instructions cost more than waiting.
         takes_type: Which element types a kernel takes that computes without a peer.
+        takes_rows: A call has rows of KcclCall.width elements, and a block takes whole rows.
     """
 
     collective: str
@@ -111,6 +112,7 @@ class KernelSpec:
     needs: tuple[Condition, ...] = ()
     unrolls_for_two: bool = False
     takes_type: Callable[[Dtype], bool] | None = None
+    takes_rows: bool = False
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ Nothing here needs a device, a communicator or the compiled core. So setup.py re
 and makes the host's table of kernels from it (csrc/host/kernel_table.py).
 """
 
-from .ops import can_scale
+from .ops import can_normalise, can_scale
 from .spec import GPUS, Counts, KernelSpec, needs_attach, needs_floats, needs_peers
 
 KERNELS = (
@@ -341,6 +341,23 @@ KERNELS = (
         counts=Counts.ELEMENTS,
         bytes_per_thread=16,
         takes_type=lambda dtype: dtype.accumulator != dtype,
+    ),
+    KernelSpec(
+        "rms_norm",
+        moves="nothing: adds the residual to rows and normalises them",
+        counts=Counts.ELEMENTS,
+        bytes_per_thread=8,
+        takes_type=can_normalise,
+        takes_rows=True,
+    ),
+    KernelSpec(
+        "all_reduce_rms_norm",
+        moves="packets to every peer; each reduces and normalises all rows",
+        counts=Counts.ELEMENTS,
+        bytes_per_thread=16,
+        targets=GPUS,
+        takes_type=can_normalise,
+        takes_rows=True,
     ),
     KernelSpec("grid_sync", moves="one word between the blocks of a GPU"),
     KernelSpec("grid_exchange", moves="packets between the blocks of all GPUs"),

@@ -55,6 +55,8 @@ MOST_SCALAR_SPILLS["broadcast_push_simple"] = 100
 MOST_SCALAR_SPILLS |= dict.fromkeys(PARTS, 60)
 # The number of ranks that are reduced is not known when these are compiled.
 MOST_SCALAR_SPILLS |= {"scan_push_simple": 100, "scan_direct_ll16": 40}
+# A row is cut twice, and has five arrays.
+MOST_SCALAR_SPILLS["all_reduce_rms_norm"] = 70
 # A message has a pipe each way, with addresses, lengths and limits of its own.
 MOST_SCALAR_SPILLS["send_recv"] = 60
 # Vector registers of a lane's four units in a compute unit of CDNA3; and block-shared memory of a
@@ -73,10 +75,10 @@ def expressions_of(kernel: str) -> list[str]:
     name = f"kccl::kernels::{kernel}"
     if "class T" not in parameters:
         return [f"{name}<{WORLD_SIZE}>" if parameters else name]
+    last = f", {WORLD_SIZE}" if "int WORLD_SIZE" in parameters else ""
     if "class Op" not in parameters:
         takes_type = BY_NAME[kernel].takes_type
-        return [f"{name}<{each.cpp_name}>" for each in dtypes.ALL if takes_type(each)]
-    last = f", {WORLD_SIZE}" if "int WORLD_SIZE" in parameters else ""
+        return [f"{name}<{each.cpp_name}{last}>" for each in dtypes.ALL if takes_type(each)]
     return [f"{name}<{element}, kccl::{op}{last}>" for element, op in _reductions(kernel)]
 
 

@@ -34,7 +34,7 @@ KCCL_KERNEL void sum_within(kccl::DeviceComm comm, float* x, long count) {
 NAMES = ["set_to", "sum_within"]
 COUNT = 64
 # The kernels that reduce, or compute besides: kccl.init() loads them if the cache has them.
-_OF_TYPES = ("all_reduce_", "reduce_", "scan_", "scale", "narrow")
+_OF_TYPES = ("all_reduce_", "reduce_", "scan_", "scale", "narrow", "rms_norm")
 _FREE = 7
 
 

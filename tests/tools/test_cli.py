@@ -198,7 +198,7 @@ def test_errors_can_be_pickled():
     assert (str(error), error.log) == ("no", "line 3")
 
 
-_OF_SUMS = "scan_", "scale", "narrow"
+_OF_SUMS = "scan_", "scale", "narrow", "rms_norm"
 
 
 def test_warm_knows_what_gpus_take():

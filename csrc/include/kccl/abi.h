@@ -50,7 +50,7 @@ static_assert(sizeof(KcclDeviceComm) == 32 + 16 + 2 * 64 + 128, "KcclDeviceComm:
 static_assert(sizeof(KcclWindow) == 16 + 64, "KcclWindow: no padding");
 static_assert(sizeof(Window) == sizeof(KcclWindow), "Window adds functions only");
 static_assert(sizeof(KcclChannelState) == 16, "KcclChannelState: four words, no padding");
-static_assert(sizeof(KcclCall) == sizeof(KcclDeviceComm) + 56 + 136 + 136 + 8,
+static_assert(sizeof(KcclCall) == sizeof(KcclDeviceComm) + 56 + 136 + 136 + 8 + 32,
               "KcclCall: no padding");
 static_assert(sizeof(KcclState::sent) == 4ull * kKcclMaxWorldSize * kKcclNumSignals,
               "abi.inc spells array lengths as literals because cffi reads it");

@@ -85,6 +85,58 @@ KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
     return true;
 }
 
+// Waits for packets i and j of every rank; otherwise as await_all(). The loads of both overlap, as
+// far as the registers of a GPU's thread hold them.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool await_both(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i, uint32_t j,
+                            uint64_t (&first)[kMaxRanks<WORLD_SIZE>],
+                            uint64_t (&second)[kMaxRanks<WORLD_SIZE>]) {
+    constexpr int kRanks = kMaxRanks<WORLD_SIZE>;
+    if constexpr (kRanks > 2) {
+        return await_all(channel, i, first) && await_all(channel, j, second);
+    }
+    const int world_size = channel.world_size();
+    const uint32_t epoch = channel.epoch();
+    mem::Packet packets[2][kRanks];
+    const auto are_valid = [&](int source) {
+        return is_valid(packets[0][source], epoch) && is_valid(packets[1][source], epoch);
+    };
+    const auto poll = [&] {
+        KCCL_UNROLL
+        for (int source = 0; source < kRanks; ++source) {
+            if (source >= world_size) break;
+            packets[0][source] = mem::load_packet(channel.inbox(source, i));
+            packets[1][source] = mem::load_packet(channel.inbox(source, j));
+        }
+        bool are_all_valid = true;
+        KCCL_UNROLL
+        for (int source = 0; source < kRanks; ++source) {
+            if (source < world_size) are_all_valid &= are_valid(source);
+        }
+        return are_all_valid;
+    };
+    const auto missing = [&] {
+        Missing late = {0, 0};
+        KCCL_UNROLL
+        for (int source = 0; source < kRanks; ++source) {
+            if (source >= world_size || are_valid(source)) continue;
+            const mem::Packet stale =
+                is_valid(packets[0][source], epoch) ? packets[1][source] : packets[0][source];
+            if (late.ranks == 0) late.seen = stale_flag(stale, epoch);
+            late.ranks |= 1u << source;
+        }
+        return late;
+    };
+    if (!wait_until(channel.comm(), channel.awaited(), poll, missing)) return false;
+    KCCL_UNROLL
+    for (int source = 0; source < kRanks; ++source) {
+        if (source >= world_size) break;
+        first[source] = unpack(packets[0][source]);
+        second[source] = unpack(packets[1][source]);
+    }
+    return true;
+}
+
 // Waits for unit i of every rank: its N packets, which go to units[source * N] and behind it.
 // Otherwise as await_all().
 template <uint32_t N, class Coop, int WORLD_SIZE>

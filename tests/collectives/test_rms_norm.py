@@ -1,0 +1,327 @@
+"""rms_norm and all_reduce_rms_norm: the bits of NumPy's, on the host and on the simulator."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+from source_tree import replace_once
+from worlds import World
+
+import kccl
+from kccl.backends.settings import Settings
+from kccl.jit import cache
+from kccl.sim.machine import Simulation
+
+DTYPES = ("float32", "float16", "bfloat16")
+# Rows and elements of each: one, an odd tail, a whole piece, more than a piece with an odd tail.
+SHAPES = ((3, 1), (2, 37), (1, 4096), (2, 4100))
+EPS = 1e-5
+FUSED = "all_reduce_rms_norm"
+PIECE_BYTES = 8192
+
+
+def normalised(hidden, weight, scale=None):
+    """The rows of `hidden`, by the order of sums that norm.cuh has."""
+    values = hidden.astype(np.float32)
+    width = hidden.shape[-1]
+    total = np.zeros(hidden.shape[:-1], np.float32)
+    for at in range(0, width, PIECE_BYTES // hidden.itemsize):
+        piece = values[..., at : at + PIECE_BYTES // hidden.itemsize]
+        length = 1 << (piece.shape[-1] - 1).bit_length()
+        leaves = np.zeros((*hidden.shape[:-1], length), np.float32)
+        leaves[..., : piece.shape[-1]] = piece * piece
+        while leaves.shape[-1] > 1:
+            leaves = leaves[..., ::2] + leaves[..., 1::2]
+        total += leaves[..., 0]
+    inverse = np.float32(1) / np.sqrt(total / np.float32(width) + np.float32(EPS))
+    found = values * inverse[..., None] * weight.astype(np.float32)
+    if scale is None:
+        return found.astype(hidden.dtype)
+    return np.clip(found / scale, -448, 448).astype(oracle.numpy_dtype("float8_e4m3fn"))
+
+
+def added(total, residual):
+    return (total.astype(np.float32) + residual.astype(np.float32)).astype(total.dtype)
+
+
+def numbers(shape, dtype, seed):
+    return np.random.default_rng(seed).standard_normal(shape).astype(oracle.numpy_dtype(dtype)) * 2
+
+
+def same(found, wanted):
+    return (
+        found.dtype == wanted.dtype and oracle.bits(found).tolist() == oracle.bits(wanted).tolist()
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_on_the_host(dtype):
+    for shape in SHAPES:
+        x, rest, weight = (numbers(*each) for each in _three(shape, dtype))
+        hidden, before = added(x, rest), x.copy()
+        out = np.empty_like(x)
+        assert kccl.rms_norm(x, weight, EPS, residual=rest, out=out) is out
+        assert same(out, normalised(hidden, weight)) and same(rest, hidden) and same(x, before)
+        small = np.empty(shape, oracle.numpy_dtype("float8_e4m3fn"))
+        scale = np.array([0.01], np.float32)
+        kccl.rms_norm(x, weight, EPS, out=small, scale=scale)
+        assert same(small, normalised(x, weight, scale[0]))
+        assert kccl.rms_norm(x, weight, EPS) is x and same(x, normalised(before, weight))
+
+
+def _three(shape, dtype):
+    return (shape, dtype, 1), (shape, dtype, 2), (shape[-1], dtype, 3)
+
+
+def test_numbers_without_end():
+    """They make a row of NaN or zeros, and touch no other row."""
+    x = np.ones((4, 5), oracle.numpy_dtype("bfloat16"))
+    x[0, 1], x[1, 2], x[2] = np.inf, np.nan, 0
+    kccl.rms_norm(x, np.ones_like(x[0]), EPS)
+    assert np.isnan(x[0, 1]) and (x[0, [0, 2, 3, 4]] == 0).all()
+    assert (oracle.bits(x[1]) == 0x7FC0).all() and (x[2] == 0).all() and (x[3] == 1).all()
+
+
+def check_calls(comm, dtype, shapes=SHAPES, algorithms=("",)):
+    """In place and out of place, with a residual and without, of 8 bits, and prepared."""
+    is_one_kernel = []
+    for shape in shapes:
+        inputs = [numbers(shape, dtype, 10 + rank) for rank in range(comm.world_size)]
+        weight, rest = numbers(shape[-1], dtype, 3), numbers(shape, dtype, 2)
+        total = comm.all_reduce(inputs[comm.rank].copy())
+        hidden = added(total, rest)
+        wanted = normalised(hidden, weight)
+        scale = np.array([0.01], np.float32)
+        for algorithm in algorithms:
+            call = partial(comm.all_reduce_rms_norm, algorithm=algorithm)
+            x, residual = inputs[comm.rank].copy(), rest.copy()
+            assert call(x, residual, weight, EPS) is x
+            assert same(x, wanted) and same(residual, hidden)
+            x[...], residual[...] = inputs[comm.rank], rest
+            out = np.empty_like(x)
+            op = comm.all_reduce_rms_norm.prepare(
+                x, residual, weight, EPS, out=out, algorithm=algorithm
+            )
+            for _ in range(2):
+                residual[...] = rest
+                assert op() is out and same(out, wanted) and same(residual, hidden)
+            assert same(x, inputs[comm.rank])
+            small = np.empty(shape, oracle.numpy_dtype("float8_e4m3fn"))
+            residual[...] = rest
+            call(x, residual, weight, EPS, out=small, scale=scale)
+            assert same(small, normalised(hidden, weight, scale[0])) and same(residual, hidden)
+            assert same(call(x, None, weight, EPS), normalised(total, weight))
+            is_one_kernel.append(op.plan.name == FUSED)
+    return is_one_kernel
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 9])
+def test_calls_on_the_host(world_size):
+    def main(comm):
+        for dtype in DTYPES if world_size == 2 else DTYPES[2:]:
+            assert not any(check_calls(comm, dtype))
+        x = np.empty((0, 4), np.float32)
+        assert comm.all_reduce_rms_norm(x, None, np.ones(4, np.float32), EPS) is x
+        assert comm.all_reduce_rms_norm.prepare(x, None, np.ones(4, np.float32), EPS)() is x
+
+    kccl.run_threads(main, world_size)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "world_size", "warp_size"),
+    [
+        ("bfloat16", 2, 32),
+        pytest.param("float32", 3, 64, marks=pytest.mark.long),
+        pytest.param("float16", 4, 32, marks=pytest.mark.long),
+        pytest.param("bfloat16", 1, 64, marks=pytest.mark.long),
+    ],
+)
+def test_calls_on_the_simulator(dtype, world_size, warp_size):
+    """One kernel gives the bits of two, which are the host's."""
+
+    def main(comm):
+        algorithms = FUSED, "all_reduce_one_shot_ll16"
+        assert check_calls(comm, dtype, SHAPES[1:2], algorithms) == [True, False]
+        assert check_calls(comm, dtype, SHAPES[:1]) == [True]
+        check_calls(comm, dtype, [(1, SHAPES[-1][-1])], (FUSED,))
+
+    kccl.run_threads(main, world_size, backend="sim", seed=world_size, warp_size=warp_size)
+
+
+# ---- The kernel for GPUs, with more than one block -----------------------------------------------
+
+ROWS, WIDTH = 3, 4100  # pieces of one row are two, and the last one is short
+
+
+def run_kernel(csrc=cache.CSRC, *, seeds=4, warp_size=32, kernel=FUSED):
+    """Runs it on two ranks, and returns the first finding, "wrong_data" or ""."""
+    inputs = [numbers((ROWS, WIDTH), "bfloat16", rank) for rank in range(2)]
+    rest, weight = numbers((ROWS, WIDTH), "bfloat16", 2), numbers(WIDTH, "bfloat16", 3)
+    if kernel == FUSED:
+        total = oracle.all_reduce([each.ravel() for each in inputs], "sum").reshape(ROWS, WIDTH)
+        wanted = [added(total, rest)] * 2
+    else:
+        wanted = [added(each, rest) for each in inputs]
+    settings = Settings(num_channels=1, blocks_per_channel=2, packet_bytes=8192, epoch_bits=8)
+    simulation = Simulation(warp_size=warp_size, ends_when_stuck=True)
+    with World(2, simulation, settings, csrc=csrc) as world:
+        outs, residuals = np.empty_like([rest] * 2), np.empty_like([rest] * 2)
+        program = [
+            [
+                world.call(
+                    rank,
+                    kernel,
+                    input=inputs[rank],
+                    output=outs[rank],
+                    count=rest.size,
+                    dtype="bfloat16",
+                    block=512,
+                    grid=2,
+                    residual=residuals[rank].ctypes.data,
+                    weight=weight.ctypes.data,
+                    width=WIDTH,
+                    eps=int(np.float32(EPS).view(np.uint32)),
+                )
+            ]
+            for rank in range(2)
+        ]
+        for seed in range(seeds):
+            residuals[:], outs[:] = rest, 0
+            report = world.run(program, seed)
+            if report.findings:
+                return report.findings[0].kind
+            for rank in range(2):
+                hidden = wanted[rank]
+                if not same(residuals[rank], hidden):
+                    return "wrong_data"
+                if not same(outs[rank], normalised(hidden, weight)):
+                    return "wrong_data"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "warp_size"),
+    [(FUSED, 32), pytest.param(FUSED, 64, marks=pytest.mark.long), ("rms_norm", 64)],
+)
+def test_blocks_take_rows(kernel, warp_size):
+    assert run_kernel(kernel=kernel, warp_size=warp_size) == ""
+
+
+BUGS = {
+    "every piece has the same group sums": (
+        f"kernels/{FUSED}.cuh",
+        ("sums.of[turn++ % 2]", "sums.of[0]"),
+        {"data_race", "wrong_data"},
+    ),
+    "the norm reads the group sums without a sync": (
+        "kernels/rms_norm.cuh",
+        ("                coop.sync();\n", ""),
+        {"data_race", "wrong_data"},
+    ),
+    "the second of two payloads is the first again": (
+        f"kernels/{FUSED}.cuh",
+        ("pair.polled(pair.second),", "pair.polled(pair.first),"),
+        {"wrong_data"},
+    ),
+    "all blocks take the same rows": (
+        f"kernels/{FUSED}.cuh",
+        ("row = platform::block_in_grid();", "row = 0;"),
+        {"data_race", "wrong_data", "two_writers"},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        each if number == 0 else pytest.param(each, marks=pytest.mark.long)
+        for number, each in enumerate(BUGS)
+    ],
+)
+def test_the_simulator_finds_planted_bugs(name, tmp_path):
+    file, edit, kinds = BUGS[name]
+    shutil.copytree(cache.CSRC, tmp_path / "csrc")
+    path: Path = tmp_path / "csrc/include/kccl" / file
+    path.write_text(replace_once(path.read_text(), *edit, file))
+    assert run_kernel(tmp_path / "csrc", kernel=path.stem, seeds=20) in kinds
+
+
+# ---- Arguments -----------------------------------------------------------------------------------
+
+
+def _f32(*shape):
+    return np.ones(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"x": np.ones((2, 4), np.int32)}, "x: dtype is int32, must be one of float32"),
+        ({"x": np.ones((2, 4))}, "x: dtype is float64"),
+        ({"weight": np.ones(4, np.float16)}, "weight has dtype float16, x has float32"),
+        ({"weight": _f32(8)}, r"weight has 8 elements and x has shape \(2, 4\)"),
+        ({"x": _f32(0, 0), "weight": _f32(0)}, "at least one"),
+        ({"residual": _f32(4)}, "residual has 4 elements, x has 8: must be equal"),
+        ({"residual": np.ones((2, 4), np.float16)}, "residual has dtype float16"),
+        ({"eps": -1e-6}, "eps is -1e-06, must be a number from 0"),
+        ({"eps": float("nan")}, "eps is nan, must be a number"),
+        ({"eps": "1"}, "eps is '1', must be a number"),
+        ({"eps": 1e300}, "must be a number from 0 to the largest float32"),
+        ({"scale": _f32(1)}, "out is None and a scale is given"),
+        ({"scale": _f32(2)}, "scale has 2 elements of float32, must have one"),
+        ({"out": np.ones((2, 4), np.float16)}, "out has dtype float16 and x has float32"),
+        ({"out": _f32(2, 4), "scale": _f32(1)}, "must be float8_e4m3fn"),
+        ({"out": _f32(4)}, "out has 4 elements, x has 8"),
+        ({"x": _f32(4, 2).T}, "must be C-contiguous"),
+        ({"stream": 1}, "must be None: host memory has no streams"),
+    ],
+)
+def test_wrong_arguments(change, reason):
+    given = {"x": _f32(2, 4), "residual": None, "weight": _f32(4), "eps": EPS} | change
+    with pytest.raises(kccl.InvalidArgument, match=reason):
+        kccl.rms_norm(**given)
+    with kccl.init() as comm:
+        for call in (comm.all_reduce_rms_norm, comm.all_reduce_rms_norm.prepare):
+            with pytest.raises(kccl.InvalidArgument, match=reason):
+                call(**given)
+
+
+def test_arrays_that_overlap():
+    memory = _f32(4, 4)
+    for given in ({"residual": memory[:2]}, {"residual": memory[1:3]}, {"out": memory[1:3]}):
+        with pytest.raises(kccl.InvalidArgument, match="they must not overlap"):
+            kccl.rms_norm(memory[:2], _f32(4), EPS, **given)
+    with pytest.raises(kccl.InvalidArgument, match=r"x begins .* weight at .* must not overlap"):
+        kccl.rms_norm(memory, memory[0], EPS)
+
+
+def test_algorithms_that_do_not_exist_here():
+    with kccl.init() as comm:
+        for algorithm, reason in ((FUSED, "for sim and cuda and hip only"), ("none", "must be an")):
+            with pytest.raises(kccl.InvalidArgument, match=reason):
+                comm.all_reduce_rms_norm(_f32(4), None, _f32(4), EPS, algorithm=algorithm)
+
+
+def test_calls_are_compared(monkeypatch):
+    monkeypatch.setenv("KCCL_CHECK", "1")
+
+    def main(comm):
+        x, weight = _f32(2, 4), _f32(4)
+        assert (comm.all_reduce_rms_norm(x, None, weight, 0) == 1).all()
+        with pytest.raises(kccl.Error, match="eps"):
+            comm.all_reduce_rms_norm(x, None, weight, comm.rank)
+
+    kccl.run_threads(main, 2)
+
+
+def test_a_prepared_call_ends_with_its_communicator():
+    """The sum of a result of 8 bits lies in memory of the communicator's."""
+    with kccl.init() as comm:
+        out = np.empty(4, oracle.numpy_dtype("float8_e4m3fn"))
+        op = comm.all_reduce_rms_norm.prepare(_f32(4), None, _f32(4), 0, out=out, scale=_f32(1))
+        assert (op() == 1).all()
+    with pytest.raises(kccl.Error, match="closed"):
+        op()
