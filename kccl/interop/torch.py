@@ -35,6 +35,7 @@ from .torch_collectives.all_reduce import all_reduce, all_reduce_
 from .torch_collectives.broadcast import broadcast, broadcast_
 from .torch_collectives.reduce_scatter import reduce_scatter
 from .torch_group import DEVICES, ProcessGroup
+from .torch_norms import all_reduce_rms_norm, all_reduce_rms_norm_, rms_norm
 from .torch_registry import register, unregister
 from .torch_versions import other_backends
 
@@ -43,11 +44,14 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_reduce_",
+    "all_reduce_rms_norm",
+    "all_reduce_rms_norm_",
     "broadcast",
     "broadcast_",
     "communicator",
     "reduce_scatter",
     "register",
+    "rms_norm",
     "unregister",
 ]
 

@@ -181,3 +181,62 @@ def test_a_gradient_is_refused(alone):
     x = torch.ones(3, requires_grad=True)
     with pytest.raises((RuntimeError, NotImplementedError), match="autograd"):
         alone.all_reduce(x, comm="alone").sum().backward()
+
+
+@pytest.mark.parametrize("compiler", ["", "aot_eager"])
+def test_normalised_rows(compiler, ranks):
+    """One call gives the bits of three, as a new tensor and in place, and in 8 bits."""
+    program = """
+start()
+kccl_torch.register(kccl_torch.communicator("cpu"))
+weight = torch.linspace(0.5, 1.5, 96).bfloat16()
+scale = torch.tensor(0.02)
+
+def functional(x, residual):
+    return kccl_torch.all_reduce_rms_norm(x, residual, weight, 1e-6)
+
+def of_8_bits(x, residual):
+    return kccl_torch.all_reduce_rms_norm(x, residual, weight, 1e-6, scale)[0]
+
+def in_place(x, residual):
+    x, residual = x + 0, residual + 0
+    kccl_torch.all_reduce_rms_norm_(x, residual, weight, 1e-6)
+    return x, residual
+
+def step_by_step(x, residual):
+    residual = (kccl_torch.all_reduce(x).float() + residual.float()).bfloat16()
+    return kccl_torch.rms_norm(residual, weight, 1e-6), residual
+
+calls = functional, in_place, of_8_bits
+if os.environ["COMPILER"]:
+    how = dict(fullgraph=True, backend=os.environ["COMPILER"])
+    calls = [torch.compile(call, **how) for call in calls]
+for seed in range(2):
+    torch.manual_seed(seed)
+    residual = torch.randn(3, 96).bfloat16()
+    x = torch.randn(3, 96).bfloat16() * (rank + 1)
+    want, total = step_by_step(x, residual)
+    for call in calls[:2]:
+        found = call(x, residual)
+        assert torch.equal(found[0], want) and torch.equal(found[1], total)
+    small = calls[2](x, residual)
+    assert small.dtype == torch.float8_e4m3fn
+    assert torch.allclose(small.float() * scale, want.float(), rtol=0.07, atol=0.01)
+    # They are one unit in the last place apart at most.
+    torchs = torch.nn.functional.rms_norm(total, (96,), weight, 1e-6)
+    assert (want.view(torch.int16).int() - torchs.view(torch.int16).int()).abs().max() <= 1
+
+checks = "test_schema", "test_faketensor", "test_autograd_registration"
+torch.library.opcheck(torch.ops.kccl.rms_norm.default, (x, weight, 1e-6), test_utils=checks)
+for change, text in (({"weight": weight[:8]}, "weight has 8 elements"), ({"eps": -1.0}, "eps is")):
+    given = dict(x=x, residual=residual, weight=weight, eps=1e-6) | change
+    for call in (kccl_torch.all_reduce_rms_norm, kccl_torch.all_reduce_rms_norm_):
+        name, told = error_of(lambda: call(**given))
+        assert name == "InvalidArgument" and text in told
+        try:
+            call(**given)
+        except RuntimeError:  # what PyTorch's own functions raise
+            pass
+say(rank=rank)
+"""
+    ranks(2, program, COMPILER=compiler)

@@ -1,0 +1,163 @@
+"""rms_norm and all_reduce_rms_norm for PyTorch, as custom ops that torch.compile takes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ..base.errors import Error
+from ..collectives.rms_norm import rms_norm as _rms_norm
+from .torch_errors import of_torch
+from .torch_registry import DEFAULT, find
+from .torch_tensors import array, order
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The rows of x, normalised as by torch.nn.functional.rms_norm, in a new tensor.
+
+    The bits are the same on the host and on every GPU; see kccl.rms_norm.
+
+    Args:
+        x: Tensor [..., width] of float32, float16 or bfloat16. If it is not C-contiguous, it is
+            copied first.
+        weight: Tensor [width] of the same dtype.
+        eps: Number that is not negative.
+
+    Returns:
+        A C-contiguous tensor of the shape of x.
+
+    Raises:
+        InvalidArgument: An argument is wrong. It is a ValueError and a RuntimeError.
+    """
+    result: torch.Tensor = _norm(x, weight, eps)
+    return result
+
+
+def all_reduce_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor | None = None,
+    comm: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of all ranks' x and the residual, normalised and as it is, in new tensors.
+
+    Args:
+        x, residual, weight, eps: As in comm.all_reduce_rms_norm. If x is not C-contiguous, it is
+            copied first. The residual is not changed.
+        scale: Tensor of one float32. The normalised rows are divided by it, and their dtype is
+            torch.float8_e4m3fn.
+        comm: Name of a registered communicator; "default" when None.
+
+    Returns:
+        (normalised, sum), C-contiguous tensors of the shape of x.
+
+    Raises:
+        Error: No communicator has this name.
+        InvalidArgument: An argument is wrong; nothing was sent. It is a ValueError and a
+            RuntimeError.
+        Timeout, PeerLost: A rank did not come, or went.
+    """
+    result: tuple[torch.Tensor, torch.Tensor] = _op(
+        x, residual, weight, eps, scale, comm or DEFAULT
+    )
+    return result
+
+
+def all_reduce_rms_norm_(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    comm: str | None = None,
+) -> torch.Tensor:
+    """all_reduce_rms_norm() in place: x gets the normalised rows, and the residual the sum.
+
+    All must be C-contiguous. Returns x.
+    """
+    _op_in_place(x, residual, weight, eps, comm or DEFAULT)
+    return x
+
+
+@contextmanager
+def _errors_of_torch() -> Iterator[None]:
+    try:
+        yield
+    except Error as error:
+        raise of_torch(error) from None
+
+
+@torch.library.custom_op("kccl::rms_norm", mutates_args=())
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kccl.interop.torch.rms_norm."""
+    with _errors_of_torch():
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        names = ("x", x.contiguous()), ("weight", weight), ("out", out)
+        rows, weights, to = (array(tensor, name) for name, tensor in names)
+        _rms_norm(rows, weights, eps, out=to)
+        return out
+
+
+@_norm.register_fake
+def _fake_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("kccl::all_reduce_rms_norm", mutates_args=())
+def _op(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor | None,
+    comm: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kccl.interop.torch.all_reduce_rms_norm."""
+    with _errors_of_torch():
+        ranks = find(comm)
+        order(ranks, x.device)
+        out, _ = _results(x, scale)
+        total = residual.clone(memory_format=torch.contiguous_format)
+        ranks.all_reduce_rms_norm(
+            array(x.contiguous(), "x"),
+            array(total, "residual"),
+            array(weight, "weight"),
+            eps,
+            out=array(out, "out"),
+            scale=None if scale is None else array(scale, "scale"),
+        )
+        return out, total
+
+
+@_op.register_fake
+def _fake(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor | None,
+    comm: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    find(comm)
+    return _results(x, scale)
+
+
+def _results(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    total = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if scale is None:
+        return torch.empty_like(total), total
+    return torch.empty_like(total, dtype=torch.float8_e4m3fn), total
+
+
+@torch.library.custom_op("kccl::all_reduce_rms_norm_", mutates_args=("x", "residual"))
+def _op_in_place(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, comm: str
+) -> None:
+    """See kccl.interop.torch.all_reduce_rms_norm_."""
+    with _errors_of_torch():
+        ranks = find(comm)
+        order(ranks, x.device)
+        ranks.all_reduce_rms_norm(
+            array(x, "x"), array(residual, "residual"), array(weight, "weight"), eps
+        )
