@@ -55,8 +55,7 @@ KCCL_DEVICE float inverse_rms(float total, uint32_t width, float eps) {
 // An element of the result, not rounded yet.
 template <class T>
 KCCL_DEVICE float normalised(T hidden, float inverse, T weight) {
-    return mem::product(mem::product(Element<T>::widen(hidden), inverse),
-                        Element<T>::widen(weight));
+    return Element<T>::widen(hidden) * inverse * Element<T>::widen(weight);
 }
 
 // Rounds it to float8_e4m3fn. NaN stays NaN.
@@ -76,7 +75,7 @@ KCCL_DEVICE float piece_on_cpu(const T* hidden, uint32_t count) {
     KCCL_INDEPENDENT
     for (uint32_t i = 0; i < count; ++i) {
         const float value = Element<T>::widen(mem::load_plain(hidden + i));
-        leaves[i] = mem::product(value, value);
+        leaves[i] = value * value;  // no sum follows that it could be fused with
     }
     uint32_t num = 1;
     while (num < count) num *= 2;
@@ -88,40 +87,47 @@ KCCL_DEVICE float piece_on_cpu(const T* hidden, uint32_t count) {
     return leaves[0];
 }
 
+// The members are copied, because for the compiler a loop's stores could change them.
 template <class T>
 KCCL_DEVICE_SHARED void row_on_cpu(const NormedRows<T>& rows, uint64_t row) {
     constexpr uint32_t kPiece = kPieceBytes / sizeof(T);
-    const uint64_t begin = row * rows.width;
+    const uint32_t width = rows.width;
+    const uint64_t begin = row * width;
+    const T* const weight = rows.weight;
     const T* hidden = rows.in + begin;
     if (rows.residual != nullptr) {
+        const T* const in = hidden;
         T* const sum = rows.residual + begin;
         KCCL_INDEPENDENT
-        for (uint32_t i = 0; i < rows.width; ++i) {
-            mem::store_plain(sum + i,
-                             Element<T>::narrow(Element<T>::widen(mem::load_plain(hidden + i)) +
-                                                Element<T>::widen(mem::load_plain(sum + i))));
+        for (uint32_t i = 0; i < width; ++i) {
+            const float first = Element<T>::widen(mem::load_plain(in + i));
+            const float second = Element<T>::widen(mem::load_plain(sum + i));
+            mem::store_plain(sum + i, Element<T>::narrow(first + second));
         }
         hidden = sum;
     }
     float total = 0;
-    for (uint32_t at = 0; at < rows.width; at += kPiece) {
-        const uint32_t rest = rows.width - at;
+    for (uint32_t at = 0; at < width; at += kPiece) {
+        const uint32_t rest = width - at;
         total += piece_on_cpu(hidden + at, rest < kPiece ? rest : kPiece);
     }
-    const float inverse = inverse_rms(total, rows.width, rows.eps);
-    const auto value = [&](uint32_t i) {
-        return normalised(mem::load_plain(hidden + i), inverse, mem::load_plain(rows.weight + i));
-    };
+    const float inverse = inverse_rms(total, width, rows.eps);
     if (rows.fp8_scale != nullptr) {
         auto* const out = static_cast<f8e4m3*>(rows.out) + begin;
         const float scale = mem::load_plain(rows.fp8_scale);
-        for (uint32_t i = 0; i < rows.width; ++i)
-            mem::store_plain(out + i, to_fp8(value(i), scale));
+        KCCL_INDEPENDENT
+        for (uint32_t i = 0; i < width; ++i) {
+            const float value =
+                normalised(mem::load_plain(hidden + i), inverse, mem::load_plain(weight + i));
+            mem::store_plain(out + i, to_fp8(value, scale));
+        }
     } else {
         T* const out = static_cast<T*>(rows.out) + begin;
         KCCL_INDEPENDENT
-        for (uint32_t i = 0; i < rows.width; ++i) {
-            mem::store_plain(out + i, Element<T>::narrow(value(i)));
+        for (uint32_t i = 0; i < width; ++i) {
+            const float value =
+                normalised(mem::load_plain(hidden + i), inverse, mem::load_plain(weight + i));
+            mem::store_plain(out + i, Element<T>::narrow(value));
         }
     }
 }
