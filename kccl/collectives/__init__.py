@@ -12,6 +12,7 @@ from .context import Context
 from .gather import Gather
 from .reduce import Reduce
 from .reduce_scatter import ReduceScatter
+from .reduce_scatter_rms_norm import ReduceScatterRmsNorm
 from .scan import Scan
 from .scatter import Scatter
 
@@ -33,6 +34,7 @@ class Collectives:
     gather: Gather
     reduce: Reduce
     reduce_scatter: ReduceScatter
+    reduce_scatter_rms_norm: ReduceScatterRmsNorm
     scan: Scan
     scatter: Scatter
 

@@ -1,4 +1,4 @@
-"""The arguments of calls that normalise rows: rms_norm and all_reduce_rms_norm."""
+"""The arguments of calls that normalise rows: rms_norm, alone or behind a sum over the ranks."""
 
 import math
 import struct
@@ -41,7 +41,7 @@ class NormCase:
 
     def fields(self) -> dict[str, Any]:
         """Returns fields of KcclCall that say how a row is normalised."""
-        return {"count": self.x.count, "width": self.width, "eps": self.eps}
+        return {"count": self.out.count, "width": self.width, "eps": self.eps}
 
     def addresses(self) -> dict[str, Any]:
         """Returns fields of KcclCall that are arrays, but for its input and its output."""
@@ -59,13 +59,22 @@ class NormCase:
 
 
 def check(
-    view: View, x: Any, residual: Any, weight: Any, eps: Any, out: Any, scale: Any
+    view: View,
+    x: Any,
+    residual: Any,
+    weight: Any,
+    eps: Any,
+    out: Any,
+    scale: Any,
+    *,
+    parts: int = 1,
 ) -> NormCase:
     """Checks the arguments of a call.
 
     Args:
         view: Looks at an array.
         x, residual, weight, eps, out, scale: As in all_reduce_rms_norm().
+        parts: The result has the rows of one of so many equal parts of x.
 
     Raises:
         InvalidArgument: One is wrong.
@@ -77,15 +86,15 @@ def check(
     weights = view(weight, "weight", writable=False)
     _check_type("weight", weights, seen.dtype)
     width = _width(x, seen, weights)
+    rows, count = seen.count // width, seen.count // parts
+    if rows % parts:
+        raise InvalidArgument(f"x has {rows} rows of {width}, must have a multiple of {parts}")
     given = [("x", x, seen), ("weight", weight, weights)]
     rest = None
     if residual is not None:
         rest = view(residual, "residual", writable=True)
         _check_type("residual", rest, seen.dtype)
-        if rest.count != seen.count:
-            raise InvalidArgument(
-                f"residual has {rest.count} elements, x has {seen.count}: must be equal"
-            )
+        _check_count("residual", rest, seen, count)
         given.append(("residual", residual, rest))
     by = None
     if scale is not None:
@@ -103,6 +112,7 @@ def check(
     if out is not None:
         result, to = out, view(out, "out", writable=True)
         _check_out(seen, to, has_scale=by is not None)
+        _check_count("out", to, seen, count)
         given.append(("out", out, to))
     _check_apart(given, seen, to, rest)
     return NormCase(seen, to, weights, rest, by, result, given, width, _eps(eps))
@@ -113,6 +123,12 @@ def _check_type(name: str, found: ArrayView, dtype: dtypes.Dtype) -> None:
         raise InvalidArgument(
             f"{name} has dtype {found.dtype.name}, x has {dtype.name}: must be equal"
         )
+
+
+def _check_count(name: str, found: ArrayView, x: ArrayView, count: int) -> None:
+    if found.count != count:
+        wanted = "must be equal" if count == x.count else f"{name} must have {count}"
+        raise InvalidArgument(f"{name} has {found.count} elements, x has {x.count}: {wanted}")
 
 
 def _width(x: Any, seen: ArrayView, weights: ArrayView) -> int:
@@ -146,8 +162,6 @@ def _check_out(x: ArrayView, out: ArrayView, *, has_scale: bool) -> None:
         why = "scale is given" if has_scale else f"x has {x.dtype.name}"
         what = "float8_e4m3fn" if has_scale else "equal; float8_e4m3fn needs a scale"
         raise InvalidArgument(f"out has dtype {out.dtype.name} and {why}: must be {what}")
-    if out.count != x.count:
-        raise InvalidArgument(f"out has {out.count} elements, x has {x.count}: must be equal")
 
 
 def _check_apart(

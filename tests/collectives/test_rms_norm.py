@@ -118,11 +118,37 @@ def check_calls(comm, dtype, shapes=SHAPES, algorithms=("",)):
     return is_one_kernel
 
 
+def check_parts(comm, dtype, width=37):
+    """Each rank's rows are those of all_reduce_rms_norm, and all_gather makes them whole."""
+    shape = 2 * comm.world_size, width
+    weight, rest = numbers(width, dtype, 3), numbers(shape, dtype, 2)
+    x, scale = numbers(shape, dtype, comm.rank), np.array([0.01], np.float32)
+    hidden = rest.copy()
+    whole = comm.all_reduce_rms_norm(x.copy(), hidden, weight, EPS)
+    mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+    before, residual = x.copy(), rest[mine].copy()
+    found = comm.reduce_scatter_rms_norm(x, residual, weight, EPS)
+    assert found.shape == (2, width) and same(found, whole[mine])
+    assert same(residual, hidden[mine]) and same(x, before)
+    assert same(comm.all_gather(found).reshape(shape), whole)
+    small = np.empty_like(found, oracle.numpy_dtype("float8_e4m3fn"))
+    residual[...] = rest[mine]
+    op = comm.reduce_scatter_rms_norm.prepare(x, residual, weight, EPS, out=small, scale=scale)
+    assert op() is small and same(small, normalised(hidden[mine], weight, scale[0]))
+    assert same(residual, hidden[mine])
+    if comm.world_size > 1:
+        with pytest.raises(kccl.InvalidArgument, match="x has 1 rows of 37, must have a multiple"):
+            comm.reduce_scatter_rms_norm(x[:1], None, weight, EPS, out=found[:1])
+        with pytest.raises(kccl.InvalidArgument, match="residual must have 74"):
+            comm.reduce_scatter_rms_norm(x, rest, weight, EPS)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 9])
 def test_calls_on_the_host(world_size):
     def main(comm):
         for dtype in DTYPES if world_size == 2 else DTYPES[2:]:
             assert not any(check_calls(comm, dtype))
+            check_parts(comm, dtype)
         x = np.empty((0, 4), np.float32)
         assert comm.all_reduce_rms_norm(x, None, np.ones(4, np.float32), EPS) is x
         assert comm.all_reduce_rms_norm.prepare(x, None, np.ones(4, np.float32), EPS)() is x
@@ -147,6 +173,7 @@ def test_calls_on_the_simulator(dtype, world_size, warp_size):
         assert check_calls(comm, dtype, SHAPES[1:2], algorithms) == [True, False]
         assert check_calls(comm, dtype, SHAPES[:1]) == [True]
         check_calls(comm, dtype, [(1, SHAPES[-1][-1])], (FUSED,))
+        check_parts(comm, dtype)
 
     kccl.run_threads(main, world_size, backend="sim", seed=world_size, warp_size=warp_size)
 

@@ -1,0 +1,98 @@
+"""What the collectives have in common whose sum is normalised: a call is one kernel, or a chain of
+the sum and the norm, which csrc/host/normed.cpp runs.
+"""
+
+from typing import Any
+
+from ..base.abi import fastcall, ffi, lib
+from ..plan.choice import Plan
+from .collective import KNOWN_CALLS, Collective
+from .norm import NormCase
+from .prepared import Empty, Prepared, address_of, prepared
+
+
+class Normed(Collective):
+    """A collective whose sum is normalised. Python makes each call; C repeats prepared ones."""
+
+    _SUM: str  # the collective that sums
+
+    def _call_normed(self, case: NormCase, stream: Any, channel: Any, algorithm: str) -> Any:
+        """Runs a call and returns its result. Plans it if it is the first of its kind."""
+        context = self._context
+        channel = self._channel(channel)
+        on = context.backend.stream(stream, case.x)
+        plan = self._plan_of(case, algorithm)
+        signature = self._words(case, plan, channel)
+        if case.x.count == 0:
+            context.check_usable()
+            context.check_agreement(signature)
+            return case.result
+        known = self._ops.get((signature,))
+        if known is None:
+            if len(self._ops) >= KNOWN_CALLS:
+                self._ops.clear()
+            made = self._made(case, plan, channel)
+            op = fastcall.Op(address_of(made[0]), None, context.raise_failure)
+            known = self._ops[(signature,)] = made, op
+        (handle, norm), op = known
+
+        def fill() -> None:
+            _fill(case, handle, norm)
+            context.backend.set_stream(handle, on)
+            context.check_agreement(signature)
+
+        op.after(fill)
+        return case.result
+
+    def _prepare_normed(
+        self, case: NormCase, stream: Any, channel: Any, algorithm: str
+    ) -> Prepared | Empty:
+        """Plans a call. Calling the returned object runs it."""
+        context = self._context
+        channel = self._channel(channel)
+        context.backend.stream(stream, case.x)  # checks the argument
+        context.check_usable()
+        plan = self._plan_of(case, algorithm)
+        signature = self._words(case, plan, channel)
+        if case.x.count == 0:
+            return Empty(context, plan, signature, case.result)
+        handle, norm = self._made(case, plan, channel)
+        _fill(case, handle, norm)
+        return prepared(context, signature, plan, handle, case.result, case.given, stream)
+
+    def _plan_of(self, case: NormCase, algorithm: str) -> Plan:
+        return self._context.plan(self._SUM, case.x.nbytes, case.x.dtype, algorithm)
+
+    def _words(self, case: NormCase, plan: Plan, channel: int) -> str:
+        return f"{self._NAME}, {case.words()}, channel {channel}, {plan.name}"
+
+    def _made(self, case: NormCase, plan: Plan, channel: int) -> tuple[Any, Any]:
+        """Returns the call, and that of its kernel that normalises: the same, or a part of it."""
+        backend = self._context.backend
+        dtype, count = case.x.dtype, case.out.count
+        if plan.name == self._NAME:
+            one = backend.call(plan.name, dtype=dtype.name, channel=channel, **case.fields())
+            return one, one
+        total = plan.handle(backend, count=count, channel=channel, dtype=dtype.name, op="sum")
+        norm = backend.call("rms_norm", dtype=dtype.name, **case.fields())
+        made = ffi.new("KcclNormedOp *")
+        made.sum, made.norm = total, norm
+        if case.scale is not None:
+            made.sums = backend.temporary(count * dtype.itemsize, channel)
+        if backend.has_streams:
+            made.op = ffi.cast("KcclGpuOp *", total)[0]
+        else:
+            made.op.op = total[0]
+        made.op.op.kernel = lib.kccl_run_normed
+        made.op.op.is_new = 0  # the collective is compared, not the call around it
+        keep = made, total, norm
+        handle = ffi.gc(ffi.addressof(made, "op", "op"), lambda _, keep=keep: None)
+        return handle, norm
+
+
+def _fill(case: NormCase, handle: Any, norm: Any) -> None:
+    """Points a call at the caller's arrays."""
+    handle.call.input = case.x.address
+    handle.call.output = case.out.address
+    for name, value in case.addresses().items():
+        setattr(norm.call, name, value)

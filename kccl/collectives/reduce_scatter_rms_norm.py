@@ -1,0 +1,84 @@
+"""reduce_scatter_rms_norm: each rank gets its normalised rows of the sum of all ranks' arrays."""
+
+from typing import Any
+
+from ..base import arrays
+from .norm import NormCase, check
+from .normed import Normed
+from .prepared import Empty, Prepared
+
+
+class ReduceScatterRmsNorm(Normed):
+    """Each rank gets its normalised rows of the sum of all ranks' arrays."""
+
+    _NAME, _SUM = "reduce_scatter_rms_norm", "reduce_scatter"
+
+    def __call__(
+        self,
+        x: Any,
+        residual: Any,
+        weight: Any,
+        eps: float,
+        *,
+        out: Any = None,
+        scale: Any = None,
+        stream: Any = None,
+        channel: int = 0,
+        algorithm: str = "",
+    ) -> Any:
+        """Sums x over the ranks; this rank adds the residual to its rows and normalises them.
+
+        all_gather gives every rank all rows, as where rows are shared out between the layers
+        (sequence parallelism). The bits are those of these rows of all_reduce_rms_norm.
+
+        Args:
+            x: C-contiguous array [..., width] of float32, float16 or bfloat16. The same size and
+                type on every rank. The number of rows must be divisible by world_size.
+            residual: Array of this rank's rows, of the type of x, which gets their sum, rounded to
+                that type; None: there is none.
+            weight, eps, scale: As in all_reduce_rms_norm.
+            out: Array for this rank's rows; float8_e4m3fn where scale is given. It must not
+                overlap x. When None, an array of x's type is allocated as in reduce_scatter.
+            stream, channel: As in all_reduce.
+            algorithm: As in reduce_scatter.
+
+        Returns:
+            `out`, or the allocated array.
+
+        Raises:
+            InvalidArgument: An argument is wrong; nothing was sent.
+            Timeout, PeerLost: A rank did not come, or went.
+        """
+        case = self._checked(x, residual, weight, eps, out, scale)
+        return self._call_normed(case, stream, channel, algorithm)
+
+    def prepare(
+        self,
+        x: Any,
+        residual: Any,
+        weight: Any,
+        eps: float,
+        *,
+        out: Any = None,
+        scale: Any = None,
+        stream: Any = None,
+        channel: int = 0,
+        algorithm: str = "",
+    ) -> Prepared | Empty:
+        """Plans the call once. Calling the returned object, `op()`, runs it, any number of times.
+
+        Arguments, result and errors are those of the call itself. The object keeps the arrays
+        alive. Each `op()` returns the same result array.
+        """
+        case = self._checked(x, residual, weight, eps, out, scale)
+        return self._prepare_normed(case, stream, channel, algorithm)
+
+    def _checked(
+        self, x: Any, residual: Any, weight: Any, eps: Any, out: Any, scale: Any
+    ) -> NormCase:
+        backend, parts = self._context.backend, self._context.world_size
+        if out is None and scale is None:
+            # An array of the right type; check() says what is wrong with x.
+            view = backend.view(x, "x", writable=False)
+            out = backend.like(x, view, arrays.shape_of_chunk(x, view, parts))
+        return check(backend.view, x, residual, weight, eps, out, scale, parts=parts)
