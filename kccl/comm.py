@@ -48,6 +48,7 @@ from .base.env import Env
 from .base.errors import BackendError, Error, InvalidArgument, PeerLost
 from .collectives import TEXTS, Collectives, forget_all, make_all
 from .collectives.context import Context
+from .collectives.normed import plan_of
 from .collectives.one_sided import OneSided
 from .collectives.point_to_point import PointToPoint
 from .collectives.symmetric import Symmetric
@@ -214,12 +215,12 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
         """
         self.context.check_usable()
 
-    def plan(self, collective: str, nbytes: int = 0, dtype: Any = None) -> Plan:
-        """The plan of a call of `nbytes`, as nccl-tests counts them. `.explain()` says why."""
+    def plan(self, collective: str, nbytes: int = 0, dtype: Any = None, *, width: int = 0) -> Plan:
+        """The plan of a call of `nbytes`; `width`: of the rows, if any. `.explain()` says why."""
         nbytes = arguments.not_negative("nbytes", nbytes)
         kind = None if dtype is None else dtypes.of(dtype)
         arguments.whole_elements("nbytes", nbytes, kind)
-        return self.context.plan(collective, nbytes, kind)
+        return plan_of(self, collective, nbytes, kind, width)
 
     def algorithms(self, collective: str) -> list[str]:
         """Names of a collective's algorithms, for the `algorithm` arguments."""

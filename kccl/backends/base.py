@@ -28,11 +28,14 @@ class Backend(ABC):
         has_streams: Calls are enqueued on a stream and return before they have run.
         has_virtual_time: Limits of waits in calls count simulated time, not that of a clock.
         caveat: What a survivor must know when a peer is lost; "" for nothing.
+        longest_row: Bytes of the longest row for which there is one kernel of all_reduce_rms_norm;
+            0: there is none.
         grouping: The groups of the ranks, where these are more than one team has. Then plans are
             run by chain() of grouped.py.
     """
 
     grouping: Grouping | None = None
+    longest_row: int = 0
     name: str
     state: Any
     context: Any

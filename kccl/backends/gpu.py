@@ -34,7 +34,7 @@ from .device_comm import DeviceComm
 from .gpu_memory import GpuMemory
 from .scratch import Scratches
 from .settings import Settings
-from .shapes import SIZES, check_shape, launch_shape, messages_shape
+from .shapes import SIZES, check_shape, launch_shape, longest_row, messages_shape
 from .temporaries import Temporaries
 from .watch import Watcher
 
@@ -155,6 +155,7 @@ class GpuBackend(Backend):
             timeout=timeout,
         )
         self._comm = self._scratches.comm
+        self.longest_row = longest_row(settings.packet_bytes, mesh.world_size)
         self._temporaries = Temporaries(self._memory.plain)
         self._watcher = Watcher(mesh.pidfds, self._lose, mesh.end_event)
         leave_when_collected(self, device, self.state, self._scratches)

@@ -22,6 +22,8 @@ SIZES = {
 # block share an SM.
 _THREADS_PER_BLOCK = 128
 _PACKET_BYTES = 8  # payload of a packet
+_GROUP_COLUMNS = 32  # threads whose columns are a group: kGroupColumns of norm.cuh
+_LONGEST_ROW_BYTES = 16384  # the columns of a block of 512 threads
 
 
 def check_shape(blocks: Any, threads: Any, warp_size: int) -> None:
@@ -65,8 +67,7 @@ def launch_shape(
     """
     most = min(most, MOST_THREADS) // warp_size * warp_size
     if spec.takes_rows:
-        packets = max(-(-spec.peer_bytes(width, dtype) // spec.bytes_per_thread), 1)
-        each = -(-packets // warp_size) * warp_size
+        each = row_threads(spec, width, dtype, warp_size)
         return min(count // width, blocks or BLOCKS_PER_CHANNEL), min(each, threads or most, most)
     if spec.bytes_per_thread == 0:
         return 1, most if spec.one_block == "full" else warp_size
@@ -75,6 +76,17 @@ def launch_shape(
     num_blocks = min(-(-packets // min(threads or _THREADS_PER_BLOCK, most)), most_blocks)
     each = -(-packets // (num_blocks * warp_size)) * warp_size
     return num_blocks, min(each, most)
+
+
+def row_threads(spec: KernelSpec, width: int, dtype: str, warp_size: int) -> int:
+    """Returns the threads that hold a row of `width` elements: groups of 32, in whole warps."""
+    groups = -(-spec.peer_bytes(width, dtype) // (_GROUP_COLUMNS * spec.bytes_per_thread))
+    return -(-groups * _GROUP_COLUMNS // warp_size) * warp_size
+
+
+def longest_row(packet_bytes: int, world_size: int) -> int:
+    """Returns the bytes of the longest row that all_reduce_rms_norm takes; see its file."""
+    return min(packet_bytes * (2 if world_size == 2 else 1), _LONGEST_ROW_BYTES)
 
 
 def messages_shape(fields: Mapping[str, Any], most: int, *, warp_size: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from .device_comm import DeviceComm
 from .host_memory import HostChannels
 from .scratch import Scratches
 from .settings import Settings
+from .shapes import longest_row, row_threads
 from .temporaries import Temporaries
 
 # Threads of a call's one block, by bytes of the message: more threads need fewer rounds, but make
@@ -32,9 +33,15 @@ _BYTES_PER_THREAD = 64
 _MESSAGE_BYTES = 262144
 
 
-def num_threads(kernel: str, count: int, dtype: str) -> int:
-    """Returns the threads of a call's block; the same on all ranks, for either warp size."""
-    nbytes = BY_NAME[kernel].peer_bytes(count, dtype)
+def num_threads(kernel: str, count: int, dtype: str, width: int = 0) -> int:
+    """Returns the threads of a call's block; the same on all ranks, for either warp size.
+
+    `width`: elements of a row, where blocks take whole rows.
+    """
+    spec = BY_NAME[kernel]
+    if spec.takes_rows:
+        return min(row_threads(spec, width, dtype, _FEWEST_THREADS), _MOST_THREADS)
+    nbytes = spec.peer_bytes(count, dtype)
     wanted = -(-nbytes // (_BYTES_PER_THREAD * _FEWEST_THREADS)) * _FEWEST_THREADS
     return min(max(wanted, _FEWEST_THREADS), _MOST_THREADS)
 
@@ -133,6 +140,7 @@ class SimBackend(Backend):
         self._scratches = Scratches(
             mesh, settings, self._memory, state=self.state, polls_per_check=1, timeout=timeout
         )
+        self.longest_row = longest_row(settings.packet_bytes, mesh.world_size)
         namer = state_namer(mesh.rank)
         self._machine.add_state(mesh.machine_rank, self.state, namer, mesh.machine_ranks)
         host_state.leave_when_collected(self, self._scratches, self.state, self.context)
@@ -178,7 +186,9 @@ class SimBackend(Backend):
         sim_op.launch.argument_bytes = ffi.sizeof("KcclCall")
         # Messages do not wait for each other, as calls of one message do not.
         sim_op.launch.num_blocks = max(fields.get("messages", 0).bit_count(), 1)
-        sim_op.launch.threads_per_block = num_threads(kernel, fields.get("count", 0), dtype)
+        sim_op.launch.threads_per_block = num_threads(
+            kernel, fields.get("count", 0), dtype, fields.get("width", 0)
+        )
         sim_op.launch.rank = self._mesh.machine_rank
         # A KcclHostOp that keeps the KcclSimOp around it.
         return ffi.gc(ffi.addressof(sim_op, "op"), lambda _, owner=sim_op: None)

@@ -3,18 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
+from ..base.dtypes import Dtype
 from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
-from ..plan.spec import GPUS, Request
+from ..plan.spec import GPUS, MOST_BLOCKS, Request
 from .collective import ArrayT
-from .norm import NormCase, check
+from .norm import check
 from .normed import Normed
 from .prepared import Empty, Prepared
 
 _FUSED = "all_reduce_rms_norm"
-# One kernel makes a call for each piece of a row, one after another. More of them in a block take
-# longer than another kernel.
-_MOST_PIECES, _PIECE_BYTES, _MOST_BLOCKS = 2, 8192, 128
 
 
 class AllReduceRmsNorm(Normed):
@@ -41,7 +39,7 @@ class AllReduceRmsNorm(Normed):
             out = hidden / sqrt(mean(hidden * hidden) + eps) * weight
 
         The bits are those of all_reduce(x) followed by kccl.rms_norm(x, weight, eps,
-        residual=residual). On a GPU small messages take one kernel, others two.
+        residual=residual). On a GPU small messages of short rows take one kernel, others two.
 
         Args:
             x: C-contiguous array [..., width] of float32, float16 or bfloat16. The same size and
@@ -90,29 +88,29 @@ class AllReduceRmsNorm(Normed):
         case = check(self._context.backend.view, x, residual, weight, eps, out, scale)
         return self._prepare_normed(case, stream, channel, algorithm)
 
-    def _plan_of(self, case: NormCase, algorithm: str) -> Plan:
-        why_not = self._why_not_fused(case)
+    def _planned(self, nbytes: int, dtype: Dtype, row_bytes: int, algorithm: str) -> Plan:
+        why_not = self._why_not_fused(row_bytes)
         if algorithm == _FUSED:
             if why_not:
                 raise InvalidArgument(f"algorithm {algorithm!r} cannot run this: {why_not}")
             context = self._context
-            facts = context.world_size, context.backend.name, case.x.dtype
-            return Plan(_FUSED, Request(_FUSED, case.x.nbytes, *facts), "asked for by name", ())
-        plan = super()._plan_of(case, algorithm)
-        blocks = min(case.x.count // case.width, _MOST_BLOCKS) or 1
-        pieces = -(-case.width * case.x.dtype.itemsize // _PIECE_BYTES)
-        rows_of_a_block = -(-case.x.count // (case.width * blocks))
+            facts = context.world_size, context.backend.name, dtype
+            return Plan(_FUSED, Request(_FUSED, nbytes, *facts), "asked for by name", ())
+        plan = super()._planned(nbytes, dtype, row_bytes, algorithm)
         is_small = plan.name.startswith("all_reduce_one_shot")
-        if why_not or algorithm or not is_small or rows_of_a_block * pieces > _MOST_PIECES:
+        # A block that takes several rows makes a call for each, one after another.
+        has_a_block_each = nbytes <= row_bytes * MOST_BLOCKS
+        if why_not or algorithm or not is_small or not has_a_block_each:
             return plan
         others = ((plan.name, "it is another kernel before the norm"), *plan.rejected)
         reason = f"all_reduce of this size is {plan.name}"
         return replace(plan, name=_FUSED, reason=reason, rejected=others, blocks=0, threads=0)
 
-    def _why_not_fused(self, case: NormCase) -> str:
+    def _why_not_fused(self, row_bytes: int) -> str:
         """Returns why one kernel cannot make the call; "" if it can."""
-        if self._context.backend.name not in GPUS:
+        backend = self._context.backend
+        if backend.name not in GPUS:
             return f"for {' and '.join(GPUS)} only"
-        if case.scale is not None and case.residual is None:
-            return "the sum needs memory of its type, and there is no residual"
+        if row_bytes > backend.longest_row:
+            return f"a row has {row_bytes} bytes, and one kernel takes {backend.longest_row} here"
         return ""

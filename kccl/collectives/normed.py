@@ -4,7 +4,10 @@ the sum and the norm, which csrc/host/normed.cpp runs.
 
 from typing import Any
 
+from ..base import arguments
 from ..base.abi import fastcall, ffi, lib
+from ..base.dtypes import Dtype
+from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
 from .collective import KNOWN_CALLS, Collective
 from .norm import NormCase
@@ -60,8 +63,27 @@ class Normed(Collective):
         _fill(case, handle, norm)
         return prepared(context, signature, plan, handle, case.result, case.given, stream)
 
+    def plan(self, nbytes: int, dtype: Dtype, width: int, algorithm: str = "") -> Plan:
+        """Returns the plan of a call on an x of `nbytes` with rows of `width` elements.
+
+        Raises:
+            InvalidArgument: x has no whole rows, or the algorithm cannot run the call.
+        """
+        row_bytes = arguments.between("width", width, 1, 1 << 31) * dtype.itemsize
+        if nbytes % row_bytes:
+            raise InvalidArgument(
+                f"nbytes is {nbytes}, must be a multiple of {row_bytes}: rows of {width} "
+                f"{dtype.name}"
+            )
+        return self._planned(nbytes, dtype, row_bytes, algorithm)
+
+    def _planned(self, nbytes: int, dtype: Dtype, row_bytes: int, algorithm: str) -> Plan:
+        del row_bytes
+        return self._context.plan(self._SUM, nbytes, dtype, algorithm)
+
     def _plan_of(self, case: NormCase, algorithm: str) -> Plan:
-        return self._context.plan(self._SUM, case.x.nbytes, case.x.dtype, algorithm)
+        x = case.x
+        return self._planned(x.nbytes, x.dtype, case.width * x.dtype.itemsize, algorithm)
 
     def _words(self, case: NormCase, plan: Plan, channel: int) -> str:
         return f"{self._NAME}, {case.words()}, channel {channel}, {plan.name}"
@@ -96,3 +118,16 @@ def _fill(case: NormCase, handle: Any, norm: Any) -> None:
     handle.call.output = case.out.address
     for name, value in case.addresses().items():
         setattr(norm.call, name, value)
+
+
+def plan_of(calls: Any, collective: str, nbytes: int, dtype: Dtype | None, width: int) -> Plan:
+    """Returns the plan of a call. Arguments as in Communicator.plan(); `calls` is the communicator.
+
+    Raises:
+        InvalidArgument: There is no such collective, or no such call.
+    """
+    normed = getattr(calls, collective, None) if isinstance(collective, str) else None
+    if isinstance(normed, Normed) and dtype is not None:
+        return normed.plan(nbytes, dtype, width)
+    plan: Plan = calls.context.plan(collective, nbytes, dtype)
+    return plan

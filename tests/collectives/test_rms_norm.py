@@ -16,31 +16,39 @@ from kccl.jit import cache
 from kccl.sim.machine import Simulation
 
 DTYPES = ("float32", "float16", "bfloat16")
-# Rows and elements of each: one, an odd tail, a whole piece, more than a piece with an odd tail.
-SHAPES = ((3, 1), (2, 37), (1, 4096), (2, 4100))
+# Rows and elements of each: one, an odd tail, whole groups, more than a piece with an odd tail.
+SHAPES = ((3, 1), (2, 37), (1, 4096), (2, 8197))
 EPS = 1e-5
 FUSED = "all_reduce_rms_norm"
-PIECE_BYTES = 8192
+PIECE_BYTES = 16384
 
 
 def normalised(hidden, weight, scale=None):
     """The rows of `hidden`, by the order of sums that norm.cuh has."""
     values = hidden.astype(np.float32)
     width = hidden.shape[-1]
+    line, piece = 16 // hidden.itemsize, PIECE_BYTES // hidden.itemsize
+    squares = np.zeros((*hidden.shape[:-1], -(-width // piece) * piece), np.float32)
+    squares[..., :width] = values * values
+    lines = tree(squares.reshape(*hidden.shape[:-1], -1, 16, 2, 32, line))
+    columns = lines[..., 0, :] + lines[..., 1, :]
     total = np.zeros(hidden.shape[:-1], np.float32)
-    for at in range(0, width, PIECE_BYTES // hidden.itemsize):
-        piece = values[..., at : at + PIECE_BYTES // hidden.itemsize]
-        length = 1 << (piece.shape[-1] - 1).bit_length()
-        leaves = np.zeros((*hidden.shape[:-1], length), np.float32)
-        leaves[..., : piece.shape[-1]] = piece * piece
-        while leaves.shape[-1] > 1:
-            leaves = leaves[..., ::2] + leaves[..., 1::2]
-        total += leaves[..., 0]
-    inverse = np.float32(1) / np.sqrt(total / np.float32(width) + np.float32(EPS))
+    for each in np.moveaxis(tree(tree(columns)), -1, 0):
+        total += each
+    share = np.float32(1) / np.float32(width)
+    inverse = np.float32(1) / np.sqrt(total * share + np.float32(EPS))
     found = values * inverse[..., None] * weight.astype(np.float32)
     if scale is None:
         return found.astype(hidden.dtype)
-    return np.clip(found / scale, -448, 448).astype(oracle.numpy_dtype("float8_e4m3fn"))
+    by = np.float32(1) / scale
+    return np.clip(found * by, -448, 448).astype(oracle.numpy_dtype("float8_e4m3fn"))
+
+
+def tree(values):
+    """Adds neighbours along the last axis until one value is left."""
+    while values.shape[-1] > 1:
+        values = values[..., ::2] + values[..., 1::2]
+    return values[..., 0]
 
 
 def added(total, residual):
@@ -118,6 +126,19 @@ def check_calls(comm, dtype, shapes=SHAPES, algorithms=("",)):
     return is_one_kernel
 
 
+def check_numbers_without_end(comm, dtype):
+    """One kernel gives the host's bits of rows with NaN and infinities."""
+    shape = 2, 300
+    inputs = [numbers(shape, dtype, 10 + rank) for rank in range(comm.world_size)]
+    inputs[0][0, 1], inputs[-1][1, 299] = np.inf, np.nan
+    weight, rest = numbers(shape[-1], dtype, 3), numbers(shape, dtype, 2)
+    rest[0, 2], weight[7] = np.nan, np.inf
+    x, residual, hidden = inputs[comm.rank], rest.copy(), rest.copy()
+    wanted = kccl.rms_norm(comm.all_reduce(x.copy()), weight, EPS, residual=hidden)
+    comm.all_reduce_rms_norm(x, residual, weight, EPS, algorithm=FUSED)
+    assert same(x, wanted) and same(residual, hidden)
+
+
 def check_parts(comm, dtype, width=37):
     """Each rank's rows are those of all_reduce_rms_norm, and all_gather makes them whole."""
     shape = 2 * comm.world_size, width
@@ -172,15 +193,20 @@ def test_calls_on_the_simulator(dtype, world_size, warp_size):
         algorithms = FUSED, "all_reduce_one_shot_ll16"
         assert check_calls(comm, dtype, SHAPES[1:2], algorithms) == [True, False]
         assert check_calls(comm, dtype, SHAPES[:1]) == [True]
-        check_calls(comm, dtype, [(1, SHAPES[-1][-1])], (FUSED,))
+        # With two ranks, a row that is longer than a slot's 4096 bytes takes two slots.
+        check_calls(comm, dtype, [(1, 2051 if world_size == 2 else 1021)], (FUSED,))
+        check_numbers_without_end(comm, dtype)
         check_parts(comm, dtype)
+        x = np.zeros((1, 4098), oracle.numpy_dtype(dtype))
+        with pytest.raises(kccl.InvalidArgument, match=r"a row has .* bytes, and one kernel takes"):
+            comm.all_reduce_rms_norm(x, None, x[0].copy(), EPS, algorithm=FUSED)
 
     kccl.run_threads(main, world_size, backend="sim", seed=world_size, warp_size=warp_size)
 
 
 # ---- The kernel for GPUs, with more than one block -----------------------------------------------
 
-ROWS, WIDTH = 3, 4100  # pieces of one row are two, and the last one is short
+ROWS, WIDTH = 3, 4100  # a row takes two slots, and its last group is short
 
 
 def run_kernel(csrc=cache.CSRC, *, seeds=4, warp_size=32, kernel=FUSED):
@@ -237,26 +263,31 @@ def test_blocks_take_rows(kernel, warp_size):
     assert run_kernel(kernel=kernel, warp_size=warp_size) == ""
 
 
+# Name: file, edit, kernel, what may be found.
 BUGS = {
-    "every piece has the same group sums": (
+    "every row has the same group sums": (
         f"kernels/{FUSED}.cuh",
-        ("sums.of[turn++ % 2]", "sums.of[0]"),
+        ("held, sums, turn)", "held, sums, 0)"),
+        FUSED,
         {"data_race", "wrong_data"},
     ),
     "the norm reads the group sums without a sync": (
         "kernels/rms_norm.cuh",
         ("                coop.sync();\n", ""),
+        "rms_norm",
         {"data_race", "wrong_data"},
     ),
-    "the second of two payloads is the first again": (
+    "the fused call reads the group sums without a sync": (
         f"kernels/{FUSED}.cuh",
-        ("pair.polled(pair.second),", "pair.polled(pair.first),"),
-        {"wrong_data"},
+        ("if (channel.coop().any(status != kKcclOk))", "if (status != kKcclOk)"),
+        FUSED,
+        {"data_race", "wrong_data"},
     ),
-    "all blocks take the same rows": (
-        f"kernels/{FUSED}.cuh",
-        ("row = platform::block_in_grid();", "row = 0;"),
-        {"data_race", "wrong_data", "two_writers"},
+    "the second half of a long row goes behind both slots": (
+        "exchange.cuh",
+        ("out_move = is_first_rank ? 0 : -2 * slot;", ""),
+        FUSED,
+        {"deadlock", "wrong_data"},
     ),
 }
 
@@ -269,11 +300,11 @@ BUGS = {
     ],
 )
 def test_the_simulator_finds_planted_bugs(name, tmp_path):
-    file, edit, kinds = BUGS[name]
+    file, edit, kernel, kinds = BUGS[name]
     shutil.copytree(cache.CSRC, tmp_path / "csrc")
     path: Path = tmp_path / "csrc/include/kccl" / file
     path.write_text(replace_once(path.read_text(), *edit, file))
-    assert run_kernel(tmp_path / "csrc", kernel=path.stem, seeds=20) in kinds
+    assert run_kernel(tmp_path / "csrc", kernel=kernel, seeds=20) in kinds
 
 
 # ---- Arguments -----------------------------------------------------------------------------------
@@ -323,6 +354,21 @@ def test_arrays_that_overlap():
             kccl.rms_norm(memory[:2], _f32(4), EPS, **given)
     with pytest.raises(kccl.InvalidArgument, match=r"x begins .* weight at .* must not overlap"):
         kccl.rms_norm(memory, memory[0], EPS)
+
+
+def test_plans():
+    def main(comm):
+        for nbytes, width, name in ((4096, 2048, FUSED), (16384, 8192, "all_reduce_")):
+            plan = comm.plan(FUSED, nbytes, "bfloat16", width=width)
+            assert plan.name.startswith(name)
+        plan = comm.plan("reduce_scatter_rms_norm", 4096, "bfloat16", width=1024)
+        assert plan.name in comm.algorithms("reduce_scatter")
+        with pytest.raises(kccl.InvalidArgument, match="nbytes is 4096, must be a multiple of 6: "):
+            comm.plan(FUSED, 4096, "bfloat16", width=3)
+        with pytest.raises(kccl.InvalidArgument, match="width is 0, must be"):
+            comm.plan(FUSED, 4096, "bfloat16")
+
+    kccl.run_threads(main, 2, backend="sim", seed=1)
 
 
 def test_algorithms_that_do_not_exist_here():

@@ -65,6 +65,7 @@ INCLUDES = {
     "operators.cuh": {"types.cuh"},
     "reduce.cuh": {"operators.cuh", "payload.cuh"},
     "norm.cuh": {"reduce.cuh"},
+    "columns.cuh": {"norm.cuh"},
     "description.cuh": {"window.cuh"},
     "together.cuh": {"coop.cuh"},
     "wait.cuh": {"together.cuh", "description.cuh"},
@@ -106,7 +107,7 @@ KERNELS = {name_of(path) for path in (HEADERS / "kernels").iterdir()}
 COLLECTIVES = {name_of(path) for path in (HEADERS / "collectives").iterdir()}
 FOR_KERNELS = {"wait.cuh", "one_sided.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "rounds.cuh"}
 FOR_KERNELS |= {"exchange.cuh", "parts.cuh", "payload.cuh", "publish.cuh", "reduce.cuh"}
-FOR_KERNELS |= {"pipes.cuh", "same_call.cuh", "norm.cuh"}
+FOR_KERNELS |= {"pipes.cuh", "same_call.cuh", "columns.cuh"}
 # A kernel that calls another when it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {
     "kernels/all_reduce_two_shot_cma_simple.cuh": {"kernels/all_reduce_two_shot_pull_simple.cuh"}

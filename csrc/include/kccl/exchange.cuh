@@ -1,6 +1,6 @@
 // How ll16 packets are exchanged in a call on a channel. Each rank pushes packets into its
 // receivers' windows and polls its own window only. Its packets to itself go the same way, so no
-// thread treats them apart.
+// thread treats them apart; but where a thread keeps its own in registers it has no such packets.
 //
 // In one call, packet i is pushed to each rank at most once. Any packet may be awaited more than
 // once, by any threads of the coop. Every rank pushes at least one packet to every other, or the
@@ -37,6 +37,37 @@ KCCL_DEVICE void push(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i, uint
     KCCL_UNROLL
     for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
         if (k < channel.world_size()) push_to(channel, k, i, payload);
+    }
+}
+
+// Where the packets of a thread lie in a call in which ranks send themselves nothing. A rank's own
+// slot is free then. Of two ranks, each takes the free slot of the other for what its own slot has
+// no room for.
+struct PeerPlace {
+    // first: the number of the thread's first packet, below twice what a slot has room for. The
+    // others are in the same slot.
+    template <class Coop, int WORLD_SIZE>
+    KCCL_DEVICE PeerPlace(const Channel<Coop, WORLD_SIZE>& channel, uint32_t first) : first(first) {
+        const auto slot = static_cast<int32_t>(channel.max_bytes() / kPayloadBytes);
+        if (channel.world_size() != 2 || first < channel.max_bytes() / kPayloadBytes) return;
+        const bool is_first_rank = channel.comm().rank == 0;
+        out_move = is_first_rank ? 0 : -2 * slot;
+        in_move = is_first_rank ? -2 * slot : 0;
+    }
+
+    uint32_t first;
+    int32_t out_move = 0, in_move = 0;  // in packets, behind the first slot's
+};
+
+// Pushes the packet `step` behind a place to every other rank. Receivers use await_peers().
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE void push_to_peers(const Channel<Coop, WORLD_SIZE>& channel, const PeerPlace& place,
+                               uint32_t step, uint64_t payload) {
+    KCCL_UNROLL
+    for (int k = 0; k < kMaxRanks<WORLD_SIZE> - 1; ++k) {
+        if (k >= channel.world_size() - 1) break;
+        mem::store_packet(channel.outbox(k, place.first) + place.out_move + step,
+                          pack(payload, channel.epoch()));
     }
 }
 
@@ -85,54 +116,70 @@ KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
     return true;
 }
 
-// Waits for packets i and j of every rank; otherwise as await_all(). The loads of both overlap, as
-// far as the registers of a GPU's thread hold them.
-template <class Coop, int WORLD_SIZE>
-KCCL_DEVICE bool await_both(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i, uint32_t j,
-                            uint64_t (&first)[kMaxRanks<WORLD_SIZE>],
-                            uint64_t (&second)[kMaxRanks<WORLD_SIZE>]) {
-    constexpr int kRanks = kMaxRanks<WORLD_SIZE>;
-    if constexpr (kRanks > 2) {
-        return await_all(channel, i, first) && await_all(channel, j, second);
-    }
-    const int world_size = channel.world_size();
+// Waits for N packets of every other rank. They lie `begin`, begin + step and so on behind a place.
+// payloads[source] gets what `source` pushed; this rank's own entry is left as it is. Of two ranks,
+// which a sum may take in any order, the other one's entry is the second. Otherwise as await_all().
+// All loads overlap.
+template <uint32_t N, class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool await_peers(const Channel<Coop, WORLD_SIZE>& channel, const PeerPlace& place,
+                             uint32_t begin, uint32_t step,
+                             uint64_t (&payloads)[kMaxRanks<WORLD_SIZE>][N]) {
+    constexpr bool kPair = WORLD_SIZE == 2;
+    constexpr int kSources = kPair ? 1 : kMaxRanks<WORLD_SIZE>;
+    const int rank = channel.comm().rank;
+    const int num_sources = kPair ? 1 : channel.world_size();
+    const auto source_of = [&](int k) { return kPair ? 1 - rank : k; };
     const uint32_t epoch = channel.epoch();
-    mem::Packet packets[2][kRanks];
-    const auto are_valid = [&](int source) {
-        return is_valid(packets[0][source], epoch) && is_valid(packets[1][source], epoch);
+    const mem::Packet* inbox[kSources];
+    KCCL_UNROLL
+    for (int k = 0; k < kSources; ++k) {
+        if (k >= num_sources) break;
+        inbox[k] = channel.inbox(source_of(k), place.first) + place.in_move + begin;
+    }
+    mem::Packet packets[kSources][N];
+    const auto are_valid = [&](int k) {
+        bool are_all_valid = true;
+        KCCL_UNROLL
+        for (uint32_t n = 0; n < N; ++n) are_all_valid &= is_valid(packets[k][n], epoch);
+        return are_all_valid;
     };
     const auto poll = [&] {
         KCCL_UNROLL
-        for (int source = 0; source < kRanks; ++source) {
-            if (source >= world_size) break;
-            packets[0][source] = mem::load_packet(channel.inbox(source, i));
-            packets[1][source] = mem::load_packet(channel.inbox(source, j));
+        for (int k = 0; k < kSources; ++k) {
+            if (k >= num_sources) break;
+            if (source_of(k) == rank) continue;
+            KCCL_UNROLL
+            for (uint32_t n = 0; n < N; ++n) packets[k][n] = mem::load_packet(inbox[k] + n * step);
         }
         bool are_all_valid = true;
         KCCL_UNROLL
-        for (int source = 0; source < kRanks; ++source) {
-            if (source < world_size) are_all_valid &= are_valid(source);
+        for (int k = 0; k < kSources; ++k) {
+            if (k >= num_sources) break;
+            if (source_of(k) != rank) are_all_valid &= are_valid(k);
         }
         return are_all_valid;
     };
     const auto missing = [&] {
         Missing late = {0, 0};
         KCCL_UNROLL
-        for (int source = 0; source < kRanks; ++source) {
-            if (source >= world_size || are_valid(source)) continue;
-            const mem::Packet stale =
-                is_valid(packets[0][source], epoch) ? packets[1][source] : packets[0][source];
-            if (late.ranks == 0) late.seen = stale_flag(stale, epoch);
-            late.ranks |= 1u << source;
+        for (int k = 0; k < kSources; ++k) {
+            if (k >= num_sources || source_of(k) == rank || are_valid(k)) continue;
+            KCCL_UNROLL
+            for (uint32_t n = 0; n < N; ++n) {
+                if (late.ranks != 0 || is_valid(packets[k][n], epoch)) continue;
+                late.seen = stale_flag(packets[k][n], epoch);
+            }
+            late.ranks |= 1u << source_of(k);
         }
         return late;
     };
     if (!wait_until(channel.comm(), channel.awaited(), poll, missing)) return false;
     KCCL_UNROLL
-    for (int source = 0; source < kRanks; ++source) {
-        if (source >= world_size) break;
-        first[source] = unpack(packets[0][source]);
-        second[source] = unpack(packets[1][source]);
+    for (int k = 0; k < kSources; ++k) {
+        if (k >= num_sources) break;
+        if (source_of(k) == rank) continue;
+        KCCL_UNROLL
+        for (uint32_t n = 0; n < N; ++n) payloads[kPair ? 1 : k][n] = unpack(packets[k][n]);
     }
     return true;
 }

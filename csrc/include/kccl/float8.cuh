@@ -51,6 +51,22 @@ KCCL_DEVICE uint8_t e4m3_from_float(float value) {
     return static_cast<uint8_t>(magnitude > kMost ? 0x7fu : number);
 }
 
+// Rounds any value, limited to 448 either way. NaN becomes the canonical one.
+KCCL_DEVICE uint8_t limited_e4m3(float value) {
+    const float most = value > 448.0f ? 448.0f : value;
+    const float limited = most < -448.0f ? -448.0f : most;
+    return value != value ? uint8_t{0x7f} : e4m3_from_float(limited);
+}
+
+// Rounds two values so. The first one goes into the lower byte.
+KCCL_DEVICE uint32_t limited_e4m3s(float first, float second) {
+#if defined(KCCL_MEM_CONVERTS_E4M3)
+    return mem::e4m3s_from_floats(first, second);
+#else
+    return limited_e4m3(first) | static_cast<uint32_t>(limited_e4m3(second)) << 8;
+#endif
+}
+
 KCCL_DEVICE uint8_t e5m2_from_float(float value) {
     constexpr uint32_t kTooLarge = 0x47700000u;  // 61440, halfway to the next power of two
     const uint32_t bits = platform::bit_cast<uint32_t>(value);

@@ -1,131 +1,164 @@
 // all_reduce_rms_norm: all_reduce, residual and RMSNorm of rows in one kernel, for GPUs.
 //
-//     rank r:  row of in --pack--> slot[r] in every rank's window    (world_size - 1) * 2 * n bytes
-//              slot[0..] of its own window --reduce, add the residual--> hidden --normalise--> out
+//     rank r:  row of in --pack--> slots in every peer's window      (world_size - 1) * 2 * n bytes
+//              in + slots of its own window + residual = hidden --normalise--> out
 //
-// The packets are those of all_reduce_one_shot_ll16, and every rank reduces all of them. A block
-// takes whole rows, because a row's sum of squares is needed before its first element is stored.
-// Each piece of a row is a call of its own on the block's channel. channel.cuh says why the next
-// call may use the slots again. The sync at its end orders the group sums of norm.cuh too.
+// A block takes whole rows, because a row's sum of squares is needed before its first element is
+// stored. A thread holds a column (columns.cuh) of in, residual and weight in registers from before
+// the wait. Every rank reduces everything. A rank sends itself nothing: PeerPlace says what its own
+// slot is for. Each row is a call on the block's channel; channel.cuh says why the next call may
+// use the slots again.
 //
 // all_reduce followed by rms_norm gives the same bits: both round the sum over the ranks to the
 // element type before the residual is added.
 #pragma once
 
+#include "../columns.cuh"
 #include "../exchange.cuh"
-#include "../norm.cuh"
 
 namespace kccl {
 
-// One call of a piece: the payloads that a thread takes are kWarpSize apart, so that the threads of
-// a warp take neighbours, and the loads of both overlap.
-struct PairOfPayloads {
-    KCCL_DEVICE PairOfPayloads(uint32_t index, uint32_t num)
-        : first(index / platform::kWarpSize * 2 * platform::kWarpSize +
-                index % platform::kWarpSize),
-          second(first + platform::kWarpSize),
-          has_first(first < num),
-          has_second(second < num),
-          last(num - 1) {}
+// How many packets of each source a thread awaits at once, as its registers allow.
+template <int WORLD_SIZE>
+constexpr uint32_t kPacketsAtOnce = WORLD_SIZE > 0 && WORLD_SIZE <= 4 ? kColumnPayloads : 2;
 
-    // How many threads it takes: whole warps.
-    KCCL_DEVICE static uint32_t num_pairs(uint32_t num) {
-        constexpr uint32_t kWarpPayloads = 2 * platform::kWarpSize;
-        return (num + kWarpPayloads - 1) / kWarpPayloads * platform::kWarpSize;
+// The most threads of a block. With two ranks they hold a row that fills two slots. With more ranks
+// they are half as many, so that each has more registers for packets.
+template <int WORLD_SIZE>
+constexpr uint32_t kMostNormThreads = WORLD_SIZE == 2 ? kPieceColumns : kPieceColumns / 2;
+
+// What a thread holds of a row: one column.
+template <class T>
+struct HeldColumn {
+    // index: the thread's. A thread behind the last column holds zeros. It polls the last column
+    // with its warp.
+    KCCL_DEVICE HeldColumn(const NormedRows<T>& rows, uint32_t index)
+        : is_mine(index < rows.num_columns()), number(is_mine ? index : rows.num_columns() - 1) {}
+
+    KCCL_DEVICE void load(const NormedRows<T>& rows, uint64_t row, bool are_lines) {
+        if (!is_mine) return;
+        const uint64_t begin = row * rows.width;
+        load_column(hidden, rows.in + begin, number, rows.width, are_lines);
+        if (rows.residual != nullptr) {
+            load_column(residual, rows.residual + begin, number, rows.width, are_lines);
+        }
+        load_column(weight, rows.weight, number, rows.width, are_lines);
+        if (rows.fp8_scale != nullptr) scale = mem::load_plain(rows.fp8_scale);
     }
-    // A payload that exists, for a thread that polls with its warp.
-    KCCL_DEVICE uint32_t polled(uint32_t i) const { return i < last ? i : last; }
 
-    uint32_t first, second;
-    bool has_first, has_second;
-    uint32_t last;
+    const bool is_mine;
+    const uint32_t number;
+    uint64_t hidden[kColumnPayloads] = {};  // this rank's input, and later the sum
+    uint64_t residual[kColumnPayloads] = {};
+    uint64_t weight[kColumnPayloads] = {};
+    float scale = 1;
 };
 
-// Called by all threads of the channel's coop, for one row after another. `turn` counts pieces.
-// The sum with the residual is stored over the residual, or in `out` if there is none; then the
-// result must have type T. All threads get the same status; unless it is ok, both are undefined.
+// Called by all threads of the channel's coop, for one row after another, with the column of the
+// row that this thread has loaded. The row has at most a column for each thread. It fits in a slot,
+// with two ranks in two slots. `turn` counts rows. All threads get the same status. Unless it is
+// ok, the residual and the result are undefined.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_rms_norm(Channel<Coop, WORLD_SIZE>& channel,
-                                       const NormedRows<T>& rows, uint64_t row, GroupSums& sums,
-                                       uint32_t& turn) {
+                                       const NormedRows<T>& rows, uint64_t row, bool are_lines,
+                                       HeldColumn<T>& held, GroupSums& sums, uint32_t turn) {
     constexpr int kRanks = kMaxRanks<WORLD_SIZE>;
-    const uint64_t begin = row * rows.width;
-    const T* const in = rows.in + begin;
-    const bool adds = rows.residual != nullptr;
-    T* const hidden = (adds ? rows.residual : static_cast<T*>(rows.out)) + begin;
-    const uint32_t num = num_payloads<T>(rows.width);
-    // A call has whole groups.
-    const auto slot = static_cast<uint32_t>(channel.max_bytes() / kPayloadBytes);
-    const uint32_t most =
-        slot < kPiecePayloads ? slot / kGroupPayloads * kGroupPayloads : kPiecePayloads;
-    const bool all_words = are_words(in, rows.width) && are_words(hidden, rows.width);
-    float total = 0;
-    for (uint32_t piece = 0; piece < num; piece += kPiecePayloads) {
-        float* const groups = sums.of[turn++ % 2];
-        const uint32_t rest = num - piece;
-        const uint32_t payloads = rest < kPiecePayloads ? rest : kPiecePayloads;
-        for (uint32_t done = 0; done < payloads; done += most) {
-            const uint32_t left = payloads - done;
-            const uint32_t count = left < most ? left : most;
-            const uint32_t at = piece + done;
-            const auto send_one = [&](uint32_t i, bool are_words) {
-                ll16::push(channel, i, load_payload(in, at + i, rows.width, are_words));
-                mem::prefetch(hidden + num_elements<T>(at + i));
-                mem::prefetch(rows.weight + num_elements<T>(at + i));
-            };
-            const auto send = [&](uint32_t index, bool are_words) {
-                const PairOfPayloads pair(index, count);
-                if (pair.has_first) send_one(pair.first, are_words);
-                if (pair.has_second) send_one(pair.second, are_words);
-            };
-            const auto take_one = [&](uint32_t i, bool is_mine, bool are_words,
-                                      const uint64_t (&inputs)[kRanks]) {
-                uint64_t sum[1];
-                reduce_unit<T, Sum, kRanks>(sum, inputs, 1, channel.world_size());
-                if (is_mine) {
-                    if (adds) {
-                        const uint64_t more = load_payload(hidden, at + i, rows.width, are_words);
-                        sum[0] = add_payloads<T>(sum[0], more);
-                    }
-                    store_payload(hidden, at + i, rows.width, sum[0], are_words);
-                }
-                add_to_group<T>(groups, done + i, is_mine, sum[0]);
-            };
-            const auto take = [&](uint32_t index, bool is_mine, bool are_words) {
-                const PairOfPayloads pair(index, count);
-                uint64_t first[kRanks], second[kRanks];
-                if (!ll16::await_both(channel, pair.polled(pair.first), pair.polled(pair.second),
-                                      first, second)) {
-                    return false;
-                }
-                take_one(pair.first, is_mine && pair.has_first, are_words, first);
-                take_one(pair.second, is_mine && pair.has_second, are_words, second);
-                return true;
-            };
-            const Status status = ll16::exchange<platform::DefaultFloats>(
-                channel, kKcclAllReduceRmsNorm, Exchange::kPairwise,
-                PairOfPayloads::num_pairs(count), all_words, send, take);
-            if (status != kKcclOk) return status;
+    constexpr uint32_t kAtOnce = kPacketsAtOnce<WORLD_SIZE>;
+    float share = 1, scale = 1;
+    bool has_failed = !channel.enter(kKcclAllReduceRmsNorm);
+    if (!has_failed) {
+        // The packets of neighbouring columns are neighbours.
+        const ll16::PeerPlace place(
+            channel, held.number / kGroupColumns * kGroupPayloads + held.number % kGroupColumns);
+        if (held.is_mine) {
+            KCCL_UNROLL
+            for (uint32_t k = 0; k < kColumnPayloads; ++k) {
+                ll16::push_to_peers(channel, place, k * kGroupColumns, held.hidden[k]);
+            }
         }
-        total += sum_of_groups(groups, payloads);
+        clear_groups(channel.coop(), sums.piece(turn), rows.num_columns());
+        channel.sent();
+        share = inverse_now(static_cast<float>(rows.width));
+        if (rows.fp8_scale != nullptr) scale = inverse_now(held.scale);
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kColumnPayloads; k += kAtOnce) {
+            uint64_t inputs[kRanks][kAtOnce];
+            KCCL_UNROLL
+            for (int rank = 0; rank < kRanks; ++rank) {
+                KCCL_UNROLL
+                for (uint32_t n = 0; n < kAtOnce; ++n) inputs[rank][n] = held.hidden[k + n];
+            }
+            has_failed |= !ll16::await_peers<kAtOnce>(channel, place, k * kGroupColumns,
+                                                      kGroupColumns, inputs);
+            KCCL_UNROLL
+            for (uint32_t n = 0; n < kAtOnce; ++n) {
+                float sums[kUnitElements<T>];
+                widen_payload<T>(sums, inputs[0][n]);
+                KCCL_UNROLL
+                for (int rank = 1; rank < kRanks; ++rank) {
+                    if (rank < channel.world_size()) add_payload<T>(sums, inputs[rank][n]);
+                }
+                held.hidden[k + n] = round_payload<T>(sums);
+            }
+        }
+        if (rows.residual != nullptr) {
+            KCCL_UNROLL
+            for (uint32_t k = 0; k < kColumnPayloads; ++k) {
+                held.hidden[k] = add_payloads<T>(held.hidden[k], held.residual[k]);
+            }
+            if (held.is_mine) {
+                store_column(rows.residual + row * rows.width, held.number, rows.width, are_lines,
+                             held.hidden);
+            }
+        }
+        add_to_group<T>(sums.piece(turn), held.number, held.is_mine, held.hidden);
     }
-    store_normalised(channel.coop(), rows, hidden, row, total);
+    const Status status = channel.leave(has_failed);
+    // Where the channel expects the end, its threads have not met since the group sums were stored,
+    // and do not know each other's status.
+    if (channel.coop().any(status != kKcclOk)) return status_of(channel.comm());
+    if (held.is_mine) {
+        const float total = sum_of_groups(sums.lines(turn));
+        const float inverse = inverse_rms(total, share, rows.eps);
+        store_normalised(rows, row, held.number, are_lines, held.hidden, held.weight, inverse,
+                         scale);
+        store_canonical(rows, row, held.number, are_lines, held.hidden, total);
+    }
     return kKcclOk;
 }
 
 namespace kernels {
 
 template <class T, int WORLD_SIZE>
-KCCL_KERNEL_OF(512)
+KCCL_KERNEL_OF(kMostNormThreads<WORLD_SIZE>)
 void all_reduce_rms_norm(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     const NormedRows<T> rows(call);
+    HeldColumn<T> held(rows, block().index());
+    uint64_t row = platform::block_in_grid();
+    const uint64_t step = platform::blocks_per_grid();
+    // Most calls have a block for each row, and whole lines. These have a path of their own without
+    // a loop. What a thread holds is on its way while the channel is being opened.
+    const bool are_lines = rows.are_lines();
+    const bool is_short = platform::kPeels & are_lines & !rows.has(row + step);
+    mem::await_kernels_before();
+    if (is_short) held.load(rows, row, true);
+    Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     KCCL_BLOCK_SHARED(GroupSums, sums);
-    uint32_t turn = 0;
-    for (uint64_t row = platform::block_in_grid(); rows.has(row);
-         row += platform::blocks_per_grid()) {
-        if (kccl::all_reduce_rms_norm(channel, rows, row, sums, turn) != kKcclOk) return;
+    if (is_short && channel.is_next_plain()) {
+        channel.expect_end();
+        kccl::all_reduce_rms_norm(channel, rows, row, true, held, sums, 0);
+        return;
+    }
+    for (uint32_t turn = 0; rows.has(row); row += step, ++turn) {
+        // As in in_rounds(): only one of the two paths expects the end.
+        if (platform::kExpectsEnd && !platform::kPeels && !rows.has(row + step)) {
+            channel.expect_end();
+        }
+        held.load(rows, row, are_lines);
+        if (kccl::all_reduce_rms_norm(channel, rows, row, are_lines, held, sums, turn) != kKcclOk) {
+            return;
+        }
     }
 }
 

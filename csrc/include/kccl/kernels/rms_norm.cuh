@@ -4,12 +4,13 @@
 // is made.
 #pragma once
 
-#include "../norm.cuh"
+#include "../columns.cuh"
 
 namespace kccl {
 
-// Called by all threads of the coop. The coop takes rows `first`, `first + step` and so on. `out`
-// may be `in`, if it has its type. Otherwise no two arrays overlap.
+// Called by all threads of the coop, of which there are a warp at least. The coop takes rows
+// `first`, `first + step` and so on. `out` may be `in`, if it has its type. Otherwise no two arrays
+// overlap.
 template <class T, class Coop>
 KCCL_DEVICE void rms_norm(Coop coop, const NormedRows<T>& rows, uint64_t first, uint64_t step) {
     [[maybe_unused]] const platform::DefaultFloats floats{};
@@ -17,34 +18,55 @@ KCCL_DEVICE void rms_norm(Coop coop, const NormedRows<T>& rows, uint64_t first, 
         for (uint64_t row = first; rows.has(row); row += step) row_on_cpu(rows, row);
     } else {
         KCCL_BLOCK_SHARED(GroupSums, sums);
-        const uint32_t num = num_payloads<T>(rows.width);
+        const uint32_t width = rows.width;
+        const uint32_t num = rows.num_columns();
+        const bool are_lines = rows.are_lines();
+        const float share = 1.0f / static_cast<float>(width);
+        const float scale =
+            rows.fp8_scale != nullptr ? 1.0f / mem::load_plain(rows.fp8_scale) : 1.0f;
         uint32_t turn = 0;
         for (uint64_t row = first; rows.has(row); row += step) {
-            const T* const in = rows.in + row * rows.width;
-            T* const residual =
-                rows.residual != nullptr ? rows.residual + row * rows.width : nullptr;
+            const T* const in = rows.in + row * width;
+            T* const residual = rows.residual != nullptr ? rows.residual + row * width : nullptr;
+            // The column that this thread has seen last. In a row of a column for each thread it is
+            // the only one.
+            uint64_t hidden[kColumnPayloads] = {}, weight[kColumnPayloads] = {};
             float total = 0;
-            for (uint32_t piece = 0; piece < num; piece += kPiecePayloads) {
-                float* const groups = sums.of[turn++ % 2];
+            for (uint32_t piece = 0; piece < num; piece += kPieceColumns, ++turn) {
                 const uint32_t rest = num - piece;
-                const uint32_t payloads = rest < kPiecePayloads ? rest : kPiecePayloads;
-                for (uint32_t at = 0; at < payloads; at += coop.size()) {
-                    const uint32_t i = at + coop.index();
-                    const bool is_mine = i < payloads;
-                    uint64_t hidden[1] = {0};
-                    if (is_mine) load_payloads(hidden, in, piece + i, rows.width);
-                    if (is_mine && residual != nullptr) {
-                        uint64_t more[1];
-                        load_payloads(more, residual, piece + i, rows.width);
-                        hidden[0] = add_payloads<T>(hidden[0], more[0]);
-                        store_payloads(residual, piece + i, rows.width, hidden);
+                const uint32_t columns = rest < kPieceColumns ? rest : kPieceColumns;
+                clear_groups(coop, sums.piece(turn), columns);
+                for (uint32_t at = 0; at < columns; at += coop.size()) {
+                    const uint32_t column = at + coop.index();
+                    const bool is_mine = column < columns;
+                    if (is_mine) {
+                        load_column(hidden, in, piece + column, width, are_lines);
+                        load_column(weight, rows.weight, piece + column, width, are_lines);
                     }
-                    add_to_group<T>(groups, i, is_mine, hidden[0]);
+                    if (is_mine && residual != nullptr) {
+                        uint64_t more[kColumnPayloads];
+                        load_column(more, residual, piece + column, width, are_lines);
+                        KCCL_UNROLL
+                        for (uint32_t k = 0; k < kColumnPayloads; ++k) {
+                            hidden[k] = add_payloads<T>(hidden[k], more[k]);
+                        }
+                        store_column(residual, piece + column, width, are_lines, hidden);
+                    }
+                    add_to_group<T>(sums.piece(turn), column, is_mine, hidden);
                 }
                 coop.sync();
-                total += sum_of_groups(groups, payloads);
+                total += sum_of_groups(sums.lines(turn));
             }
-            store_normalised(coop, rows, residual != nullptr ? residual : in, row, total);
+            const float inverse = inverse_rms(total, share, rows.eps);
+            for (uint32_t column = coop.index(); column < num; column += coop.size()) {
+                if (num > coop.size()) {
+                    load_column(hidden, residual != nullptr ? residual : in, column, width,
+                                are_lines);
+                    load_column(weight, rows.weight, column, width, are_lines);
+                }
+                store_normalised(rows, row, column, are_lines, hidden, weight, inverse, scale);
+                store_canonical(rows, row, column, are_lines, hidden, total);
+            }
         }
     }
 }
@@ -52,7 +74,8 @@ KCCL_DEVICE void rms_norm(Coop coop, const NormedRows<T>& rows, uint64_t first, 
 namespace kernels {
 
 template <class T>
-KCCL_KERNEL void rms_norm(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+KCCL_KERNEL_OF(kPieceColumns)
+void rms_norm(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
     mem::await_kernels_before();
     kccl::rms_norm(block(), NormedRows<T>(call), platform::block_in_grid(),

@@ -297,7 +297,9 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return bits;
 }
 
-// Converts two numbers; the first one goes into the lower half. The result for NaN is some NaN.
+// Converts two values; the first one goes into the lower half. The result for NaN is some NaN:
+// columns.cuh asks here whether it is.
+#define KCCL_MEM_KEEPS_NAN 1
 KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
     uint32_t bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
@@ -309,6 +311,18 @@ KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
     return bits;
 }
+
+// float8.cuh reads this.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define KCCL_MEM_CONVERTS_E4M3 1
+
+// Rounds two values to e4m3, limited to 448 either way; the first one goes into the lower byte.
+KCCL_DEVICE uint32_t e4m3s_from_floats(float first, float second) {
+    uint16_t bits;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(second), "f"(first));
+    return bits;
+}
+#endif
 
 KCCL_DEVICE uint64_t clock_ns() {
     uint64_t now;
