@@ -35,7 +35,12 @@ from .torch_collectives.all_reduce import all_reduce, all_reduce_
 from .torch_collectives.broadcast import broadcast, broadcast_
 from .torch_collectives.reduce_scatter import reduce_scatter
 from .torch_group import DEVICES, ProcessGroup
-from .torch_norms import all_reduce_rms_norm, all_reduce_rms_norm_, rms_norm
+from .torch_norms import (
+    all_reduce_rms_norm,
+    all_reduce_rms_norm_,
+    reduce_scatter_rms_norm,
+    rms_norm,
+)
 from .torch_registry import register, unregister
 from .torch_versions import other_backends
 
@@ -50,6 +55,7 @@ __all__ = [
     "broadcast_",
     "communicator",
     "reduce_scatter",
+    "reduce_scatter_rms_norm",
     "register",
     "rms_norm",
     "unregister",

@@ -1,4 +1,6 @@
-"""rms_norm and all_reduce_rms_norm for PyTorch, as custom ops that torch.compile takes."""
+"""rms_norm, all_reduce_rms_norm and reduce_scatter_rms_norm for PyTorch, as custom ops that
+torch.compile takes.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,6 +82,36 @@ def all_reduce_rms_norm_(
     return x
 
 
+def reduce_scatter_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor | None = None,
+    comm: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's rows of the sum of all ranks' x, with the residual, normalised and as they are.
+
+    all_gather() gives every rank all rows.
+
+    Args:
+        x: Tensor [world_size * n, ..., width], the same shape and dtype on every rank. If it is not
+            C-contiguous, it is copied first.
+        residual: Tensor [n, ..., width] of this rank's rows. It is not changed.
+        weight, eps, scale, comm: As in all_reduce_rms_norm.
+
+    Returns:
+        (normalised, sum), C-contiguous tensors of the shape of the residual.
+
+    Raises:
+        As all_reduce_rms_norm.
+    """
+    result: tuple[torch.Tensor, torch.Tensor] = _op_of_parts(
+        x, residual, weight, eps, scale, comm or DEFAULT
+    )
+    return result
+
+
 @contextmanager
 def _errors_of_torch() -> Iterator[None]:
     try:
@@ -148,6 +180,45 @@ def _results(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor,
     if scale is None:
         return torch.empty_like(total), total
     return torch.empty_like(total, dtype=torch.float8_e4m3fn), total
+
+
+@torch.library.custom_op("kccl::reduce_scatter_rms_norm", mutates_args=())
+def _op_of_parts(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor | None,
+    comm: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kccl.interop.torch.reduce_scatter_rms_norm."""
+    with _errors_of_torch():
+        ranks = find(comm)
+        order(ranks, x.device)
+        out, _ = _results(residual, scale)
+        total = residual.clone(memory_format=torch.contiguous_format)
+        ranks.reduce_scatter_rms_norm(
+            array(x.contiguous(), "x"),
+            array(total, "residual"),
+            array(weight, "weight"),
+            eps,
+            out=array(out, "out"),
+            scale=None if scale is None else array(scale, "scale"),
+        )
+        return out, total
+
+
+@_op_of_parts.register_fake
+def _fake_of_parts(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor | None,
+    comm: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    find(comm)
+    return _results(residual, scale)
 
 
 @torch.library.custom_op("kccl::all_reduce_rms_norm_", mutates_args=("x", "residual"))

@@ -226,15 +226,30 @@ for seed in range(2):
     torchs = torch.nn.functional.rms_norm(total, (96,), weight, 1e-6)
     assert (want.view(torch.int16).int() - torchs.view(torch.int16).int()).abs().max() <= 1
 
+def of_parts(x, residual):
+    return kccl_torch.reduce_scatter_rms_norm(x, residual, weight, 1e-6)
+
+if os.environ["COMPILER"]:
+    of_parts = torch.compile(of_parts, **how)
+x, residual = x.repeat(2, 1)[:4], residual.repeat(2, 1)[:4]
+mine = slice(2 * rank, 2 * rank + 2)
+want = functional(x, residual)
+for found, whole in zip(of_parts(x, residual[mine]), want):
+    assert torch.equal(found, whole[mine])
+
 checks = "test_schema", "test_faketensor", "test_autograd_registration"
 torch.library.opcheck(torch.ops.kccl.rms_norm.default, (x, weight, 1e-6), test_utils=checks)
 for change, text in (({"weight": weight[:8]}, "weight has 8 elements"), ({"eps": -1.0}, "eps is")):
     given = dict(x=x, residual=residual, weight=weight, eps=1e-6) | change
-    for call in (kccl_torch.all_reduce_rms_norm, kccl_torch.all_reduce_rms_norm_):
-        name, told = error_of(lambda: call(**given))
+    parts = given | dict(residual=given["residual"][mine])
+    for call, each in ((kccl_torch.all_reduce_rms_norm, given),
+                       (kccl_torch.all_reduce_rms_norm_, given),
+                       (kccl_torch.reduce_scatter_rms_norm, parts)):
+        name, told = error_of(lambda: call(**each))
         assert name == "InvalidArgument" and text in told
         try:
-            call(**given)
+            call(**each)
+            raise AssertionError("refused nothing")
         except RuntimeError:  # what PyTorch's own functions raise
             pass
 say(rank=rank)
