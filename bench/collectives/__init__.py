@@ -17,6 +17,9 @@ def load(name: str) -> Collective:
 
 
 def callable_outside_kernels() -> list[str]:
-    """Returns the names of the collectives that have one call outside of kernels."""
+    """Returns the names of the collectives that have one call outside of kernels, of which a plan
+    chooses the algorithm.
+    """
     tables = [load(name) for name in NAMES]
-    return [each.name for each in tables if not (each.only_in_kernels or each.is_composed)]
+    planned = [each for each in tables if each.is_planned and not each.is_composed]
+    return [each.name for each in planned if not each.only_in_kernels]

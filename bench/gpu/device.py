@@ -176,6 +176,12 @@ class DeviceBuffers(Buffers):
         assert self.problem.np_dtype is not None, "a collective without data has no result"
         return self.gpu.read_once(self.out_address, self.problem.count, self.problem.np_dtype)
 
+    def like(self, values: Array) -> Any:
+        """See Buffers."""
+        array = self.gpu.comm.empty(values.size, self.problem.dtype)
+        kccl.gpu.write(array.address, values.view(np.uint8), self.gpu.stream)
+        return array
+
     def zero(self) -> None:
         """See Buffers."""
         self._fill(self.x_address, 0)

@@ -80,6 +80,8 @@ class Collective:
         mpi_others: further ways of MPI, by the algorithm's name in their rows; as `mpi`.
         is_composed: several calls of KCCL, one behind the other. They are called from Python, on
             the host and on the simulator only, and have one algorithm.
+        is_planned: it has algorithms of its own, among which its plan chooses. Others are not
+            tuned.
         has_chunks: the message consists of one chunk of equal length for each rank.
         dtype: the only element type that the call takes, or None.
         end: default of the last size in bytes; None for the default of `kccl bench`.
@@ -111,6 +113,7 @@ class Collective:
     symm_mem: Callable[[Any, Any, Any, Any, str, Problem], TorchCalls] | None = None
     nvshmem: Callable[[Any, int, Problem, int], Call] | None = None
     flashinfer: Callable[[Any, Any, Any, Any], dict[str, Call]] | None = None
+    is_planned: bool = True
     has_chunks: bool = False
     dtype: str | None = None
     end: int | None = None

@@ -94,6 +94,10 @@ class Buffers:
         out: Array = self.out
         return out
 
+    def like(self, values: Array) -> Any:
+        """Returns a new array with these values where the others are. Collective."""
+        return values.copy()
+
     def zero(self) -> None:
         """Fills both with zeros."""
         self.x.fill(0)

@@ -169,6 +169,8 @@ def main(argv: list[str] | None = None) -> int:
         why = "it is called inside kernels only"
         if load(name).is_composed:
             why = "it has one algorithm"
+        elif not load(name).is_planned:
+            why = "another collective's plan chooses"
         parser.error(f"{name} is not tuned: {why}; tuned are {', '.join(names)}")
     if args.repeats < 1:
         parser.error(f"--repeats is {args.repeats}, must be at least 1")

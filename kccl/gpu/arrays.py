@@ -96,6 +96,15 @@ class DeviceArray:
         address = self.address + begin * row_bytes
         return DeviceArray(address, shape, self.dtype, self.device, self)
 
+    def reshape(self, *shape: int) -> "DeviceArray":
+        """Returns the same elements, in the same memory, in another shape. One length may be -1."""
+        count, known = math.prod(self.shape), math.prod(each for each in shape if each != -1)
+        if -1 in shape and known:
+            shape = tuple(count // known if each == -1 else each for each in shape)
+        if math.prod(shape) != count or min(shape, default=0) < 0:
+            raise InvalidArgument(f"shape is {shape}, must have {count} elements as {self.shape}")
+        return DeviceArray(self.address, shape, self.dtype, self.device, self)
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         kind = _TYPESTR_KINDS[self.dtype.kind]

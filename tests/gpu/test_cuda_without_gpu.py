@@ -195,6 +195,15 @@ def test_dlpack_says_what_an_array_is():
         assert found.dtype is getattr(kccl, {"bool": "bool_"}.get(name, name))
 
 
+def test_arrays_have_other_shapes_in_the_same_memory():
+    array = arrays.DeviceArray(0x1000, (8,), kccl.bfloat16, 3, keep=None)
+    rows = array.reshape(-1, 4)
+    assert (rows.address, rows.shape, rows.nbytes) == (0x1000, (2, 4), 16)
+    for shape in ((3, -1), (2, 3), (-1, -1), (-2, -4)):
+        with pytest.raises(kccl.InvalidArgument, match="must have 8 elements"):
+            array.reshape(*shape)
+
+
 def test_dlpack_capsules_keep_their_owner_and_let_it_go():
     before = len(dlpack._alive)
     array = arrays.DeviceArray(0x1000, (5, 2), kccl.bfloat16, 3, keep=object())
