@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 from .backends.base import Opener
 from .backends.settings import Settings
-from .base import arguments, dtypes, lifetime
+from .base import arguments, lifetime
 from .base.abi import lib
 from .base.copying import not_copied
 from .base.env import Env
@@ -217,10 +217,7 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
 
     def plan(self, collective: str, nbytes: int = 0, dtype: Any = None, *, width: int = 0) -> Plan:
         """The plan of a call of `nbytes`; `width`: of the rows, if any. `.explain()` says why."""
-        nbytes = arguments.not_negative("nbytes", nbytes)
-        kind = None if dtype is None else dtypes.of(dtype)
-        arguments.whole_elements("nbytes", nbytes, kind)
-        return plan_of(self, collective, nbytes, kind, width)
+        return plan_of(self, collective, nbytes, dtype, width)
 
     def algorithms(self, collective: str) -> list[str]:
         """Names of a collective's algorithms, for the `algorithm` arguments."""

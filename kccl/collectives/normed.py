@@ -4,7 +4,7 @@ the sum and the norm, which csrc/host/normed.cpp runs.
 
 from typing import Any
 
-from ..base import arguments
+from ..base import arguments, dtypes, mapping
 from ..base.abi import fastcall, ffi, lib
 from ..base.dtypes import Dtype
 from ..base.errors import InvalidArgument
@@ -42,7 +42,7 @@ class Normed(Collective):
         def fill() -> None:
             _fill(case, handle, norm)
             context.backend.set_stream(handle, on)
-            context.check_agreement(signature)
+            context.check_agreement(signature, self._place(case))
 
         op.after(fill)
         return case.result
@@ -61,7 +61,8 @@ class Normed(Collective):
             return Empty(context, plan, signature, case.result)
         handle, norm = self._made(case, plan, channel)
         _fill(case, handle, norm)
-        return prepared(context, signature, plan, handle, case.result, case.given, stream)
+        own = self._place(case)
+        return prepared(context, signature, plan, handle, case.result, case.given, stream, own=own)
 
     def plan(self, nbytes: int, dtype: Dtype, width: int, algorithm: str = "") -> Plan:
         """Returns the plan of a call on an x of `nbytes` with rows of `width` elements.
@@ -80,6 +81,11 @@ class Normed(Collective):
     def _planned(self, nbytes: int, dtype: Dtype, row_bytes: int, algorithm: str) -> Plan:
         del row_bytes
         return self._context.plan(self._SUM, nbytes, dtype, algorithm)
+
+    def _place(self, case: NormCase) -> bytes:
+        """Returns `own` for Context.check_agreement(), as all_reduce does."""
+        is_in_place = case.x.address == case.out.address
+        return mapping.place_of(case.x.address) if self._context.checks and is_in_place else b""
 
     def _plan_of(self, case: NormCase, algorithm: str) -> Plan:
         x = case.x
@@ -120,14 +126,17 @@ def _fill(case: NormCase, handle: Any, norm: Any) -> None:
         setattr(norm.call, name, value)
 
 
-def plan_of(calls: Any, collective: str, nbytes: int, dtype: Dtype | None, width: int) -> Plan:
+def plan_of(calls: Any, collective: str, nbytes: Any, dtype: Any, width: int) -> Plan:
     """Returns the plan of a call. Arguments as in Communicator.plan(); `calls` is the communicator.
 
     Raises:
         InvalidArgument: There is no such collective, or no such call.
     """
+    nbytes = arguments.not_negative("nbytes", nbytes)
+    kind = None if dtype is None else dtypes.of(dtype)
+    arguments.whole_elements("nbytes", nbytes, kind)
     normed = getattr(calls, collective, None) if isinstance(collective, str) else None
-    if isinstance(normed, Normed) and dtype is not None:
-        return normed.plan(nbytes, dtype, width)
-    plan: Plan = calls.context.plan(collective, nbytes, dtype)
+    if isinstance(normed, Normed) and kind is not None:
+        return normed.plan(nbytes, kind, width)
+    plan: Plan = calls.context.plan(collective, nbytes, kind)
     return plan

@@ -71,7 +71,16 @@ READY = ["build", "extension", "gpus", "kernels"]
 BENCHES = ["all_reduce", "barrier", "broadcast"]
 FEW_IN_KERNELS = ["all_reduce", "barrier"]
 WITHIN = ["grid_sync", "exchange"]
-ONCE = ["all_gather", "all_to_all", "gather", "reduce", "reduce_scatter", "scan", "scatter"]
+ONCE = [
+    "all_gather",
+    "all_reduce_rms_norm",
+    "all_to_all",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scan",
+    "scatter",
+]
 ALL_IN_KERNELS = [
     *FEW_IN_KERNELS,
     *WITHIN,

@@ -60,9 +60,7 @@ def numbers(shape, dtype, seed):
 
 
 def same(found, wanted):
-    return (
-        found.dtype == wanted.dtype and oracle.bits(found).tolist() == oracle.bits(wanted).tolist()
-    )
+    return found.dtype == wanted.dtype and (oracle.bits(found) == oracle.bits(wanted)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

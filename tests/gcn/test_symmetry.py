@@ -26,13 +26,14 @@ TARGET = re.compile(
 )
 # Choices that shared code makes by a constant of the target, by file.
 BY_CONSTANT = {
+    "csrc/include/kccl/kernels/all_reduce_rms_norm.cuh": 2,
     "csrc/include/kccl/meeting.cuh": 1,
     "csrc/include/kccl/payload.cuh": 2,
 }
 # Lines of code that only one of the two targets has: in files of one target, and in their branches
 # of the files above. More is worth a look: it is what a run on one vendor's GPU does not show of
 # the other's. NVIDIA's has 60 lines for numbers of 8 bits.
-MOST_LINES = {"cuda": 510, "hip": 355}
+MOST_LINES = {"cuda": 520, "hip": 355}
 
 
 def _device_sources():

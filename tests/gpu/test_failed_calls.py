@@ -36,6 +36,8 @@ def calls_of(comm, windows):
     requests[0].wait()
     timed = comm.all_reduce.prepare(x)
     arrays = {name: (x,) for name in KINDS if name != "barrier"}
+    weight = comm.empty(8)
+    arrays |= {name: (x, None, weight, 1e-5) for name in KINDS if name.endswith("_rms_norm")}
     one_sided = {"put": (x, 0, window), "get": (x, 0, window), "signal": (0,), "wait": ()}
     arguments = {"barrier": (), **arrays, **one_sided, "send": (x, 0), "recv": (y, 0)}
     how = {name: {"out": y} for name in arrays if name != "broadcast"}

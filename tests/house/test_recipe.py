@@ -195,6 +195,8 @@ OTHERS = {
     # mpi4py's calls, of which KCCL makes some. mpi.py says which, and why not the others.
     *(f"kccl/interop/mpi{part}.py" for part in ("", "_calls", "_communicator", "_opening")),
     "tests/workers/mpi_calls.py",
+    # The two fused calls as PyTorch's custom ops.
+    "kccl/interop/torch_norms.py",
     # A sweep over addresses, by the names of calls in kernels.
     "bench/records/nvidia-h100_2_addresses.json",
 }
