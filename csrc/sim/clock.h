@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -108,6 +109,27 @@ Clock& edit(ClockRef& ref);
 
 // Adds the knowledge of `other` to `into`.
 void join(ClockRef& into, const ClockRef& other);
+
+// A clock that many threads join. Those of a warp mostly know the same before, and so the same
+// after: the others then get the clock that the first one got, and no numbers are compared.
+class JoinedOften {
+  public:
+    JoinedOften() = default;
+    explicit JoinedOften(ClockRef clock) : clock_(std::move(clock)) {}
+    // As join(into, clock).
+    void join_to(ClockRef& into);
+
+  private:
+    // Knowledge before and after a join. It is kept, so that it does not change.
+    struct Case {
+        ClockRef before;
+        ClockRef after;
+    };
+
+    ClockRef clock_;
+    // By where `before` lies. Warps take turns.
+    std::array<Case, 16> known_;
+};
 
 inline bool knows(const ClockRef& clock, Event event) {
     return event.counter == 0 || (clock && clock->knows(event));

@@ -207,6 +207,8 @@ void Machine::wait_incomplete(Fiber::State state) {
 void Machine::check_lone_calls(Fiber::State state) {
     const Fiber& mine = *current_;
     if (mine.block->grid->has_failed) return;
+    // Without lanes at both kinds of meeting there is nothing to find.
+    if ((state == Fiber::kAtBlock ? mine.warp->arrived : mine.block->arrived) == 0) return;
     const auto waits = [&](const Fiber& fiber, Fiber::State at) {
         return (&fiber == &mine ? state : fiber.state) == at;
     };

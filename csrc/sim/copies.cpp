@@ -66,9 +66,9 @@ void Machine::end_phase(Block& block, uint64_t barrier) {
     if (phase.missing != 0 || phase.missing_bytes != 0) return;
     ++phase.phase;
     phase.missing = phase.arrivals;
-    phase.ended_ordered = phase.ordered;
-    phase.ended_fenced = phase.fenced;
-    phase.ended_caused = phase.caused;
+    phase.ended_ordered = JoinedOften(phase.ordered);
+    phase.ended_fenced = JoinedOften(phase.fenced);
+    phase.ended_caused = JoinedOften(phase.caused);
     wake(memory.granule(block.fibers[0]->knowledge, barrier));
 }
 
@@ -80,14 +80,14 @@ bool Machine::barrier_has_completed(uint64_t barrier, uint32_t parity) {
         report_barrier(kNotInitialised);
         return false;
     }
-    const CopyPhase& phase = known->second;
+    CopyPhase& phase = known->second;
     Granule& granule = memory.granule(mine.knowledge, barrier);
     look(granule);
     if ((phase.phase & 1) == (parity & 1)) return false;
     if (phase.phase == 0) return true;  // the phase before the first
-    join(mine.knowledge.ordered, phase.ended_ordered);
-    join(mine.knowledge.caused, phase.ended_caused);
-    join(mine.fenced, phase.ended_fenced);
+    phase.ended_ordered.join_to(mine.knowledge.ordered);
+    phase.ended_caused.join_to(mine.knowledge.caused);
+    phase.ended_fenced.join_to(mine.fenced);
     return true;
 }
 

@@ -24,9 +24,9 @@ struct CopyPhase {
     ClockRef ordered;
     ClockRef caused;
     ClockRef fenced;
-    ClockRef ended_ordered;
-    ClockRef ended_caused;
-    ClockRef ended_fenced;
+    JoinedOften ended_ordered;
+    JoinedOften ended_caused;
+    JoinedOften ended_fenced;
 };
 
 // A piece of a copy. Pieces complete in any order.
