@@ -30,8 +30,8 @@ from ..monokernel.shape import Tuning
 from .requests import check_ids
 from .work import Work
 
-# The seconds between two looks at the tokens, and the seconds without a token after which the
-# communicator is checked. A look takes time from the simulator, whose tokens take milliseconds.
+# Seconds between two looks at the tokens; on the simulator, from which a look takes time; and
+# without a token before the communicator is checked.
 _LOOK_S, _LOOK_AT_SIMULATOR_S, _CHECK_S = 20e-6, 1e-3, 0.1
 
 
@@ -80,7 +80,6 @@ class DeviceExecutor:
         self._launcher = Launcher(comm, warp_size)
         device = self._launcher.device
         self.device = "" if device is None else device.name
-        self._look_s = _LOOK_AT_SIMULATOR_S if device is None else _LOOK_S
         self._arena: Arena = SimArena(comm) if device is None else GpuArena(comm, device)
         self._variant = USUAL  # of the kernel that requests use from now on
         self._kernels = Kernels(self.program, comm, self._launcher, self._arena, tuning, context)
@@ -396,5 +395,5 @@ class DeviceExecutor:
                 self._comm.check()
                 self._launcher.check()
                 looked = time.monotonic()
-            time.sleep(self._look_s)
+            time.sleep(_LOOK_S if self.device else _LOOK_AT_SIMULATOR_S)
         return token

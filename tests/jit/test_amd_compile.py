@@ -18,6 +18,7 @@ from compiled_kernels import (
     SHARED_BYTES,
     THREADS,
     VECTOR_REGISTERS,
+    WITH_ALL_INSTRUCTIONS,
     Compiled,
     check_spills,
     headers_without_rarities,
@@ -143,8 +144,8 @@ def test_amd_waits_read_a_clock_of_constant_rate(hip):
 
 @needs_zig
 def test_amd_kernels_compile_for_gfx950(tmp_path):
-    compiled = kernels_for_hip(KERNELS, "gfx950", tmp_path, INCLUDE, instances=1)
-    for kernel in KERNELS:
+    compiled = kernels_for_hip(WITH_ALL_INSTRUCTIONS, "gfx950", tmp_path, INCLUDE, instances=1)
+    for kernel in WITH_ALL_INSTRUCTIONS:
         assert compiled.of(kernel)
     # There clang may move an array of each thread into block-shared memory.
     for symbol, numbers in amd_metadata(compiled.assembly).items():

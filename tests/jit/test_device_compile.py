@@ -16,6 +16,7 @@ from compiled_kernels import (
     RING,
     SENTINEL,
     SOURCE,
+    WITH_ALL_INSTRUCTIONS,
     Compiled,
     check_spills,
     expressions_of,
@@ -169,7 +170,7 @@ def test_cuda_ring_copies_through_registers_elsewhere():
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
 def test_cuda_kernels_compile_for_other_chips(arch):
-    on_gpus = [kernel for kernel in KERNELS if runs_on_gpus(kernel)]
+    on_gpus = [kernel for kernel in WITH_ALL_INSTRUCTIONS if runs_on_gpus(kernel)]
     expressions = [expressions_of(kernel)[0] for kernel in on_gpus]
     library = find_nvrtc()
     assert library is not None

@@ -32,6 +32,11 @@ LL16 = [name for name in KERNELS if name.endswith("_ll16")]
 SENTINEL = [name for name in KERNELS if name.endswith("_sentinel")]
 # Packets first, and then the staging.
 PARTS = [name for name in KERNELS if name.endswith("_parts")]
+# The collectives whose kernels consist of what the other kernels consist of too.
+_AS_OTHERS = ("all_gather", "all_to_all", "gather", "reduce", "reduce_scatter", "scan", "scatter")
+WITH_ALL_INSTRUCTIONS = [
+    name for name in KERNELS if name not in BY_NAME or BY_NAME[name].collective not in _AS_OTHERS
+]
 # A kernel that streams through a ring (ring.cuh).
 RING = Path(__file__).parents[1] / "kernels" / "stage_sum.cuh"
 # What is compiled of a kernel that reduces: each width of an element, and floats and integers.
