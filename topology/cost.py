@@ -71,13 +71,21 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The traffic of an algorithm. It takes `hops` steps, one after another. To each peer a rank
-    sends the whole message `messages` times, and one rank's chunk of it `chunks` times.
+    """The traffic of an algorithm.
+
+    Attributes:
+        hops: The steps, one after another.
+        messages: How many times a rank sends the whole message to a peer; to or from a root, the
+            busiest rank.
+        chunks: How many times a rank sends one rank's chunk of the message to a peer.
+        is_local_chunk: Whether a rank reads or writes one chunk in its own memory, instead of the
+            whole message.
     """
 
     hops: int
     messages: float = 0.0
     chunks: float = 0.0
+    is_local_chunk: bool = False
 
 
 _SHAPES = {
@@ -87,7 +95,15 @@ _SHAPES = {
     "all_reduce_two_shot_push_simple": _Shape(2, chunks=2),
     "all_gather_direct_ll16": _Shape(1, chunks=2),
     "reduce_scatter_direct_ll16": _Shape(1, chunks=2),
+    "all_to_all_direct_ll16": _Shape(1, chunks=2, is_local_chunk=True),
+    "all_to_all_push_simple": _Shape(1, chunks=1, is_local_chunk=True),
     "broadcast_direct_ll16": _Shape(1, messages=2),
+    "reduce_direct_ll16": _Shape(1, messages=2),
+    "reduce_two_shot_push_simple": _Shape(2, chunks=2),
+    "gather_direct_ll16": _Shape(1, chunks=2, is_local_chunk=True),
+    "gather_push_simple": _Shape(1, chunks=1, is_local_chunk=True),
+    "scatter_direct_ll16": _Shape(1, chunks=2, is_local_chunk=True),
+    "scatter_push_simple": _Shape(1, chunks=1, is_local_chunk=True),
     "barrier_direct": _Shape(1),
     "grid_exchange": _Shape(1, messages=2),
     "grid_sync": _Shape(0),
@@ -209,7 +225,7 @@ def terms(figures: Figures, call: Call) -> dict[str, float]:
         return found
     found["graph" if is_graph else "in kernel"] = 1.0
     if is_graph:
-        found["local"] = call.nbytes / 1e6
+        found["local"] = call.nbytes / (call.world_size if shape.is_local_chunk else 1) / 1e6
     if peers:
         found["way"] = figures.one_way_us * shape.hops
         found["graph peers" if is_graph else "peers"] = peers

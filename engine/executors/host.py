@@ -151,6 +151,8 @@ class HostExecutor:
         return {
             "kind": number_of(op),
             "layer": op.layer,
+            "num_vectors": op.shape[0],
+            "width": op.shape[1],
             "window": op.window,
             "module": op.module,
             "rule": rule_of(op),

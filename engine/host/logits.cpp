@@ -70,21 +70,18 @@ void Pass::read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out)
     const uint64_t row = uint64_t{i} * kColumns + column;
     switch (op.kind) {
         case kKcclEngineQkv:
-            std::copy_n(memory_.qkv.get() + row * memory_.qkv_stride,
-                        (model_.heads + 2 * model_.kv_heads) * model_.head_dim, out);
+            std::copy_n(memory_.qkv.get() + row * memory_.qkv_stride, op.width, out);
             break;
         case kKcclEngineAttend:
-            std::copy_n(memory_.attended.get() + row * memory_.attended_stride,
-                        model_.heads * model_.head_dim, out);
+            std::copy_n(memory_.attended.get() + row * memory_.attended_stride, op.width, out);
             break;
         case kKcclEngineGateUp:
-            std::copy_n(memory_.activated.get() + row * memory_.ffn_stride, model_.ffn, out);
+            std::copy_n(memory_.activated.get() + row * memory_.ffn_stride, op.width, out);
             break;
         case kKcclEngineRouter: {
             const auto* bias = reinterpret_cast<const float*>(op.bias);
-            std::copy_n(memory_.routed.get() + column * memory_.routed_stride, model_.num_experts,
-                        out);
-            if (bias != nullptr) compute_.add_scaled(out, bias, 1.0f, model_.num_experts);
+            std::copy_n(memory_.routed.get() + column * memory_.routed_stride, op.width, out);
+            if (bias != nullptr) compute_.add_scaled(out, bias, 1.0f, op.width);
             break;
         }
         case kKcclEngineExpertGateUp:
@@ -97,9 +94,9 @@ void Pass::read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out)
         case kKcclEngineFinal:
             std::copy_n(finals_.get() + (uint64_t{i} * kKcclEngineLogitColumns + column) *
                                             memory_.hidden_stride,
-                        model_.hidden, out);
+                        op.width, out);
             break;
-        default: std::copy_n(residual(i, column), model_.hidden, out);
+        default: std::copy_n(residual(i, column), op.width, out);
     }
 }
 

@@ -13,19 +13,6 @@ const int32_t* ids_of(const KcclEngineRequest& request) {
     return reinterpret_cast<const int32_t*>(request.ids);
 }
 
-// Returns the number of values of an op's output for one position and lane, or residual.
-uint32_t values_of(const KcclEngineModel& model, uint32_t kind) {
-    switch (kind) {
-        case kKcclEngineQkv: return (model.heads + 2 * model.kv_heads) * model.head_dim;
-        case kKcclEngineAttend: return model.heads * model.head_dim;
-        case kKcclEngineGateUp: return model.ffn;
-        case kKcclEngineRouter: return model.num_experts;
-        case kKcclEngineExpertGateUp: return model.num_chosen * model.ffn;
-        case kKcclEngineHead: return model.vocab_size;
-        default: return model.hidden;
-    }
-}
-
 }  // namespace
 
 bool KcclEngine::is_cancelled() const {
@@ -92,13 +79,8 @@ void KcclEngine::trace(Pass& pass) {
     const KcclEngineOp& op = ops[request.stop_op];
     const uint32_t last_op = std::min(request.stop_op, model.num_ops - 3);
     const bool is_logits = op.kind == kKcclEngineHead, is_final = op.kind == kKcclEngineFinal;
-    const bool is_of_lanes = op.kind == kKcclEngineQkv || op.kind == kKcclEngineAttend ||
-                             op.kind == kKcclEngineGateUp || op.kind == kKcclEngineExpertGateUp;
-    const bool is_one =
-        !is_of_lanes && (model.num_residuals == 1 || (is_final && model.num_head_groups == 1));
-    const uint32_t values = values_of(model, op.kind);
-    const bool writes =
-        pass.block().index() == 0 && (request.writes_shared != 0 || !(is_logits || is_one));
+    const bool is_one = op.num_vectors == 1;
+    const bool writes = pass.block().index() == 0 && (request.writes_shared != 0 || !is_one);
     const uint32_t mine = is_one ? 1 : pass.num_lanes();
     const uint32_t first_lane = is_one ? 0 : model.first_lane[team.comm.rank];
     auto* out = reinterpret_cast<float*>(request.out);
@@ -107,10 +89,10 @@ void KcclEngine::trace(Pass& pass) {
         if (!pass.run(ids_of(request) + first, num, first, last_op)) return;
         for (uint32_t c = 0; c < num; ++c) {
             if ((is_logits || is_final) && !pass.make_logits(c, 1)) return;
-            if (writes && is_logits) pass.read_logits(0, out + uint64_t{first + c} * values);
+            if (writes && is_logits) pass.read_logits(0, out + uint64_t{first + c} * op.width);
             for (uint32_t i = 0; writes && !is_logits && i < mine; ++i) {
                 const uint64_t row = uint64_t{first_lane + i} * request.num_ids + first + c;
-                pass.read(op, i, is_final ? 0 : c, out + row * values);
+                pass.read(op, i, is_final ? 0 : c, out + row * op.width);
             }
             if ((is_logits || is_final) && !pass.meet()) return;
         }

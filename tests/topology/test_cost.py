@@ -131,13 +131,15 @@ def test_plan_predicts_for_a_machine(capsys):
     assert len(re.findall(r"all_reduce_\w+: [\d.]+ us", shown)) == 2
     # What is estimated of it are ranges of the probe.
     assert "Estimated" not in shown
+    for collective in ("all_to_all", "gather", "reduce", "scatter"):
+        code, shown, _ = kccl(collective, "--machine", "h200-4", "--bytes", "8K")
+        # Not reduce_scatter's times beside reduce's.
+        assert code == 0 and len(re.findall(rf"  {collective}_\w+: [\d.]+ us", shown)) == 2
     code, shown, _ = kccl("barrier", "--machine", "h200-4", "-n", "2")
     assert "barrier over 2 ranks" in shown and "Estimated" not in shown
     for arguments, told in (
         (("all_reduce", "--machine", "h200-4", "-n", "5"), "5 ranks, must be 1 to 4"),
-        (("gather", "--machine", "h200-4"), "not gather"),
-        # Not reduce_scatter's time.
-        (("reduce", "--machine", "h200-2"), "not reduce"),
+        (("scan", "--machine", "h200-4"), "not scan"),
         (("barrier", "--machine", "h200"), "must be one of"),
         (("barrier", "--machine", "intel-xeon-2-cores"), "has no GPUs"),
     ):

@@ -95,6 +95,11 @@ void add_ops(Rank& rank, int number, bool is_mixture) {
         const auto index = static_cast<uint32_t>(rank.ops.size());
         if (panels != 0) op.weights = weights_of(index, first, panels, columns);
         op.norm = address_of(norms.data());
+        // Right for the ops that are traced.
+        const bool is_logits = op.kind == kKcclEngineHead;
+        const bool is_behind = is_logits || op.kind == kKcclEngineFinal;
+        op.num_vectors = is_behind || is_mixture ? 1 : kLanes;
+        op.width = is_logits ? kVocab : kHidden;
         op.rule.own_scale = 1;
         if (op.kind != kKcclEngineOut && op.kind != kKcclEngineDown &&
             op.kind != kKcclEngineExpertDown) {
