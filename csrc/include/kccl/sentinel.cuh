@@ -44,7 +44,7 @@ constexpr int kMostThreads = 512;
 static_assert((kKcclNumSentinelSlots & (kKcclNumSentinelSlots - 1)) == 0,
               "slots take turns by a counter that wraps at 2^32");
 
-// Returns how many packets carry so many payloads.
+// Returns the number of packets that carry num_payloads payloads.
 KCCL_DEVICE uint32_t num_packets(uint32_t num_payloads) {
     return (num_payloads + kPayloads - 1) / kPayloads;
 }
@@ -64,8 +64,8 @@ KCCL_DEVICE bool is_valid(mem::Packet packet) {
     return packet.half[0] != kArmed && packet.half[1] != kArmed;
 }
 
-// The slot of one call and that of the call before. All threads of the coop make one when they have
-// entered the call, before they push anything.
+// The slots of this call and of the call before. All threads of the coop make such an object when
+// they have entered the call, before they push anything.
 template <class Coop, int WORLD_SIZE>
 class Slots {
   public:
@@ -87,8 +87,8 @@ class Slots {
         mem::store_packet(at(channel_.receiver(k), outbox_) + i, packet);
     }
 
-    // Pushes packet i to every rank, this one last. There are two loops because of outbox_: see
-    // there.
+    // Pushes packet i to every rank, this one last. A first loop computes the addresses; the
+    // comment on outbox_ says why.
     KCCL_DEVICE void push(uint32_t i, mem::Packet packet) const {
         mem::Packet* outbox[kMaxRanks<WORLD_SIZE>];
         KCCL_UNROLL
@@ -180,10 +180,10 @@ class Slots {
     const uint32_t stale_packets_;
     // These are computed before the first push. AMD's compiler loads the DeviceComm again behind
     // each store that others see, and a load behind a push may wait for it.
-    const uint64_t outbox_;     // in each rank's scratch: this rank's slot of this call
+    const uint64_t outbox_;     // offset in each rank's scratch of this rank's slot of this call
     mem::Packet* const inbox_;  // the first source's slot of this call; slot_packets_ to the next
     const uint32_t slot_packets_;
-    const int32_t to_stale_;  // from inbox_ to the same of the call before; slots go around
+    const int32_t to_stale_;  // from inbox_ to that of the call before, in packets; slots wrap
 };
 
 }  // namespace kccl::sentinel
