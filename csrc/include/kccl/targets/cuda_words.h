@@ -65,7 +65,8 @@ struct dim3 {
 
 namespace kccl::words {
 
-// The value of another thread of the warp; types of 1 and 2 bytes travel in a word.
+// Returns the value that thread `source` of the warp passed. Types of 1 and 2 bytes are shuffled in
+// a word of 4.
 template <class T>
 KCCL_WORD T shuffled(T value, uint32_t source) {
     if constexpr (sizeof(T) % 4 == 0) {
@@ -182,7 +183,7 @@ KCCL_WORD float min(float a, float b) { return __builtin_fminf(a, b); }
 KCCL_WORD float max(float a, float b) { return __builtin_fmaxf(a, b); }
 KCCL_WORD double min(double a, double b) { return __builtin_fmin(a, b); }
 KCCL_WORD double max(double a, double b) { return __builtin_fmax(a, b); }
-// CUDA has these pairs of types, too.
+// CUDA also has min() and max() of these pairs of types.
 #define KCCL_MIN_AND_MAX(one, other)                                                        \
     KCCL_WORD constexpr other min(one a, other b) { return min(static_cast<other>(a), b); } \
     KCCL_WORD constexpr other min(other a, one b) { return min(a, static_cast<other>(b)); } \
