@@ -120,7 +120,7 @@ class Channel {
     Channel& operator=(const Channel&) = delete;
 
     KCCL_DEVICE Coop coop() const { return coop_; }
-    // The coop's index() and size(), from registers.
+    // Return the coop's index() and size(), from registers.
     KCCL_DEVICE uint32_t thread() const { return thread_; }
     KCCL_DEVICE uint32_t num_threads() const { return num_threads_; }
     KCCL_DEVICE const DeviceComm& comm() const { return comm_; }

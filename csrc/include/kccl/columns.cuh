@@ -9,8 +9,8 @@
 
 namespace kccl {
 
-// The sums of the groups of two pieces, in block-shared memory. The pieces of a block take turns,
-// so that a sync after each one is enough.
+// The sums of the groups of two pieces, in block-shared memory. A block's pieces use the two arrays
+// in turn, so that one sync after each piece is enough.
 struct GroupSums {
     mem::Line of[2][kPieceGroups * sizeof(float) / sizeof(mem::Line)];
 

@@ -30,7 +30,8 @@ KCCL_DEVICE bool send_rows(const DeviceComm& comm, const Experts& experts, const
     const uint32_t num_routes = routes.num_rows * routes.top_k;
     const uint32_t lane = warp().index();
     bool failed = false;
-    // The ranks' experts take turns, from the rank after this one. So all links are busy.
+    // Sends to the experts of all ranks in turn, from the rank after this one, so that all links
+    // are busy.
     share(workers, experts.per_rank() * ranks, [&](uint32_t turn, uint32_t part, uint32_t parts) {
         const uint32_t owner = (experts.window.rank + 1 + turn) % ranks, own = turn / ranks;
         const uint32_t expert = experts.first_of(owner) + own;

@@ -86,7 +86,7 @@ KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
         if (source < world_size) inbox[source] = channel.inbox(source, i);
     }
     mem::Packet packets[kMaxRanks<WORLD_SIZE>];
-    // All packets are loaded before any is checked, so that their latencies overlap.
+    // Loads all packets before it checks any, so that the load latencies overlap.
     const auto poll = [&] {
         KCCL_UNROLL
         for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {

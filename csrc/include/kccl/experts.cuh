@@ -58,7 +58,7 @@ struct Experts {
     }
 };
 
-// The experts to which a rank's rows go. Arrays are [num_rows][top_k].
+// The experts to which a rank's rows are sent. Both arrays are [num_rows][top_k].
 struct Routes {
     const int32_t* experts;  // a negative number: no expert
     int32_t* slots;          // dispatch writes them, and combine reads them
@@ -82,7 +82,7 @@ KCCL_CONSTEXPR uint64_t round_up(uint64_t num, uint64_t unit) {
     return (num + unit - 1) / unit * unit;
 }
 
-// A slot: the row, then its scales, both aligned for the widest copies.
+// The lengths in a slot, which has a row and then its scales, both aligned for the widest copies.
 struct Slot {
     uint64_t row_bytes;
     uint64_t scale_bytes;

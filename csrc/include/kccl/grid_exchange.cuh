@@ -170,8 +170,8 @@ class GridExchange {
         return status_;
     }
 
-    // The packets of the slices that this thread takes, counted over [slice][packet]: the first
-    // one, and then every num_threads-th packet behind it.
+    // Return the packets that this thread collects, counted over [slice][packet]: the first one,
+    // then every num_threads-th packet behind it.
     KCCL_DEVICE uint32_t num_packets() const { return num_packets_; }
     KCCL_DEVICE SlicePacket first() const { return first_; }
     KCCL_DEVICE SlicePacket after(SlicePacket at) const {
@@ -187,7 +187,7 @@ class GridExchange {
     }
     // Returns the position of first().
     KCCL_DEVICE uint32_t first_position() const { return first_position_; }
-    // The position of a packet that always arrives.
+    // The position that a thread without a packet polls: every exchange has a packet there.
     static constexpr uint32_t kSomePosition = 0;
     // Returns the distance between the packets of the same block of two neighbouring ranks.
     KCCL_DEVICE uint32_t rank_stride() const { return num_blocks_ * stride_; }
@@ -209,9 +209,9 @@ class GridExchange {
         return await_in(slot(), positions, num, payloads);
     }
 
-    // For a block that collects only some slices: waits for one packet of every block of the
-    // previous exchange; in the first one after an opening, of this exchange. Returns false if the
-    // wait failed. Called by all threads of a warp, after publishing.
+    // Waits for a packet that every block published in the previous exchange; in the first exchange
+    // after an opening, in this one. For blocks that collect only some slices. Returns false if it
+    // failed. Called by all threads of a warp, after publishing.
     KCCL_DEVICE bool await_previous() {
         // This exchange began with a scrub, which was a barrier of all blocks.
         if ((epoch_ << 1) == 0) return true;
@@ -277,7 +277,7 @@ class GridExchange {
         KCCL_UNROLL
         for (int n = 0; n < N; ++n) inbox[n] = inbox_ + (slot.offset + positions[n < num ? n : 0]);
         mem::Packet packets[N];
-        // All packets are loaded before any is checked, so that their latencies overlap.
+        // Loads all packets before it checks any, so that the load latencies overlap.
         const auto poll = [&] {
             KCCL_UNROLL
             for (int n = 0; n < N; ++n) {

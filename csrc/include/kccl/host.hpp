@@ -45,7 +45,8 @@ class Current {
 // Memory of the same size on every rank, which all ranks map; zero at first.
 class Window {
   public:
-    // Collective. timeout_s: how long a rank waits for the others' memory.
+    // Allocates and maps the memory. Collective. timeout_s: how long a rank waits for the others'
+    // memory.
     Window(const Team& team, std::size_t num_bytes, double timeout_s) : team_(team) {
         team.agree("num_bytes", num_bytes);
         CUmemGenericAllocationHandle own = 0;
@@ -161,7 +162,7 @@ struct Options {
 // it.
 class Communicator {
   public:
-    // Collective. Returns when kernels on all ranks may use it.
+    // Collective. Returns when the kernels of all ranks may use this communicator.
     Communicator(const Team& team, const Options& options) : team_(team) {
         team.agree("channels", static_cast<uint64_t>(options.channels));
         team.agree("max_bytes", options.max_bytes);

@@ -122,7 +122,7 @@ class Team {
         }
         std::string errors;
         for (const auto& each : allgather(mine)) {
-            // A text that several ranks give appears once.
+            // If several ranks give the same text, it appears only once.
             if (errors.find(each.data()) != std::string::npos) continue;
             errors += (errors.empty() ? "" : "; ") + std::string(each.data());
         }

@@ -26,11 +26,11 @@
 //   load_plain / store_plain    no order: for memory that a signal already hands over
 //   load_streamed               load_plain of 8 or 16 bytes of global memory that are read once
 //   load_words / store_words    load_plain / store_plain of a struct of 16 bytes, as two words
-//   read_peer                   a plain copy from another process's own memory: 0, or errno. CPUs
-//                               only
+//   read_peer                   a plain copy from another process's own memory; returns 0 or errno.
+//                               CPUs only
 //   may_read_peer               whether this process may now read that one's memory
-//   overwrite                   a copy over lines that a peer has read
-//   copy                        the share of thread `index` of `size` in a plain copy
+//   overwrite                   a copy to cache lines that a peer has read
+//   copy                        makes the share of thread `index` of `size` of a plain copy
 //   copy_async                  a copy into block-shared memory that ends later: see CopyBarrier
 //
 // A thread that polls calls clock_ns, poll_pause and idle. idle() yields the core to other ranks,
@@ -59,7 +59,7 @@
 // others give. Each is called by all threads of four warps of which the first one's number in the
 // block is a multiple of four. On sm_90a only; elsewhere nothing happens.
 //
-// prefetch(address) asks for what load_plain() will read soon.
+// prefetch(address) requests data that load_plain() will read soon.
 //
 // keep(value) returns the value in registers, for hot loops. On some targets the call is slow.
 // forget(value) returns the value, but on GPUs the compiler does not know that it is the same one.
@@ -96,18 +96,18 @@ KCCL_DEVICE void store_packet(Packet* address, Packet packet);
 //
 //   init_copies(b, arrivals)     makes b ready for phases of so many arrivals, at most 2047. One
 //                                thread calls it, then fence_copies(); then the block syncs
-//   arrive(b)                    one arrival; releases to the block
-//   arrive_expecting(b, n)       the same, and the phase waits for n more bytes, less than 2^20
+//   arrive(b)                    counts one arrival; releases to the block
+//   arrive_expecting(b, n)       arrive(b), and the phase waits for n more bytes, less than 2^20
 //   copy_async(to, from, n, b, index, size)
-//                                copies n bytes from global to shared memory, and subtracts them
-//                                from what b's phase waits for when they are there. Called by all
-//                                `size` threads of a warp, which has expected them or will. n and
-//                                both addresses are multiples of 16. Nobody touches either side
-//                                before the phase ends
+//                                copies n bytes from global to shared memory. When they have
+//                                arrived, subtracts n from what b's phase waits for. Called by all
+//                                `size` threads of a warp, which has called arrive_expecting() for
+//                                these bytes or will. n and both addresses are multiples of 16.
+//                                Nobody may access either memory before the phase ends
 //   has_completed(b, parity)     whether the phase of this parity has ended; acquires. The first
 //                                phase has parity 0; before it ends, parity 1 counts as ended. May
 //                                take some microseconds to say no
-//   has_completed_now(b, parity) the same, at once
+//   has_completed_now(b, parity) the same answer, without that delay
 //   fence_copies()               what this thread wrote before comes before copies started later
 struct alignas(8) CopyBarrier {
     uint32_t word[2];
@@ -190,7 +190,7 @@ KCCL_DEVICE void store_words(T* address, const T& value) {
     store_plain(words + 1, both[1]);
 }
 
-// The most bytes that one thread moves with one instruction.
+// 16 bytes, which is the most that one thread moves with one instruction.
 struct alignas(16) Line {
     uint64_t word[2];
 };

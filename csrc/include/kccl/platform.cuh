@@ -169,9 +169,9 @@ KCCL_DEVICE uint32_t blocks_per_grid() {
 KCCL_DEVICE void await_accesses() {
     __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0); the other counters may have any value
 }
-// Why the fences: a bare s_barrier does not wait for stores, so they could still be on their way.
-// Why the wait: clang puts none before the barrier, and a later release waits for its own wave's
-// stores only.
+// The fences are here because a bare s_barrier does not wait for stores, which could still be on
+// their way. The wait is here because clang puts none before the barrier, and a later release waits
+// for its own wave's stores only.
 KCCL_DEVICE void sync_block() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     await_accesses();

@@ -16,7 +16,8 @@
 namespace kccl {
 
 constexpr uint64_t kPostingSlots = 128;
-// An odd number of lines, so that the slots' first lines are in different sets of a cache.
+// The length of a slot. It is an odd number of lines, so that the slots' first lines are in
+// different sets of a cache.
 constexpr uint64_t kPostingSlotBytes = 9 * kKcclLineBytes;
 
 // The beginning of a slot. The part follows it.
@@ -32,8 +33,8 @@ constexpr uint64_t kPostingBytes = kPostingSlotBytes - sizeof(PostingHead);
 
 // One rank's view of a sequence of calls. One thread uses it.
 //
-// wait(source, is_there) -> bool polls is_there() until it is true. False: the wait has failed.
-// After a failure the memory must be cleared before it is used again.
+// wait(source, is_there) -> bool: polls is_there() until it is true. Returns false if the wait
+// failed. After a failure the memory must be cleared before it is used again.
 //
 // SLOTS: a multiple of 4, and at least 8. Tests have fewer than the library.
 template <uint64_t SLOTS = kPostingSlots>

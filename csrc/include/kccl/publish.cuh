@@ -142,7 +142,7 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     const bool words = count != 0 && are_words(out, count);
     bool failed = IS_PART && !exchange.await_previous();
     if (failed) {
-        // The status goes to leave().
+        // leave() below gets `failed`.
     } else if (words && total <= size) {
         const uint32_t first = exchange.position_of({slices.first, 0}) + exchange.first_position();
         const uint32_t position = thread < total ? first : exchange.kSomePosition;

@@ -40,7 +40,7 @@ struct Rounds {
     }
 };
 
-// `count` elements of T, divided into `number` chunks, which begin on lines of their own.
+// An array of `count` elements of T, divided into `number` chunks, each of which begins on a line.
 template <class T>
 struct Chunks {
     uint32_t count;

@@ -130,7 +130,7 @@ class Slots {
             if (source < world_size) inbox[source] = inbox_ + source * slot_packets_;
         }
         mem::Packet packets[kMaxRanks<WORLD_SIZE>];
-        // All packets are loaded before any is checked, so that their latencies overlap.
+        // Loads all packets before it checks any, so that the load latencies overlap.
         const auto poll = [&] {
             KCCL_UNROLL
             for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
@@ -146,8 +146,8 @@ class Slots {
             return are_valid;
         };
         const auto missing = [&] {
-            // Words carry no epoch, so the record has that of the call before, in which a missing
-            // rank took part.
+            // Words carry no epoch, so the record names the epoch of the call before, in which a
+            // missing rank took part.
             Missing late = {0, channel_.epoch() - channel_.comm().epoch_step};
             for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
                 if (source >= world_size || is_valid(packets[source])) continue;
@@ -178,8 +178,8 @@ class Slots {
     Channel<Coop, WORLD_SIZE>& channel_;
     const uint32_t calls_;
     const uint32_t stale_packets_;
-    // These are computed before the first push. AMD's compiler loads the DeviceComm again behind
-    // each store that others see, and a load behind a push may wait for it.
+    // The members below are computed before the first push. AMD's compiler loads the DeviceComm
+    // again behind each store that others see, and a load behind a push may wait for that push.
     const uint64_t outbox_;     // offset in each rank's scratch of this rank's slot of this call
     mem::Packet* const inbox_;  // the first source's slot of this call; slot_packets_ to the next
     const uint32_t slot_packets_;

@@ -33,7 +33,7 @@ struct Given {
     uint64_t num_bytes = 0;
 };
 
-// The use of an exchange by a call, for the simulator's checks.
+// What a call does with an exchange between blocks, for the simulator's checks.
 struct ExchangeUse {
     ExchangeStep step = ExchangeStep::kNone;
     uint32_t reach = 0;

@@ -108,8 +108,8 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
         return all_reduce_two_shot_pull_simple<T, Op>(channel, out, in, count, op);
     }
 
-    // The rows of one piece go to this rank's result half of the staging, which no peer reads in
-    // this call.
+    // The peers' rows of one piece are read into this rank's result half of the staging, which no
+    // peer reads in this call.
     T* rows = staging_slot<T>(comm, comm.rank, channel.index(), channel.parity(), Half::kResult);
     const uint64_t piece = comm.layout.staging_bytes / world_size / kKcclLineBytes * line;
     for (uint64_t begin = first[comm.rank]; begin < first[comm.rank + 1]; begin += piece) {

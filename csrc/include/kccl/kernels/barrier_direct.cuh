@@ -13,7 +13,7 @@ template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
     const uint32_t world_size = channel.world_size();
     bool has_come = true;
-    // A coop with a thread for each rank needs one turn, of one warp.
+    // A coop with a thread for each rank needs one turn, in which only its first warp takes part.
     for (uint32_t turn = 0; turn < world_size && has_come; turn += channel.num_threads()) {
         const uint32_t mine = turn + channel.thread();
         if (!platform::warp_any(mine < world_size)) break;

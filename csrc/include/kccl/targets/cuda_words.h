@@ -178,7 +178,7 @@ KCCL_MIN_AND_MAX(unsigned long)
 KCCL_MIN_AND_MAX(long long)
 KCCL_MIN_AND_MAX(unsigned long long)
 #undef KCCL_MIN_AND_MAX
-// Where one of the two is NaN, they return the number, as CUDA's do.
+// If one of the two arguments is NaN, these return the other one, as CUDA's do.
 KCCL_WORD float min(float a, float b) { return __builtin_fminf(a, b); }
 KCCL_WORD float max(float a, float b) { return __builtin_fmaxf(a, b); }
 KCCL_WORD double min(double a, double b) { return __builtin_fmin(a, b); }

@@ -245,7 +245,7 @@ KCCL_DEVICE void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"
 
 #else
 
-// mem_copies.cuh reads this.
+// Makes mem.cuh include mem_copies.cuh.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
@@ -312,7 +312,7 @@ KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
     return bits;
 }
 
-// float8.cuh reads this.
+// Makes float8.cuh use e4m3s_from_floats().
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define KCCL_MEM_CONVERTS_E4M3 1
 

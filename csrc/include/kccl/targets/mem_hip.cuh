@@ -127,7 +127,7 @@ KCCL_DEVICE T load_streamed(const T* address) {
     return platform::bit_cast<T>(__builtin_nontemporal_load(words));
 }
 
-// mem_copies.cuh reads this.
+// Makes mem.cuh include mem_copies.cuh.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
@@ -173,7 +173,7 @@ KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
     return bfloat16_from_float(first) | static_cast<uint32_t>(bfloat16_from_float(second)) << 16;
 }
 
-// This is the constant 100 MHz counter.
+// Reads the counter of constant rate, 100 MHz.
 KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 template <uint32_t NUM>
 KCCL_DEVICE void take_registers() {}

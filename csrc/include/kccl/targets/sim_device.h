@@ -22,7 +22,7 @@ struct KcclSimThread {
     uint64_t argument_bytes;
 };
 
-// A call as one rank makes it, or as one block makes it in an exchange of the grid. All of them
+// A call as one rank makes it, or as one block makes it in an exchange of the grid. All callers
 // must agree on the fields behind `epoch`.
 struct KcclSimCall {
     uint64_t memory;  // an address that identifies the ranks or blocks that make the call together
@@ -136,7 +136,7 @@ struct KcclSimEngine {
     void (*call_begins)(const KcclSimCall* call);
     void (*channel_opens)(const KcclSimOpening* opening);
     void (*channel_closes)(const KcclSimOpening* opening);
-    // memmove() and memset(), which announce nothing.
+    // Do memmove() and memset(), and announce no accesses.
     void* (*move_bytes)(void* to, const void* from, uint64_t num_bytes);
     void* (*fill_bytes)(void* to, int value, uint64_t num_bytes);
     // The thread cannot go on: it has written beyond the end of a local array, or an assert() does
@@ -144,10 +144,10 @@ struct KcclSimEngine {
     // The text lives as long as the kernel's library.
     void (*stop_overrun)(const void* site);
     void (*stop_assertion)(const char* text, const void* site);
-    // The calling thread begins a call of its coop. The machine compares what the coop's threads
-    // call.
+    // Tells the machine that the calling thread begins a call of its coop. The machine compares
+    // what the coop's threads call.
     void (*begin_together)(const KcclSimCoopCall* call);
-    // The calling thread makes a call with a wrong argument.
+    // Reports that the calling thread makes a call with a wrong argument.
     void (*refuse_argument)(const KcclSimRefusal* refusal);
 };
 
