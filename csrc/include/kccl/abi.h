@@ -20,8 +20,9 @@ using Status = ::KcclStatus;
 // A window as a kernel's argument: a Window in Python, host::Window::for_kernels() in C++. Its
 // functions only compute addresses.
 struct Window : KcclWindow {
-    // The address where a peer's part begins, plus `offset` bytes. The caller keeps within
-    // num_bytes. Only the simulator checks that there is such a peer.
+    // Returns the address of byte `offset` of a peer's part, in this rank's address space. The
+    // caller must keep within num_bytes. Only the simulator checks that `peer` is a rank of the
+    // window.
     template <class T = uint8_t>
     KCCL_DEVICE T* at(int peer, uint64_t offset = 0) const {
 #if defined(KCCL_TARGET_SIM)
@@ -34,7 +35,7 @@ struct Window : KcclWindow {
 #endif
         return reinterpret_cast<T*>(address[peer] + offset);
     }
-    // The address of this rank's own part.
+    // Returns the address of byte `offset` of this rank's own part.
     template <class T = uint8_t>
     KCCL_DEVICE T* local(uint64_t offset = 0) const {
         return at<T>(rank, offset);

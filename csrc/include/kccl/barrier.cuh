@@ -27,7 +27,7 @@ template <mem::Order order, class Coop>
 KCCL_DEVICE Status await(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
                          Awaited awaited, int first, int last) {
     bool arrived = true;
-    // Each thread takes one word a turn. A coop with a thread for each rank needs one turn.
+    // In each turn a thread waits for one word. A coop with a thread for each rank needs one turn.
     for (int turn = first; turn < last && arrived; turn += coop.size()) {
         const int source = turn + static_cast<int>(coop.index());
         const bool is_mine = source < last;

@@ -2,21 +2,21 @@
 //
 // Call e uses the slots of its parity. They were last used by call e-2. So before a rank pushes
 // anything in call e it must know that every peer has left e-2, that is, has entered e-1:
-//   - a pairwise call ends only when every peer's words of that call are in. So after a pairwise
-//     call e-1 the rank knows;
+//   - a pairwise call ends only when every peer's words of that call have arrived. So after a
+//     pairwise call e-1 the rank knows this;
 //   - any other call, as a broadcast by packets, sends a credit "I have entered e-1" to every peer
-//     at its start and does not wait for it. The call after it waits for these credits, which have
-//     long arrived.
+//     at its start and does not wait for the peers' credits. The call after it waits for them; by
+//     then they have usually arrived.
 // Every call ends with a sync of the coop, in leave() or in await(), or with its kernel. That
 // separates the coop's reads in call e-1 from its writes in call e. So the argument holds for all
 // its threads, whatever the length and the kind of the two calls.
 //
-// Epochs wrap, and twice a period the channel is scrubbed (scrub.cuh). Between calls the channel
-// lives in registers: opening it is what costs, so a kernel of many calls opens it once.
+// Epochs wrap, and twice a period the channel is scrubbed (scrub.cuh). Between calls a channel's
+// state stays in registers. Only its opening is expensive, so a kernel of many calls opens it once.
 //
 // csrc/models/packets.pml models calls, credits and scrubs, for two and three ranks, and
-// tests/csrc/test_spin_models.py tries all runs of that model. Closing and opening a channel, and
-// failures, are left to the simulator.
+// tests/csrc/test_spin_models.py tries all runs of that model. It leaves out failures, and that
+// channels are closed and opened; the simulator tests these.
 #pragma once
 
 #include "credited_call.cuh"
@@ -33,8 +33,7 @@ enum class Exchange {
     kCredited   // the call may end earlier
 };
 
-// CPUs need this order: peers pull from the slots there, and their reads must come before their
-// credit.
+// On CPUs peers pull from a rank's slots, so their reads must be ordered before their credit.
 constexpr mem::Order kCreditArrive = platform::kCpu ? mem::Order::kRelease : mem::Order::kRelaxed;
 constexpr mem::Order kCreditAwait = platform::kCpu ? mem::Order::kAcquire : mem::Order::kRelaxed;
 
@@ -42,25 +41,25 @@ constexpr mem::Order kCreditAwait = platform::kCpu ? mem::Order::kAcquire : mem:
 enum class Opening {
     kManyCalls,  // opening may take longer so that calls are shorter
     kOneCall,    // the constructor does not wait for its loads; check() does
-    kLaunch      // the same, in a kernel that the host launches for one call
+    kLaunch      // as kOneCall, in a kernel that the host launches for one call
 };
 
 // A coop's stream of calls on one channel. All threads of the coop open it, make the same calls and
-// close it together. On every rank one coop at a time has a channel open, and a channel sees the
-// same sequence of calls.
+// close it together. On each rank only one coop at a time may have a channel open. All ranks make
+// the same calls on it, in the same order.
 //
 // WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0: any world size.
 template <class Coop, int WORLD_SIZE = 0>
 class Channel {
   public:
-    // `channel`: from 0 to comm.num_channels - 1. `block`: this block's number in a call of several
-    // blocks, which have a part of the channel each; below comm.blocks_per_channel. If they are
-    // not, or WORLD_SIZE is another one's, every call returns a failed status and sends nothing.
-    // `comm` outlives this.
+    // Opens a channel. `channel`: below comm.num_channels. `block`: this block's number, below
+    // comm.blocks_per_channel, in a call that several blocks make, each on its part of the channel.
+    // If one is out of range, or WORLD_SIZE is not comm's, every call returns a failed status and
+    // sends nothing. `comm` must outlive this object.
     KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0,
                         Opening opening = Opening::kManyCalls)
         : coop_(coop), comm_(comm), channel_(channel), launch_(opening == Opening::kLaunch) {
-        // The host has already checked what it launches.
+        // The host has already checked the arguments of calls that it launches.
         const bool is_checked = opening != Opening::kLaunch;
         if (is_checked && !may_open<WORLD_SIZE>(comm, channel, block)) {
             if (leads(coop)) refuse_opening<WORLD_SIZE>(comm, channel, block);
@@ -108,12 +107,12 @@ class Channel {
 
     // Stores what the next opening of the channel must know.
     KCCL_DEVICE ~Channel() {
-        // This comes before the sync, because another coop may open the channel behind it.
+        // This comes before the sync below, after which another coop may open the channel.
         if (!launch_.is_launch()) told::channel_closes(coop_, comm_, channel_, index_);
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (launch_.is_stored() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
         store_state();
-        // The end of a kernel orders as much.
+        // At the end of a kernel no sync is needed, because the end orders as much.
         if (!launch_.is_launch()) coop_.sync();
     }
 
@@ -121,35 +120,35 @@ class Channel {
     Channel& operator=(const Channel&) = delete;
 
     KCCL_DEVICE Coop coop() const { return coop_; }
-    // The coop's index() and size(), from registers.
+    // Return the coop's index() and size(), from registers.
     KCCL_DEVICE uint32_t thread() const { return thread_; }
     KCCL_DEVICE uint32_t num_threads() const { return num_threads_; }
     KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
     KCCL_DEVICE int world_size() const { return WORLD_SIZE > 0 ? WORLD_SIZE : comm_.world_size; }
-    // The scratch channel.
+    // Returns the number of the scratch channel: each block of a channel has its own.
     KCCL_DEVICE int index() const { return index_; }
-    // The most bytes of a call's message.
+    // Returns the most bytes that the message of a call may have.
     KCCL_DEVICE uint64_t max_bytes() const { return uint64_t{slot_packets_} * kPayloadBytes; }
     KCCL_DEVICE uint32_t epoch() const { return state_.epoch; }
     KCCL_DEVICE uint32_t parity() const { return (state_.epoch & comm_.epoch_step) != 0 ? 1 : 0; }
     KCCL_DEVICE Status status() const { return latch_.status(); }
 
-    // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
+    // Returns the k-th rank to send to: first the peers, from the rank after this one, last itself.
     KCCL_DEVICE int receiver(int k) const {
         const int rank = comm_.rank + 1 + k;
         return rank < world_size() ? rank : rank - world_size();
     }
-    // Returns where packet i of this call goes, in the window of receiver(k).
+    // Returns the address of packet i of this call in receiver(k)'s scratch.
     KCCL_DEVICE mem::Packet* outbox(int k, uint32_t i) const { return outbox_[k] + (offset_ + i); }
-    // Returns where packet i of `source`, which may be this rank, arrives.
+    // Returns the address in this rank's scratch of packet i from `source`, which may be itself.
     KCCL_DEVICE const mem::Packet* inbox(int source, uint32_t i) const {
         return inbox_ + (offset_ + source * slot_packets_ + i);
     }
 
-    // Tells whether calls are described (description.cuh): those that the host launches, if ranks
-    // compare their calls.
+    // Tells whether this rank describes its calls to its peers (description.cuh): if this target
+    // compares calls and the host launched this one.
     KCCL_DEVICE bool is_described() const { return platform::kComparesCalls && call_ != nullptr; }
-    // Returns this rank's call.
+    // Returns the description of this rank's call.
     KCCL_DEVICE Description description() const {
         return {call_->count * bytes_per_count_, state_.epoch, call_in_bits(*call_)};
     }
@@ -173,24 +172,24 @@ class Channel {
     // Marks the calls on this channel as parts of calls of the grid.
     KCCL_DEVICE void tell_of_grid() { grid_blocks_ = platform::blocks_per_grid(); }
 
-    // Returns what a wait in this call is for.
+    // Returns the purpose of a wait in this call, for the record if it fails.
     KCCL_DEVICE Awaited awaited() const {
         return {kernel_, channel_, state_.epoch, Need::kEach, is_described()};
     }
 
-    // The coop votes on whether the communicator had failed when this was opened: see FailureLatch.
+    // Lets the coop vote on whether the communicator had failed at the opening: see FailureLatch.
     // Called by all threads of the coop, before they rely on each other.
     KCCL_DEVICE void check() {
         look();
         if (!latch_.agree(coop_)) fail();
     }
-    // Makes a call of no elements: it only tells whether a call could be made. Called by all
+    // Makes a call of no elements: sends nothing, and returns the channel's status. Called by all
     // threads of the coop.
     KCCL_DEVICE Status none() {
         check();
         return status();
     }
-    // Tells whether this thread's warp may send before check().
+    // Tells whether this thread's warp may send before the coop has voted in check().
     KCCL_DEVICE bool is_usable() const { return latch_.is_usable(); }
 
     // Tells whether the next call may be entered by next_plain().
@@ -199,8 +198,8 @@ class Channel {
         return state_.epoch + step_ != special_;
     }
 
-    // Enters the next call, a pairwise one that has nothing to wait for: is_next_plain() has said
-    // so. Called by all threads of the coop.
+    // Enters the next call, which is pairwise. is_next_plain() has returned true, so this call has
+    // nothing to wait for. Called by all threads of the coop.
     KCCL_DEVICE void next_plain(uint32_t kernel) {
         launch_.begin_call(kernel_);
         kernel_ = kernel;
@@ -209,8 +208,8 @@ class Channel {
         platform::enter_call(comm_.state, kernel, index_, state_.epoch);
     }
 
-    // Enters the next call, of any kind. Called by all threads of the coop. On failure nothing may
-    // be sent.
+    // Enters the next call, of any kind. Called by all threads of the coop. If the status is not
+    // ok, the coop must send nothing.
     KCCL_DEVICE Status next(uint32_t kernel, Exchange exchange) {
         check();
         const bool is_plain = is_next_plain();
@@ -282,7 +281,7 @@ class Channel {
         }
     }
 
-    // Works as the function of this name in barrier.cuh, in this call.
+    // Calls the function of this name in barrier.cuh, with this call's epoch.
     template <mem::Order order>
     KCCL_DEVICE void arrive(KcclFlag flag) {
         kccl::arrive<order>(coop_, comm_, index_, flag, state_.epoch);
@@ -316,7 +315,7 @@ class Channel {
         slot_packets_ = mem::keep(slot_packets_);
     }
 
-    // The first use of what the constructor loaded: the thread waits for it here.
+    // Uses what the constructor loaded for the first time, so the thread waits for the loads here.
     KCCL_DEVICE void look() {
         if (has_looked_) return;
         has_looked_ = true;
@@ -347,7 +346,7 @@ class Channel {
             special_ = state_.epoch + step_;
             return status();
         }
-        // This is done only here, so that no other call pays for the store.
+        // `contacted` is set here, after the first call, so that no other call pays for the store.
         if (last_epoch == step_ && leads(coop_)) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
@@ -385,7 +384,7 @@ class Channel {
     uint32_t step_;
     uint32_t special_ = 0;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
-    // the call as the host launched it, which outlives this object; or none
+    // the call as the host launched it, which outlives this object; null: none
     const Call* call_ = nullptr;
     uint64_t bytes_per_count_ = 0;
     uint32_t grid_blocks_ = 0;           // for tell()

@@ -10,17 +10,19 @@
 //     Channel channel(block(), comm);                            for many calls: opened once
 //     for (...) status = all_reduce<T, Op>(channel, out, in, count);
 //
-// A call without a channel uses the coop's own: a block's index in the grid, a warp's index among
-// all warps; each block of a grid uses its own. On every rank the same channels make the same
-// calls, in the same order. A call without an open channel opens one, which costs two trips to the
-// L2 cache. So a kernel of many calls keeps it open.
+// A call that gets no channel uses the coop's own. The number of a block's channel is the block's
+// index in the grid, that of a warp's the warp's index among all warps of the grid. In a call by
+// the grid each block uses its own channel. All ranks must make the same calls on a channel, in the
+// same order. A call that gets no open channel opens one, which costs two trips to the L2 cache. So
+// a kernel of many calls opens its channel once.
 //
-// Each coop's message is at most DeviceComm's max_bytes long (where there are chunks: what one rank
-// sends to another). A longer one is an error, and so are a channel or a root that
-// does not exist: nothing is sent, and the record names the argument. An error stays: whatever is
-// opened after it returns it at once, and so does every later call on what returned it. What was
-// open before may still complete calls whose data has come. It learns of the error in its next wait
-// that is not satisfied at once.
+// The message of a coop may have at most the max_bytes of its DeviceComm. In a collective of chunks
+// this limit holds for each chunk. A longer message is an error, and so is a channel or a root that
+// does not exist: the call sends nothing, and the record of the failure names the argument. The
+// communicator then stays failed until reset. A channel that is opened later returns the error from
+// every call. A channel that was open before may still complete calls whose data has arrived. It
+// finds the error in the next wait that is not satisfied at once, and then returns it from every
+// call.
 #pragma once
 
 #include "collectives/all_gather.cuh"

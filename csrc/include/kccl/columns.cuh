@@ -1,16 +1,16 @@
 // Columns: what the threads of a GPU hold of a row, and how they normalise it. norm.cuh defines the
 // order of the sum of squares.
 //
-// A thread makes its column's part of the sum, a warp that of its groups by shuffles. The sums of
-// the groups go through block-shared memory, and every thread adds them.
+// A thread adds the squares of its column, and a warp those of its groups, by shuffles. The sums of
+// the groups are stored in block-shared memory, and every thread adds them.
 #pragma once
 
 #include "norm.cuh"
 
 namespace kccl {
 
-// The sums of the groups of two pieces, in block-shared memory. The pieces of a block take turns,
-// so that a sync after each one is enough.
+// The sums of the groups of two pieces, in block-shared memory. A block's pieces use the two arrays
+// in turn, so that one sync after each piece is enough.
 struct GroupSums {
     mem::Line of[2][kPieceGroups * sizeof(float) / sizeof(mem::Line)];
 
@@ -18,7 +18,7 @@ struct GroupSums {
     KCCL_DEVICE const mem::Line* lines(uint32_t turn) const { return of[turn % 2]; }
 };
 
-// The first element of a line of a column.
+// Returns the number in the row of the first element of a line of a column.
 template <class T>
 KCCL_DEVICE uint32_t element_of(uint32_t column, uint32_t line) {
     const uint32_t group = column / kGroupColumns;
@@ -26,7 +26,7 @@ KCCL_DEVICE uint32_t element_of(uint32_t column, uint32_t line) {
     return first * kLineElements<T>;
 }
 
-// Loads a column of a row; what lies behind the end is zero. are_lines: see NormedRows.
+// Loads a column of a row. Elements behind the row's end become zero. are_lines: see NormedRows.
 template <class T>
 KCCL_DEVICE void load_column(uint64_t (&payloads)[kColumnPayloads], const T* row, uint32_t column,
                              uint32_t width, bool are_lines) {
@@ -63,8 +63,8 @@ KCCL_DEVICE void store_column(T* row, uint32_t column, uint32_t width, bool are_
     }
 }
 
-// Rounds the elements of a payload. A NaN becomes some NaN: a row's threads look for NaN only once,
-// in the sum of its squares (store_canonical()).
+// Rounds values to T and returns them as a payload. A NaN becomes any NaN: a row's threads check
+// for NaN only once, in the sum of the row's squares (store_canonical()).
 template <class T, uint32_t N>
 KCCL_DEVICE uint64_t round_payload(const float (&values)[N]) {
 #if defined(KCCL_MEM_KEEPS_NAN)
@@ -85,7 +85,7 @@ KCCL_DEVICE uint64_t round_payload(const float (&values)[N]) {
 #endif
 }
 
-// Adds a payload to values.
+// Adds the elements of a payload to `values`.
 template <class T, uint32_t N>
 KCCL_DEVICE void add_payload(float (&values)[N], uint64_t payload) {
     T elements[N];
@@ -119,7 +119,7 @@ KCCL_DEVICE uint64_t canonical(uint64_t payload) {
     return unit[0];
 }
 
-// The tree of NUM values, a power of two, in registers.
+// Returns the sum of NUM values, added as a tree in registers. NUM is a power of two.
 template <uint32_t NUM>
 KCCL_DEVICE float sum_of_tree(float (&values)[NUM]) {
     KCCL_UNROLL
@@ -130,7 +130,7 @@ KCCL_DEVICE float sum_of_tree(float (&values)[NUM]) {
     return values[0];
 }
 
-// The tree of the squares of a payload.
+// Returns the sum of the squares of a payload's elements, added as a tree.
 template <class T>
 KCCL_DEVICE float squares_of(uint64_t payload) {
     float leaves[kUnitElements<T>];
@@ -139,7 +139,8 @@ KCCL_DEVICE float squares_of(uint64_t payload) {
     return sum_of_tree(leaves);
 }
 
-// Sums the squares of a column, and those of its group. Called by all threads of a warp, whose
+// Adds the squares of this thread's column and of all columns of its group, and stores the group's
+// sum in `groups`. is_mine: whether the thread has a column. Called by all threads of a warp, whose
 // columns are neighbours.
 template <class T>
 KCCL_DEVICE void add_to_group(float* groups, uint32_t column, bool is_mine,
@@ -156,15 +157,16 @@ KCCL_DEVICE void add_to_group(float* groups, uint32_t column, bool is_mine,
     }
 }
 
-// Makes the groups zero that a piece lacks. Called by all threads of the coop, of which there are
-// a warp at least.
+// Stores zero as the sums of those groups that a piece of `columns` columns does not have. Called
+// by all threads of the coop, which are at least a warp.
 template <class Coop>
 KCCL_DEVICE void clear_groups(Coop coop, float* groups, uint32_t columns) {
     const uint32_t group = columns / kGroupColumns + coop.index();
     if (group < kPieceGroups) mem::store_plain(groups + group, 0.0f);
 }
 
-// The sum of a piece. Called behind a sync.
+// Returns the sum of a piece from the sums of its groups. Called after a sync that orders their
+// stores.
 KCCL_DEVICE float sum_of_groups(const mem::Line* groups) {
     float sums[kPieceGroups];
     KCCL_UNROLL
@@ -178,8 +180,8 @@ KCCL_DEVICE float sum_of_groups(const mem::Line* groups) {
     return sum_of_tree(sums);
 }
 
-// Stores a column of the sum with the residual again if it may have a NaN: the total of the row's
-// squares is one then.
+// Stores this thread's column of the sum with the residual again, with canonical NaNs, if the row
+// may have a NaN. `total`, the sum of the row's squares, is NaN then.
 template <class T>
 KCCL_DEVICE void store_canonical(const NormedRows<T>& rows, uint64_t row, uint32_t column,
                                  bool are_lines, const uint64_t (&hidden)[kColumnPayloads],
@@ -191,12 +193,12 @@ KCCL_DEVICE void store_canonical(const NormedRows<T>& rows, uint64_t row, uint32
     store_column(rows.residual + row * rows.width, column, rows.width, are_lines, numbers);
 }
 
-// 1 over a number, which the thread computes here, and not where it is used.
+// Returns 1 / number. Makes the compiler compute it here, and not where the result is used.
 KCCL_DEVICE float inverse_now(float number) {
     return platform::bit_cast<float>(mem::forget(platform::bit_cast<uint32_t>(1.0f / number)));
 }
 
-// Normalises a column and stores it. scale: 1 over the caller's.
+// Normalises a column and stores it. scale: 1 divided by the caller's fp8_scale.
 template <class T>
 KCCL_DEVICE void store_normalised(const NormedRows<T>& rows, uint64_t row, uint32_t column,
                                   bool are_lines, const uint64_t (&hidden)[kColumnPayloads],
@@ -234,7 +236,7 @@ KCCL_DEVICE void store_normalised(const NormedRows<T>& rows, uint64_t row, uint3
     KCCL_UNROLL
     for (uint32_t k = 0; k < kColumnLines; ++k) {
         const uint32_t first = element_of<T>(column, k);
-        constexpr uint32_t kBits = 8 * kCount;  // those of a payload's elements
+        constexpr uint32_t kBits = 8 * kCount;  // bits of the elements of one payload
         const uint64_t line =
             small[k * kLinePayloads] | static_cast<uint64_t>(small[k * kLinePayloads + 1]) << kBits;
         if (are_lines && kLineElements<T> == 8) {

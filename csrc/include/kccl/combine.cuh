@@ -1,4 +1,5 @@
-// combine: the experts' results back to the ranks that sent the rows, weighted and added.
+// combine sends the experts' results back to the ranks that sent the rows, which weight and add
+// them.
 //
 //     rank r:  row m of source s --copy--> area r of rank s          each result once
 //              one packet to every rank
@@ -61,7 +62,7 @@ KCCL_DEVICE void add_rows(const Experts& experts, const Areas& areas, Workers wo
                           uint32_t halves, T* out, const Routes& routes, const float* weights) {
     constexpr uint32_t kPayloads = sizeof(mem::Line) / kPayloadBytes;
     constexpr uint32_t kElements = sizeof(mem::Line) / sizeof(T);
-    // A thread starts so many loads before it adds any.
+    // The number of results that a thread loads before it adds any.
     constexpr uint32_t kAtOnce = 4;
     const uint32_t columns = experts.columns, per_rank = experts.per_rank();
     const uint32_t num_lines = (columns + kElements - 1) / kElements;
@@ -119,15 +120,17 @@ KCCL_DEVICE Slot combine_slot(const Experts& experts) {
 
 }  // namespace expert_rows
 
-// Combines on an open channel. Called by all threads of its coop. On every rank the same coop makes
-// the call.
+// Combines results on an open channel. Called by all threads of its coop. On every rank the same
+// coop must make the call.
 //
 // Row i of `out` gets the sum over j of weights[i][j] times the result of expert
-// routes.experts[i][j]; zero where there is none. `out` is [num_rows][columns], `weights` is
-// [num_rows][top_k]; routes are those of the dispatch, whose slots it has written.
+// routes.experts[i][j]. It is zero if the row has no expert. `out` is [num_rows][columns],
+// `weights` is [num_rows][top_k]. `routes` are those of the dispatch, which has written their
+// slots.
 //
-// `in` has this rank's experts' results where `out` of the dispatch had their rows; `counts` is
-// that dispatch's. T is a float, and may be another type than that of the dispatch.
+// `in` has the results of this rank's experts, in the places that their rows had in `out` of the
+// dispatch. `counts` is that of the dispatch. T is a float, and may be another type than that of
+// the dispatch.
 //
 // All arrays may be read and reused on return, by any thread of the coop. Other calls may come
 // between a dispatch and its combine, and several dispatches may come before their combines.
@@ -156,7 +159,8 @@ KCCL_DEVICE Status combine(Channel<Coop, WORLD_SIZE>& channel, const Experts& ex
         });
 }
 
-// Does the same for one call, without a channel. Called by all threads of the coop.
+// Opens the coop's own channel, makes this one call on it and closes it. Called by all threads of
+// the coop.
 template <class T, class Coop>
 KCCL_DEVICE Status combine(Coop coop, const DeviceComm& comm, const Experts& experts, T* out,
                            const T* in, const uint32_t* counts, const Routes& routes,
@@ -166,9 +170,9 @@ KCCL_DEVICE Status combine(Coop coop, const DeviceComm& comm, const Experts& exp
     });
 }
 
-// As above, by the blocks of the grid, as many on every rank; called by all threads of all blocks.
-// The caller synchronises what other blocks wrote to the inputs. Any block may read `out` on
-// return.
+// Makes the same call by all blocks of the grid; every rank must have equally many. Called by all
+// threads of all blocks. If other blocks wrote to the inputs, the caller must synchronise the
+// blocks before. Any block may read `out` on return.
 template <class T>
 KCCL_DEVICE Status combine(Grid, const DeviceComm& comm, const Experts& experts, T* out,
                            const T* in, const uint32_t* counts, const Routes& routes,

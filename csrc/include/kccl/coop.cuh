@@ -1,5 +1,5 @@
-// A coop is who makes a call: one thread, or the threads of a warp or a block together. All threads
-// of the coop call a function that takes one, with the same arguments.
+// A coop is the threads that make a call together: one thread, or all threads of a warp or a block.
+// A function that takes a coop must be called by all its threads, with the same arguments.
 //
 //   index() < size()   this thread's number in the coop
 //   sync()             a barrier of the coop's threads; orders their memory accesses
@@ -38,8 +38,8 @@ KCCL_DEVICE Thread thread() { return {}; }
 KCCL_DEVICE Warp warp() { return {}; }
 KCCL_DEVICE Block block() { return {}; }
 
-// The coop's index among all of its kind in the kernel: the channel that it uses when it is given
-// none.
+// Returns the coop's index among all coops of its kind in the grid. A call that gets no channel
+// uses the channel of this number.
 KCCL_DEVICE int default_channel(Block) { return platform::block_in_grid(); }
 KCCL_DEVICE int default_channel(Warp) {
     const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;

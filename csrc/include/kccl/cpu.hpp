@@ -8,8 +8,8 @@
 //         comm.check(rank);  // throws what went wrong in its calls
 //     });
 //
-// A block is one thread here. Each thread of a rank uses channels of its own. Where a rank waits,
-// it yields its core.
+// A block is one thread here. Each thread of a rank must use channels of its own. A rank that waits
+// yields its core.
 #pragma once
 
 #include <sched.h>
@@ -42,7 +42,8 @@ __attribute__((weak)) uint64_t kccl_host_clock_ns() {
     return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// Only kernels that the library launches read the memory of other processes.
+// These do nothing, because only kernels that the library launches read the memory of other
+// processes.
 __attribute__((weak)) int kccl_host_read_peer(uint64_t, int, void*, uint64_t, uint64_t) {
     return -1;
 }
@@ -125,7 +126,7 @@ struct Options {
     uint64_t exchange_bytes = 262144;
 };
 
-// All ranks of a program.
+// The communicators of all ranks of a program.
 class Communicator {
   public:
     Communicator(int world_size, const Options& options)
@@ -190,7 +191,7 @@ class Communicator {
                     }
                 });
             } catch (const std::exception& error) {
-                // The ranks that run already end with it.
+                // The waits of the ranks that already run fail too, so these ranks end.
                 fail(rank, std::make_exception_ptr(Error(
                                "no thread could be started for rank " + std::to_string(rank) +
                                " of " + std::to_string(world_size()) + " (" + error.what() +

@@ -18,8 +18,8 @@ KCCL_DEVICE void describe_to_peers(Coop coop, const DeviceComm& comm, int index,
     }
 }
 
-// Compares the call whose credits have come with those of the peers. On failure this rank has given
-// up.
+// Compares this rank's call, for which all credits have arrived, with the calls that the peers have
+// described. If one differs, fails this rank and returns its status.
 KCCL_DEVICE Status compare_credited(const DeviceComm& comm, int index, const Awaited& credit) {
     const Description mine = described(comm, comm.rank, index, credit.wanted);
     if (mine.call == kUnknownCall) return kKcclOk;

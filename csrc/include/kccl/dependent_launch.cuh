@@ -18,8 +18,8 @@ namespace kccl {
 // functions of it.
 class DependentLaunch {
   public:
-    // is_launch: the host launched this kernel for one call. Otherwise a kernel makes calls of its
-    // own, and all this does nothing.
+    // is_launch: the host launched this kernel for one call. Otherwise a user's kernel makes the
+    // call, and this object does nothing.
     KCCL_DEVICE explicit DependentLaunch(bool is_launch)
         : is_launch_(is_launch), is_ordered_(is_launch && !platform::kCpu) {
         if (is_launch) mem::await_kernels_before();
@@ -30,8 +30,8 @@ class DependentLaunch {
     // Notes what the host has said: whether the next kernel is a dependent that may come early.
     KCCL_DEVICE void set_dependent(bool is_early) { has_dependent_ = is_early; }
 
-    // `last`: the kernel's previous call; kKcclNumKernels if this is its first, which follows the
-    // end of earlier kernels.
+    // Notes that a call begins. `last`: the KcclKernel of the previous call in this kernel;
+    // kKcclNumKernels if this call is the first, which follows the end of earlier kernels.
     KCCL_DEVICE void begin_call(uint32_t last) { is_ordered_ &= last == kKcclNumKernels; }
     // Tells whether all that earlier calls did comes before all that this one does, as if by a
     // fence.
@@ -41,10 +41,10 @@ class DependentLaunch {
     KCCL_DEVICE void expect_end() { is_ending_ = is_launch_; }
     KCCL_DEVICE bool is_ending() const { return is_ending_; }
 
-    // Announces that all that this thread sends in this call is on its way. Called by all threads
-    // of the coop. Returns true if an end is expected: the caller stores what the next kernel must
-    // know, and no thread reads that again. If the call fails after this, what is stored makes no
-    // difference: only reset() may follow, and it clears everything.
+    // Announces that this thread has sent all that it sends in this call. Called by all threads of
+    // the coop. Returns true after expect_end(): then the caller must store what the next kernel
+    // must know, and no thread of this kernel reads that again. If the call fails after this, what
+    // is stored makes no difference: only reset() may follow, and it clears everything.
     //
     // At most one call of a chain has waiting blocks on the device: a call admits the next only
     // after its own wait. Admitting it earlier, at the kernel's beginning, gains nothing

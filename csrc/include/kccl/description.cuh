@@ -1,14 +1,14 @@
 // A rank describes its call, so that its peers can compare it with theirs. This is done only on
-// CPUs, where a description takes no line of its own, and no measurable time.
+// CPUs. A description lies in the cache line of a flag word, and costs no measurable time.
 //
-// Where it stands                                    who reads it
+// Where the description is stored                    who reads it
 //   in the line of "written", at every rank            calls that pull, before they pull
 //   in the line of "credit", at every rank             the call after one that did not wait for all
 //   in the rank's own line of "written", at itself     peers that have waited long; and once, those
 //                                                      that have made a call of a new kind
 //
-// There is a description for each parity, because a rank may be in the next call before a peer has
-// read what it said in this one. In the call after that it knows that the peer has.
+// There is a description for each parity, because a rank may enter the next call before a peer has
+// read the description of this one. When it enters the call after that, it knows that the peer has.
 #pragma once
 
 #include "window.cuh"
@@ -34,8 +34,8 @@ KCCL_DEVICE bool are_same(const Description& a, const Description& b) {
     return a.num_bytes == b.num_bytes && a.epoch == b.epoch && a.call == b.call;
 }
 
-// In `rank`'s scratch, behind the flag word of `source`: the description of calls of one parity, on
-// scratch channel `index`.
+// Returns the address in `rank`'s scratch at which `source` describes its calls with the parity of
+// `epoch` on scratch channel `index`. It lies behind the flag word of `source`.
 KCCL_DEVICE Description* description_slot(const DeviceComm& comm, int rank, int index,
                                           KcclFlag flag, int source, uint32_t epoch) {
     const uint32_t parity = (epoch & comm.epoch_step) != 0 ? 1 : 0;
@@ -43,13 +43,15 @@ KCCL_DEVICE Description* description_slot(const DeviceComm& comm, int rank, int 
     return reinterpret_cast<Description*>(word) + 1 + parity;
 }
 
-// The memory in which a rank describes its calls, for peers that look there.
+// Returns the address in `rank`'s own scratch at which `rank` describes its calls. Peers may read
+// it.
 KCCL_DEVICE Description* own_description(const DeviceComm& comm, int rank, int index,
                                          uint32_t epoch) {
     return description_slot(comm, rank, index, kKcclFlagWritten, rank, epoch);
 }
 
-// The epoch is stored last, so that a reader gets the description of that call.
+// Stores this rank's description of a call in its own scratch. The epoch is stored last, so that a
+// reader that sees it gets the description of that call.
 KCCL_DEVICE void describe(const DeviceComm& comm, int index, const Description& mine) {
     Description* slot = own_description(comm, comm.rank, index, mine.epoch);
     mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(&slot->num_bytes, mine.num_bytes);

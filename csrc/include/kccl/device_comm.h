@@ -9,10 +9,11 @@ namespace kccl {
 static_assert(kKcclLeastStagingBytes == kKcclMaxWorldSize * kKcclLineBytes,
               "abi.inc spells it as a literal because cffi reads it");
 
-// Control lines before each ring of messages: how much has been taken of it, and the tickets.
+// The number of control lines before each ring of messages (messages.cuh). One line says how much
+// the receiver has taken, the other one has the tickets.
 constexpr uint64_t kMessageLines = 2;
-// A ring has room for the longest record besides what is left at its end and a quarter, which the
-// receiver may have taken without saying so.
+// A ring must have room for the longest record, besides the rest at its end that a record may skip,
+// and a quarter of the ring that the receiver may have taken without telling the sender.
 constexpr uint64_t kMostRecordBytes = 8192;
 constexpr uint64_t kLeastMessageBytes = 4 * kMostRecordBytes;
 static_assert(kKcclMessageTickets * sizeof(uint32_t) == kKcclLineBytes, "tickets fill a line");
@@ -31,7 +32,7 @@ constexpr bool fits_layout(const KcclSizes& sizes) {
 constexpr KcclLayout layout(uint64_t world_size, const KcclSizes& sizes, uint64_t page_bytes) {
     KcclLayout regions = {};
     uint64_t end = 0;
-    // Regions have pages of their own, because each is written in another pattern.
+    // Each region begins on a page of its own, because regions are written in different patterns.
     const auto take = [&](uint64_t num_bytes) {
         const uint64_t begin = end;
         end += (num_bytes + page_bytes - 1) / page_bytes * page_bytes;
@@ -80,7 +81,7 @@ constexpr KcclSizes sizes_for_kernels(uint32_t channels, uint64_t max_bytes,
     return sizes;
 }
 
-// Addresses as one rank maps them.
+// The addresses of memory, as one rank maps them.
 struct Addresses {
     const uint64_t* windows;    // every rank's, in rank order
     const uint64_t* scratches;  // the scratch of every rank, in rank order
@@ -88,7 +89,7 @@ struct Addresses {
     uint64_t channels;          // this rank's KcclChannelState, one for each block of each channel
 };
 
-// Fills a DeviceComm. polls_per_check: the polls between two looks at the clock.
+// Returns a DeviceComm. polls_per_check: the polls between two reads of the clock.
 constexpr KcclDeviceComm make_comm(int rank, int world_size, const KcclSizes& sizes,
                                    const Addresses& addresses, uint64_t page_bytes,
                                    uint32_t polls_per_check) {

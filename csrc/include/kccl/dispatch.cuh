@@ -20,8 +20,8 @@ KCCL_DEVICE_COLD void refuse_count(const DeviceComm& comm, const Experts& expert
                          static_cast<int32_t>(expert), count, experts.capacity, 0, 0});
 }
 
-// Writes this worker's part of the rows into `half`. Returns true if the routes cannot be followed:
-// then this rank has failed. Called by all threads of a warp.
+// Writes this worker's part of the rows into `half`. Returns true if a route is invalid or an
+// expert gets too many rows; then this rank has failed. Called by all threads of a warp.
 template <class T>
 KCCL_DEVICE bool send_rows(const DeviceComm& comm, const Experts& experts, const Areas& areas,
                            const Slot& slot, Workers workers, uint32_t half, const T* in,
@@ -30,7 +30,8 @@ KCCL_DEVICE bool send_rows(const DeviceComm& comm, const Experts& experts, const
     const uint32_t num_routes = routes.num_rows * routes.top_k;
     const uint32_t lane = warp().index();
     bool failed = false;
-    // The ranks' experts take turns, from the rank after this one. So all links are busy.
+    // Sends to the experts of all ranks in turn, from the rank after this one, so that all links
+    // are busy.
     share(workers, experts.per_rank() * ranks, [&](uint32_t turn, uint32_t part, uint32_t parts) {
         const uint32_t owner = (experts.window.rank + 1 + turn) % ranks, own = turn / ranks;
         const uint32_t expert = experts.first_of(owner) + own;
@@ -106,8 +107,8 @@ KCCL_DEVICE Slot dispatch_slot(const Experts& experts, const Scales& scales) {
 
 }  // namespace expert_rows
 
-// Dispatches on an open channel. Called by all threads of its coop. On every rank the same coop
-// makes the call.
+// Dispatches rows on an open channel. Called by all threads of its coop. On every rank the same
+// coop must make the call.
 //
 // Sends row i of `in` to the experts routes.experts[i][...]; each gets its own copy. `in` is
 // [num_rows][columns], and num_rows may differ between ranks. T is any type: rows are moved as they
@@ -115,12 +116,12 @@ KCCL_DEVICE Slot dispatch_slot(const Experts& experts, const Scales& scales) {
 //
 // `out` is [own expert][rows_per_expert()][columns]. An expert's rows follow each other without
 // gaps: those of rank 0, then those of rank 1; a rank's rows in the order of its routes. What lies
-// behind them is not written. `counts` is [own expert][source]: how many rows each rank has sent.
-// routes.slots gets what a combine needs.
+// behind them is not written. `counts` is [own expert][source]: how many rows each rank has sent to
+// the expert. Stores in routes.slots what a combine needs.
 //
 // All arrays may be read and reused on return, by any thread of the coop. More rows of this rank
-// for one expert than `capacity`, or an expert that does not exist, are an error of all ranks, and
-// `out` is undefined.
+// for one expert than `capacity`, or an expert that does not exist, make the call fail on all
+// ranks, and `out` is undefined.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status dispatch(Channel<Coop, WORLD_SIZE>& channel, const Experts& experts, T* out,
                             uint32_t* counts, const T* in, const Routes& routes,
@@ -146,7 +147,8 @@ KCCL_DEVICE Status dispatch(Channel<Coop, WORLD_SIZE>& channel, const Experts& e
         });
 }
 
-// Does the same for one call, without a channel. Called by all threads of the coop.
+// Opens the coop's own channel, makes this one call on it and closes it. Called by all threads of
+// the coop.
 template <class T, class Coop>
 KCCL_DEVICE Status dispatch(Coop coop, const DeviceComm& comm, const Experts& experts, T* out,
                             uint32_t* counts, const T* in, const Routes& routes,
@@ -156,9 +158,9 @@ KCCL_DEVICE Status dispatch(Coop coop, const DeviceComm& comm, const Experts& ex
     });
 }
 
-// As above, by the blocks of the grid, as many on every rank; called by all threads of all blocks.
-// The caller synchronises what other blocks wrote to the inputs. Any block may read all arrays on
-// return.
+// Makes the same call by all blocks of the grid; every rank must have equally many. Called by all
+// threads of all blocks. If other blocks wrote to the inputs, the caller must synchronise the
+// blocks before. Any block may read all arrays on return.
 template <class T>
 KCCL_DEVICE Status dispatch(Grid, const DeviceComm& comm, const Experts& experts, T* out,
                             uint32_t* counts, const T* in, const Routes& routes,

@@ -1,6 +1,7 @@
 // How ll16 packets are exchanged in a call on a channel. Each rank pushes packets into its
-// receivers' windows and polls its own window only. Its packets to itself go the same way, so no
-// thread treats them apart; but where a thread keeps its own in registers it has no such packets.
+// receivers' windows and polls its own window only. It pushes packets to itself in the same way, so
+// that threads need no special case for them. But in calls whose threads keep their own data in
+// registers (PeerPlace), a rank sends itself nothing.
 //
 // In one call, packet i is pushed to each rank at most once. Any packet may be awaited more than
 // once, by any threads of the coop. Every rank pushes at least one packet to every other, or the
@@ -19,8 +20,8 @@ KCCL_DEVICE void push_to(const Channel<Coop, WORLD_SIZE>& channel, int k, uint32
     mem::store_packet(channel.outbox(k, i), pack(payload, channel.epoch()));
 }
 
-// Pushes packet i to one rank. The loop is for GPUs: an index that is known only at run time would
-// put the channel's addresses into memory.
+// Pushes packet i to one rank. Loops over all receivers, because on GPUs an index that is known
+// only at run time would put the channel's addresses into memory.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void push_to_rank(const Channel<Coop, WORLD_SIZE>& channel, int rank, uint32_t i,
                               uint64_t payload) {
@@ -40,12 +41,12 @@ KCCL_DEVICE void push(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i, uint
     }
 }
 
-// Where the packets of a thread lie in a call in which ranks send themselves nothing. A rank's own
-// slot is free then. Of two ranks, each takes the free slot of the other for what its own slot has
-// no room for.
+// The positions of a thread's packets in a call in which ranks send themselves nothing. At each
+// rank the slot of its own packets is free then. If there are two ranks, each uses the free slot at
+// the other for packets that do not fit in its slot there.
 struct PeerPlace {
-    // first: the number of the thread's first packet, below twice what a slot has room for. The
-    // others are in the same slot.
+    // first: the number of the thread's first packet, below twice the packets of a slot. The
+    // thread's other packets lie in the same slot.
     template <class Coop, int WORLD_SIZE>
     KCCL_DEVICE PeerPlace(const Channel<Coop, WORLD_SIZE>& channel, uint32_t first) : first(first) {
         const auto slot = static_cast<int32_t>(channel.max_bytes() / kPayloadBytes);
@@ -56,10 +57,11 @@ struct PeerPlace {
     }
 
     uint32_t first;
-    int32_t out_move = 0, in_move = 0;  // in packets, behind the first slot's
+    int32_t out_move = 0, in_move = 0;  // added to a position, in packets, to reach the slot used
 };
 
-// Pushes the packet `step` behind a place to every other rank. Receivers use await_peers().
+// Pushes the packet that lies `step` packets behind `place` to every other rank. Receivers use
+// await_peers().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void push_to_peers(const Channel<Coop, WORLD_SIZE>& channel, const PeerPlace& place,
                                uint32_t step, uint64_t payload) {
@@ -84,7 +86,7 @@ KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
         if (source < world_size) inbox[source] = channel.inbox(source, i);
     }
     mem::Packet packets[kMaxRanks<WORLD_SIZE>];
-    // All packets are loaded before any is checked, so that their latencies overlap.
+    // Loads all packets before it checks any, so that the load latencies overlap.
     const auto poll = [&] {
         KCCL_UNROLL
         for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
@@ -116,10 +118,10 @@ KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
     return true;
 }
 
-// Waits for N packets of every other rank. They lie `begin`, begin + step and so on behind a place.
-// payloads[source] gets what `source` pushed; this rank's own entry is left as it is. Of two ranks,
-// which a sum may take in any order, the other one's entry is the second. Otherwise as await_all().
-// All loads overlap.
+// Waits for N packets of every other rank. They lie `begin`, begin + step and so on packets behind
+// `place`. payloads[source] gets what `source` pushed; this rank's own entry is not changed. But if
+// WORLD_SIZE is 2, payloads[1] gets what the other rank pushed: a sum of two does not depend on
+// their order. All loads overlap. Returns and threads are as in await_all().
 template <uint32_t N, class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_peers(const Channel<Coop, WORLD_SIZE>& channel, const PeerPlace& place,
                              uint32_t begin, uint32_t step,
@@ -184,8 +186,8 @@ KCCL_DEVICE bool await_peers(const Channel<Coop, WORLD_SIZE>& channel, const Pee
     return true;
 }
 
-// Waits for unit i of every rank: its N packets, which go to units[source * N] and behind it.
-// Otherwise as await_all().
+// Waits for unit i of every rank. Its N payloads go to units[source * N] and the entries behind it.
+// Returns and threads are as in await_all().
 template <uint32_t N, class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_units(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
                              uint64_t (&units)[kMaxRanks<WORLD_SIZE> * N]) {
@@ -205,7 +207,7 @@ KCCL_DEVICE bool await_units(const Channel<Coop, WORLD_SIZE>& channel, uint32_t 
     }
 }
 
-// Waits for packet i of one rank; otherwise as await_all().
+// Waits for packet i of one rank. Returns and threads are as in await_all().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source, uint32_t i,
                            uint64_t* payload) {
@@ -232,8 +234,8 @@ struct NoFloats {};
 //
 // send(i, are_words): pushes packet i. take(i, is_mine, are_words) -> bool: waits for packet i, and
 // uses it if is_mine. Returns false if the wait failed. A thread without a packet of its own polls
-// the last one with its warp. are_words: every payload is known to be a whole word in memory.
-// Floats: platform::DefaultFloats if take() computes.
+// the last packet, because its whole warp must poll. are_words: the caller knows that all payloads
+// are whole and aligned words. Floats: platform::DefaultFloats if take() computes with floats.
 //
 // The second path is for calls of at most one packet a thread, all whole words. It has no loop. So
 // little code runs between the arrival of a call's last packet and the push of the next call's

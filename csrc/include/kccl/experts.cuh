@@ -39,7 +39,7 @@ struct Experts {
     uint32_t capacity;     // rows that one rank may send to one expert in a call
     uint32_t columns;      // elements of a row
 
-    // The experts of a rank. The last ranks may have fewer.
+    // Returns the number of experts of a rank. The last ranks may have fewer.
     KCCL_DEVICE uint32_t per_rank() const {
         const auto ranks = static_cast<uint32_t>(window.world_size);
         return (num_experts + ranks - 1) / ranks;
@@ -48,19 +48,19 @@ struct Experts {
         const uint32_t first = rank * per_rank();
         return first < num_experts ? first : num_experts;
     }
-    // The experts of this rank.
+    // Returns the number of experts of this rank.
     KCCL_DEVICE uint32_t num_own() const {
         return first_of(window.rank + 1) - first_of(window.rank);
     }
-    // The rows that `out` of a dispatch has for each expert.
+    // Returns for how many rows of each expert `out` of a dispatch has room.
     KCCL_DEVICE uint64_t rows_per_expert() const {
         return uint64_t{capacity} * static_cast<uint32_t>(window.world_size);
     }
 };
 
-// The experts to which a rank's rows go. Arrays are [num_rows][top_k].
+// The experts to which a rank's rows are sent. Both arrays are [num_rows][top_k].
 struct Routes {
-    const int32_t* experts;  // a negative number: to none
+    const int32_t* experts;  // a negative number: no expert
     int32_t* slots;          // dispatch writes them, and combine reads them
     uint32_t num_rows;
     uint32_t top_k;
@@ -82,7 +82,7 @@ KCCL_CONSTEXPR uint64_t round_up(uint64_t num, uint64_t unit) {
     return (num + unit - 1) / unit * unit;
 }
 
-// A slot: the row, then its scales, both aligned for the widest copies.
+// The lengths in a slot, which has a row and then its scales, both aligned for the widest copies.
 struct Slot {
     uint64_t row_bytes;
     uint64_t scale_bytes;
@@ -98,8 +98,8 @@ KCCL_CONSTEXPR uint64_t area_bytes(uint32_t per_rank, uint32_t capacity, const S
     return round_up(counts + uint64_t{per_rank} * capacity * slot.num_bytes(), kKcclLineBytes);
 }
 
-// The areas of a window, which begin at places that depend on its length only. So calls with other
-// rows find the same ones.
+// Computes addresses in the areas of a window. Where areas begin depends only on the window's
+// length, so calls with rows of different lengths use the same areas.
 class Areas {
   public:
     KCCL_DEVICE Areas(const Experts& experts, const Slot& slot)
@@ -109,7 +109,8 @@ class Areas {
           stride_((experts.window.num_bytes - kKcclLineBytes) /
                   (2 * experts.window.world_size * uint64_t{kKcclLineBytes}) * kKcclLineBytes) {}
 
-    // In `rank`'s window; `expert` counts one rank's.
+    // Returns the address in `rank`'s window of `writer`'s number of rows for an expert. `expert`
+    // counts the experts of one rank, here and in slot().
     KCCL_DEVICE uint32_t* count(int rank, uint32_t half, int writer, uint32_t expert) const {
         return reinterpret_cast<uint32_t*>(area(rank, half, writer)) + expert;
     }
@@ -118,7 +119,7 @@ class Areas {
         return area(rank, half, writer) + counts_bytes_ +
                (uint64_t{expert} * experts_.capacity + m) * slot_bytes_;
     }
-    // Which of its two halves this rank writes next.
+    // Returns the address of the word that says which of its two halves this rank writes next.
     KCCL_DEVICE uint32_t* next_half() const { return experts_.window.local<uint32_t>(); }
 
   private:
@@ -150,8 +151,8 @@ KCCL_DEVICE Workers workers_of(Grid) {
 }
 KCCL_DEVICE bool is_first(Workers workers) { return workers.index == 0 && leads(warp()); }
 
-// Calls use(number, part, parts) so that the workers share `count` things: part `part` of `parts`
-// of thing `number` is this worker's. Called by all threads of a warp.
+// Divides `count` items among the workers. Calls use(number, part, parts) for this worker's work:
+// part `part` of `parts` of item `number`. Called by all threads of a warp.
 template <class Use>
 KCCL_DEVICE void share(Workers workers, uint32_t count, Use use) {
     if (count == 0) return;
@@ -163,7 +164,8 @@ KCCL_DEVICE void share(Workers workers, uint32_t count, Use use) {
 
 // Calls use(expert, source, m, row) for this worker's part of all rows that this rank's experts
 // got: row m of `source` for `expert`, which is row `row` of the expert when the sources' rows
-// follow each other. count_of(expert, source): how many there are. Called by all threads of a warp.
+// follow each other. count_of(expert, source): the number of rows of `source` for `expert`. Called
+// by all threads of a warp.
 template <class CountOf, class Use>
 KCCL_DEVICE void each_row(Workers workers, const Experts& experts, CountOf count_of, Use use) {
     const auto ranks = static_cast<uint32_t>(experts.window.world_size);
@@ -185,7 +187,8 @@ KCCL_DEVICE void copy_by_warp(void* to, const void* from, uint64_t num_bytes) {
     mem::copy(to, from, num_bytes, warp().index(), warp().size());
 }
 
-// Tells whether a call can be made. Called by all threads of the coop, which all get the status.
+// Checks the arguments of a call, and refuses those with which it cannot be made. Called by all
+// threads of the coop, which all get the status.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status begin(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
                          const Experts& experts, const Slot& slot, uint32_t top_k) {
@@ -200,10 +203,10 @@ KCCL_DEVICE Status begin(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
     return channel.none();
 }
 
-// Tells all ranks that this coop has written its rows into `half`, and waits until theirs have
-// come. *halves gets a bit for each rank: the half in which its rows lie. failed: whether this
-// thread has refused something. Then the call fails and sends nothing. Called by all threads of the
-// coop, which all get the same status. It is also a sync of the coop.
+// Tells all ranks that this coop has written its rows into `half`, and waits until the rows of all
+// ranks have come. *halves gets a bit for each rank: the half in which its rows lie. failed:
+// whether this thread has refused an argument. Then the call fails and sends no packets. Called by
+// all threads of the coop, which all get the same status. It is also a sync of the coop.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status exchange_halves(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, bool failed,
                                    uint32_t half, uint32_t* halves) {
@@ -222,15 +225,15 @@ KCCL_DEVICE Status exchange_halves(Channel<Coop, WORLD_SIZE>& channel, uint32_t 
             if (source >= channel.world_size()) break;
             *halves |= static_cast<uint32_t>(payloads[source]) << source;
         }
-        // The sync at the end makes it visible to the other threads.
+        // The sync at the end of the call makes the rows visible to the other threads.
         if (leads) mem::fence<mem::Order::kAcquire, mem::Scope::kSystem>();
         return true;
     };
     return ll16::exchange(channel, kernel, Exchange::kPairwise, 1, true, send, take);
 }
 
-// Makes a call by the coop of an open channel. send(channel, workers, half) -> failed: writes this
-// worker's rows. take(workers, halves): reads what has come. Called by all threads of the coop.
+// Makes a call by the coop of an open channel. send(workers, half) -> failed: writes this worker's
+// rows. take(workers, halves): reads what has come. Called by all threads of the coop.
 template <class Coop, int WORLD_SIZE, class Send, class Take>
 KCCL_DEVICE Status on_channel(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
                               const Areas& areas, Send send, Take take) {

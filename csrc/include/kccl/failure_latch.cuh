@@ -2,8 +2,9 @@
 //
 // KcclState.status changes once, from ok to the reason of the first failure, and stays until reset
 // (wait.cuh). Each thread of a coop reads it when a channel is opened. The threads may read
-// different values, because the failure may come in between. So they vote before they act on it:
-// agree(), once a channel. A later failure is found by the wait that fails.
+// different values, because the failure may come between their reads. So they vote in agree(), once
+// per opening, before they act on what they read. A failure that comes later is found by a wait,
+// which then fails.
 //
 // After fail() every later call of this coop returns the status and sends nothing. In the call that
 // finds the failure, warps that had read ok may still send. reset() waits for the kernel before it
@@ -18,11 +19,12 @@ namespace kccl {
 // functions of it.
 class FailureLatch {
   public:
-    // Loads the communicator's status, at the opening. The load is on its way when this returns.
+    // Starts to load the communicator's status, when the channel is opened. Does not wait for the
+    // load.
     KCCL_DEVICE void ask(const DeviceComm& comm) { found_ = status_of(comm); }
 
-    // Makes the coop refuse an argument of the opening, and make no calls. Called by all its
-    // threads, instead of ask(). Its leader has made the record.
+    // Notes that an argument of the opening was refused, so that the coop makes no calls. Called by
+    // all threads of the coop, instead of ask(). The coop's leader has already written the record.
     KCCL_DEVICE void refuse() { found_ = kKcclBadArgument; }
 
     // Tells whether this thread has found no failure.
@@ -31,9 +33,10 @@ class FailureLatch {
     // Returns ok until fail().
     KCCL_DEVICE Status status() const { return status_; }
 
-    // Votes. Returns false if a thread of the coop found a failure; then fail() must follow. It is
-    // also a sync of the coop: it separates what the threads read when they opened the channel from
-    // what they write when they close it. After the first time it does nothing.
+    // Votes. Returns false if a thread of the coop found a failure; then the caller must call
+    // fail(). The vote is also a sync of the coop: it separates what the threads read when they
+    // opened the channel from what they write when they close it. Later calls return true and do
+    // nothing.
     template <class Coop>
     KCCL_DEVICE bool agree(Coop coop) {
         if (has_agreed_) return true;
@@ -46,10 +49,10 @@ class FailureLatch {
     KCCL_DEVICE bool is_usable() const {
         return has_agreed_ || !has_failed_in_warp(found_ != kKcclOk);
     }
-    // Channel::leave() votes too, so agree() need not.
+    // Makes agree() vote no more, because Channel::leave() votes too.
     KCCL_DEVICE void skip_vote() { has_agreed_ = true; }
 
-    // Records that the communicator has failed, for good.
+    // Stores the communicator's failed status, which status() returns from now on.
     KCCL_DEVICE void fail(const DeviceComm& comm) { status_ = status_of(comm); }
 
   private:

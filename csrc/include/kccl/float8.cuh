@@ -26,8 +26,9 @@ KCCL_DEVICE float float_from_e5m2(uint8_t bits) {
     return mem::float_from_half(static_cast<uint16_t>(bits << 8));
 }
 
-// Rounds the magnitude of a float to nearest even, to so many bits of mantissa, with this bias of
-// the exponent. The value must not be too large.
+// Rounds a float without its sign, whose bits are `magnitude`, to nearest even. Returns the bits of
+// a float with MANTISSA bits of mantissa and an exponent with this BIAS. The value must not be too
+// large for that type.
 template <uint32_t MANTISSA, uint32_t BIAS>
 KCCL_DEVICE uint32_t rounded(uint32_t magnitude) {
     constexpr uint32_t kDropped = 23 - MANTISSA;
@@ -42,7 +43,7 @@ KCCL_DEVICE uint32_t rounded(uint32_t magnitude) {
     return magnitude < (128u - BIAS) << 23 ? subnormal : normal;
 }
 
-// These round to nearest even; `value` is not NaN.
+// Rounds to nearest even, as e5m2_from_float() does. `value` must not be NaN.
 KCCL_DEVICE uint8_t e4m3_from_float(float value) {
     constexpr uint32_t kMost = 0x43e80000u;  // 464, which rounds to 448
     const uint32_t bits = platform::bit_cast<uint32_t>(value);
@@ -51,14 +52,14 @@ KCCL_DEVICE uint8_t e4m3_from_float(float value) {
     return static_cast<uint8_t>(magnitude > kMost ? 0x7fu : number);
 }
 
-// Rounds any value, limited to 448 either way. NaN becomes the canonical one.
+// Rounds any value to e4m3, limited to the range from -448 to 448. NaN becomes the canonical NaN.
 KCCL_DEVICE uint8_t limited_e4m3(float value) {
     const float most = value > 448.0f ? 448.0f : value;
     const float limited = most < -448.0f ? -448.0f : most;
     return value != value ? uint8_t{0x7f} : e4m3_from_float(limited);
 }
 
-// Rounds two values so. The first one goes into the lower byte.
+// Rounds two values as limited_e4m3() does. The first one goes into the lower byte.
 KCCL_DEVICE uint32_t limited_e4m3s(float first, float second) {
 #if defined(KCCL_MEM_CONVERTS_E4M3)
     return mem::e4m3s_from_floats(first, second);

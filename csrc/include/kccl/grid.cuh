@@ -1,14 +1,15 @@
 // grid_sync: the blocks of one rank's kernel wait for each other. No peer takes part.
 //
-// Every block adds to a counter once a sync; one warp of each block polls the counters, a thread
-// each. Only one warp polls, because the polls of 132 blocks load the memory that they wait for.
-// On NVIDIA's GPUs there is one counter, because several are no faster (bench/LOG.md). On AMD's
-// there are eight, and blocks take them in turn, as the hardware gives them to its dies. By
-// estimate (bench/LOG.md), the atomics of 256 blocks on one word are a third of a barrier. All
-// counters advance by the same in a sync: the first block of each adds what the other ones leave.
-// There a thread also looks some times before its wait pauses and looks at its limit, because a
-// look that comes just too early costs a barrier as long as it takes. Dies have no leaders that
-// tell each other of arrivals, because each hop is a way through memory (bench/LOG.md).
+// Every block adds to a counter once in each sync. One warp of each block polls the counters, one
+// thread each. Only one warp polls, because the polls of 132 blocks load the memory that they wait
+// for. On NVIDIA's GPUs there is one counter, because several are no faster (bench/LOG.md). On
+// AMD's there are eight, which blocks use in turn, in the order in which the hardware gives blocks
+// to its dies. By estimate (bench/LOG.md), the atomics of 256 blocks on one word are a third of a
+// barrier. In a sync all counters advance by the same number: the first block of each counter adds
+// what its other blocks leave. On AMD's GPUs a thread also polls several times before its wait
+// pauses and checks its timeout, because a poll that comes just too early costs the barrier the
+// time of a poll. Dies have no leaders that tell each other of arrivals, because each hop would go
+// through memory (bench/LOG.md).
 //
 // Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch,
 // and the counter's value at that sync. The same block of the next kernel goes on counting from it,
@@ -34,9 +35,9 @@ KCCL_DEVICE_COLD void refuse_second(const DeviceComm& comm, uint32_t kernel) {
     give_up(comm, Record{kKcclOpenedTwice, comm.rank, comm.rank, kernel, 0, 2, 1, 0, 0});
 }
 
-// Tells whether this thread leads its block and finds `what` open, as open_mark() counts; then the
-// communicator has failed. What is open counts in registers, so a second one would count the same
-// steps again. `kernel`: for the record.
+// Returns true if this thread leads its block and the block has `what` open (see open_mark()); then
+// the communicator has failed. An open barrier or exchange counts in registers, so a second one
+// would count the same steps again. `kernel`: for the record.
 KCCL_DEVICE bool is_second(const DeviceComm& comm, uint32_t what, KcclKernel kernel) {
     if (!leads(block())) return false;
     const uint32_t* mark = open_mark(comm, what, platform::block_in_grid());
@@ -45,7 +46,7 @@ KCCL_DEVICE bool is_second(const DeviceComm& comm, uint32_t what, KcclKernel ker
     return true;
 }
 
-// Only the leader uses the mark, so it needs no sync.
+// Stores whether this block has `what` open. Only the leader uses the mark, so it needs no sync.
 KCCL_DEVICE void mark_open(const DeviceComm& comm, uint32_t what, bool is_open) {
     if (!leads(block())) return;
     mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
@@ -71,8 +72,8 @@ KCCL_DEVICE void store_count(const DeviceComm& comm, KcclGridWords family, uint3
         uint64_t{count.total} << 32 | count.epoch);
 }
 
-// Stores that this block has reached `count`, and finds a block that has not stored so, among the
-// blocks first, first + kWarpSize, ... < num_blocks.
+// Stores that this block has reached `count`. Returns a block that has not stored that it has
+// reached `count` too, among the blocks first, first + kWarpSize, ... < num_blocks.
 KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords family, uint32_t first,
                                      uint32_t num_blocks, GridCount count) {
     const uint32_t mine = platform::block_in_grid();
@@ -81,23 +82,23 @@ KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords famil
     }
     for (uint32_t i = first; i < num_blocks; i += platform::kWarpSize) {
         if (!has_reached(load_count(comm, family, i).epoch, count.epoch)) {
-            // A block that is missing has reached the sync before.
+            // A block that is missing has reached the previous sync.
             return {1u << comm.rank, count.epoch - comm.epoch_step, static_cast<int32_t>(i)};
         }
     }
     return {0, count.epoch, -1};
 }
 
-// A barrier of the blocks of a kernel, for many syncs: opening it is what costs. All threads of all
-// blocks open it, make the same syncs and let it end. The blocks, at most kKcclMaxBlocks, are all
-// resident.
+// A barrier of the blocks of a kernel. Only its opening is expensive, so it is opened once for many
+// syncs. All threads of all blocks open it, make the same syncs and let it end. The blocks, at most
+// kKcclMaxBlocks, must all be resident at the same time.
 //
 // An open barrier counts in registers. So barriers that are open at the same time need words of
 // their own: a FAMILY each.
 template <KcclGridWords FAMILY>
 class GridBarrierOf {
   public:
-    // `comm` outlives this.
+    // `comm` must outlive this object.
     KCCL_DEVICE explicit GridBarrierOf(const DeviceComm& comm)
         : comm_(comm), num_blocks_(platform::blocks_per_grid()) {
         if (num_blocks_ > kKcclMaxBlocks) {
@@ -110,7 +111,8 @@ class GridBarrierOf {
         polled_ = mem::keep(counter(block().index()));
         own_ = kCounters == 1 ? polled_ : counter(platform::block_in_grid());
         step_ = mem::keep(comm.epoch_step);
-        // In tests with narrow epochs the counter wraps as early as these, but stays comparable.
+        // In tests with fewer bits of epochs the counter wraps as early as they do, but stays
+        // comparable.
         weight_ = mem::keep(step_ < kMostLead / num_blocks_ ? step_ : kMostLead / num_blocks_);
         added_ = kCounters == 1 ? weight_ : share_of(platform::block_in_grid());
         const Status status = status_of(comm);
@@ -138,10 +140,10 @@ class GridBarrierOf {
     GridBarrierOf(const GridBarrierOf&) = delete;
     GridBarrierOf& operator=(const GridBarrierOf&) = delete;
 
-    // Waits until all blocks are here. Called by all threads of all blocks. kAcqRel: what any
-    // thread of the kernel wrote before is visible to every thread after. kRelaxed: every block has
-    // arrived and nothing else is ordered; for data that carries its own flags. All threads of a
-    // block get the same status. When it is not ok, other blocks may have gone on.
+    // Waits until all blocks have called it. Called by all threads of all blocks. kAcqRel: what any
+    // thread of the kernel wrote before is visible to every thread after. kRelaxed: orders no
+    // memory; for data that carries its own flags. All threads of a block get the same status. When
+    // it is not ok, other blocks may have gone on.
     template <mem::Order order = mem::Order::kAcqRel>
     KCCL_DEVICE Status sync() {
         static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
@@ -163,14 +165,15 @@ class GridBarrierOf {
         if constexpr (kOrders) coop.sync();
         if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(own_, added_);
         if constexpr (kCounters > 1) {
-            // Counters beyond the number of blocks, which no block adds to.
+            // Block 0 also advances the counters beyond the number of blocks, to which no block
+            // adds.
             for (uint32_t i = num_blocks_; i < kCounters && platform::block_in_grid() == 0; ++i) {
                 if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(counter(i), per_sync());
             }
         }
         bool arrived = true;
         if (coop.index() < platform::kWarpSize) {
-            // If there is one counter, all its polls are one request of the warp.
+            // If there is one counter, all threads of the warp poll it, in one request.
             const bool polls = kCounters == 1 || coop.index() < kCounters;
             const auto poll = [&] {
                 bool reached = !polls;
@@ -184,7 +187,7 @@ class GridBarrierOf {
                 return find_absent(comm_, FAMILY, coop.index(), num_blocks_, count_);
             };
             arrived = wait_until(comm_, Awaited{kKcclGridSync, 0, count_.epoch}, poll, missing);
-            // This is done once and not in each poll, because an acquire empties the L1 cache.
+            // This fence is outside of the polls, because each acquire empties the L1 cache.
             if constexpr (kOrders) mem::fence<mem::Order::kAcquire, mem::Scope::kDevice>();
         }
         if (coop.any(!arrived)) status_ = status_of(comm_);
@@ -196,14 +199,14 @@ class GridBarrierOf {
         return mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(polled_);
     }
 
-    // The counter that a block adds to. Thread i polls counter i.
+    // Returns the counter to which a block adds. Thread i polls counter i.
     KCCL_DEVICE uint32_t* counter(uint32_t block) const {
         constexpr uint32_t kLines = kKcclGridCounterLines / kKcclGridCounters;
         return grid_line(comm_, FAMILY, kKcclMaxBlocks + block % kCounters * kLines);
     }
-    // The sum that all blocks add to each counter in a sync.
+    // Returns the sum that all blocks add to each counter in a sync.
     KCCL_DEVICE uint32_t per_sync() const { return num_blocks_ * weight_; }
-    // The number that a block adds, if there are several counters.
+    // Returns the number that a block adds in a sync, if there are several counters.
     KCCL_DEVICE uint32_t share_of(uint32_t block) const {
         if (block >= kCounters) return weight_;
         const uint32_t others = (num_blocks_ - 1 - block) / kCounters;
@@ -220,8 +223,8 @@ class GridBarrierOf {
 
     const DeviceComm& comm_;
     const uint32_t num_blocks_;
-    uint32_t* own_ = nullptr;     // the block's counter
-    uint32_t* polled_ = nullptr;  // the thread's
+    uint32_t* own_ = nullptr;     // the counter to which this block adds
+    uint32_t* polled_ = nullptr;  // the counter that this thread polls
     uint32_t step_ = 0;
     uint32_t weight_ = 0;  // the number that a block adds, unless it is the first of its counter
     uint32_t added_ = 0;   // the number that this block adds
@@ -229,12 +232,13 @@ class GridBarrierOf {
     Status status_ = kKcclOk;
 };
 
-// The barrier for users' kernels. Meanwhile this rank's communicator has no other one open, in this
-// kernel or in another: the second one fails with kKcclOpenedTwice. grid_sync() and the collectives
-// of grids may come in between.
+// The barrier for users' kernels. While it is open, this rank's communicator may open no other one,
+// in this kernel or in another: the second one fails with kKcclOpenedTwice. grid_sync() and the
+// collectives by grids may be called while it is open.
 using GridBarrier = GridBarrierOf<kKcclGridBarriers>;
 
-// One sync; see GridBarrierOf.
+// Opens a barrier of all blocks, makes one sync and closes it: see GridBarrierOf. Called by all
+// threads of all blocks.
 template <mem::Order order = mem::Order::kAcqRel>
 KCCL_DEVICE Status grid_sync(const DeviceComm& comm) {
     begin_together<CoopKind::kGrid>(comm, "grid_sync", {{"blocks", platform::blocks_per_grid()}});

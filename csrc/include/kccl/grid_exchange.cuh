@@ -79,7 +79,7 @@ class GridExchange {
                                       : WORLD_SIZE > 0 ? WORLD_SIZE
                                                        : int{kKcclMaxWorldSize};
 
-    // `comm` outlives this.
+    // `comm` must outlive this object.
     KCCL_DEVICE explicit GridExchange(const DeviceComm& comm)
         : comm_(comm), num_blocks_(platform::blocks_per_grid()) {
         if (num_blocks_ > kKcclMaxBlocks) {
@@ -116,7 +116,7 @@ class GridExchange {
         if (status_ == kKcclOk) mark_open(comm, kMark, true);
     }
 
-    // Stores what the next opening of it must know.
+    // Stores what the next opening of an exchange must know.
     KCCL_DEVICE ~GridExchange() {
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (status_ != kKcclOk) return;
@@ -142,12 +142,12 @@ class GridExchange {
     KCCL_DEVICE uint32_t epoch() const { return epoch_; }
     KCCL_DEVICE uint32_t thread() const { return thread_; }
     KCCL_DEVICE uint32_t num_threads() const { return num_threads_; }
-    // The number of ranks that take part.
+    // Returns the number of ranks that take part.
     KCCL_DEVICE int num_senders() const {
         return kIsLocal ? 1 : WORLD_SIZE > 0 ? WORLD_SIZE : comm_.world_size;
     }
     KCCL_DEVICE uint32_t num_blocks() const { return num_blocks_; }
-    // The number of slices of an exchange.
+    // Returns the number of slices of an exchange.
     KCCL_DEVICE uint32_t num_slices() const { return num_senders() * num_blocks_; }
 
     // Tells whether slices of num_packets packets fit. If not, next() refuses them.
@@ -170,8 +170,8 @@ class GridExchange {
         return status_;
     }
 
-    // The packets of the slices that this thread takes, counted over [slice][packet]: the first
-    // one, and then every num_threads-th packet behind it.
+    // Return the packets that this thread collects, counted over [slice][packet]: the first one,
+    // then every num_threads-th packet behind it.
     KCCL_DEVICE uint32_t num_packets() const { return num_packets_; }
     KCCL_DEVICE SlicePacket first() const { return first_; }
     KCCL_DEVICE SlicePacket after(SlicePacket at) const {
@@ -185,11 +185,11 @@ class GridExchange {
     KCCL_DEVICE uint32_t position_of(SlicePacket at) const {
         return at.slice * stride_ + at.packet;
     }
-    // The position of first().
+    // Returns the position of first().
     KCCL_DEVICE uint32_t first_position() const { return first_position_; }
-    // The position of a packet that always arrives.
+    // The position that a thread without a packet polls: every exchange has a packet there.
     static constexpr uint32_t kSomePosition = 0;
-    // The distance from a packet of one rank's block to the same packet of the next rank's.
+    // Returns the distance between the packets of the same block of two neighbouring ranks.
     KCCL_DEVICE uint32_t rank_stride() const { return num_blocks_ * stride_; }
 
     // Publishes packet i of this block's slice.
@@ -209,11 +209,11 @@ class GridExchange {
         return await_in(slot(), positions, num, payloads);
     }
 
-    // For a block that collects only some slices: waits for one packet of every block of the
-    // previous exchange; in the first one after an opening, of this exchange. Returns false if the
-    // wait failed. Called by all threads of a warp, after publishing.
+    // Waits for a packet that every block published in the previous exchange; in the first exchange
+    // after an opening, in this one. For blocks that collect only some slices. Returns false if it
+    // failed. Called by all threads of a warp, after publishing.
     KCCL_DEVICE bool await_previous() {
-        // The scrub was a barrier of all blocks.
+        // This exchange began with a scrub, which was a barrier of all blocks.
         if ((epoch_ << 1) == 0) return true;
         const Slot seen = last_.epoch == first_epoch_ ? slot() : last_;
         platform::enter_call(comm_.state, kKcclGridExchange, REACH, seen.epoch);
@@ -255,7 +255,7 @@ class GridExchange {
     }
 
   private:
-    // These are 0 if the compiler does not know them.
+    // The number of peers; 0 if the compiler does not know it.
     static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
     static constexpr uint32_t kMark = 1 + REACH;
     static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
@@ -277,7 +277,7 @@ class GridExchange {
         KCCL_UNROLL
         for (int n = 0; n < N; ++n) inbox[n] = inbox_ + (slot.offset + positions[n < num ? n : 0]);
         mem::Packet packets[N];
-        // All packets are loaded before any is checked, so that their latencies overlap.
+        // Loads all packets before it checks any, so that the load latencies overlap.
         const auto poll = [&] {
             KCCL_UNROLL
             for (int n = 0; n < N; ++n) {
@@ -342,8 +342,8 @@ class GridExchange {
     }
 
     KCCL_DEVICE void enter_special() {
-        // Here every rank has been heard of. This is done only here, so that no other exchange pays
-        // for the store.
+        // This rank has now received packets of all ranks. `contacted` is set only here, so that no
+        // other exchange pays for the store.
         if (!kIsLocal && epoch_ == 2 * step_ && platform::block_in_grid() == 0 && leads(block())) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
@@ -365,7 +365,7 @@ class GridExchange {
         return kNumPeers > 0 ? outbox_[k] : board(comm_, REACH, receiver(k));
     }
 
-    // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
+    // Returns the k-th rank to send to: first the peers, from the rank after this one, last itself.
     KCCL_DEVICE int receiver(int k) const {
         if (kIsLocal) return comm_.rank;
         const int rank = comm_.rank + 1 + k;
@@ -380,7 +380,7 @@ class GridExchange {
     uint32_t slot_packets_ = 0;  // length of a slot
     uint32_t offset_ = 0;        // where this exchange's slot begins
     uint32_t num_packets_ = 0;   // packets of a slice
-    uint32_t stride_ = 0;        // between slices, in packets
+    uint32_t stride_ = 0;        // distance between slices, in packets
     uint32_t own_slice_ = 0;
     uint32_t first_position_ = 0;
     Slot last_ = {};  // slot of the previous exchange

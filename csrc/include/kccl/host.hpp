@@ -31,7 +31,7 @@
 
 namespace kccl::host {
 
-// While this lives, this thread's calls go to the team's device.
+// While this object lives, this thread's calls of CUDA go to the team's device.
 class Current {
   public:
     explicit Current(const Team& team) { cuCtxPushCurrent(team.context()); }
@@ -45,7 +45,8 @@ class Current {
 // Memory of the same size on every rank, which all ranks map; zero at first.
 class Window {
   public:
-    // Collective. timeout_s: how long a rank waits for the others' memory.
+    // Allocates and maps the memory. Collective. timeout_s: how long a rank waits for the others'
+    // memory.
     Window(const Team& team, std::size_t num_bytes, double timeout_s) : team_(team) {
         team.agree("num_bytes", num_bytes);
         CUmemGenericAllocationHandle own = 0;
@@ -85,7 +86,7 @@ class Window {
     }
     ~Window() {
         const Current here(team_);
-        // Kernels that were launched may still use it.
+        // Kernels that have been launched may still use the window.
         cuCtxSynchronize();
         undo_.run();
     }
@@ -93,7 +94,7 @@ class Window {
     Window& operator=(const Window&) = delete;
 
     std::size_t num_bytes() const { return num_bytes_; }
-    // The address at which this rank's GPU maps a rank's part.
+    // Returns the address at which this rank's GPU maps a rank's part.
     CUdeviceptr address(int rank) const { return addresses_[rank]; }
 
     // Returns a kernel's argument. It is valid as long as this object lives.
@@ -106,7 +107,7 @@ class Window {
         return window;
     }
 
-    // Writes one byte value over this rank's part, from `begin` to the end.
+    // Sets all bytes of this rank's part from `begin` to the end to `value`.
     void fill(std::size_t begin, unsigned char value) const {
         const std::size_t num_bytes = num_bytes_ - begin;
         team_.must("cuMemsetD8", cuMemsetD8(address(team_.rank()) + begin, value, num_bytes));
@@ -157,10 +158,11 @@ struct Options {
     uint64_t exchange_bytes = 262144;
 };
 
-// What kernels need to talk to their peers. One kernel at a time uses it.
+// The memory by which this rank's kernels talk to their peers. Only one kernel at a time may use
+// it.
 class Communicator {
   public:
-    // Collective. Returns when kernels on all ranks may use it.
+    // Collective. Returns when the kernels of all ranks may use this communicator.
     Communicator(const Team& team, const Options& options) : team_(team) {
         team.agree("channels", static_cast<uint64_t>(options.channels));
         team.agree("max_bytes", options.max_bytes);
@@ -181,7 +183,8 @@ class Communicator {
         for (int peer = 0; peer < team.world_size(); ++peer) {
             windows.push_back(window_->address(peer));
         }
-        // Nobody writes to a peer before all are ready.
+        // together() returns on all ranks only after all have prepared their memory, so no kernel
+        // writes to a peer that is not ready.
         team.together([&] {
             const CUdeviceptr state = make_states(options);
             comm_ = make_comm(team.rank(), team.world_size(), sizes,
@@ -219,7 +222,8 @@ class Communicator {
     }
 
   private:
-    // The address of this rank's KcclState on the device. Its KcclChannelStates follow.
+    // Allocates the mailbox and the states. Returns the address of this rank's KcclState on the
+    // device. Its KcclChannelStates follow.
     CUdeviceptr make_states(const Options& options) {
         void* mail = nullptr;
         team_.must("cuMemHostAlloc",

@@ -64,9 +64,9 @@ class Undo {
 
 // ---- The ranks ----------------------------------------------------------------------------------
 
-// The ranks of a job. This one's device is that of the context that was current when this was made.
-// Outlives the windows and communicators that are made with it. The constructor, allgather(),
-// together(), agree() and exchange() are collective.
+// The ranks of a job. This rank's device is that of the CUDA context that was current when the Team
+// was constructed. A Team must outlive the windows and communicators that are made with it. The
+// constructor, allgather(), together(), agree() and exchange() are collective.
 class Team {
   public:
     // Copies `bytes` bytes of each rank to `all`, in rank order.
@@ -122,7 +122,7 @@ class Team {
         }
         std::string errors;
         for (const auto& each : allgather(mine)) {
-            // A text that several ranks give appears once.
+            // If several ranks give the same text, it appears only once.
             if (errors.find(each.data()) != std::string::npos) continue;
             errors += (errors.empty() ? "" : "; ") + std::string(each.data());
         }
@@ -192,8 +192,8 @@ inline void send(const Team& team, int peer, const std::array<char, 17>& name, i
     }
 }
 
-// Returns the sender's rank and its descriptor. Rank -1: the sender is no rank of this job and
-// user.
+// Accepts a connection, and returns the sender's rank and its descriptor. The rank is -1 if the
+// sender is no rank of this job, or belongs to another user.
 inline std::pair<int, Fd> receive(const Team& team, const Fd& listener, const timeval& limit) {
     const Fd connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (connection.get() < 0) throw failed(team, "get the memory of all ranks");

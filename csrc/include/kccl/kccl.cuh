@@ -1,6 +1,6 @@
-// The one header for users' kernels: the collectives by warp, block or grid; put, get, signal and
-// wait; publish and collect; grid_sync; dispatch and combine for experts; the ring of asynchronous
-// copies; warps that meet.
+// The one header that users' kernels include. It has the collectives by warp, block or grid; put,
+// get, signal and wait; publish and collect; grid_sync; dispatch and combine for experts; the ring
+// of asynchronous copies; and a barrier for the first warps of a block.
 #pragma once
 
 #include "collectives.cuh"

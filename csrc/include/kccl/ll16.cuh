@@ -23,7 +23,7 @@ KCCL_DEVICE bool is_valid(mem::Packet packet, uint32_t epoch) {
            static_cast<uint32_t>(packet.half[1] >> 32) == epoch;
 }
 
-// The flag of a half that is not valid, for the record of a failed wait.
+// Returns the flag of a half that is not valid, for the record of a failed wait.
 KCCL_DEVICE uint32_t stale_flag(mem::Packet packet, uint32_t epoch) {
     const uint32_t first = static_cast<uint32_t>(packet.half[0] >> 32);
     return first != epoch ? first : static_cast<uint32_t>(packet.half[1] >> 32);

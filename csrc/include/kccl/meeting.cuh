@@ -15,20 +15,21 @@ struct MeetingPlace {
     } said[2];
 };
 
-// Prepares it. Called once, by one thread; the block synchronises before it is used.
+// Initialises `place` for num_warps warps. Called once, by one thread. The block must synchronise
+// before the first meeting.
 KCCL_DEVICE void init_meeting(MeetingPlace& place, uint32_t num_warps) {
     mem::init_copies(&place.met, num_warps);
 }
 
-// One thread's part. Each thread of the first WARPS warps of a block makes an object. All of them
-// call meet() equally often.
+// One thread's part of the meetings. Each thread of the first WARPS warps of a block makes an
+// object. All of them call meet() equally often.
 template <uint32_t WARPS>
 class Meeting {
   public:
     KCCL_DEVICE explicit Meeting(MeetingPlace& place) : place_(place) {}
 
-    // Waits until all warps have come. Afterwards they see what any of them did to block-shared
-    // memory before. Returns whether any thread passed true.
+    // Waits until all WARPS warps have called it. After it, each sees what any of them did to
+    // block-shared memory before. Returns whether any thread passed true.
     KCCL_DEVICE bool meet(bool mine) {
         if constexpr (mem::kMeetsInHardware) {
             return mem::meet_any(WARPS * platform::kWarpSize, mine);

@@ -7,30 +7,30 @@
 // or the system (peers and the CPU).
 //
 //   load<Order, Scope>(p)       store<Order, Scope>(p, v)      32 and 64 bits, naturally aligned
-//   load_packet<Scope>(p)       two 64-bit halves, each single-copy atomic; relaxed; device scope
-//   store_packet<Scope>(p, v)   or, by default, system scope
-//   claim(p, v)                 0 becomes v; true in the one thread that changed it; relaxed
+//   load_packet<Scope>(p)       two 64-bit halves, each single-copy atomic; relaxed; of device or
+//   store_packet<Scope>(p, v)   system scope, by default of system scope
+//   claim(p, v)                 changes 0 to v; true in the one thread that changed it; relaxed
 //   add<Order, Scope>(p, v)     adds to a 32-bit word; relaxed or release. A load that acquires the
 //                               sum acquires from all threads that added
 //   fence<Order, Scope>         between relaxed accesses of this thread. kRelease: stores behind it
 //                               release. kAcquire: loads before it acquire. kAcqRel does both;
 //                               kSeqCst also orders such fences among each other. On GPUs a release
 //                               waits until what was stored has arrived. An acquire does not wait
-//   fence_packets()             the same for packets of system scope only. Those that this thread
-//                               has stored or loaded come before those that it stores or loads
-//                               later. So do those of other threads that a sync of the block or
-//                               warp has ordered before. Nothing else is ordered
-//   finish_stores()             before a meeting (meeting.cuh), behind which one thread fences for
-//                               all: its fence then orders what this thread has stored. A sync of
-//                               the block needs none
+//   fence_packets()             a fence between packets of system scope only. Packets that this
+//                               thread has stored or loaded come before packets that it stores or
+//                               loads later. So do packets of other threads that a sync of the
+//                               block or warp has ordered before. Nothing else is ordered
+//   finish_stores()             called before a meeting (meeting.cuh) after which one thread fences
+//                               for all: that fence then orders what this thread has stored too.
+//                               Before a sync of the block it is not needed
 //   load_plain / store_plain    no order: for memory that a signal already hands over
-//   load_streamed               the same, of 8 or 16 bytes of global memory that are read once
-//   load_words / store_words    the same for a struct of 16 bytes, as two words
-//   read_peer                   a plain copy from another process's own memory: 0, or errno. CPUs
-//                               only
-//   may_read_peer               whether that process may be read now
-//   overwrite                   a copy over lines that a peer has read
-//   copy                        the share of thread `index` of `size` in a plain copy
+//   load_streamed               load_plain of 8 or 16 bytes of global memory that are read once
+//   load_words / store_words    load_plain / store_plain of a struct of 16 bytes, as two words
+//   read_peer                   a plain copy from another process's own memory; returns 0 or errno.
+//                               CPUs only
+//   may_read_peer               whether this process may now read that one's memory
+//   overwrite                   a copy to cache lines that a peer has read
+//   copy                        makes the share of thread `index` of `size` of a plain copy
 //   copy_async                  a copy into block-shared memory that ends later: see CopyBarrier
 //
 // A thread that polls calls clock_ns, poll_pause and idle. idle() yields the core to other ranks,
@@ -45,7 +45,7 @@
 // On targets without such launches neither does anything.
 //
 // meet_any(n, mine), where kMeetsInHardware: the block's first n threads, whole warps, wait for
-// each other; whether any gave true. See meeting.cuh.
+// each other. Returns whether any of them passed true. See meeting.cuh.
 //
 // clock_ticks() is read in a few cycles, where clock_ns() may take hundreds. It counts at the rate
 // of its multiprocessor, and only differences on the same one mean something.
@@ -59,18 +59,18 @@
 // others give. Each is called by all threads of four warps of which the first one's number in the
 // block is a multiple of four. On sm_90a only; elsewhere nothing happens.
 //
-// prefetch(address) asks for what load_plain() will read soon.
+// prefetch(address) requests data that load_plain() will read soon.
 //
-// keep(value) returns the value in registers, for hot loops. On some targets it takes a while.
+// keep(value) returns the value in registers, for hot loops. On some targets the call is slow.
 // forget(value) returns the value, but on GPUs the compiler does not know that it is the same one.
-// So in a large loop it computes again what follows from it, instead of keeping that in registers
-// from one turn to the next. forget_uniform(value) is for a value that is the same in all threads
-// of a warp, which AMD's GPUs have in a scalar register. forget_index(value) is for the number of a
-// thread or warp, where unrolled loops ask for it. Only on NVIDIA's GPUs is it forgotten, because
-// clang would keep a register for each turn.
+// So in a large loop the compiler computes again what depends on the value, instead of keeping that
+// in registers from one turn to the next. forget_uniform(value) is forget() for a value that is the
+// same in all threads of a warp, which AMD's GPUs have in a scalar register. forget_index(value) is
+// forget() for the number of a thread or warp, in unrolled loops. It does so only on NVIDIA's GPUs,
+// because clang would keep a register for each turn.
 //
-// tell_host(context, status, record) reports a failure where the host looks without asking the
-// device: on GPUs, in the KcclMailbox.
+// tell_host(context, status, record) stores a failure where the host reads it without a copy from
+// the device: on GPUs, in the KcclMailbox.
 #pragma once
 
 #include "abi.h"
@@ -96,18 +96,18 @@ KCCL_DEVICE void store_packet(Packet* address, Packet packet);
 //
 //   init_copies(b, arrivals)     makes b ready for phases of so many arrivals, at most 2047. One
 //                                thread calls it, then fence_copies(); then the block syncs
-//   arrive(b)                    one arrival; releases to the block
-//   arrive_expecting(b, n)       the same, and the phase waits for n more bytes, less than 2^20
+//   arrive(b)                    counts one arrival; releases to the block
+//   arrive_expecting(b, n)       arrive(b), and the phase waits for n more bytes, less than 2^20
 //   copy_async(to, from, n, b, index, size)
-//                                copies n bytes from global to shared memory, and subtracts them
-//                                from what b's phase waits for when they are there. Called by all
-//                                `size` threads of a warp, which has expected them or will. n and
-//                                both addresses are multiples of 16. Nobody touches either side
-//                                before the phase ends
+//                                copies n bytes from global to shared memory. When they have
+//                                arrived, subtracts n from what b's phase waits for. Called by all
+//                                `size` threads of a warp, which has called arrive_expecting() for
+//                                these bytes or will. n and both addresses are multiples of 16.
+//                                Nobody may access either memory before the phase ends
 //   has_completed(b, parity)     whether the phase of this parity has ended; acquires. The first
 //                                phase has parity 0; before it ends, parity 1 counts as ended. May
 //                                take some microseconds to say no
-//   has_completed_now(b, parity) the same, at once
+//   has_completed_now(b, parity) the same answer, without that delay
 //   fence_copies()               what this thread wrote before comes before copies started later
 struct alignas(8) CopyBarrier {
     uint32_t word[2];
@@ -190,7 +190,7 @@ KCCL_DEVICE void store_words(T* address, const T& value) {
     store_plain(words + 1, both[1]);
 }
 
-// The most bytes that one thread moves with one instruction.
+// 16 bytes, which is the most that one thread moves with one instruction.
 struct alignas(16) Line {
     uint64_t word[2];
 };
@@ -210,7 +210,7 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
     const uint64_t num_lines = aligned ? num_bytes / sizeof(Line) : 0;
     auto* out_lines = reinterpret_cast<Line*>(out);
     auto* in_lines = reinterpret_cast<const Line*>(in);
-    // A thread starts so many loads before it waits for any.
+    // The number of loads that a thread starts before it waits for any.
     constexpr uint32_t kAtOnce = 4;
     for (uint64_t line = index; line < num_lines; line += kAtOnce * uint64_t{size}) {
         Line lines[kAtOnce];
@@ -232,8 +232,8 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
 #endif
 }
 
-// Copies as copy() does, over lines that a peer has read, so that they are in its cache. A CPU
-// requests each line some time before it stores: stores wait for their lines in order, requests do
+// Copies as copy() does, to cache lines that a peer has read and has in its cache. A CPU prefetches
+// each line some time before it stores to it: stores wait for their lines in order, prefetches do
 // not.
 KCCL_DEVICE void overwrite(void* to, const void* from, uint64_t num_bytes, uint32_t index,
                            uint32_t size) {

@@ -1,8 +1,8 @@
 // Rings of messages between two ranks: how send and recv move their bytes on CPUs.
 //
 // Each rank's scratch has one ring for each source, in which that rank leaves records. A record
-// begins at a unit of kKcclMessageUnit bytes, with a head, and its bytes follow. It does not go
-// beyond the ring's end; a record to be skipped fills what is left there.
+// begins at a unit of kKcclMessageUnit bytes, with a head, and its bytes follow. No record wraps
+// around the ring's end: if one does not fit there, a record to be skipped fills the rest.
 //
 //     sender:    waits until the ring has room, writes the bytes, then releases the head's mark
 //     receiver:  acquires the mark, takes the bytes, clears the mark of each unit it has passed,
@@ -50,8 +50,9 @@ KCCL_DEVICE uint32_t units_of(uint32_t piece_bytes) {
            kKcclMessageUnit;
 }
 
-// In `rank`'s scratch: the control lines and the ring for what `source` leaves. The lines are about
-// the opposite direction: `source` says there what it has taken of what `rank` left for it.
+// Returns the address in `rank`'s scratch of the control lines and the ring for `source`. In the
+// ring `source` leaves records for `rank`. The control lines are about the opposite direction: in
+// them `source` says how much it has taken of the records that `rank` left for it.
 KCCL_DEVICE uint8_t* messages_at(const DeviceComm& comm, int rank, int source) {
     const uint64_t bytes = kMessageLines * kKcclLineBytes + comm.layout.message_bytes;
     return scratch_at<uint8_t>(comm, rank, comm.layout.messages + source * bytes);
@@ -74,8 +75,8 @@ class RecordWriter {
           taken_word_(taken_word(comm, comm.rank, peer)),
           num_units_(static_cast<uint32_t>(comm.layout.message_bytes / kKcclMessageUnit)) {}
 
-    // Writes a record of `piece_bytes` bytes, at most kMostPieceBytes, which may be reused on
-    // return. head.mark need not be set. False: the ring has no room now.
+    // Writes a record with the `piece_bytes` bytes at `piece`, at most kMostPieceBytes, which may
+    // be reused on return. head.mark need not be set. Returns false if the ring has no room now.
     KCCL_DEVICE bool put(RecordHead head, RecordKind kind, const void* piece,
                          uint32_t piece_bytes) {
         const uint32_t units = units_of(piece_bytes);
@@ -113,7 +114,7 @@ class RecordWriter {
     const uint32_t* taken_word_;
     uint32_t num_units_;
     uint32_t written_ = 0;  // units, modulo 2^32
-    uint32_t taken_ = 0;    // of them, as far as this rank has heard
+    uint32_t taken_ = 0;    // units that the receiver has taken, as far as this rank knows
 };
 
 // The receiver's end of a ring. One thread uses it.
@@ -124,7 +125,8 @@ class RecordReader {
           taken_word_(taken_word(comm, source, comm.rank)),
           num_units_(static_cast<uint32_t>(comm.layout.message_bytes / kKcclMessageUnit)) {}
 
-    // The next record, if it has come. Its bytes follow its head until take().
+    // Returns the head of the next record, or null if none has come. *mark gets its mark. The
+    // record's bytes follow its head, and stay there until take().
     KCCL_DEVICE const RecordHead* next(uint64_t* mark) {
         for (;;) {
             RecordHead* head = head_at(taken_);
@@ -135,7 +137,8 @@ class RecordReader {
         }
     }
 
-    // Gives the room of the record that next() has returned back to the sender.
+    // Returns the room of the record that next() has returned to the sender. `mark`: the record's
+    // mark.
     KCCL_DEVICE void take(uint64_t mark) { pass(units_of(piece_bytes_of(mark))); }
 
   private:
@@ -143,8 +146,9 @@ class RecordReader {
         return reinterpret_cast<RecordHead*>(ring_ + unit % num_units_ * kKcclMessageUnit);
     }
 
-    // Says only now and then how far it has come, because the sender's cache line goes back and
-    // forth. What it has not said is less than a record's room.
+    // Clears the marks of `units` units and counts them as taken. Tells the sender only when it has
+    // taken a quarter of the ring since it last did, because each time the cache line moves between
+    // the ranks.
     KCCL_DEVICE void pass(uint32_t units) {
         for (uint32_t i = 0; i < units; ++i) {
             mem::store_plain(&head_at(taken_ + i)->mark, uint64_t{0});

@@ -4,8 +4,8 @@
 //     hidden = x + residual                                    added in float, rounded to the type
 //     out = hidden / sqrt(mean(hidden * hidden) + eps) * weight    computed in float, rounded once
 //
-// The order of the sum of squares. A tree adds neighbours, 0 and 1, 2 and 3, then pairs of
-// neighbours, and so on. What lies behind the row's end counts as 0.
+// The squares are added in the following order. A tree adds neighbours, 0 and 1, 2 and 3, then
+// pairs of neighbours, and so on. Elements behind the row's end count as 0.
 //
 //     line     16 bytes of the row: a tree of its elements
 //     column   two lines that are 512 bytes apart, added: what one thread of a GPU holds
@@ -46,12 +46,12 @@ struct NormedRows {
 
     KCCL_DEVICE bool has(uint64_t row) const { return row * width < count; }
 
-    // The columns of a row, in whole groups.
+    // Returns the number of columns of a row, rounded up to whole groups.
     KCCL_DEVICE uint32_t num_columns() const {
         return (width + kGroupElements<T> - 1) / kGroupElements<T> * kGroupColumns;
     }
 
-    // Tells whether every line of every array is whole and may be moved as one.
+    // Tells whether every line of every array is whole and aligned, so that one access may move it.
     KCCL_DEVICE bool are_lines() const {
         const uint64_t addresses =
             reinterpret_cast<uint64_t>(in) | reinterpret_cast<uint64_t>(residual) |
@@ -64,24 +64,24 @@ struct NormedRows {
     const T* weight;
     const float* fp8_scale;  // null: the result is of type T
     void* out;
-    uint64_t count;  // elements of all rows; a division would delay the first push
+    uint64_t count;  // elements of all rows; to divide by `width` would delay the first push
     uint32_t width;
     float eps;
 };
 
-// What the elements of a row are multiplied by, if `total` is the sum of their squares. share:
-// 1.0f / width, which a thread computes before it waits.
+// Returns the number by which the elements of a row are multiplied, if `total` is the sum of their
+// squares. share: 1.0f / width, which a thread computes before it waits.
 KCCL_DEVICE float inverse_rms(float total, float share, float eps) {
     return 1.0f / platform::square_root(mem::product(total, share) + eps);
 }
 
-// An element of the result, not rounded yet.
+// Returns an element of the result, not yet rounded to T.
 template <class T>
 KCCL_DEVICE float normalised(T hidden, float inverse, T weight) {
     return Element<T>::widen(hidden) * inverse * Element<T>::widen(weight);
 }
 
-// Adds neighbours until `num` values are left of num * 2^k.
+// Adds neighbours until `num` of `count` values are left. `count` is num times a power of two.
 KCCL_DEVICE void add_neighbours(float* values, uint32_t count, uint32_t num) {
     for (count /= 2; count >= num; count /= 2) {
         KCCL_INDEPENDENT
@@ -89,7 +89,7 @@ KCCL_DEVICE void add_neighbours(float* values, uint32_t count, uint32_t num) {
     }
 }
 
-// The sum of the squares of one group, of which `count` elements exist.
+// Returns the sum of the squares of one group. Only its first `count` elements are in the row.
 template <class T>
 KCCL_DEVICE float group_on_cpu(const T* hidden, uint32_t count) {
     constexpr uint32_t kCount = kGroupElements<T>;
@@ -107,7 +107,7 @@ KCCL_DEVICE float group_on_cpu(const T* hidden, uint32_t count) {
     return sums[0];
 }
 
-// The sum of the squares of a row.
+// Returns the sum of the squares of a row.
 template <class T>
 KCCL_DEVICE float squares_on_cpu(const T* hidden, uint32_t width) {
     float total = 0;
@@ -126,7 +126,8 @@ KCCL_DEVICE float squares_on_cpu(const T* hidden, uint32_t width) {
     return total;
 }
 
-// The members are copied, because for the compiler a loop's stores could change them.
+// Normalises one row. Copies members of `rows` to variables, because the compiler must assume that
+// the stores of a loop change the members.
 template <class T>
 KCCL_DEVICE_SHARED void row_on_cpu(const NormedRows<T>& rows, uint64_t row) {
     const uint32_t width = rows.width;

@@ -10,16 +10,17 @@
 
 namespace kccl {
 
-// The largest count or stride of elements of T. More would be more bytes than any memory has.
+// The largest count or stride of elements of T. Larger ones would be more bytes than any memory
+// has.
 template <class T>
 constexpr uint64_t kMostElements = (uint64_t{1} << 60) / sizeof(T);
 
-// Tells whether calls compare their root and their strides. On GPUs they do not: between two H100
-// this took 3 to 10 % of a call of 8 bytes.
+// Whether calls check that their root and their strides are in range. On GPUs they do not, because
+// between two H100 the checks took 3 to 10 % of a call of 8 bytes.
 constexpr bool kComparesAll = told::kIsTold || platform::kCpu;
 
-// Fails the call because of an argument. An earlier failure, which the opening of the channel
-// found, stays. Called by all threads of the coop.
+// Fails the call because of an argument. If the opening of the channel found an earlier failure,
+// the status and the record remain those of that failure. Called by all threads of the coop.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status refuse_on(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
                              const Refused& why) {
@@ -31,15 +32,17 @@ KCCL_DEVICE Status refuse_on(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel
     return channel.status();
 }
 
-// Tells whether there is something to send, `count` elements of T, and it fits. If it does not fit,
-// the call has failed. are_right: whether the other arguments are right; if not, the caller refuses
-// them. If a call can be made, all this is one branch. Called by all threads of the coop. `Op` and
-// `root`: for the simulator, which compares the ranks' calls; void and -1 for none.
+// Returns true if the call can be made: there is something to send, the `count` elements of T fit
+// in a message, and are_right. If they do not fit, fails the call. are_right: whether the other
+// arguments are valid; if not, the caller must refuse them. If the call can be made, this takes one
+// branch only. Called by all threads of the coop. `Op` and `root` are for the simulator, which
+// compares the ranks' calls; void and -1 for none.
 template <class T, class Op = void, class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, uint64_t count,
                       bool are_right = true, int root = -1) {
-    // In bytes a count that is too large could wrap. A comparison of counts took 3 % of a call of 8
-    // bytes between two H100, because each call divided (bench/LOG.md).
+    // The number of bytes wraps if the count is too large, so the count is checked too. To compare
+    // only counts, each call would have to divide max_bytes(), which took 3 % of a call of 8 bytes
+    // between two H100 (bench/LOG.md).
     const bool is_plain = count * sizeof(T) - 1 < channel.max_bytes() && count <= kMostElements<T>;
     if (told::kIsTold && are_right && (is_plain || count == 0)) {
         channel.tell({kernel, count * sizeof(T), kDtypeOf<T>, kOpOf<Op>, root});
@@ -50,7 +53,7 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, uint6
         refuse_on(channel, kernel, {kKcclArgumentCount, count, channel.max_bytes() / sizeof(T)});
         return false;
     }
-    // As in refuse_on().
+    // An earlier failure remains, as in refuse_on().
     channel.check();
     if (count == 0) return false;
     if (channel.status() == kKcclOk && leads(channel.coop())) {
@@ -61,20 +64,21 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, uint6
     return false;
 }
 
-// Returns the bytes of a chunk of `count` elements for each rank, if nothing lies between them;
-// else those of the first.
+// Returns the bytes of all ranks' chunks, of `count` elements each, if the chunks are contiguous;
+// else the bytes of the first chunk.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE uint64_t chunks_bytes(const Channel<Coop, WORLD_SIZE>& channel, uint64_t count,
                                   uint64_t stride) {
     return (stride == count ? count * channel.world_size() : count) * sizeof(T);
 }
 
-// Tells whether chunks may lie `stride` elements of T apart, at least `least`.
+// Tells whether chunks may begin `stride` elements of T apart: at least `least`, and not more than
+// any memory has. On targets that do not check strides, always returns true.
 template <class T>
 KCCL_DEVICE bool is_stride(uint64_t stride, uint64_t least) {
     return !kComparesAll || stride - least < kMostElements<T>;
 }
-// Fails the call if the chunks may not lie so. Called by all threads of the coop, which all get the
+// Fails the call if is_stride() is false. Called by all threads of the coop, which all get the
 // status.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status refuse_stride(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
@@ -84,7 +88,7 @@ KCCL_DEVICE Status refuse_stride(Channel<Coop, WORLD_SIZE>& channel, uint32_t ke
     return refuse_on(channel, kernel, {kKcclArgumentStride, stride, limit});
 }
 
-// The `channel` of a call for the coop's own channel, which default_channel() gives.
+// As the argument `channel` of a call: use the coop's own channel, which default_channel() returns.
 constexpr int kOwnChannel = -0x7fffffff - 1;
 
 // Makes one call on a channel that is opened for it. make(channel) -> Status. Called by all threads
@@ -96,28 +100,29 @@ KCCL_DEVICE Status on_one_channel(Coop coop, const DeviceComm& comm, int channel
     return make(opened);
 }
 
-// The coop of all blocks of a kernel. They are all resident, and a rank runs one such kernel at a
-// time.
+// The coop of all blocks of a kernel. All blocks must be resident at the same time, and a rank may
+// run only one such kernel at a time.
 struct Grid {};
 KCCL_DEVICE Grid grid() { return {}; }
 
-// Returns this block's slice. If no memory can hold the message, every block takes all of it, and
-// so refuses it.
+// Returns this block's slice of a call by the grid. If the message is longer than any memory,
+// returns all of it, so that every block refuses the call.
 template <class T>
 KCCL_DEVICE Slice grid_slice(uint64_t count) {
     return count > kMostElements<T> ? Slice{0, count} : block_slice<T>(count);
 }
 
-// Makes a call of the grid: each block makes its slice of it, then the blocks synchronise. So any
-// block may read the whole result. make(channel, slice) -> Status. Called by all threads of all
-// blocks. The caller synchronises what other blocks wrote to the input.
+// Makes a call by the grid: each block makes the call for its slice, then the blocks synchronise,
+// so that any block may read the whole result. make(channel, slice) -> Status. Called by all
+// threads of all blocks. If a block's slice of the input was written by other blocks, the caller
+// must synchronise the blocks before.
 template <class T, class Make>
 KCCL_DEVICE Status in_grid_slices(const DeviceComm& comm, uint64_t count, Make make) {
     const Slice slice = grid_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
         opened.tell_of_grid();
-        // Its status is the communicator's, which the last line returns.
+        // The status of make() is not needed: grid_sync() returns the communicator's failure.
         make(opened, slice);
     }
     return grid_sync(comm);

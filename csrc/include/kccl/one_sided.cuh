@@ -6,8 +6,9 @@
 
 namespace kccl {
 
-// Refuses a copy to or from `num_bytes` at `address`, unless they lie in a window of some rank.
-// Called by all threads of the coop; all get the status. Only the simulator knows the windows.
+// Refuses a copy if the `num_bytes` bytes at `address` do not lie in one window of some rank.
+// Called by all threads of the coop; all get the status. Only the simulator knows the windows, so
+// the other targets refuse nothing.
 template <class Coop>
 KCCL_DEVICE Status check_window(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                                 KcclArgument argument, const void* address, uint64_t num_bytes) {
@@ -22,7 +23,7 @@ KCCL_DEVICE Status check_window(Coop coop, const DeviceComm& comm, KcclKernel ke
 template <class Coop>
 KCCL_DEVICE Status check_part(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                               const Window& window, int peer, uint64_t offset, uint64_t num_bytes) {
-    // The window's, which may be that of a part of the communicator.
+    // The ranks of the window count, which may be only a part of the communicator's.
     if (is_outside(peer, window.world_size)) {
         return refuse_by(coop, comm, kernel,
                          {kKcclArgumentPeer, uint64_t(int64_t{peer}), uint64_t(window.world_size)});
@@ -37,7 +38,7 @@ KCCL_DEVICE Status check_part(Coop coop, const DeviceComm& comm, KcclKernel kern
     return kKcclOk;
 }
 
-// Refuses a peer below `least` or outside of the world, or a signal_id outside of 0 to
+// Refuses a peer that is not from `least` to world_size - 1, or a signal_id that is not from 0 to
 // kKcclNumSignals - 1. Called by all threads of the coop; all get the status.
 template <class Coop>
 KCCL_DEVICE Status check_signal(Coop coop, const DeviceComm& comm, KcclKernel kernel, int peer,

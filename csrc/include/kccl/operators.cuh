@@ -18,9 +18,10 @@
 
 namespace kccl {
 
-// An operator: apply(accumulated, next) in rank order, then finish(accumulated, world_size).
-// kIsTold: it is made of the host's call, because it knows some of its facts at run time only.
-// kReduces: it brings its own reduce_unit() and reduce_rows(), see reduce.cuh.
+// An operator. A reduction calls apply(accumulated, next) in rank order, then finish(accumulated,
+// world_size). kIsTold: the operator is constructed from the host's call, because some of its facts
+// are known at run time only. kReduces: it has its own reduce_unit() and reduce_rows(), see
+// reduce.cuh.
 struct Sum {
     static constexpr bool kIsTold = false;
     static constexpr bool kReduces = false;
@@ -74,8 +75,8 @@ struct Avg : Sum {
     }
 };
 
-// Equal floats differ at most in the sign of zero. Or-ing the bits keeps a minus; and-ing (in Max)
-// keeps a plus.
+// Floats that compare equal differ at most in the sign of zero. Here an or of their bits keeps a
+// minus; in Max an and keeps a plus.
 struct Min : Sum {
     template <class T, class Acc>
     KCCL_DEVICE static Acc apply(Acc a, Acc b) {
@@ -139,7 +140,7 @@ struct Bxor : Sum {
     }
 };
 
-// The KcclOp of Op; the number of them for void.
+// The KcclOp of Op; kKcclNumOps for void and for a user's own operator.
 template <class Op>
 constexpr uint32_t kOpOf = kKcclNumOps;
 template <>
@@ -169,7 +170,8 @@ constexpr bool kTakes =
      : kOpOf<Op> >= kKcclBand && kOpOf<Op> <= kKcclBxor ? kHasBits<T>
                                                         : true);
 
-// Refuses a call of other types in one sentence. A caller instantiates nothing else with them.
+// Refuses, at compile time and in one sentence, a call whose operator does not take T. The caller
+// instantiates nothing else with these types.
 template <class Op, class T>
 KCCL_DEVICE Status refuse_types() {
     static_assert(
@@ -182,7 +184,7 @@ KCCL_DEVICE Status refuse_types() {
     return kKcclBadArgument;
 }
 
-// The operator of a call that the host launches.
+// Returns the operator of a call that the host launches.
 template <class Op>
 KCCL_DEVICE Op operator_of([[maybe_unused]] const Call& call) {
     if constexpr (Op::kIsTold) {

@@ -20,18 +20,19 @@ struct Sharing {
     uint32_t block = 0;
     uint32_t blocks = 1;
 
-    // The bytes of a part that one block takes. It takes fewer only of a shorter part.
+    // Returns the bytes of a part of num_bytes that one block moves. A longer part has no shorter
+    // share.
     KCCL_DEVICE uint64_t share(uint64_t num_bytes) const {
         constexpr uint64_t kUnit = 16;
         return ((num_bytes + kUnit - 1) / kUnit + blocks - 1) / blocks * kUnit;
     }
-    // Returns the bytes that this block takes.
+    // Returns this block's slice of a part of num_bytes.
     KCCL_DEVICE Slice slice(uint64_t num_bytes) const {
         return slice_of(num_bytes, share(num_bytes), block);
     }
 };
 
-// Returns the number of blocks of this launch.
+// Returns this block's number, and the number of blocks of this launch.
 KCCL_DEVICE Sharing launch_sharing() {
     return {platform::block_in_grid(), platform::blocks_per_grid()};
 }
@@ -61,14 +62,15 @@ class PartsCall {
         return in_ + (call_.repeats != 0 ? 0 : bytes_before(call_.sends, rank));
     }
 
-    // Returns this block's slice of a part of so many bytes, as far as packets carry it.
+    // Returns the beginning of this block's slice of a part of num_bytes: the bytes that packets
+    // carry.
     KCCL_DEVICE Slice first(uint64_t num_bytes) const {
         const Slice slice = sharing_.slice(num_bytes);
         return {slice.begin, slice.count < most_first_ ? slice.count : most_first_};
     }
 
-    // Enters the call and pushes all packets: payload i of each part by thread i / UNIT. On failure
-    // nothing is sent.
+    // Enters the call and pushes all packets. Thread i / UNIT pushes payload i of each part. On
+    // failure nothing is sent.
     template <uint32_t UNIT>
     KCCL_DEVICE Status push(KcclKernel kernel) {
         const Status entered = channel_.next(kernel, Exchange::kPairwise);
@@ -119,7 +121,7 @@ class PartsCall {
             if (source >= channel_.world_size()) break;
             if (longest[source] > longest_) longest_ = longest[source];
             if (heads[source] == head(call_.receives[source])) continue;
-            // The packet of another call has no head.
+            // The first packet of a different call is no head.
             const bool is_head = heads[source] >> 56 == call_.kernel;
             Call theirs = call_;
             theirs.dtype = static_cast<uint32_t>(heads[source] >> 48 & 255);
@@ -132,7 +134,8 @@ class PartsCall {
         return are_expected;
     }
 
-    // A round of the rest of a part, as an offset in the part and its bytes; none: 0 bytes.
+    // Returns a round of the rest of this block's slice: its offset in the part, and its bytes,
+    // which are 0 if there is no such round. The rest is what packets do not carry.
     KCCL_DEVICE Slice rest(uint64_t num_bytes, const Rounds& rounds, uint32_t round) const {
         const Slice slice = sharing_.slice(num_bytes);
         const uint64_t begin = most_first_ + rounds.begin_of(round);
@@ -148,8 +151,9 @@ class PartsCall {
                source * staging_part_bytes(comm);
     }
 
-    // Moves the rests of all parts, if any is longer than packets take. To be called when the call
-    // of packets has ended. take(rounds, round, parity): uses a round of what has been staged.
+    // Moves the rests of all parts through the staging, if any part has more bytes than packets
+    // carry. Called when the call of packets has ended. take(rounds, round, parity): uses a round
+    // that peers have written to this rank's staging.
     template <class Take>
     KCCL_DEVICE Status push_rests(KcclKernel kernel, Take take) {
         const uint64_t longest = sharing_.share(longest_);
@@ -177,7 +181,7 @@ class PartsCall {
   private:
     static constexpr uint64_t kMostLength = (uint64_t{1} << 48) - 1;
 
-    // The header that a rank sends in front of a part of so many bytes.
+    // Returns the header that a rank sends in front of a part of `length` bytes.
     KCCL_DEVICE uint64_t head(uint64_t length) const {
         return uint64_t{call_.kernel} << 56 | uint64_t{call_.dtype} << 48 | length;
     }

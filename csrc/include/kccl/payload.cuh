@@ -1,6 +1,6 @@
-// How a message is divided: into payloads, which are 8 bytes of consecutive elements, as one ll16
-// packet and one sentinel word carry; into slices, one for each block of a kernel; into rounds,
-// when a slice is longer than a call may be.
+// How a message is divided. A payload is 8 bytes of consecutive elements, as much as one ll16
+// packet or one sentinel word carries. A slice is the part of one block of the grid. A round is as
+// much of a slice as one call may move.
 #pragma once
 
 #include "coop.cuh"
@@ -9,30 +9,30 @@ namespace kccl {
 
 constexpr uint32_t kPayloadBytes = 8;
 
-// The length of arrays with an entry for each rank. WORLD_SIZE 0: any number of ranks.
+// The length of arrays with an entry for each rank. WORLD_SIZE: the number of ranks; 0: any number.
 template <int WORLD_SIZE>
 constexpr int kMaxRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
 
-// A unit is what a reduction takes at a time: a payload, or the two payloads of an element that is
-// longer than one.
+// A unit is what a reduction computes at a time: one payload, or the two payloads of one element if
+// an element is longer than a payload.
 template <class T>
 constexpr uint32_t kUnitPayloads = sizeof(T) > kPayloadBytes ? sizeof(T) / kPayloadBytes : 1;
 template <class T>
 constexpr uint32_t kUnitElements = kUnitPayloads<T> * kPayloadBytes / sizeof(T);
 
-// The number of elements in so many payloads.
+// Returns the number of elements in `payloads` payloads, which are whole units.
 template <class T>
 KCCL_DEVICE uint32_t num_elements(uint32_t payloads) {
     return payloads / kUnitPayloads<T> * kUnitElements<T>;
 }
 
-// The number of units that hold `count` elements.
+// Returns the number of units that hold `count` elements. The last one may be partly filled.
 template <class T>
 KCCL_DEVICE uint32_t num_units(uint32_t count) {
     return (count + kUnitElements<T> - 1) / kUnitElements<T>;
 }
 
-// The number of payloads that hold `count` elements.
+// Returns the number of payloads in the units that hold `count` elements.
 template <class T>
 KCCL_DEVICE uint32_t num_payloads(uint32_t count) {
     return num_units<T>(count) * kUnitPayloads<T>;
@@ -46,28 +46,29 @@ KCCL_DEVICE bool are_words(const T* array, uint32_t i, uint32_t n, uint32_t coun
            (platform::kCpu || reinterpret_cast<uint64_t>(array) % kPayloadBytes == 0);
 }
 
-// Returns true if that holds for all payloads of an array.
+// Returns true if all payloads of an array of `count` elements are whole and aligned.
 template <class T>
 KCCL_DEVICE bool are_words(const T* array, uint32_t count) {
     return count % kUnitElements<T> == 0 &&
            (platform::kCpu || reinterpret_cast<uint64_t>(array) % kPayloadBytes == 0);
 }
 
-// Returns true if that holds for all payloads of several arrays, `stride` elements apart; `arrays`
-// is the first.
+// Returns true if all payloads of several arrays of `count` elements are whole and aligned. The
+// arrays begin `stride` elements apart; `arrays` is the first.
 template <class T>
 KCCL_DEVICE bool are_words(const T* arrays, uint64_t stride, uint32_t count) {
     return are_words(arrays, count) && (platform::kCpu || stride % kUnitElements<T> == 0);
 }
 
-// Returns true if N payloads, which are words, may be moved as one line of 16 bytes.
+// Returns true if the N payloads at `first` may be moved by one access of 16 bytes. They must be
+// whole and aligned: see are_words().
 template <uint32_t N>
 KCCL_DEVICE bool is_line(const void* first) {
     return N == 2 && !platform::kCpu && reinterpret_cast<uint64_t>(first) % sizeof(mem::Line) == 0;
 }
 
-// Loads payloads [i, i + N), whole units of an array of `count` elements. What lies behind the end
-// is zero.
+// Loads payloads [i, i + N), which are whole units, of an array of `count` elements. Bytes of
+// payloads that lie behind the end of the array become zero.
 template <class T, uint32_t N>
 KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t i,
                                uint32_t count) {
@@ -91,7 +92,8 @@ KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t
     platform::copy_bytes(payloads, elements, sizeof(payloads));
 }
 
-// Stores payloads [i, i + N) of an array of `count` elements, except what lies behind the end.
+// Stores payloads [i, i + N) of an array of `count` elements, except the bytes that lie behind the
+// end of the array.
 template <class T, uint32_t N>
 KCCL_DEVICE void store_payloads(T* array, uint32_t i, uint32_t count,
                                 const uint64_t (&payloads)[N]) {
@@ -116,14 +118,15 @@ KCCL_DEVICE void store_payloads(T* array, uint32_t i, uint32_t count,
     }
 }
 
-// The part of a message that one block of a kernel takes, in elements. It begins where a packet
-// does.
+// The part of a message that one block moves, in elements. It begins at the first element of a
+// packet.
 struct Slice {
     uint64_t begin;
     uint64_t count;
 };
 
-// Returns the slice of a block if each block takes `share` elements.
+// Returns a block's slice of `count` elements if each block gets `share` of them. The last slices
+// may be shorter or empty.
 KCCL_DEVICE Slice slice_of(uint64_t count, uint64_t share,
                            uint32_t block = platform::block_in_grid()) {
     const uint64_t begin = block * share < count ? block * share : count;
@@ -131,7 +134,9 @@ KCCL_DEVICE Slice slice_of(uint64_t count, uint64_t share,
     return {begin, rest < share ? rest : share};
 }
 
-// Returns this block's slice if the blocks of the kernel share the message out evenly.
+// Returns this block's slice when the message is divided evenly among the blocks of the grid. The
+// share of a block is rounded up to a multiple of 16 bytes, so the last slices may be shorter or
+// empty.
 template <class T>
 KCCL_DEVICE Slice block_slice(uint64_t count) {
     constexpr uint64_t kUnit = 16 / sizeof(T);
@@ -140,8 +145,8 @@ KCCL_DEVICE Slice block_slice(uint64_t count) {
     return slice_of(count, (num_units + blocks - 1) / blocks * kUnit);
 }
 
-// Returns this block's slice of a call that the host launched. The host has divided, because a
-// division here would delay the first push.
+// Returns this block's slice of a call that the host launched. The host has computed the share,
+// because a division here would delay the first push.
 template <class T>
 KCCL_DEVICE Slice call_slice(const Call& call) {
     constexpr uint64_t kUnit = 16 / sizeof(T);
@@ -166,8 +171,9 @@ KCCL_DEVICE void prefetch_slice(const Call& call, const Slice& slice) {
 }
 
 // Makes a call on a slice in rounds of at most max_bytes. Each round is a call of its own on the
-// channel: round(out, in, count) -> Status. It must be the kernel's last act. With EXPECTS_END it
-// calls expect_end() before the last round, except on targets where that would spill.
+// channel: round(out, in, count) -> Status. in_rounds() must be the last call in the kernel. If
+// EXPECTS_END, it calls Channel::expect_end() before the last round, except on targets where that
+// would spill registers. Returns the status of the first round that fails, else ok.
 template <class T, bool EXPECTS_END = true, class Channel, class Round>
 KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& slice,
                              uint64_t max_bytes, Round round) {
@@ -183,8 +189,8 @@ KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& sl
         const uint64_t begin = slice.begin + done;
         const uint64_t rest = slice.count - done;
         const auto count = static_cast<uint32_t>(rest < most ? rest : most);
-        // Where one round has a path of its own, only that path expects the end: this loop would
-        // need more registers for it.
+        // On targets with the path above for one round, only that path calls expect_end(): in this
+        // loop the call would need more registers.
         if (EXPECTS_END && platform::kExpectsEnd && !platform::kPeels && rest <= most) {
             channel.expect_end();
         }
@@ -194,7 +200,8 @@ KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& sl
     return kKcclOk;
 }
 
-// One payload, of elements of at most 8 bytes. is_word: it is known to be a whole word.
+// Loads payload i, for elements of at most 8 bytes. is_word: the caller knows that the payload is
+// whole and aligned.
 template <class T>
 KCCL_DEVICE uint64_t load_payload(const T* array, uint32_t i, uint32_t count, bool is_word) {
     if (is_word) return mem::load_plain(reinterpret_cast<const uint64_t*>(array) + i);
@@ -214,7 +221,7 @@ KCCL_DEVICE void store_payload(T* array, uint32_t i, uint32_t count, uint64_t pa
     }
 }
 
-// Unit i. are_words: its payloads are known to be whole words.
+// Loads unit i. are_words: the caller knows that its payloads are whole and aligned.
 template <class T>
 KCCL_DEVICE void load_unit(uint64_t (&unit)[kUnitPayloads<T>], const T* array, uint32_t i,
                            uint32_t count, bool are_words) {

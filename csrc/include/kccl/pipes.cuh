@@ -31,13 +31,13 @@
 
 namespace kccl {
 
-// What the pipes of a communicator hold. The same on all ranks.
+// The number and lengths of a communicator's pipes. They are the same on all ranks.
 struct PipeShape {
-    uint32_t of_channel_0;  // pipes from each source
-    uint32_t of_others;     // the same on each other channel
-    uint32_t num_bytes;     // of a pipe
+    uint32_t of_channel_0;  // pipes from each source on channel 0
+    uint32_t of_others;     // pipes from each source on each other channel
+    uint32_t num_bytes;     // length of a pipe
     uint32_t packet_bytes;  // payload of the packets of one step
-    uint32_t chunk_bytes;   // of a step of plain bytes
+    uint32_t chunk_bytes;   // length of a step of plain bytes
 
     static constexpr uint32_t kPacketSlots = 4;
     static constexpr uint32_t kChunkSlots = 2;
@@ -74,7 +74,7 @@ struct PipeShape {
     // Returns the length of a slot of packets.
     KCCL_DEVICE uint32_t slot_bytes() const { return 2 * packet_bytes; }
 
-    // Into how many slices a message is divided. Sender and receiver agree on it.
+    // Returns the number of slices of a message. Sender and receiver compute the same number.
     KCCL_DEVICE uint32_t slices_of(uint64_t message_bytes, int channel) const {
         const uint32_t most = channel == 0 ? of_channel_0 : of_others;
         const uint64_t wanted = (message_bytes + kKcclPipeSliceBytes - 1) / kKcclPipeSliceBytes;
@@ -83,10 +83,10 @@ struct PipeShape {
     }
 };
 
-// One pipe: what `rank` gets from `source`. Computes addresses only.
+// One pipe, by which `rank` receives from `source`. Only computes addresses.
 class Pipe {
   public:
-    // `number`: of the pipes of this channel.
+    // `number`: the pipe's number among those of this channel.
     KCCL_DEVICE Pipe(const DeviceComm& comm, const PipeShape& shape, int rank, int source,
                      int channel, uint32_t number)
         : shape_(shape) {
@@ -123,8 +123,8 @@ class Pipe {
 template <class Coop>
 class PipeEnd {
   public:
-    // The payloads in front of the slice's bytes: the message's length, and none, so that what
-    // follows the packets' bytes is as aligned as the slice.
+    // The number of payloads in front of the slice's bytes: the message's length, and an empty one.
+    // There are two, so that the bytes behind those in packets are as aligned as the slice.
     static constexpr uint32_t kHead = 2;
 
     // `kernel`: kKcclSendTo or kKcclRecvFrom.
@@ -176,8 +176,8 @@ class PipeEnd {
         return end();
     }
 
-    // Receives a slice of a message of num_bytes into `out`. A message of another length is an
-    // error: then this rank has given up.
+    // Receives `slice` of a message of num_bytes into `out`. If the sender's message has another
+    // length, this rank gives up, and a failed status is returned.
     KCCL_DEVICE Status receive(uint8_t* out, const Slice& slice, uint64_t num_bytes) {
         uint8_t* bytes = out + slice.begin;
         const uint32_t first = in_packets(slice.count);
@@ -215,7 +215,7 @@ class PipeEnd {
     KCCL_DEVICE bool is_scrubbed(uint32_t epoch) const {
         return (epoch << 1 >> 1) < PipeShape::kPacketSlots * comm_.epoch_step;
     }
-    // How many of a slice's bytes go by packets.
+    // Returns how many bytes of a slice are sent in packets.
     KCCL_DEVICE uint32_t in_packets(uint64_t count) const {
         const uint32_t most = shape_.packet_bytes - kHead * kPayloadBytes;
         return count < most ? static_cast<uint32_t>(count) : most;
@@ -240,9 +240,9 @@ class PipeEnd {
         return wait_until(comm_, awaited(wanted), poll, missing);
     }
 
-    // Each warp waits until packets may be written. Relaxed, because what stood there has been
-    // loaded before the credit was given. Words that the receiver has made old come before the
-    // packets by acquire.
+    // Waits, in each warp, until the packets of this step may be written. The wait is relaxed,
+    // because the receiver has loaded the slot's old packets before it gave the credit. If the
+    // receiver has made words old, an acquire orders them before the new packets.
     KCCL_DEVICE bool wait_for_room() {
         const uint32_t* word = mine_.word(PipeShape::kCredit);
         const uint32_t wanted = epoch_before(PipeShape::kPacketSlots);
@@ -252,21 +252,22 @@ class PipeEnd {
         return true;
     }
 
-    // The coop waits for a word of the peer, and sees what was written before it. Also a sync.
+    // Makes the coop wait for a word of the peer, and acquires what the peer wrote before it. It is
+    // also a sync. Returns false if the wait failed.
     KCCL_DEVICE bool wait_together(const uint32_t* word, uint32_t wanted) {
         return !coop_.any(!wait_for<mem::Order::kAcquire>(word, wanted, leads(coop_)));
     }
 
-    // Tells the peer the epoch of this step, behind a sync.
+    // Makes a sync, then stores the epoch of this step in a word at the peer.
     template <mem::Order order>
     KCCL_DEVICE void tell(PipeShape::Line line) {
         coop_.sync();
         if (leads(coop_)) mem::store<order, mem::Scope::kSystem>(theirs_.word(line), epoch_);
     }
 
-    // Returns false if this thread's warp has failed. Each thread polls the head beside its own
-    // packet: of a shorter message that packet never comes. Then this rank gives up, which ends the
-    // wait.
+    // Receives the bytes that are sent in packets. Returns false if this thread's warp has failed.
+    // Each thread polls the head too: if the message is shorter than expected, the thread's own
+    // packet never comes. Then this rank gives up, which ends the wait.
     KCCL_DEVICE bool take_packets(uint8_t* bytes, uint32_t first, uint64_t num_bytes) {
         const mem::Packet* packets = mine_.packets(step());
         const uint32_t num = num_packets(first);
@@ -326,7 +327,8 @@ class PipeEnd {
         copy_rows<2>(coop_.index(), coop_.size(), 1, [&](int) { return Row{to, from, num_bytes}; });
     }
 
-    // All threads have loaded the epoch, and have synchronised since.
+    // Stores the epoch of the last step for the next message. All threads have loaded the old
+    // epoch, and have synchronised since.
     KCCL_DEVICE Status end() {
         if (leads(coop_)) mem::store_plain(counter_, epoch_);
         return kKcclOk;

@@ -36,12 +36,12 @@ using uint64_t = unsigned long;
 
 // ---- Qualifiers -----------------------------------------------------------------------------
 // KCCL_KERNEL_OF(n): its blocks have at most n threads, so that each may use more registers.
-// KCCL_CONSTEXPR: a function that device code calls, and constants, too.
+// KCCL_CONSTEXPR: a function that device code and constant expressions may call.
 #if defined(KCCL_TARGET_CUDA)
 #define KCCL_CONSTEXPR __host__ __device__ constexpr
 #define KCCL_DEVICE __device__ __forceinline__
 #define KCCL_INLINED  // behind a lambda's parameters
-// Inlined although it is cold: around a call the hot path's registers would lie in memory.
+// Inlined although it is cold: around a call the hot path's registers would be spilled.
 #define KCCL_DEVICE_COLD KCCL_DEVICE
 #define KCCL_DEVICE_SHARED KCCL_DEVICE
 #define KCCL_KERNEL __global__
@@ -116,15 +116,15 @@ namespace kccl::platform {
 #if defined(KCCL_TARGET_CUDA)
 
 constexpr uint32_t kWarpSize = 32;
-// How many words the blocks of a grid count in, where they wait for each other.
+// The number of counters by which the blocks of a grid wait for each other.
 constexpr uint32_t kGridCounters = 1;
-// How often such a block looks at them before it pauses.
+// How often a waiting block polls these counters before it pauses.
 constexpr uint32_t kGridPolls = 1;
-// Plain C++ on a CPU, where a coop is one thread.
+// Whether the target is plain C++ on a CPU, where a coop is one thread.
 constexpr bool kCpu = false;
-// Whether ranks compare the calls that pull: a GPU never runs those.
+// Whether ranks compare their calls: only those that pull, which a GPU never runs.
 constexpr bool kComparesCalls = false;
-// While one lives, floats are rounded in the usual way. Only a CPU's threads know another.
+// While an object lives, floats are rounded to nearest. Only CPUs have other modes.
 struct DefaultFloats {};
 // Whether in_rounds() has a path of its own for calls of one round.
 constexpr bool kPeels = true;
@@ -157,7 +157,7 @@ constexpr bool kCpu = false;
 constexpr bool kComparesCalls = false;
 struct DefaultFloats {};
 constexpr bool kPeels = false;
-constexpr bool kExpectsEnd = false;  // because it would spill
+constexpr bool kExpectsEnd = false;  // because registers would spill
 
 KCCL_DEVICE uint32_t thread_in_block() { return __builtin_amdgcn_workitem_id_x(); }
 KCCL_DEVICE uint32_t threads_per_block() { return __builtin_amdgcn_workgroup_size_x(); }
@@ -169,9 +169,9 @@ KCCL_DEVICE uint32_t blocks_per_grid() {
 KCCL_DEVICE void await_accesses() {
     __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0); the other counters may have any value
 }
-// Why the fences: a bare s_barrier does not wait for stores, so they could still be on their way.
-// Why the wait: clang puts none before the barrier, and a later release waits for its own wave's
-// stores only.
+// The fences are here because a bare s_barrier does not wait for stores, which could still be on
+// their way. The wait is here because clang puts none before the barrier, and a later release waits
+// for its own wave's stores only.
 KCCL_DEVICE void sync_block() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     await_accesses();
@@ -193,7 +193,7 @@ enum LaneMove {
     kToNextRow = 0x142,   // the last lane of a row to the next one
     kToUpperRows = 0x143  // lane 31 to lanes 32 to 63
 };
-// Lanes that nothing moves to keep their value.
+// Moves values between lanes. A lane to which no value is moved keeps its own.
 template <LaneMove MOVE>
 KCCL_DEVICE float move_lanes(float value) {
     const int bits = __builtin_bit_cast(int, value);
@@ -306,8 +306,8 @@ KCCL_DEVICE void enter_call([[maybe_unused]] uint64_t state, [[maybe_unused]] ui
 #endif
 }
 
-// The first parameter of the kernel, where the launch has put it. On AMD GPUs a parameter that is
-// passed on by reference would first be copied to memory, every thread its own copy.
+// Returns the kernel's first parameter, where the launch has put it. On AMD GPUs a parameter that
+// is passed on by reference would first be copied to memory, once for each thread.
 template <class T>
 KCCL_DEVICE const T& first_parameter([[maybe_unused]] const T& parameter) {
 #if defined(KCCL_TARGET_HIP)
@@ -346,7 +346,7 @@ KCCL_DEVICE To bit_cast(const From& from) {
     return to;
 }
 
-// Rounds to nearest on every target.
+// Returns the square root, rounded to nearest on every target.
 KCCL_DEVICE float square_root(float value) {
 #if defined(KCCL_TARGET_CUDA)
     return __fsqrt_rn(value);
@@ -355,7 +355,7 @@ KCCL_DEVICE float square_root(float value) {
 #endif
 }
 
-// The value that thread `source_lane` of the same warp gave. Called by all threads of the warp.
+// Returns the value that thread `source_lane` of this warp passed. Called by all its threads.
 template <class T>
 KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
     static_assert(sizeof(T) % 4 == 0, "whole words");
@@ -366,9 +366,9 @@ KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
     return value;
 }
 
-// f over the values of groups of NUM neighbouring threads of a warp, 4 or all; each thread gets its
-// group's. f is commutative. The order is fixed: pairs, then pairs of pairs. Called by all
-// threads of the warp.
+// Reduces by f the values of each group of NUM neighbouring threads of a warp, 4 or all. Returns
+// the group's result in each thread. f is commutative. The order is fixed: pairs, then pairs of
+// pairs. Called by all threads of the warp.
 template <uint32_t NUM, class F>
 KCCL_DEVICE float reduce_lanes(float value, F f) {
     static_assert(NUM == 4 || NUM == kWarpSize, "what AMD's lanes can move at once");

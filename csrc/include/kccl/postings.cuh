@@ -2,13 +2,13 @@
 //
 // All ranks number their calls alike. In a call every rank posts once: it writes its part, which
 // may be empty, into the slot of the call, and then the call's number into the head of the slot,
-// with release. Who needs the part waits for that number, with acquire, and reads the part there.
-// So a rank that needs nothing waits for nobody, and may be many calls ahead.
+// with release. A rank that needs the part waits for that number, with acquire, and reads the part
+// from the slot. So a rank that needs nothing waits for nobody, and may be many calls ahead.
 //
 // Why a slot may be used again: a rank that posts call c has taken what it needs of the calls
 // before c. The slot of call c was that of call c - SLOTS. So it is free when every rank has posted
-// a call behind that one. A rank looks at this once in SLOTS / 4 calls, and for all of these, so
-// that it does not read the other ranks' lines in each call.
+// a call after call c - SLOTS. A rank checks this once in SLOTS / 4 calls, for all of these calls,
+// so that it does not read the other ranks' cache lines in each call.
 #pragma once
 
 #include "mem.cuh"
@@ -16,15 +16,16 @@
 namespace kccl {
 
 constexpr uint64_t kPostingSlots = 128;
-// An odd number of lines, so that the slots' first lines are in different sets of a cache.
+// The length of a slot. It is an odd number of lines, so that the slots' first lines are in
+// different sets of a cache.
 constexpr uint64_t kPostingSlotBytes = 9 * kKcclLineBytes;
 
 // The beginning of a slot. The part follows it.
 struct PostingHead {
     uint64_t number;     // of the call; 0: none has used the slot
     uint64_t num_bytes;  // of the whole call's message
-    uint64_t call;       // what the ranks compare besides
-    uint64_t history;    // stands for num_bytes and call of this call and of all before it
+    uint64_t call;       // other facts of the call that the ranks compare
+    uint64_t history;    // a hash of num_bytes and call of this call and of all calls before it
 };
 
 // The most bytes of a part.
@@ -32,23 +33,24 @@ constexpr uint64_t kPostingBytes = kPostingSlotBytes - sizeof(PostingHead);
 
 // One rank's view of a sequence of calls. One thread uses it.
 //
-// wait(source, is_there) -> bool polls is_there() until it is true. False: the wait has failed.
-// After a failure the memory must be cleared before it is used again.
+// wait(source, is_there) -> bool: polls is_there() until it is true. Returns false if the wait
+// failed. After a failure the memory must be cleared before it is used again.
 //
 // SLOTS: a multiple of 4, and at least 8. Tests have fewer than the library.
 template <uint64_t SLOTS = kPostingSlots>
 class Postings {
   public:
-    // The memory of one rank for one sequence of calls. It is zero at first.
+    // The length of one rank's memory for one sequence of calls. The memory must be zero at first.
     static constexpr uint64_t kBytes = SLOTS * kPostingSlotBytes;
 
-    // parts: the address of every rank's memory, as this rank maps it, which outlives this; offset:
-    // where in it the sequence begins. number: that of the last call; 0: none.
+    // parts: the address of every rank's memory, as this rank maps it; the array must outlive this
+    // object. offset: where in the memory the sequence begins. number: the number of the last call,
+    // or 0 if there was none.
     KCCL_DEVICE Postings(const uint64_t* parts, uint64_t offset, int rank, int world_size,
                          uint64_t number)
         : parts_(parts), offset_(offset), rank_(rank), world_size_(world_size), number_(number) {}
 
-    // The number of the call that has been begun last.
+    // Returns the number of the call that has been begun last.
     KCCL_DEVICE uint64_t number() const { return number_; }
 
     // Tells whether this call is the first of a batch of SLOTS / 4, which all ranks number alike.
@@ -70,13 +72,13 @@ class Postings {
         return true;
     }
 
-    // Where this rank's part of the call goes, at most kPostingBytes.
+    // Returns the address at which this rank writes its part of the call, at most kPostingBytes.
     KCCL_DEVICE uint8_t* room() const { return part_of(rank_); }
 
-    // Posts what has been written there.
+    // Posts the part that has been written at room(). num_bytes and `call` are for comparison.
     KCCL_DEVICE void post(uint64_t num_bytes, uint64_t call) const {
         PostingHead* const head = head_of(rank_, number_);
-        // Only this rank writes its slots. That of call 0 has been used by none, and has zero.
+        // Only this rank writes its slots. Before call 1 the slot of call 0 is unused, and is zero.
         uint64_t history = mem::load_plain(&head_of(rank_, number_ - 1)->history);
         history = (history ^ num_bytes) * kOdd;
         history = (history ^ history >> 32 ^ call) * kOdd;
@@ -110,7 +112,7 @@ class Postings {
         return reinterpret_cast<PostingHead*>(parts_[source] + offset_ +
                                               number % SLOTS * kPostingSlotBytes);
     }
-    // The number in the slot of a call.
+    // Returns the number that stands in `source`'s slot of call `number`.
     KCCL_DEVICE uint64_t number_of(int source, uint64_t number) const {
         return mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
             &head_of(source, number)->number);

@@ -7,9 +7,10 @@
 //         collect(exchange, all, count);                 [rank][block][count]
 //     }
 //
-// collect_reduced() instead of collect() gives [block][count], reduced over the ranks: an
-// all_reduce that is complete in every block after one crossing. A block that needs only some of
-// the slices collects only those: an exchange of long messages costs what every block polls.
+// collect_reduced() instead of collect() gives [block][count], reduced over the ranks. It is an
+// all_reduce whose whole result every block has after data has crossed the links once. A block that
+// needs only some slices should collect only those, because the time of an exchange of long
+// messages depends on how much every block polls.
 #pragma once
 
 #include "grid_exchange.cuh"
@@ -23,13 +24,14 @@ KCCL_DEVICE uint64_t num_slice_packets(uint32_t count) {
     return count == 0 ? 1 : (uint64_t{count} * sizeof(T) + kPayloadBytes - 1) / kPayloadBytes;
 }
 
-// Begins an exchange: publishes this block's slice, `count` elements of T; the same count in every
-// block of every rank, and 0 for a mere barrier. collect() of the same count follows. Called by all
-// threads of the block; all get the same status. `in` may be reused when collect() has returned.
+// Begins an exchange: publishes this block's slice, `count` elements of T at `in`. All blocks of
+// all ranks must pass the same count; 0 makes the exchange a barrier only. The block must then call
+// collect() with this count. Called by all threads of the block; all get the same status. `in` may
+// be reused when collect() has returned.
 //
 // kAcqRel: what any thread of the block wrote before is visible to every block that has collected.
-// kRelaxed: only the slices are. Then the caller synchronises what other threads of the block wrote
-// to `in`.
+// kRelaxed: only the slices are visible. Then the caller must sync the block before, if other
+// threads of it wrote to `in`.
 template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
 KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* in, uint32_t count) {
     static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
@@ -72,7 +74,7 @@ struct Slices {
     uint32_t num;
 };
 
-// Each payload of `out` is made of `num` packets, `stride` apart; at most ROWS.
+// The packets of which a payload of `out` is made: `num` of them, at most ROWS, `stride` apart.
 template <int ROWS>
 struct Rows {
     int num;
@@ -110,7 +112,7 @@ KCCL_DEVICE bool collect_next(GridExchange<REACH, WORLD_SIZE>& exchange, T* out,
     return true;
 }
 
-// The common part of collect() and collect_reduced(). IS_PART: the slices are those of some blocks.
+// The common part of collect() and collect_reduced(). IS_PART: the block collects only some slices.
 template <mem::Order order, bool IS_PART, int ROWS, class T, KcclReach REACH, int WORLD_SIZE,
           class Combine>
 KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
@@ -140,7 +142,7 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     const bool words = count != 0 && are_words(out, count);
     bool failed = IS_PART && !exchange.await_previous();
     if (failed) {
-        // The status goes to leave().
+        // leave() below gets `failed`.
     } else if (words && total <= size) {
         const uint32_t first = exchange.position_of({slices.first, 0}) + exchange.first_position();
         const uint32_t position = thread < total ? first : exchange.kSomePosition;
@@ -176,10 +178,10 @@ KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, ui
                                       [](const uint64_t* payloads) { return payloads[0]; });
 }
 
-// Collects some of these slices: [slice][count]. In one exchange some blocks may collect all
-// slices and others any part. But where a rank has two blocks or more, each slice must be collected
-// on it by a block other than the one that published it: a packet that nobody has seen may still be
-// on its way when its position is written again.
+// Ends an exchange as collect() above, but collects only `slices`: `out` becomes [slice][count]. In
+// one exchange some blocks may collect all slices and others any part. But where a rank has two
+// blocks or more, each slice must be collected on it by a block other than the one that published
+// it: a packet that nobody has seen may still be on its way when its position is written again.
 template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
 KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                            Slices slices) {
@@ -218,7 +220,8 @@ KCCL_DEVICE Status collect_reduced(GridExchange<kKcclReachAllRanks, WORLD_SIZE>&
     return collect_sums<Op, order, false>(exchange, out, count, Slices{0, exchange.num_blocks()});
 }
 
-// Collects and reduces the slices of some blocks: [slice][count]. Which ones: see collect().
+// Ends an exchange as collect_reduced() above, but only for the blocks `slices`: `out` becomes
+// [slice][count]. See collect() for which slices a block may choose.
 template <class Op = Sum, mem::Order order = mem::Order::kAcqRel, class T, int WORLD_SIZE>
 KCCL_DEVICE Status collect_reduced(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& exchange, T* out,
                                    uint32_t count, Slices slices) {

@@ -11,7 +11,7 @@
 
 namespace kccl::host {
 
-// An enumerator's name, from the compiler: "kKcclBarrierDirect".
+// Returns an enumerator's name as the compiler spells it: "kKcclBarrierDirect".
 template <class Enum, Enum value>
 std::string spelled() {
     const std::string all = __PRETTY_FUNCTION__;
@@ -41,7 +41,7 @@ inline std::string kernel_name(uint32_t kernel) {
     return name_of<KcclKernel>(kernel, std::make_index_sequence<kKcclNumKernels>());
 }
 
-// Tells whether the ranks of such a call agree on a root.
+// Tells whether calls of this kernel have a root, on which the ranks must agree.
 inline bool has_root(const std::string& kernel) {
     if (kernel.rfind("reduce_scatter_", 0) == 0) return false;
     for (const char* const collective : {"broadcast_", "reduce_", "gather_", "scatter_"}) {
@@ -52,7 +52,8 @@ inline bool has_root(const std::string& kernel) {
 
 // Returns the element type of a call in words; "" for none.
 inline std::string type_words(uint32_t dtype) {
-    // As _MOVED_FROM of kccl/base/abi.py. tests/csrc/test_record_words.py compares the words.
+    // The value of _MOVED_FROM in kccl/base/abi.py. tests/csrc/test_record_words.py compares the
+    // words.
     constexpr uint32_t kMovedFrom = 32;
     if (dtype >= kMovedFrom) {
         return "a type that KCCL only moves (check sum " + std::to_string(dtype - kMovedFrom) + ")";
@@ -126,11 +127,11 @@ inline std::string argument_words(const KcclRecord& record) {
     return (is_sum ? "slices.first + slices.num" : name) + " is " + text(value) + ", " + words;
 }
 
-// Returns in words how a program goes on after a failure.
+// Say how a program can go on after a failure.
 constexpr const char* kAllGoOn = "; all ranks may go on with a new Communicator";
 constexpr const char* kSurvivorsGoOn = "; the survivors may go on with a Team of their own";
 
-// Returns in words where a wait was, for whom, and what it had seen.
+// Says in words where a wait was, for whom, and what it had seen.
 struct WaitWords {
     std::string where, awaited, seen;
 };

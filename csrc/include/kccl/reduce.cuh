@@ -9,8 +9,8 @@
 
 namespace kccl {
 
-// Narrows the elements of a unit: see reduce_unit(). Elements of 16 bits are narrowed in pairs
-// unless there is a NaN, which is rare.
+// Rounds the accumulators of a unit to elements of T. Elements of 16 bits are rounded in pairs
+// unless one of them is NaN, which is rare.
 template <class T, int N, uint32_t WORDS>
 KCCL_DEVICE void narrow_unit(uint64_t (&unit)[WORDS], const typename Element<T>::Acc (&acc)[N]) {
     if constexpr (kNarrowsPairs<T>) {
@@ -30,7 +30,7 @@ KCCL_DEVICE void narrow_unit(uint64_t (&unit)[WORDS], const typename Element<T>:
 }
 
 // Reduces element-wise one unit of each rank 0 .. world_size - 1: a payload, or the two payloads of
-// a longer element. They lie `stride` payloads apart in an array with room for MAX_RANKS.
+// a longer element. The units lie `stride` payloads apart in an array with room for MAX_RANKS.
 template <class T, class Op, int MAX_RANKS>
 KCCL_DEVICE void reduce_unit(uint64_t (&result)[kUnitPayloads<T>], const uint64_t* payloads,
                              int stride, int world_size, [[maybe_unused]] const Op& op = Op{}) {
@@ -65,7 +65,7 @@ KCCL_DEVICE uint64_t reduce_payloads(const uint64_t* payloads, int world_size,
     return result[0];
 }
 
-// Reduces N payloads of each rank, whole units.
+// Reduces N payloads of each rank, which are whole units.
 template <class T, class Op, int MAX_RANKS, uint32_t N>
 KCCL_DEVICE void reduce_packets(uint64_t (&results)[N], const uint64_t (&payloads)[MAX_RANKS][N],
                                 int world_size, const Op& op = Op{}) {
@@ -78,8 +78,8 @@ KCCL_DEVICE void reduce_packets(uint64_t (&results)[N], const uint64_t (&payload
     }
 }
 
-// The number of lines of 16 bytes that a thread loads from each row before it reduces any, as its
-// registers allow.
+// The number of lines of 16 bytes that a thread loads from each row before it reduces any. Its
+// registers limit it.
 template <int WORLD_SIZE>
 constexpr uint32_t kLinesAtOnce = WORLD_SIZE > 0 && WORLD_SIZE <= 4 ? 2 : 1;
 
@@ -141,8 +141,8 @@ KCCL_DEVICE void reduce_rows_of(Coop coop, T* out, const T* const* rows, uint64_
 }
 
 // Sets out[i] to the reduction of rows[0][i], rows[1][i], ... for i < count. `out` may be one of
-// the rows. Called by all threads of the coop. The world size is a constant in each loop, so that a
-// CPU's compiler makes vector code of it.
+// the rows. Called by all threads of the coop. Each world size has a loop of its own, in which it
+// is a constant, so that compilers for CPUs make vector code.
 template <class T, class Op, class Coop>
 KCCL_DEVICE_SHARED void reduce_rows(Coop coop, T* out, const T* const* rows, int world_size,
                                     uint64_t count, [[maybe_unused]] const Op& op = Op{}) {

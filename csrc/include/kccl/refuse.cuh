@@ -21,8 +21,8 @@ struct Refused {
     uint64_t limit;
 };
 
-// Fails this rank because of it. `channel`: the call's channel, or its signal_id. Called by one
-// thread.
+// Fails this rank because of the refused argument `why`. `channel`: the call's channel, or its
+// signal_id. Called by one thread.
 KCCL_DEVICE_COLD void refuse(const DeviceComm& comm, uint32_t kernel, int32_t channel,
                              const Refused& why) {
     give_up(comm, Record{kKcclBadArgument, comm.rank, comm.rank, kernel, channel,
@@ -30,8 +30,8 @@ KCCL_DEVICE_COLD void refuse(const DeviceComm& comm, uint32_t kernel, int32_t ch
                          static_cast<uint32_t>(why.argument), why.value});
 }
 
-// Fails this rank in the same way, in a call without a channel. Called by all threads of the coop;
-// all get the status.
+// Fails this rank because of a refused argument, in a call without a channel. Called by all threads
+// of the coop; all get the status.
 template <class Coop>
 KCCL_DEVICE Status refuse_by(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                              const Refused& why) {

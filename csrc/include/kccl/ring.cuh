@@ -1,17 +1,17 @@
-// A ring of stages in block-shared memory: one warp copies global memory ahead, other warps consume
-// the copies in the same order.
+// A ring of stages in block-shared memory. One warp, the producer, copies global memory into the
+// stages, ahead of its use. Other warps, the consumers, use the copies in the same order.
 //
 //     copy n uses stage n % STAGES
-//     full[stage]     ends a phase when the stage's bytes are there
-//     empty[stage]    ends a phase when every consuming warp has let go of the stage
+//     full[stage]     a barrier that ends a phase when the stage's bytes have arrived
+//     empty[stage]    a barrier that ends a phase when every consumer has released the stage
 //
-// Two limits hold the producer back. A stage must be free, and only so many copies may be in
-// flight. They are apart because copies in flight fill the memory system's queues, where the
-// block's polls wait behind them, while copies that have arrived keep the consumers busy during an
-// exchange.
+// Before a copy, the producer waits for two conditions: the stage is free, and fewer than a given
+// number of copies are in flight. That number may be smaller than the number of stages: copies in
+// flight fill the memory system's queues and delay the block's polls, but copies that have arrived
+// do not, and keep the consumers busy during an exchange.
 //
-// Each thread makes a Producer or a Consumer of its own, which counts copies in registers. A block
-// of one warp makes both, and calls try_push() between its fronts.
+// Each thread makes a Producer or a Consumer of its own, which counts copies in registers. In a
+// block of one warp, each thread makes both, and calls try_push() between its calls of front().
 #pragma once
 
 #include "told.cuh"
@@ -19,7 +19,7 @@
 
 namespace kccl {
 
-// Lies in block-shared memory. A copy fills a stage, or the beginning of it.
+// The stages and barriers of a ring, in block-shared memory. A copy fills a stage or its beginning.
 template <uint32_t STAGES, uint32_t STAGE_BYTES>
 struct Ring {
     static_assert(STAGE_BYTES % 16 == 0, "copies are made in units of 16 bytes");
@@ -31,8 +31,8 @@ struct Ring {
     mem::CopyBarrier empty[STAGES];
 };
 
-// Makes a ring ready, once. Called by all threads of the block. num_consumers: how many warps
-// consume.
+// Initialises the barriers of a ring, before its first use. Called once by all threads of the
+// block. num_consumers: the number of consuming warps.
 template <class Ring>
 KCCL_DEVICE void init_ring(Block coop, Ring& ring, uint32_t num_consumers) {
     if (leads(coop)) {
@@ -58,15 +58,17 @@ struct Turn {
     }
 };
 
-// The warp that copies. All its threads call all functions. `comm` has the time limit of waits.
+// The warp that copies into the ring. All its threads call all functions. Waits have the timeout of
+// `comm`, and a wait that fails makes its rank give up (wait.cuh).
 template <class Ring>
 class Producer {
   public:
     KCCL_DEVICE Producer(Ring& ring, const DeviceComm& comm) : ring_(ring), comm_(comm) {}
 
-    // Starts the next copy, of at least 16 bytes and at most a stage; num_bytes and `from` are
-    // multiples of 16. Waits until its stage is free and fewer than `in_flight` (1 or more) copies
-    // are in flight.
+    // Waits until the next stage is free and fewer than `in_flight` (1 or more) copies are in
+    // flight, then starts to copy `num_bytes` bytes at `from` into the stage. num_bytes is from 16
+    // to the length of a stage; it and `from` are multiples of 16. Returns ok, or why the wait
+    // failed.
     KCCL_DEVICE Status push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
         begin("Producer::push", from, num_bytes, in_flight);
         const auto poll = [&] { return start(from, num_bytes, in_flight); };
@@ -75,7 +77,7 @@ class Producer {
         return wait_until(comm_, awaited, poll, missing) ? kKcclOk : status_of(comm_);
     }
 
-    // Starts the next copy without waiting. Returns false if it could not start yet.
+    // Starts the same copy as push(), but does not wait. Returns false if it could not start yet.
     KCCL_DEVICE bool try_push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
         begin("Producer::try_push", from, num_bytes, in_flight);
         return start(from, num_bytes, in_flight);
@@ -93,7 +95,7 @@ class Producer {
 
     // Tells whether the next `num` stages are free now; num is 1 to kStages. Does not wait.
     KCCL_DEVICE bool has_free_stages(uint32_t num) const {
-        // Stages become free in their order.
+        // Stages become free in their order, so it is enough to check the last of them.
         const uint32_t last = next_.stage + num - 1;
         const bool wraps = last >= Ring::kStages;
         return !platform::warp_any(!mem::has_completed_now(
@@ -109,7 +111,8 @@ class Producer {
     }
 
   private:
-    // Tells the simulator of the call `name`, which it refuses if no GPU can make the copy.
+    // Tells the simulator that the warp calls `name`. The simulator refuses arguments with which no
+    // GPU can make the copy.
     KCCL_DEVICE void begin(const char* name, const void* from, uint32_t num_bytes,
                            uint32_t in_flight) const {
         if constexpr (!told::kIsTold) return;
@@ -129,7 +132,8 @@ class Producer {
     }
 
     KCCL_DEVICE bool start(const void* from, uint32_t num_bytes, uint32_t in_flight) {
-        // In the first round, the round before it counts as consumed.
+        // The stage is free when its last copy has been consumed, in the phase of the other parity.
+        // In the first round that phase counts as ended: see CopyBarrier.
         const bool is_free = mem::has_completed(&ring_.empty[next_.stage], next_.parity ^ 1u);
         if (platform::warp_any(!is_free)) return false;
         const uint32_t bound = in_flight < Ring::kStages ? in_flight : Ring::kStages;
@@ -146,7 +150,7 @@ class Producer {
         return true;
     }
 
-    // Tells whether the oldest copy in flight has arrived. If so, it is in flight no more.
+    // Tells whether the oldest copy in flight has arrived. If so, counts it as in flight no more.
     KCCL_DEVICE bool has_landed() {
         const bool is_there = mem::has_completed(&ring_.full[oldest_.stage], oldest_.parity);
         if (platform::warp_any(!is_there)) return false;
@@ -165,14 +169,14 @@ class Producer {
     uint32_t count_ = 0;
 };
 
-// A warp that consumes. All its threads call all functions.
+// A warp that uses the copies of the ring. All its threads call all functions.
 template <class Ring>
 class Consumer {
   public:
     KCCL_DEVICE Consumer(Ring& ring, const DeviceComm& comm) : ring_(ring), comm_(comm) {}
 
-    // Waits for the next copy and returns its bytes. It returns the same bytes until pop(). Null:
-    // the wait failed.
+    // Waits for the next copy and returns the address of its bytes, or null if the wait failed.
+    // Returns the same address until pop().
     KCCL_DEVICE const uint8_t* front() {
         begin_together<CoopKind::kWarp>(comm_, "Consumer::front", {{"copy", count_}});
         bool is_there = false;
@@ -185,7 +189,8 @@ class Consumer {
         return wait_until(comm_, awaited, poll, missing) ? ring_.stage[next_.stage] : nullptr;
     }
 
-    // Waits without a limit, for producers that copy until the consumers have ended.
+    // Does what front() does, but without a timeout or a check for failures, and never returns
+    // null. Only for a ring whose producer copies until the consumers have ended.
     KCCL_DEVICE const uint8_t* await_front() {
         while (platform::warp_any(!mem::has_completed(&ring_.full[next_.stage], next_.parity))) {
             mem::poll_pause();
@@ -193,14 +198,14 @@ class Consumer {
         return ring_.stage[next_.stage];
     }
 
-    // Returns the next copy's bytes, as front() does, if they are there now; else null. Does not
-    // wait. All threads of the warp get the same.
+    // Returns the address of the next copy's bytes, as front() does, if they have arrived; else
+    // null. Does not wait. All threads of the warp get the same address.
     KCCL_DEVICE const uint8_t* try_front() {
         const bool is_here = mem::has_completed_now(&ring_.full[next_.stage], next_.parity);
         return platform::warp_any(!is_here) ? nullptr : ring_.stage[next_.stage];
     }
 
-    // Frees the stage: the producer may copy over its bytes.
+    // Releases the stage of front(), so that the producer may overwrite it.
     KCCL_DEVICE void pop() {
         begin_together<CoopKind::kWarp>(comm_, "Consumer::pop", {{"copy", count_}});
         warp().sync();

@@ -7,16 +7,16 @@
 //     step n        what is left to read
 //
 // Each step but the last is a call of its own on the channel. A step writes into the peers'
-// staging, the slots of its call's parity. The next step reads there, after "written" has come from
-// all ranks. A peer's "written" also says that it has read what came in the step before. So the
-// step after it may write there again.
+// staging, to the slots of its call's parity. The next step reads these slots in this rank's
+// staging, after "written" has come from all ranks. A peer's "written" also says that it has read
+// what came in the step before. So the step after it may write to the same slots again.
 //
 // The staging holds plain data, which only these flags order. When a kernel begins, peers may still
-// read what an earlier kernel wrote into their result half. Packet calls in between do not order
-// those reads. After an odd number of them the parity is the same again. So step 0 must not write
-// the result half. After the first "written" of all ranks nobody reads there. Step 0 may write the
-// input half: a rank that has read it says "written" once more before its kernel ends, so all peers
-// know that it has been read.
+// read what an earlier kernel wrote into the result half of their staging. Packet calls in between
+// do not order those reads, and after an odd number of such calls the parity is the same again. So
+// step 0 must not write the result half. After the first "written" of all ranks nobody reads the
+// old data in it. Step 0 may write the input half: a rank that has read it says "written" once more
+// before its kernel ends, so all peers know that it has been read.
 #pragma once
 
 #include "channel.cuh"
@@ -40,7 +40,7 @@ struct Rounds {
     }
 };
 
-// `count` elements of T, divided into `number` chunks, which begin on lines of their own.
+// An array of `count` elements of T, divided into `number` chunks, each of which begins on a line.
 template <class T>
 struct Chunks {
     uint32_t count;

@@ -34,7 +34,8 @@ KCCL_DEVICE Status await_written(Channel<Coop, WORLD_SIZE>& channel, int first, 
         Description theirs = mem::load_plain(description_slot(
             comm, comm.rank, channel.index(), kKcclFlagWritten, source, channel.epoch()));
         if (are_same(mine, theirs)) continue;
-        // The peer has said "written" in a later call only. On CPUs it has described this one too.
+        // The peer has not said "written" in this call, but in a later one. On CPUs it has also
+        // described this call in its own line.
         if (theirs.epoch != mine.epoch) {
             theirs = {0, mine.epoch, kUnknownCall};
             if (platform::kCpu) theirs = described(comm, source, channel.index(), mine.epoch);

@@ -12,8 +12,8 @@
 
 namespace kccl {
 
-// Scrubs if it is time. Called by all threads of the coop when they enter the call that is
-// `awaited`. `index` counts scratch channels.
+// Scrubs a channel, before the call that is `awaited`. Called by all threads of the coop when they
+// enter that call. `index`: the scratch channel.
 template <class Coop>
 KCCL_DEVICE_COLD Status scrub(Coop coop, const DeviceComm& comm, int index, Awaited awaited) {
     const uint32_t epoch = awaited.wanted;

@@ -44,7 +44,7 @@ constexpr int kMostThreads = 512;
 static_assert((kKcclNumSentinelSlots & (kKcclNumSentinelSlots - 1)) == 0,
               "slots take turns by a counter that wraps at 2^32");
 
-// Returns how many packets carry so many payloads.
+// Returns the number of packets that carry num_payloads payloads.
 KCCL_DEVICE uint32_t num_packets(uint32_t num_payloads) {
     return (num_payloads + kPayloads - 1) / kPayloads;
 }
@@ -64,8 +64,8 @@ KCCL_DEVICE bool is_valid(mem::Packet packet) {
     return packet.half[0] != kArmed && packet.half[1] != kArmed;
 }
 
-// The slot of one call and that of the call before. All threads of the coop make one when they have
-// entered the call, before they push anything.
+// The slots of this call and of the call before. All threads of the coop make such an object when
+// they have entered the call, before they push anything.
 template <class Coop, int WORLD_SIZE>
 class Slots {
   public:
@@ -87,8 +87,8 @@ class Slots {
         mem::store_packet(at(channel_.receiver(k), outbox_) + i, packet);
     }
 
-    // Pushes packet i to every rank, this one last. There are two loops because of outbox_: see
-    // there.
+    // Pushes packet i to every rank, this one last. A first loop computes the addresses; the
+    // comment on outbox_ says why.
     KCCL_DEVICE void push(uint32_t i, mem::Packet packet) const {
         mem::Packet* outbox[kMaxRanks<WORLD_SIZE>];
         KCCL_UNROLL
@@ -130,7 +130,7 @@ class Slots {
             if (source < world_size) inbox[source] = inbox_ + source * slot_packets_;
         }
         mem::Packet packets[kMaxRanks<WORLD_SIZE>];
-        // All packets are loaded before any is checked, so that their latencies overlap.
+        // Loads all packets before it checks any, so that the load latencies overlap.
         const auto poll = [&] {
             KCCL_UNROLL
             for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
@@ -146,8 +146,8 @@ class Slots {
             return are_valid;
         };
         const auto missing = [&] {
-            // Words carry no epoch, so the record has that of the call before, in which a missing
-            // rank took part.
+            // Words carry no epoch, so the record names the epoch of the call before, in which a
+            // missing rank took part.
             Missing late = {0, channel_.epoch() - channel_.comm().epoch_step};
             for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
                 if (source >= world_size || is_valid(packets[source])) continue;
@@ -178,12 +178,12 @@ class Slots {
     Channel<Coop, WORLD_SIZE>& channel_;
     const uint32_t calls_;
     const uint32_t stale_packets_;
-    // These are computed before the first push. AMD's compiler loads the DeviceComm again behind
-    // each store that others see, and a load behind a push may wait for it.
-    const uint64_t outbox_;     // in each rank's scratch: this rank's slot of this call
+    // The members below are computed before the first push. AMD's compiler loads the DeviceComm
+    // again behind each store that others see, and a load behind a push may wait for that push.
+    const uint64_t outbox_;     // offset in each rank's scratch of this rank's slot of this call
     mem::Packet* const inbox_;  // the first source's slot of this call; slot_packets_ to the next
     const uint32_t slot_packets_;
-    const int32_t to_stale_;  // from inbox_ to the same of the call before; slots go around
+    const int32_t to_stale_;  // from inbox_ to that of the call before, in packets; slots wrap
 };
 
 }  // namespace kccl::sentinel

@@ -1,5 +1,6 @@
-// Calls that all threads of a coop make together. The simulator compares what the threads call, and
-// names those that are missing; on other targets nothing of this is left.
+// Tells the simulator about calls that all threads of a coop make together. The simulator compares
+// the threads' calls, and names threads that are missing. On other targets this compiles to
+// nothing.
 #pragma once
 
 #include "coop.cuh"
@@ -8,7 +9,8 @@ namespace kccl {
 
 enum class CoopKind : uint32_t { kThread, kWarp, kBlock, kGrid };
 
-// The machine does not know who belongs to a coop of the user's own, and compares nothing there.
+// The kind of a coop. A coop of the user's own type counts as single threads, and nothing is
+// compared: the simulator does not know which threads belong to it.
 template <class Coop>
 constexpr CoopKind kCoopKind = CoopKind::kThread;
 template <>
@@ -19,8 +21,9 @@ inline constexpr CoopKind kCoopKind<Block> = CoopKind::kBlock;
 // What a call does in an exchange between blocks.
 enum class ExchangeStep : uint32_t { kNone, kOpen, kPublish, kCollect, kClose };
 
-// An argument of a call, by its name in the call's declaration. num_bytes: of an array that any
-// thread of the coop may read, so that the coop is synchronised behind the last write.
+// An argument of a call, by its name in the call's declaration. num_bytes: the length of an array
+// that any thread of the coop may read in the call. So the coop must have synchronised after the
+// last write to the array.
 struct Given {
     KCCL_DEVICE Given(const char* name, uint64_t value) : name(name), value(value) {}
     KCCL_DEVICE Given(const char* name, const void* value, uint64_t num_bytes = 0)
@@ -30,15 +33,16 @@ struct Given {
     uint64_t num_bytes = 0;
 };
 
-// The use of an exchange by a call, for the simulator's checks.
+// What a call does with an exchange between blocks, for the simulator's checks.
 struct ExchangeUse {
     ExchangeStep step = ExchangeStep::kNone;
     uint32_t reach = 0;
     uint64_t num_bytes = 0;  // bytes of a slice
 };
 
-// The thread begins the call `name` of its coop. All its threads give the same arguments. Of a
-// grid, all blocks give the first `num_common` alike, and each block's threads all of them.
+// Tells the simulator that this thread begins the call `name` of its coop. All threads of the coop
+// must give the same arguments. In a call of the grid only the threads of a block must do so, and
+// all blocks must agree on the first `num_common` arguments.
 template <CoopKind KIND, uint32_t NUM>
 KCCL_DEVICE void begin_together([[maybe_unused]] const DeviceComm& comm,
                                 [[maybe_unused]] const char* name,

@@ -1,5 +1,6 @@
-// What kernels tell the simulator about their calls, and ask it, so that it finds mistakes which no
-// GPU can notice at no cost. Nothing of it is left on other targets.
+// Tells the simulator about the calls that kernels make, and asks it about windows, so that it
+// finds mistakes that a GPU could find only at a cost. On other targets these functions compile to
+// nothing.
 #pragma once
 
 #include "coop.cuh"
@@ -12,8 +13,8 @@ constexpr bool kIsTold = true;
 constexpr bool kIsTold = false;
 #endif
 
-// Returns how many bytes a window of some rank has from `address` on; 0: it lies in no window. On
-// other targets this is not known, and every address is accepted.
+// Returns how many bytes a window of some rank has from `address` on, or 0 if the address lies in
+// no window. On other targets the windows are not known, so any number of bytes is accepted.
 KCCL_DEVICE uint64_t window_room([[maybe_unused]] const void* address) {
 #if defined(KCCL_TARGET_SIM)
     return kccl_sim_engine->window_room(address);
@@ -44,8 +45,8 @@ struct Call {
     uint32_t num_blocks = 0;
 };
 
-// Tells the simulator of a call. It is compared with the others of the same `group`, `index` and
-// `epoch`, of which there are `callers`.
+// Tells the simulator of a call. The simulator compares all calls with this `group`, `index` and
+// `epoch`; `callers` is their number.
 KCCL_DEVICE void compare([[maybe_unused]] const DeviceComm& comm, [[maybe_unused]] uint64_t group,
                          [[maybe_unused]] int32_t index, [[maybe_unused]] int32_t channel,
                          [[maybe_unused]] uint32_t callers, [[maybe_unused]] uint32_t epoch,
@@ -59,8 +60,8 @@ KCCL_DEVICE void compare([[maybe_unused]] const DeviceComm& comm, [[maybe_unused
 #endif
 }
 
-// Tells the simulator that this rank makes the next call on a channel. It is compared with the
-// calls of the other ranks there. Called by one thread. `index`: the scratch channel.
+// Tells the simulator that this rank makes the next call on a channel. The simulator compares it
+// with the other ranks' calls on this channel. Called by one thread. `index`: the scratch channel.
 KCCL_DEVICE void call_begins(const DeviceComm& comm, int channel, int index, const Call& call) {
     compare(comm, comm.scratch[0], index, channel, static_cast<uint32_t>(comm.world_size), 0, call);
 }
@@ -76,7 +77,8 @@ KCCL_DEVICE void slice_begins(const DeviceComm& comm, KcclReach reach, uint32_t 
 }
 
 // Tells the simulator by which operator this block reduces the slices of an exchange of all ranks.
-// It is compared with the same block's on the other ranks. Called by one thread of each block.
+// The simulator compares it with the operator of this block on the other ranks. Called by one
+// thread of each block.
 KCCL_DEVICE void reduction_begins(const DeviceComm& comm, uint32_t epoch, const Call& call) {
     const auto block = static_cast<int32_t>(platform::block_in_grid());
     compare(comm, comm.scratch[0], -1 - kKcclNumReaches - block, -1,

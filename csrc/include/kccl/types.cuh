@@ -39,7 +39,7 @@ using complex128 = Complex<double>;
 
 enum class Kind { kNone, kFloat, kSigned, kUnsigned, kBool, kComplex };
 
-// Facts about the type T: its KcclDtype, or the number of them if it has none; its kind.
+// Facts about a type: its KcclDtype, or kKcclNumDtypes if it has none, and its kind.
 template <KcclDtype DTYPE, Kind KIND>
 struct TypeFacts {
     static constexpr uint32_t kDtype = DTYPE;
@@ -93,8 +93,8 @@ template <class T>
 constexpr bool kHasNan = kKindOf<T> == Kind::kFloat || kKindOf<T> == Kind::kComplex;
 
 // Element<T>: Acc, the accumulator; widen(T) -> Acc; narrow(Acc) -> T, which canonicalises NaN.
-// Floats also have Bits, the unsigned type of Acc's size. Floats of 16 bits have narrow_pair(): the
-// bits of two elements that are not NaN.
+// Floats also have Bits, the unsigned type of Acc's size. Floats of 16 bits have narrow_pair(),
+// which returns the bits of two elements. Neither may be NaN.
 template <class T>
 struct Element;
 
@@ -173,7 +173,7 @@ struct Element<f8e5m2> {
     }
 };
 
-// The type is unsigned, because signed overflow is undefined.
+// The accumulator is unsigned, because signed overflow is undefined.
 template <class T, class Unsigned>
 struct IntegerElement {
     using Acc = Unsigned;

@@ -4,9 +4,9 @@
 //
 // is_there() polls once. missing() returns what this thread still waits for; it is called rarely.
 //
-// A wait fails when its limit has passed, when a rank that it waits for is gone, when any peer gave
-// up first, or when the user interrupted. Then the rank gives up: it writes one record, sets its
-// abort word at all peers, and leaves a status in KcclState that stays until reset.
+// A wait fails when its timeout has passed, when a rank that it waits for is gone, when any peer
+// gave up first, or when the user interrupted. Then the rank gives up: it writes one record, sets
+// its abort word at all peers, and leaves a status in KcclState that stays until reset.
 #pragma once
 
 #include "description.cuh"
@@ -55,10 +55,11 @@ KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
     mem::tell_host(state->idle_context, kKcclAborted, state->record);
 }
 
-// Whether a wait needs each of the missing peers, or any one of them.
+// What a wait needs. kEach: words of all missing peers, so it fails when one of them is gone. kAny:
+// a word of any missing peer, so it fails only when all of them are gone.
 enum class Need { kEach, kAny };
 
-// The purpose of a wait, in the form in which its record has it.
+// The purpose of a wait, as the record says it if the wait fails.
 struct Awaited {
     uint32_t kernel;  // KcclKernel or KcclNoKernel
     int32_t channel;  // or the signal_id
@@ -67,7 +68,7 @@ struct Awaited {
     bool is_on_channel = false;  // wanted is the epoch of a call that this rank has described
 };
 
-// Fails this rank because `source` makes another call.
+// Fails this rank because `source` makes a different call.
 KCCL_DEVICE_COLD void refuse_call(const DeviceComm& comm, const Awaited& awaited, int source,
                                   const Description& mine, const Description& theirs) {
     constexpr uint64_t kMost = 0xffffffff;
@@ -78,9 +79,9 @@ KCCL_DEVICE_COLD void refuse_call(const DeviceComm& comm, const Awaited& awaited
                          most(mine.num_bytes), most(theirs.num_bytes), mine.call, theirs.call});
 }
 
-// Compares this rank's call of an epoch with those of `ranks`, a bit each, that have entered it. A
-// peer that is late is no difference. Returns false if one makes another call, so this rank has
-// failed. On CPUs only, for calls that describe themselves.
+// Compares this rank's description of the awaited call with those of the peers in `ranks`, a bit
+// each. A peer that has not entered the call yet counts as equal. If a description differs, fails
+// this rank and returns false. Used on CPUs only, for calls that are described (description.cuh).
 KCCL_DEVICE_COLD bool make_same_call(const DeviceComm& comm, const Awaited& awaited,
                                      uint32_t ranks) {
     const int index = awaited.channel * comm.blocks_per_channel;
@@ -98,18 +99,18 @@ KCCL_DEVICE_COLD bool make_same_call(const DeviceComm& comm, const Awaited& awai
 
 // The peers that a thread still waits for.
 struct Missing {
-    uint32_t ranks;      // a bit each; this rank's own: other threads of it
+    uint32_t ranks;      // a bit each; this rank's own bit: its other threads are waited for
     uint32_t seen;       // last value of one of their words, as an epoch or a count
     int32_t block = -1;  // in waits between blocks: the block whose word that is
 };
 
-// The most time that counts between two looks at the clock on a CPU. A waiting rank looks far more
-// often, unless it was stopped, as by Ctrl-Z, or its machine slept. Then its peers have not had the
-// time either.
+// The most time between two reads of the clock that counts as waited, on a CPU. A waiting rank
+// reads the clock far more often, unless it was stopped, as by Ctrl-Z, or its machine slept. In
+// that case its peers have not had this time either.
 constexpr uint64_t kMostBetweenLooksNs = 100000000;
 
-// Notes a look at the clock on a CPU. Returns how long the wait has lasted, without the time in
-// which this thread was stopped.
+// Notes that a waiting thread on a CPU has read the clock, which says `now`. Returns how long the
+// wait has lasted, without the time in which the thread was stopped.
 KCCL_DEVICE uint64_t waited_until(uint64_t now, uint64_t& started_ns, uint64_t& looked_ns) {
     if (started_ns == 0) {
         started_ns = now;
@@ -120,8 +121,9 @@ KCCL_DEVICE uint64_t waited_until(uint64_t now, uint64_t& started_ns, uint64_t& 
     return now - started_ns;
 }
 
-// When this thread first checked the clock; 0: not yet. On a GPU, where no kernel is stopped, a
-// word more would make each wait slower.
+// Measures how long a wait has lasted. started_ns: when this thread first read the clock; 0: not
+// yet. On a GPU no kernel is stopped, so this form needs no time of the last read, which would be
+// one word more and make each wait slower.
 template <bool IS_CPU>
 struct WaitClock {
     uint64_t started_ns = 0;
@@ -135,14 +137,14 @@ struct WaitClock {
 template <>
 struct WaitClock<true> {
     uint64_t started_ns = 0;
-    uint64_t looked_ns = 0;  // when it did so last
+    uint64_t looked_ns = 0;  // when this thread last read the clock
 
     KCCL_DEVICE uint64_t waited(uint64_t now) { return waited_until(now, started_ns, looked_ns); }
 };
 
 // The state of one wait. Each thread keeps its own.
 struct Patience {
-    uint32_t looks = 0;  // how often the warp has looked; one lane looks at a time
+    uint32_t looks = 0;  // how often the warp was on the slow path; one lane checks each time
     // The lost peers whose words were polled once more after the loss was seen, a bit each.
     uint32_t looked_again = 0;
     WaitClock<platform::kCpu> clock;
@@ -153,8 +155,8 @@ struct Patience {
 // that wait for this rank.
 constexpr uint64_t kQuietNs = platform::kCpu ? 0 : 1000000;
 
-// On CPUs a rank that has waited so long looks which calls the missing peers make. Those that are
-// only late lose a cache line by that, and nothing else.
+// On CPUs a rank that has waited this long compares its call with those of the missing peers. A
+// peer that is only late loses a cache line by that, and nothing else.
 constexpr uint64_t kCompareAfterNs = 10000000;
 
 // Tells whether this thread checks the clock this time. The waiting threads of a warp take turns.
@@ -172,8 +174,8 @@ KCCL_DEVICE int first_of(uint32_t ranks) {
     return rank;
 }
 
-// Looks at the abort words. Returns false if a peer gave up, so this rank has too. *closed gets a
-// bit for each peer that has closed its communicator.
+// Reads the abort words. If a peer gave up, fails this rank and returns false. *closed gets a bit
+// for each peer that has closed its communicator.
 KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* closed) {
     for (int source = 0; source < comm.world_size; ++source) {
         const uint32_t departure = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
@@ -187,8 +189,9 @@ KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* closed) {
     return true;
 }
 
-// Looks at the clock and at the abort words; on a CPU also at the processes of the missing peers,
-// on a GPU at the mailbox. Returns false if the wait has failed.
+// Decides whether a wait may continue. Checks the status, the clock and the abort words; on a CPU
+// also whether the processes of the missing peers are alive, on a GPU the host's mailbox. Returns
+// false if the wait has failed; this rank has then given up.
 KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, Patience& patience,
                                 const Missing& missing) {
     State* state = state_of(comm);
@@ -232,16 +235,18 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     return false;
 }
 
-// Returns true if `mine` is true in a thread of the warp, which has then found that the
-// communicator has failed. From here on status_of() says so in all of them: the vote orders
-// nothing, but the sync behind it does. Called by all threads of a warp.
+// Returns true if `mine` is true in any thread of the warp. `mine`: this thread has found that the
+// communicator has failed. If it returns true, status_of() is not ok in any thread of the warp from
+// here on. The sync behind the vote is for that, because a vote orders no memory. Called by all
+// threads of a warp.
 KCCL_DEVICE bool has_failed_in_warp(bool mine) {
     if (!platform::warp_any(mine)) return false;
     platform::sync_warp();
     return true;
 }
 
-// The slow path of a wait. Returns whether the warp may poll on. Called by all threads of a warp.
+// Runs the slow path of a wait. Returns whether the warp may continue to poll. Called by all
+// threads of a warp.
 KCCL_DEVICE bool warp_may_go_on(const DeviceComm& comm, const Awaited& awaited, Patience& patience,
                                 const Missing& missing) {
     const bool looks = has_turn(platform::warp_ballot(missing.ranks != 0), patience.looks++);
@@ -251,8 +256,9 @@ KCCL_DEVICE bool warp_may_go_on(const DeviceComm& comm, const Awaited& awaited, 
 // Polls until is_there() is true in all threads of the warp. Returns false if the wait failed; then
 // status_of() is not ok in any of them. Called by all threads of a warp, with the same arguments.
 //
-// is_there() -> bool: polls once; true when this thread has seen all that it waits for.
-// missing() -> Missing: what it has not seen, after a poll; ranks is 0 if it has seen all.
+// is_there() -> bool: polls once. Returns true if this thread has seen all that it waits for.
+// missing() -> Missing: says, after a poll, what this thread has not seen. ranks is 0 if it has
+// seen all.
 //
 // The slow path stands first because compilers keep source order. So the code after a successful
 // poll follows the poll directly. The slow path works on copies because a variable whose address is

@@ -9,8 +9,9 @@ namespace kccl {
 // Gathers chunks on an open channel. Called by all threads of the channel's coop.
 //
 // Every rank's `out` gets all ranks' `in`: the `count` elements of T of rank p go to out + p *
-// stride; the default stride is `count`, and no stride is smaller. `in` is this rank's chunk of
-// `out`, or does not overlap it. Otherwise as all_reduce().
+// stride. The stride is at least `count`, which is the default. `in` is this rank's chunk of `out`,
+// or does not overlap `out`. The status, and what the coop may do on return, are as in
+// all_reduce().
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count, uint64_t stride) {
@@ -35,7 +36,7 @@ KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
     return all_gather<T>(channel, out, in, count, count);
 }
 
-// Does the same for one call, without a channel. Called by all threads of the coop.
+// Opens a channel, makes this one call on it and closes it. Called by all threads of the coop.
 template <class T, class Coop>
 KCCL_DEVICE Status all_gather(Coop coop, const DeviceComm& comm, T* out, const T* in,
                               uint64_t count, int channel = kOwnChannel) {
@@ -44,7 +45,8 @@ KCCL_DEVICE Status all_gather(Coop coop, const DeviceComm& comm, T* out, const T
     });
 }
 
-// Does the same by the blocks of the grid: see in_grid_slices().
+// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
+// blocks.
 template <class T>
 KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
     begin_together<CoopKind::kGrid>(comm, "all_gather",

@@ -9,8 +9,9 @@ namespace kccl {
 // Reduces on an open channel. Called by all threads of the channel's coop.
 //
 // Every rank's `out` becomes the element-wise reduction of all ranks' `in`, `count` elements of T.
-// They are the same array or do not overlap. On return all threads have the same status, and the
-// coop may read all of `out` and write `in`. Unless the status is ok, `out` is undefined.
+// On a rank, `in` and `out` are the same array or do not overlap. On return all threads have the
+// same status, and the coop may read all of `out` and write `in`. Unless the status is ok, `out` is
+// undefined.
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count) {
@@ -27,7 +28,7 @@ KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
     }
 }
 
-// Does the same for one call, without a channel. Called by all threads of the coop.
+// Opens a channel, makes this one call on it and closes it. Called by all threads of the coop.
 template <class T, class Op = Sum, class Coop>
 KCCL_DEVICE Status all_reduce(Coop coop, const DeviceComm& comm, T* out, const T* in,
                               uint64_t count, int channel = kOwnChannel) {
@@ -36,7 +37,8 @@ KCCL_DEVICE Status all_reduce(Coop coop, const DeviceComm& comm, T* out, const T
     });
 }
 
-// Does the same by the blocks of the grid: see in_grid_slices().
+// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
+// blocks.
 template <class T, class Op = Sum>
 KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
     begin_together<CoopKind::kGrid>(comm, "all_reduce",

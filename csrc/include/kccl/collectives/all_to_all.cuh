@@ -8,10 +8,10 @@ namespace kccl {
 
 // Exchanges chunks on an open channel. Called by all threads of the channel's coop.
 //
-// Chunk p of this rank's `out` gets this rank's chunk of rank p's `in`. A chunk has `count`
-// elements of T, and chunk p is at in + p * stride and at out + p * stride; the default stride is
-// `count`, and no stride is smaller. `out` is `in` or does not overlap it. Otherwise as
-// all_reduce().
+// Sends chunk p of `in` to rank p, and stores the chunk that rank p sends here as chunk p of `out`.
+// A chunk has `count` elements of T. Chunk p begins at in + p * stride or out + p * stride. The
+// stride is at least `count`, which is the default. `out` is `in` or does not overlap it. The
+// status, and what the coop may do on return, are as in all_reduce().
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count, uint64_t stride) {
@@ -36,7 +36,7 @@ KCCL_DEVICE Status all_to_all(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
     return all_to_all<T>(channel, out, in, count, count);
 }
 
-// Does the same for one call, without a channel. Called by all threads of the coop.
+// Opens a channel, makes this one call on it and closes it. Called by all threads of the coop.
 template <class T, class Coop>
 KCCL_DEVICE Status all_to_all(Coop coop, const DeviceComm& comm, T* out, const T* in,
                               uint64_t count, int channel = kOwnChannel) {
@@ -45,7 +45,8 @@ KCCL_DEVICE Status all_to_all(Coop coop, const DeviceComm& comm, T* out, const T
     });
 }
 
-// Does the same by the blocks of the grid: see in_grid_slices().
+// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
+// blocks.
 template <class T>
 KCCL_DEVICE Status all_to_all(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
     begin_together<CoopKind::kGrid>(comm, "all_to_all",

@@ -6,10 +6,8 @@
 
 namespace kccl {
 
-// Waits on an open channel for the same coop of every rank: see barrier_direct(). Called by all
-// threads of the channel's coop.
-//
-// Waits for the same coop of every rank: see barrier_direct().
+// Waits on an open channel until the coops of all ranks have called barrier() on this channel: see
+// barrier_direct(). Called by all threads of the channel's coop.
 template <mem::Order order = mem::Order::kAcqRel, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status barrier(Channel<Coop, WORLD_SIZE>& channel) {
     begin_together<kCoopKind<Coop>>(channel.comm(), "barrier",
@@ -18,7 +16,8 @@ KCCL_DEVICE Status barrier(Channel<Coop, WORLD_SIZE>& channel) {
     return barrier_direct<order>(channel);
 }
 
-// Does the same for one call, without a channel. Called by all threads of the coop.
+// Opens the coop's own channel, makes this one call on it and closes it. Called by all threads of
+// the coop.
 template <mem::Order order = mem::Order::kAcqRel, class Coop>
 KCCL_DEVICE Status barrier(Coop coop, const DeviceComm& comm) {
     return on_one_channel(coop, comm, kOwnChannel, [&](Channel<Coop>& opened) KCCL_INLINED {
@@ -26,8 +25,9 @@ KCCL_DEVICE Status barrier(Coop coop, const DeviceComm& comm) {
     });
 }
 
-// Waits for all blocks of the kernels of all ranks. What any block of any rank wrote before is
-// visible to every block of every rank after it. Called by all threads of all blocks of the kernel.
+// Waits until all blocks of this kernel have arrived on all ranks. What any of these blocks wrote
+// before the barrier is visible to all of them after it. Called by all threads of all blocks of the
+// kernel.
 KCCL_DEVICE Status barrier(Grid, const DeviceComm& comm) {
     begin_together<CoopKind::kGrid>(comm, "barrier", {{"blocks", platform::blocks_per_grid()}});
     const Status before = grid_sync(comm);

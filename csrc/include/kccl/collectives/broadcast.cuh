@@ -8,8 +8,9 @@ namespace kccl {
 
 // Broadcasts on an open channel. Called by all threads of the channel's coop.
 //
-// Every rank's `out` becomes the root's `in`: `count` elements of T. The root writes no `out`, the
-// others read no `in`. Otherwise as all_reduce().
+// Copies the root's `in`, `count` elements of T, to the `out` of every other rank. The root does
+// not write its `out`, and the other ranks do not read their `in`. The status, and what the coop
+// may do on return, are as in all_reduce().
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                              uint64_t count, int root) {
@@ -33,7 +34,7 @@ KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T
                                  static_cast<uint32_t>(count * sizeof(T)), root);
 }
 
-// Does the same for one call, without a channel. Called by all threads of the coop.
+// Opens a channel, makes this one call on it and closes it. Called by all threads of the coop.
 template <class T, class Coop>
 KCCL_DEVICE Status broadcast(Coop coop, const DeviceComm& comm, T* out, const T* in, uint64_t count,
                              int root, int channel = kOwnChannel) {
@@ -42,7 +43,8 @@ KCCL_DEVICE Status broadcast(Coop coop, const DeviceComm& comm, T* out, const T*
     });
 }
 
-// Does the same by the blocks of the grid: see in_grid_slices().
+// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
+// blocks.
 template <class T>
 KCCL_DEVICE Status broadcast(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count,
                              int root) {

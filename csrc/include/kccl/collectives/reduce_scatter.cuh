@@ -8,9 +8,10 @@ namespace kccl {
 
 // Reduces and scatters on an open channel. Called by all threads of the channel's coop.
 //
-// This rank's `out` becomes the element-wise reduction of all ranks' chunks for it, `count`
-// elements of T. The chunk for rank p is at in + p * stride; the default stride is `count`. `out`
-// is this rank's chunk of `in`, or does not overlap it. Otherwise as all_reduce().
+// This rank's `out` becomes the element-wise reduction of the chunks that all ranks have for it,
+// `count` elements of T each. The chunk for rank p begins at in + p * stride; the default stride is
+// `count`. `out` is this rank's chunk of `in`, or does not overlap `in`. The status, and what the
+// coop may do on return, are as in all_reduce().
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                   uint64_t count, uint64_t stride) {
@@ -38,7 +39,7 @@ KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, co
     return reduce_scatter<T, Op>(channel, out, in, count, count);
 }
 
-// Does the same for one call, without a channel. Called by all threads of the coop.
+// Opens a channel, makes this one call on it and closes it. Called by all threads of the coop.
 template <class T, class Op = Sum, class Coop>
 KCCL_DEVICE Status reduce_scatter(Coop coop, const DeviceComm& comm, T* out, const T* in,
                                   uint64_t count, int channel = kOwnChannel) {
@@ -47,7 +48,8 @@ KCCL_DEVICE Status reduce_scatter(Coop coop, const DeviceComm& comm, T* out, con
     });
 }
 
-// Does the same by the blocks of the grid: see in_grid_slices().
+// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
+// blocks.
 template <class T, class Op = Sum>
 KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T* in,
                                   uint64_t count) {

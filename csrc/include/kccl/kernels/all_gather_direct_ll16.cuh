@@ -1,19 +1,20 @@
-// all_gather, direct, ll16, push: every rank ends with what each rank had, in rank order.
+// all_gather, direct, ll16, push: every rank ends with the inputs of all ranks, in rank order.
 //
 //     rank r:  in --pack--> slot[r] in every rank's window    (world_size - 1) * 2 * n bytes out
 //              slot[p] of its own window --> chunk p of out       polls its own memory only
 //
-// Payloads are bytes, so every bit pattern arrives unchanged. Slots and rounds: as in
-// all_reduce_one_shot_ll16.
+// Payloads are bytes, so every bit pattern arrives unchanged. all_reduce_one_shot_ll16 explains
+// slots and rounds.
 #pragma once
 
 #include "../exchange.cuh"
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. `in` holds `count` bytes, at most what a slot takes;
-// rank p's go to out + p * stride. `in` is this rank's chunk of `out`, or does not overlap it; both
-// may be reused on return. All threads get the same status; unless it is ok, `out` is undefined.
+// Copies the `in` of each rank p to out + p * stride on every rank. `in` holds `count` bytes, at
+// most as many as fit in a slot. `in` is this rank's chunk of `out`, or does not overlap `out`;
+// both may be reused on return. Called by all threads of the channel's coop. All threads get the
+// same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint32_t count, uint64_t stride) {

@@ -32,7 +32,7 @@ KCCL_DEVICE Status all_gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, ui
         };
         mem::overwrite(staging_of(comm.rank), in, n, coop.index(), coop.size());
         say_written(channel);
-        // Needs no peer, so it is done while the peers' flags are on their way.
+        // This copy needs no peer, so it is made while the peers' flags are on their way.
         uint8_t* mine = out + comm.rank * stride;
         if (mine != in) mem::copy(mine, in, n, coop.index(), coop.size());
         const Status written = await_written(channel, 0, comm.world_size);

@@ -1,4 +1,5 @@
-// all_gather, simple protocol, push: for GPUs, and messages whose time the links bound.
+// all_gather, simple protocol, push: for GPUs, and messages whose time depends on the links'
+// bandwidth.
 //
 //     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         round s - 1 of in --> part r of every peer's staging    (world_size - 1) * n bytes out

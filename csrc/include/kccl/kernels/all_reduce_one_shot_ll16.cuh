@@ -4,8 +4,8 @@
 //              slot[0..] of its own window --reduce--> out        polls its own memory only
 //
 // There is no barrier: a packet is its own signal. The next call uses the slots of the other
-// parity. channel.cuh says why the call after that may overwrite these. Messages longer than a slot
-// go in rounds, each a call of its own on the channel.
+// parity, and channel.cuh says why the call after that may overwrite the slots of this one. A
+// message that is longer than a slot is sent in rounds, each a call of its own on the channel.
 #pragma once
 
 #include "../exchange.cuh"
@@ -13,9 +13,10 @@
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. out and in hold `count` elements of T, at most what
-// a slot takes. They are the same or do not overlap, and may be reused on return. All threads get
-// the same status; unless it is ok, `out` is undefined.
+// Sets every rank's `out` to the reduction of all ranks' `in`. `out` and `in` hold `count` elements
+// of T, at most as many as fit in a slot. They are the same array or do not overlap, and may be
+// reused on return. Called by all threads of the channel's coop. All threads get the same status;
+// unless it is ok, `out` is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                             uint32_t count, const Op& op = Op{}) {

@@ -1,13 +1,13 @@
-// all_reduce, one_shot, simple protocol, pull: for CPUs, and lengths between those of ll16 and
-// two_shot.
+// all_reduce, one_shot, simple protocol, pull: for CPUs, and messages too long for ll16 but too
+// short for two_shot.
 //
 //     rank r:  in --copy--> its own staging        n bytes
 //              flag "written" to every peer         one word each
 //              staging of every rank --reduce--> out        (world_size - 1) * n bytes in
 //
-// A CPU reads a peer's lines as fast as the peer could push them, and they need no flags. The
-// staging slots alternate by parity. Two suffice (channel.cuh): a peer that has entered the next
-// call has read all it needs of this one.
+// A CPU pulls a peer's cache lines as fast as the peer could push them, and pulled lines need no
+// flags. The staging slots alternate by parity. Two suffice (channel.cuh): a peer that has entered
+// the next call has read all it needs of this one.
 #pragma once
 
 #include "../payload.cuh"
@@ -41,8 +41,9 @@ KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
         say_written(channel);
         const Status written = await_written(channel, 0, comm.world_size);
         if (written != kKcclOk) return written;
-        // A rank reads its own array faster than its copy, in whose lines peers read. But where it
-        // is a peer's array too, the peer may have stored its result there.
+        // A rank reads its own array faster than the copy in its staging, whose cache lines its
+        // peers read. But if ranks share arrays, a peer may already have stored its result in this
+        // one.
         if (comm.shares_arrays == 0) rows[comm.rank] = in;
         reduce_rows<T, Op>(coop, out, rows, comm.world_size, n, op);
         channel.leave();

@@ -1,12 +1,12 @@
-// all_reduce, one_shot, sentinel, push: floats without flags, so half the bytes of ll16.
+// all_reduce, one_shot, sentinel, push: sends floats without flags, so half as many bytes as ll16.
 //
 //     rank r:  in --> slot[r] in every rank's window          (world_size - 1) * n bytes out
 //              the words of the call before are armed again   world_size * n bytes, local
 //              slot[0..] of its own window --reduce--> out    polls its own memory only
 //
 // There is no barrier: a word that is not the sentinel has arrived. sentinel.cuh says why a slot is
-// armed before a peer writes it again. Messages longer than a slot go in rounds, each a call of its
-// own on the channel.
+// armed before a peer writes it again. A message that is longer than a slot is sent in rounds, each
+// a call of its own on the channel.
 #pragma once
 
 #include "../payload.cuh"
@@ -23,7 +23,7 @@ KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
     const uint32_t num_packets = sentinel::num_packets(num_payloads<T>(count));
     const uint32_t thread = channel.thread();
     const uint32_t size = channel.num_threads();
-    // These loads are on their way while the channel opens.
+    // These loads overlap with those that open the channel.
     uint64_t first_payloads[sentinel::kPayloads] = {};
     if (thread < num_packets) load_payloads(first_payloads, in, 2 * thread, count);
     if (!channel.enter(kKcclAllReduceOneShotSentinel)) return channel.leave(true);
@@ -40,7 +40,8 @@ KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
 
     bool failed = false;
     for (uint32_t first = 0; first < num_packets && !failed; first += size) {
-        // A thread without a packet polls the last one with its warp.
+        // A thread without a packet of its own polls the last packet, because its whole warp must
+        // poll.
         const uint32_t mine = first + thread;
         const uint32_t i = mine < num_packets ? mine : num_packets - 1;
         uint64_t payloads[kMaxRanks<WORLD_SIZE>][sentinel::kPayloads];

@@ -1,13 +1,14 @@
-// all_reduce_rms_norm: all_reduce, residual and RMSNorm of rows in one kernel, for GPUs.
+// all_reduce_rms_norm: reduces rows over all ranks, adds the residual and normalises the sum
+// (RMSNorm), in one kernel, for GPUs.
 //
 //     rank r:  row of in --pack--> slots in every peer's window      (world_size - 1) * 2 * n bytes
 //              in + slots of its own window + residual = hidden --normalise--> out
 //
-// A block takes whole rows, because a row's sum of squares is needed before its first element is
-// stored. A thread holds a column (columns.cuh) of in, residual and weight in registers from before
-// the wait. Every rank reduces everything. A rank sends itself nothing: PeerPlace says what its own
-// slot is for. Each row is a call on the block's channel; channel.cuh says why the next call may
-// use the slots again.
+// A block computes whole rows, because a row's sum of squares is needed before its first element is
+// stored. Before the wait, each thread loads a column (columns.cuh) of in, residual and weight into
+// registers. Every rank reduces all rows. A rank sends itself nothing; PeerPlace says for what its
+// own slot is used. Each row is a call on the block's channel; channel.cuh says why the next call
+// may use the slots again.
 //
 // all_reduce followed by rms_norm gives the same bits: both round the sum over the ranks to the
 // element type before the residual is added.
@@ -18,7 +19,7 @@
 
 namespace kccl {
 
-// How many packets of each source a thread awaits at once, as its registers allow.
+// The number of packets of each source that a thread awaits at once. Its registers limit it.
 template <int WORLD_SIZE>
 constexpr uint32_t kPacketsAtOnce = WORLD_SIZE > 0 && WORLD_SIZE <= 4 ? kColumnPayloads : 2;
 
@@ -27,11 +28,11 @@ constexpr uint32_t kPacketsAtOnce = WORLD_SIZE > 0 && WORLD_SIZE <= 4 ? kColumnP
 template <int WORLD_SIZE>
 constexpr uint32_t kMostNormThreads = WORLD_SIZE == 2 ? kPieceColumns : kPieceColumns / 2;
 
-// What a thread holds of a row: one column.
+// The part of a row that a thread holds in registers: one column.
 template <class T>
 struct HeldColumn {
-    // index: the thread's. A thread behind the last column holds zeros. It polls the last column
-    // with its warp.
+    // index: the thread's number in the block. A thread behind the last column holds zeros, and
+    // polls the last column together with its warp.
     KCCL_DEVICE HeldColumn(const NormedRows<T>& rows, uint32_t index)
         : is_mine(index < rows.num_columns()), number(is_mine ? index : rows.num_columns() - 1) {}
 
@@ -54,10 +55,11 @@ struct HeldColumn {
     float scale = 1;
 };
 
-// Called by all threads of the channel's coop, for one row after another, with the column of the
-// row that this thread has loaded. The row has at most a column for each thread. It fits in a slot,
-// with two ranks in two slots. `turn` counts rows. All threads get the same status. Unless it is
-// ok, the residual and the result are undefined.
+// Reduces and normalises row `row`, of which this thread has loaded its column into `held`. The row
+// has at most one column for each thread, and fits in a slot; if there are two ranks, in two slots.
+// `turn` counts the rows that this coop has computed. Called by all threads of the channel's coop,
+// for one row after another. All threads get the same status. Unless it is ok, the residual and the
+// result are undefined.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_rms_norm(Channel<Coop, WORLD_SIZE>& channel,
                                        const NormedRows<T>& rows, uint64_t row, bool are_lines,
@@ -67,7 +69,7 @@ KCCL_DEVICE Status all_reduce_rms_norm(Channel<Coop, WORLD_SIZE>& channel,
     float share = 1, scale = 1;
     bool has_failed = !channel.enter(kKcclAllReduceRmsNorm);
     if (!has_failed) {
-        // The packets of neighbouring columns are neighbours.
+        // Packets of neighbouring columns lie side by side.
         const ll16::PeerPlace place(
             channel, held.number / kGroupColumns * kGroupPayloads + held.number % kGroupColumns);
         if (held.is_mine) {
@@ -114,8 +116,8 @@ KCCL_DEVICE Status all_reduce_rms_norm(Channel<Coop, WORLD_SIZE>& channel,
         add_to_group<T>(sums.piece(turn), held.number, held.is_mine, held.hidden);
     }
     const Status status = channel.leave(has_failed);
-    // Where the channel expects the end, its threads have not met since the group sums were stored,
-    // and do not know each other's status.
+    // After expect_end(), leave() is no sync. So the threads have not synchronised since they
+    // stored the group sums, and do not know each other's status.
     if (channel.coop().any(status != kKcclOk)) return status_of(channel.comm());
     if (held.is_mine) {
         const float total = sum_of_groups(sums.lines(turn));
@@ -137,8 +139,8 @@ void all_reduce_rms_norm(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     HeldColumn<T> held(rows, block().index());
     uint64_t row = platform::block_in_grid();
     const uint64_t step = platform::blocks_per_grid();
-    // Most calls have a block for each row, and whole lines. These have a path of their own without
-    // a loop. What a thread holds is on its way while the channel is being opened.
+    // Most calls have a block for each row, and whole lines. They take a path of their own, without
+    // a loop, on which the thread's column is loaded while the channel is being opened.
     const bool are_lines = rows.are_lines();
     const bool is_short = platform::kPeels & are_lines & !rows.has(row + step);
     mem::await_kernels_before();
@@ -151,7 +153,7 @@ void all_reduce_rms_norm(KCCL_KERNEL_PARAM(KcclCall) parameter) {
         return;
     }
     for (uint32_t turn = 0; rows.has(row); row += step, ++turn) {
-        // As in in_rounds(): only one of the two paths expects the end.
+        // Only one of the two paths calls expect_end(), for the reason given in in_rounds().
         if (platform::kExpectsEnd && !platform::kPeels && !rows.has(row + step)) {
             channel.expect_end();
         }

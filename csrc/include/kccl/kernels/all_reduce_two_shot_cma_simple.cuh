@@ -1,5 +1,5 @@
-// all_reduce, two_shot, cross-memory attach, simple protocol: for CPUs, and messages longer than
-// the caches. Rank r owns chunk r of the message. No input is copied to the staging.
+// all_reduce, two_shot, cross-memory attach, simple protocol: for CPUs, and messages that are
+// longer than the caches. Rank r owns chunk r of the message. No input is copied to the staging.
 //
 //     "written"        each rank has written where its `in` and `out` lie in its process
 //     reduce-scatter   chunk r of each peer's `in` --read_peer, piece by piece--> rows in its own
@@ -8,15 +8,17 @@
 //
 //     traffic in per rank: 2 * (world_size - 1) / world_size * n bytes, each byte moved once
 //
-// In place is safe. Only rank r overwrites chunk r of its buffer, and the others read it only after
-// "reduced". The other chunks of the buffer are overwritten after their owners have said "reduced".
-// The call ends when all ranks have said "pulled", because then the caller may write its buffers. A
-// rank that gives up returns its buffers earlier, but tells its peers first. So each rank looks at
-// the abort words after its last read, and does not use what it read from a rank that gave up.
+// `out` may be `in`. Before "reduced", only rank r reads chunk r of its buffer, so it may overwrite
+// the chunk. Rank p reads chunk p of it before it says "reduced", and rank r overwrites chunk p
+// after that. The call ends when all ranks have said "pulled", because then the caller may write
+// its buffers. A rank that gives up returns its buffers earlier, but tells its peers first. So each
+// rank checks the abort words after its last read, and does not use what it read from a rank that
+// gave up.
 //
-// Some memory no other process may read (some drivers' pinned memory). Its own rank finds that out.
-// And a process may forbid to be read after start-up, as by prctl(PR_SET_DUMPABLE). Its peers find
-// that out. Then all ranks use all_reduce_two_shot_pull_simple.
+// Some memory cannot be read by another process, as some drivers' pinned memory; the rank that owns
+// it finds this out. A process may also forbid after start-up that others read it, as by
+// prctl(PR_SET_DUMPABLE); its peers find this out. In both cases all ranks use
+// all_reduce_two_shot_pull_simple.
 #pragma once
 
 #include "../reduce.cuh"
@@ -25,15 +27,16 @@
 
 namespace kccl {
 
-// What a rank writes for its peers.
+// The addresses of a rank's arrays, and whether peers can read them. Each rank writes this to its
+// staging for its peers.
 struct Whereabouts {
     uint64_t in;
     uint64_t out;
     uint64_t is_readable;
 };
 
-// True when other processes can read the array: this one reads its first and last byte as they
-// would.
+// Returns true if other processes can read the array. To find out, this process reads the array's
+// first and last byte in the way in which they would.
 KCCL_DEVICE bool is_readable(const DeviceComm& comm, const void* array, uint64_t num_bytes) {
     const uint64_t context = state_of(comm)->idle_context;
     const auto address = reinterpret_cast<uint64_t>(array);
@@ -50,8 +53,9 @@ KCCL_DEVICE bool may_read_all(const DeviceComm& comm) {
     return may;
 }
 
-// Fails the call because a peer's memory could not be read: the peer gave up and freed it, its
-// process has ended, or there is another reason, an errno.
+// Fails the call because read_peer() could not read a peer's memory. `error`: its errno. Finds out
+// whether the peer gave up and freed the memory, or its process has ended; otherwise the record
+// gets the errno.
 KCCL_DEVICE_COLD void give_up_reading(const DeviceComm& comm, Awaited awaited, int peer,
                                       int error) {
     constexpr int kNoSuchProcess = 3;  // ESRCH; run-time compilers have no <errno.h>
@@ -65,8 +69,8 @@ KCCL_DEVICE_COLD void give_up_reading(const DeviceComm& comm, Awaited awaited, i
 }
 
 // Has the contract of all_reduce_one_shot_ll16, for messages of any length and a coop of one
-// thread, as a CPU's block is. Every rank's process may read every other's memory; the planner has
-// checked that.
+// thread, as a CPU's block is. The planner has checked that every rank's process may read every
+// other's memory.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                   const T* in, uint64_t count,
@@ -104,8 +108,8 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
         return all_reduce_two_shot_pull_simple<T, Op>(channel, out, in, count, op);
     }
 
-    // The rows of one piece go to this rank's result half of the staging, which no peer reads in
-    // this call.
+    // The peers' rows of one piece are read into this rank's result half of the staging, which no
+    // peer reads in this call.
     T* rows = staging_slot<T>(comm, comm.rank, channel.index(), channel.parity(), Half::kResult);
     const uint64_t piece = comm.layout.staging_bytes / world_size / kKcclLineBytes * line;
     for (uint64_t begin = first[comm.rank]; begin < first[comm.rank + 1]; begin += piece) {

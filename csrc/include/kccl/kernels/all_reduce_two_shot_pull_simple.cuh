@@ -1,5 +1,5 @@
-// all_reduce, two_shot, simple protocol, pull: for CPUs, and messages whose time memory bandwidth
-// bounds. Rank r owns chunk r of the message.
+// all_reduce, two_shot, simple protocol, pull: for CPUs, and messages whose time depends on memory
+// bandwidth. Rank r owns chunk r of the message.
 //
 //     reduce-scatter   in, all but chunk r --copy--> its own staging, input half; flag "written"
 //                      chunk r of all input halves --reduce--> its own result half; flag "reduced"
@@ -66,7 +66,7 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
         T* result = const_cast<T*>(results[comm.rank]);
         reduce_rows<T, Op>(coop, result + mine, rows, world_size, mine_end - mine, op);
         channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);
-        // Needs no peer, so it is done while the peers' flags are on their way.
+        // This copy needs no peer, so it is made while the peers' flags are on their way.
         mem::copy(out + mine, result + mine, (mine_end - mine) * sizeof(T), coop.index(),
                   coop.size());
         const Status reduced = channel.template await<mem::Order::kAcquire>(kKcclFlagReduced);

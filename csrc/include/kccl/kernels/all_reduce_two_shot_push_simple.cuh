@@ -1,5 +1,5 @@
-// all_reduce, two_shot, simple protocol, push: for GPUs, and messages whose time the links bound.
-// Rank r owns chunk r of each round of the message.
+// all_reduce, two_shot, simple protocol, push: for GPUs, and messages whose time depends on the
+// links' bandwidth. Rank r owns chunk r of each round of the message.
 //
 //     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         chunk p of round s of in --> input part r of peer p

@@ -1,6 +1,6 @@
-// all_reduce, two_shot, sentinel, push: for floats, and messages between those that latency bounds
-// and those that the links bound. Rank r owns chunk r of the message, or of each block's slice of
-// it.
+// all_reduce, two_shot, sentinel, push: for floats, and messages of medium length, whose time
+// depends on both the latency and the links' bandwidth. Rank r owns chunk r of the message, or of
+// each block's slice of it.
 //
 //     reduce-scatter   chunk p of in --> slot[r] of peer p
 //                      slot[0..] of its own window --reduce--> result
@@ -9,10 +9,11 @@
 //
 //     traffic out per rank: 2 * (world_size - 1) / world_size * n bytes
 //
-// There is no barrier between the two: a word that is not the sentinel has arrived, and a thread
-// that has reduced a packet sends it on. The chunks are equally long, and the last ones may hold no
-// elements. So every rank sends words to every other, as sentinel.cuh demands. Slices longer than
-// the slots go in rounds, each a call of its own on the channel.
+// There is no barrier between the two phases: a word that is not the sentinel has arrived, and a
+// thread that has reduced a packet sends it on. All chunks are equally long, and all are sent, even
+// those at the end that hold no elements. So every rank sends words to every other, as sentinel.cuh
+// demands. A slice that is longer than the slots is sent in rounds, each a call of its own on the
+// channel.
 #pragma once
 
 #include "../payload.cuh"
@@ -21,7 +22,7 @@
 
 namespace kccl {
 
-// The most bytes of a round: a slot takes a chunk and a result.
+// Returns the most bytes of a round. A slot must have room for a chunk and a result.
 KCCL_DEVICE uint64_t two_shot_sentinel_bytes(const DeviceComm& comm) {
     constexpr uint64_t kPacketBytes = sizeof(mem::Packet);
     return comm.layout.packet_bytes / (2 * kPacketBytes) * kPacketBytes * comm.world_size;
@@ -52,7 +53,7 @@ KCCL_DEVICE Status all_reduce_two_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
     slots.rearm(2 * chunk);
 
     bool failed = false;
-    // A thread without a packet polls the last one with its warp.
+    // A thread without a packet of its own polls the last packet, because its whole warp must poll.
     for (uint32_t first = 0; first < chunk && !failed; first += size) {
         const uint32_t mine = first + thread;
         uint64_t payloads[kMaxRanks<WORLD_SIZE>][kPayloads];
@@ -86,7 +87,7 @@ void all_reduce_two_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     const Slice slice = call_slice<T>(call);
     const Op op = operator_of<Op>(call);
-    // EXPECTS_END is false, because this kernel has no registers left for it.
+    // EXPECTS_END is false, because this kernel would have too few registers with expect_end().
     in_rounds<T, false>(channel, call, slice, two_shot_sentinel_bytes(call.comm),
                         [&, op](T* out, const T* in, uint32_t count) {
                             return kccl::all_reduce_two_shot_sentinel<T, Op>(channel, out, in,

@@ -4,23 +4,24 @@
 //              slot[p] of its own window --> chunk p of out       polls its own memory only
 //
 // n is the length of one chunk. Payloads are bytes, so every bit pattern arrives unchanged. `out`
-// may be `in`: the thread that stores payload i of any chunk has pushed payload i of all chunks
-// before. Slots and rounds: as in all_reduce_one_shot_ll16.
+// may be `in`: before a thread stores payload i of any chunk, it has pushed payload i of all
+// chunks. all_reduce_one_shot_ll16 explains slots and rounds.
 #pragma once
 
 #include "../exchange.cuh"
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. A chunk has `count` bytes, at most what a slot
-// takes. That for rank p is at in + p * stride, that of rank p goes to out + p * stride. `out` is
-// `in` or does not overlap it; both may be reused on return. All threads get the same status;
-// unless it is ok, `out` is undefined.
+// Sends the chunk at in + p * stride to each rank p, and stores the chunk from rank p at out + p *
+// stride. A chunk has `count` bytes, at most as many as fit in a slot. `out` is `in` or does not
+// overlap it; both may be reused on return. Called by all threads of the channel's coop. All
+// threads get the same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint32_t count, uint64_t stride) {
     const auto send = [&](uint32_t i, bool are_words) {
-        // All are loaded before any is pushed, so that their latencies overlap.
+        // Loads the payloads for all receivers before it pushes any, so that the load latencies
+        // overlap.
         uint64_t payloads[kMaxRanks<WORLD_SIZE>];
         KCCL_UNROLL
         for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {

@@ -1,24 +1,25 @@
-// all_to_all of parts with lengths of their own. all_gather, gather and scatter of such parts are
-// calls of it too: there some parts are empty, or all of a rank are the same.
+// all_to_all in which each part has a length of its own. all_gather, gather and scatter of such
+// parts call this kernel too, with some empty parts, or with the same part for every rank.
 //
 //     rank r:  part p of in --packets, and the rest through the staging--> rank p
 //              what rank p has sent --> part p of out
 //
-// Any length of a part may be 0. parts.cuh says how a part travels. Parts are bytes, so every bit
-// pattern arrives unchanged. `out` may be `in` where the lengths sent and received are equal: the
-// thread that stores a payload has pushed that payload before, and of the rest a step writes the
-// round that the step before has pushed.
+// The length of a part may be 0. parts.cuh says how a part is sent. Parts are bytes, so every bit
+// pattern arrives unchanged. `out` may be `in` if a rank receives as much from each rank as it
+// sends there: a thread has pushed a payload before it stores one in its place, and a step of the
+// staging overwrites only the round that the step before has pushed.
 #pragma once
 
 #include "../parts.cuh"
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. call.sends and call.receives have the lengths in
-// bytes; the parts lie one behind the other in `in` and `out`, in rank order. The part that this
-// rank keeps may lie where it belongs already. Otherwise the arrays are the same, with equal
-// lengths, or do not overlap. Both may be reused on return. All threads get the same status; unless
-// it is ok, `out` is undefined.
+// Sends a part of `in` to every rank, and stores the parts that it receives in `out`. call.sends
+// and call.receives have their lengths in bytes; the parts lie one behind the other in `in` and
+// `out`, in rank order. `out` and `in` are the same array, with equal lengths, or do not overlap,
+// except that the part that this rank keeps may already lie in its place in `out`. Both may be
+// reused on return. Called by all threads of the channel's coop. All threads get the same status;
+// unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all_parts(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                     const uint8_t* in, const Call& call, Sharing sharing = {}) {

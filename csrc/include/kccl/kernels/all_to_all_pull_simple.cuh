@@ -14,7 +14,7 @@
 
 namespace kccl {
 
-// As all_to_all_direct_ll16, for messages of any length.
+// Has the contract of all_to_all_direct_ll16, for messages of any length.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint64_t count, uint64_t stride) {
@@ -40,7 +40,7 @@ KCCL_DEVICE Status all_to_all_pull_simple(Channel<Coop, WORLD_SIZE>& channel, ui
                            coop.size());
         }
         say_written(channel);
-        // Needs no peer, so it is done while the peers' flags are on their way.
+        // This copy needs no peer, so it is made while the peers' flags are on their way.
         uint8_t* mine = out + comm.rank * stride;
         const uint8_t* own = in + comm.rank * stride;
         if (mine != own) mem::copy(mine, own, n, coop.index(), coop.size());

@@ -1,4 +1,5 @@
-// all_to_all, simple protocol, push: for GPUs, and messages whose time the links bound.
+// all_to_all, simple protocol, push: for GPUs, and messages whose time depends on the links'
+// bandwidth.
 //
 //     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         round s - 1 of chunk p of in --> part r of peer p's staging
@@ -6,14 +7,14 @@
 //
 //     traffic out per rank: (world_size - 1) * n bytes, where n is the length of one chunk
 //
-// `out` may be `in`: a step writes the round that the step before has pushed.
+// `out` may be `in`: a step overwrites only the round that the step before has pushed.
 #pragma once
 
 #include "../rounds.cuh"
 
 namespace kccl {
 
-// As all_to_all_direct_ll16, for any `count`.
+// Has the contract of all_to_all_direct_ll16, for any `count`.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint64_t count, uint64_t stride) {

@@ -1,35 +1,36 @@
 // barrier, direct: every rank pushes an empty packet into every rank's window and polls its own
-// window. One crossing; (world_size - 1) packets out.
+// window. The packets cross the links once; a rank sends world_size - 1 of them to peers.
 #pragma once
 
 #include "../exchange.cuh"
 
 namespace kccl {
 
-// Waits for the packet of every rank, each thread for another rank's, and acquires what was written
-// before it. Returns false if the wait failed. Called by all threads of the channel's coop.
+// Waits for the packets of all ranks, each thread for the packet of a different rank, and acquires
+// what the ranks wrote before their packets. Returns false if the wait failed. Called by all
+// threads of the channel's coop.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
     const uint32_t world_size = channel.world_size();
     bool has_come = true;
-    // A coop with a thread for each rank needs one turn, of one warp.
+    // A coop with a thread for each rank needs one turn, in which only its first warp takes part.
     for (uint32_t turn = 0; turn < world_size && has_come; turn += channel.num_threads()) {
         const uint32_t mine = turn + channel.thread();
         if (!platform::warp_any(mine < world_size)) break;
         const uint32_t source = mine < world_size ? mine : world_size - 1;
         uint64_t nothing;
         has_come = ll16::await_one(channel, source, 0, &nothing);
-        // Once, not in each poll, because an acquire empties the L1 cache.
+        // This fence is outside of the polls, because each acquire empties the L1 cache.
         mem::fence<mem::Order::kAcquire, mem::Scope::kSystem>();
     }
     return has_come;
 }
 
-// Called by all threads of the channel's coop; all get the same status.
+// Waits until the coops of all ranks have called it on this channel. Called by all threads of the
+// channel's coop; all get the same status.
 //
-// kAcqRel: what any rank's coop wrote before, puts included, is visible to every rank's coop after.
-// kRelaxed: every rank's coop has arrived and nothing else is ordered; for data that carries its
-// own flags.
+// kAcqRel: what any rank's coop wrote before the barrier, puts included, is visible to every rank's
+// coop after it. kRelaxed: the barrier orders no memory; for data that carries its own flags.
 template <mem::Order order = mem::Order::kAcqRel, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
     static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
@@ -45,7 +46,7 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
     } else {
         channel.coop().sync();
         const bool leads = channel.thread() == 0;
-        // First, while the channel's loads are on their way.
+        // The fence comes first, while the loads that open the channel are on their way.
         if (leads) mem::fence<mem::Order::kRelease, mem::Scope::kSystem>();
         if (!channel.enter(kKcclBarrierDirect)) return channel.leave(true);
         if (leads) ll16::push(channel, 0, 0);

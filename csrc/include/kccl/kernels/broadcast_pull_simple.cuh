@@ -3,8 +3,9 @@
 //     root:    in --copy--> its own staging; flag "written" to every peer
 //     others:  the root's staging --copy--> out
 //
-// The root waits for nobody. So the call is credited (channel.cuh): the root writes a staging slot
-// again only after every peer has entered the call after the one that used it.
+// The root does not wait for its peers in this call. So the call is credited (channel.cuh): the
+// root writes a staging slot again only after every peer has entered the call after the one that
+// used it.
 #pragma once
 
 #include "../payload.cuh"

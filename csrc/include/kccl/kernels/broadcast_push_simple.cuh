@@ -1,5 +1,5 @@
-// broadcast, simple protocol, push: for GPUs, and messages whose time the links bound. The peers,
-// counted from the root on, own a chunk each of each round of the message.
+// broadcast, simple protocol, push: for GPUs, and messages whose time depends on the links'
+// bandwidth. The peers, counted from the root on, own a chunk each of each round of the message.
 //
 //     step s of num_rounds + 2 (rounds.cuh):
 //         root:    chunk k of round s of in --> input part of peer k
@@ -8,16 +8,16 @@
 //
 //     traffic out: the root's n bytes; a peer's n * (world_size - 2) / (world_size - 1)
 //
-// In every step each rank hears from all others. So the call is pairwise, and the next one waits
-// for no credits.
+// In every step each rank receives a flag from every other. So the call is pairwise, and the next
+// one waits for no credits.
 #pragma once
 
 #include "../rounds.cuh"
 
 namespace kccl {
 
-// The bytes of a round, at most `most`: a quarter of the message, so that steps overlap, but not so
-// short that the flags take longer than the data.
+// Returns the bytes of a round, at most `most`: a quarter of the message, so that steps overlap,
+// but at least so much that the flags do not take longer than the data.
 KCCL_DEVICE uint32_t broadcast_round(uint64_t count, uint32_t most) {
     constexpr uint64_t kLeast = 32768;
     const uint64_t quarter = (count / 4 + kKcclLineBytes - 1) / kKcclLineBytes * kKcclLineBytes;
@@ -54,7 +54,7 @@ KCCL_DEVICE Status broadcast_push_simple(Channel<Coop, WORLD_SIZE>& channel, uin
                        in + rounds.begin_of(round) + chunks.begin_of(peer), chunks.count_of(peer)};
         });
     };
-    // To the other peers, and to `out`, which is the last row.
+    // Copies this rank's chunk to the other peers, and to `out`, which is the last row.
     const auto forward = [&](uint32_t round, uint32_t parity) {
         const Chunks<uint8_t> chunks = chunks_of(round);
         copy_rows<WORLD_SIZE>(thread, size, num_peers, [&](int k) {

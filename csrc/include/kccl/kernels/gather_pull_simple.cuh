@@ -12,7 +12,7 @@
 
 namespace kccl {
 
-// As gather_direct_ll16, for messages of any length.
+// Has the contract of gather_direct_ll16, for messages of any length.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                       const uint8_t* in, uint64_t count, uint64_t stride,
@@ -35,7 +35,7 @@ KCCL_DEVICE Status gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_
             say_written(channel);
         } else {
             say_written(channel);
-            // Needs no peer, so it is done while the peers' flags are on their way.
+            // This copy needs no peer, so it is made while the peers' flags are on their way.
             uint8_t* mine = out + root * stride;
             if (mine != in) mem::copy(mine, in, n, coop.index(), coop.size());
             const Status written = await_written(channel, 0, comm.world_size);

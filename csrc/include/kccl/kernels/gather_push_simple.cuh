@@ -1,18 +1,18 @@
-// gather, simple protocol, push: for GPUs, and messages whose time the links bound.
+// gather, simple protocol, push: for GPUs, and messages whose time depends on the links' bandwidth.
 //
 //     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         round s - 1 of in --> part r of the root's staging    n bytes out
 //         root: round s - 2: part p of its own staging --> chunk p of out
 //
-// In every step each rank hears from all others. So the call is pairwise, and the next one waits
-// for no credits.
+// In every step each rank receives a flag from every other. So the call is pairwise, and the next
+// one waits for no credits.
 #pragma once
 
 #include "../rounds.cuh"
 
 namespace kccl {
 
-// As gather_direct_ll16, for any `count`.
+// Has the contract of gather_direct_ll16, for any `count`.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status gather_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                       const uint8_t* in, uint64_t count, uint64_t stride,
@@ -29,7 +29,7 @@ KCCL_DEVICE Status gather_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_
         return staging_slot<uint8_t>(comm, root, channel.index(), parity, Half::kResult) +
                source * part;
     };
-    // The root's own goes to its place at once, unless it is there.
+    // The root copies its own chunk straight to `out`, unless it is there already.
     const auto push = [&](uint32_t round) {
         const uint64_t begin = rounds.begin_of(round);
         const uint32_t length = rounds.count_of(round);

@@ -1,18 +1,21 @@
-// get: copies bytes from the peer's window into this rank's memory. One-sided: a signal or a
-// barrier before it must say that the peer has written them.
+// get: copies bytes from the peer's window into this rank's memory. One-sided: the peer makes no
+// call. Before it, a signal or a barrier must have told this rank that the peer has written the
+// bytes.
 #pragma once
 
 #include "../one_sided.cuh"
 
 namespace kccl {
 
-// `in` to `in` + num_bytes lies in one window. The simulator refuses what does not: the call
-// returns a failed status and copies nothing. A GPU does not know the windows.
+// Copies `num_bytes` bytes at `in` to `out`. All of them lie in one window of the peer, and `in` is
+// their address in this rank's address space. The simulator refuses other addresses: the call
+// returns a failed status and copies nothing. A GPU does not know the windows, so it checks
+// nothing.
 //
-// Called by all threads of the coop. `in` lies in the peer's window as mapped here. On return each
-// thread has copied its share to `out`; after a sync of the coop all may read all of it.
+// Called by all threads of the coop. On return each thread has copied its share. After a sync of
+// the coop all threads may read all of `out`.
 //
-// IS_LAUNCH: the host launches it, and has checked the window.
+// IS_LAUNCH: the host launches this call as a kernel, and has checked the window.
 template <bool IS_LAUNCH = false, class Coop>
 KCCL_DEVICE Status get(Coop coop, const DeviceComm& comm, void* out, const void* in,
                        uint64_t num_bytes) {
@@ -28,8 +31,9 @@ KCCL_DEVICE Status get(Coop coop, const DeviceComm& comm, void* out, const void*
     return kKcclOk;
 }
 
-// Copies from the peer's part of a window, from byte `offset` on. Bytes that reach beyond the
-// window are an error, and nothing is copied. Otherwise as above.
+// Copies `num_bytes` bytes from the peer's part of `window`, from byte `offset` on, to `out`. If
+// they reach beyond the window, returns a failed status and copies nothing. Threads and syncs are
+// as in get() without a Window.
 template <class Coop>
 KCCL_DEVICE Status get(Coop coop, const DeviceComm& comm, const Window& window, int peer,
                        uint64_t offset, void* out, uint64_t num_bytes) {

@@ -6,14 +6,15 @@
 
 namespace kccl {
 
-// in: the slices of this rank's blocks, `count` bytes each. out: for each block of this rank the
-// slices of all blocks of all ranks. Called by all threads of all blocks; all get the same status.
+// Gives every block the slices of all blocks of all ranks. `in`: the slices of this rank's blocks,
+// `count` bytes each. `out`: for each block of this rank, the slices that it has collected. Called
+// by all threads of all blocks; all get the same status.
 template <int WORLD_SIZE>
 KCCL_DEVICE Status grid_exchange(const DeviceComm& comm, uint8_t* out, const uint8_t* in,
                                  uint32_t count) {
     GridExchange<kKcclReachAllRanks, WORLD_SIZE> exchange(comm);
     const uint32_t block = platform::block_in_grid();
-    // The end of the kernel orders everything else.
+    // Relaxed is enough, because the end of the kernel orders everything but the packets.
     constexpr mem::Order kRelaxed = mem::Order::kRelaxed;
     publish<kRelaxed>(exchange, in + uint64_t{block} * count, count);
     uint8_t* mine = out + uint64_t{block} * exchange.num_slices() * count;

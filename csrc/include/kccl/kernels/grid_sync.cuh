@@ -6,7 +6,8 @@
 
 namespace kccl {
 
-// Called by all threads of all blocks of the kernel. Acquire-release.
+// Makes `count` barriers of all blocks of the kernel; each orders memory as acquire and release.
+// Called by all threads of all blocks. Returns the status of the first that fails, else ok.
 KCCL_DEVICE Status grid_sync(const DeviceComm& comm, uint64_t count) {
     GridBarrierOf<kKcclGridSyncs> barrier(comm);
     Status status = kKcclOk;

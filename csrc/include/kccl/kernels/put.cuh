@@ -1,18 +1,20 @@
-// put: copies bytes from this rank's memory into the peer's window. One-sided: the peer does
-// nothing. A later signal or barrier tells it, and orders the bytes.
+// put: copies bytes from this rank's memory into the peer's window. One-sided: the peer makes no
+// call. A later signal or barrier tells the peer that the bytes are there, and makes them visible.
 #pragma once
 
 #include "../one_sided.cuh"
 
 namespace kccl {
 
-// `out` to `out` + num_bytes lies in one window. The simulator refuses what does not: the call
-// returns a failed status and copies nothing. A GPU does not know the windows.
+// Copies `num_bytes` bytes at `in` to `out`. All bytes at `out` lie in one window of the peer, and
+// `out` is their address in this rank's address space. The simulator refuses other addresses: the
+// call returns a failed status and copies nothing. A GPU does not know the windows, so it checks
+// nothing.
 //
-// Called by all threads of the coop. `out` lies in the peer's window as mapped here. On return each
-// thread has read its share of `in`; after a sync of the coop all may write all of it.
+// Called by all threads of the coop. On return each thread has read its share of `in`. After a sync
+// of the coop all threads may write all of `in`.
 //
-// IS_LAUNCH: the host launches it, and has checked the window.
+// IS_LAUNCH: the host launches this call as a kernel, and has checked the window.
 template <bool IS_LAUNCH = false, class Coop>
 KCCL_DEVICE Status put(Coop coop, const DeviceComm& comm, void* out, const void* in,
                        uint64_t num_bytes) {
@@ -28,8 +30,9 @@ KCCL_DEVICE Status put(Coop coop, const DeviceComm& comm, void* out, const void*
     return kKcclOk;
 }
 
-// Copies into the peer's part of a window, from byte `offset` on. Bytes that reach beyond the
-// window are an error, and nothing is copied. Otherwise as above.
+// Copies `num_bytes` bytes at `in` into the peer's part of `window`, from byte `offset` on. If they
+// reach beyond the window, returns a failed status and copies nothing. Threads and syncs are as in
+// put() without a Window.
 template <class Coop>
 KCCL_DEVICE Status put(Coop coop, const DeviceComm& comm, const Window& window, int peer,
                        uint64_t offset, const void* in, uint64_t num_bytes) {

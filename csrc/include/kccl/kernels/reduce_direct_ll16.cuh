@@ -4,7 +4,7 @@
 //     root:    slot[0..] of its own window --reduce--> out
 //
 // Only the root waits. So the call is credited (channel.cuh), which keeps the others from running
-// more than one call ahead. Slots and rounds: as in all_reduce_one_shot_ll16.
+// more than one call ahead. all_reduce_one_shot_ll16 explains slots and rounds.
 #pragma once
 
 #include "../exchange.cuh"
@@ -12,10 +12,10 @@
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. `in` holds `count` elements of T, at most what a
-// slot takes. Only the root writes `out`, which has as many; it is `in` or does not overlap it.
-// Both may be reused on return. All threads get the same status; unless it is ok, the root's `out`
-// is undefined.
+// Sets the root's `out` to the reduction of all ranks' `in`. Both hold `count` elements of T, at
+// most as many as fit in a slot. Only the root writes `out`, which is `in` or does not overlap it.
+// Both may be reused on return. Called by all threads of the channel's coop. All threads get the
+// same status; unless it is ok, the root's `out` is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                       uint32_t count, int root, const Op& op = Op{}) {

@@ -4,8 +4,8 @@
 //     root:    its own in, and the others' staging --reduce--> out    (world_size - 1) * n bytes in
 //
 // Only the root waits. So the call is credited (channel.cuh): a rank writes a staging slot again
-// only after the root has entered the call after the one that used it. The others run a round
-// ahead, and copy while the root reduces.
+// only after the root has entered the call after the one that used it. The other ranks run a round
+// ahead, and copy the next round while the root reduces this one.
 #pragma once
 
 #include "../payload.cuh"
@@ -14,7 +14,7 @@
 
 namespace kccl {
 
-// As reduce_direct_ll16, for messages of any length.
+// Has the contract of reduce_direct_ll16, for messages of any length.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                       uint64_t count, int root, const Op& op = Op{}) {

@@ -3,7 +3,7 @@
 //     rank r:  chunk p of in --pack--> slot[r] of rank p    (world_size - 1) * 2 * n bytes out
 //              slot[0..] of its own window --reduce--> out  polls its own memory only
 //
-// n is the length of one chunk. Slots and rounds: as in all_reduce_one_shot_ll16.
+// n is the length of one chunk. all_reduce_one_shot_ll16 explains slots and rounds.
 #pragma once
 
 #include "../exchange.cuh"
@@ -11,17 +11,19 @@
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. `out` holds `count` elements of T, at most what a
-// slot takes; rank p's chunk is at in + p * stride. `out` is this rank's chunk of `in`, or does not
-// overlap it; both may be reused on return. All threads get the same status; unless it is ok, `out`
-// is undefined.
+// Sets `out` to the reduction of the chunks that all ranks have for this rank. The chunk for rank p
+// is at in + p * stride. `out` and each chunk hold `count` elements of T, at most as many as fit in
+// a slot. `out` is this rank's chunk of `in`, or does not overlap `in`; both may be reused on
+// return. Called by all threads of the channel's coop. All threads get the same status; unless it
+// is ok, `out` is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                               const T* in, uint32_t count, uint64_t stride,
                                               const Op& op = Op{}) {
     constexpr uint32_t kUnit = kUnitPayloads<T>;
     const auto send = [&](uint32_t i, bool are_words) {
-        // All are loaded before any is pushed, so that their latencies overlap.
+        // Loads the units for all receivers before it pushes any, so that the load latencies
+        // overlap.
         uint64_t units[kMaxRanks<WORLD_SIZE>][kUnit];
         KCCL_UNROLL
         for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {

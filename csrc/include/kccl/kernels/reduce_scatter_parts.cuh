@@ -1,10 +1,10 @@
-// reduce_scatter of parts with lengths of their own: rank p ends with the reduction of all ranks'
-// part p.
+// reduce_scatter in which each part has a length of its own: rank p ends with the reduction of all
+// ranks' part p.
 //
 //     rank r:  part p of in --packets, and the rest through the staging--> rank p
 //              part r of in, and what the others have sent --reduce--> out
 //
-// Any length of a part may be 0. parts.cuh says how a part travels.
+// The length of a part may be 0. parts.cuh says how a part is sent.
 #pragma once
 
 #include "../parts.cuh"
@@ -12,8 +12,9 @@
 
 namespace kccl {
 
-// As all_to_all_parts, but call.sends is the same on all ranks, and call.receives has this rank's
-// length for every source. `out` is this rank's part of `in`, or does not overlap it.
+// Sets `out` to the reduction of all ranks' parts for this rank. Has the contract of
+// all_to_all_parts, but call.sends is the same on all ranks, and every entry of call.receives is
+// the length of this rank's part. `out` is this rank's part of `in`, or does not overlap `in`.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_parts(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                         const Call& call, Sharing sharing = {},
@@ -54,7 +55,7 @@ KCCL_DEVICE Status reduce_scatter_parts(Channel<Coop, WORLD_SIZE>& channel, T* o
             };
             T* const to = out + rest.begin / sizeof(T);
             const auto length = static_cast<uint32_t>(rest.count / sizeof(T));
-            // A CPU's compiler makes vector code of whole rows only.
+            // Compilers for CPUs make vector code only for loops over whole rows.
             if constexpr (platform::kCpu) {
                 const T* rows[kKcclMaxWorldSize];
                 for (int source = 0; source < world_size; ++source) rows[source] = row_of(source);

@@ -1,4 +1,5 @@
-// reduce_scatter, simple protocol, push: for GPUs, and messages whose time the links bound.
+// reduce_scatter, simple protocol, push: for GPUs, and messages whose time depends on the links'
+// bandwidth.
 //
 //     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         round s - 1 of chunk p of in --> part r of peer p's staging

@@ -1,5 +1,5 @@
-// reduce, two_shot, simple protocol, push: for GPUs, and messages whose time the links bound. Rank
-// r owns chunk r of each round of the message.
+// reduce, two_shot, simple protocol, push: for GPUs, and messages whose time depends on the links'
+// bandwidth. Rank r owns chunk r of each round of the message.
 //
 //     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         chunk p of round s of in --> input part r of peer p
@@ -16,7 +16,7 @@
 
 namespace kccl {
 
-// As reduce_direct_ll16, for any `count`.
+// Has the contract of reduce_direct_ll16, for any `count`.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_two_shot_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                const T* in, uint64_t count, int root,

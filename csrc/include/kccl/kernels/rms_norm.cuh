@@ -1,16 +1,16 @@
 // rms_norm: adds the residual to rows, and normalises them. No peer takes part.
 //
-// The block takes every so many-th row. norm.cuh says what a result is, and in which order its sum
-// is made.
+// The blocks of the grid take the rows in turn. norm.cuh defines the result, and the order in which
+// the sum of squares is added.
 #pragma once
 
 #include "../columns.cuh"
 
 namespace kccl {
 
-// Called by all threads of the coop, of which there are a warp at least. The coop takes rows
-// `first`, `first + step` and so on. `out` may be `in`, if it has its type. Otherwise no two arrays
-// overlap.
+// Normalises rows `first`, `first + step` and so on. rows.out may be rows.in if the result has type
+// T. Otherwise no two arrays overlap. Called by all threads of the coop; on a GPU they are at least
+// a warp.
 template <class T, class Coop>
 KCCL_DEVICE void rms_norm(Coop coop, const NormedRows<T>& rows, uint64_t first, uint64_t step) {
     [[maybe_unused]] const platform::DefaultFloats floats{};
@@ -28,8 +28,8 @@ KCCL_DEVICE void rms_norm(Coop coop, const NormedRows<T>& rows, uint64_t first, 
         for (uint64_t row = first; rows.has(row); row += step) {
             const T* const in = rows.in + row * width;
             T* const residual = rows.residual != nullptr ? rows.residual + row * width : nullptr;
-            // The column that this thread has seen last. In a row of a column for each thread it is
-            // the only one.
+            // The column that this thread has loaded last. If the row has at most one column for
+            // each thread, it is the thread's only one.
             uint64_t hidden[kColumnPayloads] = {}, weight[kColumnPayloads] = {};
             float total = 0;
             for (uint32_t piece = 0; piece < num; piece += kPieceColumns, ++turn) {

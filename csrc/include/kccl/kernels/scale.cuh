@@ -1,7 +1,7 @@
 // scale: multiplies an array by a number, for a sum of products (premul_sum). No peer takes part.
 //
-// The products have the type in which sums accumulate, and each is rounded to it once. So floats of
-// 8 and 16 bits become float, and the result of a later sum is rounded to the caller's type once
+// Each product is rounded once, to the type in which sums accumulate. So products of floats of 8
+// and 16 bits are float. The result of the sum that follows is rounded once to the caller's type
 // (narrow.cuh).
 #pragma once
 
@@ -40,8 +40,9 @@ struct Factor {
     Acc factor;
 };
 
-// Called by all threads of the coop. `out` and `in` have `count` elements and do not overlap. What
-// other threads of the coop store may be used after a sync.
+// Multiplies the elements of `in` by `factor` (KcclCall.factor), and stores the products in `out`.
+// Both have `count` elements and do not overlap. Called by all threads of the coop; each may use
+// what the others have stored after a sync.
 template <class T, class Coop>
 KCCL_DEVICE void scale(Coop coop, typename Element<T>::Acc* out, const T* in, uint64_t count,
                        uint64_t factor) {

@@ -4,8 +4,8 @@
 //     rank r:  in --pack--> slot[r] in every rank's window    (world_size - 1) * 2 * n bytes out
 //              slot[0..r] of its own window --reduce--> out       polls its own memory only
 //
-// Lower ranks need nothing of this one. They get it all the same: so the call is pairwise, like
-// all_reduce, and needs no credits. Slots and rounds: as in all_reduce_one_shot_ll16.
+// Lower ranks do not need this rank's array, but it is sent to them too. So the call is pairwise,
+// like all_reduce, and needs no credits. all_reduce_one_shot_ll16 explains slots and rounds.
 #pragma once
 
 #include "../exchange.cuh"
@@ -13,10 +13,11 @@
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. out and in hold `count` elements of T, at most what
-// a slot takes. They are the same or do not overlap, and may be reused on return. exclusive: 0 or
-// 1. Rank 0 does not write the `out` of an exclusive scan. All threads get the same status; unless
-// it is ok, `out` is undefined.
+// Sets `out` to the reduction of the `in` of ranks 0 to this one; `exclusive` 1: without this one,
+// so that rank 0 does not write `out`. `out` and `in` hold `count` elements of T, at most as many
+// as fit in a slot. They are the same array or do not overlap, and may be reused on return. Called
+// by all threads of the channel's coop. All threads get the same status; unless it is ok, `out` is
+// undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scan_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                     uint32_t count, int exclusive, const Op& op = Op{}) {

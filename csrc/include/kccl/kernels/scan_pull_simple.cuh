@@ -14,7 +14,7 @@
 
 namespace kccl {
 
-// As scan_direct_ll16, for messages of any length.
+// Has the contract of scan_direct_ll16, for messages of any length.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scan_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                     uint64_t count, int exclusive, const Op& op = Op{}) {
@@ -31,7 +31,7 @@ KCCL_DEVICE Status scan_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out, 
         const auto staging_of = [&](int rank) {
             return staging_slot<T>(comm, rank, channel.index(), channel.parity(), Half::kInput);
         };
-        // No rank is above the last.
+        // The last rank copies nothing, because no higher rank needs its array.
         if (comm.rank + 1 < comm.world_size) {
             mem::overwrite(staging_of(comm.rank), in, n * sizeof(T), coop.index(), coop.size());
         }

@@ -1,4 +1,4 @@
-// scan, simple protocol, push: for GPUs, and messages whose time the links bound.
+// scan, simple protocol, push: for GPUs, and messages whose time depends on the links' bandwidth.
 //
 //     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         round s - 1 of in --> part r of the staging of every higher rank
@@ -12,7 +12,7 @@
 
 namespace kccl {
 
-// As scan_direct_ll16, for any `count`.
+// Has the contract of scan_direct_ll16, for any `count`.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scan_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                     uint64_t count, int exclusive, const Op& op = Op{}) {

@@ -3,9 +3,9 @@
 //     root:    in, all but its own chunk --copy--> its own staging; flag "written" to every peer
 //     others:  part r of the root's staging --copy--> out
 //
-// A staging slot has a part for each chunk. The root waits for nobody. So the call is credited
-// (channel.cuh): the root writes a staging slot again only after every peer has entered the call
-// after the one that used it.
+// A staging slot has a part for each chunk. The root does not wait for its peers in this call. So
+// the call is credited (channel.cuh): the root writes a staging slot again only after every peer
+// has entered the call after the one that used it.
 #pragma once
 
 #include "../payload.cuh"
@@ -13,7 +13,7 @@
 
 namespace kccl {
 
-// As scatter_direct_ll16, for messages of any length.
+// Has the contract of scatter_direct_ll16, for messages of any length.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                        const uint8_t* in, uint64_t count, uint64_t stride,

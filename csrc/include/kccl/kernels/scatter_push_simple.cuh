@@ -1,4 +1,5 @@
-// scatter, simple protocol, push: for GPUs, and messages whose time the links bound.
+// scatter, simple protocol, push: for GPUs, and messages whose time depends on the links'
+// bandwidth.
 //
 //     step s of num_rounds + 2 (rounds.cuh):
 //         root:    round s - 1 of chunk p of in --> peer p's staging
@@ -6,15 +7,15 @@
 //
 //     traffic out of the root: (world_size - 1) * n bytes, where n is the length of one chunk
 //
-// In every step each rank hears from all others. So the call is pairwise, and the next one waits
-// for no credits.
+// In every step each rank receives a flag from every other. So the call is pairwise, and the next
+// one waits for no credits.
 #pragma once
 
 #include "../rounds.cuh"
 
 namespace kccl {
 
-// As scatter_direct_ll16, for any `count`.
+// Has the contract of scatter_direct_ll16, for any `count`.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scatter_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                        const uint8_t* in, uint64_t count, uint64_t stride,
@@ -25,7 +26,8 @@ KCCL_DEVICE Status scatter_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8
     const uint32_t thread = channel.thread();
     const uint32_t size = channel.num_threads();
     const bool is_root = comm.rank == root;
-    // There is one source. Its round takes a part only, so that steps overlap.
+    // A round is only as long as one rank's part of the staging, although the root is the only
+    // source, so that steps overlap.
     const Rounds rounds = {count, static_cast<uint32_t>(staging_part_bytes(comm))};
     const auto staging_of = [&](int rank, uint32_t parity) {
         return staging_slot<uint8_t>(comm, rank, channel.index(), parity, Half::kResult);

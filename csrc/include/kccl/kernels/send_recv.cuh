@@ -1,6 +1,6 @@
-// send_recv: messages to peers and from peers, on GPUs, all at the same time. At most one to each
-// rank and one from each. A message moves its bytes once, through the receiver's pipes (pipes.cuh);
-// ranks that have none of them take no part.
+// send_recv: sends messages to peers and receives messages from peers, all at the same time, on
+// GPUs. A call has at most one message to each rank and one from each. The sender writes a message
+// once, into the receiver's pipes (pipes.cuh). Ranks without a message take no part.
 //
 // Why the next call cannot corrupt this one: each step of a pipe waits for the credit of the step
 // that used its slot before.
@@ -10,14 +10,15 @@
 
 namespace kccl {
 
-// `call`: its `messages`, `sends`, `receives`, `send_from` and `receive_to`. Messages of two ranks
-// on one channel are received in the order in which they were sent; a message has the same length
-// on both. On return this coop's slices have been received, and what it sends may be reused; short
-// slices may not have been received yet.
+// Sends and receives the messages that `call` describes in `messages`, `sends`, `receives`,
+// `send_from` and `receive_to`. The messages of two ranks on one channel are received in the order
+// in which they were sent. Both ranks must give a message the same length. On return this coop has
+// received its slices. It may reuse the slices that it sends, although the peer may not have
+// received the short ones yet.
 //
-// Called by all threads of the coop, which is number `block` of `blocks` that make the call. With
-// at least as many as there are messages no message waits for another one. On a rank one call at a
-// time is made on a channel.
+// Called by all threads of the coop, which is number `block` of the `blocks` coops that make the
+// call. If `blocks` is at least the number of messages, no message waits for another one. On each
+// rank only one call at a time may use a channel.
 template <class Coop>
 KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call, uint32_t block,
                              uint32_t blocks) {
@@ -25,9 +26,10 @@ KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call
     uint32_t num_messages = 0;
     for (uint64_t rest = call.messages; rest != 0; rest &= rest - 1) ++num_messages;
     if (num_messages == 0) return coop.any(status_of(comm) != kKcclOk) ? status_of(comm) : kKcclOk;
-    // The call before, in the same kernel, may have stored the counters of the pipes.
+    // An earlier call in this kernel may have stored the pipes' counters, which all threads load
+    // below.
     coop.sync();
-    // Each message has so many blocks.
+    // The number of blocks that share one message.
     const uint32_t each = blocks > num_messages ? blocks / num_messages : 1;
     // The number of the block that has the next message's first slice.
     uint32_t begin = 0;

@@ -1,16 +1,17 @@
-// signal: adds one to the peer's count of signals under an id; releases what this rank's coop wrote
-// before, puts included.
+// signal: adds one to the peer's count of signals under an id. Releases what this rank's coop wrote
+// before, puts included: the peer sees it after the wait for this signal.
 //
-// Each source has a word of its own at the peer. So it stores the new count, without a remote
-// atomic.
+// Each source has a word of its own at the peer. So a signal only stores the new count, and needs
+// no remote atomic.
 #pragma once
 
 #include "../one_sided.cuh"
 
 namespace kccl {
 
-// `peer`: from 0 to world_size - 1. `signal_id`: from 0 to kKcclNumSignals - 1, which is 63. With
-// another one the call returns a failed status and sends nothing.
+// Sends one signal to `peer` under `signal_id`. `peer`: from 0 to world_size - 1. `signal_id`: from
+// 0 to kKcclNumSignals - 1, which is 63. With other arguments the call returns a failed status and
+// sends nothing.
 //
 // Called by all threads of the coop. One coop at a time signals a peer under an id, because the
 // count of signals sent is plain memory.

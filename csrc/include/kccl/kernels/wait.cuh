@@ -1,5 +1,5 @@
 // wait: waits for signals under an id, from one peer or from all ranks together, and consumes them.
-// What the signalling ranks wrote before is visible after.
+// What the signalling ranks wrote before their signals is visible after the wait.
 //
 // The words in the window only count up. How many signals of each word this rank has consumed is
 // stored in its own memory.
@@ -9,9 +9,9 @@
 
 namespace kccl {
 
-// Waits for `wanted` signals from `peer`; -1: from any ranks. `signal_id`: from 0 to
-// kKcclNumSignals - 1, which is 63. `wanted`: less than 2^31. With other arguments the call returns
-// a failed status and does not wait.
+// Waits for `wanted` signals from `peer`, and consumes them. `peer` -1: from all ranks together.
+// `signal_id`: from 0 to kKcclNumSignals - 1, which is 63. `wanted`: less than 2^31. With other
+// arguments the call returns a failed status and does not wait.
 //
 // Called by all threads of the coop; its first thread polls. One coop at a time waits under an id,
 // because the counts of consumed signals are plain memory, which the coop's syncs order.
@@ -36,8 +36,8 @@ KCCL_DEVICE Status wait(Coop coop, const DeviceComm& comm, int peer, int signal_
 
     uint32_t pending[kKcclMaxWorldSize];
     uint32_t total;
-    // The wait fails when all these ranks are gone. This rank is left out unless it is the only
-    // source, because it cannot signal while it waits.
+    // The wait fails when all ranks of `hopes` are gone. This rank is left out unless it is the
+    // only source, because it cannot signal while it waits.
     const uint32_t sources = (1u << last) - (1u << first);
     const uint32_t others = sources & ~(1u << comm.rank);
     const uint32_t hopes = others != 0 ? others : sources;

@@ -65,7 +65,8 @@ struct dim3 {
 
 namespace kccl::words {
 
-// The value of another thread of the warp; types of 1 and 2 bytes travel in a word.
+// Returns the value that thread `source` of the warp passed. Types of 1 and 2 bytes are shuffled in
+// a word of 4.
 template <class T>
 KCCL_WORD T shuffled(T value, uint32_t source) {
     if constexpr (sizeof(T) % 4 == 0) {
@@ -177,12 +178,12 @@ KCCL_MIN_AND_MAX(unsigned long)
 KCCL_MIN_AND_MAX(long long)
 KCCL_MIN_AND_MAX(unsigned long long)
 #undef KCCL_MIN_AND_MAX
-// Where one of the two is NaN, they return the number, as CUDA's do.
+// If one of the two arguments is NaN, these return the other one, as CUDA's do.
 KCCL_WORD float min(float a, float b) { return __builtin_fminf(a, b); }
 KCCL_WORD float max(float a, float b) { return __builtin_fmaxf(a, b); }
 KCCL_WORD double min(double a, double b) { return __builtin_fmin(a, b); }
 KCCL_WORD double max(double a, double b) { return __builtin_fmax(a, b); }
-// CUDA has these pairs of types, too.
+// CUDA also has min() and max() of these pairs of types.
 #define KCCL_MIN_AND_MAX(one, other)                                                        \
     KCCL_WORD constexpr other min(one a, other b) { return min(static_cast<other>(a), b); } \
     KCCL_WORD constexpr other min(other a, one b) { return min(a, static_cast<other>(b)); } \

@@ -1,6 +1,6 @@
-// Controls how a CPU's thread rounds, by its control word. Programs change it
+// Sets how a thread on a CPU rounds, by the CPU's control word. Programs change this word
 // (torch.set_flush_denormal, fesetround, libraries that were linked with -ffast-math), and a thread
-// inherits it from the one that starts it. Two ranks that round differently would get different
+// inherits it from the thread that starts it. Two ranks that round differently would get different
 // bits.
 #pragma once
 

@@ -6,7 +6,7 @@
 
 extern "C" {
 
-// Monotonic nanoseconds.
+// Returns the time of a monotonic clock in nanoseconds.
 uint64_t kccl_host_clock_ns();
 
 // Copies num_bytes from address `from` in the process of rank `peer`. Returns 0 or errno.
@@ -23,9 +23,9 @@ void kccl_host_send(uint64_t idle_context, const void* in, uint64_t num_bytes, i
 void kccl_host_receive(uint64_t idle_context, void* out, uint64_t num_bytes, int peer, int tag);
 
 // Called between two rounds of polls. Yields the core after 1 us of waiting, at once if ranks share
-// cores, and lets the interpreter handle signals. Sets in *gone a bit for each rank of `missing`
-// whose process has ended; it looks at the processes only now and then, so a bit that is not set
-// says nothing. Returns kKcclInterrupted or kKcclOk.
+// cores, and lets Python handle signals. Sets in *gone a bit for each rank of `missing` whose
+// process has ended. It checks the processes only from time to time, so a bit that is not set says
+// nothing. Returns kKcclInterrupted or kKcclOk.
 uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,
                         uint32_t* gone);
 }

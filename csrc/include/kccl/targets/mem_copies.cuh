@@ -58,7 +58,7 @@ KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, Copy
     if (index == 0) settle(barrier, num_bytes);
 }
 
-// Copies are ordinary stores.
+// Copies are ordinary stores here, so they need no fence of their own.
 KCCL_DEVICE void fence_copies() {}
 
 #if defined(KCCL_TARGET_SIM)

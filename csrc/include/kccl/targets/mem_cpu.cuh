@@ -28,7 +28,7 @@ KCCL_DEVICE T product(T a, T b) {
 #endif
 }
 
-// This uses integers and no branches, so that loops over elements become vector code.
+// Converts by integers and without branches, so that loops over elements become vector code.
 KCCL_DEVICE float float_from_half(uint16_t bits) {
     const uint32_t sign = (bits & 0x8000u) << 16;
     const uint32_t magnitude = bits & 0x7fffu;

@@ -175,7 +175,7 @@ KCCL_DEVICE T keep(T value) {
     return value;
 }
 
-// Returns the value; the compiler knows nothing of it.
+// Returns the value, about which the compiler then knows nothing.
 KCCL_DEVICE uint32_t forget(uint32_t value) {
     asm volatile("" : "+r"(value));
     return value;
@@ -240,12 +240,12 @@ KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, Copy
         : "memory");
 }
 
-// Copies go through another proxy, which does not see ordinary stores in order.
+// Asynchronous copies go through another proxy, which does not see ordinary stores in order.
 KCCL_DEVICE void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 #else
 
-// mem_copies.cuh reads this.
+// Makes mem.cuh include mem_copies.cuh.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
@@ -297,8 +297,8 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return bits;
 }
 
-// Converts two values; the first one goes into the lower half. The result for NaN is some NaN:
-// columns.cuh asks here whether it is.
+// Converts two values; the first one goes into the lower half. The result for NaN is some NaN,
+// which the macro tells columns.cuh.
 #define KCCL_MEM_KEEPS_NAN 1
 KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
     uint32_t bits;
@@ -312,7 +312,7 @@ KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
     return bits;
 }
 
-// float8.cuh reads this.
+// Makes float8.cuh use e4m3s_from_floats().
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define KCCL_MEM_CONVERTS_E4M3 1
 

@@ -17,9 +17,9 @@ constexpr int builtin_scope(Scope scope) {
                                      : __MEMORY_SCOPE_SYSTEM;
 }
 
-// An address as the builtins want it. What other blocks see lies in global memory, and saying so
-// spares the test whether it is block-shared: global_load waits for memory alone, flat_load for
-// block-shared memory, too.
+// Returns an address in the form that the builtins take. Memory that other blocks see is global,
+// and the address space says so. Without it the compiler would emit flat_load, which waits for
+// block-shared memory too; global_load waits for global memory alone.
 template <Scope scope, class T>
 KCCL_DEVICE auto where(T* address) {
     if constexpr (scope == Scope::kBlock)
@@ -34,10 +34,10 @@ KCCL_DEVICE T load(const T* address) {
                                   builtin_scope(scope));
 }
 
-// What this thread, and those whose work it has seen, wrote before is where `scope` sees it. Why
-// the wait: some compilers drop the one behind the write-back of caches, unless it is written down
-// (https://github.com/llvm/llvm-project/pull/178316), so a flag could overtake its data.
-// The builtin accepts order and scope as literals only.
+// Makes visible to `scope` what this thread wrote before, and what it has seen of others' writes.
+// The wait is written down because some compilers drop their own behind the write-back of caches
+// (https://github.com/llvm/llvm-project/pull/178316), so that a flag could overtake its data. The
+// builtin accepts order and scope as literals only.
 template <Scope scope>
 KCCL_DEVICE void release() {
     if constexpr (scope == Scope::kBlock) {
@@ -73,8 +73,8 @@ KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
                                     builtin_scope(scope));
 }
 
-// Both orders have the same instructions here: all accesses before have been performed, and none
-// behind has begun.
+// kAcqRel and kSeqCst have the same instructions here: all accesses before the fence have been
+// performed, and none behind it has begun.
 template <Order order, Scope scope>
 KCCL_DEVICE void fence() {
     static_assert(order != Order::kRelaxed, "a fence orders something");
@@ -101,23 +101,24 @@ KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
     store<Order::kRelaxed, scope>(&address->half[1], packet.half[1]);
 }
 
-// Packets of system scope pass all caches. So one that the memory has acknowledged is where all see
-// it, and there is nothing to write back or to forget. Other waves of the block have waited for
-// theirs in sync_block(). The signal fences are for the compiler.
+// Packets of system scope bypass all caches. So a packet that the memory has acknowledged is
+// visible to all, and no cache must be written back or invalidated. Other waves of the block have
+// waited for theirs in sync_block(). The signal fences are for the compiler.
 KCCL_DEVICE void fence_packets() {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     platform::await_accesses();
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-// A release of one wave waits for its own stores only, and a meeting for none.
+// Waits for this wave's stores, because a later release by another wave waits for that wave's
+// stores only, and a meeting waits for none.
 KCCL_DEVICE void finish_stores() {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     platform::await_accesses();
 }
 
-// 8 or 16 bytes of global memory that are read once: they take no place in the caches from what is
-// read again.
+// Loads 8 or 16 bytes of global memory that are read once. They take no room in the caches from
+// data that is read again.
 template <class T>
 KCCL_DEVICE T load_streamed(const T* address) {
     using Words = uint32_t __attribute__((ext_vector_type(sizeof(T) / sizeof(uint32_t))));
@@ -126,7 +127,7 @@ KCCL_DEVICE T load_streamed(const T* address) {
     return platform::bit_cast<T>(__builtin_nontemporal_load(words));
 }
 
-// mem_copies.cuh reads this.
+// Makes mem.cuh include mem_copies.cuh.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
@@ -172,7 +173,7 @@ KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
     return bfloat16_from_float(first) | static_cast<uint32_t>(bfloat16_from_float(second)) << 16;
 }
 
-// This is the constant 100 MHz counter.
+// Reads the counter of constant rate, 100 MHz.
 KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 template <uint32_t NUM>
 KCCL_DEVICE void take_registers() {}

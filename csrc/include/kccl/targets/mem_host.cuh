@@ -60,7 +60,7 @@ KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
     store<Order::kRelease, scope>(&address->half[1], packet.half[1]);
 }
 
-// mem_copies.cuh reads this.
+// Makes mem.cuh include mem_copies.cuh.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {

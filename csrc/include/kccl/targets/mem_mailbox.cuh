@@ -1,5 +1,5 @@
 // idle() and tell_host() of mem.cuh on GPUs: through a KcclMailbox in host memory that the device
-// maps. A null context is no mailbox.
+// maps. If the context is null there is no mailbox, and both do nothing.
 #pragma once
 
 namespace kccl::mem {

@@ -59,7 +59,7 @@ KCCL_DEVICE void fence() {
 
 KCCL_DEVICE void fence_packets() { kccl_sim_engine->fence_packets(); }
 
-// For mem_copies.cuh, which a simulated machine without asynchronous copies uses.
+// Makes mem.cuh include mem_copies.cuh, for simulated machines without asynchronous copies.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {

@@ -1,6 +1,7 @@
 // CUDA's qualifiers for kernels that the simulator runs; cuda_words.h has the functions. So a
-// kernel that uses only these and KCCL compiles for both. Block-shared memory has another word:
-// KCCL_BLOCK_SHARED or platform::dynamic_shared(). kccl/jit/cuda_words.py says so of __shared__.
+// kernel that uses only these and KCCL compiles for both. Block-shared memory is declared in
+// another way: by KCCL_BLOCK_SHARED or platform::dynamic_shared(). The error for __shared__, in
+// kccl/jit/cuda_words.py, says so.
 #pragma once
 
 #define __global__ inline

@@ -22,10 +22,10 @@ struct KcclSimThread {
     uint64_t argument_bytes;
 };
 
-// A call as one rank makes it, or as one block makes it in an exchange of the grid. All of them
+// A call as one rank makes it, or as one block makes it in an exchange of the grid. All callers
 // must agree on the fields behind `epoch`.
 struct KcclSimCall {
-    uint64_t memory;  // address that is the same for all who make the call, and no other's
+    uint64_t memory;  // an address that identifies the ranks or blocks that make the call together
     uint64_t state;   // address of the rank's KcclState
     int32_t stream;   // the scratch channel; of an exchange: -1 - KcclReach
     int32_t channel;  // as the user counts; -1: none
@@ -71,7 +71,7 @@ struct KcclSimCoopCall {
     uint64_t state;  // identifies the communicator
     const KcclSimArgument* arguments;
     uint32_t num_arguments;
-    uint32_t num_common;  // how many of them all blocks of a grid give alike
+    uint32_t num_common;  // of a grid: the first arguments, which all blocks must give alike
     // In an exchange between blocks.
     uint32_t step;  // kccl::ExchangeStep
     uint32_t reach;
@@ -85,7 +85,7 @@ struct KcclSimEngine {
     uint64_t (*load)(const void* address, uint32_t num_bytes, uint32_t order, uint32_t scope);
     void (*store)(void* address, uint64_t value, uint32_t num_bytes, uint32_t order,
                   uint32_t scope);
-    // 16 bytes in single-copy atomic units of unit_bytes, relaxed.
+    // Load and store 16 bytes, relaxed, in single-copy atomic units of unit_bytes.
     void (*load_packet)(const void* address, uint64_t* halves, uint32_t unit_bytes, uint32_t scope);
     void (*store_packet)(void* address, const uint64_t* halves, uint32_t unit_bytes,
                          uint32_t scope);
@@ -100,7 +100,7 @@ struct KcclSimEngine {
     void (*read)(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site);
     void (*write)(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site);
 
-    // fenced: with the fences around AMD's barrier, which by itself does not wait for stores.
+    // fenced: whether there are fences around AMD's barrier, which itself waits for no stores.
     void (*meet_block)(uint32_t fenced);
     void (*meet_warp)(void);
     uint32_t (*block_any)(uint32_t mine);
@@ -117,8 +117,9 @@ struct KcclSimEngine {
     uint32_t (*idle)(uint64_t idle_context, uint32_t missing, uint32_t* gone);
     void (*tell_host)(uint64_t idle_context, uint32_t status, const void* record);
 
-    // Whether the machine copies asynchronously, with the engine's own mem::CopyBarriers: the next
-    // five functions. Otherwise the device source copies through registers (mem_copies.cuh).
+    // Returns whether the simulated machine copies asynchronously. Then the next five functions are
+    // used, with the engine's own mem::CopyBarriers. Otherwise the device source copies through
+    // registers (mem_copies.cuh).
     uint32_t (*copies_late)(void);
     void (*barrier_init)(void* barrier, uint32_t arrivals);
     void (*barrier_arrive)(void* barrier, uint32_t num_bytes);
@@ -135,18 +136,18 @@ struct KcclSimEngine {
     void (*call_begins)(const KcclSimCall* call);
     void (*channel_opens)(const KcclSimOpening* opening);
     void (*channel_closes)(const KcclSimOpening* opening);
-    // memmove() and memset(), which announce nothing.
+    // Do memmove() and memset(), and announce no accesses.
     void* (*move_bytes)(void* to, const void* from, uint64_t num_bytes);
     void* (*fill_bytes)(void* to, int value, uint64_t num_bytes);
     // The thread cannot go on: it has written beyond the end of a local array, or an assert() does
-    // not hold. They do not return. A site of null is where the call comes from. The text lives as
-    // long as the kernel's library.
+    // not hold. The functions do not return. If `site` is null, reports name the place of the call.
+    // The text lives as long as the kernel's library.
     void (*stop_overrun)(const void* site);
     void (*stop_assertion)(const char* text, const void* site);
-    // The calling thread begins a call of its coop. The machine compares what the coop's threads
-    // call.
+    // Tells the machine that the calling thread begins a call of its coop. The machine compares
+    // what the coop's threads call.
     void (*begin_together)(const KcclSimCoopCall* call);
-    // The calling thread makes a call with a wrong argument.
+    // Reports that the calling thread makes a call with a wrong argument.
     void (*refuse_argument)(const KcclSimRefusal* refusal);
 };
 
