@@ -1,4 +1,4 @@
-// The messages that a group of sends and receives has, as one_sided.cpp adds to them.
+// Lets one_sided.cpp add messages to a Group, which sends and receives them together (group.cpp).
 #pragma once
 
 #include "arguments.h"
@@ -9,8 +9,9 @@ namespace kccl::host {
 bool is_open(PyObject* group);
 bool is_open_here(PyObject* group);
 
-// Adds a message to a group that is open here. kept: its array. x: how the array gives its memory;
-// the group takes it. Returns false if there is no memory; an exception is set then.
+// Adds a message to a group. kept: the object that keeps the message's memory alive. x: holds the
+// array's buffer; may be null. The group deletes it, on failure too. Returns false if there is no
+// memory; an exception is set then.
 bool add_message(PyObject* group, const KcclMessage& message, PyObject* kept, Argument* x);
 
 }  // namespace kccl::host
