@@ -28,12 +28,13 @@ constexpr uint64_t kLookEveryNs = 2'000'000;
 // core. On an idle core that costs half a microsecond.
 constexpr uint64_t kYieldAfterNs = 1'000;
 
-// After 20 us a waiting rank lets MPI go on in every round of polls, which takes it a fraction of a
-// microsecond. Most waits are shorter.
+// After 20 us a waiting rank calls MPI in every round of polls, so that MPI makes progress. A call
+// takes a fraction of a microsecond. Most waits are shorter than 20 us.
 constexpr uint64_t kProgressAfterNs = 20'000;
 
-// A pidfd becomes readable when its process ends, even while that is a zombie. A stream becomes
-// readable when a message arrives too, so there only its end counts.
+// Tells whether the process has ended to which a pidfd or a stream belongs. A pidfd becomes
+// readable when its process ends, even while that is a zombie. A stream also becomes readable when
+// data comes, so only its end counts.
 bool is_gone(int fd, bool is_stream) {
     if (fd < 0) return false;
     const short event = is_stream ? POLLRDHUP : POLLIN;
@@ -75,7 +76,7 @@ int kccl_host_may_read_peer(uint64_t idle_context, int peer) {
     uint64_t word;
     const int error =
         kccl_host_read_peer(idle_context, peer, &word, context->probe[peer], sizeof(word));
-    // Ranks that wait for a process find that it has ended.
+    // ESRCH says that the process has ended. Ranks that wait for it find that by themselves.
     if (error != 0 && error != ESRCH && context->refused == 0) {
         context->refused = static_cast<uint32_t>(error);
         context->refused_peer = peer;
