@@ -51,7 +51,8 @@ const InstructionSet& instruction_set() {
     return best;
 }
 
-// A peer that has sent its packets describes its call right behind them, unless it is interrupted.
+// How long this rank waits for the description of a peer's call. A peer writes it right behind its
+// packets, unless the peer is interrupted.
 constexpr uint64_t kDescribesWithinNs = 1'000'000;
 
 // Compares a call that has just been made with the peers' descriptions of theirs. This rank has not

@@ -8,7 +8,7 @@
 namespace kccl::host {
 namespace {
 
-// More than an MPI_Status has.
+// Room for an MPI_Status: more bytes than that has.
 constexpr uint64_t kStatusBytes = 64;
 
 // MPI's functions, for its kind of handles. A request is at most 8 bytes.
@@ -29,7 +29,7 @@ struct Mpi {
                                                     handle(nodes.comm), request);
     }
 
-    // Lets MPI go on.
+    // Lets MPI make progress, by a probe whose result does not matter.
     static void progress(const KcclNodes& nodes) {
         int is_there = 0;
         alignas(8) uint8_t status[kStatusBytes];
