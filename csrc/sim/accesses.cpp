@@ -228,8 +228,8 @@ Memory::Seen Memory::load(Knowledge& me, const Access32Or64& access) {
     } else {
         low = choose(me, at, 1, access);
         high = choose(me, at, 2, access);
-        // It is one access: if one half comes from after a store of both halves, the other does
-        // too.
+        // The load is one access. So if one half is not older than a store of both halves, the
+        // other half must not be older either.
         for (size_t position = std::max(low, high) + 1; position-- > 0;) {
             if (at.records[position].written != 3) continue;
             low = std::max(low, position);

@@ -10,11 +10,13 @@
 namespace kccl::sim {
 namespace {
 
-// No array is larger. So a pointer that lies further below an address does not belong to it.
+// No array is larger. So an address further behind a pointer does not belong to the pointer's
+// array.
 constexpr uint64_t kMostBytes = uint64_t{1} << 34;
-// An access further away from a region probably does not belong to it.
+// An access that is further away from a region probably was not meant for it.
 constexpr uint64_t kNearBytes = uint64_t{1} << 24;
-// Programs run over an end more often than below a beginning.
+// A distance before a region's beginning counts as this many times as far, because programs run
+// over an end more often than below a beginning.
 constexpr uint64_t kBeforeIsRarer = 16;
 
 uint64_t page_of(uint64_t address) {

@@ -171,7 +171,7 @@ void fence_packets() {
     machine.trace(kKcclSimFencePackets, 0, 0);
 }
 
-// No other thread moves between the announcement and the access.
+// Checks a plain access before the kernel makes it. No other thread moves in between.
 void announce(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site,
               bool is_write) {
     Machine& machine = at(reinterpret_cast<uint64_t>(site), address);

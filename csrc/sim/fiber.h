@@ -17,8 +17,8 @@ struct Context {
 // Continues at `to`; returns when somebody switches back to `from`.
 void switch_context(Context& from, Context& to);
 
-// Makes `context` a new fiber that calls body(argument), which never returns. `here` is used
-// meanwhile.
+// Makes `context` a new fiber that calls body(argument), which never returns. here: a context that
+// is used until make_context() returns.
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument);
 

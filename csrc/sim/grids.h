@@ -71,7 +71,7 @@ struct Warp {
     uint32_t woken = 0;  // how often a store woke it
     Meeting meeting = Meeting::kNone;
     CallLog calls;
-    // How many calls of the block the first of its threads has made.
+    // The most calls of the block that a thread of the warp has made.
     uint32_t num_calls_of_block = 0;
 
     uint32_t num_alive() const { return static_cast<uint32_t>(lanes.size()) - ended; }

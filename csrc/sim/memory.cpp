@@ -15,7 +15,7 @@ constexpr Scope kScopes[] = {Scope::kBlock, Scope::kDevice, Scope::kSystem};
 void Knowledge::hear(Event event, const ClockRef& told) {
     if (knows(caused, event)) return;
     hearsay.emplace_back(event, told);
-    // A thread that only polls would never settle it.
+    // A thread that only polls would never settle its hearsay, which would grow without end.
     if (hearsay.size() == kMostHearsay) settle_hearsay();
 }
 
@@ -150,7 +150,8 @@ void Memory::fence(Knowledge& me, Order order, Scope scope) {
         join(me.ordered, seen);
         seen = {};
         if (order != Order::kSeqCst) continue;
-        // It comes after all earlier ones whose scope, and its own, include both threads.
+        // The fence comes after all earlier ones of this order, if the scopes of both include both
+        // threads.
         for (ClockRef* clock : {&me.ordered, &me.caused}) {
             join(*clock, sequential(me.agent, each));
         }
