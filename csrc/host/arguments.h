@@ -26,7 +26,7 @@ class Argument {
     Py_ssize_t num_bytes() const { return num_bytes_; }
     // The array's type if it gave its memory by DLPack; null if by the buffer protocol. Borrowed.
     PyObject* type() const { return type_; }
-    // Its `dtype`. Borrowed.
+    // The array's attribute `dtype`. Borrowed.
     PyObject* dtype() const { return dtype_; }
     // The device that has its memory.
     DlpackDevice device() const { return device_; }

@@ -6,14 +6,14 @@
 // channel sees the same sequence of calls on all its ranks, however the calls of other teams come
 // between them.
 //
-// Why no circle of waits is possible where all ranks make the same calls: give each step the number
-// that it has in the sequence of all steps of all calls. The lowest step that some rank has not
-// completed waits for no rank in an earlier step, so it ends.
+// Why ranks that make the same calls cannot deadlock. Number all steps of all calls in their order.
+// The lowest step that some rank has not completed waits for no rank in an earlier step, so it
+// ends.
 //
 // How a failure spreads. A wait that fails tells the peers of its team. Here the rank then fails
 // its other teams too, with the same record. A rank that waits looks at all its teams. So all ranks
-// that wait hear of it. A team of ranks of other nodes has no windows: nodes.cpp makes its steps,
-// and passes the records on.
+// that wait hear of it. A team of several nodes has no windows: nodes.cpp makes its steps, and
+// passes the records on.
 #include <stddef.h>
 
 #include "../include/kccl/reduce.cuh"
@@ -93,7 +93,7 @@ void look_at_teams() {
     }
 }
 
-// This is set when the library is loaded, before any thread waits.
+// Sets the hook when the library is loaded, before any thread waits.
 [[maybe_unused]] const bool kIsHooked = (team_hook = look_at_teams, true);
 
 template <class From, class To>
@@ -188,7 +188,7 @@ void run_chain(const KcclCall* call) {
     const uint64_t places[] = {call->input, call->output, chain->teams->temporary};
     for (uint64_t i = 0; i < chain->num_steps; ++i) {
         KcclHostStep& step = chain->steps[i];
-        // abort() may have been called meanwhile.
+        // Another thread may have called abort() since the last step.
         if (status_of(call->comm) != kKcclOk) return;
         step.op.call.input = places[step.from] + step.from_offset;
         step.op.call.output = places[step.to] + step.to_offset;

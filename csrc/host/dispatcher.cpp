@@ -191,7 +191,8 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         PyObject* x = PyTuple_GetItem(args, 0);
         const bool lacks_x = x == Py_None && out != nullptr;
         if (lacks_x) x = out;
-        // These hold buffers until the call has ended. A tensor lives as long as the arguments.
+        // These hold the buffers until the call has ended. Memory that came by DLPack lives as long
+        // as the arguments.
         Argument x_memory, out_memory;
         const Known* known = find(dispatcher, x, out, values, lacks_x, x_memory, out_memory);
         uint64_t stream = 0;

@@ -124,7 +124,7 @@ uint32_t run(const Use& use, KcclHostOp* op) {
     const bool is_long = op->call.count * op->bytes_per_count > kLongMessageBytes;
     const uint32_t status = with_lock_handled(use, is_long, [op] { return kccl_host_run(op); });
     KcclHostContext* const context = use.context();
-    // A call that has failed keeps its status; the next one that succeeds warns.
+    // Only a call that has succeeded warns, because one that has failed keeps its status.
     if (status == kKcclOk && is_long && context->refused != 0 && context->refused != kSaid &&
         PyErr_Occurred() == nullptr) {
         warn_of_refusal(context, op->call.comm.rank);

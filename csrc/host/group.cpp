@@ -21,7 +21,7 @@ struct Kept {
     Argument* x;  // null: `array` alone keeps the memory alive
 };
 
-// Messages that are sent and received together. C refers to them until all are done.
+// Messages that are sent and received together. The communicator refers to them until all are done.
 struct Batch {
     KcclMessage* messages;
     Kept* kept;

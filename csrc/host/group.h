@@ -5,7 +5,7 @@
 
 namespace kccl::host {
 
-// Tells whether a Group is open, and whether this thread has opened it.
+// is_open() tells whether a Group is open; is_open_here(), whether this thread has opened it.
 bool is_open(PyObject* group);
 bool is_open_here(PyObject* group);
 

@@ -1,4 +1,4 @@
-// The work of a rank between two rounds of polls.
+// What a rank that waits does between two rounds of polls.
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -61,7 +61,7 @@ int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from
         const iovec here = {next, num_bytes};
         const iovec there = {reinterpret_cast<void*>(from), num_bytes};
         const ssize_t done = process_vm_readv(context->pid[peer], &here, 1, &there, 1, 0);
-        // If the peer ends meanwhile, there is a short copy and then an error.
+        // If the peer ends meanwhile, a copy is short, and the next one fails.
         if (done < 0) return errno;
         if (done == 0) return EFAULT;
         next += done;
@@ -97,7 +97,8 @@ uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t miss
         if (hook != nullptr) hook();
     }
     const uint64_t now = kccl_host_clock_ns();
-    // Several threads of a rank may wait at the same time, as the engine's blocks do.
+    // Atomic, because several threads of a rank may wait at the same time, as the engine's blocks
+    // do.
     const std::atomic_ref<uint64_t> last_look_ns(context->last_look_ns);
     if (now - last_look_ns.load(std::memory_order_relaxed) < kLookEveryNs) return kKcclOk;
     last_look_ns.store(now, std::memory_order_relaxed);

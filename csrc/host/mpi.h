@@ -11,7 +11,8 @@ namespace {
 // Room for an MPI_Status: more bytes than that has.
 constexpr uint64_t kStatusBytes = 64;
 
-// MPI's functions, for its kind of handles. A request is at most 8 bytes.
+// MPI's functions. Handle: the type of MPI's handles, int or a pointer. A request has at most 8
+// bytes.
 template <class Handle>
 struct Mpi {
     using Isend = int (*)(const void*, int, Handle, int, int, Handle, void*);

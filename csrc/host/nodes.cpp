@@ -128,7 +128,7 @@ class Step {
 
     uint64_t bytes_to(int peer, uint64_t bytes) const { return is_divided_ ? part(peer) : bytes; }
 
-    // Where a node's part of a divided all_reduce begins, and its bytes.
+    // begin() returns where a node's part of a divided all_reduce begins; part(), its bytes.
     uint64_t begin(int node) const {
         const uint64_t count = step_.op.call.count, nodes = nodes_.world_size;
         return count * static_cast<uint64_t>(node) / nodes * step_.op.bytes_per_count;
@@ -166,7 +166,7 @@ void tell(KcclNodes& nodes, const Word& word) {
     if (nodes.has_told != 0) return;
     nodes.has_told = 1;
     for (int peer = 0; peer < nodes.world_size; ++peer) {
-        // A peer that has ended needs no word.
+        // If the peer has ended, this fails, which does no harm.
         if (nodes.stream[peer] >= 0) {
             send(nodes.stream[peer], &word, sizeof(word), MSG_DONTWAIT | MSG_NOSIGNAL);
         }
@@ -202,7 +202,7 @@ bool hear_nodes(KcclNodes& nodes, KcclRecord* record) {
     for (int peer = 0; peer < nodes.world_size; ++peer) {
         if (nodes.stream[peer] < 0) continue;
         Word word;
-        // A part of a word stays until all of it has come.
+        // A word of which only a part has come stays in the socket until the rest has come.
         if (recv(nodes.stream[peer], &word, sizeof(word), MSG_DONTWAIT | MSG_PEEK) != sizeof(word))
             continue;
         recv(nodes.stream[peer], &word, sizeof(word), MSG_DONTWAIT);

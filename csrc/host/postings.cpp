@@ -7,8 +7,8 @@
 namespace kccl::host {
 namespace {
 
-// Polls until a part has come. Ends with an error like the wait for a message: when the peer is
-// lost, when another rank gives up, or after the time limit.
+// Polls until a part has come. Fails as the wait for a message does: when the peer is lost, when
+// another rank gives up, or at the timeout. Returns false then.
 struct Wait {
     const KcclCall& call;
     KcclRoutes& routes;

@@ -61,8 +61,8 @@ void reduce_one_unit(uint64_t* result, const uint64_t* payloads, int stride, int
     platform::copy_bytes(result, unit, sizeof(unit));
 }
 
-// This reduces a tile of rows at a time. The accumulators are memory that stays in the CPU's
-// nearest cache, so one loop serves all world sizes.
+// Reduces a tile of the rows at a time. The accumulators are an array that stays in the L1 cache,
+// so one loop serves all world sizes.
 template <class T, class Op>
 void reduce_tiles(void* out, const void* const* rows, int world_size, uint64_t count) {
     using Acc = typename Element<T>::Acc;
@@ -88,7 +88,8 @@ void reduce_tiles(void* out, const void* const* rows, int world_size, uint64_t c
     }
 }
 
-// A loop for each world size would be faster, with eight times the code.
+// Reduces whole rows, by one loop for all world sizes. A loop for each would be faster, with eight
+// times the code.
 template <class T, class Op>
 void reduce_whole_rows(void* out, const void* const* rows, int world_size, uint64_t count) {
     const T* inputs[kKcclMaxWorldSize];

@@ -14,8 +14,8 @@
 namespace kccl::host {
 namespace {
 
-// A part of a window for one peer: the abort word and the records of both ranks, and behind them
-// the control lines and the ring of what the peer leaves.
+// A window has a part for each peer. It begins with these bytes, for the abort word and the records
+// of both ranks. Behind them are the control lines and the ring in which the peer leaves messages.
 constexpr uint64_t kControlBytes = 4 * kKcclLineBytes;
 
 constexpr uint64_t ring_bytes(uint64_t message_bytes) {

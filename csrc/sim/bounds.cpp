@@ -54,7 +54,8 @@ const Region* Machine::own_region(uint64_t address, uint64_t num_bytes) const {
     for (const SharedVariable& each : block.shared) {
         if (each.region.holds(address, num_bytes)) return &each.region;
     }
-    // A device's launches may share its memory.
+    // A kernel may also access the arrays of its rank's other launches, which are on the same
+    // device.
     for (const std::shared_ptr<Grid>& grid : running_) {
         if (grid->rank != block.grid->rank) continue;
         for (const Region& each : grid->arrays) {
@@ -140,11 +141,11 @@ bool Machine::is_explained(uint64_t address, uint64_t num_bytes) {
         return true;
     }
     for (const Region& each : grid.arrays) {
-        // Windows come last.
+        // Arrays in windows are searched last.
         if (edges.find(each.begin, 1) == nullptr && search(each)) return true;
     }
     for (const auto& [begin, part] : grid.foreign_parts) {
-        // The program may have unmapped it since.
+        // The program may have unmapped the part since.
         if (are_mapped(part) && search(part)) return true;
     }
     // The pointer that a window has kept since an earlier launch is no pointer to new memory.

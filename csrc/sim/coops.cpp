@@ -15,7 +15,7 @@
 namespace kccl::sim {
 namespace {
 
-// Kernels pass these values by number.
+// Kernels pass the values of both enums as numbers, so the numbers must be equal.
 template <class One, class Other>
 constexpr bool are_equal(One one, Other other) {
     return static_cast<uint32_t>(one) == static_cast<uint32_t>(other);
@@ -108,7 +108,7 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
         ++log.end;
         log.calls.push_back({call.name, call.state, {}, deed_of(mine, steps), 0});
         log.calls.back().arguments.assign(call.arguments, call.arguments + num_compared);
-        // Some threads may have ended or come to a barrier before.
+        // Threads that ended before, or that wait for this one at a barrier, do not make this call.
         const Block& block = *mine.block;
         const bool may_lack =
             coop == Coop::kGrid
@@ -131,7 +131,7 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
         findings.back().coop = static_cast<uint32_t>(coop);
         return;
     }
-    // A block that gives too much is refused, and has no argument in common with the others.
+    // publish refuses a count that is too large. A block that gives one has num_common 0.
     num_compared = std::min(num_compared, static_cast<uint32_t>(made.arguments.size()));
     for (uint32_t i = 0; i < num_compared; ++i) {
         if (made.arguments[i].value == call.arguments[i].value) continue;
@@ -209,7 +209,7 @@ void Machine::wait_incomplete(Fiber::State state) {
 void Machine::check_lone_calls(Fiber::State state) {
     const Fiber& mine = *current_;
     if (mine.block->grid->has_failed) return;
-    // Without lanes at both kinds of meeting there is nothing to find.
+    // There is nothing to report unless some lanes wait for the warp and others for the block.
     if ((state == Fiber::kAtBlock ? mine.warp->arrived : mine.block->arrived) == 0) return;
     const auto waits = [&](const Fiber& fiber, Fiber::State at) {
         return (&fiber == &mine ? state : fiber.state) == at;

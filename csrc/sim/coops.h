@@ -60,7 +60,8 @@ struct CallLog {
     const MadeCall& at(uint32_t number) const { return calls[number - first]; }
 };
 
-// The slices that a block has published in an exchange and not collected yet.
+// An exchange that a block has open, and the slice that the block has published there and not
+// collected yet.
 struct Exchange {
     uint64_t state;
     uint32_t reach;

@@ -44,7 +44,8 @@ class Stacks {
 
   private:
     static constexpr uint64_t kPerSlab = 1024;
-    // A process may have 65,530 mappings, and a guard adds two. The stacks behind these have none.
+    // A process may have 65,530 mappings, and a guard adds two. Stacks from this index on have no
+    // guard.
     static constexpr uint64_t kMostGuards = 16384;
     // The bytes of a guard: a page below a stack that nobody may access.
     const uint64_t guard_bytes_;

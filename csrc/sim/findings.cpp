@@ -1,4 +1,4 @@
-// Findings, and the last events before them.
+// Records findings, and the last events before them.
 #include <algorithm>
 
 #include "machine.h"
@@ -73,8 +73,8 @@ void Machine::report_here(KcclSimFindingKind kind) {
     report(kind, {mine.knowledge.now(), mine.knowledge.call, mine.site, steps}, mine.address, {});
 }
 
-// Names some of the waiting threads, each in another block or at another line. Those that poll come
-// first, because they tell most.
+// Reports that the machine is stuck. Names some of the waiting threads, each in another block or at
+// another line. Those that poll come first, because they tell most.
 void Machine::report_stuck(KcclSimFindingKind kind) {
     std::vector<const Fiber*> named;
     uint32_t num_waiting = 0;

@@ -79,7 +79,7 @@ class Machine final : public Reporter {
     void wake(Warp& warp);
     // Called when the thread uses what it has loaded since the last pause.
     void take_loads();
-    // Called when the thread stores, or does something similar: no poll goes on across this.
+    // Called when the thread stores, or does something else that ends a poll.
     void end_poll();
     void settle_poll();
     void look(Granule& granule) {
@@ -101,7 +101,7 @@ class Machine final : public Reporter {
     void leave_if_found() {
         if (!findings.empty()) switch_away();
     }
-    // Records what the running thread does, or what a thread did.
+    // Adds an event: what the running thread does, or what a thread did.
     void trace(KcclSimEventKind kind, uint64_t address, uint64_t value, uint32_t age = 0,
                Order order = Order::kRelaxed, Scope scope = Scope::kSystem);
     void trace(const Deed& deed, uint64_t address, uint64_t value);
@@ -119,7 +119,7 @@ class Machine final : public Reporter {
     bool report_crossed();
 
     // ---- Where memory ends (bounds.cpp) ----
-    // Whether the running thread may make this access. If not, there is a finding.
+    // Tells whether the running thread may make this access. If not, reports it.
     bool may_access(uint64_t address, uint64_t num_bytes, KcclSimEventKind kind) {
         return edges.allows(current_->owner, address, num_bytes) ||
                may_access_slowly(address, num_bytes, kind);

@@ -84,7 +84,7 @@ struct Record {
     std::vector<Sight> sights = {};  // who knows of one of these loads must see no older store
 };
 
-// The last load of an agent.
+// An agent's last load of these halves of a granule.
 struct Mark {
     // kPolled: part of a poll that is not over. kTaken: the thread went on with it. kRejected: it
     // did not.
@@ -158,7 +158,7 @@ struct Look {
     uint32_t num_stores;
 };
 
-// The weakness of the memory that a seed chooses.
+// How weak the memory is in a run. The seed chooses it.
 struct Weakness {
     uint32_t old_per_256 = 0;  // how often a load passes over a store that it need not see
     uint8_t max_skips = 0;     // how often a store may be passed over before all see it
@@ -207,7 +207,7 @@ class Memory {
     };
     Updated update(Knowledge& me, const Access32Or64& access, Update what, uint32_t value);
     void fence(Knowledge& me, Order order, Scope scope);
-    // fence_packets(), or one of its halves.
+    // These make a fence of packets, or only its acquiring or its releasing half.
     static void fence_packets(Knowledge& me);
     static void acquire_packets(Knowledge& me);
     static void release_packets(Knowledge& me);

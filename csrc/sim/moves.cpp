@@ -21,7 +21,7 @@ constexpr uint64_t kStepNs = 2;
 constexpr uint64_t kIdleSteps = uint64_t{1} << 25;
 constexpr uint64_t kIdleStepsAThread = uint64_t{1} << 14;
 constexpr uint64_t kFirstPassNs = 1'000'000;
-// A time far beyond any limit that a user sets. A wait that lasts longer does not look at the
+// A time far beyond any timeout that a user sets. A wait that lasts longer does not look at the
 // clock.
 constexpr uint64_t kAllWaitsEndNs = 1'000'000'000'000'000;
 

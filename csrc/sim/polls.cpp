@@ -15,7 +15,8 @@ constexpr size_t kRemembered = 4;
 void Machine::take_loads() {
     Fiber& mine = *current_;
     memory.settle(mine.knowledge, mine.polled, mine.num_settled, true);
-    // A poll may include a barrier or vote before it pauses, and still waits for these words.
+    // The words stay in `polled`, because a poll may include a barrier or vote before it pauses,
+    // and still waits for them.
     mine.num_settled = mine.polled.size();
 }
 

@@ -10,7 +10,7 @@ namespace kccl::sim {
 
 // ---- Words accessed through mem.cuh -------------------------------------------------------------
 
-// Checks that the last store of another thread comes before this one.
+// Checks that `before`, a store of another thread, is ordered before this store.
 void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64& access,
                            const Record& before, uint8_t halves) {
     if (before.writer.agent == me.agent || comes_before(me, before, access)) return;
@@ -51,7 +51,7 @@ void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access,
             const uint8_t seen = (i == newest ? before.halves : before.written) & halves;
             if (&before != last) check_writers(me, at, access, before, seen);
             if (i == newest) last = &before;
-            // A store that changed nothing hides none before it.
+            // A store that changed nothing hides none before it, so the search goes on behind it.
             if (i == 0 || merged(0, records[i - 1].value ^ before.value, half) != 0) break;
         }
     }
