@@ -60,7 +60,7 @@ class FarLink {
 
     struct Sent {
         uint64_t request;
-        uint32_t end;  // behind its last unit
+        uint32_t end;  // the count of written_ behind it
     };
 
     // Both begin an operation of MPI. If MPI refuses, the link is broken, and send() returns false.

@@ -57,8 +57,8 @@ class Alike {
   private:
     struct Pending {
         Made first;
-        uint32_t callers = 0;  // number of ranks that have made it
-        uint32_t ranks = 0;    // whose, a bit each
+        uint32_t callers = 0;  // number of ranks or blocks that have made it
+        uint32_t ranks = 0;    // the ranks that have made it, a bit each
     };
     struct Stream {
         std::map<uint32_t, uint64_t> calls;  // rank -> how many it has made on a channel

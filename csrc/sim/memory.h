@@ -107,7 +107,7 @@ struct Access {
     uint8_t bytes = 0;  // which bytes, a bit each
     bool is_async = false;
     enum Kind : uint8_t { kRead, kWrite, kLoad } kind = kRead;
-    uint32_t last = 0;  // the greatest counter
+    uint32_t last = 0;  // the greatest of `counters`
     uint64_t site = 0;
     uint64_t step = 0;
     // counter of each thread, 0 for none; empty: there is only `event`
@@ -328,7 +328,7 @@ class Memory {
     std::unordered_map<uint64_t, std::unique_ptr<Page>> pages_;
     Page* recent_[kRecentPages] = {};
     std::vector<Window> windows_;
-    std::vector<uint64_t> launches_;  // that run
+    std::vector<uint64_t> launches_;  // numbers of launches that run, or whose dependents do
     // What sequentially consistent fences hand on, by scope and by block or device.
     std::map<std::pair<Scope, uint32_t>, ClockRef> sequential_;
     // The last store that was passed over; to notice when stores overtake each other.
