@@ -45,7 +45,7 @@ void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address
     finding.seed = seed;
     finding.step = steps;
     findings.push_back(finding);
-    // Of plain accesses only those of findings are traced, because all would push other events out.
+    // Only the plain accesses of findings are traced, because all would push other events out.
     for (const Deed* each : {&other, &deed}) {
         if (!each->exists || (each->kind != kKcclSimRead && each->kind != kKcclSimWrite)) continue;
         trace(*each, address, 0);
