@@ -3,17 +3,17 @@
 namespace kccl::host {
 namespace {
 
-// The last type of arrays that offered DLPack's C interface, and the interface. Most programs use
-// one type.
+// A cache: the last type of arrays that offered DLPack's C interface, and that interface. It has
+// one entry, because most programs use one type.
 PyObject* exchange_type = nullptr;
 const DlpackExchange* exchange = nullptr;
 
-// The last type with the buffer protocol whose arrays have no mask.
+// A cache: the last type of arrays that was found to have no mask.
 PyObject* unmasked_type = nullptr;
 
 PyObject* name_of(const char* text) { return PyUnicode_InternFromString(text); }
 
-// Tells whether arrays of this type give their memory by DLPack's C interface.
+// Tells whether arrays of this type give their memory by DLPack's C interface. If so, caches it.
 bool offers_exchange(PyObject* type) {
     if (type == exchange_type) return true;
     PyObject* capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
@@ -49,7 +49,8 @@ bool has_mask(PyObject* type) {
     return false;
 }
 
-// Tells whether a method returns false. Arrays of other libraries may lack it.
+// Calls a method. Returns true if it returns False, or if the array lacks it, as those of other
+// libraries than PyTorch may.
 bool is_denied(PyObject* array, PyObject* method) {
     PyObject* said = PyObject_CallMethodObjArgs(array, method, nullptr);
     PyErr_Clear();
@@ -57,13 +58,14 @@ bool is_denied(PyObject* array, PyObject* method) {
     return said == nullptr || said == Py_False;
 }
 
-// PyTorch's function gives the memory of tensors that must not be used as they are: of those that
-// record gradients, and of views that negate or conjugate what they show.
+// Tells whether a call may use the array's memory as it is. PyTorch's function also gives the
+// memory of tensors for which this is false: those that record gradients, and views that negate or
+// conjugate their elements.
 bool is_plain(PyObject* array, const DlpackTensor& tensor) {
     static PyObject* const requires_grad = name_of("requires_grad");
     static PyObject* const is_neg = name_of("is_neg");
     static PyObject* const is_conj = name_of("is_conj");
-    // Arrays of other libraries lack this method.
+    // Arrays of other libraries than PyTorch lack this attribute.
     PyObject* records = PyObject_GetAttr(array, requires_grad);
     PyErr_Clear();
     Py_XDECREF(records);

@@ -1,5 +1,5 @@
-// The memory of an array that Python passes: by DLPack's C interface if its type has that, else by
-// the buffer protocol.
+// Finds the memory of an array that Python passes: by the buffer protocol, or by DLPack's C
+// interface if the array has no buffer.
 #pragma once
 
 #include "dlpack.h"
@@ -17,17 +17,18 @@ class Argument {
         Py_XDECREF(dtype_);
     }
 
-    // Looks at an array. Returns false without an exception if C cannot use the array. Then Python
-    // must find out what is wrong with it, if anything is.
+    // Finds the memory of an array. is_written: the call writes to it. Returns false, without an
+    // exception, if C cannot use the array. Then Python must find out what is wrong with it, if
+    // anything is.
     bool look(PyObject* array, bool is_written);
 
     uint64_t address() const { return address_; }
     Py_ssize_t num_bytes() const { return num_bytes_; }
     // The array's type if it gave its memory by DLPack; null if by the buffer protocol. Borrowed.
     PyObject* type() const { return type_; }
-    // Its `dtype`. Borrowed.
+    // The array's attribute `dtype`. Borrowed.
     PyObject* dtype() const { return dtype_; }
-    // The address of its memory.
+    // The device that has its memory.
     DlpackDevice device() const { return device_; }
 
     // Gets the stream that the array's library uses on its GPU now. Returns false without an

@@ -6,14 +6,14 @@
 // channel sees the same sequence of calls on all its ranks, however the calls of other teams come
 // between them.
 //
-// Why no circle of waits is possible where all ranks make the same calls: give each step the number
-// that it has in the sequence of all steps of all calls. The lowest step that some rank has not
-// completed waits for no rank in an earlier step, so it ends.
+// Why ranks that make the same calls cannot deadlock. Number all steps of all calls in their order.
+// The lowest step that some rank has not completed waits for no rank in an earlier step, so it
+// ends.
 //
 // How a failure spreads. A wait that fails tells the peers of its team. Here the rank then fails
 // its other teams too, with the same record. A rank that waits looks at all its teams. So all ranks
-// that wait hear of it. A team of ranks of other nodes has no windows: nodes.cpp makes its steps,
-// and passes the records on.
+// that wait hear of it. A team of several nodes has no windows: nodes.cpp makes its steps, and
+// passes the records on.
 #include <stddef.h>
 
 #include "../include/kccl/reduce.cuh"
@@ -24,12 +24,12 @@
 namespace kccl::host {
 namespace {
 
-// A record that is passed on to another team has the communicator's numbers of ranks, this much
-// higher. So they are told from a team's.
+// In a record that is passed on to another team, ranks have their numbers in the communicator, plus
+// this. So a reader can tell them from numbers in the team, which are smaller.
 constexpr int32_t kOfCommunicator = kKcclMaxWorldSize;
 
-// Returns the communicator's number of a rank, from a record of the team's. Negative numbers mean
-// none.
+// Returns the number in the communicator of a rank that a record of the team names. A negative
+// number means no rank, and stays.
 int32_t number_of(const KcclHostTeam& team, int32_t rank) {
     if (rank < 0) return rank;
     return rank < kOfCommunicator ? team.ranks[rank] : rank - kOfCommunicator;
@@ -39,11 +39,10 @@ int32_t passed_on(int32_t number) { return number < 0 ? number : number + kOfCom
 
 KcclState* state_at(uint64_t address) { return reinterpret_cast<KcclState*>(address); }
 
-// The team's ranks of other nodes; null: it has a window of each rank.
+// Returns the KcclNodes of a team of several nodes; null: the team's ranks share memory.
 KcclNodes* nodes_of(const KcclHostTeam& team) { return reinterpret_cast<KcclNodes*>(team.nodes); }
 
-// Tells whether a peer of the team has given up, so that this rank's part of the team has given up
-// too.
+// Tells whether a peer of the team has given up. If so, this rank has given up in the team too.
 bool has_given_up(const KcclHostTeam& team) {
     KcclNodes* nodes = nodes_of(team);
     if (nodes == nullptr) {
@@ -57,7 +56,7 @@ bool has_given_up(const KcclHostTeam& team) {
     return true;
 }
 
-// Tells the peers of all teams, but not those of `failed`, which know.
+// Tells the peers of all teams. Those of `failed` know already, unless they are on other nodes.
 void tell_teams(const KcclHostTeams& teams, KcclRecord record, uint32_t failed) {
     record.rank = passed_on(record.rank);
     record.peer = passed_on(record.peer);
@@ -94,7 +93,7 @@ void look_at_teams() {
     }
 }
 
-// This is set when the library is loaded, before any thread waits.
+// Sets the hook when the library is loaded, before any thread waits.
 [[maybe_unused]] const bool kIsHooked = (team_hook = look_at_teams, true);
 
 template <class From, class To>
@@ -119,8 +118,8 @@ void convert_of(const KcclHostStep& step) {
 
 using Convert = void (*)(const KcclHostStep&);
 
-// Operations that the plans of chains need: short floats become float and back, and a sum becomes
-// an average.
+// Returns the function that converts between two types; null: no plan of a chain needs it. Plans
+// convert short floats to float and back, and divide sums to get averages.
 Convert converter(uint32_t from, uint32_t to) {
     static constexpr struct {
         uint32_t from, to;
@@ -145,7 +144,7 @@ Convert converter(uint32_t from, uint32_t to) {
     return nullptr;
 }
 
-// The target may be one of the rows.
+// Makes a kKcclReduceStep. Its output may be one of the rows.
 void reduce_rows_of(const KcclHostStep& step) {
     const KcclCall& call = step.op.call;
     const platform::DefaultFloats floats{};
@@ -169,8 +168,9 @@ void make_alone(const KcclHostStep& step) {
     }
 }
 
-// A team's step may wait an eighth longer than the step before it. So if a rank is late, those that
-// wait for it time out first, and not the ranks that wait for these.
+// Sets the timeouts of a team's step. Each step gets an eighth of the communicator's timeout more
+// than the step before it. So if a rank is late, those that wait for it time out first, and not the
+// ranks that wait for these.
 void set_limits(KcclState* team, const KcclState* state, uint64_t number) {
     const auto set = [number](uint64_t* limit_ns, uint64_t ns) {
         const uint64_t longer = ns + ns / 8 * number;
@@ -188,7 +188,7 @@ void run_chain(const KcclCall* call) {
     const uint64_t places[] = {call->input, call->output, chain->teams->temporary};
     for (uint64_t i = 0; i < chain->num_steps; ++i) {
         KcclHostStep& step = chain->steps[i];
-        // abort() may have been called meanwhile.
+        // Another thread may have called abort() since the last step.
         if (status_of(call->comm) != kKcclOk) return;
         step.op.call.input = places[step.from] + step.from_offset;
         step.op.call.output = places[step.to] + step.to_offset;

@@ -5,12 +5,13 @@
 
 namespace kccl::host {
 
-// chain.cpp sets it. A rank that waits in a step, or for a message, calls it now and then: if a
-// peer of another team of the rank has given up, it fails all of the rank's teams, and so the wait.
+// A function of chain.cpp, which a rank calls now and then while it waits in a step or for a
+// message. If a peer of any team of the rank has given up, it fails all of the rank's teams, and so
+// ends the wait.
 extern void (*team_hook)();
 
-// Within it, a wait of this thread looks at these teams. A signal handler that runs within it may
-// make a call of another communicator.
+// Names the teams that team_hook checks in this thread while the object lives. Objects nest,
+// because a signal handler may make a call of another communicator meanwhile.
 class TeamsInUse {
   public:
     explicit TeamsInUse(const KcclHostTeams* teams);
@@ -22,8 +23,8 @@ class TeamsInUse {
     const KcclHostTeams* const before_;
 };
 
-// Fails the communicator, unless it has failed, and tells all ranks. `record` has the
-// communicator's numbers of ranks.
+// Fails the communicator, unless it has failed already, and tells all ranks. The ranks in `record`
+// have their numbers in the communicator.
 void fail_all(const KcclHostTeams& teams, const KcclRecord& record);
 
 // Tells the peers of the rank's teams why the communicator has failed.

@@ -51,7 +51,8 @@ const InstructionSet& instruction_set() {
     return best;
 }
 
-// A peer that has sent its packets describes its call right behind them, unless it is interrupted.
+// How long this rank waits for the description of a peer's call. A peer writes it right behind its
+// packets, unless the peer is interrupted.
 constexpr uint64_t kDescribesWithinNs = 1'000'000;
 
 // Compares a call that has just been made with the peers' descriptions of theirs. This rank has not
@@ -122,7 +123,8 @@ uint32_t kccl_host_run(KcclHostOp* op) {
 }
 
 uint32_t kccl_host_time(KcclHostOp* op, uint64_t iterations, double* us) {
-    // A loop of short calls has no long wait, in which Ctrl-C would be noticed.
+    // A loop of short calls has no long wait, in which Ctrl-C would be noticed. So the loop itself
+    // looks for it this often.
     constexpr uint64_t kLookEveryNs = 20'000'000;
     uint64_t before = kccl_host_clock_ns();
     uint64_t looked = before;
@@ -144,7 +146,7 @@ void kccl_host_abort(const KcclDeviceComm* comm, const KcclRecord* record) {
 }
 
 void kccl_host_leave(const KcclDeviceComm* comm) {
-    // A rank that gave up has said so in the same word.
+    // A rank that gave up has stored that in the same word, and it must stay there.
     if (kccl::status_of(*comm) != kKcclOk) return;
     for (int peer = 0; peer < comm->world_size; ++peer) {
         if (peer != comm->rank) kccl::depart(*comm, peer, kKcclLeft);

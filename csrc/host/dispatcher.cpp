@@ -1,12 +1,15 @@
-// Repeats calls that were made before, without Python: Dispatcher(slow, (first, second),
-// is_positional), with the names of the options, which may be "".
+// Repeats calls of a collective that were made before, without a Python frame.
 //
+//   Dispatcher(slow, (first, second), is_positional)
+//     slow: makes any call, in Python
+//     first, second: the names of the collective's options; "": there is none
+//     is_positional: the first option may be given by position
 //   dispatcher(x), dispatcher(x, out=out), dispatcher(None, out=out), each with first=value and
 //   second=value; dispatcher(x, value) too if the first option is positional
 //
-// This finds the call for x's dtype and size, out's size and the values, points it at the arrays
-// and makes it. Unknown calls and wrong arguments go to `slow`, which raises the error. learn()
-// teaches a call.
+// learn() teaches a call. The dispatcher finds the taught call by the dtype and size of x, the size
+// of out and the values of the options, points it at the arrays, and makes it. Calls that have not
+// been taught, and wrong arguments, go to `slow`, which makes the call or raises the error.
 #include "arguments.h"
 
 namespace kccl::host {
@@ -19,9 +22,9 @@ struct Values {
     bool operator==(const Values&) const = default;
 };
 
-// A call taught by `learn`. It is for arrays of this dtype object and size, on this device, that
-// give their memory in the same way, and for these objects as the options' values. Values are
-// compared by identity: literals in a program are one object.
+// A call taught by `learn`. It fits arrays of this dtype object, this size, this device and this
+// type (as Argument::type()), and these objects as the options' values. Values are compared by
+// identity, because a literal in a program is always the same object.
 struct Known {
     PyObject* dtype;
     PyObject* type;  // as Argument::type()
@@ -32,13 +35,14 @@ struct Known {
     Py_ssize_t own_offset;  // where in the larger of x and out this rank's chunk begins, in bytes
     int has_result;         // 0: on this rank the call returns None
     int lacks_x;            // this rank gives None for x, and the sizes are those of out
-    KcclHostOp* op;         // on a GPU a KcclGpuOp's
+    KcclHostOp* op;         // on a GPU the first member of a KcclGpuOp
     PyObject* owner;        // keeps `op` alive
     PyObject* on_failure;
 };
 
 constexpr uint32_t kKnown = 64;  // a power of two
-// How many places a call may have. So many calls with one first place do not evict each other.
+// A call is stored in one of this many entries of `known`, which begin at its hash. So this many
+// calls with the same hash do not evict each other.
 constexpr uint32_t kPlaces = 4;
 
 struct Dispatcher {
@@ -59,7 +63,8 @@ bool is_of(const Known& known, PyObject* dtype, const Values& values, Py_ssize_t
            known.out_bytes == out_bytes;
 }
 
-// Returns the place of a call: the one that has it, else a free one, else its first one.
+// Returns the entry for a call: the one that has it; otherwise a free one; otherwise the first in
+// which it may be stored.
 Known* known_at(Dispatcher* self, PyObject* dtype, const Values& values, Py_ssize_t num_bytes,
                 Py_ssize_t out_bytes) {
     const uint64_t key =
@@ -69,7 +74,7 @@ Known* known_at(Dispatcher* self, PyObject* dtype, const Values& values, Py_ssiz
     const uint64_t home = key >> 40 ^ key >> 20 ^ key >> 6;
     for (uint32_t i = 0; i < kPlaces; ++i) {
         Known& known = self->known[(home + i) % kKnown];
-        // Calls are forgotten all at once, so a free place ends the search.
+        // Calls are forgotten all at once, so no call is stored behind a free entry.
         if (known.dtype == nullptr || is_of(known, dtype, values, num_bytes, out_bytes)) {
             return &known;
         }
@@ -91,7 +96,8 @@ int dispatcher_init(PyObject* self, PyObject* args, PyObject*) {
     return 0;
 }
 
-// Reads the arguments of a call except x; null when not given. Returns false if there are others.
+// Reads all arguments of a call except x. Null: it is not given. Returns false if an argument has
+// another name, or if too many are given.
 bool only_known_arguments(Dispatcher* self, PyObject* args, PyObject* kwargs, Values* values,
                           PyObject** out) {
     *values = {nullptr, nullptr};
@@ -116,8 +122,8 @@ bool only_known_arguments(Dispatcher* self, PyObject* args, PyObject* kwargs, Va
     return true;
 }
 
-// Returns true if the smaller of the two lies at its own_offset in the larger, or they do not
-// overlap.
+// Tells whether a call may use both arrays: they do not overlap, or the smaller one lies at
+// `own_offset` in the larger one.
 bool may_be_used(const Argument& x, const Argument& out, Py_ssize_t own_offset) {
     const uint64_t x_begin = x.address(), out_begin = out.address();
     if (x_begin + x.num_bytes() <= out_begin || out_begin + out.num_bytes() <= x_begin) return true;
@@ -125,8 +131,8 @@ bool may_be_used(const Argument& x, const Argument& out, Py_ssize_t own_offset) 
                                            : out_begin == x_begin + own_offset;
 }
 
-// Returns the taught call for the arrays and the values; null if the slow path must look. `out` may
-// be null. lacks_x: the caller gave None for x, and `x` is `out`.
+// Reads where the arrays are, and returns the taught call for them and the values. Null: the call
+// must go to `slow`. `out` may be null. lacks_x: the caller gave None for x, so `x` is `out` here.
 Known* find(Dispatcher* self, PyObject* x, PyObject* out, const Values& values, bool lacks_x,
             Argument& x_memory, Argument& out_memory) {
     if (!x_memory.look(x, out == nullptr)) return nullptr;
@@ -148,16 +154,17 @@ Known* find(Dispatcher* self, PyObject* x, PyObject* out, const Values& values, 
 
 bool is_on_gpu(const Known& known) { return known.device.type != kDlpackCpu; }
 
-// Finds the stream for a call on x; leaves it unchanged on the host. Returns false if the slow path
-// must look.
+// Finds the stream on which a GPU's call on x is launched. Leaves *stream unchanged for a call on
+// CPUs. Returns false if the call must go to `slow`.
 bool find_stream(const Known& known, const Argument& x, uint64_t* stream) {
     if (!is_on_gpu(known)) return true;
-    // The slow path notes the library of the last arrays, because barrier() follows its stream.
+    // barrier() uses the stream of the library whose arrays came last. `slow` notes that library,
+    // so a call with arrays of another library goes there.
     const KcclGpuQueue* queue = reinterpret_cast<const KcclGpuOp*>(known.op)->queue;
     return queue->array_type == reinterpret_cast<uint64_t>(x.type()) && x.current_stream(stream);
 }
 
-// `stream` is null on the host.
+// Makes the call on these addresses. stream: null for a call on CPUs.
 PyObject* make_call(KcclHostOp* op, uint64_t input, uint64_t output, const uint64_t* stream,
                     PyObject* result, PyObject* on_failure) {
     uint32_t status;
@@ -184,12 +191,14 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         PyObject* x = PyTuple_GetItem(args, 0);
         const bool lacks_x = x == Py_None && out != nullptr;
         if (lacks_x) x = out;
-        // These hold buffers until the call has ended. A tensor lives as long as the arguments.
+        // These hold the buffers until the call has ended. Memory that came by DLPack lives as long
+        // as the arguments.
         Argument x_memory, out_memory;
         const Known* known = find(dispatcher, x, out, values, lacks_x, x_memory, out_memory);
         uint64_t stream = 0;
         if (known != nullptr && find_stream(*known, x_memory, &stream)) {
-            // Meanwhile another thread may teach another call in its place.
+            // The references are held because another thread may overwrite this entry during the
+            // call.
             KcclHostOp* op = known->op;
             PyObject* on_failure = Py_NewRef(known->on_failure);
             PyObject* owner = Py_NewRef(known->owner);
@@ -217,8 +226,9 @@ void forget(Known& known) {
 }
 
 // learn(dtype, type, device, num_bytes, (first, second), out_bytes, own_offset, has_result,
-// lacks_x, address, owner, on_failure). A type of None means "by the buffer protocol", a value of
-// ... "not given". `device` is DLPack's pair of type and id.
+// lacks_x, address, owner, on_failure): teaches a call; see Known. A type of None means that arrays
+// give their memory by the buffer protocol. A value of ... means that the option is not given.
+// `device` is DLPack's pair of type and id.
 PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
     PyObject *dtype, *type, *owner, *on_failure;
     Values values;

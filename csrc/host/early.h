@@ -1,4 +1,4 @@
-// Messages that came before their receiver asked for them: see messages.cpp.
+// Keeps messages that have come before a receive asked for them: see messages.cpp.
 #pragma once
 
 #include <stdlib.h>
@@ -9,13 +9,13 @@
 namespace kccl::host {
 namespace {
 
-// A message that came before this rank had asked for it.
+// A message that has come before a receive asked for it.
 struct Early {
     Early* next;
     RecordHead head;
-    uint64_t moved;       // of its bytes
-    KcclMessage* wanted;  // who has asked for it meanwhile
-    uint8_t bytes[];      // of all but those that are offered by address
+    uint64_t moved;       // how many of its bytes have come
+    KcclMessage* wanted;  // the receive that has asked for it meanwhile; null: none
+    uint8_t bytes[];      // its bytes; empty if only its address has come
 };
 
 // Early messages of one source, in the order in which they came.
@@ -30,8 +30,8 @@ class EarlyList {
 
     Early* first() const { return first_; }
     Early** begin() { return &first_; }
-    // Keeps a message that nobody has asked for, without its bytes. Returns null if there is no
-    // memory.
+    // Adds an entry for a message, with room for its bytes, which the caller copies later. Returns
+    // null if there is no memory.
     Early* keep(const RecordHead& head, uint64_t mark) {
         const bool is_address = kind_of(mark) == RecordKind::kAddress;
         auto* early =
@@ -44,7 +44,8 @@ class EarlyList {
         add(early);
         return early;
     }
-    // `link` points to it: begin(), or the `next` of the one before.
+    // Removes *link from the list, and returns it; the caller frees it. `link`: begin(), or the
+    // address of the `next` of the message before.
     Early* remove(Early** link) {
         Early* early = *link;
         *link = early->next;

@@ -6,9 +6,9 @@
 namespace kccl::host {
 namespace {
 
-// Beside RecordKind, what the two ranks of a link tell each other.
+// More kinds beside RecordKind: the words that the two ranks of a link send each other.
 constexpr uint32_t kTaken = 16, kGaveUpRecord = 17, kLeftRecord = 18;
-// How often a receive that was cancelled is looked at: MPI ends it at once, or when it likes.
+// How often close() tests a receive that it has cancelled: MPI ends it at once, or at any time.
 constexpr int kLooks = 100;
 
 }  // namespace
@@ -48,7 +48,7 @@ void FarLink::receive(uint32_t slot) {
 }
 
 bool FarLink::is_done(uint64_t* request) {
-    // A request that has failed is none, and none is done.
+    // A request that has failed becomes MPI_REQUEST_NULL, which MPI would report as done.
     if (is_broken_) return false;
     int is_done = 0;
     alignas(8) uint8_t status[kStatusBytes];

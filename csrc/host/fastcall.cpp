@@ -1,26 +1,32 @@
-// The hot path from Python: callable objects that run a prepared call without a Python frame.
-// A second module in the same shared library as kccl._core (PEP 489, "multiple modules in one
-// library"); kccl/base/abi.py loads both.
+// The module kccl._fastcall: the hot path from Python. Its objects run a prepared call without a
+// Python frame. It is in the same shared library as kccl._core (PEP 489, "multiple modules in one
+// library"). kccl/base/abi.py loads both.
 //
-//   Op(address, result, on_failure, stream=None)   op() makes the call and returns `result`;
-//                                                  op.after(fill) lets fill() change it first
-//   Dispatcher(slow, option)                       see dispatcher.cpp
-//   OneSided()                                     see one_sided.cpp
-//   Group(address, owner, on_failure)              see group.cpp
+//   Op(address, result, on_failure, stream=None)
+//     address: the address of a KcclHostOp; for a call on a GPU, of a KcclGpuOp
+//     result: what op() returns when the call succeeds
+//     on_failure: called when the call fails; it must raise
+//     stream: only for a GPU: called before each launch, and returns the stream to launch on.
+//         None: the stream in the KcclGpuOp stays as it is
+//   op() makes the call. op.after(fill) runs fill(), which may change the KcclHostOp, and then
+//   makes the call. op.clock() measures it.
 //
-// `stream` is for calls on a GPU, whose address is a KcclGpuOp's: a callable that says, before each
-// run, on which stream it goes. Without one the call keeps its stream.
+//   Dispatcher(slow, (first, second), is_positional)   see dispatcher.cpp
+//   OneSided()                                         see one_sided.cpp
+//   Group(address, owner, on_failure)                  see group.cpp
 //
-// The interpreter's lock: between processes a call starts holding it and gives it up in its first
-// long wait, because taking it back costs as much as a small message. Between threads of one
-// process, and for long messages, it is given up before.
+// The GIL. A short call on CPUs between processes starts with the GIL held and releases it in its
+// first long wait: releasing and retaking it costs as much as a small message. All other calls
+// release it before they start: long messages, calls between threads of one process, and calls on
+// GPUs.
 #include "fastcall.h"
 
 #include "../include/kccl/targets/host_idle.h"
 
 namespace kccl::host {
 
-// A call that Python made, and its interpreter state while the call has released the lock.
+// A call that Python has made. `released`: the thread state while the call has released the GIL;
+// otherwise null.
 struct CallOfPython {
     PyThreadState* released = nullptr;
     uint64_t signals_handled_ns = 0;
@@ -39,8 +45,9 @@ constexpr uint64_t kLongMessageBytes = 32768;
 // The value of KcclHostContext.refused when the user has been warned.
 constexpr uint32_t kSaid = ~0u;
 
-// This thread's innermost such call: a signal handler that runs within a call may make one of
-// another communicator. Null for calls that others make, from C; they leave the interpreter alone.
+// This thread's innermost call from Python. Calls nest, because a signal handler that runs within a
+// call may make a call of another communicator. Null: the thread makes no call from Python. Calls
+// that C code makes leave the interpreter alone.
 thread_local CallOfPython* current = nullptr;
 
 uint32_t on_idle() {
@@ -74,8 +81,8 @@ void complain_of_use(int rank) {
     Py_XDECREF(errors);
 }
 
-// Tells the user, once, that a peer's memory can no longer be read. An exception may be set, where
-// warnings are errors.
+// Warns the user, once, that a peer's memory can no longer be read. If Python turns warnings into
+// errors, an exception is set.
 void warn_of_refusal(KcclHostContext* context, int rank) {
     const auto error = static_cast<int>(context->refused);
     const int peer = context->refused_peer;
@@ -88,11 +95,12 @@ void warn_of_refusal(KcclHostContext* context, int rank) {
     Py_XDECREF(module);
 }
 
-// Runs `call` with the interpreter's lock handled; an interrupt leaves its exception set.
+// Runs `call`, and returns its status with the GIL held. Releases the GIL before the call if that
+// is long, or if the communicator's calls must not hold it; otherwise on_idle() may release it.
 template <class F>
 uint32_t with_lock_handled(const Use& use, bool is_long, F&& call) {
     CallOfPython here;
-    CallOfPython** const innermost = &current;  // the thread's own, so found once
+    CallOfPython** const innermost = &current;  // the thread-local address is looked up once
     CallOfPython* const around = *innermost;
     *innermost = &here;
     if (is_long || !use.context()->holds_gil) here.release();
@@ -116,7 +124,7 @@ uint32_t run(const Use& use, KcclHostOp* op) {
     const bool is_long = op->call.count * op->bytes_per_count > kLongMessageBytes;
     const uint32_t status = with_lock_handled(use, is_long, [op] { return kccl_host_run(op); });
     KcclHostContext* const context = use.context();
-    // A call that has failed keeps its status; the next one that succeeds warns.
+    // Only a call that has succeeded warns, because one that has failed keeps its status.
     if (status == kKcclOk && is_long && context->refused != 0 && context->refused != kSaid &&
         PyErr_Occurred() == nullptr) {
         warn_of_refusal(context, op->call.comm.rank);
@@ -178,10 +186,11 @@ bool is_initialised(const Op* op) {
     return op->op != nullptr;
 }
 
-// Gives the call the current stream, within a Use. Returns false if an exception is set.
+// Asks the op's `stream` for the current stream, and stores it in the KcclGpuOp. Called within a
+// Use. Returns false if an exception is set.
 bool follow_stream(Op* op) {
     if (op->stream == nullptr) return true;
-    // The function that it runs may make another op current.
+    // The callable may replace op->stream while it runs, so this keeps a reference to it.
     PyObject* current = Py_NewRef(op->stream);
     PyObject* said = PyObject_CallNoArgs(current);
     Py_DECREF(current);
@@ -193,7 +202,7 @@ bool follow_stream(Op* op) {
     return true;
 }
 
-// Makes the call, after `fill` if that is not null.
+// Calls `fill`, if it is not null, and then makes the call. Returns what Python gets.
 PyObject* make_call(Op* op, PyObject* fill) {
     if (!is_initialised(op)) return nullptr;
     uint32_t status;
@@ -213,7 +222,7 @@ PyObject* make_call(Op* op, PyObject* fill) {
 
 PyObject* op_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (PyTuple_Size(args) != 0 || (kwargs != nullptr && PyDict_Size(kwargs) != 0)) {
-        // kccl/collectives says what it takes.
+        // The subclass in kccl/collectives raises, and says which arguments the call takes.
         PyObject* refuse = PyObject_GetAttrString(self, "_refuse");
         PyObject* returned = refuse == nullptr ? nullptr : PyObject_Call(refuse, args, kwargs);
         Py_XDECREF(refuse);
@@ -222,11 +231,14 @@ PyObject* op_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     return make_call(as_op(self), nullptr);
 }
 
-// after(fill): fill() fills in the call's arguments, and then the call is made. Meanwhile nothing
-// else uses the communicator.
+// after(fill): calls fill(), which fills in the call's arguments, and then makes the call. From
+// before fill() until the end no other call may use the communicator.
 PyObject* op_after(PyObject* self, PyObject* fill) { return make_call(as_op(self), fill); }
 
-// clock(iterations, address): runs the call `iterations` times; microseconds to the doubles there.
+// clock(iterations, address): makes the call `iterations` times in a C loop. `address` is that of
+// an array of `iterations` doubles. Entry i gets the microseconds from the end of the call before
+// to the end of call i (kccl_host_time). Stops at the first failure. Releases the GIL before the
+// loop.
 PyObject* op_clock(PyObject* self, PyObject* args) {
     unsigned long long iterations, address;
     if (!PyArg_ParseTuple(args, "KK", &iterations, &address)) return nullptr;

@@ -18,8 +18,9 @@ struct CallNode {
     driver::KernelNode kernel = {};
 };
 
-// The last node of the capture, if it is the only one and a call of this library on this device.
-// Behind other kernels a programmatic dependent began later than an ordinary launch (bench/LOG.md).
+// Returns the node on which the stream's next launch in the capture depends, if it is one node
+// only, and a call of this library on this device; otherwise none. Behind other kernels a
+// programmatic dependent began later than an ordinary launch (bench/LOG.md).
 CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     int status = driver::kNotCaptured;
     uint64_t id, graph;
@@ -75,9 +76,9 @@ int announce_dependent(const KcclGpuQueue& queue, CallNode before, uint32_t fit)
     return reinterpret_cast<driver::SetParams>(queue.set_params)(before.node, &before.kernel);
 }
 
-// A graph of its own cannot be launched on a stream that is being captured, but its kernel can. If
-// the driver does not say whether the stream is, launch the kernel too: that launch reports the
-// error.
+// Decides how a call is launched. On a stream that is being captured, the call's own graph cannot
+// be launched, but its kernel can. If the driver fails to say whether the stream is, the kernel is
+// launched too, and that launch reports the error. *before: the call before in the capture.
 KcclGpuLaunch how_to_launch(const KcclGpuOp& op, uint64_t stream, CallNode* before) {
     const KcclGpuQueue& queue = *op.queue;
     int status = driver::kNotCaptured;

@@ -1,13 +1,13 @@
-// The sends and receives of a group, from Python without a Python frame for each: Group().
+// Group: sends and receives messages together. Python makes no frame for each message.
 //
-//   Group(address, owner, on_failure)  address: a KcclHostOp's, which kccl_host_bind_messages() has
-//                                      bound; owner keeps it alive
+//   Group(address, owner, on_failure)  address: of a KcclHostOp that kccl_host_bind_messages() has
+//                                      bound; owner: keeps it alive; on_failure: as for Op
 //   open(), close()                    between them this thread's send and recv add to the group
 //   add(address, num_bytes, peer, tag, receives, kept)
 //                                      adds a message; kept: what keeps its memory alive
-//   truncate(count), len()             drops the messages behind the first `count`
+//   truncate(count), len()             drops the messages behind the first `count`; counts them
 //   run()                              sends and receives all messages, and forgets them
-//   move_to(other)                     gives all messages to another Group
+//   move_to(other)                     gives all messages to another Group, which drops its own
 //   group()                            sends and receives all messages, and keeps them
 //   drop()                             lets go of the arrays of messages that have failed
 #include "group.h"
@@ -15,13 +15,13 @@
 namespace kccl::host {
 namespace {
 
-// A message's array.
+// Keeps a message's array alive.
 struct Kept {
     PyObject* array;
     Argument* x;  // null: `array` alone keeps the memory alive
 };
 
-// Messages that are sent and received together. C refers to them until all are done.
+// Messages that are sent and received together. The communicator refers to them until all are done.
 struct Batch {
     KcclMessage* messages;
     Kept* kept;
@@ -34,7 +34,7 @@ struct Group {
     KcclHostOp* op;
     PyObject* owner;
     PyObject* on_failure;
-    unsigned long thread;  // that has opened it; 0: nobody has
+    unsigned long thread;  // the thread that has opened it; 0: it is not open
     Batch* batch;          // null: no message has been added
     // Batches of calls that have failed: the communicator's messages may still refer to them.
     Batch* failed;
@@ -134,10 +134,11 @@ Py_ssize_t group_length(PyObject* self) {
     return batch == nullptr ? 0 : batch->count;
 }
 
-// What has become of a call.
+// How a call has ended. kRefused: another call uses the communicator.
 enum class Outcome { kRefused, kFailed, kDone };
 
-// Makes a group's call with these messages, and finishes it: *returned is what Python gets.
+// Sends and receives the messages of a batch. *returned: what Python gets; null: an exception is
+// set.
 Outcome make(const Group* group, const Batch* batch, PyObject** returned) {
     PyObject* const owner = Py_NewRef(group->owner);
     PyObject* const on_failure = Py_NewRef(group->on_failure);
@@ -171,7 +172,7 @@ bool is_initialised(const Group* group) {
 PyObject* group_run(PyObject* self, PyObject*) {
     Group* const group = as_group(self);
     if (!is_initialised(group)) return nullptr;
-    // From here on another thread may begin a group of its own.
+    // The Group is empty from here on, so that another thread may add messages during the call.
     Batch* const batch = group->batch;
     group->batch = nullptr;
     if (batch == nullptr) Py_RETURN_NONE;

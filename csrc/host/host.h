@@ -15,8 +15,9 @@ using Kernel = void (*)(const KcclCall*);
 // the rows, of which there are at most kKcclMaxWorldSize.
 using RowsReducer = void (*)(void* out, const void* const* rows, int num_rows, uint64_t count);
 
-// A table of every kernel, by KcclKernel, KcclDtype and KcclOp; kernels that do not reduce are at
-// [0][0]. It also has the reductions of this rank's own rows, by KcclDtype and KcclOp.
+// A table of every kernel, by KcclKernel, KcclDtype and KcclOp. Kernels without an operator have 0
+// there, and those without a type too. The table also has the reductions of this rank's own rows,
+// by KcclDtype and KcclOp.
 struct KernelTable {
     Kernel kernel[kKcclNumKernels][kKcclNumDtypes][kKcclNumOps];
     RowsReducer rows[kKcclNumDtypes][kKcclNumOps];
@@ -37,9 +38,9 @@ static_assert(sizeof(KcclHostContext::pid) == 4 * kKcclMaxWorldSize &&
                   sizeof(KcclHostContext::probe) == 8 * kKcclMaxWorldSize,
               "api.inc spells array lengths as literals because cffi reads it");
 
-// A function that the Python extension sets, and that long waits and long loops call. It releases
-// the interpreter's lock until the call's end, if the call holds it, and lets signal handlers run
-// now and then. Not zero: one of them raised an exception.
+// A function that the Python extension sets, and that long waits and long loops call. If the call
+// holds the GIL, it releases the GIL until the call's end. Now and then it lets signal handlers
+// run. Returns nonzero if one of them has raised an exception.
 extern uint32_t (*interpreter_hook)();
 
 }  // namespace kccl::host

@@ -1,4 +1,4 @@
-// The work of a rank between two rounds of polls.
+// What a rank that waits does between two rounds of polls.
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -28,12 +28,13 @@ constexpr uint64_t kLookEveryNs = 2'000'000;
 // core. On an idle core that costs half a microsecond.
 constexpr uint64_t kYieldAfterNs = 1'000;
 
-// After 20 us a waiting rank lets MPI go on in every round of polls, which takes it a fraction of a
-// microsecond. Most waits are shorter.
+// After 20 us a waiting rank calls MPI in every round of polls, so that MPI makes progress. A call
+// takes a fraction of a microsecond. Most waits are shorter than 20 us.
 constexpr uint64_t kProgressAfterNs = 20'000;
 
-// A pidfd becomes readable when its process ends, even while that is a zombie. A stream becomes
-// readable when a message arrives too, so there only its end counts.
+// Tells whether the process has ended to which a pidfd or a stream belongs. A pidfd becomes
+// readable when its process ends, even while that is a zombie. A stream also becomes readable when
+// data comes, so only its end counts.
 bool is_gone(int fd, bool is_stream) {
     if (fd < 0) return false;
     const short event = is_stream ? POLLRDHUP : POLLIN;
@@ -60,7 +61,7 @@ int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from
         const iovec here = {next, num_bytes};
         const iovec there = {reinterpret_cast<void*>(from), num_bytes};
         const ssize_t done = process_vm_readv(context->pid[peer], &here, 1, &there, 1, 0);
-        // If the peer ends meanwhile, there is a short copy and then an error.
+        // If the peer ends meanwhile, a copy is short, and the next one fails.
         if (done < 0) return errno;
         if (done == 0) return EFAULT;
         next += done;
@@ -75,7 +76,7 @@ int kccl_host_may_read_peer(uint64_t idle_context, int peer) {
     uint64_t word;
     const int error =
         kccl_host_read_peer(idle_context, peer, &word, context->probe[peer], sizeof(word));
-    // Ranks that wait for a process find that it has ended.
+    // ESRCH says that the process has ended. Ranks that wait for it find that by themselves.
     if (error != 0 && error != ESRCH && context->refused == 0) {
         context->refused = static_cast<uint32_t>(error);
         context->refused_peer = peer;
@@ -96,7 +97,8 @@ uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t miss
         if (hook != nullptr) hook();
     }
     const uint64_t now = kccl_host_clock_ns();
-    // Several threads of a rank may wait at the same time, as the engine's blocks do.
+    // Atomic, because several threads of a rank may wait at the same time, as the engine's blocks
+    // do.
     const std::atomic_ref<uint64_t> last_look_ns(context->last_look_ns);
     if (now - last_look_ns.load(std::memory_order_relaxed) < kLookEveryNs) return kKcclOk;
     last_look_ns.store(now, std::memory_order_relaxed);

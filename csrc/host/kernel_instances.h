@@ -9,13 +9,14 @@
 namespace kccl::host {
 namespace {
 
-// The host core passes calls by address; a reference is one.
+// Calls a kernel, which takes a reference, by the address that the host core passes.
 template <void (*kernel)(const KcclCall&)>
 void by_address(const KcclCall* call) {
     kernel(*call);
 }
 
-// Kernels with a second instance for two ranks: there a CPU is bound by instructions.
+// Calls the kernel's instance for two ranks, or the one for any number. Between two ranks a CPU is
+// bound by instructions, of which an instance of their own has fewer.
 template <void (*two_ranks)(const KcclCall&), void (*ranks)(const KcclCall&)>
 void by_world_size(const KcclCall* call) {
     call->comm.world_size == 2 ? two_ranks(*call) : ranks(*call);

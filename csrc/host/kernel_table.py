@@ -50,7 +50,7 @@ def reduction(spec: KernelSpec, dtype: Dtype, op: str) -> str:
 
 
 def reducer(dtype: Dtype, op: str) -> str:
-    """Returns the table's entry of reducers."""
+    """Returns the entry of an element type and an operator in the table of reducers."""
     same = dtypes.same_bits(dtype, op)
     kind = "Row" if same in FAST else "Tile"
     return f"k{kind}Reducer<{same[0].cpp_name}, {cpp_op(same[1])}>"

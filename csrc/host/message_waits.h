@@ -17,7 +17,7 @@ class MessageWaits {
 
     // Returns when the message is done, or after a failure.
     // poll() -> bool: moves the messages on; true when this one is done, or after a failure.
-    // num_early(ranks) -> uint32_t: the messages of these ranks that nobody has asked for.
+    // num_early(ranks) -> uint32_t: the number of early messages of these ranks.
     template <class Poll, class NumEarly>
     void wait(const KcclMessage& message, Poll poll, NumEarly num_early) {
         const uint64_t hopes = hopes_of(message);
@@ -37,13 +37,13 @@ class MessageWaits {
             while (!polls() && patience.may_go_on(comm_, num_early(hopes))) {
             }
         }
-        // The limit of later calls holds from now on, as after a collective.
+        // From now on waits have the timeout limit_ns, not first_limit_ns, as after a collective.
         if (message.is_done != 0 && message.peer != comm_.rank) state_of(comm_)->contacted = 1;
     }
 
-    // Looks, at most every 2 ms, whether a message that is not done can still come. There is no
-    // limit of time. If it cannot, the communicator has failed. Behind it the messages must be
-    // moved on once more: a peer that has gone may have sent this one before.
+    // Checks, at most every 2 ms, whether a message that is not done can still come, and fails the
+    // communicator if not. There is no timeout. The caller then calls Messages::move() once more,
+    // because a peer that has gone may have sent this message before.
     template <class NumEarly>
     void look(const KcclMessage& message, NumEarly num_early) {
         const uint64_t now = kccl_host_clock_ns();
@@ -67,7 +67,7 @@ class MessageWaits {
     }
 
   private:
-    // The ranks that may send the message, or take it, a bit each.
+    // Returns the ranks that may send or receive the message, a bit each.
     uint64_t hopes_of(const KcclMessage& message) const {
         if (message.peer >= 0) return uint64_t{1} << message.peer;
         const uint64_t all = ~uint64_t{0} >> (64 - comm_.world_size);

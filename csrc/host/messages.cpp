@@ -6,9 +6,9 @@
 // scratch. Where processes may not read each other, a long message goes through the ring in pieces.
 //
 // A message is received by the first receive that asks for its source and tag. Messages of one
-// source and tag are received in the order in which they were sent. A message that comes before
-// anybody has asked for it leaves the ring and waits in this rank's memory, because others behind
-// it may have been asked for; of a long one only its address does.
+// source and tag are received in the order in which they were sent. If no receive has asked for a
+// message when it comes, it leaves the ring and waits in this rank's memory ("early"), because a
+// receive may have asked for a message behind it. Of a long message only the address waits.
 //
 // Nothing here has a thread of its own. All that is under way moves on within the calls of this
 // rank that send, receive, wait or test.
@@ -26,7 +26,7 @@ namespace {
 
 // What is under way between this rank and one peer.
 struct Peer {
-    // rank: the peer's, in `comm`. far: see WayIn.
+    // rank: the peer's number in `comm`. far: as for WayIn.
     Peer(const KcclDeviceComm& comm, int rank, bool may_attach, FarLink* far)
         : outbox(comm, rank, may_attach, far), reader(comm, rank, far) {}
 
@@ -34,16 +34,17 @@ struct Peer {
     WayIn reader;
     EarlyList early;
     Queue resent;  // receives whose bytes the peer sends again
-    // Where the next kMore goes: one of both, while a message comes in pieces.
+    // The receive or the early message that gets the next piece (kMore). One of both is set while a
+    // message comes in pieces.
     KcclMessage* to = nullptr;
     Early* keeps = nullptr;
 };
 
-// Its Peers lie behind it in memory.
+// All messages of one rank. An array of Peers, one a rank, lies behind the object in memory.
 class Messages {
   public:
-    // routes: how it reaches its peers; null: they are the ranks of `comm`, which has their
-    // scratches.
+    // routes: how messages reach the ranks of a communicator of several teams. Null: `comm` has the
+    // scratches of all ranks.
     Messages(const KcclDeviceComm& comm, bool may_attach, KcclRoutes* routes)
         : comm_(comm), routes_(routes), waits_(comm, routes) {
         for (int rank = 0; rank < comm_.world_size; ++rank) {
@@ -64,8 +65,9 @@ class Messages {
     Messages(const Messages&) = delete;
     Messages& operator=(const Messages&) = delete;
 
-    // Both return the communicator's status. After a failure nothing moves, because the memory that
-    // messages refer to may be gone.
+    // start() begins a message. move() goes on with all that are under way. Both return the
+    // communicator's status. After a failure nothing moves, because the memory that messages refer
+    // to may be gone.
     Status start(KcclMessage* message) {
         if (status_of(comm_) != kKcclOk) return status_of(comm_);
         message->is_done = 0;
@@ -93,8 +95,8 @@ class Messages {
         if (start(message) == kKcclOk) wait(message);
     }
 
-    // Begins all messages, receives first, so that what arrives is stored where it belongs. Returns
-    // when all are done, or after a failure.
+    // Begins all messages, receives first, so that bytes that come are copied to the receives'
+    // buffers at once. Returns when all are done, or after a failure.
     void make_all(KcclMessage* messages, uint64_t count) {
         for (const uint32_t receives : {1u, 0u}) {
             for (uint64_t i = 0; i < count; ++i) {
@@ -113,8 +115,8 @@ class Messages {
         waits_.wait(*message, poll, [&](uint64_t ranks) { return num_early(ranks); });
     }
 
-    // Moves on, and looks now and then whether the message can still come. Does not wait. Returns
-    // the communicator's status.
+    // Goes on with all messages, without waiting, and checks now and then whether `message` can
+    // still come. Returns the communicator's status.
     Status test(const KcclMessage* message) {
         if (move() != kKcclOk || message->is_done != 0) return status_of(comm_);
         waits_.look(*message, [&](uint64_t ranks) { return num_early(ranks); });
@@ -138,7 +140,8 @@ class Messages {
                (receive->tag < 0 || receive->tag == tag);
     }
 
-    // The first receive that asks for a message; it is taken off the list.
+    // Removes from the list the first receive that asks for this message, and returns it. Null:
+    // there is none, or the lengths differ and this rank has failed.
     KcclMessage* take_receive(int source, const RecordHead& head) {
         for (KcclMessage* each = receives_.first(); each != nullptr; each = Queue::after(each)) {
             if (!wants(each, source, head.tag)) continue;
@@ -148,7 +151,8 @@ class Messages {
         return nullptr;
     }
 
-    // Notes who sent what a receive gets. False: the lengths differ, and this rank has failed.
+    // Notes in a receive the source and tag of its message. Returns false if the lengths differ;
+    // then this rank has failed.
     bool match(KcclMessage* receive, int source, const RecordHead& head) {
         receive->source = source;
         receive->source_tag = head.tag;
@@ -164,7 +168,8 @@ class Messages {
         return false;
     }
 
-    // Gives a receive the first early message that it asks for, or has it wait for the rest of it.
+    // Gives a receive the first early message that it asks for. If some of its bytes have not come,
+    // the receive waits for them. Returns false if there is no such message.
     bool take_early(KcclMessage* receive) {
         const bool any = receive->peer < 0;
         int source = any ? first_source_ : receive->peer;
@@ -197,7 +202,8 @@ class Messages {
         free(early);
     }
 
-    // Reads a message where it lies in the sender's process, and gives the sender its ticket back.
+    // Copies a long message from the sender's process, and gives the sender its ticket back. If
+    // this process may not read the sender's memory, the ticket asks for the bytes by the ring.
     void read(int source, KcclMessage* receive, const RecordHead& head) {
         const int error =
             kccl_host_read_peer(context(), source, reinterpret_cast<void*>(receive->address),
@@ -212,7 +218,7 @@ class Messages {
         }
         uint32_t answer = head.ticket;
         if (error != 0) {
-            // The wait that follows finds a sender that has ended.
+            // If the sender has ended, the wait for its bytes will find that.
             if (kccl_host_may_read_peer(context(), source) != 0) {
                 fail(Record{kKcclUnreadable, comm_.rank, source, kKcclRecv, head.tag,
                             static_cast<uint32_t>(error), 0, 0, 0});
@@ -268,7 +274,10 @@ class Messages {
         }
     }
 
-    // Stores the bytes of a record where the message's bytes go.
+    // Copies a record's bytes to where its message is assembled: the buffer of the receive
+    // (`from.to`), or, if no receive had asked for the message when it came, the buffer of the
+    // early message (`from.keeps`). After the last byte, completes the receive. If an early message
+    // still has no receive, it stays in the list.
     void store(Peer& from, const void* piece, uint32_t num_bytes) {
         if (KcclMessage* to = from.to) {
             mem::copy(reinterpret_cast<uint8_t*>(to->address) + to->moved, piece, num_bytes, 0, 1);
@@ -289,7 +298,7 @@ class Messages {
         }
     }
 
-    // Messages of these ranks that nobody has asked for.
+    // Returns how many early messages of these ranks there are. ranks: a bit each.
     uint32_t num_early(uint64_t ranks) {
         uint32_t num = 0;
         for (int rank = 0; rank < comm_.world_size; ++rank) {
@@ -304,9 +313,9 @@ class Messages {
 
     const KcclDeviceComm& comm_;
     KcclRoutes* const routes_;
-    Queue receives_;  // that no message has come for
-    // Who is asked first, so that a rank that sends much does not keep the others from being heard:
-    // the one behind the last that a receive from any rank has got a message of.
+    Queue receives_;  // receives for which no message has come
+    // The rank whose messages are looked at first: the one behind the source of the last message
+    // that a receive from any rank got. So a rank that sends much does not starve the others.
     int first_source_ = 0;
     MessageWaits waits_;
 };

@@ -8,10 +8,11 @@
 namespace kccl::host {
 namespace {
 
-// More than an MPI_Status has.
+// Room for an MPI_Status: more bytes than that has.
 constexpr uint64_t kStatusBytes = 64;
 
-// MPI's functions, for its kind of handles. A request is at most 8 bytes.
+// MPI's functions. Handle: the type of MPI's handles, int or a pointer. A request has at most 8
+// bytes.
 template <class Handle>
 struct Mpi {
     using Isend = int (*)(const void*, int, Handle, int, int, Handle, void*);
@@ -29,7 +30,7 @@ struct Mpi {
                                                     handle(nodes.comm), request);
     }
 
-    // Lets MPI go on.
+    // Lets MPI make progress, by a probe whose result does not matter.
     static void progress(const KcclNodes& nodes) {
         int is_there = 0;
         alignas(8) uint8_t status[kStatusBytes];

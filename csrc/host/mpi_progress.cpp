@@ -1,8 +1,8 @@
-// Lets MPI go on while a rank waits in a call of KCCL.
+// Lets MPI make progress while a rank waits in a call of KCCL.
 //
 // MPI has no thread of its own. A long message leaves its sender only while the sender is within
-// some call of MPI. So a rank that waits here for a peer may be the one for which that peer waits
-// in MPI: rank 0 has begun to send to rank 1, and is in a collective; rank 1 receives first.
+// some call of MPI. So two ranks might wait for each other: rank 0 has begun to send to rank 1 by
+// MPI, and now waits for it in a collective of KCCL. Rank 1 first waits in MPI for that message.
 #include "mpi_progress.h"
 
 #include <atomic>

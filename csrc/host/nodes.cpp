@@ -1,10 +1,10 @@
-// Makes steps between nodes: a rank of each node, which reach each other by MPI.
+// Makes steps between nodes. The team has a rank of each node, and they reach each other by MPI.
 //
 // All steps are one exchange. Each two ranks send each other at least one message in every step,
 // even where there is nothing to move. So a rank that runs ahead waits for the others, and each
 // message says which call it belongs to, so that calls that differ are found.
 //
-// Rows of a reduction are in the order of the nodes, so the bits are the same on all of them.
+// Reductions take the rows in the order of the nodes, so all nodes get the same bits.
 #include "nodes.h"
 
 #include <poll.h>
@@ -18,13 +18,14 @@
 namespace kccl::host {
 namespace {
 
-// From so many bytes on, more than two nodes reduce a part of the message each.
+// An all_reduce of at least this many bytes between more than two nodes is divided: each node
+// reduces one part of the message.
 constexpr uint64_t kDividesFromBytes = 65536;
 
 // What a rank says on a stream.
 struct Word {
     uint32_t departure;
-    int32_t tag;  // the sender's: what was said before a reset counts no more
+    int32_t tag;  // the sender's; one from before a reset differs, and the word is ignored
     KcclRecord record;
 };
 
@@ -86,7 +87,8 @@ class Step {
         return is_done;
     }
 
-    // Moves this call's bytes to and from each peer; null: there are none.
+    // Exchanges this call's bytes. from(peer), to(peer): the bytes to send to a peer, and where to
+    // store what it sends; null: nothing.
     template <class From, class To>
     bool move(From from, To to) {
         Exchange exchange(nodes_, step_);
@@ -98,8 +100,8 @@ class Step {
         return finish(exchange, exchange.run());
     }
 
-    // Reduces the first `num` rows of `bytes`: this rank's begins at `own`, and the peers send
-    // theirs. given(peer): what this rank gives it.
+    // Reduces the rows of the first `num` ranks, of `bytes` each, into `out`. This rank's row
+    // begins at `own`; the peers send theirs. given(peer): the row that this rank sends to a peer.
     template <class Given>
     bool reduce(const uint8_t* own, uint8_t* out, uint64_t bytes, Given given, int num) {
         const Call& call = step_.op.call;
@@ -126,7 +128,7 @@ class Step {
 
     uint64_t bytes_to(int peer, uint64_t bytes) const { return is_divided_ ? part(peer) : bytes; }
 
-    // Where a node's part of a divided all_reduce begins, and its bytes.
+    // begin() returns where a node's part of a divided all_reduce begins; part(), its bytes.
     uint64_t begin(int node) const {
         const uint64_t count = step_.op.call.count, nodes = nodes_.world_size;
         return count * static_cast<uint64_t>(node) / nodes * step_.op.bytes_per_count;
@@ -164,14 +166,14 @@ void tell(KcclNodes& nodes, const Word& word) {
     if (nodes.has_told != 0) return;
     nodes.has_told = 1;
     for (int peer = 0; peer < nodes.world_size; ++peer) {
-        // A peer that has ended needs no word.
+        // If the peer has ended, this fails, which does no harm.
         if (nodes.stream[peer] >= 0) {
             send(nodes.stream[peer], &word, sizeof(word), MSG_DONTWAIT | MSG_NOSIGNAL);
         }
     }
 }
 
-// Whether every peer has failed, closed or ended.
+// Tells whether every peer has closed or ended, or one has failed.
 bool have_all_ended(KcclNodes& nodes) {
     KcclRecord record;
     if (hear_nodes(nodes, &record)) return true;
@@ -200,7 +202,7 @@ bool hear_nodes(KcclNodes& nodes, KcclRecord* record) {
     for (int peer = 0; peer < nodes.world_size; ++peer) {
         if (nodes.stream[peer] < 0) continue;
         Word word;
-        // A part of a word stays until all of it has come.
+        // A word of which only a part has come stays in the socket until the rest has come.
         if (recv(nodes.stream[peer], &word, sizeof(word), MSG_DONTWAIT | MSG_PEEK) != sizeof(word))
             continue;
         recv(nodes.stream[peer], &word, sizeof(word), MSG_DONTWAIT);

@@ -22,11 +22,12 @@ constexpr uint64_t kFlushNs = 100'000'000;
 // Makes a step between nodes. Returns the status of the team.
 uint32_t run_between_nodes(KcclNodes& nodes, const KcclHostStep& step);
 
-// Tells the peers that this rank has failed, once. `record` has the communicator's numbers of
-// ranks.
+// Tells the peers that this rank has failed, once. The ranks in `record` have their numbers in the
+// communicator, as chain.cpp passes them on.
 void tell_nodes(KcclNodes& nodes, const KcclRecord& record);
 
-// Looks whether a peer has told of a failure. Returns true and its record if so.
+// Reads what peers have said on their streams, without waiting. Returns true if one has failed, and
+// stores its record in *record.
 bool hear_nodes(KcclNodes& nodes, KcclRecord* record);
 
 }  // namespace kccl::host

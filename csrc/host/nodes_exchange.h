@@ -1,17 +1,17 @@
-// The exchange that every step between nodes is: messages of all to all, in pieces.
+// Makes the exchange that every step between nodes is: each rank sends each other rank a message.
 //
-// Messages go in pieces, two under way in each direction. MPI reads and writes the pieces in memory
-// of the team, never the caller's arrays. So a step that fails may leave requests behind: MPI has
-// no way to end them in time. Nothing here waits within MPI. Python gives the team other memory and
-// other tags before the next call (kccl/backends/nodes.py).
+// Messages go in pieces, of which two are under way in each direction. MPI reads and writes the
+// pieces in memory of the team, never in the caller's arrays. So a step that fails may leave
+// requests behind, which MPI has no way to end in time. Python gives the team other memory and
+// other tags before the next call (kccl/backends/nodes.py). No call of MPI here blocks.
 //
-// MPI tells nobody that a process has ended. So each two ranks have a stream, too. Its end says
-// that the peer has ended. A rank that fails or closes says so there. A message may still be on its
-// way when the stream has ended: a rank goes on looking for it for kLastWordsNs.
+// MPI does not report that a process has ended. So each two ranks also have a stream, a socket. It
+// ends when the peer's process ends. A rank that fails or closes says so on its streams. When a
+// stream has ended, a message may still be on its way, so the rank waits for it for kLastWordsNs.
 //
-// MPI sends only while somebody calls it, so a message that is sent may still be with its sender.
-// One who closes goes on calling MPI for kFlushNs, or until its peers close too. After that MPI
-// goes on at the end of its process, and a peer waits for that, for kClosedNs.
+// MPI sends only while its process calls it, so a message may still be with its sender after the
+// send has begun. A rank that closes goes on calling MPI for kFlushNs, or until its peers close
+// too. MPI sends the rest at the end of the process, for which a peer waits for kClosedNs.
 #pragma once
 
 #include <string.h>
@@ -28,7 +28,7 @@ constexpr uint64_t kSlotBytes = kHeaderBytes + kPieceBytes;
 constexpr uint64_t kClosedNs = 2'000'000'000;
 constexpr int kMost = kKcclMaxWorldSize;
 
-// The first bytes of each piece: which call it is of.
+// The first bytes of each piece, which say to which call it belongs.
 struct Header {
     uint64_t num_bytes;
     uint32_t sequence;
@@ -36,13 +36,13 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
 
-// A piece of a message, in one of the slots of a peer and a direction.
+// MPI's request for a piece. Each peer has kSlots of them in each direction.
 struct Slot {
     uint64_t request = 0;
     bool is_pending = false;
 };
 
-// What one rank gives a peer, and gets of it.
+// What this rank sends to a peer, and receives from it.
 struct Transfer {
     const uint8_t* from = nullptr;
     uint64_t send_bytes = 0;
@@ -75,8 +75,8 @@ class Exchange {
 
     Transfer transfer[kMost];
 
-    // Exchanges everything. take(piece): called for each piece, when all of it has come, if it is
-    // to be reduced. Returns false when the step has failed.
+    // Exchanges all messages. take(piece): called when the pieces of this number have come from all
+    // peers; it reduces them where the step reduces. Returns false when the step has failed.
     template <class Take>
     bool run(Take take) {
         uint64_t rounds = 1;
@@ -88,7 +88,7 @@ class Exchange {
         });
         for (uint64_t piece = 0; piece < kSlots; ++piece) receive(piece);
         for (uint64_t piece = 0; piece < rounds; ++piece) {
-            // The slot's last message is two pieces ago.
+            // The slot has the piece two before this one, which must have been sent.
             if (piece >= kSlots && !wait(sends_, piece)) return false;
             send(piece);
             if (!wait(receives_, piece)) return false;
@@ -111,7 +111,7 @@ class Exchange {
         return slot_memory(1, peer, piece) + kHeaderBytes;
     }
 
-    // Leaves what is under way, as MPI cannot end it now.
+    // Leaves the requests that are under way, and notes that, because MPI cannot end them now.
     void abandon() {
         const auto cancel = reinterpret_cast<int (*)(void*)>(nodes_.cancel);
         for (int peer = 0; peer < nodes_.world_size; ++peer) {
@@ -181,7 +181,8 @@ class Exchange {
         memcpy(each.to + piece * kPieceBytes, received(peer, piece), payload);
     }
 
-    // Compares this call with the peers', by their first pieces.
+    // Compares this call with the peers', by their first pieces. Returns false if one differs; then
+    // the step has failed.
     bool are_of_this_call(uint64_t piece) {
         if (piece > 0) return true;
         bool are_same = true;
@@ -197,7 +198,8 @@ class Exchange {
         return are_same;
     }
 
-    // Waits until no peer's message of this piece's slot is under way.
+    // Waits until no request in this piece's slot is under way, for any peer. Returns false if the
+    // wait has failed.
     bool wait(Slots& slots, uint64_t piece) {
         const auto test = reinterpret_cast<int (*)(void*, int*, void*)>(nodes_.test);
         uint64_t began_ns = 0, looked_ns = 0, gone_since_ns = 0;
@@ -227,7 +229,7 @@ class Exchange {
     bool may_go_on(uint32_t missing, uint64_t waited_ns, uint64_t now, uint64_t& gone_since_ns) {
         if (status_of(step_.op.call.comm) != kKcclOk) return false;
         uint32_t gone = 0;
-        // It looks at the streams now and then.
+        // This call looks at the streams now and then.
         uint32_t status = kccl_host_idle(state_.idle_context, waited_ns, missing | failed_, &gone);
         if (status_of(step_.op.call.comm) != kKcclOk) return false;
         gone_ |= gone;

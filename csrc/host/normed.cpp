@@ -6,7 +6,7 @@
 
 namespace {
 
-// Returns false if the call has failed.
+// Makes one of the two calls. Returns false if it has failed.
 bool run(const KcclNormedOp& all, KcclHostOp* op, uint64_t input, uint64_t output) {
     op->call.input = input;
     op->call.output = output;
@@ -19,7 +19,7 @@ bool run(const KcclNormedOp& all, KcclHostOp* op, uint64_t input, uint64_t outpu
 extern "C" void kccl_run_normed(const KcclCall* call) {
     const auto& all = *reinterpret_cast<const KcclNormedOp*>(
         reinterpret_cast<const uint8_t*>(call) - offsetof(KcclNormedOp, op.op.call));
-    // The memory of the sum is gone when the communicator is closed.
+    // A communicator that is closed is not ok, and the memory of the sum is gone then.
     if (kccl::status_of(call->comm) != kKcclOk) return;
     const uint64_t sums = all.sums != 0 ? all.sums : call->output;
     if (!run(all, all.sum, call->input, sums)) return;

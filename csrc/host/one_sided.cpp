@@ -4,17 +4,17 @@
 //   signal(peer, signal_id=0), wait(signal_id=0, count=1, peer=None)
 //   send(x, peer, tag=0), recv(x, peer=None, tag=None)
 //
-// learn() gives an object its call; learn_window() teaches put and get a window, learn_dtype() send
-// and recv a type of elements, learn_group() a Group: while that is open, they add to it. Before
-// that, and with other or wrong arguments, a call goes to the object's `_slow`, which raises.
+// learn() sets the call of an object. put and get learn windows by learn_window(); send and recv
+// learn types of elements by learn_dtype(), and by learn_group() a Group, to which they add while
+// it is open. Calls with what has not been taught go to `_slow`, which makes them or raises.
 #include "group.h"
 
 namespace kccl::host {
 namespace {
 
-// A window taught by learn_window, for arrays of this dtype object that give their memory as those
-// did. The reference is weak, because a window's memory lives as long as the window. Or what
-// learn_dtype has taught: such arrays, without a window.
+// A window taught by learn_window, for arrays of this dtype object and type. The reference is weak,
+// because a strong one would keep the window's memory. Without a window: arrays of this dtype
+// object and type, taught by learn_dtype.
 struct Known {
     PyObject* window;  // null: none
     PyObject* dtype;
@@ -24,7 +24,7 @@ struct Known {
 };
 
 constexpr uint32_t kKnown = 16;  // a power of two
-// How many places a window may have, so that windows in turn do not drive each other out.
+// A window is stored in one of this many entries of `known`, from its hash on: see Dispatcher.
 constexpr uint32_t kPlaces = 4;
 constexpr int kMostArguments = 4;
 
@@ -41,8 +41,8 @@ struct OneSided {
 
 OneSided* as_one_sided(PyObject* self) { return reinterpret_cast<OneSided*>(self); }
 
-// Reads the arguments of a call by the names that learn() has set; null if one is not given.
-// Returns false if there are others.
+// Sorts the arguments of a call in the order of the names that learn() has set. Null: not given.
+// Returns false if one has another name or comes twice, or if too many come by position.
 bool sort_arguments(const OneSided* self, PyObject* args, PyObject* kwargs,
                     PyObject* (&given)[kMostArguments]) {
     const Py_ssize_t count = PyTuple_Size(args);
@@ -62,8 +62,8 @@ bool sort_arguments(const OneSided* self, PyObject* args, PyObject* kwargs,
     return true;
 }
 
-// Reads an int from `low` on and below `end`; leaves `value` as it is if none is given. Returns
-// false if it is something else.
+// Reads an int that is at least `low` and below `end`. Leaves *value as it is if `given` is null.
+// Returns false if `given` is something else.
 bool take_int(PyObject* given, long long low, long long end, long long* value) {
     if (given == nullptr) return true;
     if (!PyLong_CheckExact(given)) return false;
@@ -72,7 +72,7 @@ bool take_int(PyObject* given, long long low, long long end, long long* value) {
     return overflow == 0 && low <= *value && *value < end;
 }
 
-// Returns a place for a window, the i-th of kPlaces.
+// Returns the i-th of the kPlaces entries in which a window may be stored.
 Known& place_of(OneSided* self, PyObject* window, PyObject* dtype, uint32_t i) {
     const uint64_t key = reinterpret_cast<uint64_t>(window) ^ reinterpret_cast<uint64_t>(dtype) * 3;
     return self->known[((key * 0x9E3779B97F4A7C15u >> 32) + i) % kKnown];
@@ -83,7 +83,7 @@ bool is_of(const Known& known, PyObject* window, PyObject* dtype) {
            PyWeakref_GetObject(known.window) == window;
 }
 
-// Finds the call for a window. Null: the window has not been taught for such arrays.
+// Finds a window's entry. Null: the window has not been taught for arrays of this dtype and type.
 const Known* find_known(OneSided* self, PyObject* window, PyObject* dtype, PyObject* type) {
     for (uint32_t i = 0; i < kPlaces; ++i) {
         const Known& known = place_of(self, window, dtype, i);
@@ -100,7 +100,7 @@ bool knows_dtype(OneSided* self, PyObject* dtype, PyObject* type) {
     return false;
 }
 
-// Returns the place in which to keep a window: its own, a free one, or the first.
+// Returns the entry in which to store a window: the one that has it, a free one, or the first.
 Known& place_for(OneSided* self, PyObject* window, PyObject* dtype) {
     Known* free = nullptr;
     for (uint32_t i = 0; i < kPlaces; ++i) {
@@ -113,13 +113,13 @@ Known& place_for(OneSided* self, PyObject* window, PyObject* dtype) {
     return free != nullptr ? *free : place_of(self, window, dtype, 0);
 }
 
-// The fields that one call changes in the op's call.
+// The fields of KcclHostOp.call that differ from call to call.
 struct Fields {
     uint64_t output, input, count;
     long long peer, channel;
 };
 
-// Fills them in for put and get. `x` holds the buffer until the call has ended.
+// Fills in the fields of a put or get. `x` holds the buffer. Returns false: call `_slow`.
 bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
     const bool is_get = self->op->call.kernel == kKcclGet;
     if (given[0] == nullptr || given[1] == nullptr || given[2] == nullptr) return false;
@@ -137,11 +137,11 @@ bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, 
     return true;
 }
 
-// Fills them in for send and recv. `x` holds the buffer until the call has ended.
+// Fills in the fields of a send or recv. `x` holds the buffer. Returns false: call `_slow`.
 bool take_message(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
     const KcclCall& call = self->op->call;
     const bool receives = call.kernel == kKcclRecv;
-    // recv: any rank, any tag. send needs a peer.
+    // If none is given: recv takes any peer and any tag (-1), send takes tag 0 and needs a peer.
     fields->peer = -1;
     fields->channel = receives ? -1 : 0;
     PyObject* peer = receives && given[1] == Py_None ? nullptr : given[1];
@@ -214,7 +214,7 @@ PyObject* add_to_group(PyObject* object, PyObject* args, PyObject* kwargs) {
 PyObject* one_sided_call(PyObject* object, PyObject* args, PyObject* kwargs) {
     OneSided* self = as_one_sided(object);
     if (self->group != nullptr && is_open(self->group)) {
-        // Python refuses the calls of other threads.
+        // `_slow` refuses the call if another thread has opened the group.
         return (is_open_here(self->group) ? add_to_group : call_slowly)(object, args, kwargs);
     }
     PyObject* given[kMostArguments] = {};
@@ -224,7 +224,7 @@ PyObject* one_sided_call(PyObject* object, PyObject* args, PyObject* kwargs) {
         !take_fields(self, given, x, &fields)) {
         return call_slowly(object, args, kwargs);
     }
-    // Another thread may make this object forget meanwhile.
+    // The references are held because another thread may call forget() during the call.
     PyObject* owner = Py_NewRef(self->owner);
     PyObject* on_failure = Py_NewRef(self->on_failure);
     KcclHostOp* op = self->op;
@@ -284,8 +284,8 @@ int one_sided_traverse(PyObject* self, visitproc visit, void* arg) {
     return 0;
 }
 
-// learn(address, owner, on_failure, num_positional, names): what the call is, and the names of its
-// arguments.
+// learn(address, owner, on_failure, num_positional, names): sets the call that the object makes,
+// and the names of its arguments, of which the first num_positional may be given by position.
 PyObject* one_sided_learn(PyObject* self, PyObject* args) {
     unsigned long long address;
     PyObject *owner, *on_failure, *names;
@@ -309,8 +309,8 @@ PyObject* one_sided_learn(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-// learn_window(window, num_bytes, addresses, dtype, type): a window of the communicator, for such
-// arrays. addresses: of every rank's part. A type of None means "by the buffer protocol".
+// learn_window(window, num_bytes, addresses, dtype, type): teaches a window, for arrays of this
+// dtype and type. addresses: of every rank's part. type None: arrays with the buffer protocol.
 PyObject* one_sided_learn_window(PyObject* self, PyObject* args) {
     PyObject *window, *addresses, *dtype, *type;
     Py_ssize_t num_bytes;
@@ -333,8 +333,8 @@ PyObject* one_sided_learn_window(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-// learn_dtype(dtype, type): elements that are no Python objects, of arrays of that type. A type of
-// None means "by the buffer protocol".
+// learn_dtype(dtype, type): teaches arrays of this dtype and type, whose elements are no Python
+// objects. type None: arrays with the buffer protocol.
 PyObject* one_sided_learn_dtype(PyObject* self, PyObject* args) {
     PyObject *dtype, *type;
     if (!PyArg_ParseTuple(args, "OO", &dtype, &type)) return nullptr;

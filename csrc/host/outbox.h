@@ -1,4 +1,4 @@
-// How the messages for one peer leave this rank: see messages.cpp.
+// Sends the messages for one peer: see messages.cpp.
 #pragma once
 
 #include "../include/kccl/targets/host_idle.h"
@@ -7,14 +7,14 @@
 namespace kccl::host {
 namespace {
 
-// A bit in a ticket's word, beside the ticket: the receiver may not read the sender's memory.
+// A bit that a receiver sets beside the ticket in its word: it may not read the sender's memory.
 constexpr uint32_t kRefused = 0x80000000u;
 
 // KcclMessage.state.
 enum State : uint32_t {
     kQueued = 0,    // sending: its first record is not in the ring yet. Receiving: nothing has come
-    kReadable = 1,  // the same, and the peer may read the message where it is
-    kOffered = 2,   // sending: its address is; receiving: it waits for the bytes to be sent again
+    kReadable = 1,  // sending: as kQueued, and the peer may read the message where it is
+    kOffered = 2,   // sending: its address is in the ring. Receiving: its bytes are sent again
 };
 
 // A list of messages in the order in which they were added.
@@ -56,7 +56,7 @@ class Queue {
 // The messages that this rank sends to one peer.
 class Outbox {
   public:
-    // may_attach: the peer's process may read this one's memory. far: see WayOut.
+    // may_attach: the peer's process may read this one's memory. far: as for WayOut.
     Outbox(const KcclDeviceComm& comm, int peer, bool may_attach, FarLink* far)
         : comm_(comm), peer_(peer), may_attach_(may_attach), writer_(comm, peer, far) {}
 
@@ -66,14 +66,14 @@ class Outbox {
         sends_.add(message);
     }
 
-    // Moves on what is under way, as far as possible.
+    // Sends as much as is possible now, and completes the sends that the peer has read.
     void move() {
         if (!offered_.is_empty()) hear_tickets();
         if (!sends_.is_empty()) send_some();
     }
 
   private:
-    // Tells whether other processes can read the message: this one reads its ends as they would.
+    // Tells whether other processes can read the message. Tries this with its first and last byte.
     bool is_readable(const KcclMessage* message) const {
         const uint64_t context = reinterpret_cast<const KcclState*>(comm_.state)->idle_context;
         const uint64_t last = message->address + message->num_bytes - 1;
@@ -87,7 +87,8 @@ class Outbox {
         while (KcclMessage* message = sends_.first()) {
             const bool is_first = message->moved == 0;
             const uint32_t index = free_ticket();
-            // Without a ticket it goes in pieces, so that those behind it need not wait for one.
+            // If no ticket is free, a long message goes in pieces, so that those behind it do not
+            // wait.
             if (is_first && message->state == kReadable && index < kKcclMessageTickets) {
                 if (!offer(message, index)) return;
                 continue;
@@ -108,16 +109,17 @@ class Outbox {
         }
     }
 
-    // kKcclMessageTickets: none is free.
+    // Returns the index of a free ticket; kKcclMessageTickets if none is free.
     uint32_t free_ticket() const {
         uint32_t index = 0;
         while (index < kKcclMessageTickets && (busy_tickets_ >> index & 1u) != 0) ++index;
         return index;
     }
 
-    // Puts the address of a message into the ring, with a free ticket. False: there is no room.
+    // Puts the address of a message into the ring, with the free ticket of this index. Returns
+    // false if the ring has no room.
     bool offer(KcclMessage* message, uint32_t index) {
-        // Never 0, which the words are at first.
+        // A ticket is never 0, which is the first value of the words.
         constexpr uint32_t kCounts = kRefused / kKcclMessageTickets - 1;
         const uint32_t ticket = (ticket_count_ % kCounts + 1) * kKcclMessageTickets + index;
         const RecordHead head = {0, message->num_bytes, message->address, message->tag, ticket};
@@ -130,8 +132,8 @@ class Outbox {
         return true;
     }
 
-    // Ends the sends that a peer has read. One that it may not read is sent again through the ring,
-    // behind what is there.
+    // Completes the sends that the peer has read. A message that the peer may not read is queued
+    // again, and its bytes go through the ring.
     void hear_tickets() {
         for (KcclMessage* message = offered_.first(); message != nullptr;) {
             KcclMessage* next = Queue::after(message);
@@ -156,7 +158,7 @@ class Outbox {
     const int peer_;
     const bool may_attach_;
     WayOut writer_;
-    Queue sends_;                // not yet in the ring, or not whole
+    Queue sends_;                // messages of which not all is in the ring yet
     Queue offered_;              // messages whose ticket has not come back
     uint32_t busy_tickets_ = 0;  // a bit each
     uint32_t ticket_count_ = 0;

@@ -7,8 +7,8 @@
 namespace kccl::host {
 namespace {
 
-// Polls until a part has come. Ends with an error like the wait for a message: when the peer is
-// lost, when another rank gives up, or after the time limit.
+// Polls until a part has come. Fails as the wait for a message does: when the peer is lost, when
+// another rank gives up, or at the timeout. Returns false then.
 struct Wait {
     const KcclCall& call;
     KcclRoutes& routes;
@@ -65,7 +65,7 @@ class PostedCall {
         return *reinterpret_cast<const KcclPostings*>(teams_.postings);
     }
     uint64_t num_bytes() const { return call_.count * step_.op.bytes_per_count; }
-    // What the ranks compare, as KcclRecord.call.
+    // Returns what the ranks compare, in the form of KcclRecord.call.
     uint32_t call_bits() const { return call_in_bits(call_) | kKcclPosted << 24; }
 
     bool take(const KcclTake& take) {
@@ -88,7 +88,8 @@ class PostedCall {
         return true;
     }
 
-    // Compares a rank's call with this one's, and the calls before them.
+    // Tells whether a rank has made the same call as this one, and the same calls before it. If
+    // not, the communicator has failed.
     bool is_same(int source) const {
         const PostingHead& head = *postings_.head(source);
         const uint64_t theirs = mem::load_plain(&head.num_bytes);

@@ -1,4 +1,4 @@
-// Steps of small parts of calls, for chain.cpp.
+// Makes the steps of a chain in which ranks post small parts of calls.
 #pragma once
 
 #include "routes.h"

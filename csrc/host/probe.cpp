@@ -1,5 +1,5 @@
-// The floors that benchmarks print beside every result: the time of a cache line between two cores,
-// and of a copy.
+// Measures the floors that benchmarks print beside every result: the time that a cache line takes
+// from one core to another, and the time of a copy.
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>

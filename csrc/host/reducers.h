@@ -1,6 +1,6 @@
-// Reductions behind pointers. A kernel that is an instance for a size of elements, and not for a
-// type and an operator, finds what it has to do by its call. So the code that moves bytes is
-// compiled once a size, and a type costs the host core two small functions an operator.
+// Reductions that kernels call by pointers. A kernel that reduces is compiled once for each size of
+// elements, not for each type and operator, and finds its reduction by the type and the operator in
+// its call. So a type costs the host core only two small functions for each operator.
 //
 // Kernels for long messages lose nothing by it: they call once a round. The smallest messages pay a
 // call for each packet, so the types and operators that matter there have instances of their own
@@ -23,7 +23,7 @@ struct ReducerTable {
     Reducer at[kKcclNumDtypes][kKcclNumOps];
 };
 
-// In kernel_table.inc.
+// Returns the reduction of a call. kernel_table.inc defines it.
 const Reducer& reducer_of(const KcclCall& call);
 
 // An element of so many bytes.
@@ -32,7 +32,7 @@ struct Raw {
     uint8_t bytes[SIZE];
 };
 
-// The operator of the call.
+// The operator of kernels that find their reduction by their call.
 class Tabled {
   public:
     static constexpr bool kIsTold = true;
@@ -61,8 +61,8 @@ void reduce_one_unit(uint64_t* result, const uint64_t* payloads, int stride, int
     platform::copy_bytes(result, unit, sizeof(unit));
 }
 
-// This reduces a tile of rows at a time. The accumulators are memory that stays in the CPU's
-// nearest cache, so one loop serves all world sizes.
+// Reduces a tile of the rows at a time. The accumulators are an array that stays in the L1 cache,
+// so one loop serves all world sizes.
 template <class T, class Op>
 void reduce_tiles(void* out, const void* const* rows, int world_size, uint64_t count) {
     using Acc = typename Element<T>::Acc;
@@ -88,7 +88,8 @@ void reduce_tiles(void* out, const void* const* rows, int world_size, uint64_t c
     }
 }
 
-// A loop for each world size would be faster, with eight times the code.
+// Reduces whole rows, by one loop for all world sizes. A loop for each would be faster, with eight
+// times the code.
 template <class T, class Op>
 void reduce_whole_rows(void* out, const void* const* rows, int world_size, uint64_t count) {
     const T* inputs[kKcclMaxWorldSize];

@@ -14,8 +14,8 @@
 namespace kccl::host {
 namespace {
 
-// A part of a window for one peer: the abort word and the records of both ranks, and behind them
-// the control lines and the ring of what the peer leaves.
+// A window has a part for each peer. It begins with these bytes, for the abort word and the records
+// of both ranks. Behind them are the control lines and the ring in which the peer leaves messages.
 constexpr uint64_t kControlBytes = 4 * kKcclLineBytes;
 
 constexpr uint64_t ring_bytes(uint64_t message_bytes) {
@@ -38,7 +38,7 @@ void depart(KcclRoutes& routes, KcclDeparture departure, const KcclRecord& recor
     for (int rank = 0; rank < routes.world_size; ++rank) {
         if (rank == routes.rank) continue;
         if (FarLink* link = link_of(routes, rank)) {
-            // Its rank then sees the end of the stream between both.
+            // If MPI has ended, the rank sees the end of the stream between both instead.
             if (routes.mpi_has_ended == 0) link->depart(departure, record);
         } else if ((routes.far >> rank & 1u) == 0) {
             const KcclDeviceComm& pair = pair_of(routes, rank);
@@ -119,7 +119,7 @@ bool MessagePatience::may_go_on(const KcclDeviceComm& comm, uint32_t num_early) 
     if (status == kKcclInterrupted) {
         culprit = comm.rank;
     } else if (is_hopeless) {
-        // What a rank has sent before its end is there, or by MPI soon.
+        // What the rank sent before its end has come, or comes by MPI soon. So the wait polls on.
         culprit = lowest(lost);
         const bool is_first_look = hopeless_since_ns_ == 0;
         if (is_first_look) hopeless_since_ns_ = now;
@@ -161,7 +161,8 @@ void kccl_host_fill_pair(KcclDeviceComm* filled, int place, int world_size, uint
     filled->layout.message_bytes = message_bytes;
     for (int rank = 0; rank < world_size; ++rank) {
         filled->window[rank] = parts[rank];
-        // A part has one ring. That of rank 0 is what rank 1 leaves, so it is the second.
+        // A part has one ring, for what the other rank leaves. On rank 0 that is the ring of source
+        // 1, the second of a scratch, so the scratch begins one ring before the part.
         const bool has_second = world_size == 2 && rank == 0;
         filled->scratch[rank] = parts[rank] - (has_second ? ring_bytes(message_bytes) : 0);
     }
@@ -198,7 +199,7 @@ void kccl_host_close_routes(KcclRoutes* routes) {
     if (routes->links == 0) return;
     for (int rank = 0; rank < routes->world_size; ++rank) {
         FarLink* link = links_of(*routes)[rank];
-        // MPI may still use the memory of what it cannot be asked about.
+        // If MPI has ended, it cannot be asked whether it still uses the memory.
         if (link != nullptr && (routes->mpi_has_ended != 0 || link->close())) {
             routes->is_pending = 1;
         }

@@ -1,8 +1,8 @@
 // How a rank's messages reach all ranks of a communicator of several teams, and how it waits for
 // them: what messages.cpp and chain.cpp need of routes.cpp.
 //
-// A rank that gives up tells its teams (chain.cpp), and here each rank by itself, because a receive
-// waits for one rank, which may be in no team of this one.
+// A rank that gives up tells its teams (chain.cpp). Here it also tells every rank directly, because
+// a receive waits for one rank, which may be in no team of the rank that gives up.
 #pragma once
 
 #include "../include/kccl/wait.cuh"
@@ -11,31 +11,32 @@
 
 namespace kccl::host {
 
-// The pair of scratches of this rank and another; all zero: that is on another node.
+// Returns the DeviceComm of two ranks, this one and `rank`. All zero: `rank` is on another node.
 inline const KcclDeviceComm& pair_of(const KcclRoutes& routes, int rank) {
     return reinterpret_cast<const KcclDeviceComm*>(routes.pairs)[rank];
 }
-// The rank's number in that pair.
+// Returns the number of `rank` in that pair, 0 or 1.
 inline int place_in_pair(const KcclRoutes& routes, int rank) { return rank > routes.rank ? 1 : 0; }
 
 // How often a rank that waits for a message looks at the processes of those who may send it.
 constexpr uint64_t kLookEveryNs = 2'000'000;
 
-// Null: the rank shares memory with this one.
+// Returns the link to a rank of another node; null: the rank shares memory with this one.
 FarLink* link_of(const KcclRoutes& routes, int rank);
 
-// Tells every rank, by itself, that this one gave up. `record` has the communicator's numbers.
+// Tells every rank directly that this one gave up. The ranks in `record` have their numbers in the
+// communicator.
 void tell_routes(KcclRoutes& routes, const KcclRecord& record);
 
-// Looks whether a rank has told so. Then fails this rank as it, and its teams, and returns true.
-// Notes those that have closed.
+// Checks whether a rank has said that it gave up. If so, fails this rank with that record, tells
+// its teams, and returns true. Also notes the ranks that have closed.
 bool hear_routes(KcclRoutes& routes);
 
 // The slow path of a wait for a message.
 class MessagePatience {
   public:
-    // hopes: the ranks that may send or take it, a bit each. needs_all: each of them is needed.
-    // has_limit: the wait ends after the communicator's limit of time.
+    // hopes: the ranks that may send or receive the message, a bit each. needs_all: all of them are
+    // needed; false: one of them. has_limit: the wait has the communicator's timeout.
     MessagePatience(KcclRoutes& routes, const Awaited& awaited, uint64_t hopes, bool needs_all,
                     bool has_limit)
         : routes_(routes),

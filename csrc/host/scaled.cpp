@@ -6,7 +6,7 @@
 
 namespace {
 
-// Returns false if the call has failed.
+// Makes one of the three calls. Returns false if it has failed.
 bool run(const KcclScaledOp& all, KcclHostOp* op, uint64_t input, uint64_t output) {
     op->call.input = input;
     op->call.output = output;
@@ -19,7 +19,7 @@ bool run(const KcclScaledOp& all, KcclHostOp* op, uint64_t input, uint64_t outpu
 extern "C" void kccl_run_scaled(const KcclCall* call) {
     const auto& all = *reinterpret_cast<const KcclScaledOp*>(
         reinterpret_cast<const uint8_t*>(call) - offsetof(KcclScaledOp, op.op.call));
-    // The products' memory is gone when the communicator is closed.
+    // A communicator that is closed is not ok, and the memory of the products is gone then.
     if (kccl::status_of(call->comm) != kKcclOk) return;
     const uint64_t sums = all.narrow != nullptr ? all.sums : call->output;
     if (!run(all, all.scale, call->input, all.products)) return;

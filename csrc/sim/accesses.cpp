@@ -11,7 +11,8 @@ namespace {
 // The number of stores to each half that are remembered, so that loads may return them.
 constexpr size_t kKeptRecords = 8;
 
-// Atomic, because another OS thread, which runs a rank's program, may write there meanwhile.
+// Writes to real memory. Atomic, because another OS thread, which runs a rank's program, may write
+// there meanwhile.
 void write_real(uint64_t address, uint64_t value, uint8_t halves) {
     auto* words = reinterpret_cast<uint32_t*>(address);
     if (halves == 3) {
@@ -23,8 +24,8 @@ void write_real(uint64_t address, uint64_t value, uint8_t halves) {
     }
 }
 
-// The value of an access to these halves, from the whole word. raised() puts it back to its
-// position in the word.
+// lowered() returns the value of these halves of a whole word. raised() shifts such a value back to
+// its position in the word.
 uint64_t lowered(uint64_t whole, uint8_t halves) {
     return halves == 3 ? whole : halves == 2 ? whole >> 32 : whole & kLow;
 }
@@ -54,7 +55,7 @@ void Memory::take_over(Granule& at, uint64_t real) {
         news &= static_cast<uint8_t>(~halves);
         Record record = {.value = real, .halves = halves};
         if (is_plain) {
-            // `accesses` has the line of code.
+            // The line of code of the plain store is in `accesses`.
             record.writer = writer;
             record.is_plain = true;
         } else if (lowered(real, halves) != 0) {
@@ -66,7 +67,7 @@ void Memory::take_over(Granule& at, uint64_t real) {
     }
 }
 
-// Each half keeps its last stores, however many the other half has got since.
+// Adds a record. Each half keeps its last stores, however many the other half has got since.
 void Memory::append(Granule& at, Record record) {
     if (at.records.size() >= kKeptRecords) make_room(at, record.halves);
     record.index = at.num_records++;
@@ -228,8 +229,8 @@ Memory::Seen Memory::load(Knowledge& me, const Access32Or64& access) {
     } else {
         low = choose(me, at, 1, access);
         high = choose(me, at, 2, access);
-        // It is one access: if one half comes from after a store of both halves, the other does
-        // too.
+        // The load is one access. So if one half is not older than a store of both halves, the
+        // other half must not be older either.
         for (size_t position = std::max(low, high) + 1; position-- > 0;) {
             if (at.records[position].written != 3) continue;
             low = std::max(low, position);

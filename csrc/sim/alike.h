@@ -26,8 +26,8 @@ class Alike {
     void clear() { streams_.clear(); }
     // Called when the communicator with this KcclState starts anew.
     void forget(uint64_t state);
-    // Returns what another rank or block made instead; null if nobody did. `mine` is kept for those
-    // who come later.
+    // Compares a call with the one that the first rank or block made at its place in the sequence.
+    // Returns that one if the two differ, otherwise null. `mine` is kept for those who come later.
     const Made* compare(const KcclSimCall& call, const Made& mine);
     // Finds two ranks that make the same call on different channels, when no thread can go on: each
     // rank of some communicator has made one call that others have not, and these calls are alike.
@@ -57,8 +57,8 @@ class Alike {
   private:
     struct Pending {
         Made first;
-        uint32_t callers = 0;  // number of ranks that have made it
-        uint32_t ranks = 0;    // whose, a bit each
+        uint32_t callers = 0;  // number of ranks or blocks that have made it
+        uint32_t ranks = 0;    // the ranks that have made it, a bit each
     };
     struct Stream {
         std::map<uint32_t, uint64_t> calls;  // rank -> how many it has made on a channel

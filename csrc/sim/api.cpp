@@ -98,7 +98,7 @@ void kccl_sim_run_op(const KcclCall* call) {
     const auto* op = reinterpret_cast<const KcclSimOp*>(reinterpret_cast<const uint8_t*>(call) -
                                                         offsetof(KcclSimOp, op.call));
     auto* state = reinterpret_cast<KcclState*>(call->comm.state);
-    // The status is an error also when the communicator is closed; then its machine may be gone.
+    // If the communicator has been closed, its status is an error too, and its machine may be gone.
     if (state->status != kKcclOk) return;
     KcclSimLaunch launch = op->launch;
     launch.arguments = call;

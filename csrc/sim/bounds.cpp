@@ -10,11 +10,13 @@
 namespace kccl::sim {
 namespace {
 
-// No array is larger. So a pointer that lies further below an address does not belong to it.
+// No array is larger. So an address further behind a pointer does not belong to the pointer's
+// array.
 constexpr uint64_t kMostBytes = uint64_t{1} << 34;
-// An access further away from a region probably does not belong to it.
+// An access that is further away from a region probably was not meant for it.
 constexpr uint64_t kNearBytes = uint64_t{1} << 24;
-// Programs run over an end more often than below a beginning.
+// A distance before a region's beginning counts as this many times as far, because programs run
+// over an end more often than below a beginning.
 constexpr uint64_t kBeforeIsRarer = 16;
 
 uint64_t page_of(uint64_t address) {
@@ -52,7 +54,8 @@ const Region* Machine::own_region(uint64_t address, uint64_t num_bytes) const {
     for (const SharedVariable& each : block.shared) {
         if (each.region.holds(address, num_bytes)) return &each.region;
     }
-    // A device's launches may share its memory.
+    // A kernel may also access the arrays of its rank's other launches, which are on the same
+    // device.
     for (const std::shared_ptr<Grid>& grid : running_) {
         if (grid->rank != block.grid->rank) continue;
         for (const Region& each : grid->arrays) {
@@ -138,11 +141,11 @@ bool Machine::is_explained(uint64_t address, uint64_t num_bytes) {
         return true;
     }
     for (const Region& each : grid.arrays) {
-        // Windows come last.
+        // Arrays in windows are searched last.
         if (edges.find(each.begin, 1) == nullptr && search(each)) return true;
     }
     for (const auto& [begin, part] : grid.foreign_parts) {
-        // The program may have unmapped it since.
+        // The program may have unmapped the part since.
         if (are_mapped(part) && search(part)) return true;
     }
     // The pointer that a window has kept since an earlier launch is no pointer to new memory.

@@ -47,7 +47,7 @@ std::pair<const Made*, const Made*> Alike::crossed() const {
         bool are_crossed = true;
         for (; at != streams_.end() && at->first.first == memory; ++at) {
             for (const auto& [number, pending] : at->second.pending) {
-                // Only ranks that reduce tell of it.
+                // Only ranks that reduce tell of a reduction, so others are not missing there.
                 if (is_reduction(at->first.second)) continue;
                 are_crossed = are_crossed && at->first.second >= 0 && (ranks & pending.ranks) == 0;
                 ranks |= pending.ranks;

@@ -110,8 +110,9 @@ Clock& edit(ClockRef& ref);
 // Adds the knowledge of `other` to `into`.
 void join(ClockRef& into, const ClockRef& other);
 
-// A clock that many threads join. Those of a warp mostly know the same before, and so the same
-// after: the others then get the clock that the first one got, and no numbers are compared.
+// A clock that many threads join into theirs. Threads of a warp mostly know the same before the
+// join, and so the same after it. The others then get the clock that the first one got, and no
+// numbers are compared.
 class JoinedOften {
   public:
     JoinedOften() = default;
@@ -120,14 +121,15 @@ class JoinedOften {
     void join_to(ClockRef& into);
 
   private:
-    // Knowledge before and after a join. It is kept, so that it does not change.
+    // Knowledge before and after a join. Because both are held here, edit() copies them and does
+    // not change them.
     struct Case {
         ClockRef before;
         ClockRef after;
     };
 
     ClockRef clock_;
-    // By where `before` lies. Warps take turns.
+    // Indexed by the address of `before`. There are several, because warps take turns.
     std::array<Case, 16> known_;
 };
 

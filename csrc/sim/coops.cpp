@@ -15,7 +15,7 @@
 namespace kccl::sim {
 namespace {
 
-// Kernels pass these values by number.
+// Kernels pass the values of both enums as numbers, so the numbers must be equal.
 template <class One, class Other>
 constexpr bool are_equal(One one, Other other) {
     return static_cast<uint32_t>(one) == static_cast<uint32_t>(other);
@@ -45,7 +45,7 @@ CallLog& log_of(const Fiber& fiber, Coop coop) {
     return coop == Coop::kBlock ? fiber.block->calls : fiber.block->grid->calls;
 }
 
-// Tells whether it waits for threads of its block or warp, or has ended.
+// Tells whether the thread waits for others of its block or warp, or has ended.
 bool cannot_go_on(const Fiber& fiber) {
     return fiber.state == Fiber::kEnded || fiber.state == Fiber::kAtBlock ||
            fiber.state == Fiber::kAtWarp;
@@ -75,7 +75,7 @@ void Machine::begin_call(const KcclSimCoopCall& call) {
     begun.name = call.name;
     begun.state = call.state;
     begun.site = current_->site;
-    // What the thread does within the call has other numbers.
+    // Events within the call get later numbers.
     begun.counter = current_->knowledge.counter++;
     begun.num_arguments = std::min(call.num_arguments, BegunCall::kMostArguments);
     std::copy_n(call.arguments, begun.num_arguments, begun.arguments.begin());
@@ -96,7 +96,9 @@ void Machine::begin_call(const KcclSimCoopCall& call) {
     if (tells && collects && findings.empty()) check_collected(call);
 }
 
-// num_compared: how many of the arguments must be the same in all threads of the coop.
+// Records that the thread makes its next call of this kind of coop, and compares the call with what
+// the coop's first thread made. num_compared: how many of the arguments must be the same in all
+// threads of the coop; of a warp, all.
 void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
                          uint32_t num_compared) {
     Fiber& mine = *current_;
@@ -106,7 +108,7 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
         ++log.end;
         log.calls.push_back({call.name, call.state, {}, deed_of(mine, steps), 0});
         log.calls.back().arguments.assign(call.arguments, call.arguments + num_compared);
-        // Some threads may have ended or come to a barrier before.
+        // Threads that ended before, or that wait for this one at a barrier, do not make this call.
         const Block& block = *mine.block;
         const bool may_lack =
             coop == Coop::kGrid
@@ -129,7 +131,7 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
         findings.back().coop = static_cast<uint32_t>(coop);
         return;
     }
-    // A block that gives too much is refused, and has no argument in common with the others.
+    // publish refuses a count that is too large. A block that gives one has num_common 0.
     num_compared = std::min(num_compared, static_cast<uint32_t>(made.arguments.size()));
     for (uint32_t i = 0; i < num_compared; ++i) {
         if (made.arguments[i].value == call.arguments[i].value) continue;
@@ -156,11 +158,11 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
     report_settled();
 }
 
-// Checks that the coop was synchronised behind the last plain write to what its threads may read in
-// this call. Many calls begin with a sync that hides it if it was not. Called when the last thread
-// of the coop has come: all that its threads have written before is there, and none has passed such
-// a sync. One thread of each warp and the last one look; where one of them knows of all writes, so
-// do the others of its warp, unless they themselves have written.
+// Checks that the coop was synchronised after the last plain write to what its threads may read in
+// this call. Many calls begin with a sync, which hides that this sync is missing. Called when the
+// last thread of the coop makes the call. Then all writes before the call have been made, and no
+// thread has passed a sync within it. Checks one thread of each warp, and the last one. If that
+// thread knows of all writes, so do the others of its warp, unless they themselves have written.
 void Machine::check_inputs(Coop coop, const KcclSimCoopCall& call) {
     const Block& block = *current_->block;
     const std::vector<Fiber*>& fibers = coop == Coop::kWarp ? current_->warp->lanes : block.fibers;
@@ -207,7 +209,7 @@ void Machine::wait_incomplete(Fiber::State state) {
 void Machine::check_lone_calls(Fiber::State state) {
     const Fiber& mine = *current_;
     if (mine.block->grid->has_failed) return;
-    // Without lanes at both kinds of meeting there is nothing to find.
+    // There is nothing to report unless some lanes wait for the warp and others for the block.
     if ((state == Fiber::kAtBlock ? mine.warp->arrived : mine.block->arrived) == 0) return;
     const auto waits = [&](const Fiber& fiber, Fiber::State at) {
         return (&fiber == &mine ? state : fiber.state) == at;
@@ -273,8 +275,8 @@ void Machine::report_lack(const Lack& lack) {
     name_missing(lack.coop, lack.coop, fiber, lack.number, finding);
 }
 
-// Names the threads `among` those of the fiber's warp, block or grid that have not made this call
-// of this kind of coop.
+// Names in the finding the threads that have not made this call of the kind `coop`. among: whether
+// they are sought in the fiber's warp, block or grid.
 void Machine::name_missing(Coop among, Coop coop, const Fiber& fiber, uint32_t number,
                            KcclSimFinding& finding) {
     for_threads_of(among, fiber, [&](const Fiber* each) {
@@ -312,7 +314,8 @@ void Machine::name_first_lack(KcclSimFinding& finding) {
     }
 }
 
-// A missing thread may be in an endless loop.
+// Reports a run without end. If a thread does not make a call of its coop, reports that call,
+// because the thread may be in an endless loop.
 void Machine::report_endless() {
     if (is_interrupted_.load(std::memory_order_relaxed)) {
         report_here(kKcclSimInterrupted);

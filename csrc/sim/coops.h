@@ -50,7 +50,7 @@ struct BegunCall {
     std::array<KcclSimArgument, kMostArguments> arguments;
 };
 
-// Those calls of one coop that not all of its threads have made yet.
+// The calls of one coop that some of its threads have made, and others not yet.
 struct CallLog {
     uint32_t first = 0;  // number of calls[0]
     uint32_t end = 0;    // number of the call after the last
@@ -60,7 +60,8 @@ struct CallLog {
     const MadeCall& at(uint32_t number) const { return calls[number - first]; }
 };
 
-// The slices that a block has published in an exchange and not collected yet.
+// An exchange that a block has open, and the slice that the block has published there and not
+// collected yet.
 struct Exchange {
     uint64_t state;
     uint32_t reach;
@@ -71,7 +72,7 @@ struct Exchange {
 // What the blocks of a rank have collected of an exchange so far.
 struct Collected {
     uint32_t num_blocks = 0;
-    std::vector<bool> slices;  // which of them a block has that has not published it
+    std::vector<bool> slices;  // by slice: a block other than its publisher has collected it
 };
 // A block's own slice in the exchange that it has published to last, and how many there are.
 struct OwnSlice {
@@ -81,7 +82,7 @@ struct OwnSlice {
 };
 using Exchanges = std::vector<Exchange>;
 
-// Tells whether two names are the same. Kernels' libraries have names of their own.
+// Tells whether two names are equal. Each kernel's library has its own copies of names.
 inline bool is_same(const char* one, const char* other) {
     return one == other || strcmp(one, other) == 0;
 }

@@ -118,7 +118,8 @@ void Machine::copy_async(uint64_t to, uint64_t from, uint32_t num_bytes, uint64_
     copying_.push_back(mine.block);
 }
 
-// Completes one of the pieces that are under way. Returns false if there is none.
+// Completes one piece of an asynchronous copy, chosen at random. Returns false if no piece is
+// pending.
 bool Machine::complete_copy() {
     if (copying_.empty()) return false;
     const uint32_t chosen = random_.below(static_cast<uint32_t>(copying_.size()));

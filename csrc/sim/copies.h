@@ -49,7 +49,7 @@ struct Copies {
     std::vector<Piece> pieces;
     std::vector<uint64_t> ended;  // numbers of the last pieces that completed
     uint64_t next_number = 0;
-    uint32_t next_counter = 1;  // events of the agent that copies
+    uint32_t next_counter = 1;  // number of the next event of the agent that copies
     bool is_listed = false;
 };
 

@@ -32,11 +32,12 @@ struct Region {
     }
 };
 
-// The memory of all ranks that outlives a launch, what has been closed and freed, and a cache of
-// what may be accessed. A grid's arrays and a block's shared memory are with these.
+// Keeps the memory of all ranks that outlives a launch, memory that has been closed or freed, and a
+// cache of what threads may access. Grid keeps a grid's arrays, Block a block's shared memory.
 class Edges {
   public:
-    // Numbers a grid; those of its blocks follow. 0: everybody.
+    // Owners of memory are numbers. A grid's is a multiple of this, and those of its blocks follow.
+    // Owner 0: everybody.
     static constexpr uint64_t kOwnersPerGrid = uint64_t{1} << 20;
     static uint64_t owner_of_grid(uint64_t owner) { return owner & ~(kOwnersPerGrid - 1); }
     uint64_t new_owner() { return next_owner_ += kOwnersPerGrid; }
@@ -51,8 +52,8 @@ class Edges {
     void allow(uint64_t owner, uint64_t address, uint64_t begin, uint64_t end) {
         lines_[address / kLineBytes % kLines] = {begin, end, owner};
     }
-    // Allows in the same way the part of [least, most) around these bytes, up to the ends of their
-    // line.
+    // Does what allow() does, for the part of [least, most) around these bytes, up to the ends of
+    // their line. Returns that part.
     Region allow_line(uint64_t owner, uint64_t address, uint64_t num_bytes, uint64_t least,
                       uint64_t most);
 

@@ -12,7 +12,7 @@ namespace {
 
 KcclSimThread* self = nullptr;
 
-// Returns the machine that moves now, and records what its thread does.
+// Returns the machine that moves now, and records the site and the address of its thread's access.
 Machine& at(uint64_t site, const void* address) {
     Machine& machine = *running;
     machine.me().site = site;
@@ -156,7 +156,7 @@ uint32_t add(uint32_t* address, uint32_t value, uint32_t order, uint32_t scope) 
 void fence(uint32_t order, uint32_t scope) {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
     machine.take_loads();
-    // Other threads notice only sequentially consistent fences.
+    // Only sequentially consistent fences count as accesses: other threads notice no others.
     machine.point(order == static_cast<uint32_t>(Order::kSeqCst));
     machine.memory.fence(machine.me().knowledge, static_cast<Order>(order),
                          static_cast<Scope>(scope));
@@ -171,7 +171,7 @@ void fence_packets() {
     machine.trace(kKcclSimFencePackets, 0, 0);
 }
 
-// No other thread moves between the announcement and the access.
+// Checks a plain access before the kernel makes it. No other thread moves in between.
 void announce(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site,
               bool is_write) {
     Machine& machine = at(reinterpret_cast<uint64_t>(site), address);
@@ -278,7 +278,7 @@ void poll_pause() {
 // Here no process ends and no user interrupts. A rank that has left says so in the windows.
 uint32_t idle(uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
 
-// The host has the rank's KcclState itself.
+// The host reads the rank's KcclState itself, so only the machine notes the failure here.
 void tell_host(uint64_t, uint32_t, const void*) { running->has_failed_call = true; }
 
 void barrier_init(void* barrier, uint32_t arrivals) {

@@ -6,7 +6,11 @@
 
 namespace kccl::sim {
 
-// The steps of an exchange between the grid's blocks, as the first thread of each block makes them.
+// Checks one step of an exchange between the blocks of a grid. The order must be: open, then
+// publish and collect any number of times in turn, then close. A collect must have the length of
+// the publish before it. Reports a finding otherwise. Called once per block for each call of the
+// block or the grid, by the thread of the block that enters the call first. `exchanges` are the
+// block's open exchanges.
 void Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
     const auto step = static_cast<ExchangeStep>(call.step);
     if (step == ExchangeStep::kNone) return;
@@ -44,7 +48,7 @@ void Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
 
 // Notes the slices that the block collects. When all blocks of the rank have collected, each slice
 // must have been collected by a block that has not published it; a rank of one block has no other.
-// Called for the thread that has told which slice is the block's own.
+// Called by thread 0 of each block, which has told which slice is the block's own.
 void Machine::check_collected(const KcclSimCoopCall& call) {
     Grid& grid = *current_->block->grid;
     const uint32_t num_blocks = grid.launch.num_blocks;

@@ -30,7 +30,8 @@ void on_signal(int signal, siginfo_t* info, void* context) {
         running->fault_by_signal(signal, reinterpret_cast<uint64_t>(info->si_addr),
                                  interrupted_at(context));
     }
-    // The instruction runs again and meets the handler that was there before.
+    // Otherwise the handler that was there before is set again. The instruction runs again, and
+    // meets that handler.
     for (size_t i = 0; i < Faults::kCount; ++i) {
         if (Faults::kSignals[i] == signal) sigaction(signal, &before[i], nullptr);
     }
@@ -71,7 +72,7 @@ void Machine::fault_by_signal(int signal, uint64_t address, uint64_t code) {
     Fiber& mine = *current_;
     Dl_info here;
     Dl_info kernel;
-    // Outside of the kernel's own code the last line that called the engine says more.
+    // Outside of the kernel's own code, the line that last called the engine says more, and stays.
     const bool is_in_kernel =
         dladdr(reinterpret_cast<void*>(code), &here) != 0 &&
         dladdr(reinterpret_cast<void*>(mine.block->grid->entry), &kernel) != 0 &&

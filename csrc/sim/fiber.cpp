@@ -35,8 +35,8 @@ __attribute__((noinline)) void switch_context(Context& from, Context& to) {
     if (_setjmp(from.registers) == 0) _longjmp(to.registers, 1);
 }
 
-// There are two families of functions: makecontext() can start on a new stack, which setjmp()
-// cannot; but its switches cost a system call each.
+// This uses two families of functions. makecontext() can start on a new stack, which setjmp()
+// cannot. But a switch by setcontext() costs a system call, so later switches use setjmp().
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument) {
     ucontext_t first;

@@ -17,8 +17,8 @@ struct Context {
 // Continues at `to`; returns when somebody switches back to `from`.
 void switch_context(Context& from, Context& to);
 
-// Makes `context` a new fiber that calls body(argument), which never returns. `here` is used
-// meanwhile.
+// Makes `context` a new fiber that calls body(argument), which never returns. here: a context that
+// is used until make_context() returns.
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument);
 
@@ -44,7 +44,8 @@ class Stacks {
 
   private:
     static constexpr uint64_t kPerSlab = 1024;
-    // A process may have 65,530 mappings, and a guard adds two. The stacks behind these have none.
+    // A process may have 65,530 mappings, and a guard adds two. Stacks from this index on have no
+    // guard.
     static constexpr uint64_t kMostGuards = 16384;
     // The bytes of a guard: a page below a stack that nobody may access.
     const uint64_t guard_bytes_;

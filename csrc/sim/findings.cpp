@@ -1,4 +1,4 @@
-// Findings, and the last events before them.
+// Records findings, and the last events before them.
 #include <algorithm>
 
 #include "machine.h"
@@ -34,7 +34,7 @@ void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address
     finding.place = place(deed.event.agent, deed.call, deed.site);
     finding.other = other.exists ? place(other.event.agent, other.call, other.site)
                                  : KcclSimPlace{-1, -1, -1, -1, 0, 0, 0, 0};
-    // The library's lines mean little to users, but the call of theirs that led there.
+    // A line of the library means little to users. So the place also gets the line of their call.
     const auto name_call = [](const Fiber* fiber, const Deed& of, KcclSimPlace& at) {
         if (fiber == nullptr || fiber->begun.name == nullptr) return;
         if (fiber->knowledge.agent == of.event.agent) at.call_site = fiber->begun.site;
@@ -45,7 +45,7 @@ void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address
     finding.seed = seed;
     finding.step = steps;
     findings.push_back(finding);
-    // No other plain accesses are traced, because they would push all other events out.
+    // Only the plain accesses of findings are traced, because all would push other events out.
     for (const Deed* each : {&other, &deed}) {
         if (!each->exists || (each->kind != kKcclSimRead && each->kind != kKcclSimWrite)) continue;
         trace(*each, address, 0);
@@ -73,8 +73,8 @@ void Machine::report_here(KcclSimFindingKind kind) {
     report(kind, {mine.knowledge.now(), mine.knowledge.call, mine.site, steps}, mine.address, {});
 }
 
-// Names some of the waiting threads, each in another block or at another line. Those that poll come
-// first, because they tell most.
+// Reports that the machine is stuck. Names some of the waiting threads, each in another block or at
+// another line. Those that poll come first, because they tell most.
 void Machine::report_stuck(KcclSimFindingKind kind) {
     std::vector<const Fiber*> named;
     uint32_t num_waiting = 0;
@@ -112,8 +112,8 @@ void Machine::report_stuck(KcclSimFindingKind kind) {
     name_first_lack(finding);
 }
 
-// The running thread waits for threads of its block or warp that wait at another barrier, or that
-// have ended.
+// Reports threads of the running thread's block or warp that wait at different barriers, or that
+// wait for threads that have ended.
 void Machine::report_divergence(bool is_of_block) {
     const Fiber& mine = *current_;
     const std::vector<Fiber*>& fibers = is_of_block ? mine.block->fibers : mine.warp->lanes;
@@ -148,7 +148,8 @@ bool Machine::is_overdue(const Fiber& fiber) const {
     return fiber.state == Fiber::kPolling && fiber.looked_ns > halted_ns_;
 }
 
-// More time has passed than any limit allows. If no thread looks at the clock, it is a deadlock.
+// Called when more time has passed than any timeout allows. Reports a late time-out if a thread
+// that waits has looked at the clock, otherwise a deadlock.
 void Machine::report_overdue() {
     bool has_limit = false;
     for (const std::shared_ptr<Grid>& grid : running_) {

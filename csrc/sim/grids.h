@@ -49,7 +49,7 @@ struct Fiber {
     uint64_t site = 0;  // code address of what it does or waits in
     uint64_t address = 0;
     uint64_t looked_ns = 0;  // when it last looked at the clock
-    uint64_t owner = 0;      // its block's, in Edges
+    uint64_t owner = 0;      // the owner in Edges that stands for its block
     // How many calls it has made with each kind of coop.
     std::array<uint32_t, kNumCoops> num_calls = {};
     BegunCall begun;
@@ -71,7 +71,7 @@ struct Warp {
     uint32_t woken = 0;  // how often a store woke it
     Meeting meeting = Meeting::kNone;
     CallLog calls;
-    // How many calls of the block the first of its threads has made.
+    // The most calls of the block that a thread of the warp has made.
     uint32_t num_calls_of_block = 0;
 
     uint32_t num_alive() const { return static_cast<uint32_t>(lanes.size()) - ended; }
@@ -121,12 +121,12 @@ struct Grid {
     KcclSimLaunch launch = {};
     std::vector<std::unique_ptr<Block>> blocks;
     std::vector<std::unique_ptr<Warp>> warps;
-    uint32_t alive = 0;       // threads
+    uint32_t alive = 0;       // threads that have not ended
     uint32_t num_closed = 0;  // blocks that let no dependent in yet
     bool has_begun = false;
     bool has_ended = false;
-    uint64_t owner = 0;          // in Edges
-    std::vector<Region> arrays;  // and the arguments themselves
+    uint64_t owner = 0;          // the owner in Edges that stands for this grid
+    std::vector<Region> arrays;  // arrays among the arguments, and the arguments themselves
     // Memory that the machine does not know: pointers to it, which the program has stored, and the
     // parts that the program has accessed, which may have pointers to more.
     std::vector<uint64_t> foreign_pointers;
@@ -138,7 +138,7 @@ struct Grid {
     // A communicator that it uses has failed: its threads may go different ways.
     bool has_failed = false;
 
-    uint32_t num_ended = 0;  // blocks
+    uint32_t num_ended = 0;  // blocks that have ended
 
     bool lets_in() const { return has_begun && num_closed == 0; }
     // Tells whether another block may begin.

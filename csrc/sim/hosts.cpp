@@ -27,7 +27,7 @@ constexpr uint64_t kMostPassNs = 100'000'000;
 // How often an OS thread that waits looks whether interrupt() was called.
 constexpr uint64_t kInterruptNs = 200'000'000;
 
-// Held by the machine that moves.
+// Locked while a machine moves.
 std::mutex moving;
 
 uint64_t now_ns() {
@@ -38,7 +38,8 @@ uint64_t now_ns() {
 
 }  // namespace
 
-// *wake_at_ns: when the ranks that keep the machine from moving will be late.
+// Tells whether the machine may move. *wake_at_ns: when the ranks that keep it from moving will be
+// late, so that it may move without them.
 bool Machine::may_move(uint64_t now, uint64_t* wake_at_ns) const {
     uint64_t latest = 0;
     for (const Rank& rank : ranks_) {
@@ -76,8 +77,8 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
         } else if ((!has_pollers() && !can_be_freed) || has_unstarted()) {
             report_stuck(kKcclSimDeadlock);
         } else if (can_be_freed) {
-            // Many threads' looks take longer than the wait between them, and count if they found
-            // nothing new.
+            // With many threads, a look takes longer than the wait between two looks. Its time
+            // counts too if it found nothing new.
             const uint64_t stuck_since_ns = changes_ == changes_before ? began_ns : now_ns();
             const uint64_t changes = changes_;
             changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs));

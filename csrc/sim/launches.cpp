@@ -39,7 +39,8 @@ std::shared_ptr<Grid> Machine::enqueue(const KcclSimLaunch& launch) {
     if (launch.stream >= streams.size()) streams.resize(launch.stream + 1);
     std::deque<std::shared_ptr<Grid>>& launches = streams[launch.stream].launches;
     if (launch.is_dependent != 0 && !launches.empty()) grid->before = launches.back();
-    // The accesses of a launch are remembered until its dependents have ended too.
+    // A dependent gets the number of the launch before it, because the accesses of a launch are
+    // remembered until its dependents have ended too.
     grid->number = grid->before ? grid->before->number : next_grid_++;
     launches.push_back(grid);
     return grid;
@@ -71,7 +72,8 @@ void Machine::start_next(Rank& rank, Stream& stream) {
 void Machine::start(const std::shared_ptr<Grid>& grid) {
     const KcclSimLaunch& launch = grid->launch;
     const Rank& rank = ranks_[static_cast<size_t>(grid->rank)];
-    // Each dependent has its own, because one that does not wait is in no order with the others.
+    // Each dependent has a lane of its own, because one that does not wait is in no order with the
+    // others.
     grid->lane = grid->before ? grid->before->lane + 1 : launch.stream << 16;
     grid->at_begin = grid->before ? grid->before->at_begin : rank.streams[launch.stream].known;
     grid->has_begun = true;
@@ -154,7 +156,8 @@ void Machine::start_thread(Block& block, Warp& warp, uint32_t index) {
 
 // ---- Dependents ---------------------------------------------------------------------------------
 
-// The rest of the kernel knows what an ordinary launch knows from its beginning.
+// Waits until the launch before has ended. From there on the thread knows what an ordinary launch
+// knows from its beginning.
 void Machine::await_kernels_before() {
     Fiber& mine = *current_;
     const Grid* const before = mine.block->grid->before.get();

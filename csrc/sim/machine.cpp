@@ -131,7 +131,8 @@ void Machine::run() {
     }
 }
 
-// Tells whether blocks wait for room. If others poll for one of them, time does not make room.
+// Tells whether blocks have not begun because they find no room. If running blocks poll for one of
+// them, time does not make room.
 bool Machine::has_unstarted() const {
     return std::any_of(running_.begin(), running_.end(), [](const std::shared_ptr<Grid>& grid) {
         return grid->blocks.size() < grid->launch.num_blocks;

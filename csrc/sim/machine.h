@@ -1,5 +1,5 @@
-// The machine, which moves the threads of all ranks (grids.h). One thread of the host at a time
-// moves a machine, and only one machine moves at a time.
+// The machine runs the threads of all ranks (grids.h) as fibers, one at a time; it "moves" them.
+// One thread of the host at a time moves a machine, and only one machine moves at a time.
 #pragma once
 
 #include <stdint.h>
@@ -44,8 +44,8 @@ class Machine final : public Reporter {
     void leave_kernel();
     // Ends the run soon, whatever the kernels do. Any OS thread may call it.
     void interrupt();
-    // Called when the running thread has used too much time since its last step, at its next call
-    // of the machine that is no step.
+    // Called when the running thread calls the machine without a step. Reports the thread if it has
+    // used too much CPU time since its last step.
     void end_if_late() {
         if (is_late_) report_late();
     }
@@ -56,20 +56,21 @@ class Machine final : public Reporter {
 
     // ---- Calls that all threads of a coop make (coops.cpp) ----
     void begin_call(const KcclSimCoopCall& call);
-    // Called when the thread is about to wait for others of its block or warp, or has ended.
-    // Records it if some of them are in a call that it does not make.
+    // Called when the thread is about to wait for others of its block or warp, or has ended. If
+    // some of them are in a call that it does not make, records that (lack()).
     void check_calls(bool is_of_block);
-    // Such a call is reported when all other threads have come as far as they can. Until then
-    // nobody in the block is released.
+    // Makes the thread wait in a block in which a call is incomplete. The call is reported when all
+    // other threads have come as far as they can. Until then nobody in the block is released.
     void wait_incomplete(Fiber::State state);
-    // Called when the thread is about to wait so. In a call by thread() the threads of a warp poll
-    // together; reports one that some of them do not make because they wait for their block.
+    // Called when the thread is about to wait in this state. In a call by thread() the threads of a
+    // warp poll together. Reports such a call if some of them do not make it, because they wait for
+    // their block.
     void check_lone_calls(Fiber::State state);
 
     // ---- What kernels call (engine.cpp) ----
     Fiber& me() { return *current_; }
-    // Called before every access that others can see, and before barriers. Here a thread may be
-    // interrupted.
+    // Called before every access that other threads can see, and before barriers. Counts a step.
+    // Another thread may move here.
     void point(bool is_access = true);
     void yield_as(Fiber::State state);
     void make_ready(Fiber* fiber);
@@ -78,7 +79,7 @@ class Machine final : public Reporter {
     void wake(Warp& warp);
     // Called when the thread uses what it has loaded since the last pause.
     void take_loads();
-    // Called when the thread stores, or does something similar: no poll goes on across this.
+    // Called when the thread stores, or does something else that ends a poll.
     void end_poll();
     void settle_poll();
     void look(Granule& granule) {
@@ -100,7 +101,7 @@ class Machine final : public Reporter {
     void leave_if_found() {
         if (!findings.empty()) switch_away();
     }
-    // Records what the running thread does, or what a thread did.
+    // Adds an event: what the running thread does, or what a thread did.
     void trace(KcclSimEventKind kind, uint64_t address, uint64_t value, uint32_t age = 0,
                Order order = Order::kRelaxed, Scope scope = Scope::kSystem);
     void trace(const Deed& deed, uint64_t address, uint64_t value);
@@ -118,7 +119,7 @@ class Machine final : public Reporter {
     bool report_crossed();
 
     // ---- Where memory ends (bounds.cpp) ----
-    // Whether the running thread may make this access. If not, there is a finding.
+    // Tells whether the running thread may make this access. If not, reports it.
     bool may_access(uint64_t address, uint64_t num_bytes, KcclSimEventKind kind) {
         return edges.allows(current_->owner, address, num_bytes) ||
                may_access_slowly(address, num_bytes, kind);
@@ -144,7 +145,7 @@ class Machine final : public Reporter {
     uint64_t torn_packets = 0;
     uint64_t late_copies = 0;
     uint64_t clock_ns = 0;
-    bool has_failed_call = false;  // of some rank
+    bool has_failed_call = false;  // a call of some rank has failed
     std::vector<KcclSimFinding> findings;
     std::vector<KcclSimEvent> events;  // the last ones, as a ring
     uint64_t num_events = 0;
@@ -251,7 +252,7 @@ class Machine final : public Reporter {
     uint64_t next_grid_ = 1;
     uint64_t changes_ = 0;
     uint64_t changes_at_wake_ = 0;
-    // Up to this moment of the host, time that the machine was stuck has passed on its clock.
+    // The host's time up to which the time that the machine was stuck has been added to its clock.
     uint64_t passed_until_ns_ = 0;
     uint32_t num_threads_ = 0;  // threads of running launches
     uint64_t endless_at_ = 0;   // step at which the run counts as endless

@@ -46,7 +46,7 @@ void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, 
 void Machine::meet_block(Meeting meeting, bool is_fenced) {
     Fiber& mine = *current_;
     Block& block = *mine.block;
-    // A vote may follow a poll that found nothing.
+    // A vote may follow a poll that found nothing, so it takes no loads.
     if (meeting == Meeting::kSync) take_loads();
     trace(kKcclSimMeetBlock, 0, mine.exchanged);
     check_calls(true);

@@ -15,7 +15,7 @@ constexpr Scope kScopes[] = {Scope::kBlock, Scope::kDevice, Scope::kSystem};
 void Knowledge::hear(Event event, const ClockRef& told) {
     if (knows(caused, event)) return;
     hearsay.emplace_back(event, told);
-    // A thread that only polls would never settle it.
+    // A thread that only polls would never settle its hearsay, which would grow without end.
     if (hearsay.size() == kMostHearsay) settle_hearsay();
 }
 
@@ -91,8 +91,8 @@ Memory::Page& Memory::page(uint64_t number) {
     return *recent;
 }
 
-// Each granule is cleared by itself, because the granules that share a page differ between
-// processes.
+// Returns the granule of an address. Clears it if the launch that used it last has ended. Each
+// granule is cleared by itself, because the granules that share a page differ between processes.
 Granule& Memory::granule(const Knowledge& me, uint64_t address) {
     const uint64_t index = address / 8;
     Page& its_page = page(index / kGranulesPerPage);
@@ -116,7 +116,8 @@ void Memory::forget(uint64_t address, uint64_t num_bytes) {
     }
 }
 
-// The knowledge of other windows stays, because their ranks may be in the middle of a launch.
+// Forgets what is known of the memory of this window only, because the ranks of other windows may
+// be in the middle of a launch.
 void Memory::add_window(int rank, uint64_t address, uint64_t num_bytes) {
     windows_.push_back({address, num_bytes, rank});
     forget(address, num_bytes);
@@ -150,7 +151,8 @@ void Memory::fence(Knowledge& me, Order order, Scope scope) {
         join(me.ordered, seen);
         seen = {};
         if (order != Order::kSeqCst) continue;
-        // It comes after all earlier ones whose scope, and its own, include both threads.
+        // The fence comes after all earlier ones of this order, if the scopes of both include both
+        // threads.
         for (ClockRef* clock : {&me.ordered, &me.caused}) {
             join(*clock, sequential(me.agent, each));
         }

@@ -55,7 +55,7 @@ struct Knowledge {
 // Adds `known` to `released`, for all threads that the scope includes.
 void hand_on(ByScope& released, Scope scope, const ClockRef& known);
 
-// Called when a thread has loaded these halves of a store.
+// A thread's first load of these halves of a store.
 struct Sight {
     Event reader = {};
     uint8_t halves = 3;
@@ -81,10 +81,10 @@ struct Record {
     uint8_t skips = 0;  // how many loads passed it over
     uint64_t site = 0;
     uint64_t step = 0;
-    std::vector<Sight> sights = {};  // each thread's first; who knows of one must not see less
+    std::vector<Sight> sights = {};  // who knows of one of these loads must see no older store
 };
 
-// The last load of an agent.
+// An agent's last load of these halves of a granule.
 struct Mark {
     // kPolled: part of a poll that is not over. kTaken: the thread went on with it. kRejected: it
     // did not.
@@ -107,7 +107,7 @@ struct Access {
     uint8_t bytes = 0;  // which bytes, a bit each
     bool is_async = false;
     enum Kind : uint8_t { kRead, kWrite, kLoad } kind = kRead;
-    uint32_t last = 0;  // the greatest counter
+    uint32_t last = 0;  // the greatest of `counters`
     uint64_t site = 0;
     uint64_t step = 0;
     // counter of each thread, 0 for none; empty: there is only `event`
@@ -124,7 +124,7 @@ struct Access {
 // 8 aligned bytes. Each half of 4 bytes has a history of its own; a store of both is in both.
 struct Granule {
     uint64_t address = 0;
-    uint64_t launch = 0;       // the last one here; accesses of ended ones are forgotten
+    uint64_t launch = 0;       // the last launch here; accesses of ended launches are forgotten
     uint32_t num_records = 0;  // number of stores so far
     uint32_t num_stores = 0;   // number of stores that a waiting thread could have noticed
     std::vector<Record> records;
@@ -137,7 +137,7 @@ struct Granule {
 
     // Returns the position in `records` of the last store to any of these halves.
     size_t newest(uint8_t halves) const;
-    // Returns the record at a position. Null: no load returns it any more.
+    // Returns the record with this index. Null: no load can return it any more.
     const Record* find(uint32_t index) const;
     // Returns how many stores to these halves came after the one at `position`.
     uint32_t newer_than(size_t position, uint8_t halves) const;
@@ -158,7 +158,7 @@ struct Look {
     uint32_t num_stores;
 };
 
-// The weakness of the memory that a seed chooses.
+// How weak the memory is in a run. The seed chooses it.
 struct Weakness {
     uint32_t old_per_256 = 0;  // how often a load passes over a store that it need not see
     uint8_t max_skips = 0;     // how often a store may be passed over before all see it
@@ -207,7 +207,7 @@ class Memory {
     };
     Updated update(Knowledge& me, const Access32Or64& access, Update what, uint32_t value);
     void fence(Knowledge& me, Order order, Scope scope);
-    // fence_packets(), or one of its halves.
+    // These make a fence of packets, or only its acquiring or its releasing half.
     static void fence_packets(Knowledge& me);
     static void acquire_packets(Knowledge& me);
     static void release_packets(Knowledge& me);
@@ -215,21 +215,21 @@ class Memory {
     void plain(Knowledge& me, uint64_t address, uint64_t num_bytes, bool is_write, uint64_t site) {
         plain_range(me, address, num_bytes, is_write, false, nullptr, site);
     }
-    // An access of an asynchronous copy. `fenced`: the ordinary stores that the thread had fenced
-    // which started it.
+    // Checks and records an access of an asynchronous copy. fenced: the ordinary stores that the
+    // thread which started the copy had fenced before.
     void async(Knowledge& copy, const ClockRef& fenced, uint64_t address, uint64_t num_bytes,
                bool is_write, uint64_t site) {
         plain_range(copy, address, num_bytes, is_write, true, &fenced, site);
     }
 
     // Tells whether the thread knows of all plain writes to these bytes that threads of its block
-    // have made before a call; if not, there is a finding. `begun`: for each of them the number of
-    // its last event before it, 0 if it is not in the call.
+    // have made before a call. If not, reports it. begun: for each thread of the block the number
+    // of its last event before the call; 0: it is not in the call.
     bool knows_writes(const Knowledge& me, uint64_t address, uint64_t num_bytes,
                       const std::vector<uint32_t>& begun, uint64_t site);
 
-    // Called when a poll is over. is_taken: whether it found what it waited for. Its loads are
-    // those from `first`.
+    // Called when a poll is over. is_taken: whether it found what it waited for. The poll's loads
+    // are polled[first] and those behind it.
     void settle(Knowledge& me, const std::vector<Look>& polled, size_t first, bool is_taken);
 
     Granule& granule(const Knowledge& me, uint64_t address);
@@ -262,7 +262,7 @@ class Memory {
                      bool is_async, const ClockRef* fenced, uint64_t site);
     void plain_one(Knowledge& me, Granule& granule, uint8_t bytes, bool is_write, bool is_async,
                    const ClockRef* fenced, uint64_t site);
-    // The access that this thread makes now.
+    // Returns the access that this thread makes now.
     Deed doing(const Knowledge& me, KcclSimEventKind kind, uint64_t site) const {
         return {me.now(), me.call, site, step_, kind, true};
     }
@@ -271,7 +271,8 @@ class Memory {
     void check_store(Knowledge& me, Granule& granule, const Access32Or64& access, uint64_t value);
     void check_writers(const Knowledge& me, Granule& granule, const Access32Or64& access,
                        const Record& before, uint8_t halves);
-    // Adds to the accesses by slot: one entry for all threads of a block that do the same.
+    // Adds the thread's access to `accesses`, which are sorted by slot. Threads of a block that
+    // make the same kind of access share an entry.
     void add(std::vector<Access>& accesses, const Knowledge& me, Access::Kind kind, uint8_t bytes,
              bool is_async, uint64_t site);
     // Tells whether `access` contains an event that `clock` does not know, and which one.
@@ -327,7 +328,7 @@ class Memory {
     std::unordered_map<uint64_t, std::unique_ptr<Page>> pages_;
     Page* recent_[kRecentPages] = {};
     std::vector<Window> windows_;
-    std::vector<uint64_t> launches_;  // that run
+    std::vector<uint64_t> launches_;  // numbers of launches that run, or whose dependents do
     // What sequentially consistent fences hand on, by scope and by block or device.
     std::map<std::pair<Scope, uint32_t>, ClockRef> sequential_;
     // The last store that was passed over; to notice when stores overtake each other.

@@ -7,9 +7,9 @@
 namespace kccl::sim {
 namespace {
 
-// The number of further rounds that every waiting thread looks before the machine counts as stuck.
-// More than one are needed, because the slow path of a wait looks at words that its poll does not
-// load.
+// When nothing changes any more, every waiting thread polls in this many further rounds before the
+// machine counts as stuck. More than one are needed, because the slow path of a wait looks at words
+// that its poll does not load.
 constexpr uint32_t kIdleRounds = 3;
 constexpr uint32_t kWakeOneIn = 16;
 // The most warps among which an exhaustive search chooses. Its configurations are tiny.
@@ -21,7 +21,7 @@ constexpr uint64_t kStepNs = 2;
 constexpr uint64_t kIdleSteps = uint64_t{1} << 25;
 constexpr uint64_t kIdleStepsAThread = uint64_t{1} << 14;
 constexpr uint64_t kFirstPassNs = 1'000'000;
-// A time far beyond any limit that a user sets. A wait that lasts longer does not look at the
+// A time far beyond any timeout that a user sets. A wait that lasts longer does not look at the
 // clock.
 constexpr uint64_t kAllWaitsEndNs = 1'000'000'000'000'000;
 
@@ -94,9 +94,10 @@ uint32_t Machine::movable(const Warp* except, Warp** warps) const {
     return count;
 }
 
-// With a tape there is one decision for each access: the warp that makes it. A warp with a thread
-// that ended or waits goes on with its next thread; nobody sees what it does up to its next access.
-// A warp that polls in vain goes last.
+// Returns the thread that makes the next access, by the tape. The tape has one decision for each
+// access: the warp that makes it. If a warp's thread ends or waits, the warp goes on with its next
+// thread without a decision, because nobody sees what it does up to its next access. A warp that
+// polls in vain goes last.
 Fiber* Machine::take_turn() {
     Warp* wanted = std::exchange(next_warp_, nullptr);
     if (wanted == nullptr) {
@@ -229,7 +230,7 @@ bool Machine::wake_stored() {
     return has_any;
 }
 
-// Null: the warp has ended.
+// Returns the warp of this index; null: it has ended.
 Warp* Machine::warp_at(uint32_t index) const {
     return index < first_warp_ ? nullptr : warps_[index - first_warp_];
 }
@@ -264,16 +265,16 @@ bool Machine::wake_pollers() {
     return has_woken;
 }
 
-// Moves the clock on, so that waits look at it and time out. Returns false if more time has passed
-// than any limit allows.
+// Moves the clock on, so that waits look at it and time out. at_least_ns: by how much; 0: by more
+// each time. Returns false if more time has passed than any timeout allows.
 bool Machine::pass_time(uint64_t at_least_ns) {
     if (passed_ns_ == 0) {
         halted_ns_ = clock_ns;
         note_waits();
         passed_ns_ = kFirstPassNs;
     } else if (at_least_ns == 0) {
-        // The clock does not move while it follows the host's: a rank's program may end the halt at
-        // any time.
+        // The jumps of the clock do not grow while it follows the host's (at_least_ns is not 0),
+        // because a rank's program may end the halt at any time.
         passed_ns_ += passed_ns_ / 8;
     }
     clock_ns += at_least_ns != 0 ? at_least_ns : passed_ns_;

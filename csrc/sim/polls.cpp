@@ -6,7 +6,8 @@
 namespace kccl::sim {
 namespace {
 
-// A wait that does not pause loads few words, again and again.
+// How many of the last words look_again() compares. A wait that does not pause loads few words,
+// again and again.
 constexpr size_t kRemembered = 4;
 
 }  // namespace
@@ -14,7 +15,8 @@ constexpr size_t kRemembered = 4;
 void Machine::take_loads() {
     Fiber& mine = *current_;
     memory.settle(mine.knowledge, mine.polled, mine.num_settled, true);
-    // A poll may include a barrier or vote before it pauses, and still waits for these words.
+    // The words stay in `polled`, because a poll may include a barrier or vote before it pauses,
+    // and still waits for them.
     mine.num_settled = mine.polled.size();
 }
 
@@ -39,8 +41,8 @@ void Machine::look_again(Granule& granule) {
     polled.push_back({&granule, granule.num_stores});
 }
 
-// A poll did not find what it waited for. The thread looks again when one of the words it has
-// loaded is stored to, or at once if a load returned an old value.
+// Called when a poll has not found what it waited for. The thread polls again when one of the words
+// that it has loaded is stored to, or at once if a load returned an old value.
 void Machine::settle_poll() {
     Fiber& mine = *current_;
     count_step();

@@ -10,13 +10,13 @@ namespace kccl::sim {
 
 // ---- Words accessed through mem.cuh -------------------------------------------------------------
 
-// Checks that the last store of another thread comes before this one.
+// Checks that `before`, a store of another thread, is ordered before this store.
 void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64& access,
                            const Record& before, uint8_t halves) {
     if (before.writer.agent == me.agent || comes_before(me, before, access)) return;
-    // A thread that has seen a store comes after it, and so does a thread that knows of one that
-    // has. Of a thread's loads, `sights` has the first and `marks` the last one, which may be too
-    // late to be known.
+    // This store comes after the one before if its thread has seen that one, or knows of a thread
+    // that has. Of each thread's loads, `sights` has the first and `marks` the last. The last may
+    // be so late that nobody knows of it yet.
     const auto is_known = [&](Event reader, uint8_t seen) {
         return (seen & halves) != 0 && (reader.agent == me.agent || knows(me.caused, reader));
     };
@@ -51,7 +51,7 @@ void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access,
             const uint8_t seen = (i == newest ? before.halves : before.written) & halves;
             if (&before != last) check_writers(me, at, access, before, seen);
             if (i == newest) last = &before;
-            // A store that changed nothing hides none before it.
+            // A store that changed nothing hides none before it, so the search goes on behind it.
             if (i == 0 || merged(0, records[i - 1].value ^ before.value, half) != 0) break;
         }
     }
@@ -184,7 +184,7 @@ void Memory::check_plain(const Knowledge& me, Granule& at, const Access32Or64& a
 
 bool Memory::knows_writes(const Knowledge& me, uint64_t address, uint64_t num_bytes,
                           const std::vector<uint32_t>& begun, uint64_t site) {
-    // A call refuses more.
+    // A call refuses a message of more bytes.
     constexpr uint64_t kMostBytes = uint64_t{1} << 26;
     if (num_bytes > kMostBytes) return true;
     const uint32_t slot = me.agent.slot;
@@ -273,7 +273,8 @@ void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write,
             }
             std::erase_if(*at.looks, [bytes](const Access& e) { return (e.bytes & ~bytes) == 0; });
         }
-        // A later access that races with one of these also races with this write.
+        // These need not be kept: a later access that races with one of them also races with this
+        // write.
         std::erase_if(at.accesses, [&](const Access& before) {
             return (before.bytes & ~bytes) == 0 && !before.is_async && !is_async;
         });

@@ -35,7 +35,8 @@ class Ready {
     // Returns a thread of the highest level: the one that has waited longest, or any.
     Fiber* pop_oldest();
     Fiber* pop_any(Random& random);
-    // Returns the threads of the highest level, oldest first; for choices by tape.
+    // Returns the threads of the highest level, oldest first, from position *first on; for choices
+    // by tape.
     const std::vector<Fiber*>& at_highest(size_t* first) const;
     void remove_at_highest(size_t index);
 

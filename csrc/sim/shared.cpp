@@ -38,7 +38,7 @@ void* Machine::shared(const void* declaration, uint64_t num_bytes, uint64_t alig
     return reinterpret_cast<void*>(begin);
 }
 
-// Checks that a block has as much shared memory as it has declared so far.
+// Checks that the variables that a block has declared so far fit into its shared memory.
 void Machine::check_shared(const Block& block) {
     uint64_t variables = 0;
     for (const SharedVariable& each : block.shared) {

@@ -25,7 +25,8 @@ uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t
                                                          : channel;
     Last& last = last_[{state, stream}];
     for (const Last::Entered& each : last.entered) {
-        // A user's kernel and the rank's program count epochs of their own.
+        // Equal epochs may belong to two calls, because a user's kernel and the rank's program
+        // count epochs of their own. So the kernel is compared too.
         if (each.index == 0 || each.epoch != epoch || (*this)[each.index].kernel != kernel)
             continue;
         return each.index;

@@ -42,7 +42,8 @@ class Slots {
         int32_t block;  // -1: the rank's host
     };
 
-    // `lane`: tells launches of the rank apart that may run at the same time.
+    // Returns the slot of a block. lane: a number that differs between launches of the rank that
+    // may run at the same time.
     uint32_t of(int32_t rank, int32_t block, uint32_t lane);
     // Tells whether the slot is that of a block's asynchronous copies.
     static bool is_copier(uint32_t slot) { return slot % 2 != 0; }
@@ -80,7 +81,7 @@ class Calls {
         next_ = 1;
         last_.clear();
     }
-    // Index 0, and calls that are long over: in no call.
+    // Returns the call of this index. For index 0, and for calls that are long over: in no call.
     const CallInfo& operator[](uint32_t index) const {
         return next_ - index <= kKept ? known_[index % kKept] : kNone;
     }
@@ -94,9 +95,9 @@ class Calls {
     // The number of calls that are remembered, of all ranks and channels together.
     static constexpr uint32_t kKept = 1 << 16;
 
-    // The last calls of a channel. A thread may enter a call that others of its rank have left; in
-    // exchanges even the call before (GridExchange::await_previous), while a quick block is two
-    // further on.
+    // The last four calls of a channel on one rank. So many are kept because a thread may enter a
+    // call that others of its rank have left. In exchanges it may even enter the call before
+    // (GridExchange::await_previous), while a quick block is two calls further on.
     struct Last {
         struct Entered {
             uint32_t index = 0;
@@ -120,7 +121,7 @@ struct Deed {
     bool exists = false;
 };
 
-// The place where findings go.
+// Receives each finding.
 class Reporter {
   public:
     virtual void report(KcclSimFindingKind kind, const Deed& deed, uint64_t address,

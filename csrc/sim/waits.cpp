@@ -45,7 +45,8 @@ int32_t peer_of(const BegunCall& begun) {
 
 }  // namespace
 
-// Does nothing while what is known explains a failure: what waits then, follows from it.
+// Notes who waits for what. Does nothing if the communicator of a thread's call has failed: what
+// waits then follows from that failure, and the earlier notes explain it.
 void Machine::note_waits() {
     struct Group {
         KcclSimWait wait;

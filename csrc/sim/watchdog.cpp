@@ -50,7 +50,7 @@ auto& code_address(ucontext_t& at) {
     __builtin_unreachable();
 }
 
-// When the handler returns, the thread calls leave(), on the stack of the code that it was in.
+// Makes the thread call leave() when the handler returns, on the stack of the code that it was in.
 void call_leave(ucontext_t& at) {
 #if defined(__x86_64__)
     constexpr greg_t kRedZoneBytes = 128;
@@ -188,7 +188,7 @@ bool Machine::tick(uint64_t code) {
     return num_sampled_ == kKcclSimNumNamed;
 }
 
-// The running thread will not come back by itself.
+// Called when the running thread will not come back by itself. Reports it, and leaves it for good.
 void Machine::leave_kernel() {
     Fiber& mine = *current_;
     // The line of a call is looked up one byte before its return address.

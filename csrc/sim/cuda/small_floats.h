@@ -24,7 +24,8 @@ struct Bfloat16 {
 
 }  // namespace kccl::words
 
-// The type, its pair, and what CUDA calls alike for both types.
+// Defines a type, the struct of two of them, and the functions that CUDA names alike for both
+// types.
 #define KCCL_SMALL_FLOAT(type, pair, format)                                                 \
     struct alignas(2) type {                                                                 \
         uint16_t bits;                                                                       \
