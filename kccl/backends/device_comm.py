@@ -15,7 +15,8 @@ class DeviceComm:
         channels: How many coops may make calls at the same time.
         max_bytes: The most bytes of one coop's call.
         data: The struct's bytes.
-        is_open: Tells whether the communicator has the memory that the struct names.
+        is_open: Function that tells whether the communicator still has the memory that the struct
+            refers to.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""The backends by name. Only that of the host is imported before a program asks for it."""
+"""Finds a backend by its name. Only the host's is imported before a program asks for another."""
 
 from typing import Literal
 

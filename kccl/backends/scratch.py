@@ -36,7 +36,7 @@ def make_comm(
         addresses, scratch: The addresses of every rank's window and scratch, in rank order.
         state: The rank's KcclState.
         channels: Address of the rank's KcclChannelStates, one for each scratch channel.
-        polls_per_check: Polls between two looks at the clock.
+        polls_per_check: Polls between two reads of the clock.
     """
     comm = ffi.new("KcclDeviceComm *")
     sizes = ffi.new("KcclSizes *", asdict(settings))
@@ -54,7 +54,7 @@ def sizes_for_kernels(channels: int, max_bytes: int, exchange_bytes: int) -> Set
 
 
 class Channels(Protocol):
-    """The KcclChannelStates of one scratch, one a scratch channel; zero at first.
+    """The KcclChannelStates of one scratch, one for each scratch channel. They are zero at first.
 
     Attributes:
         address: The address of the first.
@@ -120,9 +120,9 @@ class Scratches:
         Args:
             mesh: The ranks.
             settings: Sizes of that scratch.
-            memory: Where it lies.
+            memory: The memory in which that scratch lies.
             state: The rank's KcclState, or its address, as kernels see it.
-            polls_per_check: Polls between two looks at the clock.
+            polls_per_check: Polls between two reads of the clock.
             timeout: Seconds to wait for the other ranks.
         """
         self._mesh = mesh
@@ -132,7 +132,8 @@ class Scratches:
         self._polls_per_check = polls_per_check
         self._scratches: list[_Scratch] = []
         own = self._make(settings, "start-up", timeout)
-        # Its first regions are the communicator's: abort words, records, signals.
+        # The first regions of this window serve the whole communicator: abort words, records,
+        # signals.
         self._window: Window | None = own.window
         self._states: list[Channels] = []
         self.comm = self._comm_of(settings, own)
@@ -155,7 +156,8 @@ class Scratches:
             undo.callback(self._scratches.remove, scratch)
             comm = self._comm_of(settings, scratch)
             data = bytes(ffi.buffer(comm))
-            # A DeviceComm does not keep the communicator.
+            # A DeviceComm refers weakly to this object, so that it does not keep the communicator
+            # alive.
             owner = weakref.ref(self)
 
             def is_open() -> bool:
@@ -174,7 +176,7 @@ class Scratches:
         return self._window is None
 
     def drop(self) -> None:
-        """Lets the windows go. Calls look at the status first, and find that it is an error.
+        """Drops the windows. Later calls check the status first, which is an error.
 
         The channels' states stay, because calls read them before the status.
         """
@@ -183,7 +185,9 @@ class Scratches:
         self._window = None
 
     def clear(self) -> None:
-        """Makes all scratches as they were before the first call. All ranks are between calls."""
+        """Resets all scratches to what they were before the first call. All ranks are between
+        calls.
+        """
         for scratch in self._scratches:
             scratch.window.clear()
             self._memory.arm(scratch.window, scratch.sentinel)

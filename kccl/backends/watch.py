@@ -1,4 +1,4 @@
-"""Watches the peers' processes, so that waiting kernels hear that one has ended."""
+"""Watches the peers' processes, so that waiting kernels are told when one has ended."""
 
 import contextlib
 import os
@@ -21,11 +21,12 @@ class Watcher:
         on_end: Callable[[int], None],
         end_event: int = select.POLLIN,
     ) -> None:
-        """Begins.
+        """Starts the thread, if there is a process to watch.
 
         Args:
-            pidfds: By rank; negative: a thread of this process. They stay the caller's.
-            on_end: An object's method. Called with the rank, in the thread.
+            pidfds: Rank -> pidfd of its process, or a negative number for a thread of this process.
+                The caller closes them.
+            on_end: A bound method. The thread calls it with the rank whose process has ended.
             end_event: What poll() reports of a descriptor when the process has ended.
         """
         self._thread: threading.Thread | None = None
@@ -67,7 +68,7 @@ def _watch(
     on_end: "weakref.WeakMethod[Callable[[int], None]]",
     end_event: int,
 ) -> None:
-    """Runs in the thread.
+    """Calls on_end() for each process that ends. Runs in the thread.
 
     Args:
         wake: The end of a pipe. The thread ends when it can be read.

@@ -19,7 +19,9 @@ class Ends(Protocol):
 
 
 Step = Callable[[Any], None]
-"""What a forked child does to a communicator. It must not refer to one."""
+"""What a forked child does to a communicator. The function must not refer to one, or it would never
+be garbage-collected.
+"""
 
 _open: "weakref.WeakKeyDictionary[Any, tuple[Step, Step]]" = weakref.WeakKeyDictionary()
 _has_hooks = False
@@ -31,8 +33,8 @@ def add(comm: Ends, refuse: Step, release: Step) -> None:
     Args:
         comm: The communicator.
         refuse: In a forked child, makes every use an error.
-        release: In a forked child, closes the descriptors. Called when all communicators refuse:
-            what it closes may be a communicator, which must not tell the parent's peers.
+        release: In a forked child, closes the descriptors. Called once all communicators refuse,
+            because closing one may end another, which must not tell the parent's peers.
     """
     global _has_hooks
     if not _has_hooks:

@@ -2,8 +2,8 @@
 
 A caller's array is a PyTorch tensor, or has __cuda_array_interface__ (CuPy, Numba) or DLPack (JAX).
 A call on it goes to the stream that its library uses at that moment, unless the caller gives one.
-JAX does not tell its streams: calls on its arrays go to the legacy default stream, which waits for
-them. So does the stream that a caller gives.
+JAX does not tell its streams. A call on its arrays goes to the legacy default stream, or to the
+stream that the caller gives, and that stream waits for JAX's pending work on the arrays.
 """
 
 import math
@@ -19,14 +19,14 @@ from ..base.copying import not_copied
 from ..base.errors import BackendError, InvalidArgument
 from . import driver
 
-# Libraries whose arrays are read-only. Their interface, and DLPack before its version 1, do not say
-# so for all element types.
+# Libraries whose arrays are read-only. Neither their __cuda_array_interface__ nor DLPack before
+# version 1 says so for all element types.
 _IMMUTABLE = ("jax", "jaxlib")
 
 
 _TYPESTR_KINDS = {"float": "f", "signed": "i", "unsigned": "u", "bool": "b", "complex": "c"}
 _NAMES = {dtype.name for dtype in dtypes.ALL}
-# Types that NumPy has too: without the sign of the byte order, as in "f4".
+# NumPy's type strings without the byte order, as in "f4", for the types that NumPy has too.
 _BY_TYPESTR = {
     f"{_TYPESTR_KINDS[dtype.kind]}{dtype.itemsize}": dtype.name
     for dtype in dtypes.ALL
@@ -43,9 +43,9 @@ class DeviceView(ArrayView):
     """A caller's memory on a GPU.
 
     Attributes:
-        stream: Says which stream the array's library uses now.
-        wait_on: Makes a stream wait for what the library still does to the array; None if the
-            caller has to see to that, as with PyTorch.
+        stream: Returns the stream that the array's library uses now.
+        wait_on: Makes a stream wait for the library's pending work on the array. None if the caller
+            must do that, as with PyTorch.
     """
 
     stream: Callable[[], int] = driver.legacy_stream
@@ -57,8 +57,8 @@ class DeviceArray:
 
     Attributes:
         address: The address of the first element.
-        shape: In elements.
-        dtype: Their type.
+        shape: Shape in elements.
+        dtype: Element type.
         nbytes: Size in bytes.
         device: The device's number in this process.
     """
@@ -85,7 +85,7 @@ class DeviceArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> "DeviceArray":
-        """Rows [a, b) as an array in the same memory; steps other than 1 are refused."""
+        """Returns rows [a, b) as an array in the same memory. Refuses steps other than 1."""
         if not isinstance(rows, slice):
             raise TypeError(f"index is {rows!r}, must be a slice")
         begin, end, step = rows.indices(len(self))
@@ -127,7 +127,7 @@ class DeviceArray:
 
 
 def view(array: Any, name: str, *, writable: bool, device: int | None) -> DeviceView:
-    """Looks at a caller's array.
+    """Returns the view of a caller's array.
 
     Args:
         array: The array.
@@ -302,8 +302,8 @@ def _view_by_interface(array: Any, name: str, writable: bool) -> DeviceView:
 
 
 def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
-    """Returns a function that gives the current stream of an array's library. It must not keep the
-    array.
+    """Returns a function that gives the current stream of an array's library. The function must not
+    keep the array alive.
     """
     if _library(array) == "cupy":
         current_stream = sys.modules["cupy"].cuda.get_current_stream

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..base.errors import CompileError
 
-# Text may hold any bytes.
+# Files may hold any bytes, so they are read and hashed with this error handler.
 _ANY_BYTES = "surrogateescape"
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include(?:_next)?\b[ \t]*(.*)$", re.MULTILINE)
 

@@ -36,7 +36,7 @@ def _check_text(source: str) -> None:
         return
     try:
         is_there = Path(line).is_file()
-    # A part of it is longer than a name can be, or no name in this locale.
+    # A part of the path is too long for a file's name, or cannot be encoded in this locale.
     except (OSError, UnicodeEncodeError):
         is_there = False
     if is_there or (line.endswith(_SUFFIXES) and len(line.split()) == 1):
