@@ -56,7 +56,7 @@ class Tuning:
         source: Path of the table.
         thresholds: World size -> thresholds, by ascending size within a collective.
         origin: On which machines the table was measured, for Plan.reason.
-        machines: World size -> the recorded machine whose table it is, where the file says so.
+        machines: World size -> the recorded machine whose table it is, if the file names one.
     """
 
     source: str
@@ -88,7 +88,7 @@ def read_tuning(path: Path, here: Callable[[], Machine] = discovered) -> Tuning:
 
     Args:
         path: The file.
-        here: Describes this machine. It is called only where there is a choice.
+        here: Returns a description of this machine. Called only if the file leaves a choice.
 
     Raises:
         InvalidArgument: The file is not a tuning table. The text names the file, the entry and what
@@ -143,7 +143,7 @@ def told_of_machine(machine: str, here: Machine) -> str:
 
 
 class _Wrong(ValueError):
-    """Returns what is wrong with an entry of a tuning file."""
+    """An entry of a tuning file is wrong. The text says how."""
 
 
 def _threshold(value: Any, where: str) -> Threshold:
@@ -230,8 +230,8 @@ def tuning_for(backend: str, path: str = "") -> Tuning:
 
 
 def _of_simulator() -> Tuning:
-    """Returns the first kernel of each collective: the simulator measures none, and runs those of
-    GPUs.
+    """Returns a table with the first kernel of each collective, because nothing is measured on the
+    simulator.
     """
     first: dict[str, str] = {}
     for spec in SPECS:

@@ -1,4 +1,4 @@
-"""Words for accesses outside of a kernel's memory, and for what ends a kernel at once."""
+"""Describes accesses outside of a kernel's memory, and what ends a kernel at once."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ def shared_name(finding: Any) -> str:
 
 
 def unstarted(finding: Any) -> str:
-    """Returns that blocks find no room while others wait; "" if all have begun."""
+    """Returns the note that some blocks have no room while others wait; "" if all have begun."""
     if finding.num_unstarted == 0:
         return ""
     return (
@@ -109,7 +109,7 @@ _FOREIGN = {
 
 
 def _whole(edge: str, finding: Any, regions: Regions, arrays: LaunchArrays) -> str:
-    """Returns what the memory is called, with its size."""
+    """Returns the name and the size of the memory at whose edge a finding is."""
     num_bytes = finding.edge_bytes
     if edge in ("array", "freed"):
         whose = f" on rank {finding.edge_rank}" if finding.is_foreign and edge == "array" else ""

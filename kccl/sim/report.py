@@ -109,7 +109,7 @@ class Reporter:
         self._arrays = arrays
         self._model = model
         self.symbols = Symbols()
-        # For the address of each communicator's state its ranks, as the machine counts them.
+        # Address of a communicator's KcclState -> its ranks, by the machine's numbers.
         self.members: dict[int, Sequence[int]] = {}
         self._kinds = {
             value: name for name, value in members("KcclSimFindingKind", "kKcclSim").items()
@@ -184,8 +184,8 @@ class Reporter:
         return self.symbols.user_line(site) if is_of_user else "a call of its program"
 
     def _seen_at(self, finding: Any) -> Any:
-        """Returns the place of a finding. Of a loop that has no step: a place with a line of the
-        user's.
+        """Returns the place of a finding. For a loop that makes no step, returns a place with a
+        line of the user's source.
         """
         if not finding.is_hung:
             return finding.place
@@ -208,7 +208,7 @@ class Reporter:
         self.symbols.look_up(each.place.site for each in counts if each.num_calls)
         told = ""
         for each in counts:
-            # The first rank of a channel.
+            # Rank 0 is the first of a channel.
             told += ("; " if each.rank == 0 else ", and ") if told else ""
             told += f"rank {each.rank} has made {each.num_calls} calls"
             if each.num_calls:
@@ -246,7 +246,7 @@ class Reporter:
         return f"{line}, called in {self.symbols.user_line(of_call)}"
 
     def timeline(self, events: Sequence[Any]) -> str:
-        """KcclSimEvents as text, one in each line."""
+        """Returns KcclSimEvents as text, one in each line."""
         self.symbols.look_up(event.place.site for event in events)
         return "\n".join(
             f"  {event.step:8} {self.place(event.place)!s:27} {self.event(event)} "
@@ -367,7 +367,7 @@ def _relevant(finding: Any, events: Sequence[Any]) -> list[Any]:
     """Returns the last steps of the threads in a finding, and the last stores to words that they
     accessed.
 
-    Of steps that a thread repeats, as polls, only the last one is kept.
+    If a thread repeats a step, as a poll, only the last one is kept.
     """
     threads = {_thread(who) for who in (finding.place, finding.other)}
     words = {finding.address // 8}

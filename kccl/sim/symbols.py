@@ -15,7 +15,7 @@ _TOOLS = ("addr2line", "llvm-addr2line")
 _PRIMITIVES = ("mem", "platform", "coop")
 _CSRC = "csrc/"
 _HEADERS = f"{_CSRC}include/kccl/"
-# What no user has written. Other projects have folders of the name csrc, too.
+# How the paths of KCCL's own files begin. "csrc/" alone would match other projects' files, too.
 _OWN = (_HEADERS, f"{_CSRC}sim/module.inc")
 _LIMIT_S = 60.0
 
@@ -87,7 +87,7 @@ class Symbols:
     def user_line(self, site: int) -> str:
         """Returns the innermost line outside of the library that led to a return address.
 
-        The library's own line where there is none.
+        Returns the library's own line if there is none.
         """
         for frame in self.frames(site):
             if not frame.file.startswith(_OWN):
@@ -120,7 +120,7 @@ def _frames(found: Library, sites: Sequence[int]) -> list[tuple[Frame, ...]]:
     tool = _tool()
     if tool is None:
         return [()] * len(sites)
-    # One byte before the return address is within the call.
+    # Asks for the byte before the return address, which is within the call.
     asked = "".join(f"{site - 1 - found.begin:#x}\n" for site in sites)
     done = subprocess.run(
         [tool, "-a", "-i", "-f", "-C", "-e", str(found.path)],
