@@ -315,7 +315,8 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
         """
         with self.context.alone():
             self._check_open()
-            # Peers that still wait in a call, perhaps for this rank, get an error and can come too.
+            # Peers that still wait in a call, perhaps for this rank, get an error and can call
+            # shrink(), too.
             self.context.give_up()
             smaller = survivors.shrink(self._mesh, self._part, self.context.limit_s())
         # Within alone() a call seems to be under way, and close() would not free calls' memory.
@@ -340,7 +341,7 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
             raise
         for name in ("limit_ns", "first_limit_ns"):
             setattr(part._backend.state, name, getattr(self._backend.state, name))
-        # A new list each time, because another thread may iterate over the old one.
+        # Makes a new list each time, because another thread may iterate over the old one.
         known = [each for each in self._parts if each() is not None]
         self._parts = [*known, weakref.ref(part)]
         return part
@@ -366,7 +367,7 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
             self._backend.leave()
             self.context.check_all_said()
         except BaseException:
-            # The peers hear at least that this rank does not go on.
+            # Tells the peers at least that this rank will not go on.
             self.context.give_up()
             raise
         finally:

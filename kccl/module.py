@@ -290,7 +290,7 @@ def _number(arg: Any, name: str, num_bytes: int, kind: str) -> bool | int | floa
     value = arg
     # NumPy's types are tested first, because a float64 is a Python float, too.
     if isinstance(arg, np.generic):
-        # The argument has the only type that is known, or the only one that has this size.
+        # Its bytes are passed if the parameter is no number, or has an unknown kind and this size.
         if kind == "V" or (not is_known and arg.nbytes == num_bytes):
             return None
         value = arg.item() if isinstance(arg, np.bool_ | np.integer | np.floating) else None

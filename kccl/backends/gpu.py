@@ -133,7 +133,7 @@ class GpuBackend(Backend):
         serve(device, mesh.world_size, variables.preload)
         # Ranks that share a GPU launch no early dependents, whose waiting blocks would fill it.
         self._shares_gpu = are_threads and mesh.world_size > driver.num_devices()
-        # Returns the current stream of the library whose array was used last. For calls without
+        # Returns the current stream of the library whose array was used last, for calls without
         # arrays.
         self._stream_before: Callable[[], int] = driver.legacy_stream
         shared = sharing.agree(

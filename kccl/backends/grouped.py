@@ -92,7 +92,7 @@ class GroupedBackend(Backend):
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
-    # Only backends with streams have these.
+    # Only backends with streams have these methods. Here they raise.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
 
     def __init__(

@@ -49,7 +49,7 @@ class HostBackend(Backend):
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
-    # Only backends with streams have these.
+    # Only backends with streams have these methods. Here they raise.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
 
     def __init__(
@@ -68,7 +68,7 @@ class HostBackend(Backend):
         self.state = host_state.new_state(self.context)
         self._memory = HostMemory(mesh)
         self._temporaries = Temporaries(host_memory.anonymous)
-        # abort() writes into the scratches, and any thread or signal handler may call it.
+        # abort() writes into the scratches, and any thread or signal handler may call it meanwhile.
         self.dropping = threading.RLock()
         self._scratches = Scratches(
             mesh,

@@ -165,7 +165,7 @@ def _leave(nodes: Any, streams: dict[int, socket.socket], pid: int, memory: list
         if nodes.is_pending:
             LEFT_TO_MPI.extend(memory)
         for stream in streams.values():
-            # The other side may have gone.
+            # Ignores the error if the peer has closed its side already.
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_WR)
     for stream in streams.values():

@@ -6,7 +6,7 @@ from ..base.abi import MAX_WORLD_SIZE
 from .base import Opener
 from .grouped import OnHost
 
-# "auto" is "host". A simulation has its ranks in one process.
+# "auto" means "host". "sim" is for threads only, because a simulation has all ranks in one process.
 ON_GPUS = ("cuda", "hip")
 OF_PROCESSES = ("auto", "host", *ON_GPUS)
 OF_THREADS = (*OF_PROCESSES, "sim")

@@ -83,7 +83,7 @@ class Memory(Protocol):
         """
 
     def channels(self, count: int) -> Channels:
-        """Allocates the states of so many scratch channels."""
+        """Allocates the states of `count` scratch channels."""
 
     def arm(self, window: Window, begin: int) -> None:
         """Writes 0xff over this rank's part of a window, from `begin` to the end."""
@@ -148,7 +148,8 @@ class Scratches:
             sizes_for_kernels(channels, max_bytes, exchange_bytes),
             epoch_bits=self._settings.epoch_bits,
         )
-        # Peers may write when this has returned, so all ranks must be ready.
+        # Peers may write into the scratch once this method has returned, so it waits until all
+        # ranks are ready.
         with self._mesh.together("device_comm", timeout) as undo:
             same = {"channels": channels, "max_bytes": max_bytes, "exchange_bytes": exchange_bytes}
             agree_on_arguments(self._mesh, same, "device_comm", timeout)

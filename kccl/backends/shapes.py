@@ -8,7 +8,8 @@ from ..base.abi import FEW_PIPES, MOST_PIPES, PIPE_SLICE_BYTES
 from ..base.errors import InvalidArgument
 from ..plan.spec import MOST_BLOCKS, MOST_THREADS, KernelSpec
 
-# The scratch has room for so many blocks in each channel, and slots of these sizes for each block.
+# Each channel of the scratch has room for this many blocks, and for each block slots of these
+# sizes.
 BLOCKS_PER_CHANNEL = MOST_BLOCKS
 SIZES = {
     "blocks_per_channel": BLOCKS_PER_CHANNEL,

@@ -54,8 +54,9 @@ class Watcher:
 
 
 def _wake_up(stop: int, pid: int) -> None:
-    # A byte is written, because closing the pipe's end may end nothing: a fork of this process has
-    # a copy of it. And the fork must not end the thread of process `pid`.
+    # Writes a byte, because closing this end of the pipe may not wake the thread: a fork of this
+    # process may have a copy of the end. A fork writes none, because the thread belongs to process
+    # `pid`.
     if os.getpid() == pid:
         with contextlib.suppress(BrokenPipeError):
             os.write(stop, b"\0")

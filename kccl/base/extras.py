@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-# A module -> the project that has it, where their names differ.
+# A module -> the project that contains it, if their names differ.
 _PROJECTS = {"cuda": "cuda-bindings", "hip": "hip-python", "rocm": "hip-python"}
 
 

@@ -39,7 +39,8 @@ def add(comm: Ends, refuse: Step, release: Step) -> None:
     global _has_hooks
     if not _has_hooks:
         os.register_at_fork(after_in_child=_at_fork)
-        # MPI_Finalize waits for all ranks. mpi4py calls it after all hooks of atexit.
+        # Closes before mpi4py calls MPI_Finalize, which waits for all ranks, after all hooks of
+        # atexit.
         atexit.register(_at_exit)
         _has_hooks = True
     _open[comm] = refuse, release
@@ -69,7 +70,8 @@ def _at_exit() -> None:
         if comm.launcher != "mpi":
             continue
         try:
-            # After an error, calls of this rank on a GPU may still wait for peers.
+            # After an error, calls of this rank on a GPU may still wait for peers, and close() for
+            # the calls.
             if has_raised:
                 comm.abort()
             comm.close()

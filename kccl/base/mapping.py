@@ -101,7 +101,7 @@ def _untouched_bytes(address: int, nbytes: int) -> int:
     if _libc.mincore(address, nbytes, pages) != 0:
         code = ctypes.get_errno()
         if code == errno.ENOMEM:
-            # Another thread has unmapped it since.
+            # Another thread has unmapped the memory since it was listed, so none of it counts.
             return 0
         raise OSError(code, os.strerror(code))
     # mincore() writes a byte for each page. Its lowest bit says whether the page exists; the other

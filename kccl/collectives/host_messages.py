@@ -89,7 +89,7 @@ class HostMessages(Messages):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        # The messages of the group that is open, under KCCL_CHECK=1.
+        # The messages of the open group, which are kept only under KCCL_CHECK=1.
         self._grouped: list[Message] = []
         # Keeps the messages and arrays that C refers to. Keeps no requests, which refer to this
         # object.

@@ -160,7 +160,7 @@ class OnStream(Prepared):
         self._stream = stream
         if not callable(stream):
             context.backend.set_stream(handle, stream)
-        self._graph = context.backend.as_graph(handle)  # kept alive for the handle
+        self._graph = context.backend.as_graph(handle)  # the handle refers to it
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -192,7 +192,7 @@ class OnStream(Prepared):
             min(_CALLS_PER_EVENT, iterations - begin)
             for begin in range(0, iterations, _CALLS_PER_EVENT)
         ]
-        # clock() writes the host's time of each call here. It is not used.
+        # clock() writes the host's time of each call here, which is not used.
         enqueued_us = np.empty(max(*sizes, warmup), np.float64)
 
         def enqueue(count: int) -> None:

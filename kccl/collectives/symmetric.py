@@ -53,9 +53,9 @@ class Symmetric:
 
         Raises:
             InvalidArgument: The size is no positive integer, or differs between ranks.
-            BackendError: The memory could not be allocated or mapped on some rank, whose number and
-                reason the text has; or it is more than this machine's available memory. No rank
-                has the window then, and the communicator stays usable.
+            BackendError: The memory could not be allocated or mapped on some rank; the text has its
+                number and the reason. Or it is more than this machine's available memory. Then no
+                rank has the window, and the communicator stays usable.
             Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         with self.context.out_of_band("window") as limit_s:

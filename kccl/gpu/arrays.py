@@ -219,7 +219,7 @@ def stream_of(stream: Any) -> int:
     if protocol is not None:
         _, handle = protocol() if callable(protocol) else protocol
         return int(handle)
-    # PyTorch before 2.9.
+    # Streams of PyTorch before 2.9 have this attribute instead.
     handle = getattr(stream, "cuda_stream", None)
     if handle is None:
         raise InvalidArgument(
@@ -277,10 +277,10 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
 
 def _stream_of_torch(device: int) -> Callable[[], int]:
     torch = sys.modules["torch"]
-    # The function that current_stream() calls. It returns a number instead of an object.
+    # current_stream() calls this function, which returns a number instead of an object.
     ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
-    # Called before each run of a prepared call: a partial adds no Python frame.
+    # The result is called before each run of a prepared call. A partial adds no Python frame.
     return partial(current_stream, device)
 
 
@@ -330,7 +330,8 @@ def _view_by_dlpack(array: Any, name: str, stream: int) -> tuple[DeviceView, int
 def _wait_for(array: Any, name: str, stream: int) -> None:
     """Lets the array's library make a stream wait for its pending work on the array."""
     gpu = driver.table()
-    # DLPack has no stream 0, which is ambiguous; for the driver it is the legacy stream.
+    # DLPack refuses stream 0 as ambiguous. For the driver 0 is the legacy stream, so that is
+    # passed.
     dlpack.read(array, name, gpu.dlpack_type, stream=stream or gpu.legacy_stream)
 
 

@@ -311,7 +311,7 @@ def begin_capture(stream: int) -> None:
     gpu.call(gpu.names.begin_capture, stream, gpu.constant(gpu.capture_mode))
 
 
-# Functions that drain() calls. Each waits until its owner has released memory.
+# Functions that drain() calls. Each waits until the module that added it has released memory.
 drains: list[Callable[[], None]] = []
 
 

@@ -53,7 +53,8 @@ class Hip(Table):
         destroy_event="hipEventDestroy",
         resident_blocks="hipModuleOccupancyMaxActiveBlocksPerMultiprocessor",
         launch="hipModuleLaunchKernel",
-        # Never used: it is slow, and co-residency is checked by occupancy.
+        # KCCL makes no cooperative launches on AMD's GPUs: they are slow, and co-residency is
+        # checked by occupancy.
         launch_cooperative="",
         create_graph="hipGraphCreate",
         add_kernel_node="hipGraphAddKernelNode",
@@ -106,7 +107,7 @@ class Hip(Table):
     compiler = HIPRTC
 
     def __init__(self) -> None:
-        # The devices that were current before push(), by thread.
+        # For each thread, the devices that were current before each push(), for pop().
         self._pushed = threading.local()
 
     @property
@@ -151,7 +152,7 @@ class Hip(Table):
         return bytes(self.call("hipDeviceGetUuid", ordinal).bytes).hex()
 
     def device_arch(self, ordinal: int) -> str:
-        # The features behind the name are left out, as in "gfx942:sramecc+:xnack-".
+        # Cuts off the features behind the name, as in "gfx942:sramecc+:xnack-".
         full = str(self.call("hipGetDeviceProperties", ordinal).gcnArchName)
         arch = full.partition(":")[0]
         try:
@@ -271,7 +272,7 @@ class Hip(Table):
             kind.type = self.constant(f"hipMemAllocationType.{uncached}")
         except AttributeError:
             raise BackendError(f"this hip-python has no {uncached}") from None
-        # The second field, requestedHandleTypes, which hip-python does not have.
+        # Writes the second field, requestedHandleTypes, which hip-python does not have.
         ctypes.c_int.from_address(int(kind) + ctypes.sizeof(ctypes.c_int)).value = self._fd_kind()
         self._locate(kind.location, ordinal)
         return kind

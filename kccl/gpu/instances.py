@@ -59,7 +59,7 @@ def _combinations(
             dtype = dtypes.of(element_type)
             allowed = [op for op in ops if op in ops_of(dtype)]
             for spec in _OF_ALL_RANKS:
-                # Every backend for GPUs has the same kernels.
+                # "cuda" stands for every backend on GPUs, because all have the same kernels.
                 request = Request(spec.collective, 0, world_size, "cuda", dtype)
                 if spec.why_not(request) is None:
                     # A kernel that does not reduce is the same for all operators.

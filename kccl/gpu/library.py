@@ -59,12 +59,13 @@ class Code:
         """
         self._path = path
         self._content = rtc.read(path) if is_kept else None
-        # The kernels by the number of the device.
+        # Number of a device -> the loaded kernels.
         self._on: dict[int, tuple[_Loaded, ...]] = {}
         # A lock for each device, held while it loads code or gets a function's attribute. A signal
         # handler may load while its thread does, so the locks are reentrant.
         self._locks: dict[int, threading.RLock] = {}
-        # Most dynamic shared memory that launches of a function may have, and what functions need.
+        # For each function: the most dynamic shared memory that its launches may have, and its
+        # needs.
         self._shared: dict[int, int] = {}
         self._needs: dict[int, Needs] = {}
 
@@ -78,8 +79,8 @@ class Code:
         ordinal = int(gpu.call(gpu.names.current_ordinal))
         loaded = self._on.get(ordinal)
         if loaded is None:
-            # Another thread holds the lock while it loads on this device. Loading here would wait
-            # for the same kernels.
+            # Another thread may hold the lock while it loads on this device. This thread waits for
+            # it, because loading the code here, too, would wait for the same kernels.
             with self._lock(ordinal):
                 loaded = self._on.get(ordinal)
                 if loaded is None:
@@ -101,7 +102,8 @@ class Code:
         if shared_bytes <= self._shared.get(function, 0):
             return
         gpu = driver.table()
-        # The driver keeps one number for each function. No thread lowers what another one set.
+        # The driver keeps one number for each function. The lock keeps threads from lowering what
+        # another one has set.
         with self._lock(int(gpu.call(gpu.names.current_ordinal))):
             if shared_bytes > self._shared.get(function, 0):
                 with driver.uncaptured():
@@ -165,9 +167,9 @@ class Entry:
 
 # ---- Code by its file --------------------------------------------------------------------------
 
-# The library's kernels.
+# The code of the library's kernels, by its file.
 _loaded: dict[Path, Code] = {}
-# The users' kernels: the code, and the architecture.
+# The code of users' kernels and its architecture, by its file.
 _modules: dict[Path, tuple[Code, str]] = {}
 # The devices that have communicators, and these communicators' numbers of ranks. _here has the
 # device of this thread's newest communicator.

@@ -45,8 +45,8 @@ def shared_stream(where: driver.Device, work: Literal["writes", "fills"]) -> int
     if found is None:
         with where.current():
             made = driver.make_stream()
-            # No lock is held: the driver may wait for the device. So another thread, of a rank
-            # that shares the device, may have made a stream meanwhile.
+            # No lock is held, because the driver may wait for the device. So another thread of a
+            # rank that shares the device may have made a stream meanwhile, which is used instead.
             found = _streams.setdefault((where, work), made)
             if found != made:
                 driver.table().attempt(driver.table().names.destroy_stream, made)
@@ -131,7 +131,7 @@ class Shareable:
                 undo.insert(0, (names.unmap_memory, (self.address, self.nbytes)))
                 self.allow([where.ordinal])
         except BaseException:
-            # The first error is the one that is raised.
+            # Ignores errors here, because the first error is the one to raise.
             with contextlib.suppress(BackendError):
                 release.undo(where, tuple(undo), os.getpid())
             raise
@@ -174,8 +174,8 @@ class Plain:
         note = f"on device {where.ordinal}, {self.nbytes} bytes"
         with where.current():
             self.address = _with_room(partial(gpu.allocate, self.nbytes, note))
-        # Freeing this memory while a peer has it open is undefined, and nobody tells when all peers
-        # have closed it.
+        # Exported memory is not freed: that is undefined while a peer has it open, and peers do not
+        # tell when they have closed it.
         if not is_exported:
             self.free_when_dropped()
 
@@ -297,7 +297,7 @@ class GpuWindow(Window):
             else:
                 mine = Plain(device, nbytes, is_exported=way == "ipc")
             with device.current():
-                # This must be done before any peer can write.
+                # Writes the zeros before any peer can write.
                 driver.fill(mine.address, 0, nbytes, stream)
             if are_threads:
                 self._parts = _with_threads(mesh, mine, what, timeout)
@@ -347,7 +347,7 @@ def _with_threads(
         mine.allow([ordinal for _, ordinal in everyone])
         parts = []
         for rank, (address, _) in enumerate(everyone):
-            # A rank that has given up meanwhile has taken its part back.
+            # The part is missing if its rank has given up meanwhile.
             if address not in _handed:
                 raise peer_lost(mesh.rank, rank, what)
             parts.append(_handed[address])

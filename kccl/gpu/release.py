@@ -90,7 +90,7 @@ class _Job:
         return is_alone and os.getpid() == self._pid
 
 
-# The jobs that have begun. A destructor may come at any moment, so there is no lock.
+# The jobs that have begun. No lock protects them, because a destructor may run at any moment.
 _under_way: dict[_Job, None] = {}
 
 
@@ -141,7 +141,7 @@ def undo(where: driver.Device, calls: Calls, pid: int) -> None:
     Raises:
         BackendError: The device cannot be made current.
     """
-    # A fork has no context.
+    # A forked child has no context of the driver.
     if os.getpid() != pid:
         return
     # uncaptured() keeps the calls from ending a capture. No kernel uses what they release.
@@ -181,7 +181,7 @@ def _release(ordinal: int, jobs: "queue.SimpleQueue[_Job]") -> None:
             # Reports the error as if it had ended the thread. But the thread goes on with later
             # jobs.
             told = type(error), error, error.__traceback__, threading.current_thread()
-            # A program may have a hook of its own, which may fail.
+            # Ignores errors of the hook, which may be the program's own.
             with contextlib.suppress(Exception):
                 threading.excepthook(threading.ExceptHookArgs(told))
             del told

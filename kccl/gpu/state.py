@@ -98,7 +98,7 @@ class DeviceState:
         for kept in ("limit_ns", "first_limit_ns", "idle_context"):
             setattr(fresh, kept, getattr(self.host, kept))
         ffi.memmove(self.host, fresh, ffi.sizeof("KcclState"))
-        # `gone` stays: a process that has ended does not come back.
+        # `gone` keeps its value, because a process that has ended does not come back.
         self.mailbox.status = self.mailbox.interrupted = 0
         self._write_all()
 

@@ -198,7 +198,7 @@ class Table(ABC):
         try:
             return function(*args)
         except RuntimeError as error:
-            # Bindings look a function up when it is first called.
+            # Bindings look a function up at its first call, and raise this if the driver lacks it.
             raise BackendError(f"{name} cannot be called: {error}") from error
 
     def error_text(self, name: str, code: int, note: str = "") -> str:

@@ -41,7 +41,7 @@ _SIM_FLAGS = (
     "-fno-builtin-abort",
     *("-fstack-protector-strong", "-fstack-clash-protection"),
 )
-# A block is an OS thread: see platform.cuh.
+# With KCCL_HOST_GRID a block is an OS thread; see platform.cuh.
 _HOST_FLAGS = (
     *("-std=c++20", "-O2", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-DKCCL_HOST_GRID=1"),
@@ -87,7 +87,7 @@ def cached(key: str, suffix: str, make: Callable[[], bytes]) -> Path:
     with _locks.setdefault(key, threading.Lock()):
         if not _is_whole(path, key):
             with _lock_of_processes(path):
-                # Another process may have made it in the meantime.
+                # Another process may have made the entry before this one got the lock.
                 if not _is_whole(path, key):
                     write(path, _sealed(make(), key))
     return path
@@ -116,7 +116,8 @@ def _lock_of_processes(path: Path) -> Iterator[None]:
 
 
 def _let_go(lock: Path, opened: int) -> None:
-    # Closing is not enough: a process that was forked meanwhile has the file open, too.
+    # Closing the file does not release the lock while a process that was forked meanwhile has it
+    # open.
     with suppress(OSError):
         lock.unlink()
         fcntl.flock(opened, fcntl.LOCK_UN)
@@ -275,7 +276,7 @@ def _compile(
         )
     include_dirs = [csrc / "include", csrc / "sim" / "cuda", *include_dirs]
     flags = [*options, *(f"-I{at}" for at in include_dirs)]
-    # Debug information has the source's name, not that of the temporary file.
+    # Makes debug information name the source, not the temporary file.
     flags.append(f"-fdebug-prefix-map={_UNIT}.cpp={name}")
     if compilers.is_zig(cxx):
         # Switches off what zig switches on by default.

@@ -80,7 +80,7 @@ def check_variables(source: str, name: str) -> None:
     """Refuses variables of which each GPU has its own: a CPU's ranks would share one.
 
     Raises:
-        CompileError: There is one.
+        CompileError: The source has such a variable.
     """
     text = _without_directives(_without_comments(source))
     for match in _VARIABLE.finditer(text):

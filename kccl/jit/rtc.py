@@ -208,5 +208,5 @@ def read(path: Path) -> tuple[list[str], bytes]:
 
 
 def _text_of(name: Any) -> str:
-    # One vendor's binding gives bytes, the other's an object that str() takes.
+    # NVIDIA's binding gives bytes, AMD's an object that str() converts.
     return name.decode() if isinstance(name, bytes) else str(name)

@@ -31,7 +31,7 @@ def read_source(source: "str | os.PathLike[str]") -> tuple[str, str, list[Path]]
 
 def _check_text(source: str) -> None:
     line = source.strip()
-    # No path has a zero byte, or so many characters.
+    # No path has a line feed or a zero byte, or is so long.
     if not line or "\n" in line or "\0" in line or len(line) > _LONGEST_PATH:
         return
     try:

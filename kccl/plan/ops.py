@@ -80,8 +80,8 @@ def premul_sum(factor: float) -> PremulSum:
 
 @lru_cache(maxsize=1024)
 def _premul_sum(factor: int | float, _: str) -> PremulSum:
-    # Equal numbers get one object, because C knows a call's op by its identity. The text tells
-    # apart what compares equal, as 0.0 and -0.0.
+    # Equal numbers get one object, because C knows a call's op by its identity. The text
+    # distinguishes numbers that compare equal, as 0.0 and -0.0.
     return PremulSum(factor)
 
 

@@ -261,7 +261,7 @@ class Steps:
         self._calls += 1
         like = _like(collective)
         if ranks == 1:
-            # The reduction of one rank is its input, and the other team reduces that.
+            # The result of one rank is its input, so it is only copied.
             self.copy(source, target, like.peer_bytes(count, dtype))
             return
         nbytes = like.message_bytes(count, dtype, ranks)

@@ -95,7 +95,7 @@ def read_tuning(path: Path, here: Callable[[], Machine] = discovered) -> Tuning:
             is wrong with it.
     """
     try:
-        # Python would read NaN and Infinity, which are not JSON.
+        # Refuses NaN and Infinity, which Python would read, but which are not JSON.
         document = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
         fields = _fields(document, "the document", {"tables"}, {"backend", "origin"})
         origin = _text(fields.get("origin", ""), "origin")
@@ -204,7 +204,7 @@ def _one_of(value: Any, where: str, names: Sequence[str]) -> str:
 
 
 def _integer(value: Any, where: str, low: int, high: int | None = None) -> int:
-    # In Python, True is an integer.
+    # Refuses True and False, which are integers in Python.
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if not is_integer or value < low or (high is not None and value > high):
         bounds = f"of {low} or more" if high is None else f"from {low} to {high}"

@@ -19,7 +19,8 @@ class LaunchArrays:
     def __init__(self) -> None:
         self._names: list[str] = [""]
         self._numbers: dict[str, int] = {"": 0}
-        # First address -> bytes and number of each array, the latest launch's last.
+        # First address of an array -> its bytes and the number of its name. The latest launch's are
+        # last.
         self._known: dict[int, tuple[int, int]] = {}
         # This is a list, whose append() and pop() are atomic, because an array may be freed at any
         # moment.

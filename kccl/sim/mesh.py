@@ -44,7 +44,7 @@ class Meetings:
         finally:
             with self._lock:
                 still = self._waiting.get(key, set())
-                # The rank is not here if the last member has come and ended the meeting.
+                # The rank is missing if the last member has come, which has ended the meeting.
                 if rank in still:
                     self.machine.return_inside(rank)
                     still.remove(rank)
@@ -109,7 +109,7 @@ class SimMesh(Mesh):
             with self.meetings.meet(key, self.machine_rank, {self.machine_rank, *peers}):
                 yield
         except WaitFailed:
-            # The peer may have gone because of a finding. The finding is the cause to report.
+            # The peer may have left because the simulator found a bug. Then that finding is raised.
             cause = self.meetings.machine.failure()
             if cause is not None:
                 raise cause from None

@@ -20,7 +20,7 @@ class Regions:
         self._lock = threading.Lock()
         self._begins: list[int] = []
         self._known: dict[int, tuple[int, Namer]] = {}
-        # First address -> the name of all bytes together. Also of ranges that have been removed.
+        # First address of a range -> the name of all its bytes together. Removed ranges stay here.
         self._wholes: dict[int, str] = {}
 
     def add(self, address: int, num_bytes: int, name: Namer, whole: str = "") -> None:

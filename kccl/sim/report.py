@@ -208,7 +208,7 @@ class Reporter:
         self.symbols.look_up(each.place.site for each in counts if each.num_calls)
         told = ""
         for each in counts:
-            # Rank 0 is the first of a channel.
+            # Rank 0 begins the counts of another channel.
             told += ("; " if each.rank == 0 else ", and ") if told else ""
             told += f"rank {each.rank} has made {each.num_calls} calls"
             if each.num_calls:

@@ -11,7 +11,7 @@ from pathlib import Path
 from .library import Library, library_at
 
 _TOOLS = ("addr2line", "llvm-addr2line")
-# Headers whose functions make the accesses. A report names their caller instead.
+# Headers with primitives that make the accesses. A report names the callers of these functions.
 _PRIMITIVES = ("mem", "platform", "coop")
 _CSRC = "csrc/"
 _HEADERS = f"{_CSRC}include/kccl/"
@@ -76,7 +76,7 @@ class Symbols:
         if not frames:
             return f"{_offset(site)} ({_why_no_lines()})"
         inner, outer = frames[0], frames[-1]
-        # In KCCL's own kernels the outermost function is a wrapper, which is not worth naming.
+        # In KCCL's own kernels the outermost function is a wrapper, so it is not named.
         is_called = outer.file != inner.file and not outer.file.startswith(_CSRC)
         return f"{inner}, called in {outer}" if is_called else str(inner)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..base.abi import ffi
 
-# How many lines the table has at most.
+# The most lines of the table.
 _MOST_LINES = 16
 
 
