@@ -222,7 +222,7 @@ def _seeds(seed: Any, seeds: Any, default: int) -> Collection[int]:
     """Returns the seeds for run_threads(), from its arguments or else `default`, KCCL_SEEDS.
 
     Raises:
-        InvalidArgument: They name no seed, or both are given.
+        InvalidArgument: The arguments name no seed, or both are given.
     """
     if seed is not None:
         if seeds is not None:

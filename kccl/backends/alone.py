@@ -18,10 +18,10 @@ _OF_HOST = 1  # DLPack's number for host memory
 
 
 def place_of(array: Any) -> "OnHost | OnGpu":
-    """Returns where the kernels of an array run.
+    """Returns the object that runs kernels on an array: OnGpu for an array on a GPU, else OnHost.
 
     Raises:
-        BackendError: It is on a GPU that cannot be used.
+        BackendError: The array is on a GPU that cannot be used.
     """
     is_cuda = getattr(array, "is_cuda", None)
     if is_cuda is None:

@@ -26,7 +26,9 @@ def warn(rank: int, peer: int, pid: int, error: int) -> None:
 
 
 def why_refused(pid: int) -> str:
-    """Returns what forbids this process to read that one's memory, as far as the system tells."""
+    """Returns why this process may not read the memory of process `pid`, as far as the system
+    tells.
+    """
     mine, theirs = _status("self"), _status(str(pid))
     found = []
     if theirs and _user_namespace("self") != _user_namespace(str(pid)):

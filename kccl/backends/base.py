@@ -27,7 +27,7 @@ class Backend(ABC):
         can_attach: True if every rank's process may read every other's memory.
         has_streams: True if calls are enqueued on a stream and return before they have run.
         has_virtual_time: True if timeouts of waits in calls count simulated time.
-        caveat: What a survivor must know when a peer is lost; "" for nothing.
+        caveat: What the survivors must know if a peer is lost; "" for nothing.
         longest_row: Bytes of the longest row that the kernel all_reduce_rms_norm takes; 0 if the
             backend has no such kernel.
         grouping: The groups of the ranks, if there are more than one team has; else None. With
@@ -95,7 +95,7 @@ class Backend(ABC):
         is given.
 
         Raises:
-            InvalidArgument: This library's arrays cannot be made here.
+            InvalidArgument: The backend cannot make arrays of this library.
         """
 
     # ---- Streams -----------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Backend(ABC):
 
     @abstractmethod
     def set_stream(self, handle: Any, stream: int) -> None:
-        """Sets the stream of the next run of what call() returned."""
+        """Sets the stream of the next run of a call, which call() returned."""
 
     @abstractmethod
     def stream_of_prepared(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
@@ -127,7 +127,7 @@ class Backend(ABC):
 
     @abstractmethod
     def as_graph(self, handle: Any) -> Any:
-        """Makes a graph of what call() returned: further runs cost the host less.
+        """Makes a graph of a call, which call() returned, so that further runs cost the host less.
 
         Returns:
             An object to keep as long as the call. None if the call is several kernels, which get no
@@ -154,12 +154,12 @@ class Backend(ABC):
     ) -> Any:
         """Returns a KcclHostOp for one of the library's kernels.
 
-        The caller keeps it for as long as its address is in use.
+        The caller keeps it alive as long as its address is in use.
 
         Args:
             kernel: Its name.
-            shape: Most blocks, and threads of each, that check_shape() has passed; 0: the backend
-                chooses. A block has more threads where there are too few blocks for the message.
+            shape: Most blocks, and threads of each, that check_shape() has passed; With 0 the
+                backend chooses. If the message needs more threads than these, the blocks get more.
             dtype, op: Names of the element type and the operator.
             fields: KcclCall's other fields.
         """
@@ -174,8 +174,8 @@ class Backend(ABC):
 
     @abstractmethod
     def shape_of(self, handle: Any) -> tuple[int, int]:
-        """Returns the blocks of what call() returned, and the threads of each. Only where
-        has_streams.
+        """Returns the blocks of a call, which call() returned, and the threads of each. Only if
+        has_streams is true.
         """
 
     @abstractmethod
@@ -216,14 +216,14 @@ class Backend(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Fails this rank, and the peers' waits for it, now and later. Any thread may call it."""
+        """Makes this rank fail, and peers' waits for it, now and later. Any thread may call it."""
 
     @abstractmethod
     def leave(self) -> None:
         """Tells the peers that this rank makes no more calls. Called once, at the end.
 
         Raises:
-            Timeout: Where has_streams: the device's kernels did not end in time.
+            Timeout: The device's kernels did not end in time. Only if has_streams is true.
         """
 
     @abstractmethod
@@ -238,13 +238,13 @@ class Backend(ABC):
         """Loads a module.Kernel on this rank's device, before its arguments are packed.
 
         Raises:
-            InvalidArgument: It was compiled for another GPU.
-            BackendError: The driver refused it.
+            InvalidArgument: The kernel was compiled for another GPU.
+            BackendError: The driver refused the kernel.
         """
 
     @abstractmethod
     def wait_for_calls(self, what: str) -> None:
-        """Returns when no call of this rank is running.
+        """Waits until no call of this rank is running.
 
         In reset() the status is an error, so running calls end soon. Until then a kernel may still
         push.
@@ -253,7 +253,7 @@ class Backend(ABC):
             what: The call that waits, as in "reset()".
 
         Raises:
-            Timeout: Where has_streams: the device's kernels did not end in time.
+            Timeout: The device's kernels did not end in time. Only if has_streams is true.
         """
 
     @abstractmethod
@@ -264,7 +264,7 @@ class Backend(ABC):
 
 
 class Opener(Protocol):
-    """Makes the backends of one rank: that of its communicator, and those of parts split off.
+    """Makes the backends of one rank, for its communicator and for those that are split off.
 
     Attributes:
         name: The name of the backends.

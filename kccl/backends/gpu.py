@@ -72,7 +72,7 @@ class OnDevice:
 
     @classmethod
     def of_thread(cls, rank: int) -> "OnDevice":
-        """Opens a thread's rank. If there are more ranks than GPUs, they share them."""
+        """Opens a thread's rank. If there are more ranks than GPUs, ranks share GPUs."""
         return cls(driver.device(rank % max(driver.num_devices(), 1)))
 
     @classmethod

@@ -237,7 +237,9 @@ class GroupedBackend(Backend):
         return ffi.gc(ffi.addressof(chain, "op"), lambda _, keep=keep: None)
 
     def _fill_step(self, filled: Any, step: Step, channel: int) -> Any:
-        """Fills a KcclHostStep. Returns what it refers to, or None."""
+        """Fills a KcclHostStep. Returns an object to which it refers, for the caller to keep, or
+        None.
+        """
         filled.kind = _KINDS.get(step.kernel, lib.kKcclTeamStep)
         filled.team = step.team or 0
         for place, part in (("from", step.source), ("to", step.target)):

@@ -29,7 +29,7 @@ def run(
         grid: Number of blocks.
         shared_bytes: Dynamic shared memory of each block.
         context: The rank's KcclHostContext.
-        abort: Ends the rank's waits, after Ctrl-C.
+        abort: Function that ends the rank's waits. Called after Ctrl-C.
 
     Raises:
         InvalidArgument: The host cannot run this many blocks, or has less shared memory.

@@ -18,7 +18,7 @@ def opener(backend: str, way: Literal["of_process", "of_thread", "number"], numb
     Args:
         backend: A name in OF_THREADS.
         way: The method of OnDevice that finds a rank's GPU.
-        number: Its argument: a local rank, the rank of a thread, or a GPU's number.
+        number: The argument of this method: a local rank, the rank of a thread, or a GPU's number.
     """
     if backend in ON_GPUS:
         from ..gpu import driver

@@ -1,7 +1,7 @@
 """How a rank's messages reach every rank of a communicator of several teams.
 
 Ranks of one node leave them in rings of shared memory, a pair of rings for each two ranks. Between
-nodes they go by MPI. csrc/host/routes.cpp says how these ranks hear of each other's end.
+nodes they go by MPI. csrc/host/routes.cpp says how these ranks learn of each other's end.
 """
 
 import mmap
@@ -91,7 +91,7 @@ class Routes:
         self._leave.atexit = False
 
     def _watch(self) -> None:
-        """Names the descriptors that tell of the end of each rank's process."""
+        """Gives C the descriptors that tell when each rank's process ends."""
         for rank in range(self._mesh.world_size):
             self.handle.watched[rank] = -1
             fd = self._mesh.pidfds.get(rank, -1)

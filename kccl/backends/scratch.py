@@ -31,7 +31,7 @@ def make_comm(
     """Returns a KcclDeviceComm; csrc/include/kccl/device_comm.h fills it.
 
     Args:
-        settings: The communicator's, which have been checked by Settings.layout().
+        settings: The communicator's Settings, which Settings.layout() has checked.
         rank: The rank whose struct this is.
         addresses, scratch: The addresses of every rank's window and scratch, in rank order.
         state: The rank's KcclState.
@@ -57,7 +57,7 @@ class Channels(Protocol):
     """The KcclChannelStates of one scratch, one for each scratch channel. They are zero at first.
 
     Attributes:
-        address: The address of the first.
+        address: The address of the first state.
     """
 
     @property
@@ -68,7 +68,7 @@ class Channels(Protocol):
 
 
 class Memory(Protocol):
-    """The place of a rank's windows and channels: host memory, the simulator or a GPU."""
+    """Allocates a rank's windows and channels: in host memory, for the simulator, or on a GPU."""
 
     def window(
         self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None

@@ -5,7 +5,8 @@ from typing import Any
 
 
 class TeamState:
-    """Stands for a KcclState: the communicator's, whose limits and status hold for all teams.
+    """Stands for the communicator's KcclState. Its timeouts and its status are set for all teams,
+    too.
 
     Attributes:
         own: The communicator's KcclState.

@@ -155,7 +155,7 @@ def _source(array: Any, name: str) -> tuple[Any, memoryview | None, bool]:
 
 
 def _buffer_of(array: Any, memory: memoryview | None, name: str, writable: bool) -> Any:
-    """Returns the memory of what _source() found."""
+    """Returns a buffer of the memory of the object that _source() found."""
     if not _is_contiguous(array, memory):
         raise _not_contiguous(name, _shape_of(array, memory))
     try:
@@ -197,7 +197,7 @@ def _from_dlpack(array: Any, name: str) -> Any:
 
 
 def _to_numpy(found: "dlpack.Found", name: str) -> Any:
-    """Returns a NumPy array of the memory."""
+    """Returns a NumPy array over memory that DLPack describes."""
     import ctypes
 
     import numpy as np

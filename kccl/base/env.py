@@ -39,8 +39,9 @@ class Env:
             kernels wait. "all": those that move data, which are compiled if need be, and those that
             the cache has. "cached": those that the cache has. "none": none; each call loads its
             own.
-        layout: How ranks and threads are placed on cores, and ranks in groups: "topology" puts
-            those together that share a cache or a NUMA node; "flat" goes by their numbers.
+        layout: How ranks and threads are placed on cores, and ranks in groups: "topology" places
+            them close together, by caches and NUMA nodes; "flat" places them in the order of their
+            numbers.
         ranks_per_node: Most ranks of a node, 1 to 8. Ranks of different nodes exchange by MPI, also
             where they are on one machine. 0: nodes are machines.
         mpi: "off": the communicators of kccl.interop.mpi leave every call to MPI. "log": lines on

@@ -61,7 +61,9 @@ def reinstall() -> str:
 
 
 def pip_install() -> str:
-    """Returns the words that install for this interpreter: by pip, or by uv where it has no pip."""
+    """Returns how a command begins that installs for this interpreter: with pip, or with uv if it
+    has no pip.
+    """
     python = shlex.quote(sys.executable)
     return f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
 

@@ -28,7 +28,7 @@ _has_hooks = False
 
 
 def add(comm: Ends, refuse: Step, release: Step) -> None:
-    """Watches over a communicator until discard().
+    """Arranges what happens to a communicator at a fork and at the process's end, until discard().
 
     Args:
         comm: The communicator.
@@ -47,7 +47,7 @@ def add(comm: Ends, refuse: Step, release: Step) -> None:
 
 
 def discard(comm: Ends) -> None:
-    """Ends the watch over a communicator that is closed."""
+    """Ends what add() has arranged for a communicator, because it is closed."""
     _open.pop(comm, None)
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a number as a kernel's parameter takes it.
+"""Converts a number to the bytes of a kernel's parameter.
 
 The size of a parameter is known on every target. Its kind, a letter as in NumPy, is known on the
 simulator: "i" and "u" for integers with and without a sign, "b" for bool, "f" for float and double,

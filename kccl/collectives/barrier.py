@@ -37,7 +37,7 @@ class Barrier(Prepared):
 
     @property
     def __signature__(self) -> Signature:
-        """The signature of the call, for inspect."""
+        """Returns the signature of the call, for inspect."""
         stream = Parameter("stream", Parameter.KEYWORD_ONLY, default=None)
         return Signature([stream] if self._context.backend.has_streams else [])
 

@@ -43,5 +43,5 @@ class AnsweredByC:
 
     @property
     def __signature__(self) -> Signature:
-        """The signature of the call, for inspect and help()."""
+        """Returns the signature of the call, for inspect and help()."""
         return signature(self._slow)

@@ -72,7 +72,7 @@ class CheckedGroup(HostGroup):
     """Messages on a CPU under KCCL_CHECK=1.
 
     Attributes:
-        context: The communicator's.
+        context: The Context of the communicator.
         messages: The messages, in order.
     """
 

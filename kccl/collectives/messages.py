@@ -1,4 +1,4 @@
-"""What send, recv, isend, irecv and group have in common on all backends.
+"""The part of send, recv, isend, irecv and group that is common to all backends.
 
 host_messages.py has messages between CPUs, gpu_messages.py those between GPUs and on the simulator.
 """
@@ -94,7 +94,7 @@ class Request(ABC):
 
 
 class MessageCall(Call):
-    """One of the calls of one communicator that give or take an array."""
+    """The call send or recv of one communicator."""
 
     _NOT_IN_C = ("stream", "channel")
     RECEIVES: bool
@@ -198,7 +198,7 @@ class Messages(ABC):
     """The messages of one communicator.
 
     Attributes:
-        group: The calls of the group that is open; None: there is none.
+        group: The calls of the group that is open; None if no group is open.
         group_thread: The thread that has opened it.
     """
 
@@ -273,7 +273,7 @@ class Messages(ABC):
     @abstractmethod
     def end_group(self, prepared: Callable[[], None] | None, *, drops: bool) -> None:
         """Ends the group that was open: sends and receives its messages and waits for all of them,
-        gives them to what prepared_group() has returned, or drops them.
+        gives them to the object that prepared_group() has returned, or drops them.
         """
 
     @abstractmethod

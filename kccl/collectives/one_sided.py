@@ -21,7 +21,7 @@ from .prepared import Arrays, Prepared, address_of, prepared
 
 
 class Call(AnsweredByC, abi.fastcall.OneSided):
-    """One of the calls of one communicator."""
+    """The call put, get, signal, wait, send or recv of one communicator."""
 
     # Keywords that C does not take: it passes a call with one of them to Python.
     _NOT_IN_C: tuple[str, ...] = ("stream",)

@@ -29,7 +29,7 @@ def check_unmoved(context: Context, call: str, arrays: Arrays) -> None:
     """Checks that the arrays of a prepared call still have the memory that they had at prepare().
 
     Args:
-        context: The communicator's.
+        context: The Context of the communicator.
         call: The method that prepared the call, as in "all_reduce.prepare".
         arrays: The arrays.
 
@@ -222,7 +222,7 @@ def prepared(
     keep: Any = None,
     own: bytes = b"",
 ) -> Prepared:
-    """Returns the object that `.prepare` returns.
+    """Makes the object that `.prepare` returns.
 
     Args:
         context, plan, handle, result: As in Prepared.

@@ -187,9 +187,9 @@ def like(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def pointer(array: Any, name: str) -> Pointer:
-    """Returns the pointer to a kernel's argument, with the stream that its library uses now.
+    """Returns the pointer to an array for a kernel, with the stream that its library uses now.
 
-    The kernel may write the array. It may have any element type and be on any device.
+    The kernel may write the array. The array may have any element type and be on any device.
 
     Raises:
         InvalidArgument: It is no array in GPU memory, not contiguous, or read-only.

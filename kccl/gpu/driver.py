@@ -125,7 +125,9 @@ class Device:
     context: int = field(repr=False)
 
     def current(self) -> _Current:
-        """A context (`with device.current():`) in which this thread's calls go to this device."""
+        """Returns a context (`with device.current():`) in which this thread's calls go to the
+        device.
+        """
         return _Current(self.context)
 
 
@@ -160,7 +162,7 @@ def uuid(ordinal: int) -> str:
 
 
 def pick_device(local_rank: int) -> Device:
-    """Returns the device that this thread has made current, else the one of this rank."""
+    """Returns the device that this thread has made current, else one by the local rank."""
     gpu = table()
     if gpu.has_current():
         return device(int(gpu.call(gpu.names.current_ordinal)))
@@ -326,7 +328,7 @@ def drain() -> None:
 
 @contextmanager
 def uncaptured() -> Iterator[None]:
-    """A context in which this thread may load code while a stream is being captured."""
+    """Returns a context in which this thread may load code while a stream is being captured."""
     gpu = table()
     before = gpu.relax_captures()
     try:

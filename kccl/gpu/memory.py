@@ -138,7 +138,7 @@ class Shareable:
         release.at_end(self, where, tuple(undo), self._users)
 
     def allow(self, ordinals: Sequence[int]) -> None:
-        """Lets devices of this process read and write it."""
+        """Lets devices of this process read and write the memory."""
         everyone = sorted({self.device.ordinal, *ordinals})
         note = f"for devices {ordinals} on device {self.device.ordinal}"
         others = [driver.device(each) for each in everyone if each != self.device.ordinal]
@@ -150,7 +150,9 @@ class Shareable:
         self._users.clear()
 
     def export(self) -> int:
-        """Returns a file descriptor by which another process can map it; the caller closes it."""
+        """Returns a file descriptor by which another process can map the memory. The caller closes
+        it.
+        """
         return driver.table().export_memory(self._memory)
 
 
@@ -185,7 +187,7 @@ class Plain:
         release.at_end(self, self.device, calls, self._users)
 
     def allow(self, ordinals: Sequence[int]) -> None:
-        """Lets devices of this process read and write it."""
+        """Lets devices of this process read and write the memory."""
         gpu, name = driver.table(), driver.table().names.enable_access
         for ordinal in sorted({*ordinals} - {self.device.ordinal}):
             self._users.insert(0, driver.device(ordinal))
@@ -200,7 +202,7 @@ class Plain:
         self._users.clear()
 
     def export(self) -> bytes:
-        """Returns a handle by which another process can open it."""
+        """Returns a handle by which another process can open the memory."""
         with self.device.current():
             return driver.table().export_handle(self.address)
 

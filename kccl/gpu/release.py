@@ -154,7 +154,7 @@ def drain(where: driver.Device | None = None) -> None:
     """Does what driver.drain() does.
 
     Args:
-        where: Wait only for what is released on this device and waits for no other one.
+        where: Waits only for releases on this device that wait for no other device; None for all.
     """
     deadline = time.monotonic() + _DRAIN_S
     while jobs := [each for each in list(_under_way) if each.is_due(where)]:

@@ -65,7 +65,7 @@ def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
 
 
 def choose(device: driver.Device, *, are_threads: bool, forced: str) -> Sharing:
-    """Returns the choice of this rank alone, whatever the others can.
+    """Returns the choice of this rank alone, without regard to the other ranks.
 
     Args:
         device: Its device.

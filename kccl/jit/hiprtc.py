@@ -57,7 +57,7 @@ def binding_of(library: str) -> Any:
     """Returns hip-python's module for a library of ROCm, as in "hiprtc".
 
     Raises:
-        ImportError: It is not there, or too old: before 10, functions take other arguments.
+        ImportError: hip-python is missing, or older than 10, whose functions take other arguments.
     """
     # hip-python has this module from version 10 on. The import fails if it is older.
     import_module("rocm.version")

@@ -277,7 +277,7 @@ class Steps:
 
 
 def _like(collective: str) -> KernelSpec:
-    """Returns any kernel of a collective: they count alike."""
+    """Returns any kernel of a collective, because all of them count alike."""
     return next(spec for spec in BY_NAME.values() if spec.collective == collective)
 
 

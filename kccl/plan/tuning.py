@@ -84,7 +84,7 @@ class Tuning:
 def read_tuning(path: Path, here: Callable[[], Machine] = discovered) -> Tuning:
     """Reads a tuning file that `bench/tune/tune.py` wrote.
 
-    Where several machines have a table for one world size, that of the nearest machine is used.
+    If several machines have a table for the same world size, the nearest machine's is used.
 
     Args:
         path: The file.

@@ -11,7 +11,8 @@ _EDGES = {value: name for name, value in members("KcclSimEdge", "kKcclSimEdge").
 
 
 def edge_of(kind: str, finding: Any, regions: Regions, arrays: LaunchArrays, model: str) -> str:
-    """Returns what a KcclSimFinding misses or cannot do; "" for kinds that have another text.
+    """Returns what the access of a KcclSimFinding misses, or what ended its kernel; "" for other
+    kinds.
 
     Args:
         kind: The finding's kind, as in report.py.
@@ -87,7 +88,7 @@ def unstarted(finding: Any) -> str:
 
 
 def why_invalid(finding: Any) -> str:
-    """Returns why no GPU can make an access; "" for null."""
+    """Returns why no GPU can make an access; "" for an access to null."""
     if finding.text != ffi.NULL:
         return f": it is {ffi.string(finding.text).decode()}"
     if finding.alignment == 0:

@@ -353,7 +353,8 @@ class Machine:
 def simulated_machine(
     world_size: int, *, trace: str | os.PathLike[str] | None = None, **settings: Any
 ) -> Iterator[Machine]:
-    """A context with a machine. At its end, writes the last steps to a file and ends the machine.
+    """Returns a context with a machine. At its end, writes the last steps to a file and ends the
+    machine.
 
     Args:
         world_size: Number of ranks.

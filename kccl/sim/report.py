@@ -198,13 +198,15 @@ class Reporter:
         return (self._arrays.at(address) or name) if name.startswith("0x") else name
 
     def waits(self, waits: Sequence[Any]) -> str:
-        """Returns what is missing first, and who waits for what (KcclSimWaits); "" for nobody."""
+        """Returns what is missing first, and who waits for what (KcclSimWaits); "" if nobody."""
         self.symbols.look_up(site for each in waits for site in (each.place.site, each.call_site))
         placed = [(each, self.place(each.place), self.symbols) for each in waits]
         return waiting_table(placed, self.members)
 
     def counts(self, counts: Sequence[Any]) -> str:
-        """Returns who has made how many calls of what (KcclSimCounts); "" for nobody."""
+        """Returns how many calls each rank has made, and the last one (KcclSimCounts); "" without
+        counts.
+        """
         self.symbols.look_up(each.place.site for each in counts if each.num_calls)
         told = ""
         for each in counts:
@@ -231,10 +233,11 @@ class Reporter:
         )
 
     def _user_site(self, place: Any) -> int:
-        """Returns the code address that leads to the user's line: where the call was made, in the
-        library.
+        """Returns the code address that leads to the user's line. Within the library, that is of
+        the call.
 
-        Compilers do not inline all of the library.
+        Compilers do not inline all of the library, so an address in it may not lead to a user's
+        line.
         """
         is_lost = self.symbols.is_of_library(place.site) and not self.symbols.is_of_user(place.site)
         return int(place.call_site if is_lost and place.call_site else place.site)
