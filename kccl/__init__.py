@@ -128,11 +128,11 @@ _LAZY_MODULES = {
 }
 
 
-# Under an MPI launcher: see ranks/last_word.py.
+# Under an MPI launcher, a rank that ends tells the others, so that none waits for it in init().
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 if not environ.keys().isdisjoint(_MPI_RANKS):
     import_module(".ranks.last_word", __name__).prepare()
-# Under any launcher: what this process starts is no rank.
+# Under any launcher, claims the rank for this process: processes that it starts are no ranks.
 if not environ.keys().isdisjoint((*_MPI_RANKS, "KCCL_RENDEZVOUS", "RANK", "SLURM_PROCID")):
     import_module(".ranks.job", __name__).claim_at_import()
 
@@ -154,7 +154,7 @@ def __dir__() -> list[str]:
 
 
 def launched_rank() -> int | None:
-    """This process's rank according to its launcher's variables; None if no launcher started it."""
+    """Returns this process's rank by its launcher's variables; None if no launcher started it."""
     import os
 
     from .ranks import launchers
@@ -164,21 +164,21 @@ def launched_rank() -> int | None:
 
 
 def include_dir() -> str:
-    """The folder of the headers: pass it to a compiler with -I for `#include <kccl/kccl.cuh>`."""
+    """Returns the folder of the headers, for a compiler's -I and `#include <kccl/kccl.cuh>`."""
     from pathlib import Path
 
     return str(Path(__file__).parent / "csrc" / "include")
 
 
 def cache_dir() -> str:
-    """The folder of what KCCL keeps between runs: compiled kernels, models. It may be deleted."""
+    """Returns the folder that keeps compiled kernels and models between runs. It may be deleted."""
     from .jit.cache import cache_folder
 
     return str(cache_folder())
 
 
 def install_command(extra: str) -> str:
-    """The command that installs for this interpreter what an extra of KCCL needs.
+    """Returns the command that installs what an extra of KCCL needs, for this Python interpreter.
 
     Args:
         extra: "mpi", "cuda", "amd", "torch", "engine" or "bench".
@@ -192,7 +192,7 @@ def install_command(extra: str) -> str:
 
 
 def cmake_dir() -> str:
-    """The folder of the CMake package: pass it to CMake as kccl_DIR for `find_package(kccl)`."""
+    """Returns the folder of the CMake package, to pass as kccl_DIR for `find_package(kccl)`."""
     from pathlib import Path
 
     return str(Path(__file__).parent / "csrc" / "cmake")

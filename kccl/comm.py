@@ -1,8 +1,8 @@
 """The communicator: the ranks of a job, and the calls that they make together.
 
-The path of `comm.all_reduce(x)`, file by file. C repeats a call without Python: on the host, and on
-a GPU for tensors of PyTorch. With other arrays on a GPU each call goes through Python, which keeps
-the handles that the first calls made. `op()`, a prepared call, begins at csrc/host/fastcall.cpp.
+The path of `comm.all_reduce(x)`, file by file. C repeats a known call without running Python, on
+the host and for PyTorch's tensors on a GPU. With other arrays on a GPU Python makes each call, with
+the handle of the first one. A prepared call, `op()`, begins at csrc/host/fastcall.cpp.
 
 on the host                                        on a GPU
 each call                                          each call
@@ -21,8 +21,8 @@ each call                                       |    backends/shapes.py         
                                                      csrc/host/fastcall.cpp     runs a handle  <---'
                                                      csrc/host/gpu.cpp          launches the kernel
 
-With more than 8 ranks on the host, plan/grouped.py chooses a list of steps, backends/grouped.py
-makes a KcclHostChain of them, and csrc/host/chain.cpp makes each step with one team of the rank.
+With more than 8 ranks on the host, plan/grouped.py chooses a list of steps and backends/grouped.py
+makes a KcclHostChain of them. csrc/host/chain.cpp runs each step with one team of the rank.
 
 The kernel is the same source for both, in csrc/include/kccl:
   kernels/all_reduce_one_shot_ll16.cuh   the algorithm; reduce.cuh reduces in rank order
@@ -69,13 +69,13 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
 
     Attributes:
         rank, world_size: This rank, and the number of ranks.
-        local_rank: Index of this process within the machine; the same in all parts of a job.
-        node, num_nodes: The number of this rank's node, below 8, and how many nodes there are; 0
-            and 1 in a part of one node.
+        local_rank: Index of this process within the machine. split() and shrink() keep it.
+        node, num_nodes: The number of this rank's node, from 0 to 7, and the number of nodes. They
+            are 0 and 1 if all ranks are on one node.
         launcher: "mpi", "torchrun", "srun", "torch.distributed", "kccl run", "threads" or "alone".
         backend: "host", "sim", "cuda" or "hip".
         num_channels: Number of channels, for the `channel` arguments.
-        context: The part of the communicator that its calls use; for modules of KCCL.
+        context: The part of the communicator that its calls use. For KCCL's own modules.
         all_reduce and every other collective: See kccl/collectives.
         put, get, signal, wait: See kccl/collectives/one_sided.py.
         send, recv, isend, irecv, group: See kccl/collectives/point_to_point.py.
@@ -101,7 +101,7 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
     ) -> None:
         """Maps windows and checks that the ranks' settings agree. Collective; see kccl.init().
 
-        `timeout` is how many seconds each wait for the other ranks may last here.
+        `timeout` is the most seconds that each wait for other ranks may last during start-up.
         """
         if ranks.world_size > opens.most_ranks:
             raise InvalidArgument(
@@ -156,8 +156,8 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
 
     def _meet_at_start(self, timeout: float) -> None:
         """Waits until every rank has mapped the windows. From then on peers may write to them."""
-        # Why suppress: if a rank is lost here, perhaps only some ranks see it. They alone would get
-        # no communicator. So all ranks get one, and the first call on it fails on all of them.
+        # If a rank is lost here, perhaps only some ranks notice. If these raised, only they would
+        # get no communicator. So all ranks get one, and its first call fails on all of them.
         with contextlib.suppress(PeerLost):
             self._mesh.allgather(b"", "start-up", timeout)
 
@@ -174,16 +174,15 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
 
     @property
     def timeout(self) -> float:
-        """Most seconds that one wait may last, in every call; on GPUs at least a millisecond.
+        """The timeout of one wait for other ranks, in seconds; on GPUs at least a millisecond.
 
-        A value that is set here holds for all calls. What split() and shrink() make has the limits
-        that this communicator has then. With more than 8 ranks a call has steps. Each step with
-        other ranks may wait an eighth longer than the one before it. Where nobody has set it, the
-        limit is KCCL_TIMEOUT, and KCCL_FIRST_TIMEOUT until the first call has completed, also after
-        reset(). On a GPU the calls that return when they are enqueued do not count as a first call
-        for the others, as split(). kccl.init() has KCCL_FIRST_TIMEOUT. Simulated calls count
-        virtual time; split() and the like have KCCL_FIRST_TIMEOUT there. Any thread may set it at
-        any time.
+        By default it is KCCL_TIMEOUT. Until the first call has completed it is KCCL_FIRST_TIMEOUT,
+        also in kccl.init() and after reset(). On a GPU, calls that return when they are enqueued do
+        not count as the first call for calls such as split(). Any thread may set a value at any
+        time; it replaces both defaults. What split() and shrink() make begins with this
+        communicator's values. With more than 8 ranks a call has steps, and each step with other
+        ranks may wait an eighth longer than the one before. On the simulator, calls count virtual
+        time, but split() and the like always have KCCL_FIRST_TIMEOUT.
         """
         return float(self._backend.state.limit_ns / 1e9)
 
@@ -208,37 +207,37 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
         """Raises if an earlier call is known to have failed. Does not wait.
 
         A call on a GPU returns before it has run. To see whether it succeeded, synchronize its
-        stream and then call check(). What is read from its result before may be old data.
+        stream and then call check(). Until then, its result may still be old data.
 
         Raises:
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         self.context.check_usable()
 
     def plan(self, collective: str, nbytes: int = 0, dtype: Any = None, *, width: int = 0) -> Plan:
-        """The plan of a call of `nbytes`; `width`: of the rows, if any. `.explain()` says why."""
+        """Returns the plan of a call of `nbytes`, in rows of `width` elements if it has rows."""
         return plan_of(self, collective, nbytes, dtype, width)
 
     def algorithms(self, collective: str) -> list[str]:
-        """Names of a collective's algorithms, for the `algorithm` arguments."""
+        """Returns the names of a collective's algorithms, for the `algorithm` arguments."""
         return self.context.plan.algorithms(collective)
 
     def _refuse_in_fork(self) -> None:
-        """Makes every use an error. From then on close() does not tell the parent's peers."""
+        """In a forked child: makes every use an error, and keeps close() from telling the peers."""
         self._backend.state.status = lib.kKcclForked
 
     def _release_in_fork(self) -> None:
         self._mesh.close()
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in rank order. Collective, and slow.
+        """Returns every rank's `value`, in rank order. Collective, and slow.
 
-        It works after a call has raised a failure, so ranks can tell each other of it.
+        It works even after a call has failed, so ranks can tell each other of the failure.
 
         Raises:
-            InvalidArgument: JSON would not give back the same value, as of a tuple or int keys, on
-                some rank. All ranks raise then.
-            Timeout, PeerLost: A rank did not come, or went.
+            InvalidArgument: JSON would change some rank's value, such as a tuple or int keys. All
+                ranks raise then.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         with self.context.alone():
             self._check_open()
@@ -251,7 +250,8 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
         """Splits the ranks into communicators, one for each `color`. Collective.
 
         Args:
-            color: An integer. Ranks with equal colors get a communicator together; None: none.
+            color: An integer. Ranks with equal colors get a communicator together. With None a rank
+                gets none.
             key: An integer. Orders the new ranks. Ranks with equal keys keep their order.
 
         Returns:
@@ -259,9 +259,9 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
 
         Raises:
             InvalidArgument: color or key is no integer on some rank. No rank gets a communicator.
-            BackendError: A communicator could not be made on some rank, whose number and reason the
-                text has. No rank gets one then, of any color, and this one stays usable.
-            Timeout, PeerLost: A rank did not come, or went.
+            BackendError: A communicator could not be made on some rank; the text has its number and
+                the reason. Then no rank of any color gets one, and this communicator stays usable.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         with self.context.out_of_band("split") as limit_s:
             color = None if color is None else arguments.integer("color", color)
@@ -271,9 +271,9 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
     def reset(self) -> None:
         """Makes the communicator usable again after a time-out. Collective; needs all ranks alive.
 
-        Drops all unfinished calls, messages and signals. Until reset() succeeds, all calls fail
-        except reset(), shrink() and close(), and gather_objects() before a reset(). On a GPU it
-        first waits for all work on the device, also of other libraries.
+        Drops all unfinished calls, messages and signals. Until reset() succeeds, only reset(),
+        shrink() and close() work, and gather_objects() until the first reset() begins. On a GPU it
+        first waits for all work on the device, including that of other libraries.
 
         Raises:
             PeerLost: A rank is gone; use shrink().
@@ -289,7 +289,8 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
 
         with self.context.alone():
             self._check_open()
-            # Mesh.reset() relies on this: no call of this rank sends anything until all have come.
+            # A failed status keeps this rank's calls from sending until all ranks have called
+            # reset(), which Mesh.reset() requires.
             if state.status == lib.kKcclOk:
                 state.status = lib.kKcclAborted
             self.context.has_said_failure = True
@@ -309,20 +310,21 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
 
         Raises:
             Timeout: A rank that is alive did not call shrink() in time; call shrink() again.
-            BackendError: The new communicator could not be made on some rank, whose number and
-                reason the text has. Call shrink() again, on all survivors.
+            BackendError: The new communicator could not be made on some rank; the text has its
+                number and the reason. Call shrink() again, on all survivors.
         """
         with self.context.alone():
             self._check_open()
-            # Peers that still wait in a call, perhaps for this rank, get an error and can come too.
+            # Peers that still wait in a call, perhaps for this rank, get an error and can call
+            # shrink(), too.
             self.context.give_up()
             smaller = survivors.shrink(self._mesh, self._part, self.context.limit_s())
-        # Within alone(), close() would leave the memory to the call that is under way.
+        # Within alone() a call seems to be under way, and close() would not free calls' memory.
         self.close()
         return smaller
 
     def _part(self, ranks: Mesh) -> "Communicator":
-        """A communicator of the ranks of a mesh. Collective among them."""
+        """Returns a communicator of a mesh's ranks. Collective among them."""
         try:
             part = type(self)(
                 ranks,
@@ -334,12 +336,12 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
                 timeout=self.context.limit_s(),
             )
         except BaseException:
-            # So the peers see at once that this rank gave up.
+            # Closing tells the peers at once that this rank gave up.
             ranks.close()
             raise
         for name in ("limit_ns", "first_limit_ns"):
             setattr(part._backend.state, name, getattr(self._backend.state, name))
-        # A new list each time, because another thread may iterate over the old one.
+        # Makes a new list each time, because another thread may iterate over the old one.
         known = [each for each in self._parts if each() is not None]
         self._parts = [*known, weakref.ref(part)]
         return part
@@ -347,16 +349,16 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
     def close(self) -> None:
         """Ends this rank's use of the communicator. Idempotent.
 
-        Peers that wait for this rank get an error. Descriptors, and on the host the memory of
-        calls, are free at once. Windows and arrays in them stay valid. On a GPU it waits for all
-        work on the device, also of other libraries, unless a call has failed. A communicator that
-        is collected without close() tells its peers the same.
+        Peers that wait for this rank get an error. File descriptors, and on the host the memory of
+        calls, are freed at once. Windows and arrays in them stay valid. On a GPU it first waits for
+        all work on the device, including that of other libraries, unless a call has failed. Garbage
+        collection of a communicator that is not closed also makes its peers' waits fail.
 
         Raises:
             Timeout: The device's work did not end within `timeout`. The communicator is closed, and
                 the peers' waits fail.
-            Timeout, PeerLost: A call on a GPU has failed, and nothing has raised that. The
-                communicator is closed.
+            Timeout, PeerLost: An earlier call on a GPU failed, and no error has been raised for it
+                yet. The communicator is closed.
         """
         if self._is_closed:
             return
@@ -365,7 +367,7 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
             self._backend.leave()
             self.context.check_all_said()
         except BaseException:
-            # The peers hear at least that this rank does not go on.
+            # Tells the peers at least that this rank will not go on.
             self.context.give_up()
             raise
         finally:
@@ -385,7 +387,7 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
             raise Error(f"the communicator is closed on rank {self.rank}")
 
     def abort(self) -> None:
-        """Makes all waits of the peers fail, here and in communicators that split() made of this.
+        """Makes the peers' waits fail, in this communicator and in those that split() made of it.
 
         For a rank that cannot go on. Any thread may call it. Call close() afterwards.
         """

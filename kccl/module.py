@@ -71,7 +71,7 @@ class Module:
 
     @cached_property
     def _entries(self) -> dict[str, Any]:
-        # Asked for at first use: compiling for a GPU needs no driver, but these do.
+        # Loaded at first use, because loading needs a driver, and compiling for a GPU does not.
         return dict(zip(self.names, self._load(), strict=True))
 
     def kernel(self, name: str) -> "Kernel":
@@ -124,12 +124,13 @@ class Kernel:
             comm: The communicator of this rank. Its backend must be the module's target.
             *args: The kernel's arguments. A DeviceComm, a NumPy scalar and a ctypes value are
                 passed by value, and so is a Window, which the kernel takes as a `kccl::Window`. A
-                number, Python's or NumPy's, becomes what the parameter is, if it fits it: a
-                fraction fits no integer. An array, which exports a writable buffer or DLPack,
-                becomes a pointer to its first element, on a CPU of the type that the parameter
-                points to; what comm.empty() returned fits a `kccl::Window`, too. On a GPU only the
-                size of a parameter is known: a NumPy scalar of that size is passed as it is, an int
-                and a bool become an integer, a float a float or double. Give a `float` 2.0, not 2.
+                Python or NumPy number is converted to the parameter's type, and refused if it does
+                not fit, as a fraction for an integer. An array with a writable buffer or DLPack
+                becomes a pointer to its first element. On a CPU its elements must be of the type
+                that the parameter points to. An array of comm.empty() also fits a `kccl::Window`.
+                On a GPU only the size of a parameter is known: a NumPy scalar of that size is
+                passed as it is, an int or bool becomes an integer, a float a float or double: pass
+                a `float` 2.0, not 2.
             grid: Number of blocks.
             block: Threads of each block, a multiple of the warp size; 64 when None. On the host it
                 is 1.
@@ -193,8 +194,8 @@ class Kernel:
         alive.
 
         Raises:
-            InvalidArgument: The number of arguments, or the size of one, is not the kernel's, or a
-                number does not fit its parameter.
+            InvalidArgument: The kernel has another number of arguments or an argument of another
+                size, or a number does not fit its parameter.
         """
         wanted = self.entry.parameters
         if len(args) != len(wanted):
@@ -245,7 +246,7 @@ def _a(arg: Any) -> str:
 
 
 def _is_struct(arg: Any) -> bool:
-    """Tells whether an argument may be passed by value as a struct."""
+    """Tells whether an argument's bytes may be passed by value as a struct."""
     import numpy as np
 
     return isinstance(arg, DeviceComm | np.generic | ctypes.Structure | ctypes.Union)
@@ -282,14 +283,14 @@ def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tu
 
 
 def _number(arg: Any, name: str, num_bytes: int, kind: str) -> bool | int | float | None:
-    """Returns the number that an argument is; None if its bytes are what the kernel gets."""
+    """Returns the number to convert for the parameter; None if its bytes are passed unchanged."""
     import numpy as np
 
     is_known = kind in scalars.NUMBERS
     value = arg
-    # A float64 is a Python float, too.
+    # NumPy's types are tested first, because a float64 is a Python float, too.
     if isinstance(arg, np.generic):
-        # The argument has the only type that is known, or the only one that has this size.
+        # Its bytes are passed if the parameter is no number, or has an unknown kind and this size.
         if kind == "V" or (not is_known and arg.nbytes == num_bytes):
             return None
         value = arg.item() if isinstance(arg, np.bool_ | np.integer | np.floating) else None
@@ -304,14 +305,12 @@ def _number(arg: Any, name: str, num_bytes: int, kind: str) -> bool | int | floa
 
 
 def _alone(number: Any) -> bytes:
-    """Returns what a number is without a parameter to fit; the message that refuses it gives its
-    size.
-    """
+    """Returns 8 bytes for a number that does not fit the parameter, for the error message."""
     return bytes(ctypes.c_double(number) if isinstance(number, float) else ctypes.c_int64(number))
 
 
 def check_grid(grid: Any, block: Any, warp_size: int) -> tuple[int, int]:
-    """Number of blocks and threads of each, as integers.
+    """Returns the number of blocks, and of threads of each, as integers.
 
     Raises:
         InvalidArgument: No GPU can launch this.
@@ -337,19 +336,19 @@ def compile(
     Args:
         source: The source text as a str, or the path of a file as a pathlib.Path.
         kernels: Names of kernels in the source, or of template instances, as in "scale<float>".
-        target: "sim" for the simulator, which runs on this machine's CPU; "cuda" for NVIDIA's
-            GPUs, "hip" for AMD's; "host" for the CPU itself, where each block is an OS thread and
-            a warp has one.
-        warp_size: Warp size of the simulated GPUs, 32 or 64; 32 when None. For others None, or
-            what their GPUs have.
+        target: "sim" for the simulator, which runs on this machine's CPU; "cuda" for NVIDIA's GPUs,
+            "hip" for AMD's; "host" for the CPU itself, where each block is an OS thread and a warp
+            has one thread.
+        warp_size: Warp size of the simulated GPUs, 32 or 64; 32 when None. For other targets None,
+            or the warp size that they have.
         arch: Architecture for GPUs, as in "sm_90a" or "gfx942". When "", that of this thread's
-            current GPU. If it is given, no GPU is needed until a kernel is launched.
-        include_dirs: More folders to search for headers. The folder of a source file is searched
-            without being named.
+            current GPU. With an architecture, no GPU is needed until a kernel is launched.
+        include_dirs: More folders to search for headers. The folder of a source file is always
+            searched.
 
     Raises:
         InvalidArgument: An argument is wrong.
-        CompileError: The source does not compile; has the compiler's log.
+        CompileError: The source does not compile. The error has the compiler's log.
         BackendError: There is no compiler, or the cache cannot be written to.
     """
     if target not in TARGETS:

@@ -20,8 +20,8 @@ from .ranks.mesh import Mesh
 if TYPE_CHECKING:
     from .sim.machine import Machine
 
-# The most descriptors that a communicator has open at once, for itself and for each peer: its
-# connections, the peers' processes, and while they are mapped the ranks' memory.
+# The most file descriptors that a communicator has open at once: its own, and for each peer. They
+# are connections, pidfds of the peers, and the ranks' memory until it is mapped.
 _DESCRIPTORS, _OF_A_PEER = 6, 4
 
 
@@ -37,28 +37,28 @@ def init(backend: str = "auto", *, comm: Any = None) -> Communicator:
     """Makes the communicator of all ranks of this job, or of a communicator of MPI. Collective.
 
     Works under mpirun, torchrun, srun and `kccl run`, and without a launcher as one rank. Under
-    mpirun a process whose init() timed out does not end alone: MPI_Finalize, which mpi4py calls at
-    its end, waits until the absent rank comes or mpirun ends the job.
+    mpirun a process whose init() timed out hangs when it exits: mpi4py calls MPI_Finalize, which
+    waits until the absent rank comes or mpirun ends the job.
 
     Args:
         backend: "auto" or "host" for arrays in host memory, "cuda" for arrays on NVIDIA GPUs, "hip"
             on AMD's. On a GPU the rank uses the one that is current in this thread. If none is
-            current, it uses the GPU with the number of its local rank. HIP does not tell GPU 0 from
-            none.
+            current, it uses the GPU with the number of its local rank. HIP cannot tell whether GPU
+            0 or none is current, so GPU 0 counts as none.
         comm: An intracommunicator of mpi4py, as MPI.COMM_WORLD or what its Split() returned. Its
-            ranks make the communicator, with the same numbers, and only they call init(). It stays
-            usable, and the caller's to free. If it spans nodes, it must have all ranks of
+            ranks make the communicator, with the same numbers, and only they call init(). The
+            caller may go on using it, and frees it. If it spans nodes, it must have all ranks of
             MPI.COMM_WORLD in their order. None: all ranks of the job.
 
     Raises:
         BackendError: The backend, or the launcher's library, is not available on this machine. Or
             this process is a helper of a rank, is in other namespaces than `kccl run`, or may open
-            too few files. Or the communicator could not be made on some rank, whose number and
-            reason the text has.
+            too few files. Or the communicator could not be made on some rank; the text has its
+            number and the reason.
         InvalidArgument: Environment variables are wrong, are missing or differ between ranks. Or
             `comm` is no intracommunicator: where only some ranks give a wrong one, the others wait
             for KCCL_FIRST_TIMEOUT.
-        Timeout, PeerLost: A rank did not come, or went.
+        Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     keep_standard()
     wrong: Error | None = None
@@ -71,12 +71,13 @@ def init(backend: str = "auto", *, comm: Any = None) -> Communicator:
         _check_backend(backend, OF_PROCESSES)
         env = read()
     except (BackendError, InvalidArgument) as error:
-        # The others must hear of it too, so this rank still goes to where they meet.
+        # The other ranks must learn of the error, so this rank still meets them, with the settings
+        # that are right.
         wrong, env = error, read_what_is_right()
     job.check_namespaces(env.namespaces)
     job.claim(os.environ)
     if wrong is not None:
-        # Whatever else goes wrong follows from that.
+        # Tells the other ranks. An error here is suppressed, because `wrong` is the one to raise.
         with suppress(Error):
             bootstrap.refuse(bootstrap.detect(env, os.environ, comm), wrong)
         raise wrong
@@ -95,8 +96,8 @@ def join(job_rank: job.JobRank, env: Env, find: Callable[[], Opener]) -> Communi
 
     Raises:
         InvalidArgument: Settings differ between ranks, or KCCL_ALGORITHM is unknown.
-        BackendError: It could not be made on some rank, whose number and reason the text has.
-        Timeout, PeerLost: A rank did not come, or went.
+        BackendError: It could not be made on some rank; the text has its number and the reason.
+        Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     keep_standard()
     size = job_rank.world_size
@@ -145,14 +146,14 @@ def run_threads(
 ) -> list[Any]:
     """Runs `main(comm)` in one thread for each rank.
 
-    When a rank raises, the waits of the others fail. The first error that is not such a failed wait
-    is raised here.
+    When a rank raises, the other ranks' waits for it fail. run_threads() then raises the first
+    error that is not such a failed wait.
 
     With backend "sim" the ranks share one simulated machine of GPUs. A seed determines its schedule
     and what each load returns. Many bugs show under some seeds only. So the program runs several
     times, under seeds 0, 1 and so on, each time on a new machine, until one run raises. Hence
     `main` must make its arrays itself, and do the same each time. Give a seed to run it once.
-    `main` may use one thread only. While all ranks wait, the limits of waits count virtual time.
+    `main` may use one thread only. While all ranks wait, timeouts count virtual time.
 
     Args:
         main: The program of each rank.
@@ -164,7 +165,8 @@ def run_threads(
             KCCL_SEEDS, which is 4 by default.
         warp_size: Warp size of the simulated GPUs, 32 or 64; 32 when None.
         model: Memory model of the simulated GPUs, "sm_90" or "gfx942"; "sm_90" when None.
-        trace: Path of a file for the last run's last steps, for Perfetto or chrome://tracing.
+        trace: Path of a file that gets the last steps of the last run, for Perfetto or
+            chrome://tracing.
 
     Returns:
         The results of `main` in the last run, in rank order.
@@ -173,7 +175,7 @@ def run_threads(
         InvalidArgument: An argument is wrong.
         ProtocolError: The simulation found a data race, a deadlock or another bug. Its `seed` is
             the one to replay.
-        Exception: Whatever `main` raised. On the simulator a note has the seed.
+        Exception: What `main` raised. On the simulator, a note of the exception has the seed.
     """
     keep_standard()
     _check_backend(backend, OF_THREADS)
@@ -192,7 +194,7 @@ def run_threads(
     if backend != "sim":
         for name, value in given.items():
             raise InvalidArgument(f"{name} is {value!r}, must be None: backend is {backend!r}")
-        # A stream between each two, and the memory of a team while it is mapped.
+        # Each rank has a stream to each other rank, and opens the memory of its team to map it.
         needed = world_size * (world_size - 1 + _OF_A_PEER)
         job.check_descriptors(needed, f"kccl.run_threads() of {world_size} ranks")
         streams = bootstrap.thread_streams(world_size)
@@ -217,10 +219,10 @@ def run_threads(
 
 
 def _seeds(seed: Any, seeds: Any, default: int) -> Collection[int]:
-    """Returns the seeds that run_threads() runs a program under; its arguments, and KCCL_SEEDS.
+    """Returns the seeds for run_threads(), from its arguments or else `default`, KCCL_SEEDS.
 
     Raises:
-        InvalidArgument: They name no seed, or both are given.
+        InvalidArgument: The arguments name no seed, or both are given.
     """
     if seed is not None:
         if seeds is not None:
@@ -232,7 +234,7 @@ def _seeds(seed: Any, seeds: Any, default: int) -> Collection[int]:
             raise InvalidArgument(f"seeds is {seeds!r}, must have a seed")
         return seeds
     if isinstance(seeds, Iterator):
-        # The iterable may have no end.
+        # An iterator may be endless, so it is refused.
         raise InvalidArgument(f"seeds is {seeds!r}, must be a number or a list of seeds")
     return range(arguments.between("seeds", seeds, 1, 2**31 - 1))
 
@@ -249,11 +251,12 @@ def _run(
     timeout: float | None,
     machine: "Machine | None" = None,
 ) -> list[Any]:
-    """Runs the ranks' threads from the first start to the last end."""
+    """Runs each rank in a thread until all have ended. Returns their results, or raises."""
     results: list[Any] = [None] * len(meshes)
     errors: list[BaseException] = []  # in order of time
     comms: list[Communicator] = []
-    # Why not Thread.join(): after a Ctrl-C, CPython 3.11's join() regards the thread as ended.
+    # These events replace Thread.join(). After a Ctrl-C, join() in CPython 3.11 treats a running
+    # thread as ended.
     ended = [threading.Event() for _ in meshes]
 
     def run_rank(rank: int, ranks: Mesh) -> None:
@@ -264,7 +267,7 @@ def _run(
             if timeout is not None:
                 comm.timeout = timeout
             results[rank] = main(comm)
-            # From here on waits for this rank fail, as at the end of a process.
+            # From here on, peers' waits for this rank fail, as when its process ends.
             comm.close()
         except BaseException as error:
             errors.append(error)
@@ -286,7 +289,7 @@ def _run(
         for event in ended:
             event.wait()
     except BaseException:
-        # Only this thread gets Ctrl-C. It makes the waits of all ranks fail.
+        # Only this thread receives Ctrl-C, so it makes the waits of all ranks fail.
         if machine is not None:
             machine.interrupt()
         for comm in list(comms):
@@ -301,10 +304,10 @@ def _run(
             ranks.close()
     found = None if machine is None else machine.failure()
     if found is not None:
-        # A finding is the cause of all errors of the ranks.
+        # What the simulator found caused the ranks' errors, so it is raised instead of them.
         raise found
     if errors:
-        # A peer's failed wait may stand in the list before the error that caused it.
+        # A peer's failed wait may precede the error that caused it, so other errors are preferred.
         causes = [error for error in errors if not isinstance(error, WaitFailed)]
         raise (causes or errors)[0]
     if machine is not None:

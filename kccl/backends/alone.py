@@ -1,6 +1,4 @@
-"""Kernels that compute without a peer, run without a communicator: on the host, or on an array's
-GPU.
-"""
+"""Runs kernels that need no peer, without a communicator: on the host, or on an array's GPU."""
 
 from functools import lru_cache
 from typing import Any
@@ -16,14 +14,14 @@ from . import no_streams
 from .calls import fill_call
 from .shapes import launch_shape
 
-_OF_HOST = 1  # DLPack's number of memory of the host
+_OF_HOST = 1  # DLPack's number for host memory
 
 
 def place_of(array: Any) -> "OnHost | OnGpu":
-    """Returns where the kernels of an array run.
+    """Returns the object that runs kernels on an array: OnGpu for an array on a GPU, else OnHost.
 
     Raises:
-        BackendError: It is on a GPU that cannot be used.
+        BackendError: The array is on a GPU that cannot be used.
     """
     is_cuda = getattr(array, "is_cuda", None)
     if is_cuda is None:
@@ -33,7 +31,7 @@ def place_of(array: Any) -> "OnHost | OnGpu":
 
 
 class OnHost:
-    """The calling thread runs them."""
+    """Runs kernels in the calling thread."""
 
     view = staticmethod(arrays.view)
     stream = staticmethod(no_streams.stream)
@@ -57,7 +55,7 @@ class OnHost:
 
 
 class OnGpu:
-    """They are enqueued on a stream of a GPU."""
+    """Enqueues kernels on a stream of a GPU."""
 
     def __init__(self, ordinal: int) -> None:
         """`ordinal` is the GPU's number in this process."""

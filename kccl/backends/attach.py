@@ -26,7 +26,9 @@ def warn(rank: int, peer: int, pid: int, error: int) -> None:
 
 
 def why_refused(pid: int) -> str:
-    """Returns what forbids this process to read that one's memory, as far as the system tells."""
+    """Returns why this process may not read the memory of process `pid`, as far as the system
+    tells.
+    """
     mine, theirs = _status("self"), _status(str(pid))
     found = []
     if theirs and _user_namespace("self") != _user_namespace(str(pid)):
@@ -62,7 +64,8 @@ def _number(path: str) -> int:
 
 
 def _user_namespace(process: str) -> str:
-    # This link cannot be read if the process may not be inspected.
+    # This link cannot be read if the process may not be inspected. Then the namespaces count as
+    # equal.
     try:
         return os.readlink(f"/proc/{process}/ns/user")
     except OSError:
@@ -70,7 +73,8 @@ def _user_namespace(process: str) -> str:
 
 
 def _is_undumpable(pid: int, status: dict[str, str]) -> bool:
-    # The files of such a process belong to root. So of root's own processes this does not tell.
+    # The /proc files of an undumpable process belong to root. So this cannot tell for processes of
+    # root, and returns True.
     try:
         owner = os.stat(f"/proc/{pid}").st_uid
     except OSError:

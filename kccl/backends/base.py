@@ -24,14 +24,14 @@ class Backend(ABC):
         name: "host", "sim", "cuda" or "hip".
         state: The rank's KcclState, or an object with its fields.
         context: The rank's KcclHostContext.
-        can_attach: Every rank's process may read every other's memory.
-        has_streams: Calls are enqueued on a stream and return before they have run.
-        has_virtual_time: Limits of waits in calls count simulated time, not that of a clock.
-        caveat: What a survivor must know when a peer is lost; "" for nothing.
-        longest_row: Bytes of the longest row for which there is one kernel of all_reduce_rms_norm;
-            0: there is none.
-        grouping: The groups of the ranks, where these are more than one team has. Then plans are
-            run by chain() of grouped.py.
+        can_attach: True if every rank's process may read every other's memory.
+        has_streams: True if calls are enqueued on a stream and return before they have run.
+        has_virtual_time: True if timeouts of waits in calls count simulated time.
+        caveat: What the survivors must know if a peer is lost; "" for nothing.
+        longest_row: Bytes of the longest row that the kernel all_reduce_rms_norm takes; 0 if the
+            backend has no such kernel.
+        grouping: The groups of the ranks, if there are more than one team has; else None. With
+            groups, chain() of grouped.py runs plans.
     """
 
     grouping: Grouping | None = None
@@ -54,7 +54,7 @@ class Backend(ABC):
     def comm_for_kernels(
         self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
     ) -> DeviceComm:
-        """Returns what a user's kernel takes to talk to its peers. Collective.
+        """Returns the DeviceComm by which a user's kernel reaches its peers. Collective.
 
         Args:
             channels: How many coops make calls.
@@ -73,7 +73,8 @@ class Backend(ABC):
 
     @abstractmethod
     def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
-        """Looks at a caller's array. The array must be where this backend's calls can use it.
+        """Returns the view of a caller's array, which must be in memory that this backend's calls
+        use.
 
         Args:
             array: The array.
@@ -81,7 +82,7 @@ class Backend(ABC):
             writable: Whether it will be written.
 
         Raises:
-            InvalidArgument: A call cannot use it.
+            InvalidArgument: A call cannot use the array.
         """
 
     @abstractmethod
@@ -94,7 +95,7 @@ class Backend(ABC):
         is given.
 
         Raises:
-            InvalidArgument: This library's arrays cannot be made here.
+            InvalidArgument: The backend cannot make arrays of this library.
         """
 
     # ---- Streams -----------------------------------------------------------------------------
@@ -104,8 +105,9 @@ class Backend(ABC):
         """Returns the stream for one call.
 
         Args:
-            given: What the caller gave; None: the stream that the array's library uses now.
-            view: The view of the call's array; None: the call has no array.
+            given: The stream that the caller gave; None for the current stream of the array's
+                library.
+            view: The view of the call's array; None if the call has no array.
 
         Raises:
             InvalidArgument: `given` is no stream of this backend.
@@ -113,27 +115,30 @@ class Backend(ABC):
 
     @abstractmethod
     def set_stream(self, handle: Any, stream: int) -> None:
-        """Sets the stream of the next run of what call() returned."""
+        """Sets the stream of the next run of a call, which call() returned."""
 
     @abstractmethod
     def stream_of_prepared(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
         """Returns the stream of a prepared call: a number, or a function that returns it before
         each run.
 
-        Called only where has_streams is true, as are the next two.
+        Called only if has_streams is true, like as_graph() and intervals_us().
         """
 
     @abstractmethod
     def as_graph(self, handle: Any) -> Any:
-        """Makes a graph of what call() returned: further runs cost the host less.
+        """Makes a graph of a call, which call() returned, so that further runs cost the host less.
 
         Returns:
-            What the caller keeps as long as the call. None: it is several kernels, and has none.
+            An object to keep as long as the call. None if the call is several kernels, which get no
+            graph.
         """
 
     @abstractmethod
     def intervals_us(self, stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
-        """Microseconds that a stream takes for what each part enqueues; waits for the last."""
+        """Returns the microseconds that a stream takes for what each part enqueues. Waits for the
+        last.
+        """
 
     # ---- Calls -------------------------------------------------------------------------------
 
@@ -149,28 +154,28 @@ class Backend(ABC):
     ) -> Any:
         """Returns a KcclHostOp for one of the library's kernels.
 
-        The caller keeps it for as long as its address is in use.
+        The caller keeps it alive as long as its address is in use.
 
         Args:
             kernel: Its name.
-            shape: Most blocks, and threads of each, that check_shape() has passed; 0: the backend
-                chooses. A block has more threads where there are too few blocks for the message.
+            shape: Most blocks, and threads of each, that check_shape() has passed; With 0 the
+                backend chooses. If the message needs more threads than these, the blocks get more.
             dtype, op: Names of the element type and the operator.
             fields: KcclCall's other fields.
         """
 
     @abstractmethod
     def check_shape(self, blocks: Any, threads: Any) -> None:
-        """Checks what a caller gave as a call's shape; see call().
+        """Checks the shape that a caller gave for a call; see call().
 
         Raises:
-            InvalidArgument: Calls of this backend cannot have it.
+            InvalidArgument: Calls of this backend cannot have this shape.
         """
 
     @abstractmethod
     def shape_of(self, handle: Any) -> tuple[int, int]:
-        """Returns the blocks of what call() returned, and the threads of each. Only where
-        has_streams.
+        """Returns the blocks of a call, which call() returned, and the threads of each. Only if
+        has_streams is true.
         """
 
     @abstractmethod
@@ -185,7 +190,7 @@ class Backend(ABC):
         stream: int,
         arrays: Sequence[tuple[int, int, int, Any]] = (),
     ) -> None:
-        """Runs a user's kernel to its end; where has_streams, enqueues it.
+        """Runs a user's kernel to its end, or enqueues it if has_streams is true.
 
         Args:
             kernel: A module.Kernel that is compiled for this backend.
@@ -207,62 +212,64 @@ class Backend(ABC):
 
     @abstractmethod
     def simulated_waits(self) -> str | None:
-        """Returns who waits for what, for the text of a time-out. None: waits take real time."""
+        """Returns who waits for what, for the text of a time-out; None if waits take real time."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Fails this rank, and the peers' waits for it, now and later. Any thread may call it."""
+        """Makes this rank fail, and peers' waits for it, now and later. Any thread may call it."""
 
     @abstractmethod
     def leave(self) -> None:
         """Tells the peers that this rank makes no more calls. Called once, at the end.
 
         Raises:
-            Timeout: Where has_streams: the device's kernels did not end in time.
+            Timeout: The device's kernels did not end in time. Only if has_streams is true.
         """
 
     @abstractmethod
     def drop_memory(self) -> None:
-        """Gives back at once what can be given back before the backend is collected.
+        """Frees at once the memory that can be freed before the backend is garbage-collected.
 
         Called after leave(), with the status closed, while no call of this rank is running.
         """
 
     @abstractmethod
     def load(self, kernel: Any) -> None:
-        """Loads a module.Kernel where launches of this rank run, before its arguments are packed.
+        """Loads a module.Kernel on this rank's device, before its arguments are packed.
 
         Raises:
-            InvalidArgument: It was compiled for another GPU.
-            BackendError: The driver refused it.
+            InvalidArgument: The kernel was compiled for another GPU.
+            BackendError: The driver refused the kernel.
         """
 
     @abstractmethod
     def wait_for_calls(self, what: str) -> None:
-        """Returns when no call of this rank is running.
+        """Waits until no call of this rank is running.
 
-        In reset() running calls end soon, because the status is an error. Until then a kernel may
-        still push.
+        In reset() the status is an error, so running calls end soon. Until then a kernel may still
+        push.
 
         Args:
             what: The call that waits, as in "reset()".
 
         Raises:
-            Timeout: Where has_streams: the device's kernels did not end in time.
+            Timeout: The device's kernels did not end in time. Only if has_streams is true.
         """
 
     @abstractmethod
     def clear(self) -> None:
-        """Forgets all calls, signals and failures of this rank. All ranks are between calls."""
+        """Forgets all calls, signals and failures of this rank. Called while all ranks are between
+        calls.
+        """
 
 
 class Opener(Protocol):
-    """Makes the backends of one rank: that of its communicator, and those of parts split off.
+    """Makes the backends of one rank, for its communicator and for those that are split off.
 
     Attributes:
-        name: The backends'.
+        name: The name of the backends.
         most_ranks: Most ranks of a communicator.
-        spans_nodes: Ranks may be on several nodes.
+        spans_nodes: True if ranks may be on several nodes.
     """
 
     @property
@@ -291,7 +298,7 @@ class Opener(Protocol):
         Args:
             mesh: The ranks.
             settings: Sizes; the same on all ranks.
-            shares_cores: There are more ranks than cores.
-            are_threads: The ranks are threads of this process.
+            shares_cores: True if there are more ranks than cores.
+            are_threads: True if the ranks are threads of this process.
             timeout: Seconds to wait for the other ranks here.
         """

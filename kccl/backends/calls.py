@@ -9,7 +9,7 @@ from ..plan.specs import BY_NAME
 def fill_op(
     handle: Any, comm: Any, kernel: str, dtype: str = "float32", op: str = "sum", **fields: int
 ) -> None:
-    """Fills a KcclHostOp, but for its function.
+    """Fills a KcclHostOp, except its function.
 
     Args:
         handle: The KcclHostOp.
@@ -28,7 +28,7 @@ def fill_call(
         call: The KcclCall.
         comm: The KcclDeviceComm that the kernel gets.
         kernel, dtype, op: Names.
-        fields: The other fields.
+        fields: The values of other fields of KcclCall.
     """
     call.comm = comm[0]
     call.kernel = abi.KERNELS[kernel]

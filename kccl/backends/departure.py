@@ -35,20 +35,20 @@ def depart(comm: Any, state: DeviceState, departure: int, record: bytes = b"") -
 def leave_when_collected(
     backend: object, device: driver.Device, state: DeviceState, scratches: Scratches
 ) -> None:
-    """Sees to it that a backend which is dropped without leave() tells its peers.
+    """Makes a backend that is dropped without leave() tell its peers, when it is garbage-collected.
 
-    As what leave() does, but in the thread that releases memory: it waits for the device,
-    for at most the state's limit.
+    It does what leave() does, but in the thread that releases memory. There it waits for the
+    device, at most for the timeout of the state.
     """
     leave = partial(_leave, device, state, scratches, os.getpid())
     release.later(backend, device, leave)
 
 
 def _leave(device: driver.Device, state: DeviceState, scratches: Scratches, pid: int) -> None:
-    # A rank that has left or given up has said so.
+    # A rank that has left or given up has told its peers already.
     if os.getpid() != pid or state.status != lib.kKcclOk:
         return
-    # The peers hear of it, too, where the work does not end in time or the device has failed.
+    # The peers are told even if the device's work does not end in time or has failed.
     with suppress(BackendError):
         driver.synchronize_within(device, state.limit_ns / 1e9)
     with device.current():

@@ -11,11 +11,12 @@ class DeviceComm:
     """A `kccl::DeviceComm` for kernels' arguments, from `comm.device_comm()`.
 
     Attributes:
-        rank, world_size: The communicator's.
+        rank, world_size: This rank, and the number of ranks.
         channels: How many coops may make calls at the same time.
         max_bytes: The most bytes of one coop's call.
         data: The struct's bytes.
-        is_open: Tells whether the communicator has the memory that the struct names.
+        is_open: Function that tells whether the communicator still has the memory that the struct
+            refers to.
     """
 
     rank: int

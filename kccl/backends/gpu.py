@@ -2,8 +2,8 @@
 
 What differs between the vendors is in their tables, kccl/gpu/cuda.py and hip.py.
 
-A call is one kernel, enqueued on the caller's stream. It waits for peers on the GPU. What goes
-wrong there is raised by the next call, or by comm.check().
+A call is one kernel, enqueued on the caller's stream. The kernel waits for peers on the GPU. If it
+fails, the next call or comm.check() raises the error.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class OnDevice:
 
     @classmethod
     def of_thread(cls, rank: int) -> "OnDevice":
-        """Opens a thread's rank. If there are more ranks than GPUs, they share them."""
+        """Opens a thread's rank. If there are more ranks than GPUs, ranks share GPUs."""
         return cls(driver.device(rank % max(driver.num_devices(), 1)))
 
     @classmethod
@@ -133,7 +133,7 @@ class GpuBackend(Backend):
         serve(device, mesh.world_size, variables.preload)
         # Ranks that share a GPU launch no early dependents, whose waiting blocks would fill it.
         self._shares_gpu = are_threads and mesh.world_size > driver.num_devices()
-        # Returns the current stream of the library whose array was used last. For calls without
+        # Returns the current stream of the library whose array was used last, for calls without
         # arrays.
         self._stream_before: Callable[[], int] = driver.legacy_stream
         shared = sharing.agree(
@@ -142,7 +142,7 @@ class GpuBackend(Backend):
         self.caveat = shared.caveat
         self.context = ffi.new("KcclHostContext *")
         self.context.shares_cores = shares_cores
-        # Calls give the interpreter's lock up: a launch may have to wait until the stream has room.
+        # Calls release the GIL, because a launch may have to wait until the stream has room.
         self.context.holds_gil = False
         self._memory = GpuMemory(mesh, device, are_threads=are_threads, way=shared.way)
         self.state = DeviceState(device, self.context, has_dependents=variables.dependents != 0)
@@ -161,7 +161,7 @@ class GpuBackend(Backend):
         leave_when_collected(self, device, self.state, self._scratches)
 
     def _lose(self, peer: int) -> None:
-        """A peer's process has ended: kernels that wait for it look here now and then."""
+        """Notes that a peer's process has ended, in the mailbox that waiting kernels check."""
         self.state.mailbox.gone |= 1 << peer
 
     # ---- Memory ------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class GpuBackend(Backend):
         """See Backend."""
         found = arrays.view(array, name, writable=writable, device=self.device.ordinal)
         self._stream_before = found.stream
-        # C makes later calls on such arrays without this method.
+        # C gets the type, because it makes later calls on such arrays without this method.
         self.state.queue.array_type = id(found.exchange_type) if found.exchange_type else 0
         return found
 
@@ -274,7 +274,7 @@ class GpuBackend(Backend):
         gpu_op.op.call.share = spec.share(count, dtype, gpu_op.num_blocks)
         room = resident_blocks(self.device, gpu_op.function, gpu_op.threads_per_block)
         gpu_op.op.call.fit = 0 if self._shares_gpu else room // gpu_op.num_blocks
-        # A KcclHostOp that keeps the KcclGpuOp around it.
+        # Returns the KcclHostOp, which keeps the KcclGpuOp around it alive.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
 
     def check_shape(self, blocks: Any, threads: Any) -> None:
@@ -324,7 +324,7 @@ class GpuBackend(Backend):
     def _check_resident(
         self, name: str, handle: int, grid: int, block: int, shared_bytes: int
     ) -> None:
-        """Blocks that may wait for each other must all run at once."""
+        """Refuses a grid whose blocks, which may wait for each other, cannot all run at once."""
         room = driver.resident_blocks(handle, block, shared_bytes) * self.device.multiprocessors
         if grid > room:
             raise not_resident(grid, room, name, block)
@@ -372,7 +372,9 @@ class GpuBackend(Backend):
             self._watcher.stop()
 
     def drop_memory(self) -> None:
-        """See Backend: graphs of calls may still run, and find that the status is closed."""
+        """See Backend. Frees nothing: graphs of calls may still run, and find that the status is
+        closed.
+        """
 
     def wait_for_calls(self, what: str) -> None:
         """See Backend."""

@@ -17,7 +17,7 @@ class GpuMemory:
 
         Args:
             mesh: The ranks.
-            device: This rank's.
+            device: This rank's GPU.
             are_threads: The ranks are threads of this process.
             way: How ranks reach each other's memory; see sharing.Sharing.
         """
@@ -47,7 +47,7 @@ class GpuMemory:
         return Memory(self._device, ffi.sizeof("KcclChannelState") * count, self._fills)
 
     def plain(self, nbytes: int) -> tuple[int, Memory]:
-        """Returns the address of so many bytes of this rank's GPU, and what keeps them."""
+        """Returns the address of `nbytes` bytes on this rank's GPU, and an object that has them."""
         with driver.uncaptured():
             memory = Memory(self._device, nbytes, None)
         return memory.address, memory

@@ -1,8 +1,9 @@
-"""The host backend for more ranks than one team has: each rank has two teams, and calls of steps.
+"""The host backend for more ranks than one team has: each rank has two teams, and makes each call
+in steps.
 
 Each team is a HostBackend with its own scratch and state. Where the ranks are on several nodes, a
-node's ranks are a group, and the team across groups is a BetweenNodes. What users see has the
-communicator's numbers of ranks: csrc/host/chain.cpp translates the records of failures.
+node's ranks are a group, and the team across groups is a BetweenNodes. Users see the communicator's
+numbers of ranks: csrc/host/chain.cpp translates the records of failures, which have a team's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,9 @@ _KINDS = {
 
 
 def _grouping(mesh: Mesh, timeout: float) -> Grouping:
-    """Returns the groups of a mesh's ranks: its nodes, if there are several. Collective."""
+    """Returns the groups of a mesh's ranks. If there are several nodes, these are the groups.
+    Collective.
+    """
     if mesh.homes:
         return Grouping(groups_of(mesh.homes), are_nodes=True)
     return Grouping(agree_on_groups(mesh, env.read().layout, timeout))
@@ -89,7 +92,7 @@ class GroupedBackend(Backend):
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
-    # Only backends with streams have these.
+    # Only backends with streams have these methods. Here they raise.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
 
     def __init__(
@@ -114,7 +117,8 @@ class GroupedBackend(Backend):
         else:
             self._backends.append(HostBackend(across, settings, **ways))
         self._memory = HostMemory(mesh)
-        # Nobody waits with this context: it says whether a call is under way, and who holds a lock.
+        # No wait uses this context. It says whether a call is under way, and whether calls hold the
+        # GIL.
         self.context = ffi.new("KcclHostContext *")
         self.context.holds_gil = not are_threads
         self.context.shares_cores = shares_cores
@@ -128,7 +132,7 @@ class GroupedBackend(Backend):
             self._shared.team[i].ranks = team.ranks
             if isinstance(backend, BetweenNodes):
                 self._shared.team[i].nodes = backend.address
-        # The call around the steps has it. No kernel of a team sees it.
+        # The KcclDeviceComm of the call around the steps. No kernel of a team sees it.
         self._comm = ffi.new("KcclDeviceComm *")
         self._comm.abi_version = abi.ABI_VERSION
         self._comm.rank, self._comm.world_size = mesh.rank, mesh.world_size
@@ -150,7 +154,7 @@ class GroupedBackend(Backend):
             self._postings = Postings(mesh, settings.num_channels, timeout)
             self._shared.postings = int(ffi.cast("uintptr_t", self._postings.handle))
         self._temporaries = Temporaries(host_memory.anonymous)
-        # What the steps of all calls use, and nobody else.
+        # Memory that only the steps of calls use.
         self._of_steps = Temporaries(host_memory.anonymous)
 
     # ---- Memory ------------------------------------------------------------------------------
@@ -199,7 +203,8 @@ class GroupedBackend(Backend):
     def chain(
         self, made: Steps, nbytes: int, channel: int, *, moved: int | None = None, **fields: Any
     ) -> Any:
-        """Returns a KcclHostOp for a call of several steps. The caller keeps it, as that of call().
+        """Returns a KcclHostOp for a call of several steps. The caller keeps it alive, as with
+        call().
 
         Args:
             made: The steps.
@@ -224,14 +229,17 @@ class GroupedBackend(Backend):
             raise AssertionError(f"a step of {made.steps} has no kernel: the planner let it pass")
         for filled, step in zip(steps, made.steps, strict=True):
             if step.only_moves:
-                # A reduction has such steps too, whose bytes have no type that an error could name.
+                # The ranks compare this number. Steps of a reduction that only move bytes have no
+                # type that an error could name.
                 filled.op.call.dtype = lib.kKcclNumDtypes if moved is None else moved
-        # A KcclHostOp that keeps the KcclHostChain around it.
+        # Returns the KcclHostOp, which keeps the KcclHostChain around it alive.
         keep = chain, steps, takes
         return ffi.gc(ffi.addressof(chain, "op"), lambda _, keep=keep: None)
 
     def _fill_step(self, filled: Any, step: Step, channel: int) -> Any:
-        """Fills a KcclHostStep. Returns what it refers to, or None."""
+        """Fills a KcclHostStep. Returns an object to which it refers, for the caller to keep, or
+        None.
+        """
         filled.kind = _KINDS.get(step.kernel, lib.kKcclTeamStep)
         filled.team = step.team or 0
         for place, part in (("from", step.source), ("to", step.target)):

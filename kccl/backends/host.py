@@ -22,14 +22,14 @@ from .scratch import Scratches
 from .settings import Settings
 from .temporaries import Temporaries
 
-# Polls between two looks at the clock: some 2 us when every rank has a core. A rank that shares its
+# Polls between two reads of the clock: some 2 us when every rank has a core. A rank that shares its
 # core from the start yields it after each poll, because its peer may need that core.
 _POLLS_OWN_CORE = 40
 _POLLS_SHARED_CORE = 1
 
 
 def polls_per_check(*, shares_cores: bool) -> int:
-    """Polls between two looks at the clock."""
+    """Returns the number of polls between two reads of the clock."""
     return _POLLS_SHARED_CORE if shares_cores else _POLLS_OWN_CORE
 
 
@@ -37,7 +37,7 @@ class HostBackend(Backend):
     """One rank's memory and calls on the host, for the ranks of one team.
 
     Attributes:
-        dropping: Held while the memory of calls is dropped.
+        dropping: Lock that is held while the memory of calls is dropped.
     """
 
     name = "host"
@@ -49,7 +49,7 @@ class HostBackend(Backend):
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
-    # Only backends with streams have these.
+    # Only backends with streams have these methods. Here they raise.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
 
     def __init__(
@@ -68,7 +68,7 @@ class HostBackend(Backend):
         self.state = host_state.new_state(self.context)
         self._memory = HostMemory(mesh)
         self._temporaries = Temporaries(host_memory.anonymous)
-        # abort() writes into the scratches, and any thread or signal handler may call it.
+        # abort() writes into the scratches, and any thread or signal handler may call it meanwhile.
         self.dropping = threading.RLock()
         self._scratches = Scratches(
             mesh,
@@ -94,7 +94,7 @@ class HostBackend(Backend):
         Each rank reads a word of each other, because permission depends on the pair, and because a
         process id means another process in another container.
         """
-        # Kept, because peers look whether they may still read it.
+        # Kept alive, because peers read it again to check whether they still may.
         self._token = token = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
         mine = {"pid": os.getpid(), "address": int(ffi.cast("uintptr_t", token)), "token": token[0]}
         replies = mesh.allgather(json.dumps(mine).encode(), "start-up", timeout)
@@ -151,7 +151,7 @@ class HostBackend(Backend):
         """See Backend."""
         handle = ffi.new("KcclHostOp *")
         fill_op(handle, self._scratches.comm, kernel, dtype, op, **fields)
-        # One-sided calls use no channel, and say nothing that a peer could compare.
+        # Only collectives describe themselves for peers to compare. One-sided calls use no channel.
         handle.is_new = BY_NAME[kernel].is_collective
         if lib.kccl_host_bind(handle) != 0:
             raise AssertionError(f"no kernel {kernel} for {dtype} {op}: the planner let it pass")

@@ -29,7 +29,7 @@ def run(
         grid: Number of blocks.
         shared_bytes: Dynamic shared memory of each block.
         context: The rank's KcclHostContext.
-        abort: Ends the rank's waits, after Ctrl-C.
+        abort: Function that ends the rank's waits. Called after Ctrl-C.
 
     Raises:
         InvalidArgument: The host cannot run this many blocks, or has less shared memory.
@@ -58,7 +58,7 @@ def run(
         finally:
             ended[block].set()
 
-    # The blocks' threads do not hold the interpreter's lock while they wait.
+    # The blocks' threads do not hold the GIL while they wait.
     holds_gil, context.holds_gil = context.holds_gil, 0
     try:
         for block in range(grid):
@@ -73,9 +73,10 @@ def run(
         for event in ended:
             event.wait()
     except BaseException:
-        # Only the main thread gets Ctrl-C. Blocks that run may wait for blocks that do not run yet.
+        # Ends all waits. Only the main thread receives Ctrl-C, and running blocks may wait for
+        # blocks that do not run yet.
         abort()
-        # A thread that has started but does not run its block yet will not do so.
+        # A thread that has not begun to run its block yet will not run it.
         with lock:
             is_called_off = True
         for event in running:

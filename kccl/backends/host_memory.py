@@ -26,7 +26,7 @@ class HostChannels:
 
 
 def anonymous(nbytes: int) -> tuple[int, mmap.mmap]:
-    """Returns the address of so many bytes of this process, and what keeps them."""
+    """Returns the address of `nbytes` bytes of this process, and an object that keeps them."""
     memory = mmap.mmap(-1, nbytes)
     return int(ffi.cast("uintptr_t", ffi.from_buffer(memory))), memory
 
@@ -53,8 +53,8 @@ class HostMemory:
 
 
 class _Part:
-    """Returns this rank's part of a window, for NumPy. The array keeps the window, and so all
-    parts.
+    """This rank's part of a window, as NumPy takes it. The NumPy array keeps the window alive, and
+    so all parts.
     """
 
     def __init__(self, window: Window) -> None:

@@ -23,14 +23,14 @@ def new_context(mesh: Connected, *, shares_cores: bool, are_threads: bool) -> An
 
 
 def new_state(context: Any) -> Any:
-    """Returns a rank's KcclState, which refers to its KcclHostContext: the caller keeps both."""
+    """Returns a rank's KcclState. It refers to the context, so the caller keeps both alive."""
     state = ffi.new("KcclState *")
     state.idle_context = int(ffi.cast("uintptr_t", context))
     return state
 
 
 def clear_state(state: Any) -> None:
-    """Makes a KcclState as it was before the first call, but for the limits."""
+    """Resets a KcclState to what it was before the first call, except the timeouts."""
     fresh = ffi.new("KcclState *")
     for kept in ("limit_ns", "first_limit_ns", "idle_context"):
         setattr(fresh, kept, getattr(state, kept))
@@ -38,12 +38,13 @@ def clear_state(state: Any) -> None:
 
 
 def leave_when_collected(backend: object, scratches: Scratches, *keep: Any) -> None:
-    """Sees to it that a backend which is dropped without leave() tells its peers.
+    """Makes a backend that is dropped without leave() tell its peers, when it is garbage-collected.
 
     Args:
         backend: The backend.
         scratches: Its scratches. They stay until the peers are told.
-        keep: What their KcclDeviceComm refers to: the KcclState and the KcclHostContext.
+        keep: Objects to which the scratches' KcclDeviceComm refers: the KcclState and the
+            KcclHostContext.
     """
     weakref.finalize(backend, _leave, scratches, os.getpid(), *keep).atexit = False
 

@@ -8,7 +8,7 @@ from .routes import Routes
 
 
 class Messages:
-    """The messages of one rank that are under way, or have come and were not asked for."""
+    """The messages of one rank that are under way, or that have arrived before their receive."""
 
     def __init__(
         self, context: Any, comm: Any, *, may_attach: bool = False, routes: Routes | None = None
@@ -17,8 +17,8 @@ class Messages:
         Args:
             context: The rank's KcclHostContext, which gets the address of the messages.
             comm: The KcclDeviceComm of the communicator's own calls.
-            may_attach: Every rank's process may read every other's memory.
-            routes: How it reaches its peers. None: they are the ranks of `comm`.
+            may_attach: True if every rank's process may read every other's memory.
+            routes: The rank's routes to its peers. None if the peers are the ranks of `comm`.
         """
         self._context = context
         self._comm = comm
@@ -38,7 +38,7 @@ class Messages:
         self._close.atexit = False
 
     def clear(self) -> None:
-        """Forgets all messages. No call of this rank is under way."""
+        """Forgets all messages. Called while no call of this rank is under way."""
         self._close()
         if self._routes is not None:
             self._routes.clear()

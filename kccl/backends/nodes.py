@@ -17,7 +17,7 @@ from ..ranks.mesh import Mesh
 from ..ranks.team import Team
 from . import host_state
 
-# Memory where requests were left behind. MPI may still read and write it.
+# Memory of MPI's requests that were left pending. It is never freed, because MPI may still use it.
 LEFT_TO_MPI: list[Any] = []
 
 
@@ -27,8 +27,8 @@ class BetweenNodes:
     Attributes:
         state: The team's KcclState.
         comm: A KcclDeviceComm without windows.
-        dropping: Held while drop_memory() runs.
-        is_dropped: drop_memory() was called.
+        dropping: Lock that is held while drop_memory() runs.
+        is_dropped: True once drop_memory() was called.
     """
 
     def __init__(self, mesh: Mesh, team: Team, *, shares_cores: bool, timeout: float) -> None:
@@ -37,8 +37,8 @@ class BetweenNodes:
         self.is_dropped = False
         self._clearings = 0
         streams = _connect(mesh, team, timeout)
-        # Each rank has a number of its own for what it receives: threads of several ranks may make
-        # communicators at the same time, each rank in another order.
+        # Each rank chooses the number for the tags that it receives. The ranks cannot count alike,
+        # because threads may make communicators at the same time, on each rank in another order.
         numbers = mesh.allgather(b"%d" % mpi.new_number(), "start-up", timeout)
         self._numbers = [int(numbers[number]) for number in team.ranks]
         self._nodes = ffi.new("KcclNodes *")
@@ -112,14 +112,14 @@ def meet(mesh: Mesh, far: Sequence[int], tag: int, tags: Sequence[int], timeout:
 
     Args:
         mesh: The ranks.
-        far: The other ranks.
+        far: The ranks of other nodes.
         tag: MPI's tag of what this rank receives.
-        tags: Those of what each of them receives.
-        timeout: Seconds to wait for them.
+        tags: MPI's tags of what each rank of `far` receives.
+        timeout: Seconds to wait for these ranks.
 
     Raises:
-        PeerLost: One of them has ended.
-        Timeout: They did not answer.
+        PeerLost: A rank of `far` has ended.
+        Timeout: Ranks of `far` did not answer.
     """
 
     def look() -> None:
@@ -139,7 +139,9 @@ def meet(mesh: Mesh, far: Sequence[int], tag: int, tags: Sequence[int], timeout:
 
 
 def _connect(mesh: Mesh, team: Team, timeout: float) -> dict[int, socket.socket]:
-    """Connects this rank with the others of its team, for what nodes.cpp says on streams."""
+    """Connects this rank by streams with the others of its team, for nodes.cpp, which tells of
+    failures and departures on them.
+    """
     listener, name = mesh.listen()
     try:
         names = mesh.allgather(name.encode(), "start-up", timeout)
@@ -163,7 +165,7 @@ def _leave(nodes: Any, streams: dict[int, socket.socket], pid: int, memory: list
         if nodes.is_pending:
             LEFT_TO_MPI.extend(memory)
         for stream in streams.values():
-            # The other side may have gone.
+            # Ignores the error if the peer has closed its side already.
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_WR)
     for stream in streams.values():

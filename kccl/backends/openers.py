@@ -1,4 +1,4 @@
-"""The backends by name. Only that of the host is imported before a program asks for it."""
+"""Finds a backend by its name. Only the host's is imported before a program asks for another."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from ..base.abi import MAX_WORLD_SIZE
 from .base import Opener
 from .grouped import OnHost
 
-# "auto" is "host". A simulation has its ranks in one process.
+# "auto" means "host". "sim" is for threads only, because a simulation has all ranks in one process.
 ON_GPUS = ("cuda", "hip")
 OF_PROCESSES = ("auto", "host", *ON_GPUS)
 OF_THREADS = (*OF_PROCESSES, "sim")
@@ -18,7 +18,7 @@ def opener(backend: str, way: Literal["of_process", "of_thread", "number"], numb
     Args:
         backend: A name in OF_THREADS.
         way: The method of OnDevice that finds a rank's GPU.
-        number: Its argument: a local rank, the rank of a thread, or a GPU's number.
+        number: The argument of this method: a local rank, the rank of a thread, or a GPU's number.
     """
     if backend in ON_GPUS:
         from ..gpu import driver

@@ -1,4 +1,4 @@
-"""Where the ranks of a communicator of several teams post small parts of calls.
+"""The memory in which ranks of a communicator of several teams post small parts of calls.
 
 csrc/include/kccl/postings.cuh says how. The ranks share memory.
 """
@@ -28,12 +28,12 @@ class Postings:
         self.handle.numbers = int(ffi.cast("uintptr_t", self._numbers))
 
     def clear(self) -> None:
-        """Makes the postings as they were before the first call. All ranks are between calls."""
+        """Resets the postings to their state before the first call. All ranks are between calls."""
         assert self._window is not None
         lib.kccl_host_clear_pairs(self._window.addresses[self._rank], self._window.nbytes)
         for channel in range(len(self._numbers)):
             self._numbers[channel] = 0
 
     def drop(self) -> None:
-        """Lets the memory go. Nobody uses it any more."""
+        """Drops the memory, which nobody uses any more."""
         self._window = None

@@ -1,7 +1,7 @@
 """How a rank's messages reach every rank of a communicator of several teams.
 
 Ranks of one node leave them in rings of shared memory, a pair of rings for each two ranks. Between
-nodes they go by MPI. csrc/host/routes.cpp says how these ranks hear of each other's end.
+nodes they go by MPI. csrc/host/routes.cpp says how these ranks learn of each other's end.
 """
 
 import mmap
@@ -18,7 +18,8 @@ from ..ranks.windows import Window
 from .host_memory import HostMemory
 from .nodes import LEFT_TO_MPI, BetweenNodes, meet
 
-# The ring in which each peer leaves messages: so much a rank may send before the peer receives.
+# Bytes of the ring in which each peer leaves messages. A rank may send so much before the peer
+# receives.
 MESSAGE_BYTES = 65536
 
 
@@ -42,10 +43,10 @@ class Routes:
 
         Args:
             mesh: The ranks.
-            group: The ranks of this rank's node, where there are several.
-            across: The rank's team of several nodes. None: all ranks share memory.
+            group: The ranks of this rank's node, if there are several nodes.
+            across: The rank's team of several nodes; None if all ranks share memory.
             teams: The rank's KcclHostTeams, which has its state.
-            polls_per_check: Polls between two looks at the clock.
+            polls_per_check: Polls between two reads of the clock.
             timeout: Seconds to wait for the other ranks.
         """
         self._mesh = mesh
@@ -62,7 +63,7 @@ class Routes:
         self._window: Window | None = memory.window(nbytes, "start-up", timeout)
         mine = near.index(mesh.rank)
         for place, rank in enumerate(near):
-            # Each rank's part for the other.
+            # Each rank of a pair has a part of its window for the other.
             parts = [self._window.addresses[mine] + place * pair_bytes]
             if rank != mesh.rank:
                 parts.append(self._window.addresses[place] + mine * pair_bytes)
@@ -75,7 +76,7 @@ class Routes:
         self._numbers: list[int] = []
         if across is not None:
             self.handle.nodes = across.address
-            # A number of its own for what each rank receives, as BetweenNodes has.
+            # Each rank chooses the number for the tags that it receives, as in BetweenNodes.
             numbers = mesh.allgather(b"%d" % mpi.new_number(), "start-up", timeout)
             self._numbers = [int(each) for each in numbers]
             for rank in self._far:
@@ -90,7 +91,7 @@ class Routes:
         self._leave.atexit = False
 
     def _watch(self) -> None:
-        """Names the descriptors that tell of the end of each rank's process."""
+        """Gives C the descriptors that tell when each rank's process ends."""
         for rank in range(self._mesh.world_size):
             self.handle.watched[rank] = -1
             fd = self._mesh.pidfds.get(rank, -1)
@@ -129,12 +130,14 @@ class Routes:
         lib.kccl_host_leave_routes(self.handle, True)
 
     def drop(self) -> None:
-        """Lets the memory go. Nobody uses it any more."""
+        """Drops the memory, which nobody uses any more."""
         self._leave()
         self._window = None
 
     def clear(self) -> None:
-        """Makes the routes as they were before the first message. No messages are open."""
+        """Resets the routes to what they were before the first message. Called while no messages
+        are open.
+        """
         assert self._window is not None
         lib.kccl_host_close_routes(self.handle)
         address = self._window.addresses[self._window.mesh.rank]
@@ -147,7 +150,7 @@ class Routes:
 
 
 def _leave(routes: Any, pid: int, keep: tuple[Any, ...]) -> None:
-    # Why the process id: a fork of it is not the rank.
+    # The process id is kept, because a fork of the process is not the rank.
     if os.getpid() != pid:
         return
     _note_mpis_end(routes)
@@ -159,5 +162,5 @@ def _leave(routes: Any, pid: int, keep: tuple[Any, ...]) -> None:
 
 
 def _note_mpis_end(routes: Any) -> None:
-    """Keeps the routes from calling MPI behind MPI_Finalize."""
+    """Keeps the routes from calling MPI after MPI_Finalize."""
     routes.mpi_has_ended = bool(routes.far) and not mpi.is_usable()

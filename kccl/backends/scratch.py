@@ -31,12 +31,12 @@ def make_comm(
     """Returns a KcclDeviceComm; csrc/include/kccl/device_comm.h fills it.
 
     Args:
-        settings: The communicator's, which have been checked by Settings.layout().
+        settings: The communicator's Settings, which Settings.layout() has checked.
         rank: The rank whose struct this is.
         addresses, scratch: The addresses of every rank's window and scratch, in rank order.
         state: The rank's KcclState.
         channels: Address of the rank's KcclChannelStates, one for each scratch channel.
-        polls_per_check: Polls between two looks at the clock.
+        polls_per_check: Polls between two reads of the clock.
     """
     comm = ffi.new("KcclDeviceComm *")
     sizes = ffi.new("KcclSizes *", asdict(settings))
@@ -54,10 +54,10 @@ def sizes_for_kernels(channels: int, max_bytes: int, exchange_bytes: int) -> Set
 
 
 class Channels(Protocol):
-    """The KcclChannelStates of one scratch, one a scratch channel; zero at first.
+    """The KcclChannelStates of one scratch, one for each scratch channel. They are zero at first.
 
     Attributes:
-        address: The address of the first.
+        address: The address of the first state.
     """
 
     @property
@@ -68,7 +68,7 @@ class Channels(Protocol):
 
 
 class Memory(Protocol):
-    """The place of a rank's windows and channels: host memory, the simulator or a GPU."""
+    """Allocates a rank's windows and channels: in host memory, for the simulator, or on a GPU."""
 
     def window(
         self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
@@ -83,7 +83,7 @@ class Memory(Protocol):
         """
 
     def channels(self, count: int) -> Channels:
-        """Allocates the states of so many scratch channels."""
+        """Allocates the states of `count` scratch channels."""
 
     def arm(self, window: Window, begin: int) -> None:
         """Writes 0xff over this rank's part of a window, from `begin` to the end."""
@@ -120,9 +120,9 @@ class Scratches:
         Args:
             mesh: The ranks.
             settings: Sizes of that scratch.
-            memory: Where it lies.
+            memory: The memory in which that scratch lies.
             state: The rank's KcclState, or its address, as kernels see it.
-            polls_per_check: Polls between two looks at the clock.
+            polls_per_check: Polls between two reads of the clock.
             timeout: Seconds to wait for the other ranks.
         """
         self._mesh = mesh
@@ -132,7 +132,8 @@ class Scratches:
         self._polls_per_check = polls_per_check
         self._scratches: list[_Scratch] = []
         own = self._make(settings, "start-up", timeout)
-        # Its first regions are the communicator's: abort words, records, signals.
+        # The first regions of this window serve the whole communicator: abort words, records,
+        # signals.
         self._window: Window | None = own.window
         self._states: list[Channels] = []
         self.comm = self._comm_of(settings, own)
@@ -147,7 +148,8 @@ class Scratches:
             sizes_for_kernels(channels, max_bytes, exchange_bytes),
             epoch_bits=self._settings.epoch_bits,
         )
-        # Peers may write when this has returned, so all ranks must be ready.
+        # Peers may write into the scratch once this method has returned, so it waits until all
+        # ranks are ready.
         with self._mesh.together("device_comm", timeout) as undo:
             same = {"channels": channels, "max_bytes": max_bytes, "exchange_bytes": exchange_bytes}
             agree_on_arguments(self._mesh, same, "device_comm", timeout)
@@ -155,7 +157,8 @@ class Scratches:
             undo.callback(self._scratches.remove, scratch)
             comm = self._comm_of(settings, scratch)
             data = bytes(ffi.buffer(comm))
-            # A DeviceComm does not keep the communicator.
+            # A DeviceComm refers weakly to this object, so that it does not keep the communicator
+            # alive.
             owner = weakref.ref(self)
 
             def is_open() -> bool:
@@ -174,7 +177,7 @@ class Scratches:
         return self._window is None
 
     def drop(self) -> None:
-        """Lets the windows go. Calls look at the status first, and find that it is an error.
+        """Drops the windows. Later calls check the status first, which is an error.
 
         The channels' states stay, because calls read them before the status.
         """
@@ -183,7 +186,9 @@ class Scratches:
         self._window = None
 
     def clear(self) -> None:
-        """Makes all scratches as they were before the first call. All ranks are between calls."""
+        """Resets all scratches to what they were before the first call. All ranks are between
+        calls.
+        """
         for scratch in self._scratches:
             scratch.window.clear()
             self._memory.arm(scratch.window, scratch.sentinel)

@@ -8,7 +8,8 @@ from ..base.abi import FEW_PIPES, MOST_PIPES, PIPE_SLICE_BYTES
 from ..base.errors import InvalidArgument
 from ..plan.spec import MOST_BLOCKS, MOST_THREADS, KernelSpec
 
-# The scratch has room for so many blocks in each channel, and slots of these sizes for each block.
+# Each channel of the scratch has room for this many blocks, and for each block slots of these
+# sizes.
 BLOCKS_PER_CHANNEL = MOST_BLOCKS
 SIZES = {
     "blocks_per_channel": BLOCKS_PER_CHANNEL,
@@ -18,7 +19,7 @@ SIZES = {
     # 128 KiB each, messages of 64 MB took 1.3 times as long between two H100.
     "message_bytes": 16 << 20,
 }
-# Threads of a block until the call uses all its blocks. Small blocks, because the warps of one
+# Threads of a block until the call uses all its blocks. Blocks are small, because the warps of one
 # block share an SM.
 _THREADS_PER_BLOCK = 128
 _PACKET_BYTES = 8  # payload of a packet
@@ -27,14 +28,14 @@ _LONGEST_ROW_BYTES = 16384  # the columns of a block of 512 threads
 
 
 def check_shape(blocks: Any, threads: Any, warp_size: int) -> None:
-    """Checks what a caller gave as a call's shape.
+    """Checks the shape that a caller gave for a call.
 
     Args:
         blocks, threads: As given.
         warp_size: Threads of a warp.
 
     Raises:
-        InvalidArgument: No call can have it.
+        InvalidArgument: No call can have this shape.
     """
     arguments.between("blocks", blocks, 1, BLOCKS_PER_CHANNEL)
     arguments.between("threads", threads, warp_size, MOST_THREADS)
@@ -53,8 +54,8 @@ def launch_shape(
     warp_size: int,
     width: int = 0,
 ) -> tuple[int, int]:
-    """Returns the blocks of a call, and the threads of each: a thread for each packet, as far as
-    threads go.
+    """Returns the blocks of a call, and the threads of each. Each packet has a thread, up to the
+    largest launch.
 
     Args:
         spec: The kernel's spec.
@@ -90,10 +91,11 @@ def longest_row(packet_bytes: int, world_size: int) -> int:
 
 
 def messages_shape(fields: Mapping[str, Any], most: int, *, warp_size: int) -> tuple[int, int]:
-    """Blocks of a call of send_recv, the same number for each message, and threads of each.
+    """Returns the blocks of a call of send_recv, equally many for each message, and threads of
+    each.
 
     Args:
-        fields: Those of KcclCall; it has at least one message.
+        fields: The fields of a KcclCall with at least one message.
         most: Threads that a block of this kernel may have.
         warp_size: Threads of a warp.
     """
@@ -102,7 +104,7 @@ def messages_shape(fields: Mapping[str, Any], most: int, *, warp_size: int) -> t
     pipes = FEW_PIPES if fields["channel"] else MOST_PIPES
     slices = min(max(-(-max(messages) // PIPE_SLICE_BYTES), 1), pipes)
     each = min(slices, MOST_BLOCKS // len(messages))
-    # A thread for each packet of a slice, as far as threads go.
+    # Each packet of a slice has a thread, up to the most threads of a block.
     packets = max(-(-max(messages) // (slices * _PACKET_BYTES)), 1) + 2
     threads = -(-packets // warp_size) * warp_size
     return each * len(messages), min(threads, most // warp_size * warp_size)

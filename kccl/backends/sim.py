@@ -117,7 +117,7 @@ class SimBackend(Backend):
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
-    # Only backends with streams have these.
+    # Only backends with streams have these methods. Here they raise.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
 
     def __init__(
@@ -184,13 +184,13 @@ class SimBackend(Backend):
         sim_op.machine = self._machine.handle
         sim_op.launch.entry = ffi.cast("void (*)(const void *)", entry.address)
         sim_op.launch.argument_bytes = ffi.sizeof("KcclCall")
-        # Messages do not wait for each other, as calls of one message do not.
+        # Each message has a block, so that messages do not wait for each other.
         sim_op.launch.num_blocks = max(fields.get("messages", 0).bit_count(), 1)
         sim_op.launch.threads_per_block = num_threads(
             kernel, fields.get("count", 0), dtype, fields.get("width", 0)
         )
         sim_op.launch.rank = self._mesh.machine_rank
-        # A KcclHostOp that keeps the KcclSimOp around it.
+        # Returns the KcclHostOp, which keeps the KcclSimOp around it alive.
         return ffi.gc(ffi.addressof(sim_op, "op"), lambda _, owner=sim_op: None)
 
     def check_shape(self, blocks: Any, threads: Any) -> None:
@@ -252,8 +252,9 @@ class SimBackend(Backend):
 
     def simulated_waits(self) -> str | None:
         """See Backend."""
-        # A rank that waits for a late one has made a call more on one channel. On a second channel,
-        # or if the other one has ended, that is the reason.
+        # A rank that waits for a late peer has made one call more on one channel. If counts differ
+        # on a second channel, or the peer has left, the different counts are the reason of the
+        # wait.
         has_left = self.state.record.status == lib.kKcclPeerLeft
         uneven = self._machine.uneven_calls(least=1 if has_left else 2)
         told = [f"calls that differ: {uneven}"] if uneven else []

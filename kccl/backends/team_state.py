@@ -1,11 +1,12 @@
-"""The state of a rank that has several teams: what Python reads and sets of it."""
+"""The fields that Python reads and sets of the state of a rank with several teams."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 class TeamState:
-    """Stands for a KcclState: the communicator's, whose limits and status hold for all teams.
+    """Stands for the communicator's KcclState. Its timeouts and its status are set for all teams,
+    too.
 
     Attributes:
         own: The communicator's KcclState.
@@ -21,7 +22,7 @@ class TeamState:
 
     @property
     def status(self) -> int:
-        """Returns the KcclState.status; what is set holds for the teams too."""
+        """Returns the KcclState.status. Setting it sets it for the teams, too."""
         return int(self.own.status)
 
     @status.setter
@@ -30,9 +31,7 @@ class TeamState:
 
     @property
     def limit_ns(self) -> int:
-        """Returns the KcclState.limit_ns. Calls give each step its limit by this one
-        (chain.cpp).
-        """
+        """Returns the KcclState.limit_ns. chain.cpp computes each step's timeout from it."""
         return int(self.own.limit_ns)
 
     @limit_ns.setter

@@ -7,22 +7,23 @@ _LEAST_BYTES = 4096
 
 
 class Temporaries:
-    """The memory, for each channel its own, because calls on different channels may overlap.
+    """Memory for each channel, because calls on different channels may overlap.
 
-    What a channel had before it needed more stays: a CUDA graph may use it.
+    When a channel needs more, its older memory stays, because a CUDA graph may use it.
     """
 
     def __init__(self, allocate: Callable[[int], tuple[int, Any]]) -> None:
         """Allocates nothing yet.
 
         Args:
-            allocate: Takes a number of bytes. Returns the address of so many, and what keeps them.
+            allocate: Takes a number of bytes. Returns the address of new memory, and an object that
+                keeps it.
         """
         self._allocate = allocate
         self._rooms: dict[int, list[tuple[int, int, Any]]] = {}
 
     def room(self, nbytes: int, channel: int = 0) -> int:
-        """Returns the address of at least so many bytes, the same for all calls of a channel."""
+        """Returns the address of at least `nbytes` bytes, which all calls of a channel share."""
         rooms = self._rooms.setdefault(channel, [])
         known = rooms[-1][1] if rooms else 0
         if not rooms or known < nbytes:
@@ -32,5 +33,5 @@ class Temporaries:
         return rooms[-1][0]
 
     def drop(self) -> None:
-        """Lets all of it go. Calls look at the status first, and find that it is an error."""
+        """Drops all memory. Later calls check the status first, which is an error."""
         self._rooms.clear()

@@ -1,4 +1,4 @@
-"""Watches the peers' processes, so that waiting kernels hear that one has ended."""
+"""Watches the peers' processes, so that waiting kernels are told when one has ended."""
 
 import contextlib
 import os
@@ -21,11 +21,12 @@ class Watcher:
         on_end: Callable[[int], None],
         end_event: int = select.POLLIN,
     ) -> None:
-        """Begins.
+        """Starts the thread, if there is a process to watch.
 
         Args:
-            pidfds: By rank; negative: a thread of this process. They stay the caller's.
-            on_end: An object's method. Called with the rank, in the thread.
+            pidfds: Rank -> pidfd of its process, or a negative number for a thread of this process.
+                The caller closes them.
+            on_end: A bound method. The thread calls it with the rank whose process has ended.
             end_event: What poll() reports of a descriptor when the process has ended.
         """
         self._thread: threading.Thread | None = None
@@ -53,8 +54,9 @@ class Watcher:
 
 
 def _wake_up(stop: int, pid: int) -> None:
-    # A byte is written, because closing the pipe's end may end nothing: a fork of this process has
-    # a copy of it. And the fork must not end the thread of process `pid`.
+    # Writes a byte, because closing this end of the pipe may not wake the thread: a fork of this
+    # process may have a copy of the end. A fork writes none, because the thread belongs to process
+    # `pid`.
     if os.getpid() == pid:
         with contextlib.suppress(BrokenPipeError):
             os.write(stop, b"\0")
@@ -67,7 +69,7 @@ def _watch(
     on_end: "weakref.WeakMethod[Callable[[int], None]]",
     end_event: int,
 ) -> None:
-    """Runs in the thread.
+    """Calls on_end() for each process that ends. Runs in the thread.
 
     Args:
         wake: The end of a pipe. The thread ends when it can be read.

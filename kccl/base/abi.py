@@ -78,9 +78,11 @@ OPS = members("KcclOp")
 ARGUMENTS = members("KcclArgument", "kKcclArgument")
 NODES_CALLS = members("KcclNodesCall", "kKcclNodes")
 EXPERT_CALLS: dict[str, int] = {"dispatch": lib.kKcclDispatch, "combine": lib.kKcclCombine}
-"""Calls in kernels that are none of KERNELS."""
+"""Calls within kernels that are not in KERNELS."""
 MESSAGE_CALLS: dict[str, int] = {"send": lib.kKcclSendTo, "recv": lib.kKcclRecvFrom}
-"""What a call of send_recv waits in. KERNELS has kernels of these names, which CPUs have."""
+"""The two parts of a call of send_recv that can wait. KERNELS has these names too, for kernels on
+CPUs.
+"""
 
 
 # Numbers in KcclCall.dtype of types that the library only moves: the first, and how many.
@@ -90,7 +92,8 @@ _MOVED_FROM, _MOVED_NUMBERS = 32, 224
 def moved_type(name: str) -> int:
     """Returns the number by which ranks compare the element types of calls that only move data.
 
-    Types that the library can reduce have those of KcclDtype. Others have a check sum.
+    A type that the library can reduce has its number in KcclDtype. Another type has a check sum of
+    its name.
     """
     known = DTYPES.get(name)
     return _MOVED_FROM + zlib.crc32(name.encode()) % _MOVED_NUMBERS if known is None else known
@@ -104,8 +107,8 @@ def type_words(number: int) -> str:
 
 
 def kernel_name(kernel: int) -> str:
-    """Returns the name of a kernel, which is also its file's, for a value of KcclKernel, or that of
-    a call for experts or a message.
+    """Returns the name for a value of KcclKernel: of a kernel, which is also its file's, of a call
+    for experts, or of a message.
     """
     calls = (KERNELS, EXPERT_CALLS, MESSAGE_CALLS)
     return next(name for each in calls for name, value in each.items() if value == kernel)

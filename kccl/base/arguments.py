@@ -13,7 +13,7 @@ from typing import Any
 from .dtypes import Dtype
 from .errors import InvalidArgument
 
-# About 31 years. In nanoseconds, a clock plus this limit still fits 64 bits.
+# The longest timeout, about 31 years. In nanoseconds, a clock plus this timeout still fits 64 bits.
 _MAX_SECONDS = 1e9
 
 
@@ -21,7 +21,7 @@ def integer(name: str, value: Any) -> int:
     """Returns `value` as a Python integer. Takes what Python accepts as an index, as NumPy
     integers.
 
-    A bool is none: as in wait(True), it is meant for another argument.
+    A bool is refused: as in wait(True), it is meant for another argument.
     """
     try:
         if isinstance(value, bool):
@@ -48,7 +48,7 @@ def not_negative(name: str, value: Any) -> int:
 
 
 def whole_elements(name: str, nbytes: int, dtype: Dtype | None) -> None:
-    """Checks that so many bytes are whole elements of a type; None for no type."""
+    """Checks that `nbytes` bytes are whole elements of `dtype`. Without a type all bytes pass."""
     if dtype is not None and nbytes % dtype.itemsize:
         raise InvalidArgument(
             f"{name} is {nbytes}, must be a multiple of {dtype.itemsize}, the size of a "
@@ -71,7 +71,7 @@ def shape(value: Any) -> tuple[int, ...]:
 
 
 def nanoseconds(name: str, seconds: Any) -> int:
-    """Returns a limit in seconds as whole nanoseconds, at least 1."""
+    """Returns a timeout in seconds as whole nanoseconds, at least 1."""
     try:
         is_good = bool(0 < seconds <= _MAX_SECONDS)
     except (TypeError, ValueError):
@@ -84,8 +84,8 @@ def nanoseconds(name: str, seconds: Any) -> int:
 
 
 def explained(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Returns the method, with a TypeError that says how to call it when it is called in another
-    form.
+    """Returns a wrapper of the method. If it is called with wrong arguments, its TypeError says how
+    to call it.
 
     Args:
         method: A method of a class.
@@ -108,7 +108,7 @@ def explained(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _wrong_form(
     method: Callable[..., Any], name: str, args: Sequence[Any], keywords: Mapping[str, Any]
 ) -> str:
-    """Returns what is wrong with the form of a call; "" for nothing."""
+    """Returns what is wrong with the number and names of a call's arguments; "" if nothing is."""
     accepted = signature(method)
     try:
         accepted.bind(None, *args, **keywords)

@@ -1,4 +1,4 @@
-"""Looks at a caller's array in host memory: address, size and element type. Copies nothing."""
+"""Finds the address, size and element type of a caller's array in host memory. Copies nothing."""
 
 import math
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Pointer:
     Attributes:
         address: Address of the first element.
         keep: An object that keeps the memory alive.
-        stream: Says which stream the array's library uses now; None: there are no streams.
+        stream: Returns the stream that the array's library uses now; None if there are no streams.
         nbytes: Size of the memory; 0 if it is not known.
     """
 
@@ -103,8 +103,8 @@ def pointer(array: Any, name: str) -> Pointer:
 
 
 def _check_unmasked(array: Any, name: str) -> None:
-    # Such arrays are refused, because a buffer has the masked elements too, and knows nothing of
-    # the mask. arguments.cpp has the same rule.
+    # Masked arrays are refused, because their buffer has the masked elements too, but not the mask.
+    # arguments.cpp has the same rule.
     kind = type(array)
     if hasattr(kind, "mask") and hasattr(kind, "filled"):
         raise InvalidArgument(
@@ -136,8 +136,9 @@ def _source(array: Any, name: str) -> tuple[Any, memoryview | None, bool]:
     """Returns the object that gives the memory of an array that is no plain NumPy array.
 
     Returns:
-        The array, or a NumPy array of the memory that it gives by DLPack; a memoryview, which says
-        the type of elements, if it has no dtype; whether it is the array itself.
+        The array, or a NumPy array of the memory that it gives by DLPack. A memoryview that has the
+        element type, if the array has no dtype; else None. And whether the first is the array
+        itself.
     """
     if hasattr(array, "__cuda_array_interface__"):
         raise InvalidArgument(
@@ -154,7 +155,7 @@ def _source(array: Any, name: str) -> tuple[Any, memoryview | None, bool]:
 
 
 def _buffer_of(array: Any, memory: memoryview | None, name: str, writable: bool) -> Any:
-    """Returns the memory of what _source() found."""
+    """Returns a buffer of the memory of the object that _source() found."""
     if not _is_contiguous(array, memory):
         raise _not_contiguous(name, _shape_of(array, memory))
     try:
@@ -191,12 +192,12 @@ def _from_dlpack(array: Any, name: str) -> Any:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         if array.__dlpack_device__()[0] != dlpack.CPU:
             raise dlpack.refused(name, error) from error
-    # NumPy refuses types that it lacks, as bfloat16.
+    # NumPy refuses types that it lacks, as bfloat16, so the array is read without it.
     return _to_numpy(dlpack.read_on_host(array, name), name)
 
 
 def _to_numpy(found: "dlpack.Found", name: str) -> Any:
-    """Returns a NumPy array of the memory."""
+    """Returns a NumPy array over memory that DLPack describes."""
     import ctypes
 
     import numpy as np
@@ -209,7 +210,7 @@ def _to_numpy(found: "dlpack.Found", name: str) -> Any:
     else:
         nbytes = math.prod(found.shape) * found.dtype.itemsize
         memory = (ctypes.c_char * nbytes).from_address(found.address)
-        # The array keeps `memory` alive, and this the library's memory.
+        # The NumPy array keeps `memory` alive, and `memory` keeps the library's memory alive.
         memory.keep = found.keep  # type: ignore[attr-defined]
         array = np.frombuffer(memoryview(memory), dtype).reshape(found.shape)
     array.flags.writeable = not found.is_readonly
@@ -260,7 +261,8 @@ def shape(array: Any, view: ArrayView) -> tuple[int, ...]:
 def shape_of_chunk(array: Any, view: ArrayView, world_size: int) -> tuple[int, ...]:
     """Returns the shape of one of world_size equal parts of an array; see shape().
 
-    It keeps the dimensions but for the first, if world_size divides that; else it has one.
+    If world_size divides the first dimension, the part keeps the others. Otherwise it has one
+    dimension.
     """
     whole = shape(array, view)
     is_split = bool(whole) and whole[0] % world_size == 0

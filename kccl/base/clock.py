@@ -1,26 +1,27 @@
 """The clock of waits for other ranks. Time in which this process was stopped does not count.
 
-A job is stopped by Ctrl-Z or SIGSTOP, by a container that is frozen, or with its machine. When it
-goes on, no rank has had the time that has passed. Of each stop at most 0.3 s count here, and
-0.1 s in waits in calls, which look far more often: csrc/include/kccl/wait.cuh.
+A job is stopped by Ctrl-Z or SIGSTOP, by a container that is frozen, or with its machine. No rank
+could run meanwhile, so timeouts must not count this time. Of each stop at most 0.3 s count here,
+and 0.1 s in waits within calls (csrc/include/kccl/wait.cuh), which read the clock far more often.
 """
 
 import threading
 import time
 
 LOOK_S = 0.2
-"""A wait sleeps no longer than this before it looks at the clock again."""
+"""A wait sleeps no longer than this, in seconds, before it reads the clock again."""
 
-# The most that counts between two looks. A busy machine may wake a wait late.
+# The most time that counts between two reads of the clock. More than LOOK_S, because a busy machine
+# may wake a wait late.
 _MOST_S = 0.3
 
 
 class _Looks(threading.local):
-    """What this thread knows of the time.
+    """This thread's reads of the clock.
 
     Attributes:
-        last_s: When it looked last; 0.0: it has not looked yet.
-        stopped_s: Seconds that do not count.
+        last_s: Time of the last read; 0.0 before the first one.
+        stopped_s: Seconds in which the process was stopped, which do not count.
     """
 
     last_s = 0.0
@@ -33,7 +34,8 @@ _looks = _Looks()
 def now() -> float:
     """Returns seconds as time.monotonic(), without the time in which the process was stopped.
 
-    Only differences count, of values from one thread. A wait looks again after LOOK_S.
+    Only differences between values of one thread have a meaning. A wait must call it again within
+    LOOK_S.
     """
     real_s = time.monotonic()
     if _looks.last_s:
@@ -43,5 +45,5 @@ def now() -> float:
 
 
 def left(deadline: float) -> float:
-    """Returns how long a wait may sleep now: up to its deadline, a value of now(), or LOOK_S."""
+    """Returns the seconds that a wait may sleep: until `deadline`, a value of now(), or LOOK_S."""
     return min(max(deadline - now(), 0.0), LOOK_S)

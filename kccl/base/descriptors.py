@@ -1,4 +1,4 @@
-"""Keeps the numbers 0 to 2 for the standard streams."""
+"""Keeps the descriptors 0 to 2 for the standard streams."""
 
 import os
 
@@ -8,18 +8,18 @@ from .errors import BackendError
 def keep_standard() -> list[int]:
     """Opens /dev/null in place of the standard streams that are closed.
 
-    Otherwise the next socket or file would get the number of one of them, and what a program
-    prints would go there.
+    Otherwise the next socket or file would get the number of a standard stream, and the program
+    would print into it.
 
     Returns:
-        The numbers of those that were closed.
+        The numbers of the standard streams that were closed.
 
     Raises:
         BackendError: /dev/null cannot be opened.
     """
     closed = [fd for fd in range(3) if not is_open(fd)]
     for fd in closed:
-        # This takes the lowest number that is free.
+        # open() takes the lowest free number, which is `fd`.
         try:
             opened = os.open(os.devnull, os.O_RDWR)
         except OSError as error:
@@ -28,10 +28,10 @@ def keep_standard() -> list[int]:
                 f"({error.strerror}): start the program with its standard streams open"
             ) from error
         if opened > 2:
-            # Another thread has taken the number meanwhile.
+            # Another thread has taken the number since the check, so this descriptor is not needed.
             os.close(opened)
         else:
-            # Children expect to have these, too.
+            # Child processes expect to inherit the standard streams.
             os.set_inheritable(opened, True)
     return closed
 

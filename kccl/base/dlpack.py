@@ -7,12 +7,12 @@ from typing import Any
 from . import dtypes
 from .errors import InvalidArgument
 
-CPU = 1  # kDLCPU; those of GPUs are in the vendors' tables
+CPU = 1  # kDLCPU; the vendors' tables have the numbers of GPUs
 _NAME = b"dltensor"
 _VERSIONED_NAME = b"dltensor_versioned"
 _VERSION = (1, 0)  # of DLManagedTensorVersioned
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
-# DLPack's codes of the kinds, and of the floats that have one of their own.
+# DLPack's codes of kinds of types. Some floats have codes of their own, in _FLOAT_CODES.
 _CODES = {"signed": 0, "unsigned": 1, "float": 2, "complex": 5, "bool": 6}
 _HANDLES = 3  # kDLOpaqueHandle
 _FLOAT_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
@@ -62,8 +62,8 @@ _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _De
 _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _api)
 )
-# These take the capsule's address. A destructor's capsule has no references left, so it cannot be
-# passed as a Python object.
+# These two functions take the capsule's address, because a destructor's capsule has no references
+# left and cannot be passed as a Python object.
 _is_unused = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", _api)
 )
@@ -89,7 +89,7 @@ _delete_in_c, _destroy_in_c = _Deleter(_delete), _Destructor(_destroy)
 
 @dataclass(frozen=True)
 class Found:
-    """Returns what a capsule describes.
+    """What a capsule describes.
 
     Attributes:
         address: Address of the first element.
@@ -98,7 +98,7 @@ class Found:
         device_type, device_id: The device, by DLPack's numbers.
         is_contiguous: True if the array is C-contiguous.
         keep: The capsule, which keeps the memory alive.
-        is_readonly: True if the array's library says so, which read() does not ask.
+        is_readonly: True if the library says that the array is read-only. read() does not ask.
     """
 
     address: int
@@ -123,7 +123,7 @@ def make(
     Args:
         address, shape, dtype: See Found.
         device: DLPack's type and number of the GPU.
-        owner: The object that has the memory.
+        owner: The object that owns the memory.
     """
     sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     tensor = _Tensor(address, *device, len(shape), *_type_of(dtype), sizes, None, 0)
@@ -140,8 +140,8 @@ def read(array: Any, name: str, gpus: int, *, stream: int = -1) -> Found:
         array: The array.
         name: Name of the argument, for error messages.
         gpus: DLPack's device type of this process's GPUs.
-        stream: For arrays on them: the array's library makes this stream wait for its own pending
-            work. -1: no wait.
+        stream: If the array is on these GPUs, its library makes this stream wait for its own
+            pending work; -1 for no wait.
 
     Raises:
         InvalidArgument: The array gives no capsule, or its elements are handles or not whole bytes.
@@ -157,7 +157,7 @@ def read(array: Any, name: str, gpus: int, *, stream: int = -1) -> Found:
 
 
 def read_on_host(array: Any, name: str) -> Found:
-    """Does what read() does for arrays in host memory, of libraries that say whether an array is
+    """Does what read() does, for an array in host memory whose library tells whether it is
     read-only.
     """
     check_plain(array, name)
@@ -179,7 +179,9 @@ def refused(name: str, error: Exception) -> InvalidArgument:
 
 
 def check_plain(array: Any, name: str) -> None:
-    """Raises InvalidArgument for a view of PyTorch whose memory has other values than it shows."""
+    """Raises InvalidArgument for PyTorch's lazy negation or conjugate, whose memory has other
+    values.
+    """
     for method, what in (("is_neg", "negates"), ("is_conj", "conjugates")):
         is_changed = getattr(array, method, None)
         if callable(is_changed) and is_changed():

@@ -52,9 +52,9 @@ class Dtype:
     Attributes:
         name: As in "float32" or "bfloat16"; NumPy, ml_dtypes and PyTorch use the same names.
         itemsize: Bytes of one element.
-        kind: What its elements are. "bytes": of a type that KCCL moves and does not know.
+        kind: The kind of elements. "bytes" is a type that KCCL only moves.
         cpp_name: The type in device source; "" for "bytes".
-        is_swapped: True for "bytes" that are a type of KCCL's in the other byte order.
+        is_swapped: True if this is "bytes" because the elements have the other byte order.
     """
 
     name: str
@@ -70,12 +70,14 @@ class Dtype:
 
     @property
     def is_float(self) -> bool:
-        """Tells whether these are real floats."""
+        """Tells whether the elements are real floats."""
         return self.kind == "float"
 
     @property
     def accumulator(self) -> "Dtype":
-        """Returns the type in which sums are accumulated; of integers, which wrap, their own."""
+        """Returns the type in which sums are accumulated; for integers, which wrap, the type
+        itself.
+        """
         return float32 if self.is_float and self.itemsize < 4 else self
 
     @property
@@ -85,7 +87,7 @@ class Dtype:
 
     @property
     def constant(self) -> str:
-        """Returns its member of KcclDtype in abi.inc."""
+        """Returns the type's member of KcclDtype in abi.inc."""
         return "kKccl" + "".join(word.capitalize() for word in self.name.split("_"))
 
 
@@ -131,9 +133,7 @@ _BOOL_OPS = {"sum": "bor", "max": "bor", "prod": "band", "min": "band"}
 
 
 def same_bits(dtype: Dtype, op: str) -> tuple[Dtype, str]:
-    """Returns the element type and operator whose compiled kernels serve these, because the bits
-    agree.
-    """
+    """Returns the element type and operator whose compiled kernels give the same bits as these."""
     if dtype.kind == "bool":
         return dtype, _BOOL_OPS.get(op, op)
     if dtype.kind == "signed" and op not in ("min", "max"):
@@ -221,7 +221,7 @@ def _has_objects(what: str) -> InvalidArgument:
 
 
 def of_bytes(name: str, itemsize: int, *, is_swapped: bool = False) -> Dtype:
-    """Returns the Dtype for elements of so many bytes, of a type that KCCL only moves."""
+    """Returns the Dtype for elements of `itemsize` bytes, of a type that KCCL only moves."""
     return Dtype(name, itemsize, "bytes", is_swapped=is_swapped)
 
 
@@ -234,7 +234,7 @@ def of_format(buffer_format: str, itemsize: int) -> Dtype:
     known = _BY_FORMAT.get(buffer_format)
     if known:
         return known
-    # Names of fields stand between colons.
+    # Names of fields, which may have an "O", stand between colons.
     if "O" in re.sub(":[^:]*:", "", buffer_format):
         raise _has_objects(f"buffer format is {buffer_format!r}")
     is_swapped = buffer_format[:1] in "<>!" and f"={buffer_format[1:]}" in _BY_FORMAT

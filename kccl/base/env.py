@@ -19,9 +19,9 @@ class Env:
     """The variables and their defaults. Field `timeout` is the variable KCCL_TIMEOUT, and so on.
 
     Attributes:
-        timeout: Most seconds that one wait may last.
-        first_timeout: Most seconds of a wait at start-up, and until the first call has completed,
-            when ranks may be far apart.
+        timeout: Timeout of one wait for other ranks, in seconds.
+        first_timeout: Timeout of a wait at start-up and until the first call has completed, in
+            seconds. Longer, because ranks may start far apart.
         check: 1: before each collective the ranks compare collective, bytes, dtype and op.
         algorithm: Name of the algorithm to use wherever it can run.
         tuning: Path of a tuning file to use in place of the installed one.
@@ -39,12 +39,13 @@ class Env:
             kernels wait. "all": those that move data, which are compiled if need be, and those that
             the cache has. "cached": those that the cache has. "none": none; each call loads its
             own.
-        layout: How ranks and threads are placed on cores, and ranks in groups: "topology" puts
-            those together that share a cache or a NUMA node; "flat" goes by their numbers.
+        layout: How ranks and threads are placed on cores, and ranks in groups: "topology" places
+            them close together, by caches and NUMA nodes; "flat" places them in the order of their
+            numbers.
         ranks_per_node: Most ranks of a node, 1 to 8. Ranks of different nodes exchange by MPI, also
             where they are on one machine. 0: nodes are machines.
-        mpi: "off": the communicators of kccl.interop.mpi leave every call to MPI. "log": a line on
-            standard error says what KCCL makes, and why MPI makes a call.
+        mpi: "off": the communicators of kccl.interop.mpi leave every call to MPI. "log": lines on
+            standard error say which calls KCCL makes, and why MPI makes a call.
         rank, world_size, rendezvous, namespaces: Set by `kccl run` for its children.
         rank_process: Set by `import kccl` for the processes that a rank starts: they are no ranks.
         openmpi_prefix: An environment with mpi4py and Open MPI, for `kccl bench --baselines`.
@@ -91,10 +92,9 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
 
 
 def read_what_is_right() -> Env:
-    """Returns the variables whose values are right, and the others' defaults, where read() has
-    failed.
+    """Returns the variables after read() has failed. Those with wrong values have their defaults.
 
-    For a rank that cannot start, and must tell the others.
+    A rank that cannot start uses it to tell the others.
     """
     env = Env()
     for field in fields(Env):

@@ -15,12 +15,15 @@ class Error(Exception):
 class InvalidArgument(Error, ValueError):
     """An argument is wrong. The text names it, its value and what it must be.
 
-    Nothing was sent. Of a call by which the ranks agree, as split() and window(), all ranks raise.
+    Nothing was sent. In a call by which the ranks agree, as split() and window(), all ranks raise
+    it.
     """
 
 
 class BackendError(Error, RuntimeError):
-    """The machine, or a library that KCCL calls, refused. The text names the call and its code."""
+    """The machine, or a library that KCCL calls, refused a call. The text names the call and its
+    code.
+    """
 
 
 class CompileError(Error, RuntimeError):
@@ -87,8 +90,8 @@ class ProtocolError(Error):
 
     Attributes:
         kind: The kind of bug, as in "data_race"; kccl/sim/report.py lists all kinds.
-        rank, block, thread: Who did it. Block -1 is the rank's host. Thread -1 is an asynchronous
-            copy of the block.
+        rank, block, thread: The thread that did it. Block -1 is the rank's host. Thread -1 is an
+            asynchronous copy of the block.
         site: The source line, as in "csrc/include/kccl/kernels/put.cuh:15".
         kernel, channel, epoch: The call of the library that the thread makes or made last; "", -1
             and 0 if it made none.

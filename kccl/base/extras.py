@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-# A module -> the project that has it, where their names differ.
+# A module -> the project that contains it, if their names differ.
 _PROJECTS = {"cuda": "cuda-bindings", "hip": "hip-python", "rocm": "hip-python"}
 
 
@@ -19,7 +19,8 @@ def requirements(extra: str = "") -> list[str]:
     """Returns what pip must install for an extra, as in ["matplotlib>=3.8"]; without one, for KCCL
     itself.
 
-    In a checkout pyproject.toml says it, elsewhere what is installed; [] if neither is there.
+    Reads pyproject.toml in a checkout, elsewhere the installed package's metadata. Returns [] if
+    there is neither.
 
     Raises:
         ValueError: There is no such extra.
@@ -38,7 +39,7 @@ def install(extra: str) -> str:
     """
     wanted = requirements(extra)
     if not wanted:
-        # A copy without pyproject.toml that nobody has installed.
+        # This copy has no pyproject.toml, and is not installed.
         return f"install what the extra {extra} of KCCL's pyproject.toml names"
     return f"{pip_install()} {shlex.join(wanted)}"
 
@@ -54,20 +55,22 @@ def reinstall() -> str:
         text = distribution("kccl").read_text("direct_url.json") or "{}"
     except PackageNotFoundError:
         text = "{}"
-    # Without an address, pip installs from the checkout's folder.
+    # Without a recorded address, the command installs from the current folder, the checkout.
     source = json.loads(text).get("url", ".")
     return f"{pip_install()} --force-reinstall --no-deps {shlex.quote(source)}"
 
 
 def pip_install() -> str:
-    """Returns the words that install for this interpreter: by pip, or by uv where it has no pip."""
+    """Returns how a command begins that installs for this interpreter: with pip, or with uv if it
+    has no pip.
+    """
     python = shlex.quote(sys.executable)
     return f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
 
 
 def missing(error: ImportError) -> str:
     """Returns the error of an import in words: what cannot be imported, and what installs it."""
-    # Libraries wrap what failed into advice of many lines.
+    # Finds the first failed import, because libraries wrap it into advice of many lines.
     first: BaseException = error
     while isinstance(first.__cause__ or first.__context__, ImportError):
         first = first.__cause__ or first.__context__ or first
@@ -79,7 +82,8 @@ def missing(error: ImportError) -> str:
         if project and _normal(project) in names:
             cure = install(extra)
             return f"kccl needs {project}, which cannot be imported ({told}): {cure}"
-    # The compiled core, which says its cure itself, or a library's own libraries are missing.
+    # No extra has this module. It is the compiled core, whose error has its cure, or a library that
+    # another library needs.
     return " ".join(str(error).split()) if module in ("", "kccl") else f"{module}: {told}"
 
 

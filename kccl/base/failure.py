@@ -11,9 +11,9 @@ from .abi import kernel_name, lib
 from .errors import BackendError, Error, InvalidArgument, PeerLost, Timeout, WaitFailed
 
 AFTER_RESET = "all ranks may go on after comm.reset()"
-"""What a text says where all ranks are there."""
+"""The end of an error's text if no rank is lost."""
 WITH_SHRINK = "the survivors may go on with comm.shrink()"
-"""What a text says where a rank is lost."""
+"""The end of an error's text if a rank is lost."""
 _OF_TEAM = "; these are steps of their calls, and a root is numbered within a team"
 _WITH_ENGINE = "open a new Engine"
 
@@ -45,9 +45,10 @@ def error_of(
         record: The KcclRecord that was written with the status.
         rank: The rank that raises.
         caveat: A note for the survivors of a lost peer, added to the text; "" for none.
-        simulated: On the simulator who waited for what, added to the text of a time-out. None where
-            seconds are real ones.
-        has_teams: The record is that of a step of a call, made with a team.
+        simulated: On the simulator, who waited for what, added to the text of a time-out. None if
+            waits take real time.
+        has_teams: True if calls are lists of steps made with teams, so that a record is that of a
+            step.
     """
     caveat = f"; {caveat}" if caveat else ""
     if status == lib.kKcclForked:
@@ -85,7 +86,8 @@ def error_of(
                 f"rank {record.rank} and rank {record.peer} now make {_call(own, record.seen)}, "
                 f"but have made different calls before it; KCCL_CHECK=1 names these; {AFTER_RESET}"
             )
-        # A message is no step, and a posted call has no team.
+        # The note on teams is left out for a message, which is no step, and a posted call, which
+        # has no team.
         of_team = has_teams and own >> 24 != lib.kKcclRecv and not is_posted
         return InvalidArgument(
             f"the ranks disagree about this call: rank {record.rank}: {_call(own, record.seen)}; "
@@ -193,7 +195,7 @@ def error_of(
 
 
 def _bad_argument(record: Any) -> str:
-    """Returns the argument that a call in a kernel refuses: its value and its limit."""
+    """Returns in words which argument a call in a kernel refused, its value and its limit."""
     argument, kernel = record.call, record.kernel
     value, limit = record.waited_ns, record.wanted << 32 | record.seen
     name = _name(abi.ARGUMENTS, argument) if argument in abi.ARGUMENTS.values() else "an argument"
@@ -227,7 +229,7 @@ def _bad_argument(record: Any) -> str:
 
 
 def _call(call: int, nbytes: int) -> str:
-    """Returns a call in words; `call` is KcclRecord.call, or waited_ns."""
+    """Returns a call in words; `call` is KcclRecord.call, or waited_ns for the peer's call."""
     kernel, dtype, op, peer = call >> 24, call >> 16 & 255, call >> 8 & 255, call & 255
     if kernel >= lib.kKcclNumKernels and not _is_posted(kernel):
         return "another call"
@@ -245,12 +247,12 @@ def _call(call: int, nbytes: int) -> str:
 
 
 def _is_posted(kernel: int) -> bool:
-    """Tells whether a record's kernel stands for a step in which ranks post their parts."""
+    """Tells whether a record's kernel number stands for a step in which ranks post their parts."""
     return bool(0 <= kernel - lib.kKcclPosted < lib.kKcclNumKernels)
 
 
 def _kernel_name(kernel: int) -> str:
-    """Returns the name of a record's kernel; of a posted call that of its form."""
+    """Returns the name of a record's kernel; for a posted call, the name of its form."""
     if not _is_posted(kernel):
         return kernel_name(kernel)
     collective = kernel_name(kernel - lib.kKcclPosted).partition("_direct")[0]
@@ -258,7 +260,7 @@ def _kernel_name(kernel: int) -> str:
 
 
 def _has_root(kernel: str) -> bool:
-    """Tells whether the ranks of such a call agree on a root."""
+    """Tells whether calls of a kernel have a root."""
     rooted = kernel.startswith(("broadcast_", "reduce_", "gather_", "scatter_"))
     return rooted and not kernel.startswith("reduce_scatter_")
 

@@ -19,32 +19,35 @@ class Ends(Protocol):
 
 
 Step = Callable[[Any], None]
-"""What a forked child does to a communicator. It must not refer to one."""
+"""What a forked child does to a communicator. The function must not refer to one, or it would never
+be garbage-collected.
+"""
 
 _open: "weakref.WeakKeyDictionary[Any, tuple[Step, Step]]" = weakref.WeakKeyDictionary()
 _has_hooks = False
 
 
 def add(comm: Ends, refuse: Step, release: Step) -> None:
-    """Watches over a communicator until discard().
+    """Arranges what happens to a communicator at a fork and at the process's end, until discard().
 
     Args:
         comm: The communicator.
         refuse: In a forked child, makes every use an error.
-        release: In a forked child, closes the descriptors. Called when all communicators refuse:
-            what it closes may be a communicator, which must not tell the parent's peers.
+        release: In a forked child, closes the descriptors. Called once all communicators refuse,
+            because closing one may end another, which must not tell the parent's peers.
     """
     global _has_hooks
     if not _has_hooks:
         os.register_at_fork(after_in_child=_at_fork)
-        # MPI_Finalize waits for all ranks. mpi4py calls it after all hooks of atexit.
+        # Closes before mpi4py calls MPI_Finalize, which waits for all ranks, after all hooks of
+        # atexit.
         atexit.register(_at_exit)
         _has_hooks = True
     _open[comm] = refuse, release
 
 
 def discard(comm: Ends) -> None:
-    """Ends the watch over a communicator that is closed."""
+    """Ends what add() has arranged for a communicator, because it is closed."""
     _open.pop(comm, None)
 
 
@@ -67,7 +70,8 @@ def _at_exit() -> None:
         if comm.launcher != "mpi":
             continue
         try:
-            # After an error, calls of this rank on a GPU may still wait for peers.
+            # After an error, calls of this rank on a GPU may still wait for peers, and close() for
+            # the calls.
             if has_raised:
                 comm.abort()
             comm.close()

@@ -24,17 +24,18 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 _FAILED = ctypes.c_void_p(-1).value
 _LOWEST_BIT = bytes(number & 1 for number in range(256))
 
-# The current mappings by address: the file, or the address if there is none, and the bytes. Ranks
-# that are threads map the same files.
+# The current mappings: address -> (file, or the address if there is no file; bytes). Ranks that are
+# threads map the same files, which count once.
 _mapped: dict[int, tuple[Hashable, int]] = {}
 
 
 def place_of(address: int) -> bytes:
-    """Tells where an address lies in memory that processes share, in the same words in each.
+    """Returns the place of an address in memory that processes share. It is the same in each
+    process.
 
     Returns:
-        This process, and the place in the shared file; b"" for memory of this process alone, and
-        without /proc.
+        This process's id, then the device, inode and offset of the shared file; b"" for memory of
+        this process alone, or without /proc.
     """
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as mappings:
@@ -64,8 +65,8 @@ def map_shared(fd: int, nbytes: int) -> Any:
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    # The buffer keeps this object. Why no memoryview of it: when the cyclic collector clears one,
-    # others that still hold its memory crash.
+    # The buffer keeps this object alive. A memoryview does not do: when the cyclic garbage
+    # collector clears one, others that still hold its memory crash.
     memory = ffi.cast("char *", address)
     weakref.finalize(memory, _unmap, address, nbytes).atexit = False
     _mapped[address] = (_file_of(fd) if fd >= 0 else address), nbytes
@@ -88,8 +89,8 @@ def mapped_bytes() -> int:
 
 
 def untouched_bytes() -> int:
-    """Returns the bytes of mapped memory that no process has written yet. No limit of memory counts
-    them.
+    """Returns the bytes of mapped memory that no process has written yet, which no memory limit
+    counts.
     """
     files = {file: (address, nbytes) for address, (file, nbytes) in list(_mapped.items())}
     return sum(_untouched_bytes(address, nbytes) for address, nbytes in files.values())
@@ -100,9 +101,10 @@ def _untouched_bytes(address: int, nbytes: int) -> int:
     if _libc.mincore(address, nbytes, pages) != 0:
         code = ctypes.get_errno()
         if code == errno.ENOMEM:
-            # Another thread has unmapped it since.
+            # Another thread has unmapped the memory since it was listed, so none of it counts.
             return 0
         raise OSError(code, os.strerror(code))
-    # A byte a page; its lowest bit says whether the page exists, the others are undefined.
+    # mincore() writes a byte for each page. Its lowest bit says whether the page exists; the other
+    # bits are undefined.
     resident = mmap.PAGESIZE * pages.raw.translate(_LOWEST_BIT).count(1)
     return max(nbytes - resident, 0)

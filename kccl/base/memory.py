@@ -1,7 +1,7 @@
-"""Checks whether memory that the ranks ask for can be had.
+"""Checks whether there is enough memory for what the ranks ask for.
 
-Memory is taken when it is written first. Where there is too little, the write would be the end of
-the process. So windows that exist and have not been written yet count as taken.
+The system gives memory at the first write. If there is too little, it kills the process. So windows
+that exist and have not been written yet count as taken.
 """
 
 import sys
@@ -13,16 +13,17 @@ from .errors import BackendError
 
 
 def memory_room(needed: int = sys.maxsize) -> list[topology.Room]:
-    """Returns the limits of memory that hold for this process, and what windows of this job have
-    promised.
+    """Returns the memory limits that hold for this process, with the bytes that windows of this job
+    have promised.
 
     Args:
-        needed: The bytes that are asked for, on all ranks together. If they can be had even if no
-            page of the windows has been written, that is not looked up, and `promised` is 0. To
-            look takes 0.1 ms a GiB.
+        needed: The bytes that all ranks together ask for. If they fit even if no page of the
+            windows has been written, the written pages are not counted, and `promised` is 0.
+            Counting takes 0.1 ms per GiB.
     """
     rooms = topology.memory_room()
-    # The limits of a process count its address space, which has the windows, or its private memory.
+    # Only limits of several processes matter here. A process's own limits count its address space,
+    # which has the windows already, or its private memory.
     shared = [room.nbytes for room in rooms if not room.is_of_process]
     if needed <= min(shared, default=needed) - mapping.mapped_bytes():
         return rooms

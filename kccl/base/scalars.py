@@ -1,4 +1,4 @@
-"""The bytes of a number as a kernel's parameter takes it.
+"""Converts a number to the bytes of a kernel's parameter.
 
 The size of a parameter is known on every target. Its kind, a letter as in NumPy, is known on the
 simulator: "i" and "u" for integers with and without a sign, "b" for bool, "f" for float and double,
@@ -33,10 +33,10 @@ def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | No
         kind: Its kind.
 
     Returns:
-        None: A parameter of this size or kind takes no such number.
+        The bytes; None if a parameter of this size or kind takes no such number.
 
     Raises:
-        InvalidArgument: It takes such numbers, but not this one.
+        InvalidArgument: The parameter takes such numbers, but not this one.
     """
     if kind == "V":
         return None
@@ -64,17 +64,17 @@ def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | No
 
 
 def check_elements(array: Any, pointee: tuple[str, int] | None, name: str) -> None:
-    """Refuses an array of other numbers than those that a parameter points to.
+    """Refuses an array whose element type is not the one that a parameter points to.
 
     Args:
-        array: The array. Bytes, and what is no type of numbers, may be anything. Pointers to
-            integers without a sign take the bits of floats, too.
+        array: The array. It passes if its elements are no numbers, or if these or the parameter's
+            have one byte. Pointers to unsigned integers take floats, too.
         pointee: Kind and bytes of the numbers; "e" and "E" are the kinds of float16 and bfloat16.
-            None: it points to something else.
+            None if it points to something else.
         name: The parameter, for error messages.
 
     Raises:
-        InvalidArgument: They have another size or type; integers may differ in the sign.
+        InvalidArgument: The elements have another size or type. Integers may differ in the sign.
     """
     dtype = getattr(array, "dtype", None)
     given = getattr(dtype, "name", "")
@@ -102,7 +102,7 @@ def element_name(kind: str, num_bytes: int) -> str:
 
 
 def words(num_bytes: int, kind: str) -> str:
-    """Returns what a parameter of a known kind of number is."""
+    """Describes a parameter that takes a number of a known kind."""
     if kind == "b":
         return "a bool"
     return f"{'a float' if kind == 'f' else 'an integer'} of {num_bytes} bytes"

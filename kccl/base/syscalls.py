@@ -1,4 +1,4 @@
-"""Names the system call that the system has refused, as a container's seccomp profile does."""
+"""Raises an error that names a system call that the system refused, for example by seccomp."""
 
 import errno
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
 @contextmanager
 def allowed(call: str) -> Iterator[None]:
-    """A context for one or more system calls, whose names stand in `call`.
+    """Returns a context for one or more system calls, whose names are in `call`.
 
     Raises:
         BackendError: A call is refused. Other errors of the system are raised as they are.

@@ -43,7 +43,7 @@ KINDS: dict[str, Any] = get_type_hints(Collectives)
 """The classes of the collectives, by the names of the communicator's attributes."""
 
 TEXTS = {name: kind.__doc__ for name, kind in KINDS.items()}
-"""What help() says of each."""
+"""The text that help() shows for each collective."""
 
 
 def make_all(owner: Collectives, context: Context) -> None:
@@ -53,6 +53,6 @@ def make_all(owner: Collectives, context: Context) -> None:
 
 
 def forget_all(owner: Collectives) -> None:
-    """Drops what the collectives of a communicator know of calls, and the memory held by that."""
+    """Drops the calls that a communicator's collectives know, and the memory that they keep."""
     for name in KINDS:
         getattr(owner, name).forget()

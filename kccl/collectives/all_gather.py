@@ -35,11 +35,11 @@ class AllGather(Collective):
                 on. Otherwise x and out must not overlap. When None, an array of shape
                 (world_size, *x.shape) is allocated: on the host by NumPy, on a GPU by PyTorch or
                 CuPy if x is theirs. For other arrays on a GPU, out must be given.
-            counts: How many elements each rank has, as in MPI's Allgatherv: the same numbers on
-                every rank, from 0 on. counts[rank] is x.size, and out has sum(counts) elements,
-                rank p's behind those of the ranks before it. An allocated array keeps x's
-                dimensions but for the first, if all counts are whole rows; else it has one. None:
-                all have x.size.
+            counts: Number of elements of each rank, as in MPI's Allgatherv: integers of at least 0,
+                the same on every rank. counts[rank] must be x.size. out has sum(counts) elements,
+                in rank order. If all counts are whole rows of x, an allocated array keeps x's
+                dimensions except the first; otherwise it has one dimension. When None, every rank
+                has x.size elements.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:
@@ -47,8 +47,8 @@ class AllGather(Collective):
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent. Or the counts of the ranks
-                differ; with more than 8 ranks a check sum of 8 bits shows it.
-            Timeout, PeerLost: A rank did not come, or went.
+                differ; with more than 8 ranks only a check sum of 8 bits is compared.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         return self._call(self._case(x, out, counts), stream, channel, algorithm)
 

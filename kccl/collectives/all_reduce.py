@@ -29,13 +29,15 @@ class AllReduce(Collective):
             x: C-contiguous array of any shape, of floats of 8 to 64 bits, integers of either sign,
                 bool, complex64 or complex128. The same size and type on every rank.
             out: Array for the result, of the same size and type. When None, x: the call is in
-                place. Ranks that are threads may give the same x. Ranks in several processes give
-                memory that they do not share, or the sum may be wrong; KCCL_CHECK=1 refuses it.
-            op: "sum", "prod"; but for complex numbers "min", "max"; for floats and complex numbers
-                "avg"; for integers and bool "band", "bor", "bxor". Integers wrap. Of bool, "sum" is
-                "or", and "prod" is "and". "avg" divides the sum, and is infinite where that is.
-                kccl.premul_sum(factor) multiplies this rank's elements by a number of its own
-                before the sum.
+                place. Then ranks that are threads may give the same x, but ranks in different
+                processes must not give the same shared memory, or the sum may be wrong.
+                KCCL_CHECK=1 refuses that.
+            op: "sum" and "prod" for all types; "min" and "max" for all but complex numbers; "avg"
+                for floats and complex numbers; "band", "bor" and "bxor" for integers and bool.
+                Integers wrap on overflow. For bool, "sum" is "or" and "prod" is "and". "avg"
+                divides the sum by the number of ranks, and is infinite where the sum is.
+                kccl.premul_sum(factor) multiplies this rank's elements by `factor`, then sums; each
+                rank may give another factor.
             stream: On a GPU, the stream of the call: an integer, or an object that has
                 __cuda_stream__. When None, the current stream of x's library. On the host None.
             channel: Channel number, below `comm.num_channels`. Calls on different channels are
@@ -47,7 +49,7 @@ class AllReduce(Collective):
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent.
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         result: ArrayT = self._call(self._case(x, out, op), stream, channel, algorithm)
         return result
@@ -67,14 +69,14 @@ class AllReduce(Collective):
         """Plans the call once. Calling the returned object, `op()`, runs it, any number of times.
 
         Arguments, result and errors are those of the call itself. The object keeps the arrays
-        alive. `blocks` and `threads` are for tuning on a GPU, both or neither; 0 lets the plan
-        choose. A call uses blocks of `threads` threads, at most `blocks` of them. For longer
-        messages the blocks get more threads.
+        alive. `blocks` and `threads` tune the launch on a GPU. Give both or neither; 0 lets the
+        plan choose. A call has at most `blocks` blocks of `threads` threads each. Longer messages
+        than these cover get more threads for each block.
         """
         return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 
     def _own(self, case: Case) -> bytes:
-        """See Collective. In place, a rank reads x again after its peers may have stored theirs."""
+        """See Collective. In place, a rank may read x after peers have stored their results."""
         is_in_place = case.x.address == case.out.address
         return mapping.place_of(case.x.address) if is_in_place else b""
 

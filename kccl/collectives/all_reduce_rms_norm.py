@@ -44,24 +44,25 @@ class AllReduceRmsNorm(Normed):
         Args:
             x: C-contiguous array [..., width] of float32, float16 or bfloat16. The same size and
                 type on every rank.
-            residual: Array of the size and type of x, which gets `hidden`, rounded to that type;
-                None: there is none. The same on every rank, so that the results are.
+            residual: Array of the size and type of x, or None for no residual. `hidden` is stored
+                in it, rounded to its type. It must be the same on every rank, so that the results
+                are the same.
             weight: Array [width] of the same type; the same on every rank.
             eps: Number that is not negative. It is rounded to float32.
             out: Array for the result, of the size and type of x; float8_e4m3fn where scale is
                 given. When None, x: the call is in place.
-            scale: Array of one float32. The result is divided by it, limited to 448 either way, and
+            scale: Array of one float32. The result is divided by it, clamped to [-448, 448], and
                 rounded to float8_e4m3fn once.
             stream, channel: As in all_reduce.
             algorithm: "all_reduce_rms_norm" for one kernel, or an algorithm of all_reduce for two.
-                When "", the plan of all_reduce chooses: one kernel where that is one_shot.
+                When "", one kernel only if all_reduce's plan is one_shot, else two.
 
         Returns:
             `out`, or x.
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent.
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         case = check(self._context.backend.view, x, residual, weight, eps, out, scale)
         result: ArrayT = self._call_normed(case, stream, channel, algorithm)
@@ -98,7 +99,8 @@ class AllReduceRmsNorm(Normed):
             return Plan(_FUSED, Request(_FUSED, nbytes, *facts), "asked for by name", ())
         plan = super()._planned(nbytes, dtype, row_bytes, algorithm)
         is_small = plan.name.startswith("all_reduce_one_shot")
-        # A block that takes several rows makes a call for each, one after another.
+        # A block that takes several rows makes a call for each, one after another. So the fused
+        # kernel is chosen only if each row has a block of its own.
         has_a_block_each = nbytes <= row_bytes * MOST_BLOCKS
         if why_not or algorithm or not is_small or not has_a_block_each:
             return plan

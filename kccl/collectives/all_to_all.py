@@ -36,12 +36,12 @@ class AllToAll(Collective):
             out: Array for the result: C-contiguous, of x's size and type. In place: out may be x.
                 Otherwise they must not overlap. When None, an array of x's shape is allocated as in
                 all_gather.
-            send_counts, recv_counts: How many elements this rank sends to each rank, and gets from
-                each, as in MPI's Alltoallv: from 0 on, and both or none. What rank a sends to rank
-                b is what b gets from a. x has sum(send_counts) elements, those for rank p behind
-                those for the ranks before it; out has sum(recv_counts), likewise. In place the
-                two must be equal. An allocated array keeps x's dimensions but for the first, if
-                all counts are whole rows; else it has one.
+            send_counts, recv_counts: Numbers of elements that this rank sends to each rank and
+                receives from each, as in MPI's Alltoallv. Give both or neither; each number is at
+                least 0. Rank a's send_counts[b] must equal rank b's recv_counts[a]. x has
+                sum(send_counts) elements and out sum(recv_counts), in rank order. In place the two
+                must be equal. If all counts are whole rows of x, an allocated array keeps x's
+                dimensions except the first; otherwise it has one dimension.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:
@@ -49,8 +49,8 @@ class AllToAll(Collective):
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent. Or a rank sends another number
-                of elements than its receiver's recv_counts has, which all ranks raise.
-            Timeout, PeerLost: A rank did not come, or went.
+                of elements than its receiver's recv_counts says; then all ranks raise it.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         return self._call(self._case(x, out, send_counts, recv_counts), stream, channel, algorithm)
 

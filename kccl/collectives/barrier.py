@@ -15,7 +15,7 @@ class Barrier(Prepared):
     """barrier(): returns when every rank has called it.
 
     Puts and ordinary stores before it, on any rank, are visible after it on all ranks. On a GPU it
-    takes `stream`, and this holds for the work on that stream.
+    takes `stream`, is enqueued on it, and orders the work on that stream.
     """
 
     def _refuse(self, *args: Any, **keywords: Any) -> NoReturn:
@@ -29,15 +29,15 @@ class Barrier(Prepared):
 
     @staticmethod
     def of(context: Context) -> "Barrier":
-        """A communicator's barrier. It is on channel 0."""
+        """Returns a communicator's barrier, on channel 0."""
         return _on_channel_0(context)
 
     def forget(self) -> None:
-        """As a Collective has it: a barrier has learnt nothing."""
+        """Does nothing: unlike another collective, a barrier has taught C no calls."""
 
     @property
     def __signature__(self) -> Signature:
-        """The signature of the call, for inspect."""
+        """Returns the signature of the call, for inspect."""
         stream = Parameter("stream", Parameter.KEYWORD_ONLY, default=None)
         return Signature([stream] if self._context.backend.has_streams else [])
 
@@ -46,7 +46,7 @@ class Barrier(Prepared):
         def __call__(self, *, stream: Any = None) -> None: ...
 
     def prepare(self, *, stream: Any = None, channel: int = 0) -> Prepared:
-        """A barrier on the given channel and, on a GPU, the given stream. `op()` runs it."""
+        """Prepares a barrier on a channel and, on a GPU, a stream. `op()` on the result runs it."""
         self._context.backend.stream(stream, None)  # checks the argument
         self._context.check_usable()
         plan, handle, signature = _on_channel(self._context, channel)
@@ -62,7 +62,8 @@ class BarrierOnStream(CheckedOnStream, Barrier):
 
     def __init__(self, signature: str, context: Context, plan: Plan, handle: Any) -> None:
         self._given: Any = None
-        # As in Collective: a bound method would make a cycle.
+        # Refers weakly to this object: a bound method would make a reference cycle, as in
+        # Collective.
         me: Any = weakref.proxy(self)
         now = partial(BarrierOnStream._now, me)
         super().__init__("barrier", signature, b"", (), context, plan, handle, None, None, now)

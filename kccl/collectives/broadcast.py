@@ -34,7 +34,7 @@ class Broadcast(Collective):
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent.
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         result: ArrayT = self._call(self._case(x, root), stream, channel, algorithm)
         return result

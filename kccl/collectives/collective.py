@@ -38,15 +38,15 @@ class Case:
         result: The object that the call returns; None if this rank has no result.
         array: The caller's x.
         nbytes: Size of the message as nccl-tests counts it.
-        count: KcclCall.count.
+        count: The value for KcclCall.count.
         fields: More arguments for Backend.call().
         options: Values of the collective's options, as (op,) or (root, op).
-        what: The options in words, for KCCL_CHECK=1.
+        what: The options in words, which the ranks compare under KCCL_CHECK=1.
         is_given: True if the caller has given `out`.
         has_result: False if this rank has no result: `result` is None, and `out` is not written.
-        lacks_x: True if the caller's x is None, because this rank's is not used: `x` is `out` then.
+        lacks_x: True if the caller's x is None, because this rank needs none. Then `x` is `out`.
         own_offset: Offset in bytes of this rank's chunk in the larger of x and out.
-        parts: The parts, where they have lengths of their own; else None.
+        parts: The parts of the call, if the caller gave counts; else None.
     """
 
     x: ArrayView
@@ -68,16 +68,16 @@ class Case:
 class Collective(AnsweredByC, fastcall.Dispatcher):
     """One collective of one communicator. A subclass writes the call as its `__call__`."""
 
-    # The keywords whose values are part of what C knows of a call, and their defaults; at most two.
-    # Only the first may be given by position.
+    # The keywords by whose values C tells known calls apart, and their defaults. At most two; only
+    # the first may be positional.
     _OPTIONS: tuple[tuple[str, Any], ...] = ()
 
     def __init__(self, context: Context) -> None:
         first, second = (*(name for name, _ in self._OPTIONS), "", "")[:2]
         option = signature(self._slow).parameters.get(first)
         is_positional = option is not None and option.kind is Parameter.POSITIONAL_OR_KEYWORD
-        # A bound method would refer to this object, which C would refer to: a cycle, which keeps
-        # the communicator's memory until the cyclic collector runs.
+        # C gets a weak reference to this object. A bound method would make a reference cycle, which
+        # would keep the communicator's memory until the cyclic garbage collector runs.
         slow = partial(type(self)._slow, weakref.proxy(self))
         super().__init__(slow, (first, second), is_positional)
         self._context = context
@@ -85,7 +85,7 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
 
     @classmethod
     def of(cls, context: Context) -> Self:
-        """A communicator's collective of this kind."""
+        """Returns a communicator's collective of this kind."""
         return cls(context)
 
     def _call(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
@@ -170,8 +170,9 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
         return plan.handle(backend, moved=moved, count=case.count, channel=channel, **fields)
 
     def _signature(self, case: Case, plan: Plan, channel: int) -> str:
-        # Without an x, what it would have. Parts have lengths of their own on each rank; `what` has
-        # the counts where all ranks know them.
+        # The words must be the same on all ranks. Without x they have the size that x would have.
+        # With parts they have no size, because it differs between ranks; `what` has the counts if
+        # all ranks know them.
         nbytes = case.nbytes if case.lacks_x else case.x.nbytes
         size = "" if case.parts else f"{nbytes} bytes, "
         what = f"{self._NAME}, {size}{case.x.dtype.name}, {case.what}"
@@ -183,7 +184,7 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
             self._context.check_agreement(self._signature(case, plan, channel), self._own(case))
 
     def _own(self, case: Case) -> bytes:
-        """Returns `own` for Context.check_agreement()."""
+        """Returns the argument `own` for Context.check_agreement()."""
         return b""
 
     def _learn(self, case: Case, handle: Any) -> None:
@@ -195,7 +196,7 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
             return
         if case.x.exchange_type is not case.out.exchange_type:
             return
-        # An option with its default may be given or not.
+        # A caller may give an option with its default value or leave it out (...). C learns both.
         ways = [
             (value, ...) if value == default else (value,)
             for value, (_, default) in zip(case.options, self._OPTIONS, strict=True)

@@ -28,11 +28,12 @@ class Context:
         rank, world_size: This rank, and the number of ranks.
         num_channels: Number of channels. Calls on different channels are independent.
         checks: True under KCCL_CHECK=1: the ranks compare their calls before each one.
-        compares_types: The ranks of a call that only moves data must give the same element type.
+        compares_types: True if calls that only move data require the same element type on all
+            ranks.
         mesh: The out-of-band connection of the ranks.
         backend: Prepares and runs calls.
         plan: Chooses the algorithm of a call.
-        has_said_failure: The user knows that this rank has failed.
+        has_said_failure: True once an error has told the user that this rank has failed.
     """
 
     has_said_failure = False
@@ -50,7 +51,8 @@ class Context:
         self._first_timeout = env.first_timeout
         self.mesh = mesh
         self.backend = backend
-        # Windows and arrays keep the mesh. So peers that wait out of band hear of the end by this.
+        # Windows and arrays keep the mesh alive. So this finalizer closes its streams, which tells
+        # peers that wait out of band that the communicator has ended.
         weakref.finalize(self, mesh.drop).atexit = False
         self.plan: Planner | GroupedPlanner
         if backend.grouping is None:
@@ -64,7 +66,8 @@ class Context:
         Args:
             kernel: The kernel.
             data: The bytes of its arguments.
-            stream: The stream. When None, that of the array that was used last.
+            stream: The stream. When None, the current stream of the library whose array was used
+                last.
             shape: grid, block, shared_bytes, and arrays: see Backend.launch().
         """
         with self.alone():
@@ -75,15 +78,16 @@ class Context:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within it, nobody else may use the communicator.
+        """Reserves the communicator for a `with` block: meanwhile no other call may use it.
 
-        It holds the flag that a call holds while C makes it (Use in csrc/host/fastcall.h).
+        It sets `is_used`, as a call does while C makes it (Use in csrc/host/fastcall.h).
 
         Raises:
             Error: A call is under way, in another thread or around this signal handler.
         """
         context = self.backend.context
-        # From here to the assignment the interpreter does not switch threads.
+        # CPython switches no threads between this test and the assignment, so no other call gets
+        # between.
         if context.is_used:
             raise Error(
                 f"rank {self.rank}: a call of this communicator is under way, in another thread or "
@@ -97,22 +101,22 @@ class Context:
 
     @contextmanager
     def out_of_band(self, what: str) -> Iterator[float]:
-        """The context of a call by which the ranks agree; yields the most seconds of a wait.
+        """Wraps a collective call over the out-of-band connections; yields the timeout in seconds.
 
-        What is raised within it, as for a wrong argument, ends the call on all ranks.
+        An exception within it, as for a wrong argument, ends the call on all ranks.
 
         Args:
             what: The call's name.
         """
         with self.alone():
             self.check_usable()
-            # The program may have closed them since the start, as a daemon does.
+            # The program may have closed its standard streams since the start, as a daemon does.
             keep_standard()
             with self.mesh.call(what):
                 yield self.limit_s()
 
     def limit_s(self) -> float:
-        """Most seconds that a wait for the other ranks may last now, outside of the kernels."""
+        """Returns the timeout, in seconds, of a wait for other ranks outside of kernels."""
         if self.backend.has_virtual_time:
             return self._first_timeout
         state = self.backend.state
@@ -127,7 +131,7 @@ class Context:
             self.raise_failure()
 
     def check_all_said(self) -> None:
-        """Raises if a call on a GPU has failed and nothing has raised that."""
+        """Raises if a call on a GPU has failed and no error has been raised for it yet."""
         if self.backend.has_streams and not self.has_said_failure and not self.has_left():
             self.check_usable()
 
@@ -136,12 +140,12 @@ class Context:
 
         Args:
             signature: The call in words, for the comparison.
-            own: The mapping.place_of() of memory that no other process may give.
+            own: What mapping.place_of() returned for memory that no other process may give.
         """
         if not self.checks:
             return
         self.check_usable()
-        # The exchange compares the names of the ranks' calls, and the signature is this one's.
+        # The signature is passed as the call's name, because allgather() compares the ranks' names.
         places = self.mesh.allgather(own, signature, self.limit_s())
         owners: dict[bytes, bytes] = {}
         for place in filter(None, places):

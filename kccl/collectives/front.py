@@ -1,4 +1,4 @@
-"""Calls that C answers, with the signature and the text that Python wrote."""
+"""Gives a call that C answers the signature and the docstring of a Python method."""
 
 from collections.abc import Callable
 from inspect import Parameter, Signature, getdoc, signature
@@ -14,11 +14,11 @@ call_is_not_copied = not_copied(
 
 
 class AnsweredByC:
-    """A call that a subclass writes as its `__call__`, and that C answers.
+    """Base class of calls. A subclass writes its call as `__call__`, and C answers it.
 
     So people, editors and mypy find signature and documentation in the usual place.
     `__init_subclass__` renames the method to `_slow`, and C runs it for calls that it does not
-    know. The class also inherits from a type of kccl._fastcall.
+    know. A subclass also inherits from a type of kccl._fastcall, whose `__call__` is then used.
     """
 
     __reduce_ex__ = call_is_not_copied
@@ -37,10 +37,11 @@ class AnsweredByC:
         given = list(signature(cls._slow).parameters.values())[1:]
         line = Signature([each.replace(annotation=Parameter.empty) for each in given])
         cls.__doc__ = f"{cls._NAME}{line}\n\n{getdoc(cls._slow)}"
-        # Now the class has the C type's call. Why not `del cls.__call__`: editors would believe it.
+        # Now calls go to the C type's `__call__`. A statement `del cls.__call__` would make editors
+        # believe that the class has none.
         type.__delattr__(cls, "__call__")
 
     @property
     def __signature__(self) -> Signature:
-        """The signature of the call, for inspect and help()."""
+        """Returns the signature of the call, for inspect and help()."""
         return signature(self._slow)

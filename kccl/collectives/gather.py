@@ -35,10 +35,10 @@ class Gather(Collective):
             out: Array for the result: C-contiguous, of x's type, with world_size * x.size elements.
                 In place: the root's x may be its chunk of out, the x.size elements from
                 root * x.size on. Otherwise x and out must not overlap. When None, an array of shape
-                (world_size, *x.shape) is allocated as in all_gather. The other ranks may pass one,
-                too. It is checked and not written.
-            counts: How many elements each rank has: the same numbers on every rank, as in
-                all_gather. None: all have x.size.
+                (world_size, *x.shape) is allocated as in all_gather. The other ranks may pass an
+                out, too. It is checked, but not written.
+            counts: Number of elements of each rank, the same on every rank. See all_gather. When
+                None, every rank has x.size elements.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:
@@ -46,9 +46,9 @@ class Gather(Collective):
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent. Or a rank's part has another
-                length than the root's counts say; with more than 8 ranks this is noticed only if
-                the longest counts differ.
-            Timeout, PeerLost: A rank did not come, or went.
+                length than the root's counts say. With more than 8 ranks only the longest counts
+                are compared.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         return self._call(self._case(x, root, out, counts), stream, channel, algorithm)
 

@@ -16,7 +16,7 @@ from .messages import Message, MessageCall, Messages, Request, check_messages
 from .prepared import Prepared, address_of
 
 _KERNEL = "send_recv"
-# Number of calls that are kept. When there are more, all are dropped and made again.
+# Number of calls whose handles are kept. When there are more, all handles are dropped.
 _KNOWN_CALLS = 1024
 
 
@@ -58,7 +58,7 @@ class GpuRequest(Request):
 
 
 class PreparedGroup:
-    """Messages that a call makes together."""
+    """Messages of a prepared group. Calling the object issues them together."""
 
     __reduce_ex__ = call_is_not_copied
 
@@ -78,7 +78,7 @@ class GpuMessages(Messages):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        # Begun, and not yet issued.
+        # Messages that isend() and irecv() have begun, and that no call has issued yet.
         self._begun: list[GpuRequest] = []
         self._grouped: list[Message] = []
         self._known: dict[Any, tuple[Any, Any]] = {}
@@ -132,7 +132,7 @@ class GpuMessages(Messages):
             self.make_together(messages)
 
     def make_together(self, messages: list[Message]) -> None:
-        """Issues messages. Those that have been begun before come first."""
+        """Issues messages, behind those that isend() and irecv() have begun."""
         self.context.check_usable()
         streams: dict[tuple[int, int], list[Message]] = {}
         for message in (*(request.message for request in self._begun), *messages):
@@ -140,7 +140,8 @@ class GpuMessages(Messages):
         for (stream, channel), those in streams.items():
             for call in _calls_of(those):
                 self._run(call, stream, channel)
-                # If a later call cannot be launched, the messages of this one are not begun again.
+                # Marked at once, so that they are not issued again if a later call cannot be
+                # launched.
                 self._note_issued(call)
 
     def _note_issued(self, messages: list[Message]) -> None:
@@ -195,7 +196,7 @@ class GpuMessages(Messages):
 
 
 def _calls_of(messages: Iterable[Message]) -> list[list[Message]]:
-    """Messages as calls one behind the other, each with at most one to a peer and one from it."""
+    """Returns messages as successive calls, each with at most one message to and from each peer."""
     calls: list[list[Message]] = []
     numbers: dict[tuple[bool, int], int] = {}
     for message in messages:
@@ -208,7 +209,7 @@ def _calls_of(messages: Iterable[Message]) -> list[list[Message]]:
 
 
 def _fields(messages: list[Message], channel: int) -> dict[str, Any]:
-    """KcclCall's fields, but for the addresses, of a call with these messages."""
+    """Returns KcclCall's fields, except the addresses, for a call with these messages."""
     lengths = [0] * MAX_WORLD_SIZE, [0] * MAX_WORLD_SIZE
     bits = 0
     for each in messages:
@@ -226,7 +227,7 @@ def _fields(messages: list[Message], channel: int) -> dict[str, Any]:
 
 
 def _addresses(messages: list[Message]) -> dict[str, list[int]]:
-    """KcclCall's addresses of a call with these messages."""
+    """Returns KcclCall's addresses for a call with these messages."""
     addresses = [0] * MAX_WORLD_SIZE, [0] * MAX_WORLD_SIZE
     for each in messages:
         addresses[each.receives][each.peer] = each.view.address

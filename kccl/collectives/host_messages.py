@@ -17,7 +17,7 @@ from .messages import ANY, Message, MessageCall, Messages, Request, check_messag
 from .prepared import Prepared, address_of
 
 _MOST_TAG = 2**31 - 1
-# So many arrays of done messages are kept before anybody looks for them.
+# With this many messages under way, start() looks for those that are done and drops their arrays.
 _FEW = 64
 
 
@@ -72,7 +72,7 @@ class CheckedGroup(HostGroup):
     """Messages on a CPU under KCCL_CHECK=1.
 
     Attributes:
-        context: The communicator's.
+        context: The Context of the communicator.
         messages: The messages, in order.
     """
 
@@ -89,9 +89,10 @@ class HostMessages(Messages):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        # The messages of the group that is open, under KCCL_CHECK=1.
+        # The messages of the open group, which are kept only under KCCL_CHECK=1.
         self._grouped: list[Message] = []
-        # The messages and arrays that C refers to. It has no requests: they refer to this object.
+        # Keeps the messages and arrays that C refers to. Keeps no requests, which refer to this
+        # object.
         self._under_way: dict[Any, tuple[ArrayView, Any]] = {}
         self._most_under_way = _FEW
         self._waits: tuple[Any, Any] | None = None
@@ -145,7 +146,7 @@ class HostMessages(Messages):
 
     @property
     def _group(self) -> HostGroup:
-        """The group that C has: one at a time is open."""
+        """Returns the group in which C collects messages. Only one is open at a time."""
         if self._in_c is None:
             self._in_c = self.prepared_group()
         return self._in_c
@@ -169,7 +170,7 @@ class HostMessages(Messages):
         return group
 
     def add(self, call: MessageCall, message: Message) -> None:
-        """See Messages. C adds the next one like it."""
+        """See Messages. Teaches C to add later messages of this kind itself."""
         view = message.view
         kept = view, message.array
         self._group.add(
@@ -200,11 +201,11 @@ class HostMessages(Messages):
             group.run()
 
     def discard(self, message: Any) -> None:
-        """Lets go of the array of a message that is done."""
+        """Drops the array of a message that is done."""
         self._under_way.pop(message, None)
 
     def _discard_forgotten(self) -> None:
-        """Lets go of the arrays of done messages whose requests nobody has asked since."""
+        """Drops the arrays of done messages whose requests have not been asked since."""
         self._under_way = {each: kept for each, kept in self._under_way.items() if not each.is_done}
         self._most_under_way = max(_FEW, 2 * len(self._under_way))
 
@@ -219,7 +220,7 @@ class HostMessages(Messages):
             raise self.dropped(receives=bool(message.receives), nbytes=message.num_bytes)
 
     def test(self, message: Any) -> None:
-        """Goes on with all messages under way, and raises if `message` can no longer be done."""
+        """Makes progress on all messages under way. Raises if `message` was dropped."""
         context = self.context
         with context.alone():
             context.check_usable()
@@ -242,14 +243,14 @@ class HostMessages(Messages):
             context.check_usable()
             self._check_not_dropped(message)
             handle.call.input = address_of(message)
-            # C gives up the interpreter's lock before it waits for a long one.
+            # By this length C decides whether to release the GIL while it waits.
             handle.call.count = message.num_bytes
 
         op.after(fill)
 
 
 def _fields(message: Message) -> dict[str, int]:
-    """The message as a call of the kernels send and recv has it."""
+    """Returns KcclCall's fields for the message, as a call of the kernel send or recv."""
     field = "output" if message.receives else "input"
     where = {field: message.view.address, "peer": message.peer, "channel": message.tag}
     return {**where, "count": message.view.nbytes}

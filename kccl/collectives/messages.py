@@ -1,4 +1,4 @@
-"""What send, recv, isend, irecv and group have in common on all backends.
+"""The part of send, recv, isend, irecv and group that is common to all backends.
 
 host_messages.py has messages between CPUs, gpu_messages.py those between GPUs and on the simulator.
 """
@@ -18,7 +18,7 @@ from .one_sided import Call
 from .prepared import Prepared, check_unmoved
 
 ANY = -1
-"""The peer or the tag of a receive that takes any."""
+"""As the peer or the tag of a receive: it takes a message from any peer, or with any tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Message:
 
     Attributes:
         array, view: The caller's array, and its view.
-        peer: The other rank; ANY in a receive from any.
+        peer: The other rank; ANY in a receive from any rank.
         tag: Its tag, or ANY.
-        receives: False: it is sent.
+        receives: True if this rank receives the message, False if it sends it.
         stream: What Backend.stream() returned.
         channel: The channel.
     """
@@ -47,8 +47,8 @@ class Request(ABC):
     """A message under way, which isend() or irecv() has begun.
 
     Attributes:
-        is_done: Whether the message is known to have been sent or received; on a GPU: whether its
-            stream will do so. Does not look.
+        is_done: True once the message is known to be sent or received, on a GPU once it is issued
+            on its stream. Reading it makes no progress.
         source, tag: The rank that sent a message, and its tag, once it has been received. None
             until then.
     """
@@ -69,10 +69,11 @@ class Request(ABC):
 
     @abstractmethod
     def test(self) -> bool:
-        """Goes on with all messages under way, and returns whether this one is done. Does not wait.
+        """Makes progress on all messages under way. Returns whether this one is done. Does not
+        wait.
 
-        On GPUs it issues all of them on their streams, so this one is done in the order of its
-        stream. On the simulator it waits.
+        On GPUs it issues all of them on their streams and returns True: this message is then done
+        in the order of its stream. On the simulator it waits for them.
 
         Raises:
             Error: reset() has dropped this message.
@@ -83,17 +84,17 @@ class Request(ABC):
     def wait(self) -> Any:
         """Waits until the array may be reused, or has been received. Returns it.
 
-        On a GPU its stream waits.
+        On a GPU the message's stream waits instead of the caller.
 
         Raises:
             Error: reset() has dropped this message.
-            InvalidArgument: The message that came has another length.
-            Timeout, PeerLost: The peer did not come, or went.
+            InvalidArgument: The received message has another length than the array.
+            Timeout, PeerLost: The peer did not arrive in time, or has left or died.
         """
 
 
 class MessageCall(Call):
-    """One of the calls of one communicator that give or take an array."""
+    """The call send or recv of one communicator."""
 
     _NOT_IN_C = ("stream", "channel")
     RECEIVES: bool
@@ -125,7 +126,7 @@ class MessageCall(Call):
             self._messages.make(self, message)
 
     def run(self, fields: Mapping[str, int], message: Message) -> None:
-        """Runs the kernel of this name, and teaches C to."""
+        """Runs the kernel of this name, and teaches C to run it."""
         self._run(message.stream, fields)
         self._teach(message)
 
@@ -142,7 +143,7 @@ class MessageCall(Call):
     def prepared(
         self, message: Message, fields: Mapping[str, Any], stream: Any, kernel: str = ""
     ) -> Prepared:
-        """The object that prepare() returns. `stream`: as the caller gave it."""
+        """Returns the object for prepare(). `stream` is what the caller gave."""
         result = message.array if message.receives else None
         return self._prepare(fields, result, [("x", message.array, message.view)], stream, kernel)
 
@@ -154,21 +155,21 @@ def check_messages(context: Context, messages: Sequence[Message]) -> None:
 
 
 class GroupOfCalls(Protocol):
-    """The calls of a group: a list, or what C has instead."""
+    """The calls of a group: a list, or C's object in its place."""
 
     def __len__(self) -> int: ...
 
 
 class Group:
-    """The context of a group of calls, as PointToPoint.group() describes it."""
+    """The context manager that PointToPoint.group() returns, and describes."""
 
     __slots__ = ("_begin", "_messages", "_prepared")
 
     def __init__(self, messages: "Messages", prepared: "Callable[[], None] | None") -> None:
-        """prepared: what shall have the group's messages; None: they are made when it ends."""
+        """`prepared` gets the group's messages. When None, they are made when the group ends."""
         self._messages = messages
         self._prepared = prepared
-        # How many calls the group around this one had; -1: this one is in none.
+        # Number of calls of the outer group when this one began; -1 if there is no outer group.
         self._begin = -1
 
     def __enter__(self) -> "Callable[[], None] | None":
@@ -197,7 +198,7 @@ class Messages(ABC):
     """The messages of one communicator.
 
     Attributes:
-        group: The calls of the group that is open; None: there is none.
+        group: The calls of the group that is open; None if no group is open.
         group_thread: The thread that has opened it.
     """
 
@@ -207,10 +208,10 @@ class Messages(ABC):
         self.group_thread = 0
 
     def open_group(self) -> GroupOfCalls | None:
-        """The calls of this thread's group that is open; None: there is none.
+        """Returns the calls of this thread's open group; None if no group is open.
 
         Raises:
-            Error: Another thread has opened it.
+            Error: Another thread has a group open.
         """
         group = self.group
         if group is not None and self.group_thread != threading.get_ident():
@@ -222,7 +223,7 @@ class Messages(ABC):
         return group
 
     def dropped(self, *, receives: bool, nbytes: int) -> Error:
-        """The error of a message under way that reset() has dropped."""
+        """Returns the error for a message under way that reset() has dropped."""
         what = "receive" if receives else "send"
         return Error(
             f"rank {self.context.rank}: reset() has dropped this {what} of {nbytes} bytes; begin "
@@ -230,16 +231,16 @@ class Messages(ABC):
         )
 
     def channel_of(self, channel: Any) -> int:
-        """Checks a channel."""
+        """Returns the number of a channel, after a check."""
         return arguments.between("channel", channel, 0, self.context.num_channels - 1)
 
     @abstractmethod
     def check_any_peer(self) -> bool:
-        """Raises unless a receive may take the message of any peer. Returns True."""
+        """Returns True if a receive may take a message from any peer. Raises otherwise."""
 
     @abstractmethod
     def tag_of(self, tag: Any, *, receives: bool) -> int:
-        """Checks a tag; ANY for a receive of any."""
+        """Returns a tag, after a check; ANY if a receive takes any tag."""
 
     @abstractmethod
     def make(self, call: MessageCall, message: Message) -> None:
@@ -247,7 +248,7 @@ class Messages(ABC):
 
     @abstractmethod
     def prepare(self, call: MessageCall, message: Message, stream: Any) -> Prepared:
-        """Prepares a call; `stream`: as the caller gave it."""
+        """Prepares a call. `stream` is what the caller gave."""
 
     @abstractmethod
     def start(self, message: Message) -> Request:
@@ -255,7 +256,7 @@ class Messages(ABC):
 
     @abstractmethod
     def begin_group(self) -> GroupOfCalls:
-        """Returns the calls of a new group: none."""
+        """Opens a group. Returns its calls, which are none yet."""
 
     @abstractmethod
     def add(self, call: MessageCall, message: Message) -> None:
@@ -267,12 +268,12 @@ class Messages(ABC):
 
     @abstractmethod
     def prepared_group(self) -> Callable[[], None]:
-        """Returns a callable to which end_group() gives messages, which it makes when called."""
+        """Returns a callable that gets messages from end_group(), and makes them when called."""
 
     @abstractmethod
     def end_group(self, prepared: Callable[[], None] | None, *, drops: bool) -> None:
         """Ends the group that was open: sends and receives its messages and waits for all of them,
-        gives them to what prepared_group() has returned, or drops them.
+        gives them to the object that prepared_group() has returned, or drops them.
         """
 
     @abstractmethod

@@ -12,7 +12,7 @@ from ..base.errors import InvalidArgument
 from ..plan.ops import NORMALISED
 
 View = Callable[..., ArrayView]
-"""Looks at a caller's array: view(array, name, writable=...), as Backend.view()."""
+"""A function as Backend.view(): view(array, name, writable=...) returns an array's view."""
 
 
 @dataclass(slots=True)
@@ -21,8 +21,8 @@ class NormCase:
 
     Attributes:
         x, out, weight: Views of the arrays. In place x and out are the same.
-        residual: View of the residual; None: there is none.
-        scale: View of the scale of a result of 8 bits; None: the result has the type of x.
+        residual: View of the residual; None if there is none.
+        scale: View of the scale of a float8 result; None if the result has the type of x.
         result: The object that the call returns.
         given: The name of each argument, the caller's array and its view; x is the first.
         width: Elements of a row.
@@ -44,7 +44,7 @@ class NormCase:
         return {"count": self.out.count, "width": self.width, "eps": self.eps}
 
     def addresses(self) -> dict[str, Any]:
-        """Returns fields of KcclCall that are arrays, but for its input and its output."""
+        """Returns the fields of KcclCall that are addresses, except input and output."""
         return {
             "weight": self.weight.address,
             "residual": 0 if self.residual is None else self.residual.address,
@@ -72,12 +72,12 @@ def check(
     """Checks the arguments of a call.
 
     Args:
-        view: Looks at an array.
+        view: Returns an array's view; see View.
         x, residual, weight, eps, out, scale: As in all_reduce_rms_norm().
-        parts: The result has the rows of one of so many equal parts of x.
+        parts: Number of equal parts of x's rows. The result has the rows of one part.
 
     Raises:
-        InvalidArgument: One is wrong.
+        InvalidArgument: An argument is wrong.
     """
     seen = view(x, "x", writable=out is None)
     if seen.dtype not in NORMALISED:
@@ -170,7 +170,7 @@ def _check_apart(
     out: ArrayView,
     residual: ArrayView | None,
 ) -> None:
-    """Checks that what the call writes overlaps nothing else, except that out may be x."""
+    """Checks that no array that the call writes overlaps another, except that out may be x."""
     for i, (name, _, one) in enumerate(given):
         for other, _, two in given[i + 1 :]:
             is_apart = (

@@ -1,5 +1,5 @@
-"""What the collectives have in common whose sum is normalised: a call is one kernel, or a chain of
-the sum and the norm, which csrc/host/normed.cpp runs.
+"""The common part of collectives that normalise a sum. A call is one kernel, or a sum and a norm
+that csrc/host/normed.cpp runs one after the other.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from .prepared import Empty, Prepared, address_of, prepared
 
 
 class Normed(Collective):
-    """A collective whose sum is normalised. Python makes each call; C repeats prepared ones."""
+    """A collective that normalises a sum. Python makes each call; C repeats prepared calls only."""
 
     _SUM: str  # the collective that sums
 
@@ -95,7 +95,9 @@ class Normed(Collective):
         return f"{self._NAME}, {case.words()}, channel {channel}, {plan.name}"
 
     def _made(self, case: NormCase, plan: Plan, channel: int) -> tuple[Any, Any]:
-        """Returns the call, and that of its kernel that normalises: the same, or a part of it."""
+        """Returns the handles of the call and of its norm. If one kernel makes both, they are the
+        same.
+        """
         backend = self._context.backend
         dtype, count = case.x.dtype, case.out.count
         if plan.name == self._NAME:
@@ -112,7 +114,7 @@ class Normed(Collective):
         else:
             made.op.op = total[0]
         made.op.op.kernel = lib.kccl_run_normed
-        made.op.op.is_new = 0  # the collective is compared, not the call around it
+        made.op.op.is_new = 0  # the ranks compare the collective's call instead
         keep = made, total, norm
         handle = ffi.gc(ffi.addressof(made, "op", "op"), lambda _, keep=keep: None)
         return handle, norm
@@ -127,10 +129,11 @@ def _fill(case: NormCase, handle: Any, norm: Any) -> None:
 
 
 def plan_of(calls: Any, collective: str, nbytes: Any, dtype: Any, width: int) -> Plan:
-    """Returns the plan of a call. Arguments as in Communicator.plan(); `calls` is the communicator.
+    """Returns the plan of a call. `calls` is the communicator; see Communicator.plan() for the
+    rest.
 
     Raises:
-        InvalidArgument: There is no such collective, or no such call.
+        InvalidArgument: There is no such collective, or it cannot make such a call.
     """
     nbytes = arguments.not_negative("nbytes", nbytes)
     kind = None if dtype is None else dtypes.of(dtype)

@@ -1,7 +1,8 @@
 """put, get, signal, wait: calls that one rank makes alone. send and recv share their class Call.
 
-On the host and on the simulator C answers them (csrc/host/one_sided.cpp), once a call of the kind
-has been made: put and get for each window and element type. On a GPU each call goes through Python.
+On the host and on the simulator C answers them (csrc/host/one_sided.cpp), once Python has made a
+call of the kind. For put and get this holds for each window and element type. On a GPU each call
+goes through Python.
 """
 
 from collections.abc import Mapping
@@ -20,9 +21,9 @@ from .prepared import Arrays, Prepared, address_of, prepared
 
 
 class Call(AnsweredByC, abi.fastcall.OneSided):
-    """One of the calls of one communicator."""
+    """The call put, get, signal, wait, send or recv of one communicator."""
 
-    # Keywords with which C passes a call to Python.
+    # Keywords that C does not take: it passes a call with one of them to Python.
     _NOT_IN_C: tuple[str, ...] = ("stream",)
 
     def __init__(self, context: Context) -> None:
@@ -31,7 +32,7 @@ class Call(AnsweredByC, abi.fastcall.OneSided):
         self._is_taught = False
 
     def _taught(self) -> tuple[Any, Any]:
-        """Returns the call and its Op. C knows the call from now on, where it may make it."""
+        """Returns the call's handle and Op. Unless calls need streams, teaches C the call first."""
         context = self._context
         if self._known is None:
             handle = context.backend.call(self._NAME)
@@ -56,7 +57,7 @@ class Call(AnsweredByC, abi.fastcall.OneSided):
         op.after(fill)
 
     def _names(self) -> tuple[tuple[str, ...], int]:
-        """Returns the names of the arguments that C takes, and how many may have a position."""
+        """Returns the names of the arguments that C takes, and how many may be positional."""
         found = [
             each
             for each in signature(self._slow).parameters.values()
@@ -77,12 +78,12 @@ class Call(AnsweredByC, abi.fastcall.OneSided):
         """Prepares a call.
 
         Args:
-            fields: KcclCall's.
+            fields: Values for fields of KcclCall.
             result: What the call returns.
-            arrays: Its array, if it has one.
+            arrays: The call's array, if it has one.
             given: The caller's `stream` argument.
-            kernel: Its kernel; "": that of its own name.
-            keep: What it needs besides.
+            kernel: Name of the kernel. When "", the call's name.
+            keep: Another object to keep alive with the call.
         """
         context = self._context
         backend = context.backend
@@ -101,7 +102,7 @@ class Call(AnsweredByC, abi.fastcall.OneSided):
     def _copy(
         self, x: Any, peer: Any, window: Any, offset: Any, *, is_get: bool
     ) -> tuple[ArrayView, dict[str, int]]:
-        """Returns the view of x, and the fields of the call."""
+        """Checks the arguments of put or get. Returns the view of x, and the fields of the call."""
         view = self._context.backend.view(x, "x", writable=is_get)
         peer = self._peer(peer)
         if not isinstance(window, windows.Window):
@@ -123,7 +124,7 @@ class Call(AnsweredByC, abi.fastcall.OneSided):
     ) -> None:
         view, fields = self._copy(x, peer, window, offset, is_get=is_get)
         self._run(self._context.backend.stream(stream, view), fields)
-        # C keeps the addresses of one team's windows.
+        # C keeps a window's addresses only if its ranks are one team.
         is_kept = len(window.addresses) <= abi.MAX_WORLD_SIZE and view.is_direct
         if not self._context.backend.has_streams and is_kept:
             self.learn_window(window, window.nbytes, window.addresses, x.dtype, view.exchange_type)
@@ -246,7 +247,7 @@ class Wait(Call):
         Args:
             signal_id: The id of the signals.
             count: Number of signals.
-            peer: Counts only this rank's signals. When None, those of all ranks together.
+            peer: The rank whose signals count. When None, signals of all ranks count.
             stream: On a GPU, the stream that waits.
 
         Raises:
@@ -282,7 +283,7 @@ def _signal_id(signal_id: Any) -> int:
 class OneSided:
     """The one-sided calls of a communicator, a part of the class Communicator."""
 
-    # The texts are for help(). The first two are for the other attributes of a communicator.
+    # help() shows the texts. The first two slots allow other attributes and weak references.
     __slots__ = {
         "__dict__": "",
         "__weakref__": "",

@@ -1,4 +1,4 @@
-"""Parts with lengths of their own: what `counts` means, in the collectives that take it."""
+"""The argument `counts` of collectives: calls in which parts differ in length."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from ..base.arrays import ArrayView
 from ..base.errors import InvalidArgument
 
 MOVES, REDUCES = "all_to_all_parts", "reduce_scatter_parts"
-# Where a rank does not know the longest part of all ranks, a call is planned as for so many bytes,
-# because all ranks must plan alike.
+# If a rank does not know the longest part of all ranks, it plans the call as for this many bytes,
+# because all ranks must choose the same plan.
 _ANY_BYTES = 65536
-# More would not fit the fields of a packet, whatever the type.
+# Counts above this would not fit the fields of a packet, whatever the type.
 _MOST_ELEMENTS = 1 << 40
 
 
@@ -22,10 +22,12 @@ class Parts:
     """The parts of a call, in bytes.
 
     Attributes:
-        kernel: The kernel that makes it.
-        sends, receives: For each rank, and from each. The parts lie one behind the other.
-        repeats: Every rank is sent the same part, the input.
-        longest: The longest part of all ranks; of all_to_all a number that all ranks know.
+        kernel: The kernel that makes the call.
+        sends, receives: Length of the part for each rank, and from each rank. Parts lie one behind
+            the other in memory.
+        repeats: True if every rank is sent the same part, the whole input.
+        longest: Length of the longest part of all ranks. No rank knows it in all_to_all, where it
+            is a constant.
     """
 
     kernel: str
@@ -35,7 +37,7 @@ class Parts:
     repeats: bool = False
 
     def times(self, factor: int) -> "Parts":
-        """The parts of elements that are so many times as large."""
+        """Returns the parts for elements that are `factor` times as large."""
         return replace(
             self,
             sends=tuple(each * factor for each in self.sends),
@@ -44,15 +46,15 @@ class Parts:
         )
 
     def fields(self) -> dict[str, Any]:
-        """The fields of KcclCall."""
+        """Returns the fields of KcclCall."""
         return {"sends": self.sends, "receives": self.receives, "repeats": self.repeats}
 
 
 def counts_of(name: str, value: Any, world_size: int) -> tuple[int, ...]:
-    """The caller's counts, an integer for each rank.
+    """Returns the caller's counts as integers, one for each rank.
 
     Raises:
-        InvalidArgument: They are no sequence of so many integers from 0 to 2**40.
+        InvalidArgument: `value` is no sequence of world_size integers from 0 to 2**40.
     """
     try:
         given = tuple(value)
@@ -98,10 +100,10 @@ def check_own(counts: Sequence[int], rank: int, array: str, view: ArrayView) -> 
 def shape_of(
     array: Any, view: ArrayView, counts: Sequence[int], wanted: Sequence[int]
 ) -> tuple[int, ...]:
-    """The shape of a result of as many elements as `wanted` adds up to.
+    """Returns the shape of a result of sum(wanted) elements.
 
-    It keeps the dimensions of `array` but for the first, if all counts are whole rows of it; else
-    it has one.
+    If all counts are whole rows of `array`, it keeps the dimensions of `array` except the first.
+    Otherwise it has one dimension.
     """
     whole = arrays.shape(array, view)
     row = math.prod(whole[1:])
@@ -118,7 +120,7 @@ def moved(
     repeats: bool = False,
     kernel: str = MOVES,
 ) -> Parts:
-    """The parts of a call, from numbers of elements.
+    """Returns the parts of a call, in bytes, from numbers of elements.
 
     Args:
         view: An array of the call, for its type.

@@ -21,29 +21,28 @@ class Send(MessageCall):
     ) -> None:
         """Sends x to a peer, whose recv() takes it. Returns when x may be reused.
 
-        On the host an array of up to 8,160 bytes is buffered, so this returns before the peer
-        receives it, as long as the peer has not left more than some 48 KiB of this rank's messages
-        where they are. With a longer one it returns when the peer has received it. The peer keeps
-        what has come and was not asked for in memory of its own, without a limit. Two ranks that
-        send each other long arrays first and receive then would wait for each other: use group() or
-        isend().
+        On the host arrays of up to 8,160 bytes are buffered: the call returns before the peer
+        receives them, unless some 48 KiB of this rank's messages still lie in the peer's buffer.
+        With a longer array it returns when the peer has received it. Messages that arrive before
+        their recv() are moved to memory of the peer, without a limit. Two ranks that send each
+        other long arrays first and receive then would wait for each other: use group() or isend().
 
-        On a GPU the call is enqueued, and it is the stream that waits. Four messages to one peer
-        are buffered, each of up to 255 KiB (63 KiB on channels other than 0; 4,080 bytes on the
-        simulator). A fifth one waits until the peer has received the first, and a longer one until
-        the peer receives it.
+        On a GPU the call is enqueued, and the stream waits instead of the caller. Four messages to
+        one peer are buffered, each of up to 255 KiB (63 KiB on channels other than 0; 4,080 bytes
+        on the simulator). A fifth message waits until the peer has received the first one. A longer
+        message waits until the peer receives it.
 
         Args:
             x: C-contiguous array.
             peer: The rank that receives it; may be this rank.
-            tag: A number from 0 to 2^31 - 1. recv() takes a message with the tag that it names. On
-                GPUs and on the simulator it must be 0.
-            stream, channel: As in all_reduce; recv() takes a message of its channel. On the host
-                the channel must be 0.
+            tag: A number from 0 to 2^31 - 1. recv() takes only messages with the tag that it asks
+                for. On GPUs and on the simulator it must be 0.
+            stream, channel: As in all_reduce. recv() takes only messages sent on its channel. On
+                the host the channel must be 0.
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent.
-            Timeout, PeerLost: The peer did not come, or went.
+            Timeout, PeerLost: The peer did not arrive in time, or has left or died.
         """
         self.make(self.message(x, peer, tag, stream, channel))
 
@@ -72,25 +71,26 @@ class Recv(MessageCall):
         stream: Any = None,
         channel: int = 0,
     ) -> Any:
-        """Receives x: the first message that has come from `peer` with `tag`, or else comes.
+        """Receives into x the first message from `peer` with `tag`. Waits if none has arrived.
 
         Messages of one peer with one tag, on one channel, are received in the order in which they
         were sent.
 
         Args:
             x: C-contiguous array. The message must have its length in bytes.
-            peer: The rank that sends it. None: any rank; irecv() then says which it was. On GPUs
-                and on the simulator it must be given.
-            tag: The tag that send() was given. None: any tag.
+            peer: The rank that sends it. None takes a message from any rank, which irecv()'s
+                request names. On GPUs and on the simulator it must be given.
+            tag: The tag that send() was given. None takes any tag.
             stream, channel: As in send().
 
         Returns:
             x.
 
         Raises:
-            InvalidArgument: An argument is wrong, or the message has another length; the text has
-                both. On a GPU a later call raises it.
-            Timeout, PeerLost: The peer did not come, or went. With any peer: all have gone.
+            InvalidArgument: An argument is wrong. Or the message has another length than x; the
+                text has both lengths, and on a GPU a later call raises it.
+            Timeout, PeerLost: The peer did not arrive in time, or has left or died. With peer None:
+                all peers have gone.
         """
         self.make(self.message(x, peer, tag, stream, channel))
         return x
@@ -140,14 +140,15 @@ class PointToPoint:
     ) -> Request:
         """Begins to send x, and returns at once. Arguments and errors are those of send().
 
-        x must not be written until the request's wait() or test() says that it is done. It moves on
-        in this rank's calls of send, recv, isend, irecv, wait and test only. On GPUs and on the
-        simulator the next send, recv, wait, test or end of a group issues all messages that have
-        been begun, together; close() drops those that none has issued. A prepared call is made at
-        once, before them.
+        x must not be written until the request's wait() or test() says that it is done. The message
+        makes progress only in this rank's calls of send, recv, isend, irecv, wait and test. On GPUs
+        and on the simulator the next send, recv, wait, test or end of a group issues all begun
+        messages together. close() drops begun messages that were not issued. A prepared call is
+        made at once, before begun messages.
 
         Raises:
-            InvalidArgument: A group is open in this thread: send() within it is begun by its end.
+            InvalidArgument: A group is open in this thread. Call send() in it, which begins when
+                the group ends.
         """
         self._check_no_group("isend")
         return self._messages.start(self.send.message(x, peer, tag, stream, channel))
@@ -167,7 +168,8 @@ class PointToPoint:
         the simulator the stream waits for the message once it has been issued; see isend().
 
         Raises:
-            InvalidArgument: A group is open in this thread: recv() within it is begun by its end.
+            InvalidArgument: A group is open in this thread. Call recv() in it, which begins when
+                the group ends.
         """
         self._check_no_group("irecv")
         return self._messages.start(self.recv.message(x, peer, tag, stream, channel))
@@ -180,7 +182,8 @@ class PointToPoint:
             )
 
     def group(self, *, prepare: bool = False) -> Group:
-        """Issues the sends and receives that are called within it together, at its end.
+        """Returns a context at whose end the sends and receives called within it are issued
+        together.
 
         They do not wait for each other, so ranks may send to each other in any order. When the
         group ends, all of them are done. Until then the arrays that it sends must not be written,
@@ -188,19 +191,19 @@ class PointToPoint:
         sent. A prepared call within it is made at once. A group within a group is part of it, and
         an exception that leaves the inner one drops the calls of that one only.
 
-        On GPUs and on the simulator a group is one call on each stream and channel that it uses,
-        where no two of its messages go to one peer or come from one. With several of them there is
-        a call with the first message to and from each peer, then one with the second, and so on. A
-        later call waits for the end of the one before, so ranks that have several messages for one
-        peer must make them in matching order.
+        On GPUs and on the simulator a group makes one call on each stream and channel, if it has at
+        most one message to and one from each peer. With several, the first call has the first
+        message to and from each peer, the second call the second, and so on. A later call waits for
+        the end of the one before, so ranks that have several messages for one peer must make them
+        in matching order.
 
             with comm.group():
                 comm.send(mine, right)
                 comm.recv(theirs, left)
 
-        With `prepare` nothing is issued when the group ends, but each time that what the context
-        returned is called. It keeps the arrays alive. On a GPU it takes the streams that the group
-        found.
+        With `prepare` the context returns a callable. The end of the group issues nothing; each
+        call of the callable issues the messages. It keeps the arrays alive. On a GPU it uses the
+        streams that were current within the group.
 
             with comm.group(prepare=True) as exchange:
                 comm.send(mine, right)
@@ -213,6 +216,6 @@ class PointToPoint:
         Raises:
             InvalidArgument: A group with `prepare` is within another group.
             Error: A group of this communicator is open in another thread.
-            Timeout, PeerLost: A peer did not come, or went.
+            Timeout, PeerLost: A peer did not arrive in time, or has left or died.
         """
         return Group(self._messages, self._messages.prepared_group() if prepare else None)

@@ -26,11 +26,11 @@ Arrays = Sequence[tuple[str, Any, ArrayView]]
 
 
 def check_unmoved(context: Context, call: str, arrays: Arrays) -> None:
-    """Checks that the arrays of a prepared call still have the memory that they had then.
+    """Checks that the arrays of a prepared call still have the memory that they had at prepare().
 
     Args:
-        context: The communicator's.
-        call: What was prepared, as in "all_reduce.prepare".
+        context: The Context of the communicator.
+        call: The method that prepared the call, as in "all_reduce.prepare".
         arrays: The arrays.
 
     Raises:
@@ -82,13 +82,13 @@ class Prepared(fastcall.Op):
             refuse()
             return 0
 
-        # C asks for the stream before each run.
+        # C calls stream() before each run, so no run gets past it.
         fastcall.Op.__init__(
             self, address_of(self._handle), None, self._context.raise_failure, stream
         )
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        """C calls this when `op()` is given arguments."""
+        """Raises an error. C calls it when `op()` is given arguments."""
         raise TypeError("a prepared call takes no arguments: prepare() has taken them")
 
     def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
@@ -103,7 +103,7 @@ class Prepared(fastcall.Op):
 
         Raises:
             InvalidArgument: iterations is not positive, or warmup is negative.
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         import numpy as np
 
@@ -120,7 +120,7 @@ class Checked(Prepared):
     """
 
     def __init__(self, name: str, signature: str, own: bytes, arrays: Arrays, *args: Any) -> None:
-        """`name`: what was prepared; `signature`, `own`: as in prepared()."""
+        """`name` is the collective's; see prepared() for `signature` and `own`."""
         super().__init__(*args)
         self._name = f"{name}.prepare"
         self._signature = signature
@@ -160,7 +160,7 @@ class OnStream(Prepared):
         self._stream = stream
         if not callable(stream):
             context.backend.set_stream(handle, stream)
-        self._graph = context.backend.as_graph(handle)  # kept alive for the handle
+        self._graph = context.backend.as_graph(handle)  # the handle refers to it
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -183,7 +183,7 @@ class OnStream(Prepared):
 
         Raises:
             InvalidArgument: iterations is not positive, or warmup is negative.
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         import numpy as np
 
@@ -192,7 +192,7 @@ class OnStream(Prepared):
             min(_CALLS_PER_EVENT, iterations - begin)
             for begin in range(0, iterations, _CALLS_PER_EVENT)
         ]
-        # clock() writes the host's time of each call here. It is not used.
+        # clock() writes the host's time of each call here, which is not used.
         enqueued_us = np.empty(max(*sizes, warmup), np.float64)
 
         def enqueue(count: int) -> None:
@@ -222,14 +222,15 @@ def prepared(
     keep: Any = None,
     own: bytes = b"",
 ) -> Prepared:
-    """Returns the object that `.prepare` returns.
+    """Makes the object that `.prepare` returns.
 
     Args:
         context, plan, handle, result: As in Prepared.
-        signature: The call in words, for KCCL_CHECK=1; "": the ranks do not make it together.
-        arrays: The caller's arrays; the first says the stream.
+        signature: The call in words, which the ranks compare under KCCL_CHECK=1; "" if it is not
+            collective.
+        arrays: The caller's arrays. If `given` is None, the first one's library gives the stream.
         given: The caller's `stream` argument.
-        keep: An object to keep alive besides.
+        keep: Another object to keep alive with the call.
         own: As in Context.check_agreement().
     """
     backend = context.backend

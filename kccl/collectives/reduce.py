@@ -27,21 +27,21 @@ class Reduce(Collective):
         """The root's `out` gets the element-wise reduction of all ranks' `x`.
 
         Args:
-            x: C-contiguous array of any shape, of a type that all_reduce takes.
-                The same size and type on every rank. Only the root's may be written.
+            x: C-contiguous array of any shape, of a type that all_reduce takes. The same size and
+                type on every rank. Only the root's x is written, if the call is in place.
             root: The rank that gets the result.
             out: Array for the result, of the same size and type. When None, x: the call is in
-                place. The other ranks may pass one, too. It is checked and not written.
+                place. The other ranks may pass an out, too. It is checked, but not written.
             op: As in all_reduce.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:
-            `out`, or x, on the root. It has the same bits as all_reduce's result. None on the other
+            On the root `out`, or x, with the same bits as all_reduce's result. None on the other
             ranks.
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent.
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         result: ArrayT | None = self._call(self._case(x, root, out, op), stream, channel, algorithm)
         return result

@@ -40,8 +40,8 @@ class ReduceScatter(Collective):
                 (x.shape[0] / world_size, *x.shape[1:]) if world_size divides x.shape[0]; otherwise
                 it has one dimension.
             op: As in all_reduce.
-            counts: How many elements each rank gets, as in MPI's Reduce_scatter: the same numbers
-                on every rank, as in scatter. None: all get x.size / world_size.
+            counts: Number of elements that each rank gets, as in MPI's Reduce_scatter. See scatter.
+                When None, every rank gets x.size / world_size elements.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:
@@ -50,8 +50,8 @@ class ReduceScatter(Collective):
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent. Or the counts of the ranks
-                differ; with more than 8 ranks a check sum of 8 bits shows it.
-            Timeout, PeerLost: A rank did not come, or went.
+                differ; with more than 8 ranks only a check sum of 8 bits is compared.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         return self._call(self._case(x, out, op, counts), stream, channel, algorithm)
 

@@ -28,14 +28,15 @@ class ReduceScatterRmsNorm(Normed):
     ) -> Any:
         """Sums x over the ranks; this rank adds the residual to its rows and normalises them.
 
-        all_gather gives every rank all rows, as where rows are shared out between the layers
-        (sequence parallelism). The bits are those of these rows of all_reduce_rms_norm.
+        This is for sequence parallelism, where each rank has some of the rows between layers;
+        all_gather then gives every rank all rows. The bits are those of the same rows of
+        all_reduce_rms_norm.
 
         Args:
             x: C-contiguous array [..., width] of float32, float16 or bfloat16. The same size and
                 type on every rank. The number of rows must be divisible by world_size.
-            residual: Array of this rank's rows, of the type of x, which gets their sum, rounded to
-                that type; None: there is none.
+            residual: Array of this rank's rows, of the type of x, or None for no residual. `hidden`
+                of these rows is stored in it, rounded to its type.
             weight, eps, scale: As in all_reduce_rms_norm.
             out: Array for this rank's rows; float8_e4m3fn where scale is given. It must not
                 overlap x. When None, an array of x's type is allocated as in reduce_scatter.
@@ -47,7 +48,7 @@ class ReduceScatterRmsNorm(Normed):
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent.
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         case = self._checked(x, residual, weight, eps, out, scale)
         return self._call_normed(case, stream, channel, algorithm)
@@ -78,7 +79,7 @@ class ReduceScatterRmsNorm(Normed):
     ) -> NormCase:
         backend, parts = self._context.backend, self._context.world_size
         if out is None and scale is None:
-            # An array of the right type; check() says what is wrong with x.
+            # Makes an array of the right type. If x is wrong, check() raises the error.
             view = backend.view(x, "x", writable=False)
             out = backend.like(x, view, arrays.shape_of_chunk(x, view, parts))
         return check(backend.view, x, residual, weight, eps, out, scale, parts=parts)

@@ -17,25 +17,25 @@ def rms_norm(
     scale: Any = None,
     stream: Any = None,
 ) -> ArrayT:
-    """Normalises each row of x by the root of the mean of its squares; with a residual, of the sum.
+    """Normalises each row of x, or of x + residual, by the root of the mean of its squares.
 
         hidden = x + residual
         out = hidden / sqrt(mean(hidden * hidden) + eps) * weight
 
     The sum with the residual is rounded to the type of x, and stored in `residual`. The rest is
     computed in float32 and rounded once. Squares are added in an order that depends on the length
-    of a row only, so the bits are the same on every device. csrc/include/kccl/norm.cuh has it.
-    The result is within one unit in the last place of torch.nn.functional.rms_norm of float16 and
-    bfloat16.
+    of a row only, so the bits are the same on every device. csrc/include/kccl/norm.cuh has this
+    order. The result is within one unit in the last place of torch.nn.functional.rms_norm of
+    float16 and bfloat16.
 
     Args:
         x: C-contiguous array [..., width] of float32, float16 or bfloat16, on the host or a GPU.
         weight: Array [width] of the same type.
         eps: Number that is not negative. It is rounded to float32.
-        residual: Array of the size and type of x, which gets the sum; None: there is none.
+        residual: Array of the size and type of x, in which the sum is stored; None for no residual.
         out: Array for the result, of the size and type of x; float8_e4m3fn where scale is given.
             When None, x: the call is in place.
-        scale: Array of one float32. The result is divided by it, limited to 448 either way, and
+        scale: Array of one float32. The result is divided by it, clamped to [-448, 448], and
             rounded to float8_e4m3fn once.
         stream: As in all_reduce.
 

@@ -1,8 +1,8 @@
-"""Calls whose op is premul_sum(): the input is multiplied first, and the collective sums.
+"""Calls with op premul_sum(): each rank multiplies its input first, and the collective sums.
 
 A call is up to three kernels of this rank, which csrc/host/scaled.cpp runs one after another: scale
 stores the products in memory of the library's, the collective sums them, and narrow rounds the sums
-to the caller's type. The collective is that of op "sum" and the products' type.
+to the caller's type. The collective runs with op "sum" and the products' type.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ def make(backend: Backend, case: "Case", plan: Plan, channel: int) -> Any:
     Args:
         backend: The backend.
         case: The call.
-        plan: That of its sum.
+        plan: The plan of the call's sum.
         channel: The channel.
     """
     op, dtype, wide = case.fields["op"], case.x.dtype, case.x.dtype.accumulator
@@ -49,7 +49,7 @@ def make(backend: Backend, case: "Case", plan: Plan, channel: int) -> Any:
         count *= ratio
     rounds = wide != dtype and case.has_result
     products_bytes = -(-case.x.count * wide.itemsize // _ALIGNMENT) * _ALIGNMENT
-    # A result as long as the input takes the products' place.
+    # A result as long as the input overwrites the products.
     is_in_place = case.out.count == case.x.count
     sums_bytes = case.out.count * wide.itemsize if rounds and not is_in_place else 0
     room = backend.temporary(products_bytes + sums_bytes, channel)
@@ -68,6 +68,6 @@ def make(backend: Backend, case: "Case", plan: Plan, channel: int) -> Any:
     else:
         made.op.op = total[0]
     made.op.op.kernel = lib.kccl_run_scaled
-    made.op.op.is_new = 0  # the collective is compared, not the call around it
+    made.op.op.is_new = 0  # the ranks compare the collective's call instead
     keep = made, scale, total, narrow
     return ffi.gc(ffi.addressof(made, "op", "op"), lambda _, keep=keep: None)

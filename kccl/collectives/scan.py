@@ -33,9 +33,8 @@ class Scan(Collective):
             out: Array for the result, of the same size and type. When None, x: the call is in
                 place.
             op: As in all_reduce. "avg" is the mean of those ranks' x.
-            exclusive: If True, this rank's own x does not count: the result is that of ranks 0 to
-                rank - 1. So rank 0 has no result, and its arrays are not written. The same on every
-                rank.
+            exclusive: If True, only ranks 0 to rank - 1 count, without this rank's own x. So rank 0
+                has no result, and its arrays are not written. It must be the same on every rank.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:
@@ -45,7 +44,7 @@ class Scan(Collective):
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent.
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         result: ArrayT | None = self._call(
             self._case(x, out, op, exclusive), stream, channel, algorithm

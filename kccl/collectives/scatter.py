@@ -32,17 +32,17 @@ class Scatter(Collective):
         Args:
             x: On the root, a C-contiguous array of any shape, of any type without Python objects.
                 The size must be divisible by world_size, unless counts are given. Chunk p is the
-                p-th of world_size equal parts. The other ranks may pass None, and then out must be
-                given. Or they pass an array of the same size and type, which is not read.
+                p-th of world_size equal parts. The other ranks pass None, and then must give out.
+                Or they pass an array of the same size and type, which is not read.
             root: The rank whose array is scattered.
             out: Array for the result: C-contiguous, of x's type, with x.size / world_size elements.
                 In place: the root's out may be its chunk of x. Otherwise x and out must not
-                overlap. When None, an array is allocated, of the shape as in reduce_scatter.
-            counts: How many elements each rank gets, as in MPI's Scatterv: the same numbers on
-                every rank, from 0 on. x has sum(counts) elements, rank p's behind those of the
-                ranks before it, and out has counts[rank]. An allocated array keeps x's dimensions
-                but for the first, if all counts are whole rows; else it has one. None: all get
-                x.size / world_size.
+                overlap. When None, an array is allocated, with the shape as in reduce_scatter.
+            counts: Number of elements that each rank gets, as in MPI's Scatterv: integers of at
+                least 0, the same on every rank. x has sum(counts) elements, in rank order, and out
+                has counts[rank]. If all counts are whole rows of x, an allocated array keeps x's
+                dimensions except the first; otherwise it has one dimension. When None, every rank
+                gets x.size / world_size elements.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:
@@ -50,9 +50,9 @@ class Scatter(Collective):
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent. Or a rank's part has another
-                length than the root's counts say; with more than 8 ranks this is noticed only if
-                the longest counts differ.
-            Timeout, PeerLost: A rank did not come, or went.
+                length than the root's counts say. With more than 8 ranks only the longest counts
+                are compared.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         return self._call(self._case(x, root, out, counts), stream, channel, algorithm)
 

@@ -20,15 +20,16 @@ def _close_window(
     its_calls: "Sequence[ref[Put] | ref[Get]]",
     window: windows.Window,
 ) -> None:
-    """See Window.close(). `name` is the same on all ranks; the references are the communicator's.
+    """See Window.close(). `name` is the same on all ranks. `its_...` belong to the window's
+    communicator.
 
-    A communicator that is collected has left.
+    If the communicator has been garbage-collected or closed, the ranks need not agree.
     """
     context = its_context()
     if context is not None and not context.has_left():
         with context.out_of_band("window.close") as limit_s:
             context.backend.wait_for_calls("window.close()")
-            # From here on no rank's call uses the window.
+            # When this returns, no rank's call uses the window any more.
             agree_on_arguments(context.mesh, {"window": name}, "window.close", limit_s)
     for its_call in its_calls:
         call = its_call()
@@ -52,17 +53,18 @@ class Symmetric:
 
         Raises:
             InvalidArgument: The size is no positive integer, or differs between ranks.
-            BackendError: The memory could not be allocated or mapped on some rank, whose number and
-                reason the text has; or it is more than this machine's available memory. No rank
-                has the window then, and the communicator stays usable.
-            Timeout, PeerLost: A rank did not come, or went.
+            BackendError: The memory could not be allocated or mapped on some rank; the text has its
+                number and the reason. Or it is more than this machine's available memory. Then no
+                rank has the window, and the communicator stays usable.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         with self.context.out_of_band("window") as limit_s:
             nbytes = arguments.integer("nbytes", nbytes)
             window = self.context.backend.allocate(nbytes, limit_s)
             self._num_windows += 1
             name = f"number {self._num_windows}, of {nbytes} bytes"
-            # A window does not keep its communicator: the peers of one that is dropped are told.
+            # A window refers to its communicator weakly, so that dropping the communicator tells
+            # its peers.
             context = ref(self.context)
             calls: list[ref[Put] | ref[Get]] = [ref(self.put), ref(self.get)]
             return window.closes_by(partial(_close_window, name, context, calls))
@@ -101,15 +103,15 @@ class Symmetric:
         the same time. All arguments must be the same on all ranks.
 
         Args:
-            channels: Most coops (blocks or warps) that make calls.
-            max_bytes: Most bytes in the message of one coop.
+            channels: Largest number of coops (blocks or warps) that make calls.
+            max_bytes: Largest message of one coop, in bytes.
             exchange_bytes: Most bytes of all slices in publish() and collect() together. Each slice
                 counts as a multiple of 64 bytes.
 
         Raises:
             InvalidArgument: A size is out of range, or differs between ranks.
             BackendError: As window().
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         with self.context.out_of_band("device_comm") as limit_s:
             channels = arguments.between("channels", channels, 1, 2**20)

@@ -73,7 +73,7 @@ LEGACY_STREAM: int
 
 
 def __getattr__(name: str) -> int:
-    # The number is the vendor's, and the vendor is chosen when a GPU is first used.
+    # LEGACY_STREAM differs between vendors, and the vendor is chosen when a GPU is first used.
     if name == "LEGACY_STREAM":
         return driver.legacy_stream()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

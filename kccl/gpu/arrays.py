@@ -2,8 +2,8 @@
 
 A caller's array is a PyTorch tensor, or has __cuda_array_interface__ (CuPy, Numba) or DLPack (JAX).
 A call on it goes to the stream that its library uses at that moment, unless the caller gives one.
-JAX does not tell its streams: calls on its arrays go to the legacy default stream, which waits for
-them. So does the stream that a caller gives.
+JAX does not tell its streams. A call on its arrays goes to the legacy default stream, or to the
+stream that the caller gives, and that stream waits for JAX's pending work on the arrays.
 """
 
 import math
@@ -19,14 +19,14 @@ from ..base.copying import not_copied
 from ..base.errors import BackendError, InvalidArgument
 from . import driver
 
-# Libraries whose arrays are read-only. Their interface, and DLPack before its version 1, do not say
-# so for all element types.
+# Libraries whose arrays are read-only. Neither their __cuda_array_interface__ nor DLPack before
+# version 1 says so for all element types.
 _IMMUTABLE = ("jax", "jaxlib")
 
 
 _TYPESTR_KINDS = {"float": "f", "signed": "i", "unsigned": "u", "bool": "b", "complex": "c"}
 _NAMES = {dtype.name for dtype in dtypes.ALL}
-# Types that NumPy has too: without the sign of the byte order, as in "f4".
+# NumPy's type strings without the byte order, as in "f4", for the types that NumPy has too.
 _BY_TYPESTR = {
     f"{_TYPESTR_KINDS[dtype.kind]}{dtype.itemsize}": dtype.name
     for dtype in dtypes.ALL
@@ -43,9 +43,9 @@ class DeviceView(ArrayView):
     """A caller's memory on a GPU.
 
     Attributes:
-        stream: Says which stream the array's library uses now.
-        wait_on: Makes a stream wait for what the library still does to the array; None if the
-            caller has to see to that, as with PyTorch.
+        stream: Returns the stream that the array's library uses now.
+        wait_on: Makes a stream wait for the library's pending work on the array. None if the caller
+            must do that, as with PyTorch.
     """
 
     stream: Callable[[], int] = driver.legacy_stream
@@ -57,8 +57,8 @@ class DeviceArray:
 
     Attributes:
         address: The address of the first element.
-        shape: In elements.
-        dtype: Their type.
+        shape: Shape in elements.
+        dtype: Element type.
         nbytes: Size in bytes.
         device: The device's number in this process.
     """
@@ -85,7 +85,7 @@ class DeviceArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> "DeviceArray":
-        """Rows [a, b) as an array in the same memory; steps other than 1 are refused."""
+        """Returns rows [a, b) as an array in the same memory. Refuses steps other than 1."""
         if not isinstance(rows, slice):
             raise TypeError(f"index is {rows!r}, must be a slice")
         begin, end, step = rows.indices(len(self))
@@ -127,7 +127,7 @@ class DeviceArray:
 
 
 def view(array: Any, name: str, *, writable: bool, device: int | None) -> DeviceView:
-    """Looks at a caller's array.
+    """Returns the view of a caller's array.
 
     Args:
         array: The array.
@@ -187,9 +187,9 @@ def like(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def pointer(array: Any, name: str) -> Pointer:
-    """Returns the pointer to a kernel's argument, with the stream that its library uses now.
+    """Returns the pointer to an array for a kernel, with the stream that its library uses now.
 
-    The kernel may write the array. It may have any element type and be on any device.
+    The kernel may write the array. The array may have any element type and be on any device.
 
     Raises:
         InvalidArgument: It is no array in GPU memory, not contiguous, or read-only.
@@ -219,7 +219,7 @@ def stream_of(stream: Any) -> int:
     if protocol is not None:
         _, handle = protocol() if callable(protocol) else protocol
         return int(handle)
-    # PyTorch before 2.9.
+    # Streams of PyTorch before 2.9 have this attribute instead.
     handle = getattr(stream, "cuda_stream", None)
     if handle is None:
         raise InvalidArgument(
@@ -277,10 +277,10 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
 
 def _stream_of_torch(device: int) -> Callable[[], int]:
     torch = sys.modules["torch"]
-    # The function that current_stream() calls. It returns a number instead of an object.
+    # current_stream() calls this function, which returns a number instead of an object.
     ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
-    # Called before each run of a prepared call: a partial adds no Python frame.
+    # The result is called before each run of a prepared call. A partial adds no Python frame.
     return partial(current_stream, device)
 
 
@@ -302,8 +302,8 @@ def _view_by_interface(array: Any, name: str, writable: bool) -> DeviceView:
 
 
 def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
-    """Returns a function that gives the current stream of an array's library. It must not keep the
-    array.
+    """Returns a function that gives the current stream of an array's library. The function must not
+    keep the array alive.
     """
     if _library(array) == "cupy":
         current_stream = sys.modules["cupy"].cuda.get_current_stream
@@ -330,7 +330,8 @@ def _view_by_dlpack(array: Any, name: str, stream: int) -> tuple[DeviceView, int
 def _wait_for(array: Any, name: str, stream: int) -> None:
     """Lets the array's library make a stream wait for its pending work on the array."""
     gpu = driver.table()
-    # DLPack has no stream 0, which is ambiguous; for the driver it is the legacy stream.
+    # DLPack refuses stream 0 as ambiguous. For the driver 0 is the legacy stream, so that is
+    # passed.
     dlpack.read(array, name, gpu.dlpack_type, stream=stream or gpu.legacy_stream)
 
 

@@ -18,7 +18,9 @@ _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
 class Cuda(Table):
-    """See Table. A context is the address of a device's primary one, as in PyTorch and CuPy."""
+    """See Table. A context is the address of a device's primary context, which PyTorch and CuPy use
+    too.
+    """
 
     backend = "cuda"
     vendor = "NVIDIA"
@@ -150,7 +152,7 @@ class Cuda(Table):
         return self._arch_of(*version)
 
     def arch_for(self, arch: str) -> str:
-        """See Table: with all that only GPUs of this compute capability have."""
+        """See Table: the architecture with the features that only this compute capability has."""
         match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
         return arch if match is None else self._arch_of(int(match[1]), int(match[2]))
 
@@ -200,15 +202,16 @@ class Cuda(Table):
     def load_code(
         self, code: bytes, names: Sequence[str]
     ) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
-        """See Table. A module belongs to one context. A library would not: where
-        CUDA_MODULE_LOADING is EAGER, it is loaded into all contexts, and waits for their kernels.
+        """See Table. The code is loaded as a module, which belongs to one context. With
+        CUDA_MODULE_LOADING=EAGER, a library would be loaded into all contexts, and wait for their
+        kernels.
         """
         module = self.call("cuModuleLoadData", code)
         found = []
         for name in names:
             note = f"for {name}"
             function = self.call("cuModuleGetFunction", module, name.encode(), note=note)
-            # By default the driver loads a kernel when it is first used.
+            # Loads the kernel now. By default the driver would load it at its first use.
             self.call("cuFuncLoad", function, note=note)
             found.append((int(function), self._parameters(int(function))))
         return found

@@ -46,15 +46,15 @@ def call(name: str, *args: Any, note: str = "") -> Any:
     """Calls a function of the driver.
 
     Args:
-        name: The driver's own.
-        *args: As the vendor's binding for Python has them.
-        note: What the error message adds: the argument that matters.
+        name: The driver's name of the function.
+        *args: Its arguments, as the vendor's binding for Python takes them.
+        note: A text for the error message: the argument that matters.
 
     Returns:
         None, its result, or a tuple of its results.
 
     Raises:
-        BackendError: It failed, or the driver is not there.
+        BackendError: The function failed, or there is no driver.
     """
     return table().call(name, *args, note=note)
 
@@ -70,12 +70,14 @@ def error_text(name: str, code: int, note: str = "") -> str:
 
 
 def function_address(name: str, version: int = 0) -> int:
-    """The address of a function of the driver, for callers in C; of a version, as in 12030."""
+    """Returns the address of a driver's function, for callers in C. `version` is as 12030."""
     return table().function_address(name, version)
 
 
 def constant(name: str) -> Any:
-    """A constant, a member of an enumeration ("Enumeration.MEMBER") or a type of the driver."""
+    """Returns a constant, a member of an enumeration ("Enumeration.MEMBER") or a type of the
+    driver.
+    """
     return table().constant(name)
 
 
@@ -106,10 +108,10 @@ class Device:
 
     Attributes:
         ordinal: Its number in this process.
-        name: As the driver says it.
+        name: Its name, as the driver says it.
         uuid: The driver's identifier, which is the same in every process.
         arch: The architecture to compile for, as in "sm_90a".
-        multiprocessors: Their number.
+        multiprocessors: Number of its multiprocessors.
         shared_bytes: Most shared memory of a block.
         context: Its context, which is PyTorch's and CuPy's too.
     """
@@ -123,7 +125,9 @@ class Device:
     context: int = field(repr=False)
 
     def current(self) -> _Current:
-        """A context (`with device.current():`) in which this thread's calls go to this device."""
+        """Returns a context (`with device.current():`) in which this thread's calls go to the
+        device.
+        """
         return _Current(self.context)
 
 
@@ -138,7 +142,7 @@ def device(ordinal: int) -> Device:
     """Returns a device by its number; its context lives as long as the process.
 
     Raises:
-        BackendError: There is none, or it is too old.
+        BackendError: There is no such device, or it is too old.
     """
     gpu = table()
     return Device(
@@ -158,7 +162,7 @@ def uuid(ordinal: int) -> str:
 
 
 def pick_device(local_rank: int) -> Device:
-    """Returns the device that this thread has made current, else the one of this rank."""
+    """Returns the device that this thread has made current, else one by the local rank."""
     gpu = table()
     if gpu.has_current():
         return device(int(gpu.call(gpu.names.current_ordinal)))
@@ -178,12 +182,14 @@ def can_access(ordinal: int, other: int) -> bool:
 
 
 def legacy_stream() -> int:
-    """The default stream of each device. It and the blocking streams wait for each other."""
+    """Returns the default stream of each device. It and blocking streams wait for each other."""
     return table().legacy_stream
 
 
 def make_stream() -> int:
-    """A stream of the current device that waits for no other; it lives as long as the context."""
+    """Returns a new stream of the current device, which waits for no other stream. It lives as long
+    as the context.
+    """
     gpu = table()
     return int(gpu.call(gpu.names.create_stream, gpu.stream_flags))
 
@@ -194,7 +200,7 @@ def write(to: int, data: Any, stream: int) -> None:
     Args:
         to: Address.
         data: bytes, or another buffer of single bytes, as a NumPy array of uint8.
-        stream: Does the copy.
+        stream: The stream that does the copy.
     """
     gpu = table()
     note = f"of {len(data)} bytes"
@@ -251,9 +257,10 @@ def synchronize(where: Device) -> None:
 
 
 def synchronize_within(where: Device, seconds: float) -> bool:
-    """synchronize(), for at most so long. Returns False if something still runs then.
+    """Does synchronize() for at most `seconds`. Returns False if the device's work has not ended
+    then.
 
-    A thread waits, because the driver's function has no limit. The thread ends with the device's
+    A thread waits, because the driver's function has no timeout. The thread ends with the device's
     work.
     """
     errors: list[BackendError] = []
@@ -276,7 +283,8 @@ def synchronize_within(where: Device, seconds: float) -> bool:
 
 
 def intervals_us(stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
-    """Microseconds that a stream of the current device takes for what each part enqueues on it.
+    """Returns the microseconds that a stream of the current device takes for what each part
+    enqueues.
 
     The parts follow each other without a pause. Waits for the end of the last one.
     """
@@ -300,19 +308,19 @@ def intervals_us(stream: int, parts: Sequence[Callable[[], None]]) -> list[float
 
 
 def begin_capture(stream: int) -> None:
-    """Begins to capture a stream into a graph. Forbids what captures forbid in this thread only."""
+    """Begins to capture a stream into a graph. Forbids unsafe calls in this thread only."""
     gpu = table()
     gpu.call(gpu.names.begin_capture, stream, gpu.constant(gpu.capture_mode))
 
 
-# Functions that drain() calls. Each waits until its owner has released memory.
+# Functions that drain() calls. Each waits until the module that added it has released memory.
 drains: list[Callable[[], None]] = []
 
 
 def drain() -> None:
     """Waits until memory that was dropped is released, for ten seconds at most.
 
-    For before a capture: a release waits for the device, which would end the capture.
+    Call it before a capture: a release waits for the device, which would end the capture.
     """
     for each in drains:
         each()
@@ -320,7 +328,7 @@ def drain() -> None:
 
 @contextmanager
 def uncaptured() -> Iterator[None]:
-    """A context in which this thread may load code while a stream is being captured."""
+    """Returns a context in which this thread may load code while a stream is being captured."""
     gpu = table()
     before = gpu.relax_captures()
     try:
@@ -333,7 +341,7 @@ def uncaptured() -> Iterator[None]:
 
 
 def resident_blocks(handle: int, block: int, shared_bytes: int) -> int:
-    """Returns how many blocks of a function one multiprocessor runs side by side."""
+    """Returns the occupancy of a function: the blocks that one multiprocessor runs at once."""
     gpu = table()
     return int(gpu.call(gpu.names.resident_blocks, handle, block, shared_bytes))
 

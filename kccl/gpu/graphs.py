@@ -12,7 +12,7 @@ class KernelGraph:
     it, also on another stream. It may be dropped while it runs.
 
     Attributes:
-        handle: What the driver's function for launches of graphs takes.
+        handle: The executable graph, which the driver's function launches.
     """
 
     def __init__(

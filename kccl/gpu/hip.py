@@ -53,7 +53,8 @@ class Hip(Table):
         destroy_event="hipEventDestroy",
         resident_blocks="hipModuleOccupancyMaxActiveBlocksPerMultiprocessor",
         launch="hipModuleLaunchKernel",
-        # Never used: it is slow, and co-residency is checked by occupancy.
+        # KCCL makes no cooperative launches on AMD's GPUs: they are slow, and co-residency is
+        # checked by occupancy.
         launch_cooperative="",
         create_graph="hipGraphCreate",
         add_kernel_node="hipGraphAddKernelNode",
@@ -77,7 +78,7 @@ class Hip(Table):
     is_accessible = 704  # hipErrorPeerAccessAlreadyEnabled
     stream_flags = 1  # hipStreamNonBlocking
     capture_mode = "hipStreamCaptureMode.hipStreamCaptureModeThreadLocal"
-    # Also the number of DLPack and of the array API standard; 1 and 2 are not supported there.
+    # DLPack and the array API standard use this number too, and support neither 1 nor 2 on ROCm.
     legacy_stream = 0
     # hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent
     host_flags = 1 | 2 | 0x40000000
@@ -85,7 +86,7 @@ class Hip(Table):
     bus_parts = ("PciDomainId", "PciBusId", "PciDeviceId")
     shared_bytes = "MaxSharedMemoryPerBlock"
     maps_memory = "VirtualMemoryManagementSupported"
-    # There is no attribute of its own; sharing.py tries the export.
+    # HIP has no attribute for exports, so sharing.py tries one.
     exports_memory = "VirtualMemoryManagementSupported"
     warp_size = 64
     dlpack_type = 10  # kDLROCM
@@ -106,7 +107,7 @@ class Hip(Table):
     compiler = HIPRTC
 
     def __init__(self) -> None:
-        # The devices that were current before push(), by thread.
+        # For each thread, the devices that were current before each push(), for pop().
         self._pushed = threading.local()
 
     @property
@@ -151,7 +152,7 @@ class Hip(Table):
         return bytes(self.call("hipDeviceGetUuid", ordinal).bytes).hex()
 
     def device_arch(self, ordinal: int) -> str:
-        # The features behind the name are left out, as in "gfx942:sramecc+:xnack-".
+        # Cuts off the features behind the name, as in "gfx942:sramecc+:xnack-".
         full = str(self.call("hipGetDeviceProperties", ordinal).gcnArchName)
         arch = full.partition(":")[0]
         try:
@@ -177,7 +178,7 @@ class Hip(Table):
         self.call("hipSetDevice", self._pushed.devices.pop())
 
     def has_current(self) -> bool:
-        """See Table. A thread's device is 0 until it sets another, so 0 says nothing."""
+        """See Table. A thread's device is 0 until it sets another, so device 0 counts as none."""
         return int(self.call("hipGetDevice")) != 0
 
     def device_of(self, address: int) -> int:
@@ -206,7 +207,9 @@ class Hip(Table):
         return found
 
     def allow_shared_bytes(self, function: int, num_bytes: int) -> None:
-        """See Table. On AMD's GPUs a launch may have as much as there is, without being asked."""
+        """See Table. AMD's driver needs no permission, so this only checks that a block can have so
+        much.
+        """
         if not self.call(self.names.resident_blocks, function, self.warp_size, num_bytes):
             code = int(self.constant("hipError_t.hipErrorInvalidValue"))
             raise DriverError(f"no device has {num_bytes} bytes of shared memory for a block", code)
@@ -250,7 +253,7 @@ class Hip(Table):
     # ---- Memory of the current device --------------------------------------------------------
 
     def allocate(self, num_bytes: int, note: str) -> int:
-        """See Table. Uncached: what a peer writes must not be hidden by a line in an L2 cache."""
+        """See Table. It is uncached, so that no cache line in an L2 hides what a peer writes."""
         found = self.call("hipExtMallocWithFlags", num_bytes, _UNCACHED, note=note)
         return int(found)
 
@@ -269,7 +272,7 @@ class Hip(Table):
             kind.type = self.constant(f"hipMemAllocationType.{uncached}")
         except AttributeError:
             raise BackendError(f"this hip-python has no {uncached}") from None
-        # The second field, requestedHandleTypes, which hip-python does not have.
+        # Writes the second field, requestedHandleTypes, which hip-python does not have.
         ctypes.c_int.from_address(int(kind) + ctypes.sizeof(ctypes.c_int)).value = self._fd_kind()
         self._locate(kind.location, ordinal)
         return kind
@@ -290,7 +293,9 @@ class Hip(Table):
             self.call("hipMemSetAccess", address, num_bytes, each, 1, note=note)
 
     def export_memory(self, memory: Any) -> int:
-        """See Table. A driver whose peers could not import it refuses, so windows are IPC's."""
+        """See Table. Refuses if the driver's version cannot import the memory; then windows use IPC
+        handles.
+        """
         version = int(self.call(self.names.driver_version))
         if version < _IMPORTS_BY_VALUE:
             raise BackendError(

@@ -10,8 +10,8 @@ from ..plan.specs import KERNELS
 
 ELEMENT_TYPES = tuple(dtype.name for dtype in (*dtypes.COMMON_FLOATS, dtypes.int32, dtypes.int64))
 _OF_ALL_RANKS = [spec for spec in KERNELS if spec.is_collective]
-# Calls of some ranks, which are the same for all element types: the one-sided ones and messages.
-# Those that the blocks of a user's kernel make are no kernels.
+# Kernels of calls that only some ranks make: one-sided calls and messages. They are the same for
+# all element types. Calls between the blocks of a user's kernel have no kernels.
 _OF_SOME_RANKS = [
     spec.name
     for spec in KERNELS
@@ -31,7 +31,7 @@ def instances(
     element_types: Sequence[str] = ELEMENT_TYPES,
     ops: Sequence[str] = OPS,
 ) -> list[Instance]:
-    """The kernels that calls on GPUs can need, each once.
+    """Returns the kernels that calls on GPUs can need, each once.
 
     Args:
         world_sizes: World sizes of the communicators.
@@ -59,7 +59,7 @@ def _combinations(
             dtype = dtypes.of(element_type)
             allowed = [op for op in ops if op in ops_of(dtype)]
             for spec in _OF_ALL_RANKS:
-                # Every backend for GPUs has the same kernels.
+                # "cuda" stands for every backend on GPUs, because all have the same kernels.
                 request = Request(spec.collective, 0, world_size, "cuda", dtype)
                 if spec.why_not(request) is None:
                     # A kernel that does not reduce is the same for all operators.

@@ -55,16 +55,17 @@ class Code:
 
         Args:
             path: The file.
-            is_kept: Read the file now, because it may be gone when a device loads the code.
+            is_kept: True to read the file now, because it may be gone when a device loads the code.
         """
         self._path = path
         self._content = rtc.read(path) if is_kept else None
-        # The kernels by the number of the device.
+        # Number of a device -> the loaded kernels.
         self._on: dict[int, tuple[_Loaded, ...]] = {}
-        # Held while the device loads, or is told of a function. A signal's handler may load while
-        # its thread does.
+        # A lock for each device, held while it loads code or gets a function's attribute. A signal
+        # handler may load while its thread does, so the locks are reentrant.
         self._locks: dict[int, threading.RLock] = {}
-        # Most dynamic shared memory that launches of a function may have, and what functions need.
+        # For each function: the most dynamic shared memory that its launches may have, and its
+        # needs.
         self._shared: dict[int, int] = {}
         self._needs: dict[int, Needs] = {}
 
@@ -78,8 +79,8 @@ class Code:
         ordinal = int(gpu.call(gpu.names.current_ordinal))
         loaded = self._on.get(ordinal)
         if loaded is None:
-            # Another thread holds the lock while it loads on this device. Loading here would wait
-            # for the same kernels.
+            # Another thread may hold the lock while it loads on this device. This thread waits for
+            # it, because loading the code here, too, would wait for the same kernels.
             with self._lock(ordinal):
                 loaded = self._on.get(ordinal)
                 if loaded is None:
@@ -97,11 +98,12 @@ class Code:
         return next(iter(list(self._on.values())), None) or self.load()
 
     def allow(self, function: int, shared_bytes: int) -> None:
-        """Allows at least so much dynamic shared memory to a function on the current device."""
+        """Allows a function at least `shared_bytes` of dynamic memory on the current device."""
         if shared_bytes <= self._shared.get(function, 0):
             return
         gpu = driver.table()
-        # The driver keeps one number for each function. No thread lowers what another one set.
+        # The driver keeps one number for each function. The lock keeps threads from lowering what
+        # another one has set.
         with self._lock(int(gpu.call(gpu.names.current_ordinal))):
             if shared_bytes > self._shared.get(function, 0):
                 with driver.uncaptured():
@@ -109,7 +111,7 @@ class Code:
                 self._shared[function] = shared_bytes
 
     def needs(self, function: int) -> Needs:
-        """Returns what a function needs of the current device, and allows."""
+        """Returns what resources a function needs on the current device, and its most threads."""
         if function not in self._needs:
             with driver.uncaptured():
                 gpu = driver.table()
@@ -127,7 +129,7 @@ class Entry:
 
     Attributes:
         code: The code that has it.
-        index: Its place there.
+        index: Its place in the code.
     """
 
     code: Code
@@ -153,24 +155,24 @@ class Entry:
         return "?" * len(self.offsets)
 
     def function(self, shared_bytes: int = 0) -> int:
-        """Returns the kernel on the current device, with at least so much dynamic shared memory."""
+        """Returns the kernel on the current device, allowed `shared_bytes` of dynamic memory."""
         function = self.code.load()[self.index].function
         self.code.allow(function, shared_bytes)
         return function
 
     def needs(self) -> Needs:
-        """Returns what the compiled code needs of the current device, and allows."""
+        """Returns what resources the kernel needs on the current device, and its most threads."""
         return self.code.needs(self.function())
 
 
 # ---- Code by its file --------------------------------------------------------------------------
 
-# The library's kernels.
+# The code of the library's kernels, by its file.
 _loaded: dict[Path, Code] = {}
-# The users' kernels: the code, and the architecture.
+# The code of users' kernels and its architecture, by its file.
 _modules: dict[Path, tuple[Code, str]] = {}
-# The devices that have communicators with the numbers of ranks, and the one of this thread's newest
-# communicator.
+# The devices that have communicators, and these communicators' numbers of ranks. _here has the
+# device of this thread's newest communicator.
 _served: dict[driver.Device, set[int]] = {}
 _here = threading.local()
 

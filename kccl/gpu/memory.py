@@ -45,8 +45,8 @@ def shared_stream(where: driver.Device, work: Literal["writes", "fills"]) -> int
     if found is None:
         with where.current():
             made = driver.make_stream()
-            # No lock is held: the driver may wait for the device. So another thread, of a rank
-            # that shares the device, may have made a stream meanwhile.
+            # No lock is held, because the driver may wait for the device. So another thread of a
+            # rank that shares the device may have made a stream meanwhile, which is used instead.
             found = _streams.setdefault((where, work), made)
             if found != made:
                 driver.table().attempt(driver.table().names.destroy_stream, made)
@@ -64,7 +64,9 @@ class Memory:
     def __init__(
         self, where: driver.Device, nbytes: int, stream: int | None, *, on_host: bool = False
     ) -> None:
-        """Allocates; `stream` writes the zeros. None: what is there is left, and never cleared."""
+        """Allocates. `stream` writes zeros; with None the memory is left as it is, and never
+        cleared.
+        """
         gpu, names = driver.table(), driver.table().names
         self.nbytes = nbytes
         self._where = where
@@ -98,14 +100,15 @@ class Shareable:
     """
 
     def __init__(self, where: driver.Device, nbytes: int, fd: int | None = None) -> None:
-        """Allocates; with `fd`, maps what another process exported there.
+        """Allocates memory, or maps the memory that another process exported as `fd`.
 
         Raises:
             BackendError: The driver refused.
         """
         gpu, names = driver.table(), driver.table().names
         self.device = where
-        # The devices that may access it, its own last. Their kernels may use it when it is dropped.
+        # The devices that may access the memory, its own last. They are waited for before it is
+        # freed, because their kernels may still use it.
         self._users = [where]
         kind = gpu.memory_kind(where.ordinal)
         unit = gpu.memory_unit(kind)
@@ -128,14 +131,14 @@ class Shareable:
                 undo.insert(0, (names.unmap_memory, (self.address, self.nbytes)))
                 self.allow([where.ordinal])
         except BaseException:
-            # The first error is the one that is raised.
+            # Ignores errors here, because the first error is the one to raise.
             with contextlib.suppress(BackendError):
                 release.undo(where, tuple(undo), os.getpid())
             raise
         release.at_end(self, where, tuple(undo), self._users)
 
     def allow(self, ordinals: Sequence[int]) -> None:
-        """Lets devices of this process read and write it."""
+        """Lets devices of this process read and write the memory."""
         everyone = sorted({self.device.ordinal, *ordinals})
         note = f"for devices {ordinals} on device {self.device.ordinal}"
         others = [driver.device(each) for each in everyone if each != self.device.ordinal]
@@ -143,11 +146,13 @@ class Shareable:
         driver.table().allow_access(self.address, self.nbytes, everyone, note)
 
     def has_no_users(self) -> None:
-        """No kernel of any device uses it any more."""
+        """Notes that no kernel uses the memory any more, so that freeing it waits for no device."""
         self._users.clear()
 
     def export(self) -> int:
-        """Returns a file descriptor by which another process can map it; the caller closes it."""
+        """Returns a file descriptor by which another process can map the memory. The caller closes
+        it.
+        """
         return driver.table().export_memory(self._memory)
 
 
@@ -159,7 +164,9 @@ class Plain:
     """
 
     def __init__(self, where: driver.Device, nbytes: int, *, is_exported: bool) -> None:
-        """Allocates. What is exported stays until the process ends; but see free_when_dropped()."""
+        """Allocates. Exported memory stays until the process ends, except after
+        free_when_dropped().
+        """
         gpu = driver.table()
         self.device = where
         self._users = [where]  # as in Shareable
@@ -169,20 +176,18 @@ class Plain:
         note = f"on device {where.ordinal}, {self.nbytes} bytes"
         with where.current():
             self.address = _with_room(partial(gpu.allocate, self.nbytes, note))
-        # Freeing this memory while a peer has it open is undefined, and nobody tells when all peers
-        # have closed it.
+        # Exported memory is not freed: that is undefined while a peer has it open, and peers do not
+        # tell when they have closed it.
         if not is_exported:
             self.free_when_dropped()
 
     def free_when_dropped(self) -> None:
-        """Takes the memory over. It lasts as long as this object, because no other process has it
-        open.
-        """
+        """Frees the memory when this object is dropped. Called if no other process has it open."""
         calls = ((driver.table().names.free, (self.address,)),)
         release.at_end(self, self.device, calls, self._users)
 
     def allow(self, ordinals: Sequence[int]) -> None:
-        """Lets devices of this process read and write it."""
+        """Lets devices of this process read and write the memory."""
         gpu, name = driver.table(), driver.table().names.enable_access
         for ordinal in sorted({*ordinals} - {self.device.ordinal}):
             self._users.insert(0, driver.device(ordinal))
@@ -193,11 +198,11 @@ class Plain:
                 raise DriverError(gpu.error_text(name, code, note), code)
 
     def has_no_users(self) -> None:
-        """No kernel of any device uses it any more."""
+        """Notes that no kernel uses the memory any more, so that freeing it waits for no device."""
         self._users.clear()
 
     def export(self) -> bytes:
-        """Returns a handle by which another process can open it."""
+        """Returns a handle by which another process can open the memory."""
         with self.device.current():
             return driver.table().export_handle(self.address)
 
@@ -224,15 +229,17 @@ class Opened:
         self._closing = release.at_end(self, where, self._calls, [where])
 
     def close(self) -> None:
-        """Closes it at once. No kernel has used it."""
+        """Closes the memory at once. Called when no kernel has used it."""
         if self._closing.detach() is not None:
-            # Called when something has failed, and that is what is raised.
+            # Called when something has failed, and that error is the one to raise.
             with contextlib.suppress(BackendError):
                 release.undo(self._where, self._calls, os.getpid())
 
 
 def _with_room(allocate: Callable[[], Any]) -> Any:
-    """Allocates; if there is too little memory, again once what was dropped is released."""
+    """Calls `allocate`. If there is too little memory, calls it again once dropped memory is
+    released.
+    """
     try:
         return allocate()
     except DriverError as error:
@@ -245,9 +252,10 @@ def _with_room(allocate: Callable[[], Any]) -> Any:
 
 # ---- Windows ---------------------------------------------------------------------------------
 
-# Parts that threads of this process give each other, by address.
+# Address -> a part of a window, by which threads of this process give each other their parts.
 _handed: dict[int, "Shareable | Plain"] = {}
-# Exported parts of windows that could not be made, until all peers are known to have closed them.
+# Keeps exported parts of windows that could not be made, until all peers are known to have closed
+# them.
 _given_up: "weakref.WeakKeyDictionary[Mesh, list[Plain]]" = weakref.WeakKeyDictionary()
 
 
@@ -270,10 +278,10 @@ class GpuWindow(Window):
 
         Args:
             mesh, nbytes, what, timeout: See windows.agree_on_size().
-            device: This rank's.
+            device: This rank's GPU.
             are_threads: All ranks are threads of this process.
             way: "vmm", "ipc" or "peer"; the same on all ranks.
-            stream: For writing zeros.
+            stream: The stream that writes zeros.
         """
         self._device = device
         self._stream = stream
@@ -281,8 +289,8 @@ class GpuWindow(Window):
         self._parts: Sequence[Shareable | Plain | Opened]
         with mesh.together(what, timeout):
             agree_on_size(mesh, nbytes, what, timeout)
-            # A rank that takes part in this call has left the calls before, and closes what it
-            # opened there.
+            # A rank that takes part in this call has left earlier calls, and closed what it opened
+            # there. So parts of failed calls can be freed.
             for part in _given_up.pop(mesh, []):
                 part.free_when_dropped()
             mine: Shareable | Plain
@@ -291,7 +299,7 @@ class GpuWindow(Window):
             else:
                 mine = Plain(device, nbytes, is_exported=way == "ipc")
             with device.current():
-                # This must be done before any peer can write.
+                # Writes the zeros before any peer can write.
                 driver.fill(mine.address, 0, nbytes, stream)
             if are_threads:
                 self._parts = _with_threads(mesh, mine, what, timeout)
@@ -341,7 +349,7 @@ def _with_threads(
         mine.allow([ordinal for _, ordinal in everyone])
         parts = []
         for rank, (address, _) in enumerate(everyone):
-            # A rank that has given up meanwhile has taken its part back.
+            # The part is missing if its rank has given up meanwhile.
             if address not in _handed:
                 raise peer_lost(mesh.rank, rank, what)
             parts.append(_handed[address])
@@ -377,7 +385,8 @@ def _by_handles(mesh: Mesh, mine: Plain, what: str, timeout: float) -> list[Plai
             opened = Opened(mine.device, handle, rank)
             undo.callback(opened.close)
             parts.append(opened)
-        # Until here nobody has the window. After the call's last exchange a peer may have it.
+        # Before this exchange no rank has the window. After it a peer may use it, so nothing is
+        # undone any more.
         mesh.allgather(b"", what, timeout)
         undo.pop_all()
     return parts

@@ -27,7 +27,7 @@ _DRAIN_S = 10.0
 
 
 class _Job:
-    """A call that is made when an owner is dropped and devices have no kernels any more.
+    """A call to make once an owner is dropped and the kernels of some devices have ended.
 
     Attributes:
         where: The device in whose thread the call is made.
@@ -46,24 +46,24 @@ class _Job:
         self._pid = os.getpid()
 
     def begin(self) -> None:
-        """Gives it to the thread of its device; nothing in a fork, which has no context."""
+        """Gives the job to its device's thread. Does nothing in a fork, which has no context."""
         if os.getpid() == self._pid:
             self.waits_for = [*self._users]
             _under_way[self] = None
             _jobs_of(self.where.ordinal, self._pid).put(self)
 
     def go_on(self, ordinal: int) -> None:
-        """Does what is to be done in the thread of a device, and gives it to the next thread."""
+        """Does the job's work in the thread of a device, and gives the job to the next thread."""
         is_over = True
         try:
             is_over = self._step(ordinal)
         except BackendError:
-            # There is nobody to tell of it.
+            # No caller is left that could get the error.
             pass
         finally:
             if is_over:
-                # What it refers to may be the last of its kind. Then that is under way before this
-                # ends.
+                # Dropping the call may drop another owner. Its job then begins before this one is
+                # over.
                 self._call = None
                 _under_way.pop(self, None)
                 self.is_over.set()
@@ -84,30 +84,30 @@ class _Job:
         return True
 
     def is_due(self, where: driver.Device | None) -> bool:
-        """Tells whether drain() waits for it. Those of a process that has forked are never over."""
+        """Tells whether drain() waits for the job. In a fork, jobs of the parent never end."""
         devices = (self.where, *self.waits_for)
         is_alone = where is None or all(each.ordinal == where.ordinal for each in devices)
         return is_alone and os.getpid() == self._pid
 
 
-# The jobs that have begun. A destructor may come at any moment, so there is no lock.
+# The jobs that have begun. No lock protects them, because a destructor may run at any moment.
 _under_way: dict[_Job, None] = {}
 
 
 def at_end(
     owner: object, where: driver.Device, calls: Calls, users: Sequence[driver.Device]
 ) -> "weakref.finalize[..., Any]":
-    """Makes the calls when `owner` is collected; at the end of the process there is no need.
+    """Makes calls of the driver when `owner` is garbage-collected, but not at the process's end.
 
     Args:
         owner: The owner of what the calls release.
         where: The device.
-        calls: In order.
-        users: The devices of this process whose kernels may use it, which are waited for first.
-            The caller may change them until then.
+        calls: The calls, in order.
+        users: The devices of this process whose kernels may use what the calls release. They are
+            waited for first. The caller may change the list until `owner` is collected.
 
     Returns:
-        What detach() cancels.
+        The finalizer, whose detach() cancels the calls.
     """
     return later(owner, where, partial(undo, where, calls, os.getpid()), users)
 
@@ -118,16 +118,17 @@ def later(
     call: Callable[[], None],
     users: Sequence[driver.Device] = (),
 ) -> "weakref.finalize[..., Any]":
-    """Makes a call in a device's thread when `owner` is collected; not at the process's end.
+    """Makes a call in a device's thread when `owner` is garbage-collected, not at the process's
+    end.
 
     Args:
         owner, where, users: See at_end().
         call: The call.
 
     Returns:
-        What detach() cancels.
+        The finalizer, whose detach() cancels the calls.
     """
-    # A destructor should not have to start a thread.
+    # Starts the device's thread now, because a destructor should not.
     _jobs_of(where.ordinal, os.getpid())
     finalizer = weakref.finalize(owner, _Job(where, users, call).begin)
     finalizer.atexit = False
@@ -135,15 +136,15 @@ def later(
 
 
 def undo(where: driver.Device, calls: Calls, pid: int) -> None:
-    """Makes the calls now and ignores what they return; nothing in a fork of process `pid`.
+    """Makes calls now and ignores their results. Does nothing in a fork of process `pid`.
 
     Raises:
         BackendError: The device cannot be made current.
     """
-    # A fork has no context.
+    # A forked child has no context of the driver.
     if os.getpid() != pid:
         return
-    # No kernel uses what they release, so they need not end a capture.
+    # uncaptured() keeps the calls from ending a capture. No kernel uses what they release.
     with where.current(), driver.uncaptured():
         for name, args in calls:
             driver.table().attempt(name, *args)
@@ -153,7 +154,7 @@ def drain(where: driver.Device | None = None) -> None:
     """Does what driver.drain() does.
 
     Args:
-        where: Wait only for what is released on this device and waits for no other one.
+        where: Waits only for releases on this device that wait for no other device; None for all.
     """
     deadline = time.monotonic() + _DRAIN_S
     while jobs := [each for each in list(_under_way) if each.is_due(where)]:
@@ -177,9 +178,10 @@ def _release(ordinal: int, jobs: "queue.SimpleQueue[_Job]") -> None:
         try:
             jobs.get().go_on(ordinal)
         except Exception as error:
-            # As if the thread ended. But it goes on with what else is dropped.
+            # Reports the error as if it had ended the thread. But the thread goes on with later
+            # jobs.
             told = type(error), error, error.__traceback__, threading.current_thread()
-            # A program may have a hook of its own, which may fail.
+            # Ignores errors of the hook, which may be the program's own.
             with contextlib.suppress(Exception):
                 threading.excepthook(threading.ExceptHookArgs(told))
             del told

@@ -24,11 +24,11 @@ _FORCED = "KCCL_WINDOWS asks for it"
 
 @dataclass(frozen=True)
 class Sharing:
-    """A choice.
+    """How the ranks of a communicator share GPU memory.
 
     Attributes:
         way: "vmm", "ipc" or "peer".
-        reason: Why not "vmm"; "" where it is.
+        reason: Why the way is not "vmm"; "" if it is.
     """
 
     way: str
@@ -42,11 +42,11 @@ class Sharing:
 
 
 def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
-    """Returns why windows cannot have a mapping of their own; "" if they can. Tries it.
+    """Returns why windows cannot have a mapping of their own; "" if they can. Tries to make one.
 
     Args:
         device: The device that has the memory.
-        are_threads: The memory need not be exported.
+        are_threads: True if the ranks are threads of this process, which need no exported memory.
     """
     gpu = driver.table()
     name = gpu.maps_memory if are_threads else gpu.exports_memory
@@ -57,7 +57,7 @@ def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
         if not are_threads:
             os.close(memory.export())
     except BackendError as error:
-        # Too little memory is no reason for the next way, which is worse.
+        # Too little memory is no reason to choose the other way, which is worse.
         if isinstance(error, DriverError) and error.code == gpu.out_of_memory:
             raise
         return str(error)
@@ -65,7 +65,7 @@ def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
 
 
 def choose(device: driver.Device, *, are_threads: bool, forced: str) -> Sharing:
-    """Returns the choice of this rank alone, whatever the others can.
+    """Returns the choice of this rank alone, without regard to the other ranks.
 
     Args:
         device: Its device.
@@ -115,8 +115,8 @@ def agree(
 def _check_reach(rank: int, device: driver.Device, everyone: list[tuple[str, str]]) -> None:
     known = {driver.uuid(ordinal): ordinal for ordinal in range(driver.num_devices())}
     for peer, (uuid, name) in enumerate(everyone):
-        # This process cannot query a device that it does not see, so it assumes that it is
-        # reachable.
+        # This process cannot query a device that it does not see, so it assumes that it can reach
+        # the device.
         if uuid in known and not driver.can_access(device.ordinal, known[uuid]):
             raise BackendError(
                 f"rank {rank} on device {device.ordinal} ({device.name}) cannot access the "

@@ -1,9 +1,9 @@
 """A rank's KcclState on a GPU, as the host sees it.
 
-The KcclState lies in device memory, where kernels look at every call. The host has a copy. It
-writes both. To write the device's it uses a stream without kernels, so that a limit can be changed
-while a kernel runs. It reads its own, after a look at the mailbox: there the device reports its
-failure.
+The KcclState lies in device memory, where kernels read it in every call. The host has a copy, and
+writes both. It writes the device's on a stream without kernels, so that a timeout can be changed
+while a kernel runs. It reads its own copy, after it has checked the mailbox, in which the device
+reports a failure.
 """
 
 import os
@@ -30,7 +30,7 @@ class DeviceState:
         Args:
             device: The device that has the memory.
             context: KcclHostContext of this rank.
-            has_dependents: Calls may be launched as programmatic dependents.
+            has_dependents: True if calls may be launched as programmatic dependents.
         """
         self._device = device
         self._writes = shared_stream(device, "writes")
@@ -68,7 +68,7 @@ class DeviceState:
 
     @property
     def limit_ns(self) -> int:
-        """Returns how long one wait may last."""
+        """Returns the timeout of one wait, in nanoseconds."""
         return int(self.host.limit_ns)
 
     @limit_ns.setter
@@ -77,7 +77,7 @@ class DeviceState:
 
     @property
     def first_limit_ns(self) -> int:
-        """Returns how long one wait may last until the first call has completed."""
+        """Returns the timeout of one wait, in nanoseconds, until the first call has completed."""
         return int(self.host.first_limit_ns)
 
     @first_limit_ns.setter
@@ -93,12 +93,12 @@ class DeviceState:
         self.status = record.status
 
     def clear(self) -> None:
-        """Forgets everything but the limits. The caller sees to it that no kernel runs."""
+        """Forgets everything except the timeouts. Called while no kernel runs."""
         fresh = ffi.new("KcclState *")
         for kept in ("limit_ns", "first_limit_ns", "idle_context"):
             setattr(fresh, kept, getattr(self.host, kept))
         ffi.memmove(self.host, fresh, ffi.sizeof("KcclState"))
-        # `gone` stays: a process that has ended does not come back.
+        # `gone` keeps its value, because a process that has ended does not come back.
         self.mailbox.status = self.mailbox.interrupted = 0
         self._write_all()
 

@@ -63,7 +63,7 @@ class Names:
     resident_blocks: str  # (function, threads, shared bytes) -> int, of one multiprocessor
     # (function, 3 of the grid, 3 of a block, shared bytes, stream, addresses of arguments, 0)
     launch: str
-    launch_cooperative: str  # the same without the last; "": not here
+    launch_cooperative: str  # the same without the last argument; "" if it is not used
 
     # Graphs
     begin_capture: str  # (stream, Table.capture_mode)
@@ -152,7 +152,7 @@ class Table(ABC):
     @property
     @abstractmethod
     def cure(self) -> str:
-        """Returns what the user can do if they are not there."""
+        """Returns what the user can do if the GPUs, the driver or its binding are missing."""
 
     # ---- Functions by the driver's own names -------------------------------------------------
 
@@ -161,7 +161,7 @@ class Table(ABC):
         """Returns the driver's binding, initialized: functions and constants are its attributes.
 
         Raises:
-            BackendError: It is not there, or the driver is not.
+            BackendError: The binding or the driver is missing.
         """
 
     @cached_property
@@ -175,13 +175,13 @@ class Table(ABC):
         Args:
             name: The name of the function.
             *args: Its arguments, in the order of the binding.
-            note: What the error message adds: the argument that matters.
+            note: A text for the error message: the argument that matters.
 
         Returns:
             None, its result, or a tuple of its results.
 
         Raises:
-            BackendError: It failed, or the driver is not there.
+            BackendError: The function failed, or there is no driver.
         """
         code, *results = self._made(name, args)
         if int(code) != 0:
@@ -198,7 +198,7 @@ class Table(ABC):
         try:
             return function(*args)
         except RuntimeError as error:
-            # Bindings look a function up when it is first called.
+            # Bindings look a function up at its first call, and raise this if the driver lacks it.
             raise BackendError(f"{name} cannot be called: {error}") from error
 
     def error_text(self, name: str, code: int, note: str = "") -> str:
@@ -220,7 +220,8 @@ class Table(ABC):
 
         Args:
             name: The name of the function.
-            version: The version of the driver's interface that callers know; 0: the driver's own.
+            version: The version of the driver's interface that callers know; 0 for the driver's
+                own.
         """
 
     # ---- Devices -----------------------------------------------------------------------------
@@ -239,7 +240,7 @@ class Table(ABC):
 
     @abstractmethod
     def device_uuid(self, ordinal: int) -> str:
-        """Returns what names a device in every process."""
+        """Returns an identifier of a device that is the same in every process."""
 
     @abstractmethod
     def device_arch(self, ordinal: int) -> str:
@@ -251,8 +252,8 @@ class Table(ABC):
 
     @abstractmethod
     def arch_for(self, arch: str) -> str:
-        """Returns the architecture to compile for on GPUs of `arch`; `arch` if it has no such
-        form.
+        """Returns the architecture to compile for on GPUs of `arch`, as "sm_90a" for "sm_90"; else
+        `arch`.
         """
 
     @abstractmethod
@@ -265,7 +266,7 @@ class Table(ABC):
 
     @abstractmethod
     def pop(self) -> None:
-        """Makes the device current that was before the last push()."""
+        """Makes the device current that was current before the last push()."""
 
     @abstractmethod
     def has_current(self) -> bool:
@@ -285,10 +286,10 @@ class Table(ABC):
     def load_code(
         self, code: bytes, names: Sequence[str]
     ) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
-        """Loads compiled code for the current device, as long as the process lives.
+        """Loads compiled code on the current device, where it stays until the process ends.
 
-        It may wait for the kernels that run on that device, and for no others. What it returns is
-        loaded in full: a launch loads nothing more.
+        It may wait for the kernels that run on that device, and for no others. The functions are
+        loaded in full, so a launch loads nothing more.
 
         Returns:
             The function of each name, and (offset, bytes) of each of its parameters.
@@ -296,10 +297,10 @@ class Table(ABC):
 
     @abstractmethod
     def allow_shared_bytes(self, function: int, num_bytes: int) -> None:
-        """Lets launches of a function have so much dynamic shared memory.
+        """Lets launches of a function have `num_bytes` of dynamic shared memory.
 
         Raises:
-            DriverError: No device has so much.
+            DriverError: The device has less.
         """
 
     @abstractmethod
@@ -312,8 +313,8 @@ class Table(ABC):
 
     @abstractmethod
     def kernel_node(self, function: int, *, grid: int, block: int, arguments: int) -> Any:
-        """Returns the parameters of a graph's kernel node; `arguments`: the address of their
-        addresses.
+        """Returns the parameters of a graph's kernel node. `arguments` is the address of an array
+        of the arguments' addresses.
         """
 
     @abstractmethod
@@ -324,7 +325,9 @@ class Table(ABC):
 
     @abstractmethod
     def relax_captures(self) -> Any:
-        """Lets this thread make calls that captures forbid; returns what restores the old mode."""
+        """Lets this thread make calls that captures forbid. Returns the value for
+        restore_captures().
+        """
 
     @abstractmethod
     def restore_captures(self, before: Any) -> None:

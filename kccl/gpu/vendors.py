@@ -1,4 +1,4 @@
-"""The vendor whose GPUs this process drives, and what is asked of its table by name."""
+"""Chooses the vendor whose GPUs this process drives, and asks the vendor's table."""
 
 from contextlib import suppress
 from functools import cache
@@ -18,7 +18,7 @@ def choose(vendor: Table) -> Table:
     """Lets this process drive GPUs of a vendor; returns its table.
 
     Raises:
-        BackendError: It drives those of another vendor already.
+        BackendError: This process drives GPUs of another vendor already.
     """
     global _chosen
     _chosen = _chosen or vendor
@@ -60,7 +60,7 @@ def vendor_of(arch: str) -> Table:
     """Returns the table of the vendor who makes GPUs of an architecture, as in "sm_90a" or
     "gfx942".
 
-    Does not choose it: to compile, no GPU is needed.
+    Does not choose the vendor for this process, because compiling needs no GPU.
     """
     return HIP if arch.startswith("gfx") else CUDA
 

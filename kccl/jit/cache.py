@@ -1,8 +1,8 @@
 """The cache of compiled kernels on disk, and the compilation of kernels for the simulator.
 
 The name of an entry is a hash over everything that shapes it: source, all headers that it includes,
-flags, the compiler's version, target, ABI. So an entry is never out of date. It ends with a
-checksum, so a damaged entry is compiled again.
+flags, the compiler's version, target, ABI. So an entry is never out of date. Each entry ends with a
+checksum, so a damaged one is compiled again.
 """
 
 import fcntl
@@ -30,9 +30,9 @@ CSRC = Path(__file__).parents[1] / "csrc"
 WARP_SIZES = (32, 64)
 # -fsanitize=thread makes the compiler call a hook at each access. The simulator provides the hooks
 # (csrc/sim/module.inc), and one for -fsanitize=alignment; the sanitizers' own libraries are not
-# linked. The others let the simulator see copies, and what is written beyond a local array or the
-# stack. -Og leaves out passes of the
-# compiler, because the simulator's time is not measured.
+# linked. The -fno-builtin flags let the simulator see copies. The -fstack flags let it see writes
+# beyond a local array or the stack. -Og skips passes of the compiler, because the simulator's speed
+# is not measured.
 _SIM_FLAGS = (
     *("-std=c++20", "-Og", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fsanitize=thread", "-DKCCL_TARGET_SIM=1"),
@@ -41,14 +41,15 @@ _SIM_FLAGS = (
     "-fno-builtin-abort",
     *("-fstack-protector-strong", "-fstack-clash-protection"),
 )
-# A block is an OS thread: see platform.cuh.
+# With KCCL_HOST_GRID a block is an OS thread; see platform.cuh.
 _HOST_FLAGS = (
     *("-std=c++20", "-O2", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-DKCCL_HOST_GRID=1"),
 )
-# Variables that name further folders of system headers.
+# Environment variables with more folders for the compiler, which are part of an entry's key.
 _COMPILER_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
-# A process that is stopped while it compiles holds others up for so long.
+# Most seconds that a process waits for another one that compiles the same entry, and may be
+# stopped.
 _LONGEST_S = 120
 _MAGIC = b"kccl"
 _locks: dict[str, threading.Lock] = {}
@@ -86,7 +87,7 @@ def cached(key: str, suffix: str, make: Callable[[], bytes]) -> Path:
     with _locks.setdefault(key, threading.Lock()):
         if not _is_whole(path, key):
             with _lock_of_processes(path):
-                # Another process may have made it in the meantime.
+                # Another process may have made the entry before this one got the lock.
                 if not _is_whole(path, key):
                     write(path, _sealed(make(), key))
     return path
@@ -94,11 +95,12 @@ def cached(key: str, suffix: str, make: Callable[[], bytes]) -> Path:
 
 @contextmanager
 def _lock_of_processes(path: Path) -> Iterator[None]:
-    """Holds the lock of an entry, which the end of a process releases, too.
+    """Holds the file lock of an entry. The end of a process releases it, too.
 
-    Without a folder, without locks, or if another process does not let go of the lock, it goes on:
-    write() says what is wrong with the folder, and entries that two processes write at the same
-    time are whole. A lock is of one entry, because to make one may need another.
+    It goes on without the lock if there is no folder, if the file system has no locks, or if
+    another process keeps the lock too long. Then write() raises what is wrong with the folder, and
+    two processes may write an entry at the same time, which is atomic. Each entry has a lock of its
+    own, because making an entry may need another entry.
     """
     lock = path.with_suffix(".lock")
     with ExitStack() as stack:
@@ -106,14 +108,16 @@ def _lock_of_processes(path: Path) -> Iterator[None]:
             lock.parent.mkdir(parents=True, exist_ok=True)
             opened = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
             stack.callback(os.close, opened)
-            # Those who wait for this file, and those who make the next one, find the entry.
+            # Processes that wait for this lock file, or make it anew once it is removed, find the
+            # entry.
             stack.callback(_let_go, lock, opened)
             _lock_in_time(opened)
         yield
 
 
 def _let_go(lock: Path, opened: int) -> None:
-    # Closing is not enough: a process that was forked meanwhile has the file open, too.
+    # Closing the file does not release the lock while a process that was forked meanwhile has it
+    # open.
     with suppress(OSError):
         lock.unlink()
         fcntl.flock(opened, fcntl.LOCK_UN)
@@ -133,7 +137,7 @@ def find(key: str, suffix: str, folder: Path) -> Path | None:
 
     Args:
         key, suffix: See cached().
-        folder: That of the cache.
+        folder: The folder of the cache.
     """
     path = folder / key[:2] / f"{key}{suffix}"
     return path if _is_whole(path, key) else None
@@ -200,7 +204,7 @@ def key_of(
         compiler: Name and version of the compiler; differs between any two compilers.
         flags: All flags of the compiler.
         include_dirs: Folders to search for headers.
-        headers: What has been read for other keys; None: nothing.
+        headers: The headers that have been read for other keys; None if none have.
 
     Raises:
         CompileError: An #include names a macro, so its header is not known here.
@@ -238,7 +242,7 @@ def compile_sim(
 
     Raises:
         InvalidArgument: An argument is wrong.
-        CompileError: The source does not compile; has the compiler's log.
+        CompileError: The source does not compile. The error has the compiler's log.
         BackendError: There is no compiler, or the cache cannot be written to.
     """
     if warp_size not in WARP_SIZES:
@@ -272,10 +276,10 @@ def _compile(
         )
     include_dirs = [csrc / "include", csrc / "sim" / "cuda", *include_dirs]
     flags = [*options, *(f"-I{at}" for at in include_dirs)]
-    # Debug information has the source's name, not that of the temporary file.
+    # Makes debug information name the source, not the temporary file.
     flags.append(f"-fdebug-prefix-map={_UNIT}.cpp={name}")
     if compilers.is_zig(cxx):
-        # What zig switches on by itself.
+        # Switches off what zig switches on by default.
         flags[:0] = ["-fno-sanitize=undefined", "-fno-sanitize-trap=all"]
     unit = "\n".join(
         (
@@ -317,7 +321,7 @@ def _version(command: tuple[str, ...]) -> str:
 
 
 def compiler_cure() -> str:
-    """Returns what gives a machine without a C++ compiler one."""
+    """Returns advice on how to install a C++ compiler."""
     return compilers.cure(extras.pip_install())
 
 

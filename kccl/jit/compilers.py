@@ -15,7 +15,7 @@ _C_DRIVERS = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
 
 
 def cure(pip_install: str) -> str:
-    """Returns what gives this machine a compiler. `pip_install` is what base/extras.py says."""
+    """Returns advice on how to install a compiler. `pip_install` is extras.pip_install()."""
     return f"Install g++ or clang++, or set CXX, or: {pip_install} ziglang==0.17.0"
 
 
@@ -33,7 +33,7 @@ def find_cxx(environ: Mapping[str, str] = os.environ) -> list[str] | None:
 
 def zig(language: str) -> list[str]:
     """Returns the command of the ziglang wheel's clang for a language, "c++" or "cc"."""
-    # By default Zig compiles for this machine's CPU, and the result may run on another machine.
+    # By default Zig compiles for this machine's CPU, but the result may run on another machine.
     return [sys.executable, "-m", "ziglang", language, "-mcpu=baseline"]
 
 

@@ -11,7 +11,7 @@ _SHARED = (
     "on a CPU block-shared memory is declared by KCCL_BLOCK_SHARED(Tile, tile), with "
     "`using Tile = float[64];` for an array; GPUs take that, too"
 )
-# The words, and what to write instead. Said when a source that has them does not compile.
+# Patterns of such words, and what to write instead, for the error when a source does not compile.
 _INSTEAD = (
     (
         r"extern\s+__shared__",
@@ -49,7 +49,8 @@ _INSTEAD = (
     (r"\b__(?:match|reduce|syncthreads_count)\w*\s*\(", "write a loop over __shfl_xor_sync"),
     (r"\b__(?:cvta|pipeline|cluster|nv_fp8)\w*", "only GPUs have it: write it with kccl::mem"),
 )
-# Up to what ends the declaration of a variable, or shows that it is none.
+# Matches a qualifier, and what follows up to the end of a variable's declaration, or up to what
+# shows that it declares none.
 _VARIABLE = re.compile(
     r"(__device__|__managed__|__constant__)((?:(?!operator)[^(){};=#])*)([({;=])"
 )
@@ -79,13 +80,13 @@ def check_variables(source: str, name: str) -> None:
     """Refuses variables of which each GPU has its own: a CPU's ranks would share one.
 
     Raises:
-        CompileError: There is one.
+        CompileError: The source has such a variable.
     """
     text = _without_directives(_without_comments(source))
     for match in _VARIABLE.finditer(text):
         word, declared, end = match.groups()
         words = re.findall(r"\w+", _QUALIFIER.sub(" ", declared))
-        # A type and a name at least.
+        # The declaration of a variable has a type and a name at least.
         if end == "(" or len(words) < 2 or _NO_VARIABLE.search(declared):
             continue
         if (end == "{" and _TYPE.search(declared)) or _LAMBDA.search(text[: match.start()]):
@@ -112,8 +113,8 @@ def _without_comments(source: str) -> str:
 def _without_directives(text: str) -> str:
     """Returns the text without what the preprocessor reads or may leave out, at the same lines.
 
-    Which `#if` holds is for the compiler to know. So only what stands in no `#if` is left; a
-    header's guard is none.
+    Only the compiler knows which `#if` holds. So only text outside of every `#if` is left. A
+    header's guard does not count as an `#if`.
     """
     parts = []
     depths = [False]  # for each open #if: whether it may leave out what stands here

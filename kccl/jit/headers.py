@@ -1,4 +1,4 @@
-"""The headers that a source includes, for the name of its entry in the cache."""
+"""Finds the headers that a source includes, whose hashes are part of its key in the cache."""
 
 import hashlib
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ..base.errors import CompileError
 
-# Text may hold any bytes.
+# Files may hold any bytes, so they are read and hashed with this error handler.
 _ANY_BYTES = "surrogateescape"
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include(?:_next)?\b[ \t]*(.*)$", re.MULTILINE)
 
 
 class Headers:
-    """Headers as they were when they were first read, for many keys in a row."""
+    """Reads each header once, for the keys of many sources."""
 
     def __init__(self) -> None:
         self._texts: dict[Path, str | None] = {}

@@ -11,7 +11,7 @@ from ..base import extras
 from ..base.errors import InvalidArgument
 from .rtc import RuntimeCompiler
 
-# Warps of 64, and the memory model that mem.cuh is written for.
+# These have warps of 64, and the memory model that mem.cuh is written for.
 ARCHS = ("gfx942", "gfx950")
 
 
@@ -44,7 +44,7 @@ class Hiprtc(RuntimeCompiler):
 
     def version(self) -> str:
         number = ".".join(map(str, self.call("Version")))
-        # The binding's version tells builds of ROCm apart that have one number.
+        # The binding's version tells builds of ROCm apart that have the same number.
         from rocm.version import ROCM_VERSION_NAME
 
         return f"{number} (hip-python for ROCm {ROCM_VERSION_NAME})"
@@ -57,17 +57,15 @@ def binding_of(library: str) -> Any:
     """Returns hip-python's module for a library of ROCm, as in "hiprtc".
 
     Raises:
-        ImportError: It is not there, or too old: before 10, functions take other arguments.
+        ImportError: hip-python is missing, or older than 10, whose functions take other arguments.
     """
-    # hip-python has this from 10 on.
+    # hip-python has this module from version 10 on. The import fails if it is older.
     import_module("rocm.version")
     return getattr(import_module("hip"), library)
 
 
 def said(error: RuntimeError) -> str:
-    """Returns what hip-python says of a library that it cannot open: names are texts, not
-    b'names'.
-    """
+    """Returns hip-python's message about a library that it cannot open, with names for b'names'."""
     text = re.sub(r"\bb'([^']*)'", r"\1", str(error))
     return text.replace("''", "'")
 

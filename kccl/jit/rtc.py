@@ -21,7 +21,7 @@ class RuntimeCompiler(ABC):
     Attributes:
         name: The compiler's usual name.
         prefix: The prefix of its functions.
-        code: What the function that returns the code is called.
+        code: The name in the compiler's function Get<code>, which returns the compiled code.
         target: The target of the cache's entries.
         suffix: The suffix of the entries' files.
     """
@@ -42,27 +42,27 @@ class RuntimeCompiler(ABC):
         """Returns the binding, which has the functions.
 
         Raises:
-            ImportError, RuntimeError: It is not there, or the compiler is not.
+            ImportError, RuntimeError: The binding or the compiler is missing.
         """
 
     @abstractmethod
     def check_arch(self, arch: str) -> None:
-        """Checks that it compiles for an architecture, and that KCCL supports that.
+        """Checks that the compiler and KCCL support an architecture.
 
         Raises:
-            InvalidArgument: One of these is not so.
+            InvalidArgument: The compiler or KCCL does not support it.
         """
 
     @abstractmethod
     def flags(self, arch: str) -> list[str]:
-        """Returns its flags, without folders."""
+        """Returns the compiler's flags, without folders."""
 
     @abstractmethod
     def version(self) -> str:
-        """Differs between any two builds.
+        """Returns a text that differs between any two builds of the compiler.
 
         Raises:
-            BackendError: It is not installed.
+            BackendError: The compiler is not installed.
         """
 
     @abstractmethod
@@ -82,12 +82,12 @@ class RuntimeCompiler(ABC):
         """Returns the name and version.
 
         Raises:
-            BackendError: It is not installed.
+            BackendError: The compiler is not installed.
         """
         return f"{self.name} {self.version()}"
 
     def call(self, name: str, *args: Any) -> Any:
-        """Calls a function by its name behind the prefix. Returns its results as a driver's table.
+        """Calls a function by its name behind the prefix. Returns its results as Table.call() does.
 
         Raises:
             BackendError: The call failed, or the compiler is not installed.
@@ -123,7 +123,7 @@ class RuntimeCompiler(ABC):
         Raises:
             InvalidArgument: The compiler does not know the architecture, or KCCL does not support
                 it.
-            CompileError: The source does not compile; has the compiler's log.
+            CompileError: The source does not compile. The error has the compiler's log.
             BackendError: The compiler is not installed, or the cache cannot be written to.
         """
         self.check_arch(arch)
@@ -147,8 +147,8 @@ class RuntimeCompiler(ABC):
 
         Args:
             source, kernels, arch, name, csrc: See compile().
-            folder: That of the cache.
-            headers: What has been read for other kernels.
+            folder: The folder of the cache.
+            headers: The headers that have been read for other kernels.
         """
         folders = [csrc / "include"]
         flags = [*self.flags(arch), *(f"-I{each}" for each in folders)]
@@ -208,5 +208,5 @@ def read(path: Path) -> tuple[list[str], bytes]:
 
 
 def _text_of(name: Any) -> str:
-    # One vendor's binding gives bytes, the other's an object that str() takes.
+    # NVIDIA's binding gives bytes, AMD's an object that str() converts.
     return name.decode() if isinstance(name, bytes) else str(name)

@@ -31,12 +31,12 @@ def read_source(source: "str | os.PathLike[str]") -> tuple[str, str, list[Path]]
 
 def _check_text(source: str) -> None:
     line = source.strip()
-    # No path has a zero byte, or so many characters.
+    # No path has a line feed or a zero byte, or is so long.
     if not line or "\n" in line or "\0" in line or len(line) > _LONGEST_PATH:
         return
     try:
         is_there = Path(line).is_file()
-    # A part of it is longer than a name can be, or no name in this locale.
+    # A part of the path is too long for a file's name, or cannot be encoded in this locale.
     except (OSError, UnicodeEncodeError):
         is_there = False
     if is_there or (line.endswith(_SUFFIXES) and len(line.split()) == 1):

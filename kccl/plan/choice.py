@@ -42,11 +42,11 @@ class Plan:
             backend: The backend.
             moved: What the ranks compare as the element type of a call that only moves data; see
                 abi.moved_type().
-            fields: Those of Backend.call().
+            fields: Keyword arguments of Backend.call().
         """
         handle = backend.call(self.name, (self.blocks, self.threads), **fields)
         if moved is not None:
-            # One kernel moves all types, so the call is bound before it has its own.
+            # One kernel moves all types, so the call was bound without its own type.
             handle.call.dtype = moved
         return handle
 
@@ -107,11 +107,11 @@ class Planner:
     def of_parts(
         self, kernel: str, collective: str, nbytes: int, dtype: Dtype, algorithm: str
     ) -> Plan:
-        """Returns the plan of a call whose parts have lengths of their own.
+        """Returns the plan of a call whose parts differ in length.
 
         Args:
-            kernel: The kernel that makes it, whatever its length.
-            collective, nbytes, dtype, algorithm: As above.
+            kernel: The kernel that makes the call, whatever its size.
+            collective, nbytes, dtype, algorithm: As in a call of the Planner.
 
         Raises:
             InvalidArgument: Another algorithm is asked for.
@@ -125,10 +125,10 @@ class Planner:
 
 
 def plan_of_parts(name: str, request: Request, others: list[str], forced: str) -> Plan:
-    """Returns the only plan of a call whose parts have lengths of their own.
+    """Returns the only plan of a call whose parts differ in length.
 
     Args:
-        name: Its algorithm.
+        name: The algorithm of the call.
         request: The call.
         others: The collective's algorithms for parts of one length.
         forced: As in choose().

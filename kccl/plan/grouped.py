@@ -18,7 +18,7 @@ from .spec import Request
 from .steps import INPUT, MOST_POSTED_BYTES, Form, Step, Steps
 from .tuning import tuning_for
 
-# Where ranks cannot post: from so many bytes on, each rank of a group reduces a part of the
+# If ranks cannot post a call: from this many bytes on, each rank of a group reduces a part of the
 # message across groups.
 _DIVIDES_FROM_BYTES = 65536
 
@@ -29,7 +29,8 @@ class GroupedPlan(Plan):
 
     Attributes:
         moves: See Form.
-        steps: The steps on this rank; of a sum, or from root 0.
+        steps: The steps on this rank, to be shown. They are those of a call with root 0 and op
+            "sum".
         teams: This rank's teams in words.
         make: Makes the steps from KcclCall's fields.
     """
@@ -155,7 +156,8 @@ class GroupedPlanner:
         return made
 
     def _kernel(self, collective: str, nbytes: int, dtype: str, ranks: int) -> str:
-        # A rank that may not read a peer's memory would warn of it by the team's numbers.
+        # can_attach is False: a warning that a rank may no longer read a peer's memory would name
+        # the ranks by the team's numbers.
         kind = dtypes.of(dtype)
         request = Request(collective, nbytes, ranks, self._backend, kind, can_attach=False)
         tuning = tuning_for(self._backend, self._env.tuning)

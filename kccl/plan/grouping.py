@@ -15,12 +15,13 @@ MOST_GROUPED_RANKS = 64
 class Grouping:
     """The groups of a communicator's ranks, and the teams across them.
 
-    Where all groups have one size, the ranks at one place of all groups are a team. Otherwise the
-    leaders of the groups are one, and every other rank is a team alone. The leader is the first.
+    If all groups have the same size, the ranks at the same place of all groups are a team.
+    Otherwise the leaders of the groups, their first ranks, are a team, and every other rank is a
+    team alone.
 
     Attributes:
         groups: The ranks of each group.
-        are_nodes: The groups are nodes, which exchange by MPI.
+        are_nodes: True if the groups are nodes, which exchange by MPI.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -33,7 +34,7 @@ class Grouping:
 
     @cached_property
     def is_even(self) -> bool:
-        """Tells whether all groups have one size."""
+        """Tells whether all groups have the same size."""
         return len(set(map(len, self.groups))) == 1
 
     @cached_property
@@ -43,13 +44,13 @@ class Grouping:
 
     @cached_property
     def is_consecutive(self) -> bool:
-        """Tells whether order() is rank order."""
+        """Tells whether `order` is rank order."""
         return self.order == tuple(range(self.world_size))
 
     def runs(self, padded: int) -> list[tuple[int, int, int]]:
-        """Returns runs of consecutive ranks: the first, its position group by group, their number.
+        """Returns runs of consecutive ranks as (first rank, its position, number of ranks).
 
-        `padded`: how many positions each group takes.
+        Positions count group by group. Each group takes `padded` positions.
         """
         runs: list[tuple[int, int, int]] = []
         position = 0

@@ -12,10 +12,10 @@ class Limits:
     Attributes:
         gpu: Its name, for messages.
         shared_bytes: Most block-shared memory of a block, static and dynamic.
-        static_shared_bytes: Most of it in variables, which compilers refuse to exceed.
-        reserved_shared_bytes: Shared memory that each block takes besides.
+        static_shared_bytes: Most block-shared memory in variables. Compilers refuse more.
+        reserved_shared_bytes: Shared memory that the GPU takes for each block in addition.
         multiprocessor_shared_bytes: Shared memory of one multiprocessor.
-        multiprocessors: Their number.
+        multiprocessors: Number of multiprocessors.
         threads: Most threads that run on one multiprocessor.
         blocks: Most blocks that run on one multiprocessor.
         argument_bytes: Most bytes of a kernel's arguments; 0 for no limit of that kind.
@@ -32,11 +32,11 @@ class Limits:
     argument_bytes: int
 
     def check_launch(self, shared_bytes: int, argument_bytes: int) -> None:
-        """Checks what a GPU would refuse.
+        """Checks a launch by the limits of the GPU.
 
         Args:
             shared_bytes: Dynamic shared memory of a block.
-            argument_bytes: All arguments together.
+            argument_bytes: Bytes of all arguments together.
 
         Raises:
             InvalidArgument: A GPU would refuse the launch.
@@ -85,7 +85,7 @@ class Needs:
     static_shared_bytes: int
 
     def check_launch(self, name: str, block: int, shared_bytes: int, most: int, gpu: str) -> None:
-        """Checks what a GPU would refuse with a code for many reasons.
+        """Checks a launch, which a GPU would refuse with an error code that has many reasons.
 
         Args:
             name: The kernel.
@@ -113,10 +113,10 @@ def check_shared(shared_bytes: int, most: int, gpu: str, variables: int = 0) -> 
         shared_bytes: Its dynamic shared memory, as given.
         most: What a block may have.
         gpu: Its name or architecture, for messages.
-        variables: Bytes of the kernel's variables in it.
+        variables: Bytes of the kernel's variables in shared memory.
 
     Raises:
-        InvalidArgument: It is too much.
+        InvalidArgument: The block has too much.
     """
     if shared_bytes + variables > most:
         used = f" besides the {variables} bytes of the kernel's variables" if variables else ""

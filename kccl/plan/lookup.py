@@ -1,4 +1,4 @@
-"""Which kernels a collective has."""
+"""Finds the kernels of a collective."""
 
 from ..base.errors import InvalidArgument
 from .spec import KernelSpec

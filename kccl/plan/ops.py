@@ -28,7 +28,7 @@ class PremulSum:
     factor: int | float
 
     def __str__(self) -> str:
-        # The ranks compare this, and their factors may differ.
+        # The ranks compare this text. It leaves out the factor, which may differ between ranks.
         return "premul_sum"
 
     def __repr__(self) -> str:
@@ -60,10 +60,11 @@ def premul_sum(factor: float) -> PremulSum:
         factor: A float, or an integer from -2**63 to 2**64 - 1; of Python or NumPy.
 
     Raises:
-        InvalidArgument: It is no such number.
+        InvalidArgument: `factor` is no such number.
     """
     try:
-        # This file is imported while KCCL is built, when there is no NumPy.
+        # Finds NumPy's bool by its name, because this file is also imported while KCCL is built,
+        # when there is no NumPy.
         is_bool = isinstance(factor, bool) or "bool" in str(getattr(factor, "dtype", ""))
         if is_bool or isinstance(factor, (str, bytes)):
             raise TypeError
@@ -79,8 +80,8 @@ def premul_sum(factor: float) -> PremulSum:
 
 @lru_cache(maxsize=1024)
 def _premul_sum(factor: int | float, _: str) -> PremulSum:
-    # Equal numbers get one object, because C knows a call's op by its identity. The text tells
-    # apart what compares equal, as 0.0 and -0.0.
+    # Equal numbers get one object, because C knows a call's op by its identity. The text
+    # distinguishes numbers that compare equal, as 0.0 and -0.0.
     return PremulSum(factor)
 
 

@@ -15,7 +15,7 @@ MOST_BLOCKS, MOST_THREADS = 128, 1024
 SHARE_UNIT_BYTES = 16  # the unit of KcclCall.share, see payload.cuh
 
 PARTS = "_parts"
-"""How the names of kernels end whose calls have parts of different lengths."""
+"""The end of the names of kernels whose calls have parts of different lengths."""
 
 GPUS = ("sim", "cuda", "hip")
 EVERYWHERE = ("host", *GPUS)
@@ -57,19 +57,19 @@ Condition = Callable[[Request], str | None]
 
 
 def needs_peers(request: Request) -> str | None:
-    """Tells whether the algorithm divides the work among two ranks or more."""
+    """Refuses a single rank, for an algorithm that divides the work among ranks."""
     return "one rank has no peer to share the work with" if request.world_size == 1 else None
 
 
 def needs_floats(request: Request) -> str | None:
-    """Tells whether the protocol marks a word that has not arrived with a NaN pattern."""
+    """Refuses types without NaN, for a protocol in which NaN marks a word that has not arrived."""
     if request.dtype is None or request.dtype.has_nan:
         return None
     return f"{request.dtype.name} has no bit pattern to spare for words that have not arrived"
 
 
 def needs_attach(request: Request) -> str | None:
-    """Tells whether the kernel reads the memory of the peers' processes."""
+    """Refuses ranks that may not read each other's memory, for a kernel that reads it."""
     if request.can_attach:
         return None
     return "the ranks' processes may not read each other's memory (process_vm_readv)"
@@ -85,7 +85,7 @@ class KernelSpec:
         algorithm: Its algorithm, as in "two_shot"; "" for a kernel without alternatives.
         protocol: Its protocol, as in "ll16"; "" where the algorithm's name says it.
         moves: One line for people: which data goes where.
-        counts: What KcclCall.count counts.
+        counts: The unit of KcclCall.count.
         takes: What KcclCall.peer says: "root"; "exclusive", which is 1 or 0; or "" for nothing that
             the ranks of a collective must agree on.
         bytes_per_thread: On GPUs, payload bytes that one thread moves at a time. 0: the kernel runs
@@ -94,10 +94,12 @@ class KernelSpec:
             block where the length of the data is not known when the call is planned.
         targets: Backends that may choose the kernel.
         needs: Conditions on a request.
-        unrolls_for_two: The host has a second instance whose loops over ranks are unrolled for two
-            ranks. This pays where instructions cost more than waiting.
-        takes_type: Which element types a kernel takes that computes without a peer.
-        takes_rows: A call has rows of KcclCall.width elements, and a block takes whole rows.
+        unrolls_for_two: True if the host has a second instance, with loops over ranks unrolled for
+            two ranks. This pays where instructions cost more than waiting.
+        takes_type: Tells whether the kernel takes an element type. Only kernels without
+            alternatives that compute have it.
+        takes_rows: True if a call has rows of KcclCall.width elements, and a block takes whole
+            rows.
     """
 
     collective: str
@@ -133,7 +135,7 @@ class KernelSpec:
 
     @property
     def only_moves(self) -> bool:
-        """Returns whether the kernel only moves data, so that it takes any type."""
+        """Tells whether the kernel only moves data, so that it takes any type."""
         return self.counts in (Counts.BYTES, Counts.CHUNK_BYTES)
 
     def why_not(self, request: Request) -> str | None:
@@ -143,7 +145,7 @@ class KernelSpec:
         return next(filter(None, (condition(request) for condition in self.needs)), None)
 
     def peer_bytes(self, count: int, dtype: str) -> int:
-        """Bytes that a call sends to one peer. The threads of the rank divide them.
+        """Returns the bytes that a call sends to one peer. The threads of the rank divide them.
 
         Args:
             count: KcclCall.count.

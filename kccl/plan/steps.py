@@ -27,7 +27,9 @@ all chunks together. Longer calls go through the teams, whose ranks share the co
 """
 
 Choose = Callable[[str, int, str, int], str]
-"""The kernel for a step: by collective, bytes as in Request, element type and ranks of the team."""
+"""Returns the kernel for a step, from its collective, its bytes as in Request, its element type and
+the number of ranks of its team.
+"""
 
 
 class Place(Enum):
@@ -46,7 +48,7 @@ class Part:
     offset: int = 0
 
     def at(self, offset: int) -> "Part":
-        """Returns the part that begins so many bytes later."""
+        """Returns the part that begins `offset` bytes later."""
         return replace(self, offset=self.offset + offset)
 
 
@@ -58,10 +60,10 @@ class Take:
     """What a step takes of another rank's posting; KcclTake of csrc/host/chain.inc.
 
     Attributes:
-        source: The rank.
-        from_offset: Where it begins in what that rank posts, in bytes.
-        to_offset: Where it goes, in bytes behind the step's target.
-        num_bytes: Its bytes.
+        source: The rank that posts.
+        from_offset: Where the taken bytes begin in what that rank posts, in bytes.
+        to_offset: Where they are stored, in bytes behind the step's target.
+        num_bytes: Number of bytes taken.
     """
 
     source: int
@@ -70,9 +72,10 @@ class Take:
     num_bytes: int
 
     def within(self, begin: int, length: int) -> "Take | None":
-        """Returns what lies within so many bytes of the part, from `begin` on; None: nothing.
+        """Returns the piece that lies within `length` posted bytes from `begin` on; None if there
+        is none.
 
-        Its offset counts from `begin` on.
+        The from_offset of the piece counts from `begin` on.
         """
         first = max(self.from_offset, begin)
         last = min(self.from_offset + self.num_bytes, begin + length)
@@ -88,18 +91,20 @@ class Step:
 
     Attributes:
         kernel: A kernel's name; or "copy", "convert" or "reduce", which need no other rank.
-        source, target: What it reads and writes.
-        count: KcclCall.count; of "copy" bytes, of "convert" and of each row of "reduce" elements.
-        team: OWN_GROUP or ACROSS_GROUPS; None: it needs no other rank.
+        source, target: The parts that it reads and writes.
+        count: KcclCall.count. For "copy" it is bytes, for "convert" elements, for "reduce" elements
+            of each row.
+        team: OWN_GROUP or ACROSS_GROUPS; None if the step needs no other rank.
         ranks: Number of ranks of the team.
         dtype, op, peer: As in KcclCall. `peer` is a number in the team.
-        to_dtype, divisor: The result's type and its divisor; "convert" has them.
+        to_dtype, divisor: For "convert", the type of the result, and the number by which it is
+            divided.
         rows: The number of rows of "reduce", one behind the other.
-        number: How many calls of teams come before it on every rank.
+        number: Number of calls of teams before this step, the same on every rank.
         between_nodes: The collective, if the team's ranks are on different nodes and make it by
             MPI; else "".
-        posted: How many bytes this rank posts for all ranks; None: it is no such step.
-        takes: What it then takes of other ranks' postings.
+        posted: Bytes that this rank posts for all ranks; None if ranks do not post in this step.
+        takes: What the rank then takes from other ranks' postings.
     """
 
     kernel: str
@@ -121,12 +126,12 @@ class Step:
 
     @property
     def only_moves(self) -> bool:
-        """Tells whether it is a call of several ranks that computes nothing."""
+        """Tells whether the step is a call of several ranks that computes nothing."""
         spec = BY_NAME.get(self.kernel)
         return spec is not None and spec.only_moves
 
     def explain(self, times: int = 1) -> str:
-        """Returns the step in words; `times`: as many that differ only in where they read and
+        """Returns the step in words, for `times` steps that differ only in where they read and
         write.
         """
         parts = f", {times} times" if times > 1 else ""
@@ -151,10 +156,11 @@ class Steps:
     """The steps of one call on one rank, as they are put together.
 
     Attributes:
-        grouping, rank, group, place: Where this rank is.
+        grouping, rank, group, place: The groups, this rank, the number of its group, and its place
+            there.
         steps: The steps so far.
-        temporary_bytes: How much temporary memory they use.
-        mark: What the ranks must have in common besides, from 0 to 255. Steps without a root carry
+        temporary_bytes: Bytes of temporary memory that they use.
+        mark: A number from 0 to 255 that must be the same on all ranks. Steps without a root carry
             it as KcclCall.peer, which the ranks compare.
     """
 
@@ -169,29 +175,30 @@ class Steps:
         self._calls = 0
 
     def temporary(self, nbytes: int) -> Part:
-        """Temporary memory of so many bytes."""
+        """Reserves temporary memory of `nbytes` bytes, and returns it."""
         part = Part(Place.TEMPORARY, self.temporary_bytes)
         self.temporary_bytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         return part
 
     def copy(self, source: Part, target: Part, nbytes: int) -> None:
-        """Copies bytes, unless they are there already."""
+        """Adds a step that copies bytes, unless `target` is `source`."""
         if source != target:
             self.steps.append(Step("copy", source, target, nbytes))
 
     def convert(
         self, source: Part, target: Part, count: int, dtype: str, to_dtype: str, divisor: int = 1
     ) -> None:
-        """Makes elements of another type, and divides them."""
+        """Adds a step that converts elements to another type, and divides them."""
         made = Step("convert", source, target, count, dtype=dtype, to_dtype=to_dtype)
         self.steps.append(replace(made, divisor=divisor))
 
     def reduce(
         self, source: Part, target: Part, count: int, rows: int, *, dtype: str, op: str
     ) -> None:
-        """Reduces so many rows of `count` elements, one behind the other, in their order.
+        """Adds steps that reduce `rows` rows of `count` elements, one behind the other, in their
+        order.
 
-        The first rows' result takes the place of the last of them, so the rows are overwritten.
+        They overwrite rows: the result of the first rows is stored in the last of these.
         """
         row_bytes = count * dtypes.of(dtype).itemsize
         first = 0
@@ -219,13 +226,13 @@ class Steps:
         peer: int,
         longest: int,
     ) -> None:
-        """Posts this rank's part of a call for all ranks, and takes those of others.
+        """Adds steps that post this rank's part of a call for all ranks, and take parts of others.
 
         Args:
-            collective, count, dtype, op, peer: The call, which the ranks compare; `count` is the
-                KcclCall's of its kernels, `peer` a rank of the communicator.
+            collective, count, dtype, op, peer: The call, which the ranks compare; `count` is
+                KcclCall.count of the collective's kernels, and `peer` a rank of the communicator.
             posted: Bytes of the part, which begins at `source`.
-            takes: What is taken, to `target`.
+            takes: What this rank takes from others, into `target`.
             longest: Bytes of the longest part of all ranks. Each rank makes a step for each
                 POSTING_BYTES of it.
         """
@@ -248,13 +255,13 @@ class Steps:
         op: str = "sum",
         peer: int = 0,
     ) -> None:
-        """Calls a collective with a team. `count` is the KcclCall's of its kernels."""
-        # A team of one rank counts too, so that a step has one number on all ranks.
+        """Adds a call of a collective with a team. `count` is KcclCall.count of its kernels."""
+        # A team of one rank counts too, so that a step has the same number on all ranks.
         ranks, number = self._sizes[team], self._calls
         self._calls += 1
         like = _like(collective)
         if ranks == 1:
-            # The reduction of one rank is its input, and the other team reduces that.
+            # The result of one rank is its input, so it is only copied.
             self.copy(source, target, like.peer_bytes(count, dtype))
             return
         nbytes = like.message_bytes(count, dtype, ranks)
@@ -270,7 +277,7 @@ class Steps:
 
 
 def _like(collective: str) -> KernelSpec:
-    """Returns any kernel of a collective: they count alike."""
+    """Returns any kernel of a collective, because all of them count alike."""
     return next(spec for spec in BY_NAME.values() if spec.collective == collective)
 
 
@@ -279,11 +286,12 @@ class Form:
     """A way to make a collective's steps. Each collective has its forms in a file of forms/.
 
     Attributes:
-        name: As an algorithm's.
+        name: The name, which is used like that of an algorithm.
         moves: One line for people.
-        make: Adds the steps; takes KcclCall's fields by name.
-        needs_even: It needs groups of one size.
-        posts: How many bytes of a request one rank posts at most, in a form by postings.
+        make: Adds the steps to a Steps. Takes KcclCall's fields by name.
+        needs_even: True if the form needs groups of the same size.
+        posts: For a form by postings, returns the most bytes of a request that one rank posts; else
+            None.
     """
 
     name: str
@@ -305,4 +313,4 @@ class Form:
 
 
 Fields = Callable[[Request], dict[str, Any]]
-"""KcclCall's fields of a request, for an example of its steps."""
+"""Returns KcclCall's fields for a request, from which an example of its steps is made."""

@@ -56,7 +56,7 @@ class Tuning:
         source: Path of the table.
         thresholds: World size -> thresholds, by ascending size within a collective.
         origin: On which machines the table was measured, for Plan.reason.
-        machines: World size -> the recorded machine whose table it is, where the file says so.
+        machines: World size -> the recorded machine whose table it is, if the file names one.
     """
 
     source: str
@@ -84,18 +84,18 @@ class Tuning:
 def read_tuning(path: Path, here: Callable[[], Machine] = discovered) -> Tuning:
     """Reads a tuning file that `bench/tune/tune.py` wrote.
 
-    Where several machines have a table for one world size, that of the nearest machine is used.
+    If several machines have a table for the same world size, the nearest machine's is used.
 
     Args:
         path: The file.
-        here: Describes this machine. It is called only where there is a choice.
+        here: Returns a description of this machine. Called only if the file leaves a choice.
 
     Raises:
         InvalidArgument: The file is not a tuning table. The text names the file, the entry and what
             is wrong with it.
     """
     try:
-        # Python would read NaN and Infinity, which are not JSON.
+        # Refuses NaN and Infinity, which Python would read, but which are not JSON.
         document = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
         fields = _fields(document, "the document", {"tables"}, {"backend", "origin"})
         origin = _text(fields.get("origin", ""), "origin")
@@ -143,7 +143,7 @@ def told_of_machine(machine: str, here: Machine) -> str:
 
 
 class _Wrong(ValueError):
-    """Returns what is wrong with an entry of a tuning file."""
+    """An entry of a tuning file is wrong. The text says how."""
 
 
 def _threshold(value: Any, where: str) -> Threshold:
@@ -204,7 +204,7 @@ def _one_of(value: Any, where: str, names: Sequence[str]) -> str:
 
 
 def _integer(value: Any, where: str, low: int, high: int | None = None) -> int:
-    # In Python, True is an integer.
+    # Refuses True and False, which are integers in Python.
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if not is_integer or value < low or (high is not None and value > high):
         bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
@@ -230,8 +230,8 @@ def tuning_for(backend: str, path: str = "") -> Tuning:
 
 
 def _of_simulator() -> Tuning:
-    """Returns the first kernel of each collective: the simulator measures none, and runs those of
-    GPUs.
+    """Returns a table with the first kernel of each collective, because nothing is measured on the
+    simulator.
     """
     first: dict[str, str] = {}
     for spec in SPECS:

@@ -18,7 +18,7 @@ _POINTERS = ("out", "in", "from")
 
 
 def incomplete_call(finding: Any, place: Any, other: Any, _name: Name) -> str:
-    """Some threads of a coop do not make a call that others are in."""
+    """Says that some threads of a coop do not make a call that others are in."""
     instead = "has ended" if finding.has_ended else f"waits at {place.user_site}"
     whose = f"All threads of the {_COOPS[finding.coop]} must make this call"
     if finding.coop == lib.kKcclSimCoopThread:
@@ -30,8 +30,8 @@ def incomplete_call(finding: Any, place: Any, other: Any, _name: Name) -> str:
 
 
 def lack(finding: Any, place: Any, other: Any) -> str:
-    """Returns what a deadlock may come from: some threads of a coop are not in a call; "" for
-    none.
+    """Returns a possible cause of a deadlock: threads of a coop that are not in a call. "" if there
+    are none.
     """
     if finding.num_ranges == 0 or other is None:
         return ""
@@ -39,7 +39,7 @@ def lack(finding: Any, place: Any, other: Any) -> str:
 
 
 def threads_differ(finding: Any, place: Any, other: Any, _name: Name) -> str:
-    """Threads of a coop make different calls."""
+    """Says that threads of a coop make different calls."""
     return (
         f"threads differ: {place} calls {_text(finding.call)} at {place.user_site}, and {other} "
         f"calls {_text(finding.other_call)} at {other.user_site}. All threads of the "
@@ -48,7 +48,7 @@ def threads_differ(finding: Any, place: Any, other: Any, _name: Name) -> str:
 
 
 def arguments_differ(finding: Any, place: Any, other: Any, name: Name) -> str:
-    """Threads of a coop make the same call with different arguments."""
+    """Says that threads of a coop make the same call with different arguments."""
     what = _text(finding.argument)
     mine, theirs = (_value(what, value, name) for value in (finding.value, finding.other_value))
     return (
@@ -59,7 +59,7 @@ def arguments_differ(finding: Any, place: Any, other: Any, name: Name) -> str:
 
 
 def bad_argument(finding: Any, place: Any, _other: Any, name: Name) -> str:
-    """A call gets an argument that it does not take."""
+    """Says that a call gets an argument that it does not take."""
     what = _text(finding.argument)
     must = str(ffi.string(finding.text).decode()).replace("{}", str(finding.other_value))
     return (
@@ -69,7 +69,7 @@ def bad_argument(finding: Any, place: Any, _other: Any, name: Name) -> str:
 
 
 def exchange_order(finding: Any, place: Any, other: Any, _name: Name) -> str:
-    """A block's publish and collect do not belong together."""
+    """Says that a block's publish and collect do not belong together."""
     call, value, known = _text(finding.call), finding.value, finding.other_value
     where = f"{place} at {place.user_site}"
     published = "" if other is None else f" at {other.user_site}"
@@ -112,7 +112,9 @@ SENTENCES = {
 
 
 def _missing(finding: Any, rank: int, other: Any) -> str:
-    """As in "rank 0 block 0 threads 32 to 63 did not call put, which block 0 thread 3 called"."""
+    """Returns the words "rank 0 block 0 threads 32 to 63 did not call put, which block 0 thread 3
+    called at mine.cu:4".
+    """
     ranges = [finding.ranges[index] for index in range(finding.num_ranges)]
     missing = " and ".join(
         f"block {block} {_threads([each for each in ranges if each.block == block])}"
@@ -137,7 +139,7 @@ def _threads(ranges: list[Any]) -> str:
 def _value(what: str, value: int, name: Name) -> str:
     if what in _POINTERS:
         return name(value)
-    # A negative number was widened.
+    # Negative arguments were widened to 64 bits without a sign.
     return str(value - 2**64 if value >= 2**63 else value)
 
 

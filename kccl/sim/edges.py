@@ -1,4 +1,4 @@
-"""Words for accesses outside of a kernel's memory, and for what ends a kernel at once."""
+"""Describes accesses outside of a kernel's memory, and what ends a kernel at once."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ _EDGES = {value: name for name, value in members("KcclSimEdge", "kKcclSimEdge").
 
 
 def edge_of(kind: str, finding: Any, regions: Regions, arrays: LaunchArrays, model: str) -> str:
-    """Returns what a KcclSimFinding misses or cannot do; "" for kinds that have another text.
+    """Returns what the access of a KcclSimFinding misses, or what ended its kernel; "" for other
+    kinds.
 
     Args:
         kind: The finding's kind, as in report.py.
@@ -77,7 +78,7 @@ def shared_name(finding: Any) -> str:
 
 
 def unstarted(finding: Any) -> str:
-    """Returns that blocks find no room while others wait; "" if all have begun."""
+    """Returns the note that some blocks have no room while others wait; "" if all have begun."""
     if finding.num_unstarted == 0:
         return ""
     return (
@@ -87,7 +88,7 @@ def unstarted(finding: Any) -> str:
 
 
 def why_invalid(finding: Any) -> str:
-    """Returns why no GPU can make an access; "" for null."""
+    """Returns why no GPU can make an access; "" for an access to null."""
     if finding.text != ffi.NULL:
         return f": it is {ffi.string(finding.text).decode()}"
     if finding.alignment == 0:
@@ -109,7 +110,7 @@ _FOREIGN = {
 
 
 def _whole(edge: str, finding: Any, regions: Regions, arrays: LaunchArrays) -> str:
-    """Returns what the memory is called, with its size."""
+    """Returns the name and the size of the memory at whose edge a finding is."""
     num_bytes = finding.edge_bytes
     if edge in ("array", "freed"):
         whose = f" on rank {finding.edge_rank}" if finding.is_foreign and edge == "array" else ""

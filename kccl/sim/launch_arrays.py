@@ -14,16 +14,18 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 class LaunchArrays:
-    """Numbers names of arrays, which findings repeat, and knows which arrays have been freed."""
+    """Numbers names of arrays, to which findings refer, and notes which arrays have been freed."""
 
     def __init__(self) -> None:
         self._names: list[str] = [""]
         self._numbers: dict[str, int] = {"": 0}
-        # First address -> bytes and number of each array, the latest launch's last.
+        # First address of an array -> its bytes and the number of its name. The latest launch's are
+        # last.
         self._known: dict[int, tuple[int, int]] = {}
-        # List's append() and pop() are atomic, because an array may be freed at any moment.
+        # This is a list, whose append() and pop() are atomic, because an array may be freed at any
+        # moment.
         self._freed: list[tuple[int, tuple[int, int, int]]] = []
-        # What is watched: (rank, fields of the KcclSimArray).
+        # The arrays whose end is watched: (rank, fields of the KcclSimArray).
         self._watched: set[tuple[int, tuple[int, int, int]]] = set()
 
     def name(self, number: int) -> str:
@@ -61,7 +63,7 @@ class LaunchArrays:
         return ""
 
     def take_freed(self) -> list[tuple[int, Any]]:
-        """(rank, KcclSimArray) of each array that has been freed since the last call."""
+        """Returns (rank, KcclSimArray) of each array that has been freed since the last call."""
         taken = []
         while self._freed:
             rank, fields = self._freed.pop()
@@ -75,18 +77,18 @@ class LaunchArrays:
         return self._numbers[name]
 
     def _watch(self, rank: int, array: Any, fields: tuple[int, int, int]) -> None:
-        """Notes when the memory is freed: with the array that owns it, not with a view of it."""
+        """Watches for the end of an array's memory. The array that owns it counts, not a view."""
         owner = array
         while type(getattr(owner, "base", None)) is type(array):
             owner = owner.base
         if getattr(owner, "base", None) is not None:
-            return  # the memory is somebody else's
+            return  # an object of another kind owns the memory
         if (rank, fields) in self._watched:
             return
         try:
             finalizer = weakref.finalize(owner, self._free, (rank, fields))
         except TypeError:
-            return  # nothing tells when such an object goes
+            return  # the end of such an object cannot be watched
         finalizer.atexit = False
         self._watched.add((rank, fields))
 
@@ -155,9 +157,9 @@ def launch_of(
         data: Its arguments one after another, each aligned.
         grid, block: Number of blocks, and threads of each.
         shared_bytes: Bytes of dynamic shared memory of each block.
-        most_resident: So many blocks of it run at once; 0: all.
-        arrays: KcclSimArrays of the arrays among the arguments; None: the machine does not know
-            where they end.
+        most_resident: Most blocks of it that run at once; 0 for all.
+        arrays: KcclSimArrays of the arrays among the arguments. With None the machine does not know
+            where these end.
     """
     arguments_ = ffi.new("uint64_t[]", -(-len(data) // 8) or 1)
     ffi.memmove(arguments_, data, len(data))

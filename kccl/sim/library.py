@@ -27,8 +27,9 @@ class Entry:
     Attributes:
         address: Address of its entry, a `void (*)(const void* arguments)`.
         parameters: (bytes, alignment) of each parameter, in order.
-        kinds: A letter for each: see base/scalars.py.
-        pointees: (kind, bytes) of the numbers that each points to; None if it points to none.
+        kinds: A letter for each parameter; see base/scalars.py.
+        pointees: (kind, bytes) of the numbers that each parameter points to; None if it points to
+            none.
         run_block: On the host, a function (address, arguments, block, num_blocks).
     """
 
@@ -40,7 +41,7 @@ class Entry:
 
     @property
     def argument_bytes(self) -> int:
-        """Bytes of all arguments together, each aligned."""
+        """Returns the bytes of all arguments together, each aligned."""
         end = 0
         for num_bytes, alignment in self.parameters:
             end = -(-end // alignment) * alignment + num_bytes
@@ -69,8 +70,8 @@ def load(path: Path, num_kernels: int, *, on_host: bool = False) -> Library:
 
     Args:
         path: Its file.
-        num_kernels: How many kernels it has.
-        on_host: It was made by compile_host().
+        num_kernels: The number of its kernels.
+        on_host: True if compile_host() made it.
 
     Raises:
         CompileError: It uses a function that is not defined.
@@ -97,7 +98,7 @@ def library_kernel(
     warp_size: int,
     csrc: Path = cache.CSRC,
 ) -> Entry:
-    """One of KCCL's own kernels, which take one KcclCall. Compiles and loads it if needed.
+    """Returns one of KCCL's own kernels, which take one KcclCall. Compiles and loads it if needed.
 
     Args:
         kernel: Name of the kernel, as in "put".

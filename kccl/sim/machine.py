@@ -41,10 +41,11 @@ class Simulation:
         ends_when_stuck: True: when no thread can go on, that is a deadlock. False: virtual time
             passes until waits time out.
         trace_events: Number of last steps to keep, for reports and traces.
-        most_blocks: A rank's launches run at the same time with at most so many blocks together; 0
-            for any number. A launch that finds no room waits for others to end.
-        max_steps: A longer run is reported as endless. So is a run in which for tens of millions of
-            steps (more with more threads) no word changes and not all threads pause.
+        most_blocks: Most blocks of a rank's launches that run at the same time; 0 for any number. A
+            launch that finds no room waits for others to end.
+        max_steps: Most steps of a run. A longer run is reported as endless. So is a run in which
+            for tens of millions of steps (more with more threads) no word changes and not all
+            threads pause.
         hang_s: Seconds of CPU time. A thread that takes longer from one step to the next is
             reported as endless. A step is an access through kccl::mem, or synchronisation.
     """
@@ -82,7 +83,7 @@ class Machine:
         simulation: Its settings.
         regions: Names of address ranges, for reports.
         arrays: The arrays among the arguments of users' kernels.
-        windows: Address -> memory of each window.
+        windows: Address of a window -> an object that keeps its memory alive.
         made: The windows themselves, as long as somebody has them.
         has_left: The ranks that make no more launches.
     """
@@ -146,7 +147,7 @@ class Machine:
             address, num_bytes: Its range of addresses.
             memory: An object that keeps the memory alive.
             name: Names its bytes in reports.
-            whole: Names all of them together.
+            whole: Names all its bytes together.
         """
         lib.kccl_sim_add_window(self.handle, rank, address, num_bytes)
         self.windows[address] = memory
@@ -198,7 +199,7 @@ class Machine:
     # ---- Launches ----------------------------------------------------------------------------
 
     def kernel(self, name: str, dtype: str, op: str, world_size: int = 0) -> Entry:
-        """One of KCCL's own kernels. Each is compiled at most once."""
+        """Returns one of KCCL's own kernels. Each is compiled at most once."""
         key = name, dtype, op, world_size
         if key not in self._kernels:
             self._kernels[key] = library_kernel(
@@ -282,7 +283,7 @@ class Machine:
         return Events(array, lib.kccl_sim_events(self.handle, array, capacity))
 
     def waits(self) -> str:
-        """Who waited for what when waits last began to time out; "" if none did."""
+        """Returns who waited for what when waits last began to time out; "" if none did."""
         if self._handle is None:
             return ""
         array = ffi.new("KcclSimWait[]", lib.kKcclSimMostWaits)
@@ -290,8 +291,8 @@ class Machine:
         return self._reporter.waits([array[index] for index in range(count)])
 
     def uneven_calls(self, least: int = 1) -> str:
-        """How many calls each rank has made on the channels where they differ; "" if these are
-        fewer than `least`.
+        """Returns how many calls each rank has made on channels where ranks have made different
+        numbers; "" if there are fewer than `least` such channels.
         """
         if self._handle is None:
             return ""
@@ -302,10 +303,11 @@ class Machine:
         return self._reporter.counts(counts) if has_all else ""
 
     def check_calls(self) -> None:
-        """Called when all ranks have ended, and none by an error.
+        """Checks that all ranks have made equally many calls. Called when all have ended without an
+        error.
 
         Raises:
-            ProtocolError: Some ranks have made more calls than others, which nobody noticed.
+            ProtocolError: Some ranks have made more calls than others, and no wait has noticed.
         """
         told = self.uneven_calls()
         if told and not lib.kccl_sim_has_failed(self.handle):
@@ -351,7 +353,8 @@ class Machine:
 def simulated_machine(
     world_size: int, *, trace: str | os.PathLike[str] | None = None, **settings: Any
 ) -> Iterator[Machine]:
-    """A context with a machine. At its end, writes the last steps to a file and ends the machine.
+    """Returns a context with a machine. At its end, writes the last steps to a file and ends the
+    machine.
 
     Args:
         world_size: Number of ranks.
@@ -383,7 +386,8 @@ class Events(list[Any]):
     """KcclSimEvents, sorted by step. The list owns their memory."""
 
     def __init__(self, array: Any, count: int) -> None:
-        # The accesses of a finding are traced when it is found, later than they happened.
+        # Sorted, because the accesses of a finding are traced when it is found, after they
+        # happened.
         super().__init__(sorted((array[index] for index in range(count)), key=_step))
         self._array = array
 

@@ -31,7 +31,7 @@ class Meetings:
 
     @contextmanager
     def meet(self, key: tuple[str, bytes, int], rank: int, members: set[int]) -> Iterator[None]:
-        """A context in which a rank waits for all `members`. All of them pass the same key."""
+        """Returns a context in which a rank waits for `members`. All of them pass the same key."""
         with self._lock:
             arrived = self._waiting.setdefault(key, set())
             if arrived | {rank} >= members:
@@ -44,7 +44,7 @@ class Meetings:
         finally:
             with self._lock:
                 still = self._waiting.get(key, set())
-                # The rank is not here if the last member has come and ended the meeting.
+                # The rank is missing if the last member has come, which has ended the meeting.
                 if rank in still:
                     self.machine.return_inside(rank)
                     still.remove(rank)
@@ -76,9 +76,7 @@ class SimMesh(Mesh):
         machine_ranks: list[int],
         name: str = "",
     ) -> None:
-        """Returns the mesh of `machine_ranks`, for number `rank` of them. All pass the same
-        name.
-        """
+        """Makes the mesh of `machine_ranks`, for number `rank` of them. All pass the same name."""
         self.meetings = meetings
         self.machine_ranks = machine_ranks
         self._name = name
@@ -86,7 +84,7 @@ class SimMesh(Mesh):
 
     @property
     def machine_rank(self) -> int:
-        """This rank's number on the machine."""
+        """Returns this rank's number on the machine."""
         return self.machine_ranks[self.rank]
 
     def part(
@@ -111,7 +109,7 @@ class SimMesh(Mesh):
             with self.meetings.meet(key, self.machine_rank, {self.machine_rank, *peers}):
                 yield
         except WaitFailed:
-            # The peer may have gone because of a finding. The finding is the cause to report.
+            # The peer may have left because the simulator found a bug. Then that finding is raised.
             cause = self.meetings.machine.failure()
             if cause is not None:
                 raise cause from None

@@ -20,7 +20,7 @@ class Regions:
         self._lock = threading.Lock()
         self._begins: list[int] = []
         self._known: dict[int, tuple[int, Namer]] = {}
-        # First address -> the name of all bytes together. Also of ranges that have been removed.
+        # First address of a range -> the name of all its bytes together. Removed ranges stay here.
         self._wholes: dict[int, str] = {}
 
     def add(self, address: int, num_bytes: int, name: Namer, whole: str = "") -> None:
@@ -29,7 +29,7 @@ class Regions:
         Args:
             address, num_bytes: The range.
             name: Names its bytes.
-            whole: Names all of them together, as in "window 0 of rank 1".
+            whole: Names all its bytes together, as in "window 0 of rank 1".
         """
         with self._lock:
             if address not in self._known:
@@ -38,12 +38,12 @@ class Regions:
             self._wholes[address] = whole
 
     def whole(self, address: int) -> str:
-        """Returns the name of the range that begins here, or that began here; "" if it has none."""
+        """Returns the name of the range that begins or began at `address`; "" if it has none."""
         with self._lock:
             return self._wholes.get(address, "")
 
     def remove(self, address: int) -> None:
-        """Forgets the range that begins here."""
+        """Forgets the range that begins at `address`."""
         with self._lock:
             self._begins.remove(address)
             del self._known[address]
@@ -60,7 +60,7 @@ class Regions:
 
 
 def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer:
-    """Returns names for the bytes of KCCL's own window.
+    """Returns the function that names the bytes of KCCL's own window.
 
     Args:
         layout: The fields of KcclLayout.
@@ -72,7 +72,7 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
     reaches = {value: name for name, value in abi.members("KcclReach", "kKcclReach").items()}
     regions = [name for name, _ in ffi.typeof("KcclLayout").fields if not name.endswith("_bytes")]
     if layout["message_bytes"] == 0:
-        # Without pipes the layout gives them no place.
+        # Without pipes the layout has no region for them.
         regions.remove("messages")
     line = abi.LINE_BYTES
 
@@ -131,7 +131,7 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
         return f"byte {at} of the {what} in the staging slot of channel {channel}, parity {parity}"
 
     def name(offset: int) -> str:
-        # Where regions begin at one offset, all but the last are empty. The list is reversed and
+        # If regions begin at the same offset, all but the last are empty. The list is reversed and
         # max() takes the first of equals, so this finds the last one.
         before = (each for each in reversed(regions) if layout[each] <= offset)
         region = max(before, key=layout.__getitem__)
@@ -141,7 +141,7 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
 
 
 def state_namer(rank: int) -> Namer:
-    """Returns names for the bytes of a rank's KcclState."""
+    """Returns the function that names the bytes of a rank's KcclState."""
     fields = [(field.offset, name) for name, field in ffi.typeof("KcclState").fields]
 
     def name(offset: int) -> str:
@@ -151,5 +151,5 @@ def state_namer(rank: int) -> Namer:
 
 
 def bytes_namer(what: str) -> Namer:
-    """Returns names for bytes of memory that has no further structure."""
+    """Returns the function that names bytes of memory that has no further structure."""
     return lambda offset: f"byte {offset} of {what}"

@@ -109,7 +109,7 @@ class Reporter:
         self._arrays = arrays
         self._model = model
         self.symbols = Symbols()
-        # For the address of each communicator's state its ranks, as the machine counts them.
+        # Address of a communicator's KcclState -> its ranks, by the machine's numbers.
         self.members: dict[int, Sequence[int]] = {}
         self._kinds = {
             value: name for name, value in members("KcclSimFindingKind", "kKcclSim").items()
@@ -184,8 +184,8 @@ class Reporter:
         return self.symbols.user_line(site) if is_of_user else "a call of its program"
 
     def _seen_at(self, finding: Any) -> Any:
-        """Returns the place of a finding. Of a loop that has no step: a place with a line of the
-        user's.
+        """Returns the place of a finding. For a loop that makes no step, returns a place with a
+        line of the user's source.
         """
         if not finding.is_hung:
             return finding.place
@@ -198,17 +198,19 @@ class Reporter:
         return (self._arrays.at(address) or name) if name.startswith("0x") else name
 
     def waits(self, waits: Sequence[Any]) -> str:
-        """Returns what is missing first, and who waits for what (KcclSimWaits); "" for nobody."""
+        """Returns what is missing first, and who waits for what (KcclSimWaits); "" if nobody."""
         self.symbols.look_up(site for each in waits for site in (each.place.site, each.call_site))
         placed = [(each, self.place(each.place), self.symbols) for each in waits]
         return waiting_table(placed, self.members)
 
     def counts(self, counts: Sequence[Any]) -> str:
-        """Returns who has made how many calls of what (KcclSimCounts); "" for nobody."""
+        """Returns how many calls each rank has made, and the last one (KcclSimCounts); "" without
+        counts.
+        """
         self.symbols.look_up(each.place.site for each in counts if each.num_calls)
         told = ""
         for each in counts:
-            # The first rank of a channel.
+            # Rank 0 begins the counts of another channel.
             told += ("; " if each.rank == 0 else ", and ") if told else ""
             told += f"rank {each.rank} has made {each.num_calls} calls"
             if each.num_calls:
@@ -231,10 +233,11 @@ class Reporter:
         )
 
     def _user_site(self, place: Any) -> int:
-        """Returns the code address that leads to the user's line: where the call was made, in the
-        library.
+        """Returns the code address that leads to the user's line. Within the library, that is of
+        the call.
 
-        Compilers do not inline all of the library.
+        Compilers do not inline all of the library, so an address in it may not lead to a user's
+        line.
         """
         is_lost = self.symbols.is_of_library(place.site) and not self.symbols.is_of_user(place.site)
         return int(place.call_site if is_lost and place.call_site else place.site)
@@ -246,7 +249,7 @@ class Reporter:
         return f"{line}, called in {self.symbols.user_line(of_call)}"
 
     def timeline(self, events: Sequence[Any]) -> str:
-        """KcclSimEvents as text, one in each line."""
+        """Returns KcclSimEvents as text, one in each line."""
         self.symbols.look_up(event.place.site for event in events)
         return "\n".join(
             f"  {event.step:8} {self.place(event.place)!s:27} {self.event(event)} "
@@ -367,7 +370,7 @@ def _relevant(finding: Any, events: Sequence[Any]) -> list[Any]:
     """Returns the last steps of the threads in a finding, and the last stores to words that they
     accessed.
 
-    Of steps that a thread repeats, as polls, only the last one is kept.
+    If a thread repeats a step, as a poll, only the last one is kept.
     """
     threads = {_thread(who) for who in (finding.place, finding.other)}
     words = {finding.address // 8}

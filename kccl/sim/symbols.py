@@ -11,11 +11,11 @@ from pathlib import Path
 from .library import Library, library_at
 
 _TOOLS = ("addr2line", "llvm-addr2line")
-# Headers whose functions make the accesses. A report names their caller instead.
+# Headers with primitives that make the accesses. A report names the callers of these functions.
 _PRIMITIVES = ("mem", "platform", "coop")
 _CSRC = "csrc/"
 _HEADERS = f"{_CSRC}include/kccl/"
-# What no user has written. Other projects have folders of the name csrc, too.
+# How the paths of KCCL's own files begin. "csrc/" alone would match other projects' files, too.
 _OWN = (_HEADERS, f"{_CSRC}sim/module.inc")
 _LIMIT_S = 60.0
 
@@ -76,7 +76,7 @@ class Symbols:
         if not frames:
             return f"{_offset(site)} ({_why_no_lines()})"
         inner, outer = frames[0], frames[-1]
-        # In KCCL's own kernels the outermost function is a wrapper, which is not worth naming.
+        # In KCCL's own kernels the outermost function is a wrapper, so it is not named.
         is_called = outer.file != inner.file and not outer.file.startswith(_CSRC)
         return f"{inner}, called in {outer}" if is_called else str(inner)
 
@@ -87,7 +87,7 @@ class Symbols:
     def user_line(self, site: int) -> str:
         """Returns the innermost line outside of the library that led to a return address.
 
-        The library's own line where there is none.
+        Returns the library's own line if there is none.
         """
         for frame in self.frames(site):
             if not frame.file.startswith(_OWN):
@@ -120,7 +120,7 @@ def _frames(found: Library, sites: Sequence[int]) -> list[tuple[Frame, ...]]:
     tool = _tool()
     if tool is None:
         return [()] * len(sites)
-    # One byte before the return address is within the call.
+    # Asks for the byte before the return address, which is within the call.
     asked = "".join(f"{site - 1 - found.begin:#x}\n" for site in sites)
     done = subprocess.run(
         [tool, "-a", "-i", "-f", "-C", "-e", str(found.path)],

@@ -23,7 +23,7 @@ def write(path: Path, trace_events: Sequence[Any]) -> None:
 
 
 def trace_of(events: Sequence[Any], reporter: Reporter, warp_size: int) -> list[dict[str, Any]]:
-    """Trace events: a process for each rank, and in it a track for each of its threads.
+    """Returns trace events: a process for each rank, and in it a track for each of its threads.
 
     One step of the machine is shown as one microsecond.
 

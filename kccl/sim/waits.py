@@ -1,4 +1,4 @@
-"""Who waits for what when waits begin to time out, and what is missing first."""
+"""Tells who waits for what when waits begin to time out, and what is missing first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from ..base.abi import ffi
 
-# How many lines the table has at most.
+# The most lines of the table.
 _MOST_LINES = 16
 
 
@@ -32,7 +32,7 @@ class _Wait:
         return f"  rank {self.rank} block {self.block}: {threads} {self.where}"
 
     def peers(self, waits: Sequence["_Wait"]) -> set[int]:
-        """Returns the ranks that it waits for; none where nobody can know."""
+        """Returns the ranks that it waits for; none if they cannot be known."""
         if not self.call:
             return set()
         others = set(self.members) - {self.rank}
@@ -45,11 +45,11 @@ class _Wait:
 def waiting_table(
     waits: Sequence[tuple[Any, Any, Any]], members: Mapping[int, Sequence[int]]
 ) -> str:
-    """Who waits for what, a line each, behind a line that names what is missing first.
+    """Returns a line that names what is missing first, and then a line for each wait.
 
     Args:
         waits: A KcclSimWait, its Place, and the Symbols that know its lines.
-        members: For the address of each communicator's state its ranks, as the machine counts them.
+        members: Address of a communicator's KcclState -> its ranks, by the machine's numbers.
     """
     if not waits:
         return ""
@@ -76,7 +76,8 @@ def _missing(waits: Sequence[_Wait]) -> str:
         before = _before(wait, waits)
         if not before:
             return _words(wait)
-        # Where a rank waits in turn for one of the chain, nothing else is missing.
+        # If one of these waits is in the chain already, the chain is a cycle, and nothing else is
+        # missing.
         back = [each for each in before if each in path]
         if not back:
             path.append(before[0])
@@ -90,7 +91,7 @@ def _missing(waits: Sequence[_Wait]) -> str:
 
 
 def _circle(cycle: Sequence[_Wait]) -> str:
-    """Waits of which each is for the next, and the last for the first."""
+    """Describes a cycle of waits: each is for the next, and the last for the first."""
     first, *others = cycle
     ends = []
     for wait, after in zip(others, [*others[1:], first], strict=True):
@@ -107,15 +108,15 @@ def _circle(cycle: Sequence[_Wait]) -> str:
 
 
 def _before(wait: _Wait, waits: Sequence[_Wait]) -> list[_Wait]:
-    """Returns the waits without which this one would end; none where it is the cause."""
+    """Returns the waits that must end before this one can; none if this one is the cause."""
     if not wait.given.is_polling:
-        # At a barrier of its block.
+        # The threads wait at a barrier of their block, for its other threads.
         mine = wait.rank, wait.block
         return [each for each in waits if (each.rank, each.block) == mine and each is not wait]
     found: list[_Wait] = []
     for rank in sorted(wait.peers(waits)):
         of_rank = [each for each in waits if each.rank == rank and each.given.is_polling]
-        # This rank does not wait itself, and does not make the call either.
+        # This rank does not wait itself, and does not make the call either. So it is the cause.
         if not of_rank:
             return []
         found += of_rank

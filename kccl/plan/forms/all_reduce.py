@@ -20,8 +20,8 @@ def all_reduce(
     input: Part = INPUT,
     output: Part = OUTPUT,
 ) -> None:
-    """Makes all_reduce's steps: in the group, then across groups. `divides`: each rank reduces a
-    part there.
+    """Makes all_reduce's steps: in the group, then across groups. With `divides` each rank reduces
+    a part of the message across groups.
     """
     wide = accumulator(dtype, op)
     size = dtypes.of(wide).itemsize
@@ -46,7 +46,7 @@ def all_reduce(
 
 
 def _reduce_everywhere(s: Steps, part: Part, count: int, dtype: str, op: str) -> None:
-    """all_reduce within the teams; in place, but from `part`'s own group on."""
+    """Adds the steps from the own group's result in `part` to that of all groups, in place."""
     s.call(ACROSS_GROUPS, "all_reduce", part, part, count, dtype=dtype, op=op)
     if not s.grouping.is_even:
         nbytes = count * dtypes.of(dtype).itemsize

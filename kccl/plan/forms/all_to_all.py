@@ -11,7 +11,7 @@ def all_to_all(s: Steps, *, count: int) -> None:
     """Makes all_to_all's steps: in the group with the chunks for each place in all groups, then
     across groups.
 
-    Where only leaders meet, they gather their groups' arrays, exchange the chunks, and scatter.
+    If groups differ in size, their leaders gather the groups' arrays, exchange chunks, and scatter.
     """
     if s.grouping.is_even:
         _by_place(s, count)
@@ -23,13 +23,13 @@ def _by_place(s: Steps, count: int) -> None:
     groups = s.grouping.groups
     size, world_size = len(groups[0]), s.grouping.world_size
     for_places, from_group, for_groups, whole = (s.temporary(world_size * count) for _ in range(4))
-    # [place][group]: what the rank at this place of the own group passes on.
+    # for_places[place][group]: chunks that the rank at this place of the own group passes on.
     for place in range(size):
         for number, group in enumerate(groups):
             at = (place * len(groups) + number) * count
             s.copy(INPUT.at(group[place] * count), for_places.at(at), count)
     s.call(OWN_GROUP, "all_to_all", for_places, from_group, len(groups) * count)
-    # [group][place of the source]
+    # for_groups[group][place of the source]
     for place in range(size):
         for number in range(len(groups)):
             begin, at = place * len(groups) + number, number * size + place
@@ -49,11 +49,11 @@ def _by_leaders(s: Steps, count: int) -> None:
     mine = groups[s.group]
 
     def at(place: int, rank: int) -> Part:
-        """Returns a member's chunk for a rank, or of a rank."""
+        """Returns the chunk that the member at `place` has for `rank`, or gets from it."""
         return rows.at((place * world_size + rank) * count)
 
     def in_block(part: Part, group: int, receiver: int, source: int) -> Part:
-        """Returns, between two groups, the chunk of a place of one for a place of the other."""
+        """Returns the chunk from place `source` for place `receiver`, to or from `group`."""
         return part.at(group * each + (receiver * most + source) * count)
 
     s.call(OWN_GROUP, "gather", INPUT, rows, world_size * count, peer=0)

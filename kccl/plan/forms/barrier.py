@@ -8,8 +8,8 @@ from ..steps import INPUT, Form, Steps
 
 
 def barrier(s: Steps) -> None:
-    """Makes barrier's steps: in the group, and then across groups. If only leaders meet, in the
-    group again.
+    """Makes barrier's steps: in the group, and then across groups. If groups differ in size, so
+    that only leaders meet, in the group again.
     """
     s.call(OWN_GROUP, "barrier", INPUT, INPUT, 0)
     s.call(ACROSS_GROUPS, "barrier", INPUT, INPUT, 0)

@@ -13,7 +13,8 @@ def broadcast(s: Steps, *, count: int, peer: int) -> None:
     nothing = s.temporary(2)
 
     def send(team: int, root: int, is_needed: bool) -> None:
-        # Another number of bytes than the message's, so that differing roots are noticed.
+        # Teams that need no message send a number of bytes other than the message's, so that the
+        # ranks notice if their roots differ.
         part, nbytes = (INPUT, count) if is_needed else (nothing, 1 if count != 1 else 2)
         s.call(team, "broadcast", part, part, nbytes, peer=root)
 

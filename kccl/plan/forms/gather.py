@@ -11,7 +11,8 @@ from .others import for_others
 def gather(s: Steps, *, count: int, peer: int, source: Part = INPUT, target: Part = OUTPUT) -> None:
     """Makes gather's steps: in each group, and then across groups by the root's team there.
 
-    Where only leaders meet, they gather, and the root's leader hands on what it has.
+    If groups differ in size, their leaders gather, and the leader of the root's group broadcasts
+    the result there.
     """
     grouping = s.grouping
     group, place = grouping.place(peer)

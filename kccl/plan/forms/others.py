@@ -5,11 +5,10 @@ from ..steps import Part, Steps
 
 
 def for_others(s: Steps, count: int, element_bytes: int = 1) -> tuple[Part, int]:
-    """Returns a part that nobody needs, and KcclCall.count of it, with room for a chunk of each
-    rank.
+    """Returns a part that nobody needs, with room for a chunk of each rank, and its KcclCall.count.
 
-    Another count than `count`, that of the team that needs the step. So differing roots are
-    noticed.
+    This count differs from `count`, which the team that needs the step uses. So the ranks notice if
+    their roots differ.
     """
     mine = 1 if count != 1 else 2
     return s.temporary(MAX_WORLD_SIZE * mine * element_bytes), mine

@@ -1,6 +1,6 @@
-"""Parts of different lengths over groups: every part is padded to the longest one.
+"""Makes calls with parts of different lengths over groups. Every part is padded to the longest.
 
-So they take the steps of the collective's form for equal parts, and copies before and behind them.
+So a call has the steps of the collective's form for equal parts, and copies before and after them.
 """
 
 import zlib
@@ -28,7 +28,7 @@ def _copies(
 
 
 def _mark(lengths: Sequence[int]) -> int:
-    """A number from 1 to 255 of the parts that all ranks know: of others it is hardly the same."""
+    """Returns a check sum, from 1 to 255, of lengths that all ranks know."""
     return zlib.crc32(repr(tuple(lengths)).encode()) % 255 + 1
 
 

@@ -13,8 +13,8 @@ from .sums import Kind, accumulator, example, finish, kind_of, widened
 def reduce(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None:
     """Makes reduce's steps: in each group, and then across groups by the root's team there.
 
-    Where only leaders meet, they reduce, and the root's leader hands the result on. Sums have the
-    order, and the bits, of those of all_reduce.
+    If groups differ in size, their leaders reduce, and the leader of the root's group broadcasts
+    the result there. Sums have the order, and the bits, of those of all_reduce.
     """
     grouping = s.grouping
     group, place = grouping.place(peer)
@@ -22,7 +22,7 @@ def reduce(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None:
     size = dtypes.of(wide).itemsize
     source = widened(s, INPUT, count, dtype, wide)
     own = s.temporary(count * size)
-    # Also for what other teams send.
+    # It has room for what other teams send, too.
     total = s.temporary(max(count, 2) * size)
     if grouping.is_even:
         s.call(OWN_GROUP, "reduce", source, own, count, peer=place, **kind)
@@ -40,7 +40,9 @@ def reduce(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None:
 
 
 class Root(Kind):
-    """The root besides, a rank of the communicator, and the bytes that a rank posts."""
+    """Arguments of Steps.post(): also the root, a rank of the communicator, and the bytes that a
+    rank posts.
+    """
 
     peer: int
     longest: int

@@ -13,8 +13,8 @@ def scan(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None:
     """Makes scan's steps: an all_gather over groups; then each rank reduces the rows of lower ranks
     and its own.
 
-    So the order is that of the ranks, as with at most 8, whatever ranks a group has. `peer`: 1 for
-    an exclusive scan.
+    So rows are reduced in rank order, as with at most 8 ranks, whatever ranks a group has. `peer`
+    is 1 for an exclusive scan.
     """
     wide, kind = accumulator(dtype, op), kind_of(dtype, op)
     row = count * dtypes.of(wide).itemsize
@@ -36,7 +36,7 @@ def scan_posted(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None
     rows = s.temporary(max(num_rows, 1) * row)
     if not peer:
         s.copy(INPUT, rows.at(s.rank * row), row)
-    # Nobody is above the last rank.
+    # The last rank posts nothing, because no rank is above it.
     posted = row if s.rank + 1 < s.grouping.world_size else 0
     takes = [Take(rank, 0, rank * row, row) for rank in range(s.rank)]
     s.post("scan", count, posted, takes, target=rows, longest=row, dtype=dtype, op=op, peer=peer)

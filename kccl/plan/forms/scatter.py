@@ -13,7 +13,7 @@ def scatter(
 ) -> None:
     """Makes scatter's steps: across groups by the root's team there, and then in each group.
 
-    Where only leaders meet, the root hands its array to its leader, and the leaders scatter.
+    If groups differ in size, the root broadcasts its array in its group, and the leaders scatter.
     """
     grouping = s.grouping
     group, place = grouping.place(peer)

@@ -27,7 +27,9 @@ def kind_of(dtype: str, op: str) -> Kind:
 
 
 def widened(s: Steps, part: Part, count: int, dtype: str, wide: str) -> Part:
-    """Returns where `count` elements are as partial results; converts them if they must be."""
+    """Returns `count` elements in the type of partial results. Adds a step to convert them, if
+    needed.
+    """
     if wide == dtype:
         return part
     made = s.temporary(count * dtypes.of(wide).itemsize)
@@ -45,9 +47,9 @@ def finish(
     op: str,
     ranks: int = 0,
 ) -> None:
-    """Rounds what is reduced to the caller's type, and divides it for an average.
+    """Adds a step that rounds a result to the caller's type, and divides it for an average.
 
-    `ranks`: whose elements are reduced; 0: all.
+    `ranks` is the number of ranks whose elements are reduced; 0 for all.
     """
     divisor = (ranks or s.grouping.world_size) if op == "avg" else 1
     if wide != dtype or divisor != 1:
@@ -57,8 +59,8 @@ def finish(
 
 
 def example(request: Request, nbytes: int) -> dict[str, Any]:
-    """Returns KcclCall's fields for a sum of so many bytes on this rank, whose type may not be
-    known.
+    """Returns KcclCall's fields for a sum of `nbytes` bytes on this rank. A type that is not known
+    is float32.
     """
     dtype = request.dtype or dtypes.float32
     return {"count": nbytes // dtype.itemsize, "dtype": dtype.name, "op": "sum"}
