@@ -8,7 +8,7 @@
 namespace kccl::engine {
 
 // Keys of one KV head lie as float [position / 16][element][16], so that a register holds 16
-// positions; values as float [position][padded(head_dim)].
+// positions. Values lie as float [position][padded(head_dim)].
 constexpr uint32_t kKeyBlock = 16;
 
 inline uint32_t padded(uint32_t n) { return (n + 15) / 16 * 16; }
@@ -22,7 +22,7 @@ struct Keys {
     const float* values;
     uint32_t head_dim;
     float scale;
-    uint64_t scores_stride;  // between the scores of two queries
+    uint64_t scores_stride;  // the floats between the scores of two queries
 };
 
 // A query, and the positions that it sees: [first, end). The last of them is its own.

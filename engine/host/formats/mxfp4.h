@@ -7,8 +7,8 @@
 //     planes.h                            numbers
 //     [row]                               scales: the file's byte, plus 128 modulo 256
 //
-// So a row of zeros behind the last one has an ordinary scale, and a block of zeros gets the same
-// one. A scale that is subnormal in FP32 would be slow on some CPUs.
+// Because of the 128, the zeros behind a panel's last row mean an ordinary scale. A block of zeros
+// gets the same scale. Its own might be subnormal in FP32, which would be slow on some CPUs.
 #pragma once
 
 #include "e2m1.h"
