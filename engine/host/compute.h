@@ -47,8 +47,8 @@ struct Compute {
     Touch touch;
     // out = x / sqrt(mean(x^2) + eps) * weight.
     void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, float* out);
-    // Softmax attention of at most kQueries queries. scores: float [query][scores_stride], of which
-    // those up to padded(end) are overwritten.
+    // Computes softmax attention of at most kQueries queries. scores: float [query][scores_stride].
+    // Overwrites those up to padded(end).
     void (*attend)(const Query* queries, int num_queries, const Keys& keys, float* scores);
     // Rotates pairs (2i, 2i + 1) by the angles of one position.
     void (*rotate)(float* x, const float* cosines, const float* sines, uint32_t head_dim);

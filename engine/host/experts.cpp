@@ -105,7 +105,7 @@ Columns Pass::gathered(const Passages& passages, uint32_t n, uint32_t first, uin
 }
 
 bool Pass::expert_gate_up(const KcclEngineOp& op) {
-    // The router has normalised the residuals.
+    // The residuals are not normalised here, because the router's op has done so.
     const Matrix matrix = matrix_of(op);
     const uint32_t of_expert = num_lanes_ * (matrix.panels_per_lane / matrix.panels_at_once);
     const uint64_t place_stride = padded(model_.ffn);

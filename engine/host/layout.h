@@ -132,7 +132,7 @@ struct Window {
 // Then 2f+4 slots suffice. Between passes all blocks wait for each other.
 inline uint32_t num_slots(const KcclEngineModel& model) { return 2 * model.num_in_flight + 4; }
 
-// The most lanes that a rank has.
+// Returns the most lanes that a rank has.
 inline uint32_t most_lanes(const KcclEngineModel& model, int world_size) {
     uint32_t most = 0;
     for (int rank = 0; rank < world_size; ++rank) {

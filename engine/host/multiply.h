@@ -69,7 +69,8 @@ void multiply_columns(const uint8_t* panels, int num_panels, uint32_t num_pairs,
     constexpr int kVectors = std::min(Vector::kTile / kColumns, kMost);
     const uint64_t bytes = panel_bytes<F>(2 * num_pairs);
     const int total = num_panels * kPerPanel;
-    // A tile begins where a panel does, or lies within one.
+    // Returns where the tile begins whose first vector of rows is v. A tile begins where a panel
+    // does, or lies within one.
     const auto start = [&](int v) {
         return panels + v / kPerPanel * bytes + v % kPerPanel * Vector::kWidth * F::kRowBytes;
     };

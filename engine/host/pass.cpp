@@ -38,7 +38,8 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
         uint32_t next = i;
         do next = (next + 1) % model.num_ops;
         while (ops_[next].weights == 0 && next != i);
-        // Which experts come is not known before the router's op has run.
+        // Weights of experts are left out: which of them come is known only when the router's op
+        // has run.
         if (!has_experts(ops_[next])) first_weights_[i] = own_weights(ops_[next]).data();
     }
 }

@@ -352,7 +352,7 @@ KCCL_DECODE bool attend(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t wind
         if (!consumer.meet()) return false;
         consumer.stamp(kKcclDecodeMet);
         attention.publish();
-        // The next work item writes its partial results to the same place.
+        // The warps meet again, because the next work item overwrites the partial results.
         if (Dims::kWorkItems > Dims::kBlocksPerGroup && !consumer.meet()) return false;
     }
     if constexpr (S::kMergesFirst) {

@@ -139,7 +139,8 @@ struct Slots {
     static constexpr uint32_t kResiduals = 0;
     static constexpr uint32_t kMessages =
         kResiduals + Shape<S>::kModules * S::kNumResiduals * kVector;
-    // [layer][lane][...]
+    // [layer][lane][...]: queries, keys and values; partial results of attention; results of
+    // attention; the MLP's hidden vectors.
     static constexpr uint32_t kQkv = kMessages + Shape<S>::kModules * S::kNumLanes * kVector;
     static constexpr uint32_t kPartials = kQkv + S::kNumLayers * S::kNumLanes * kQkvFloat4s;
     static constexpr uint32_t kAttended =
@@ -176,7 +177,7 @@ struct Slots {
         return kPartials + (layer * S::kNumLanes + lane) * kPartialsFloat4s +
                head * S::kKvSplits * Shape<S>::kPartialFloat4s;
     }
-    // The slot of the result of attention over all positions.
+    // Returns the slot of the result of attention over all positions.
     KCCL_DECODE static uint32_t attended(uint32_t layer, uint32_t lane) {
         return kAttended + (layer * S::kNumLanes + lane) * kAttendedFloat4s;
     }
@@ -186,12 +187,12 @@ struct Slots {
     KCCL_DECODE static uint32_t end(uint32_t token_step, uint32_t rank, uint32_t block) {
         return kEnds + ((token_step & 1u) * S::kWorldSize + rank) * S::kBlocks + block;
     }
-    // The slot of the control word of block 0 of rank 0. Those of the other blocks follow.
+    // Returns the slot of the control word of block 0 of rank 0. Those of the other blocks follow.
     KCCL_DECODE static uint32_t control_word(uint32_t exchange, uint32_t kind) {
         return kControlWords +
                ((exchange & 1u) * kNumControlWords + kind) * S::kWorldSize * S::kBlocks;
     }
-    // The slot of the meeting word of block 0 of rank 0. Those of the other blocks follow.
+    // Returns the slot of the meeting word of block 0 of rank 0. Those of the other blocks follow.
     KCCL_DECODE static uint32_t meeting(uint32_t number) {
         return kMeetings + (number & 1u) * S::kWorldSize * S::kBlocks;
     }

@@ -1,4 +1,4 @@
-// The end of a token step: all blocks of all ranks wait for each other, and learn the next token.
+// Ends a token step: all blocks of all ranks wait for each other, and learn the next token.
 #pragma once
 
 #include "sample.cuh"

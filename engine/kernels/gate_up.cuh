@@ -1,4 +1,4 @@
-// The first half of the MLP: silu(gate) * up.
+// Computes the first half of the MLP: silu(gate) * up.
 #pragma once
 
 #include "biases.cuh"

@@ -1,4 +1,5 @@
-// The noise of sampling. It is a function of (seed, position, id) alone, which sample.py defines.
+// Makes the noise of sampling. It is a function of (seed, position, id) alone, which sample.py
+// defines.
 #pragma once
 
 #include "math.cuh"
@@ -27,7 +28,8 @@ KCCL_DECODE Philox philox(uint64_t seed, uint32_t counter, uint32_t position) {
     return {{a, b, c, d}};
 }
 
-// Turns a random word into Gumbel noise. 1 - u is exact, so its logarithm is sample.py's log1p(-u).
+// Turns a random word into Gumbel noise. 1 - u is exact, so its logarithm is log1p(-u), which
+// sample.py has.
 KCCL_DECODE double gumbel(uint32_t word) {
     const double u = (word + 0.5) / 4294967296.0;
     return -logarithm(-logarithm(1.0 - u));

@@ -21,10 +21,10 @@ enum class Step : uint32_t {
 // How a product with matrix M multiplies a chunk's vectors.
 template <class S, class M>
 struct ChunkPlan {
-    // The column tiles of a lane, including tiles of zeros at the end.
+    // How many column tiles a lane has, including tiles of zeros at the end.
     static constexpr uint32_t kTiles = M::kSteps * S::kWarps;
-    // The column tiles that are copied at a time. All of them lie in the columns of one warp of
-    // decode. They are whole strips, or a strip is several times as long.
+    // Returns how many column tiles are copied at a time. All of them lie in the columns of one
+    // warp of decode. They are whole strips, or a strip is several times as long.
     KCCL_CONSTEXPR static uint32_t run() {
         constexpr uint32_t kStrip = M::Format::kStripTiles;
         uint32_t most = M::kSteps < S::kChunkSteps ? M::kSteps : S::kChunkSteps;
@@ -34,8 +34,8 @@ struct ChunkPlan {
     static constexpr uint32_t kRun = run();
     static constexpr uint32_t kRuns = kTiles / kRun;
     static constexpr uint32_t kVectors = Mma<typename M::Format::Operand>::kVectors;
-    // The number of parts into which positions are cut. A warp multiplies a row tile with one part.
-    // There are enough parts to give all warps work. tuning.py has the same rule.
+    // Returns the number of parts into which positions are cut. A warp multiplies a row tile with
+    // one part. There are enough parts to give all warps work. tuning.py has the same rule.
     KCCL_CONSTEXPR static uint32_t parts() {
         const uint32_t all = S::kChunk / kVectors;
         uint32_t parts = 1;
@@ -81,7 +81,7 @@ struct ChunkLayout {
     static constexpr uint32_t kNum = S::kChunk;
     static_assert(kNum % Mma<f16>::kVectors == 0, "whole multiplications");
     static_assert(S::kHidden % kTileRows == 0 && Dims::kQkvRows % kTileRows == 0, "whole tiles");
-    // The float4s of 16 elements of all positions.
+    // How many float4s 16 elements of all positions take.
     static constexpr uint32_t kStripe = kNum * kTileFloat4s;
 
     // The most float4s of sums that a block has of a product.

@@ -87,7 +87,7 @@ class PrefillConsumer : public PrefillWarp<S> {
     KCCL_DECODE uint32_t index() const { return mem::forget(platform::thread_in_block()); }
     KCCL_DECODE Consumer<VectorRing<S>>& vectors() { return vectors_; }
 
-    // All consumer warps wait for each other.
+    // Waits until all consumer warps have called this.
     KCCL_DECODE void meet() { (void)meeting_.meet(false); }
 
     // Waits until the producer warp has found the next input written. Returns false if the producer

@@ -82,7 +82,8 @@ struct Matrix {
         }
         return owner;
     }
-    // The packed tiles of a row tile, counted in units of kUnitBytes.
+    // kPacked: how many packed tiles a row tile has. kTileUnits, kPackedUnits: how many units of
+    // kUnitBytes one tile takes, and all of these tiles.
     static constexpr uint32_t kPacked = LANES * kSteps * S::kWarps;
     static constexpr uint32_t kTileUnits = kTileBytesOf<F> / kUnitBytes<S>;
     static constexpr uint32_t kPackedUnits = kPacked * kTileUnits;

@@ -1,6 +1,6 @@
 // The stages of a block's weights in a token step, and the producer warp of a kernel with a ring.
 // This warp copies the stages ahead of their use, through all token steps. Only the ring's size and
-// a bound on bytes in flight hold it back. Where nothing overlaps, a stage is copied when all
+// a bound on stages in flight hold it back. Where nothing overlaps, a stage is copied when all
 // consumer warps wait for it.
 #pragma once
 
@@ -53,7 +53,7 @@ KCCL_DECODE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
         // A copy is urgent when the warps have freed two stages of its product: then they multiply
         // it, and wait only for weights. Otherwise they may be in an exchange, which copies in
         // flight would delay. One freed stage is no sign, because warps load it before their vector
-        // has come (load_first).
+        // has come (LoadFirst).
         constexpr uint32_t kStages = num_stages<S>();
         const bool is_urgent = num_asked > kStages + 1 ||
                                (num_asked > 1 && producer.has_free_stages(kStages + 2 - num_asked));

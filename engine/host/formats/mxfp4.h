@@ -63,7 +63,7 @@ struct Mxfp4 : E2m1 {
     }
 
   private:
-    // The bits of numbers without their signs.
+    // A mask for the bits of eight numbers without their signs.
     static constexpr uint32_t kSizes = 0x77777777;
 
     template <class Vector>

@@ -24,7 +24,7 @@ inline uint32_t word_at(const uint8_t* from) {
     return word;
 }
 
-// BITS: of an integer: 4, 5, 6 or 8.
+// BITS: how many bits an integer has: 4, 5, 6 or 8.
 template <uint32_t BITS>
 struct Planes {
     static constexpr uint32_t kRows = kKcclEnginePanelRows;
