@@ -1,8 +1,8 @@
-// Softmax attention of a few queries to one head's keys and values, for the instruction set that
-// the compiler's flags name.
+// Computes softmax attention of a few queries to one head's keys and values, for the instruction
+// set that the compiler's flags name.
 //
-// Keys and values are read once for all queries, and each query has sums of its own, so that one
-// addition need not wait for the one before. The order within a sum is that of the positions: the
+// Keys and values are read once for all queries. Each query has sums of its own, so that one
+// addition need not wait for the one before. A sum is made in the order of the positions, so its
 // bits do not depend on how many queries there are.
 #pragma once
 
@@ -14,11 +14,11 @@
 namespace kccl::engine {
 namespace {
 
-// The number of sums that fill half of the registers of AVX-512 and AVX2, in vectors of 16.
+// How many sums, each a vector of 16, fill half of the registers of AVX-512 or AVX2.
 constexpr int kSums = kPerRegister == 16 ? 16 : 4;
 
-// Computes the scores of BLOCKS blocks of keys. most[query]: the largest scores so far, one for
-// each position in a block.
+// Computes the scores of BLOCKS blocks of keys. Positions that a query does not see get minus
+// infinity. most[query]: the largest scores so far, one for each position in a block.
 template <int QUERIES, int BLOCKS>
 inline void score_blocks(const Query* queries, const Keys& k, uint32_t block, float* scores,
                          Floats16 (&most)[QUERIES]) {

@@ -28,7 +28,8 @@ const FormatOf kFormats[] = {KCCL_ENGINE_FORMATS(KCCL_ENGINE_FORMAT)};
 #if defined(__x86_64__)
 namespace {
 
-// CPUs with AVX-512 may lack VNNI, the products of four bytes.
+// Tells whether the CPU has VNNI, which multiplies and adds four pairs of bytes at once. CPUs with
+// AVX-512 may lack it.
 bool has_vnni() {
     uint32_t eax, ebx, ecx, edx;
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ecx & bit_AVX512VNNI) != 0;

@@ -8,7 +8,7 @@
 namespace kccl::engine {
 
 // Keys of one KV head lie as float [position / 16][element][16], so that a register holds 16
-// positions; values as float [position][padded(head_dim)].
+// positions. Values lie as float [position][padded(head_dim)].
 constexpr uint32_t kKeyBlock = 16;
 
 inline uint32_t padded(uint32_t n) { return (n + 15) / 16 * 16; }
@@ -22,7 +22,7 @@ struct Keys {
     const float* values;
     uint32_t head_dim;
     float scale;
-    uint64_t scores_stride;  // between the scores of two queries
+    uint64_t scores_stride;  // the floats between the scores of two queries
 };
 
 // A query, and the positions that it sees: [first, end). The last of them is its own.
@@ -47,8 +47,8 @@ struct Compute {
     Touch touch;
     // out = x / sqrt(mean(x^2) + eps) * weight.
     void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, float* out);
-    // Softmax attention of at most kQueries queries. scores: float [query][scores_stride], of which
-    // those up to padded(end) are overwritten.
+    // Computes softmax attention of at most kQueries queries. scores: float [query][scores_stride].
+    // Overwrites those up to padded(end).
     void (*attend)(const Query* queries, int num_queries, const Keys& keys, float* scores);
     // Rotates pairs (2i, 2i + 1) by the angles of one position.
     void (*rotate)(float* x, const float* cosines, const float* sines, uint32_t head_dim);

@@ -1,10 +1,11 @@
 // Vectors of fixed-point numbers, which integer weights are multiplied with.
 //
-// A vector is cut into groups of 32 values. The numbers of a group are x = n * scale, with integers
-// n of 24 bits and a power of two. So x is rounded to a step of 2^-22 of the power of two below the
-// group's largest number, and of 2^-21 if that is just below the next power. n is cut into three
-// signed digits of 8 bits: n = (digit[2] * 256 + digit[1]) * 256 + digit[0]. Sums of products of
-// digits with weights of 8 bits are exact, so they have the same bits in any order.
+// A vector is cut into groups of 32 values. A value of a group becomes x = n * scale. n is an
+// integer of 24 bits, and scale is the group's power of two. So x is rounded to a multiple of 2^-22
+// times the power of two below the group's largest number, or of 2^-21 times it if that number is
+// just below the next power. n is cut into three signed digits of 8 bits: n = (digit[2] * 256 +
+// digit[1]) * 256 + digit[0]. Sums of products of digits with weights of 8 bits are exact, so they
+// have the same bits in any order.
 #pragma once
 
 #include <stdint.h>
@@ -19,8 +20,9 @@ constexpr uint32_t kDigitGroup = 32;
 struct alignas(16) DigitGroup {
     // The digits, as the instruction set's Integers::place() lays them out.
     uint8_t digits[4 * kDigitGroup];
-    // Minus the sums of each place's digits, times what formats store for a weight of 0: of each
-    // half of the group. Where weights have one scale for 32, the first is that of the whole group.
+    // What a sum of products begins with, for each half of the group and each place: minus the sum
+    // of the place's digits, times what formats store for a weight of 0. Where weights have one
+    // scale for 32 columns, start[0] is for the whole group.
     int32_t start[2][3];
     float scale;  // NaN if a number is NaN or infinite
     float sum;    // of all numbers
@@ -34,11 +36,11 @@ inline float float_of(uint32_t bits) {
     return value;
 }
 
-// The integers of a group, plus this, are three bytes that are 128 more than their digits.
+// An integer of a group plus this has three bytes, each of which is the digit plus 128.
 constexpr int32_t kDigitBias = 0x808080;
 
-// Makes a group. zero: what is stored for a weight of 0. scales: those that weights have for 32
-// columns, 1 or 2.
+// Makes a group from 32 values. zero: what the format stores for a weight of 0. scales: how many
+// scales weights have for 32 columns, 1 or 2.
 template <class Integers>
 inline void make_digits(const float* x, int32_t zero, uint32_t scales, DigitGroup* to) {
     uint32_t bits[kDigitGroup];
@@ -50,8 +52,9 @@ inline void make_digits(const float* x, int32_t zero, uint32_t scales, DigitGrou
         to->scale = to->sum = __builtin_nanf("");
         return;
     }
-    // The largest number is below 2^(exponent - 126), so that its integer is below 2^23. Just below
-    // it, an integer would have no third digit. The bound keeps the power within FP32.
+    // The largest number is below 2^(exponent - 126), so that its integer is below 2^23. A number
+    // just below that power takes the next exponent, because its integer would not fit into three
+    // digits. The bound of 30 keeps the power within FP32.
     const uint32_t exponent = std::max((most + 0x10200) >> 23, 30u);
     const float factor = float_of((276 - exponent) << 23);
     int32_t biased[kDigitGroup];

@@ -6,7 +6,7 @@
 namespace kccl::engine {
 namespace {
 
-// The fewest ids that must be alike, and the most that are compared.
+// The fewest ids in a row that must be alike, and the most that are compared.
 constexpr uint32_t kFewestAlike = 3, kMostAlike = 16;
 
 }  // namespace
@@ -24,7 +24,8 @@ uint32_t repeat(const int32_t* ids, uint32_t num_ids, uint32_t most, int32_t* dr
         }
     }
     if (best < kFewestAlike) return 0;
-    // Where the place is close to the end, the drafts go on with themselves.
+    // If the place is so close to the end that the ids behind it run out, the drafts continue with
+    // the first drafts.
     for (uint32_t i = 0; i < most; ++i) {
         drafts[i] = from + i < num_ids ? ids[from + i] : drafts[from + i - num_ids];
     }

@@ -7,13 +7,13 @@
 
 namespace kccl::engine {
 
-// Writes how a text may go on, at most `most` ids. It looks for the longest run, of 3 to 16 ids,
-// that the text ends with and also has before; of several such places it takes the last, and copies
-// what follows there. Returns the number of ids: `most`, or 0 if there is no such place.
+// Writes how a text may go on, at most `most` ids. Looks for the longest run, of 3 to 16 ids, that
+// the text ends with and also has before. Of several such places it takes the last, and copies the
+// ids behind it. Returns the number of ids: `most`, or 0 if there is no such place.
 uint32_t repeat(const int32_t* ids, uint32_t num_ids, uint32_t most, int32_t* drafts);
 
-// The number of drafts of a pass, if a request leaves it to the engine. It follows from counts of
-// drafts alone, never from times, so a request takes the same passes each time.
+// Decides how many drafts a pass runs, if a request leaves it to the engine. The number follows
+// from counts of drafts alone, never from times, so a request takes the same passes each time.
 //
 // Passes begin with one draft. At least 8 drafts in a row are a trial, and the share of them that
 // was accepted decides about the next passes. From 7/8 on they take 7 drafts, from 2/3 on 3, from
@@ -25,6 +25,7 @@ class Pace {
   public:
     // Returns the most drafts of the next pass.
     uint32_t next();
+    // Tells how many drafts a pass had, and how many of them were accepted.
     void learn(uint32_t num_drafts, uint32_t num_accepted);
 
   private:
@@ -44,7 +45,7 @@ class Drafts {
     // Writes the drafts of the next pass, at most `room`. Returns their number.
     uint32_t propose(const int32_t* ids, uint32_t num_ids, uint32_t room, int32_t* drafts);
 
-    // Says how many drafts of the last pass were accepted.
+    // Tells how many drafts the last pass had, and how many of them were accepted.
     void learn(uint32_t num_drafts, uint32_t num_accepted);
 
   private:

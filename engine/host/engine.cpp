@@ -46,7 +46,8 @@ void KcclEngine::work(Pass& pass) {
         {
             std::unique_lock lock(mutex);
             changed.wait(lock, [&] { return is_closing || number != done; });
-            // A request that runs needs all blocks, even to be cancelled.
+            // A thread ends only when no request is left for it. A request that runs needs all
+            // blocks, even to be cancelled.
             if (number == done) return;
             done = number;
         }

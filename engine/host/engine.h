@@ -64,7 +64,8 @@ struct KcclEngine {
     kccl::engine::RankMemory memory;
     Thread threads[kKcclEngineMaxBlocks] = {};
     uint32_t num_threads = 0;
-    // Only the first block uses these: the input of its choice, and all ids so far.
+    // Only block 0 uses these. `logits` is the input of its choice, and `history` has all ids so
+    // far.
     kccl::engine::Sampler sampler;
     kccl::engine::Drafts drafts;
     const kccl::engine::Floats logits;
@@ -83,5 +84,5 @@ struct KcclEngine {
     const kccl::engine::Array<KcclEngineToken> tokens;
     uint32_t num_tokens = 0, num_taken = 0;
     uint64_t started_ns = 0, ended_ns = 0;
-    uint32_t sink = 0;  // the sink of what stream() reads
+    uint32_t sink = 0;  // takes what stream() has read
 };

@@ -1,7 +1,8 @@
 // A layer's mixture of experts: the router, and the two products of the chosen experts.
 //
 // All blocks of all ranks share every expert by rows, as they share any other matrix, so no rank
-// waits for another one's expert. A sum's order is that of one position, whoever computes it.
+// waits for another one's expert. Sums have the same order as with a single position, whichever
+// block computes them.
 #include <algorithm>
 
 #include "pass.h"
@@ -26,7 +27,8 @@ void Routes::choose(uint32_t column, const float* logits, const float* bias,
         for (; at > 0 && own[expert] > own[experts[at - 1]]; --at) experts[at] = experts[at - 1];
         experts[at] = expert;
     }
-    // With a NaN all weights are NaN, so that it is found in the logits.
+    // If a logit of the router is NaN, all weights become NaN. So the NaN reaches the model's
+    // logits, where it is found.
     const bool has_nan = compute.peak(own, num_experts_).has_nan;
     const float most = has_nan ? __builtin_nanf("") : own[experts[0]];
     std::sort(experts, experts + num_chosen_);
@@ -84,8 +86,8 @@ uint64_t Pass::weights_of(const KcclEngineOp& op, uint32_t expert) const {
     return op.weights + uint64_t{expert} * num_lanes_ * panels.lane_bytes();
 }
 
-// Copies the vectors of some passages side by side, for lanes [first, end). from: returns a
-// passage's vector [n] in a lane.
+// Copies the vectors of some passages side by side, for lanes [first, end). from(passage, lane)
+// returns a passage's vector [n] in a lane.
 template <class From>
 Columns Pass::gathered(const Passages& passages, uint32_t n, uint32_t first, uint32_t end,
                        From from) {
@@ -94,8 +96,8 @@ Columns Pass::gathered(const Passages& passages, uint32_t n, uint32_t first, uin
         for (uint32_t i = 0; i < passages.num; ++i) {
             float* to = gathered_.get() + lane * lane_stride + i * stride;
             std::copy_n(from(passages.first[i], lane), n, to);
-            // Vectors of other sizes lay here. The columns behind the last have weights of 0, which
-            // would not hide a NaN.
+            // The padding is cleared, because vectors of other sizes lay here before. Its weights
+            // are 0, which would not hide a NaN.
             std::fill(to + n, to + stride, 0.0f);
         }
     }
@@ -103,7 +105,7 @@ Columns Pass::gathered(const Passages& passages, uint32_t n, uint32_t first, uin
 }
 
 bool Pass::expert_gate_up(const KcclEngineOp& op) {
-    // The router has normalised the residuals.
+    // The residuals are not normalised here, because the router's op has done so.
     const Matrix matrix = matrix_of(op);
     const uint32_t of_expert = num_lanes_ * (matrix.panels_per_lane / matrix.panels_at_once);
     const uint64_t place_stride = padded(model_.ffn);

@@ -1,10 +1,10 @@
-// How a request gets its tokens. A pass runs the last token, and drafts behind it. From the logits
+// Makes the tokens of a request. A pass runs the last token, and drafts behind it. From the logits
 // of its columns the leading block chooses tokens in their order, each from the logits behind all
-// tokens before it, as without drafts. It stops behind the first token that is no draft.
+// tokens before it, as without drafts. It stops behind the first token that differs from its draft.
 //
-// A rejected draft leaves keys and values behind. The next pass begins at the first of these
-// positions. A query sees only positions up to its own, which this pass or an earlier one has
-// written by then: so nothing reads what the draft has left.
+// A rejected draft leaves keys and values in the cache. The next pass begins at the first position
+// of a rejected draft. A query sees only positions up to its own. This pass or an earlier one has
+// written all of these by then, so nothing reads what the draft has left.
 #include <algorithm>
 #include <limits>
 
@@ -44,7 +44,8 @@ void KcclEngine::generate(Pass& pass) {
 }
 
 // Chooses tokens for `position` and those behind it, from the logits of a pass's columns from
-// `column` on. *decision has the drafts of this pass, and gets what follows from it.
+// `column` on. On entry *decision has the drafts of this pass. On return it has the leading block's
+// new decision. Returns false if a wait failed.
 bool KcclEngine::choose_tokens(Pass& pass, uint32_t column, uint32_t position, uint32_t pass_number,
                                Decision* decision) {
     if (!pass.make_logits(column, 1 + decision->num_drafts())) return false;
@@ -55,8 +56,8 @@ bool KcclEngine::choose_tokens(Pass& pass, uint32_t column, uint32_t position, u
     *decision = *decision_there();
     for (uint32_t i = 0; pass.block().index() == 0 && i < decision->num_tokens; ++i) {
         if (decision->tokens[i].id >= 0 && request.num_alternatives != 0) {
-            // The leading block's work to choose a token. Nothing overwrites the logits before the
-            // next pass, which needs this block.
+            // As in the leading block, the sampler measures the logits that alternatives are taken
+            // from. Nothing overwrites them before the next pass, which needs this block.
             pass.read_logits(i, logits.get());
             sampler.measure(logits.get(), model.vocab_size);
         }
@@ -65,7 +66,7 @@ bool KcclEngine::choose_tokens(Pass& pass, uint32_t column, uint32_t position, u
     return true;
 }
 
-// Chooses tokens as the leading block, and tells the other blocks.
+// Chooses tokens as the leading block, and tells the other blocks. Returns false if a wait failed.
 bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Decision* decision) {
     const Decision asked = *decision;
     Decision found = {};
@@ -76,7 +77,7 @@ bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Decis
         Chosen& chosen = found.tokens[column];
         pass.read_logits(column, logits.get());
         if (!choose(position + column, &chosen)) return false;
-        // The token behind a mask must be there before the next mask comes.
+        // Python posts the next mask only when it has this token: mask.h.
         deliver_chosen(chosen, column, pass_number, asked);
         is_draft = asked.proposes(column, chosen.id);
         num_accepted += is_draft ? 1 : 0;
@@ -95,7 +96,7 @@ bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Decis
     return true;
 }
 
-// Chooses the token for a position. `logits` has its logits.
+// Chooses the token for a position, from `logits`. Returns false if the wait for its mask failed.
 bool KcclEngine::choose(uint32_t position, Chosen* chosen) {
     *chosen = {-1, kKcclEngineGoesOn, std::numeric_limits<double>::quiet_NaN()};
     const bool is_masked = request.is_masked != 0;
@@ -116,15 +117,15 @@ bool KcclEngine::choose(uint32_t position, Chosen* chosen) {
     return true;
 }
 
-// Returns how many drafts may follow on the token in front of `position`: each is followed by a
-// token for which the request and the context must have room.
+// Returns how many drafts may stand behind the token in front of `position`. The request and the
+// context must have room for one more token behind each draft.
 uint32_t KcclEngine::room_for_drafts(uint32_t position) const {
     const uint32_t num_tokens = position - request.num_ids;
     return std::min(request.max_tokens - num_tokens, model.context - position) - 1;
 }
 
-// Gives the caller a token that was chosen from a column of a pass. The sampler has measured its
-// logits if the request wants alternatives.
+// Gives the caller a token that was chosen from a column of a pass. If the request wants
+// alternatives, the sampler has measured that column's logits before.
 void KcclEngine::deliver_chosen(const Chosen& chosen, uint32_t column, uint32_t pass_number,
                                 const Decision& asked) {
     KcclEngineToken token = {};

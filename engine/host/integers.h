@@ -1,6 +1,6 @@
-// Sums of products of unsigned weights of 8 bits with the digits of a vector (digits.h), in the
+// Sums up products of unsigned weights of 8 bits with the digits of a vector (digits.h), in the
 // instruction set that the compiler's flags name. A register has four columns of each of
-// Vector::kWidth rows. All sums are exact: the sum over a group is upper * 256 + lower, where upper
+// Vector::kWidth rows. All sums are exact. The sum over a group is upper * 256 + lower, where upper
 // belongs to the two higher digits.
 #pragma once
 
@@ -41,7 +41,7 @@ struct Integers {
         const Words wanted = _mm512_set1_epi8(static_cast<char>(mask));
         return _mm512_or_si512(words, _mm512_and_si512(moved, wanted));
     }
-    // The bytes of a table of 16 whose places the words have, a byte each.
+    // Returns the bytes of a table of 16 at the places that the bytes of `places` name.
     static Words looked_up(Words places, const uint8_t* table) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
         return _mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xffff, bytes), places);
@@ -69,7 +69,8 @@ struct Integers {
 
 #else
 
-// Without an instruction for four products of bytes, the two higher digits are one of 16 bits.
+// Without an instruction for four products of bytes, the two higher digits are joined into one of
+// 16 bits.
 inline int16_t upper_digit(int32_t biased) {
     return static_cast<int16_t>((biased >> 8) - (kDigitBias >> 8));
 }
@@ -100,7 +101,7 @@ struct Integers {
         Words upper, lower;
     };
 
-    // [upper, lower][even, odd columns][quad][2]
+    // Lays out digits as [upper, lower][even, odd columns][quad][2].
     static void place(const int32_t* biased, uint8_t* digits) {
         int16_t of[2][2][kDigitGroup / 2];
         for (uint32_t i = 0; i < kDigitGroup; ++i) {
@@ -121,13 +122,13 @@ struct Integers {
         return KCCL_ENGINE_M_ALL (and)(words, KCCL_ENGINE_M(set1_epi8)(15));
     }
     static Words high(Words words) { return low((Words)((Shorts)words >> 4)); }
-    // See above.
+    // See the version for VNNI.
     static Words with_bits(Words words, Words from, int up, int mask) {
         const auto moved = (Words)(up < 0 ? (Shorts)from >> -up : (Shorts)from << up);
         const Words wanted = KCCL_ENGINE_M(set1_epi8)(static_cast<char>(mask));
         return KCCL_ENGINE_M_ALL(or)(words, KCCL_ENGINE_M_ALL (and)(moved, wanted));
     }
-    // See above.
+    // See the version for VNNI.
     static Words looked_up(Words places, const uint8_t* table) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
         return KCCL_ENGINE_M(shuffle_epi8)(KCCL_ENGINE_M_REPEATED(bytes), places);
@@ -197,14 +198,14 @@ struct Integers {
         for (uint8_t& each : words.of) each >>= 4;
         return words;
     }
-    // See above.
+    // See the version for VNNI.
     static Words with_bits(Words words, const Words& from, int up, int mask) {
         for (int i = 0; i < 4 * Vector::kWidth; ++i) {
             words.of[i] |= (up < 0 ? from.of[i] >> -up : from.of[i] << up) & mask;
         }
         return words;
     }
-    // See above.
+    // See the version for VNNI.
     static Words looked_up(Words places, const uint8_t* table) {
 #if defined(__aarch64__)
         static_assert(sizeof(Words) == sizeof(uint8x16_t));

@@ -14,12 +14,12 @@ inline uint32_t panels_for(uint32_t num_rows) { return (num_rows + kRows - 1) / 
 
 inline uint64_t aligned(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
-// The shape of an op's weights in one lane; for "head", in one part of the vocabulary; for experts,
-// of one expert.
+// The shape of an op's weights in one lane. For the head it is that of one part of the vocabulary,
+// for experts that of one expert.
 struct Matrix {
     uint32_t num_columns;
     uint32_t panels_per_lane;
-    uint32_t panels_at_once;  // of a work item, which one block computes: 2 where two rows meet
+    uint32_t panels_at_once;  // of a work item, which one block computes: 2 for gate and up
 };
 
 inline Matrix matrix_of(const KcclEngineModel& model, uint32_t kind) {
@@ -45,12 +45,12 @@ inline bool has_experts(const KcclEngineOp& op) {
     return op.kind == kKcclEngineExpertGateUp || op.kind == kKcclEngineExpertDown;
 }
 
-// Where the panels of an op's weights lie.
+// Computes where the panels of an op's weights lie.
 class Panels {
   public:
     struct Part {
-        uint32_t format, first, end;   // of the panels of a lane
-        uint64_t panel_bytes, offset;  // within a lane
+        uint32_t format, first, end;   // has panels [first, end) of a lane
+        uint64_t panel_bytes, offset;  // `offset` counts from the lane's first panel
     };
 
     Panels(const KcclEngineOp& op, const Matrix& matrix) : per_lane_(matrix.panels_per_lane) {
@@ -70,7 +70,7 @@ class Panels {
         return *part;
     }
 
-    // Returns where a panel begins, counted over all lanes, in bytes.
+    // Returns where a panel begins, in bytes. `panel` counts the panels of all lanes.
     uint64_t offset_of(uint32_t panel) const {
         const uint32_t in_lane = panel % per_lane_;
         const Part& part = part_of(in_lane);
@@ -115,24 +115,24 @@ struct Decision {
 struct Window {
     uint64_t embedding = 0;  // as it is stored, [row][hidden]: this rank's rows
     uint64_t words;          // uint32 [block], a line each: team.h
-    uint64_t decision;       // Decision: rank 0's counts
-    uint64_t cancelled;      // uint32: number of the request to be cancelled: rank 0's counts
-    uint64_t verdict;        // uint32: the verdict of Pass::meet(); rank 0's counts
+    uint64_t decision;       // Decision; only rank 0's is used
+    uint64_t cancelled;      // uint32: number of the request to cancel; only rank 0's is used
+    uint64_t verdict;        // uint32: the verdict of Pass::meet(); only rank 0's is used
     uint64_t messages;       // float or BF16 [slot][lane][column][hidden, padded]
     uint64_t finals;         // float [lane][column][hidden, padded]: normalised residuals
     uint64_t logits;         // float [column of kKcclEngineLogitColumns][vocab_size, padded]
     uint64_t bytes;
 };
 
-// How many modules' messages a rank keeps; f is num_in_flight. The messages of module m take slot m
-// modulo this. Before a block writes them it has passed the exchange of m-1. If that one received,
-// every block has written the messages of m-1-f, and before that has read those of m-2-2f: 2f + 2
-// slots suffice. If only every other module sends, the last exchange that received was that of m-2,
-// and every block has read the messages of m-4-2f: 2f + 4 slots. Between passes all blocks wait for
-// each other.
+// Returns how many modules' messages a rank keeps. The messages of module m take slot m modulo this
+// number. Let f be num_in_flight. Before a block writes the messages of m, it has passed the
+// exchange of m-1. If m-1 received messages, every block has written those of m-1-f, and before
+// that has read those of m-2-2f. Then 2f+2 slots suffice. If only every other module sends, the
+// last exchange that received was that of m-2, and every block has read the messages of m-4-2f.
+// Then 2f+4 slots suffice. Between passes all blocks wait for each other.
 inline uint32_t num_slots(const KcclEngineModel& model) { return 2 * model.num_in_flight + 4; }
 
-// The most lanes that a rank has.
+// Returns the most lanes that a rank has.
 inline uint32_t most_lanes(const KcclEngineModel& model, int world_size) {
     uint32_t most = 0;
     for (int rank = 0; rank < world_size; ++rank) {

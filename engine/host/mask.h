@@ -17,7 +17,8 @@ class Mask {
 
     bool is_complete() const { return words_ != nullptr; }
 
-    // Forgets the last request. No block may work meanwhile. No token is chosen for position 0.
+    // Forgets the masks of the last request. No block may work meanwhile. 0 means that there is no
+    // mask, because no token is chosen for position 0.
     void reset() { position_ = 0; }
 
     void post(uint32_t position, const uint32_t* words) {
@@ -34,7 +35,8 @@ class Mask {
             seen = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&position_);
             return seen == position || is_cancelled();
         };
-        // The process that runs Python has this rank.
+        // A missing mask is reported as this rank's fault, because Python runs in this rank's
+        // process.
         const auto missing = [&] { return Missing{1u << comm.rank, seen}; };
         return wait_until(comm, Awaited{kKcclEngineStep, kKcclEngineMask, position}, is_there,
                           missing);

@@ -74,7 +74,7 @@ struct RankMemory {
         return qkv && attended && activated && own && routed && residuals && normed && keys &&
                values;
     }
-    // This is the slot that the request already uses.
+    // keys_of() and values_of() return addresses in the slot of the request that runs.
     float* keys_of(uint32_t layer, uint64_t kv) const {
         return keys.get() + vector_of(slot, layer, kv) * key_stride;
     }
@@ -103,13 +103,13 @@ struct RankMemory {
     const uint64_t qkv_stride, attended_stride, ffn_stride, hidden_stride, routed_stride;
     const uint64_t key_stride, value_stride, num_kv;
     const uint32_t num_residuals, num_layers;
-    // All [lane][column][stride].
+    // All lie as [lane][column][stride], unless a comment says otherwise.
     const Floats qkv;        // queries, keys, values
     const Floats attended;   // output of attention
-    const Floats activated;  // output of the MLP's first half; of each chosen expert, padded
+    const Floats activated;  // output of the MLP's first half, or of each chosen expert's, padded
     const Floats own;        // a module's output, unrounded
     const Floats routed;     // [column][stride]: the router's logits, without biases
-    // [residual][column][stride], for runs of several columns: pass.h.
+    // [residual][column][stride], used by runs of several columns: Pass::is_alone().
     const Floats residuals;
     const Floats normed;
     // [slot][layer][lane and KV head]: compute.h.

@@ -1,6 +1,6 @@
-// multiply() for formats with a scale in FP32 for a group of columns: formats/groups.h. A group's
-// sum is made in a fixed order, and the scale multiplies it once. So the bits do not depend on the
-// instruction set.
+// Implements multiply() for formats with a scale in FP32 for a group of columns: formats/groups.h.
+// A group's sum is made in a fixed order, and the scale multiplies it once. So the bits do not
+// depend on the instruction set.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@ namespace {
 template <class F, int COLUMNS>
 inline void sum_floats(const uint8_t* piece, int first_row, const float* x, uint64_t stride,
                        typename Vector::Floats* sums) {
-    // A chain for every fourth column, since one would wait for each addition.
+    // Each column modulo 4 has a chain of additions of its own, because in a single chain each
+    // addition would wait for the one before.
     typename Vector::Floats chains[COLUMNS][4];
     KCCL_ENGINE_UNROLL
     for (int c = 0; c < COLUMNS; ++c) {
@@ -39,7 +40,7 @@ inline void sum_floats(const uint8_t* piece, int first_row, const float* x, uint
     }
 }
 
-// As sum_floats(), for integers. x: the group's first digits of each column.
+// Does what sum_floats() does, for integers. x: the group's first digits of each column.
 template <class F, int COLUMNS>
 inline void sum_integers(const uint8_t* piece, int first_row, const DigitGroup* x, uint64_t stride,
                          typename Vector::Floats* sums) {

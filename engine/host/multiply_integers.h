@@ -1,6 +1,6 @@
-// multiply() for formats whose weights are integers with scales. The sum over the columns of a
-// scale, 32 or 16, is exact (integers.h). It becomes FP32 in a fixed order, and is multiplied by
-// the scales of the weights and of the vector.
+// Implements multiply() for formats whose weights are integers with scales. The sum over the 32 or
+// 16 columns that share a scale is exact (integers.h). It becomes FP32 in a fixed order, and is
+// multiplied by the scales of the weights and of the vector.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,8 @@ constexpr Prepare prepare_of() {
     return nullptr;
 }
 
-// The integers of a few rows in the i-th register of a block, and their columns.
+// Returns the integers of a few rows in the i-th register of a block. *quad becomes the number of
+// the four columns that they belong to.
 template <class F>
 inline Integers::Words block_words(const uint8_t* rows, int i, int* quad) {
     constexpr int kQuadBytes = 4 * kRows;

@@ -38,7 +38,8 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
         uint32_t next = i;
         do next = (next + 1) % model.num_ops;
         while (ops_[next].weights == 0 && next != i);
-        // Which experts come is not known before the router's op has run.
+        // Weights of experts are left out: which of them come is known only when the router's op
+        // has run.
         if (!has_experts(ops_[next])) first_weights_[i] = own_weights(ops_[next]).data();
     }
 }
@@ -66,8 +67,9 @@ uint32_t Pass::publish() {
 bool Pass::meet() { return block_.await_all(publish()); }
 
 bool Pass::meet(bool* is_cancelled) {
-    // The verdict carries its step: a block that reads late may find the next one, and the leading
-    // block makes a next one only if this one was to go on.
+    // The verdict carries its step's number. A block that reads late may find the next step's
+    // verdict. The leading block makes a next one only if the request goes on, so that block then
+    // goes on, too.
     auto* verdict = reinterpret_cast<uint32_t*>(team_.window[0] + at_.verdict);
     const uint32_t ends_here = (step_ + 1) << 1 | 1;
     if (block_.leads()) {
@@ -158,7 +160,7 @@ bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t las
         }
         if (!is_fine) return false;
     }
-    // Other blocks read residuals of several columns.
+    // With several columns, other blocks will read residuals that this block has written.
     return is_alone() || block_.await_rank(publish());
 }
 
@@ -258,8 +260,8 @@ bool Pass::attend(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
-// Computes a work item's features from its rows of the gate, and of "up" behind them. lane: counted
-// over all experts before.
+// Computes a work item's features. products: its rows of the gate, then those of "up". lane:
+// counted over the lanes of all experts before, too.
 void Pass::activate(const KcclEngineOp& op, uint64_t lane, uint32_t work_item,
                     const float* products, float* activated) const {
     const uint32_t first = work_item * kRows, num = std::min(model_.ffn - first, uint32_t{kRows});
@@ -289,7 +291,8 @@ bool Pass::swiglu(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
-// Adds a module's output to residual i of a column. messages: of each lane, the first column.
+// Adds a module's output to residual i of a column. messages[lane]: the lane's messages, from the
+// first column on.
 template <class Element>
 void Pass::add_outputs(const KcclEngineOp& op, const Element* const* messages, uint32_t i,
                        uint32_t column) {
@@ -318,7 +321,7 @@ void Pass::add_outputs(const KcclEngineOp& op, const Element* const* messages, u
 }
 
 // Runs a module's last product, sends its messages, and computes the residual after it: program.py
-// has the rule.
+// has the rule. Returns false if a wait failed.
 template <class Element>
 bool Pass::exchange(const KcclEngineOp& op) {
     const bool is_attention = op.kind == kKcclEngineOut;
@@ -344,7 +347,8 @@ bool Pass::exchange(const KcclEngineOp& op) {
     return add_messages<Element>(op);
 }
 
-// Publishes a module's messages, and computes the residual after it.
+// Publishes a module's messages, and computes the residual after it. Returns false if a wait
+// failed.
 template <class Element>
 bool Pass::add_messages(const KcclEngineOp& op) {
     const uint32_t module = op.module, slots = num_slots(model_);

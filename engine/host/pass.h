@@ -13,7 +13,7 @@ namespace kccl::engine {
 // The input of a product: columns of activations.
 struct Columns {
     const float* first;
-    uint64_t lane_stride;  // 0: all lanes take the same
+    uint64_t lane_stride;  // 0: all lanes take the same columns
     uint64_t stride;       // between columns
 };
 
@@ -23,23 +23,26 @@ class Pass {
     Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Window& at,
          const RankMemory& memory, uint32_t block);
 
-    // Runs ops 0 to `last_op`, but not "final" and "head". num: at most kColumns ids for the
+    // Runs ops 0 to `last_op`, except "final" and "head", on `num` ids, at most kColumns, for the
     // positions from `position` on. Returns false if a wait failed. Then no further call is
     // allowed.
     bool run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t last_op);
 
-    // Runs "final" and "head" for columns [first, first + num) of the last run, num at most
-    // kKcclEngineLogitColumns. On return every rank's window has its rows.
+    // Runs "final" and "head" for columns [first, first + num) of the last run. num is at most
+    // kKcclEngineLogitColumns. On return, every rank's window has the rank's rows of the logits.
+    // Returns false if a wait failed.
     bool make_logits(uint32_t first, uint32_t num);
 
     // Collects the logits of a column of make_logits(), [vocab_size].
     void read_logits(uint32_t column, float* out) const;
 
-    // Writes the output of one op for column `column` of the last run, which ended with that op:
-    // the i-th of this rank's lanes, or the i-th residual. Called only by block 0 of a rank.
+    // Copies the output of one op for column `column` of the last run, which ended with that op, to
+    // `out`: that of the i-th of this rank's lanes, or the i-th residual. Called only by block 0 of
+    // a rank.
     void read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out) const;
 
-    // Publishes the writes of this block, and waits for all blocks of all ranks.
+    // Publishes the writes of this block, and waits for all blocks of all ranks. Returns false if
+    // the wait failed.
     bool meet();
     // Does what meet() does, and agrees on a cancellation. *is_cancelled: the leading block sets it
     // before the call if the request is to end. After the call, all blocks have the leading block's
@@ -74,7 +77,7 @@ class Pass {
     template <class Element>
     void add_outputs(const KcclEngineOp& op, const Element* const* messages, uint32_t i,
                      uint32_t column);
-    // Messages have elements of BF16 or FP32.
+    // Messages have elements of BF16 or FP32, so these functions have a version for each.
     void write_message(const float* from, uint16_t* to) const {
         compute_.round_to_bf16(from, kRows, to);
     }
@@ -127,7 +130,8 @@ class Pass {
     // Returns the weights that this block multiplies.
     std::span<const uint8_t> own_weights(const KcclEngineOp& op) const;
 
-    // Returns the address of lane `lane` of the model, in the window of the rank that has it.
+    // Returns the address of a column of lane `lane`, in the window of the rank that has the lane.
+    // `lane` counts all lanes of the model.
     template <class Element>
     const Element* in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
         int rank = 0;
@@ -137,7 +141,8 @@ class Pass {
         return reinterpret_cast<const Element*>(team_.window[rank] + region) +
                vector * memory_.hidden_stride;
     }
-    // Returns the address of lane `lane` of this rank, in its own window.
+    // Returns the address of a column of lane `lane` in this rank's own window. `lane` counts this
+    // rank's lanes.
     template <class Element>
     Element* own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
         return const_cast<Element*>(in_window<Element>(region, slot, first_lane_ + lane, column));
@@ -167,19 +172,19 @@ class Pass {
     uint32_t num_ = 0;       // columns of this run
     uint32_t position_ = 0;  // the first column's position
     Array<uint32_t> steps_of_modules_;
-    Array<const uint8_t*> first_weights_;  // [op]: of this block's next product after the op
+    Array<const uint8_t*> first_weights_;  // [op]: where this block's next product begins
     Floats residuals_;                     // [residual][hidden, padded]
     Floats normed_;                        // [residual][hidden, padded]
     Floats finals_;             // [residual][column of kKcclEngineLogitColumns][hidden, padded]
     Floats scores_;             // [query of kQueries][position]
-    Array<DigitGroup> digits_;  // [column][group]: of the product that runs
+    Array<DigitGroup> digits_;  // [column][group]: the input of the product that runs
     Routes routes_;
-    Floats gathered_;  // [lane][column]: of an expert, several columns side by side
+    Floats gathered_;  // [lane][column]: the columns of one expert, side by side
 };
 
-// Multiplies work items with `num` columns of their lane. weights: of the op, or of one expert.
-// use(lane, work item of the lane, first column, number of columns, float
-// [column][kPanels * kRows]): takes the products of one work item.
+// Multiplies work items with `num` columns of their lane. weights_of_op: the weights of the op, or
+// of one expert. Calls use(lane, work item of the lane, first column, number of columns, products)
+// for each work item. products: float [column][kPanels * kRows].
 template <class Use>
 void Pass::multiply(const KcclEngineOp& op, uint64_t weights_of_op, Share work_items, Columns in,
                     uint32_t num, Use use) {

@@ -5,9 +5,9 @@
 //
 //     [pair][row][2]                 64 bytes a pair, rows and columns padded with zeros
 //
-// One vector register holds 16 rows of a column, so a row's sum is a chain of fused multiply-adds,
-// one chain for even columns and one for odd ones, added at the end. It does not depend on how many
-// registers, activations or blocks there are: results are the same bits on every CPU, for one
+// One vector register holds 16 rows of a column. A row's sum is a chain of fused multiply-adds for
+// even columns and one for odd columns, which are added at the end. It does not depend on how many
+// registers, activations or blocks there are. So results are the same bits on every CPU, for one
 // position or many, and on any number of ranks. No sum crosses a register.
 #pragma once
 
@@ -30,7 +30,7 @@ constexpr int kGroup = 8;
 // The most panels that one call multiplies.
 constexpr int kPanels = 4;
 
-// Pairs of columns.
+// Returns how many pairs the columns make.
 inline uint32_t pairs_for(uint32_t num_columns) { return (num_columns + 1) / 2; }
 
 namespace {
@@ -43,8 +43,8 @@ inline uint64_t panel_bytes(uint32_t num_columns) {
 
 // Multiplies `num_panels` panels, at most kPanels, with `num_columns` columns of activations, at
 // most kGroup. x: float [columns][2 * num_pairs], where columns is num_columns rounded up to a
-// power of two, `stride` floats apart; for an integer format what its Prepare made. out: float
-// [columns][kPanels * kRows].
+// power of two, `stride` floats apart. For an integer format x is what the format's Prepare made.
+// out: float [columns][kPanels * kRows].
 using Multiply = void (*)(const uint8_t* panels, int num_panels, uint32_t num_pairs, const float* x,
                           uint64_t stride, int num_columns, float* out);
 
@@ -66,7 +66,7 @@ extern const FormatOf kFormats[kNumFormats];
 // a panel at a time, and prefetches them this far ahead. Measured: bench/LOG.md.
 constexpr uint64_t kAheadBytes = 8192;
 
-// Makes what an integer format multiplies of a column, DigitGroup [num_columns / 32].
+// Turns a column into what an integer format multiplies: DigitGroup [num_columns / 32].
 using Prepare = void (*)(const float* x, uint32_t num_columns, DigitGroup* to);
 
 // Reads memory and does nothing else, as fast as multiplying could read it.

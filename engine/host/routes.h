@@ -1,4 +1,5 @@
-// Which experts the positions of a run pass. Every block makes the same choice from the same bits.
+// Chooses the experts that the positions of a run pass. Every block makes the same choice from the
+// same bits.
 #pragma once
 
 #include "memory.h"
@@ -33,14 +34,16 @@ class Routes {
 
     bool is_complete() const { return logits_ && chosen_ && experts_ && passages_ && groups_; }
 
-    // Chooses the experts of a column, a position of the run. logits: float [num_experts]. bias:
-    // float [num_experts], or null.
+    // Chooses the experts of a column, which is a position of the run. logits: float [num_experts].
+    // bias: float [num_experts], or null.
     void choose(uint32_t column, const float* logits, const float* bias, const Compute& compute);
 
-    // Groups the passages of `num` columns, all of which have chosen.
+    // Groups the passages of `num` columns by expert. choose() has been called for all of these
+    // columns.
     void group(uint32_t num);
 
-    // The experts that any column has chosen, in ascending order.
+    // The number of experts that any column has chosen, and their passages, in ascending order of
+    // experts.
     uint32_t num_groups() const { return num_groups_; }
     const Passages& operator[](uint32_t i) const { return groups_[i]; }
 
@@ -59,7 +62,7 @@ class Routes {
     const Array<Passage> chosen_;    // [column][place]
     const Array<uint32_t> experts_;  // [column][place]
     const Array<Passage> passages_;  // group by group
-    const Array<Passages> groups_;   // of those experts that are chosen
+    const Array<Passages> groups_;   // of each expert that is chosen
     uint32_t num_groups_ = 0;
 };
 

@@ -9,7 +9,8 @@
 namespace kccl::engine {
 namespace {
 
-// Returns four words of Philox4x32-10 (Salmon et al., SC 2011) with the key `seed`.
+// Four random words, as philox() returns them: Philox4x32-10 (Salmon et al., SC 2011) with the key
+// `seed`.
 struct Philox {
     uint32_t word[4];
 };
@@ -42,8 +43,8 @@ double most_gumbel(uint32_t word) {
 
 bool may_choose(const uint32_t* mask, uint32_t id) { return (mask[id / 32] >> id % 32 & 1) != 0; }
 
-// Returns the likeliest of the ids that may be chosen; of equal ones the lowest. -1: no logit is
-// finite.
+// Returns the likeliest of the ids that may be chosen, and of equal ones the lowest. Returns -1 if
+// none of them has a finite logit.
 int32_t likeliest(const float* logits, uint32_t vocab_size, const uint32_t* mask) {
     int32_t best = -1;
     float most = -std::numeric_limits<float>::infinity();
@@ -84,7 +85,7 @@ int32_t Sampler::choose(const float* logits, uint32_t vocab_size, const KcclEngi
         adjust(request, history, num_history);
     }
     if (is_plain) {
-        // The likeliest.
+        // `chosen` is the likeliest id already.
     } else if (how.temperature <= 0) {
         chosen = 0;
         for (uint32_t i = 1; i < vocab_size; ++i) {
@@ -163,7 +164,7 @@ uint32_t Sampler::alternatives(const float* logits, uint32_t vocab_size, uint32_
     uint32_t num = 0;
     for (uint32_t i = 0; i < vocab_size; ++i) {
         if (num == most && (most == 0 || logits[i] <= logits[out[num - 1].id])) continue;
-        // It goes behind ids that are as likely, because their ids are lower.
+        // The id goes behind ids that are as likely, because these are lower.
         uint32_t at = num < most ? num++ : num - 1;
         for (; at > 0 && logits[out[at - 1].id] < logits[i]; --at) out[at] = out[at - 1];
         out[at].id = static_cast<int32_t>(i);
@@ -183,8 +184,8 @@ void Sampler::keep_top_k(uint32_t k) {
     std::erase_if(kept_, [least](const Candidate& each) { return each.score < least; });
 }
 
-// Keeps the most likely until their probabilities sum to top_p, and of these the ones at least
-// min_p as likely as the most likely one. Leaves them in the order of their ids.
+// Keeps the most likely ids until their probabilities sum to top_p, and of these the ones that are
+// at least min_p as likely as the most likely one. Leaves them in the order of their ids.
 void Sampler::keep_likely(double top_p, double min_p) {
     if (top_p >= 1 && min_p <= 0) return;
     const auto is_less = [](const Candidate& a, const Candidate& b) {

@@ -9,20 +9,20 @@ namespace kccl::engine {
 
 class Sampler {
   public:
-    // history: all ids so far, ascending in time. mask: which ids may be chosen, a bit each; null:
-    // all.
-    // Returns the id; -1 if a logit is NaN, or none that may be chosen is finite. *logprob is set
-    // if it is wanted.
+    // Chooses the token for a position. history: all ids so far, the oldest first. mask: a bit for
+    // each id, which tells whether it may be chosen; null: all may. Returns the id, or -1 if a
+    // logit is NaN or no id that may be chosen has a finite one. Sets *logprob if the request wants
+    // it.
     int32_t choose(const float* logits, uint32_t vocab_size, const KcclEngineRequest& request,
                    uint32_t position, const int32_t* history, uint32_t num_history,
                    const uint32_t* mask, double* logprob);
 
-    // Sums up what log-probabilities of these logits need. choose() does so itself if one is
-    // wanted.
+    // Sums up what log-probabilities of these logits need. choose() does so itself if the request
+    // wants one.
     void measure(const float* logits, uint32_t vocab_size);
 
-    // Writes the likeliest tokens of the logits that were measured last, at most `most`. The
-    // likeliest comes first; of equal ones, the lowest id. Returns their number.
+    // Writes the likeliest ids of the logits that were measured last, at most `most`. The likeliest
+    // comes first; of equal ones, the lowest id. Returns how many it has written.
     uint32_t alternatives(const float* logits, uint32_t vocab_size, uint32_t most,
                           KcclEngineAlternative* out);
 

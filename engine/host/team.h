@@ -15,7 +15,7 @@
 
 namespace kccl::engine {
 
-// Pins a thread to a core; -1: to none.
+// Pins a thread to a core. cpu = -1: leaves it unpinned.
 inline void pin(pthread_t thread, int32_t cpu) {
     if (cpu < 0) return;
     cpu_set_t set;
@@ -38,7 +38,8 @@ class Block {
     void publish(uint32_t step) {
         mem::store<mem::Order::kRelease, mem::Scope::kSystem>(word(team_.comm.rank, index_), step);
     }
-    // Waits for blocks [first, last) of one rank. Returns false if the wait failed.
+    // Waits until blocks [first, last) of one rank have published a step. Returns false if the wait
+    // failed.
     bool await(uint32_t step, int rank, uint32_t first, uint32_t last) {
         for (uint32_t other = first; other < last; ++other) {
             if (!await_one(step, rank, other)) return false;
@@ -78,7 +79,8 @@ class Block {
     const uint64_t words_;
 };
 
-// The part of `total` things that block `index` of `num_blocks` takes: as even as it can be.
+// A contiguous part of some things. share_of() returns the part that block `index` of `num_blocks`
+// takes of `total` things. Parts differ by at most one.
 struct Share {
     uint32_t first;
     uint32_t end;

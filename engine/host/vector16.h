@@ -48,7 +48,8 @@ inline Wide<To, N> each(F f, const Wide<From, N>&... from) {
 template <class Register, int N, class Value>
 inline Wide<Register, N> filled(Value value) {
     if constexpr (N == kPerRegister) {
-        // This is minus zero, which compilers optimise away. Plus zero would change -0.
+        // Subtracting zero is optimised away, because it changes no number. Adding zero would
+        // change -0.
         return {value - Register{}};
     } else {
         return {filled<Register, N / 2>(value), filled<Register, N / 2>(value)};
@@ -140,7 +141,7 @@ inline Ints16 half_of(const Ints16& n) {
     return each<IntRegister>([](IntRegister x) { return x >> 1; }, n);
 }
 
-// The last, incomplete vector of an array: zeros past the end.
+// Loads the last, incomplete vector of an array, with zeros past the end.
 template <class Element>
 inline Floats16 load_part(const Element* from, uint32_t n) {
     Element all_of[16] = {};
@@ -171,7 +172,7 @@ inline void store_some(float* to, const Floats16& value, uint32_t n) {
     n == 16 ? store(to, value) : store_part(to, value, n);
 }
 
-// The order is fixed: halves are added until one element is left.
+// Returns the sum of all elements. The order is fixed: halves are added until one element is left.
 inline float sum_of(const Floats16& v) {
     float a[16];
     store(a, v);
@@ -190,8 +191,9 @@ inline float largest_of(const Floats16& v) {
     return a[0];
 }
 
-// exp, to within 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN of NaN. Cephes'
-// polynomial. IS_NEGATIVE: no element is above 0, which saves a quarter; the bits are the same.
+// Returns exp(x) to within 2 units in the last place, by Cephes' polynomial. It is 0 below -87.3,
+// infinity above 88.7, and NaN for NaN. IS_NEGATIVE: no element is above 0. This saves a quarter of
+// the work, and the bits are the same.
 template <bool IS_NEGATIVE = false>
 inline Floats16 exp_of(const Floats16& x) {
     const Floats16 low = all(-87.3f), high = all(88.7f);
@@ -218,7 +220,7 @@ inline Floats16 exp_of(const Floats16& x) {
         value = select(is_less(high, x), all(__builtin_inff()), value);
     }
     const Floats16 of_numbers = select(is_less(x, low), all(0.0f), value);
-    // The bounds turn NaN into a number.
+    // The bounds have turned NaN into a number, so x itself is taken where it is NaN.
     return select(is_equal(x, x), of_numbers, x);
 }
 

@@ -22,19 +22,19 @@ struct Vector {
         return loaded;
     }
     static Floats floats(Words bits) { return (Floats)bits; }
-    // The bits of kWidth rows in FP16.
+    // Loads the FP16 bits of kWidth rows, each into a word.
     static Words half_words(const uint8_t* from) {
         return (Words)_mm256_cvtepu16_epi32(
             _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     }
-    // The numbers of kWidth rows in bytes.
+    // Loads the integers of kWidth rows, a byte each, as FP32 numbers.
     static Floats bytes(const uint8_t* from) {
         return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight(from)));
     }
     static Floats bytes(const int8_t* from) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(from)));
     }
-    // The bytes of kWidth rows.
+    // Loads the bytes of kWidth rows, each into a word.
     static Words byte_words(const uint8_t* from) {
         return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
     }

@@ -22,12 +22,12 @@ struct Vector {
         return loaded;
     }
     static Floats floats(Words bits) { return (Floats)bits; }
-    // The numbers of kWidth rows in FP16.
+    // Loads the FP16 numbers of kWidth rows as FP32 numbers.
     static Floats halves(const uint8_t* from) {
         const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
         return _mm512_maskz_cvtph_ps(0xffff, bits);
     }
-    // The numbers of kWidth rows in bytes.
+    // Loads the integers of kWidth rows, a byte each, as FP32 numbers.
     static Floats bytes(const uint8_t* from) {
         return numbers(_mm512_maskz_cvtepu8_epi32(0xffff, sixteen(from)));
     }
@@ -38,7 +38,8 @@ struct Vector {
     static Words byte_words(const uint8_t* from) {
         return (Words)_mm512_maskz_cvtepu8_epi32(0xffff, sixteen(from));
     }
-    // See rows_of_e4m3(). The sign's copies above the exponent are cleared but for the highest.
+    // Does what rows_of_e4m3() says. Extending the sign fills the bits above the exponent with
+    // copies of it. All of these are cleared but the highest.
     static Floats e4m3(const uint8_t* from) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
         const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);

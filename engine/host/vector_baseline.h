@@ -1,4 +1,4 @@
-// Vectors of 16 rows on any CPU. The compiler makes of them what it has.
+// Vectors of 16 rows on any CPU. The compiler turns them into the instructions that the CPU has.
 #pragma once
 
 #include <stdint.h>

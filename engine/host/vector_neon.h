@@ -1,6 +1,6 @@
-// Vectors of 4 rows: a quarter of a panel. Every aarch64 CPU has NEON. Why no BFDOT or BFMMLA: they
-// add the products of two columns at once, round otherwise and drop subnormal numbers, so the bits
-// would differ from those of the other instruction sets.
+// Vectors of 4 rows: a quarter of a panel. Every aarch64 CPU has NEON. BFDOT and BFMMLA are not
+// used, because they add the products of two columns at once, round otherwise and drop subnormal
+// numbers. So the bits would differ from those of the other instruction sets.
 #pragma once
 
 #include <arm_neon.h>

@@ -1,14 +1,14 @@
-// Attention of one position over itself and all positions before it. A work item is one KV head and
-// one KV split (shape.cuh). Block b of a lane group takes the work items b, b + kBlocksPerGroup,
-// ... A warp goes through a KV strand tile by tile, 16 positions at a time (kv_strand.cuh). Each KV
-// split gives a partial result. With S::kMergesFirst, the blocks of a KV head exchange their
-// partial results, and each block merges its share of the head's elements. Without it, the output
-// projection merges them (out.cuh).
+// Computes attention of one position over itself and all positions before it. A work item is one KV
+// head and one KV split (shape.cuh). Block b of a lane group takes the work items b, b +
+// kBlocksPerGroup, ... A warp goes through a KV strand tile by tile, 16 positions at a time
+// (kv_strand.cuh). Each KV split gives a partial result. With S::kMergesFirst, the blocks of a KV
+// head exchange their partial results, and each block merges its share of the head's elements.
+// Without it, the output projection merges them (out.cuh).
 //
 // The cache is f16. A block accesses only its own KV strands, and a warp only its own tiles, so no
-// synchronisation is needed. The position itself gives a partial result of its own, which another
-// warp computes. So no warp waits for data that was just written. This partial result is merged
-// with that of the position's KV strand.
+// synchronisation is needed. The position's own key and value are not read back from the cache.
+// Another warp computes a partial result for them from registers, so no warp waits for data that
+// was just written. It is then merged with the partial result of the position's KV strand.
 #pragma once
 
 #include "kv_cache.cuh"
@@ -17,8 +17,10 @@
 
 namespace kccl::decode {
 
-// Applies norm and RoPE to a head. Each thread has one float4 of the head, or none; then it gets
-// zeros. cosines, sines: the rows of the tables for the position.
+// Applies norm, if the model has one, and RoPE to a query or key head. Each thread passes one
+// float4 of the head, and gets that float4 of the result. A thread beyond the head passes and gets
+// zeros. cosines, sines: the rows of the tables for the position. Called by all threads of the
+// warp.
 template <class S>
 KCCL_DECODE Float4 turned(const Task& task, Float4 four, uint32_t layer, bool is_key,
                           const float* cosines, const float* sines) {
@@ -50,8 +52,8 @@ KCCL_DECODE Float4 turned(const Task& task, Float4 four, uint32_t layer, bool is
 }
 
 // Computes a position's attention to itself, with key and value rounded as the cache will hold
-// them. own[i] becomes the partial result for query head i. Each thread of the warp has its float4s
-// of the heads, or none.
+// them. own[i] becomes the partial result for query head i. Called by all threads of the warp. Each
+// has one float4 of each head, or none.
 template <class S>
 KCCL_DECODE void attend_itself(const Float4 (&queries)[Shape<S>::kHeadsPerKv],
                                const Float4& own_key, const Float4& own_value,
@@ -121,7 +123,7 @@ class Attention {
     KCCL_DECODE void run() {
         const uint32_t own_kv_strand = kv_strand_of_itself();
         const bool has_itself = own_kv_strand < Dims::kKvStrandsPerSplit;
-        // A different warp does the position itself than its KV strand, so that the work is spread.
+        // Another warp than that of the KV strand computes the position itself, to spread the work.
         const uint32_t own_warp =
             Dims::kKvStrandsPerSplit < S::kWarps ? S::kWarps - 1 : (own_kv_strand + 1) % S::kWarps;
         const bool is_own_warp = has_itself && consumer_.warp_index() == own_warp;
@@ -134,8 +136,8 @@ class Attention {
         if (is_own_warp) store_own_partial();
 #pragma unroll 1
         for (uint32_t i = consumer_.warp_index(); i < Dims::kKvStrandsPerSplit; i += S::kWarps) {
-            // The KV strand's last tile has room for the position, and leaves it out. That tile
-            // comes first, so that it is read before the position is written.
+            // The position's tile may be the last one of this KV strand. So the KV strand is read,
+            // without the position, before the position's key and value are written to that tile.
             run_kv_strand(i);
             if (i != own_kv_strand) continue;
             warp().sync();
@@ -175,8 +177,9 @@ class Attention {
     }
 
     // Merges the partial results of all KV splits, for this block's share of the KV head's
-    // elements, and publishes the result. Called by all warps, when the block has published all of
-    // its partial results: two blocks may each have a work item that the other waits for.
+    // elements, and publishes the result. Called by all warps after the block has published the
+    // partial results of all of its work items. Otherwise two blocks could wait for each other's
+    // partial results.
     KCCL_DECODE void publish_share() {
         constexpr uint32_t kFloat4s = Dims::kHeadsPerKv * Dims::kHeadFloat4s;
         constexpr uint32_t kThreads = ceil_div(kFloat4s, S::kKvSplits) * S::kKvSplits;
@@ -207,14 +210,14 @@ class Attention {
     }
 
   private:
-    // A float4 of a stored partial result.
+    // Returns float4 `at` of a stored partial result, with its maximum and weight.
     KCCL_DECODE static Partial partial_of(const Float4* partial, uint32_t at) {
         const Float4 rest = mem::load_plain(partial + Dims::kHeadFloat4s);
         return {mem::load_plain(partial + at), rest.value[0], rest.value[1]};
     }
 
-    // The KV strand of this KV split that the position itself belongs to. kKvStrandsPerSplit: the
-    // position belongs to another KV split.
+    // Returns which KV strand of this KV split the position itself belongs to. Returns
+    // kKvStrandsPerSplit if the position belongs to another KV split.
     KCCL_DECODE uint32_t kv_strand_of_itself() const {
         const uint32_t kv_strand = position_ / kTileRows % S::kKvStrands;
         return kv_strand % S::kKvSplits == kv_split_ ? kv_strand / S::kKvSplits
@@ -225,16 +228,16 @@ class Attention {
         return cache_ + uint64_t{index} * Dims::kCacheTileBytes;
     }
 
-    // The first tile of KV strand i of this KV split that the query sees.
+    // Returns the first tile of KV strand i of this KV split that the query sees.
     KCCL_DECODE uint32_t first_tile(uint32_t i) const {
         const uint32_t first = first_position_ / kTileRows;
         const uint32_t kv_strand = i * S::kKvSplits + kv_split_;
         return first + (kv_strand + S::kKvStrands - first % S::kKvStrands) % S::kKvStrands;
     }
-    // The end of the tiles that have positions before this one.
+    // Returns the end of the tiles that have positions before this one.
     KCCL_DECODE uint32_t end_of_tiles() const { return ceil_div(position_, kTileRows); }
 
-    // Begins to load a tile's keys and values.
+    // Prefetches the keys and values of tile `at`, if it has positions before this one.
     KCCL_DECODE void prefetch(uint32_t at) const {
         if (at >= end_of_tiles()) return;
         for (uint32_t line = consumer_.thread(); line < Dims::kCacheTileBytes / kKcclLineBytes;
@@ -242,8 +245,8 @@ class Attention {
             mem::prefetch(tile_at(at) + line * kKcclLineBytes);
         }
     }
-    // Begins to load tile `at`, if it exists. Its keys are loaded only if there are registers for
-    // them.
+    // Begins to load tile `at`, if it exists: prefetches it, and loads its keys into registers if
+    // there are enough registers (CacheTile::kLoadsAhead).
     KCCL_DECODE void ask_for_tile(uint32_t at) {
         if (CacheTile<S>::kLoadsAhead && at < end_of_tiles()) {
             tile_.load_keys(lanes_.of(0), tile_at(at));
@@ -291,8 +294,9 @@ class Attention {
         store_partials<S>(consumer_.shared().own[0], own);
     }
 
-    // On entry, the loads of the first tile have begun. On return, those of the first tile of the
-    // warp's next KV strand have.
+    // Goes through a KV strand, and stores its partial result in shared memory. On entry, the loads
+    // of its first tile have begun. On return, those of the first tile of the warp's next KV strand
+    // have.
     KCCL_DECODE void run_kv_strand(uint32_t index) {
         OwnKvStrand kv_strand(area_, lanes_);
 #pragma unroll 1
@@ -320,18 +324,19 @@ class Attention {
     const uint32_t lane_;            // number in the lane group
     const uint32_t kv_head_;         // number in the lane
     const uint32_t kv_split_;
-    const Lanes<Dims::kHeadsPerKv> lanes_;  // for weights of positions
+    const Lanes<Dims::kHeadsPerKv> lanes_;  // of the weights of a tile's positions
     KvStrandArea<Dims::kHeadsPerKv>& area_;
     uint8_t* cache_;
     CacheTile<S> tile_;
     typename OwnKvStrand::Queries queries_;
-    // This thread's float4s.
+    // This thread's float4s of the query heads, the key and the value.
     Float4 own_queries_[Dims::kHeadsPerKv];
     Float4 own_key_;
     Float4 own_value_;
 };
 
-// Computes the block's work items. Called by all consumer warps. Returns false if a wait failed.
+// Computes attention for the block's work items. Called by all consumer warps. Returns false if a
+// wait failed.
 template <class S>
 KCCL_DECODE bool attend(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t window,
                         uint32_t position) {
@@ -347,7 +352,7 @@ KCCL_DECODE bool attend(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t wind
         if (!consumer.meet()) return false;
         consumer.stamp(kKcclDecodeMet);
         attention.publish();
-        // The next work item writes its partial results to the same place.
+        // The warps meet again, because the next work item overwrites the partial results.
         if (Dims::kWorkItems > Dims::kBlocksPerGroup && !consumer.meet()) return false;
     }
     if constexpr (S::kMergesFirst) {

@@ -1,8 +1,9 @@
 // The biases of products. A bias is added to the FP32 sum of its row. In Out and Down it is added
 // to the sum over all lanes, so that bits do not depend on the number of ranks.
 //
-// Task.biases is float [layer][...]: a layer's biases in the order of its products, and of the
-// rank's packed rows. Products without biases take no room in it, and need no code.
+// Task.biases is float [layer][...]. A layer has the biases of its products, in the order of the
+// products, and for each product in the order of the rank's packed rows. Products without biases
+// have no entries, and need no code.
 #pragma once
 
 #include "vectors.cuh"
@@ -11,9 +12,10 @@ namespace kccl::decode {
 
 template <class S>
 struct Biases {
+    // The products of a layer that have biases, a bit each.
     static constexpr uint32_t kThatHave = that_have_biases<S>();
 
-    // The biases of a layer's products before this one, counted in float4s.
+    // Returns how many float4s of biases the products of a layer before this one have.
     template <class... M>
     KCCL_CONSTEXPR static uint32_t before(Matrices<M...>, uint32_t product) {
         uint32_t i = 0, num_float4s = 0;
@@ -34,7 +36,7 @@ struct Biases {
     }
 };
 
-// The row tiles of a block of the lane group.
+// Returns which row tiles of a product a block of the lane group has.
 template <class S>
 KCCL_DECODE Cut tiles_of_product(Product<S> product, uint32_t block_in_group) {
 #define KCCL_TILES(NAME) \
@@ -80,8 +82,8 @@ KCCL_DECODE Float4 scaled(const Task& task, Product<S> product, uint32_t layer, 
     return sums;
 }
 
-// Returns the sum that all lanes add to a float4 of the residual, plus the biases of the module's
-// last product.
+// Returns `total`, the sum over all lanes for a float4 of the residual, plus the biases of the
+// module's last product.
 template <class S>
 KCCL_DECODE Float4 plus_biases(const Task& task, uint32_t module, uint32_t index4, Float4 total) {
     if constexpr ((Biases<S>::kThatHave & that_give<S>(Vector<S>::kResidual)) != 0) {

@@ -27,7 +27,8 @@ struct Tally {
     uint32_t num;
 };
 
-// A control word of zeros means no candidate, and an empty tally.
+// Packs a candidate or a tally into a control word. A control word of zeros means no candidate, and
+// an empty tally.
 KCCL_DECODE ControlWord control_word_of(const Candidate& candidate) {
     const auto key = platform::bit_cast<uint64_t>(candidate.key);
     return {{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
@@ -51,12 +52,15 @@ KCCL_DECODE Tally tally_of(const ControlWord& control) {
     return {control.word[0] | uint64_t{control.word[1]} << 32, control.word[2]};
 }
 
-//   kBest       a candidate: the best one before x in the order; at first, of all
-//   kBelow      a score: the largest one below the pivot; at first, of all
-//   kReached    a score: the smallest one that is not below the pivot; its key is negative
-//   kBefore     the ids before x, but only those with larger scores are counted
-//   kFromPivot  the ids whose scores are not below the pivot
-//   kAll        all ids, their weights being those of the logits: for log-probabilities
+// Combines two control words of a kind. sample.cuh explains x and the pivot. The first exchange of
+// a choice has neither.
+//
+//   kBest       candidate: the best id before x in the order; in the first exchange, of all ids
+//   kBelow      candidate: the largest score below the pivot; in the first exchange, of all scores
+//   kReached    candidate: the smallest score not below the pivot. Its key is the negated score
+//   kBefore     tally: the weight of the ids before x, and the number of those with larger scores
+//   kFromPivot  tally: the ids whose scores are not below the pivot
+//   kAll        tally: the weight of all ids by their logits, for log-probabilities
 KCCL_DECODE ControlWord combined(uint32_t kind, const ControlWord& a, const ControlWord& b) {
     if (kind < kBefore) return control_word_of(better(candidate_of(a), candidate_of(b)));
     const Tally one = tally_of(a), other = tally_of(b);

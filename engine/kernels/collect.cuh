@@ -1,5 +1,6 @@
-// A warp collects the messages of other lanes for the block's rows of the residual. Messages come
-// long before they are added. So consumer warps neither wait for them nor keep them in registers.
+// Collects the messages of other lanes for the block's rows of the residual, in a warp of its own.
+// Messages come long before they are added. Because this warp leaves their sums in shared memory,
+// consumer warps neither wait for messages nor keep them in registers.
 #pragma once
 
 #include "consumer_warp.cuh"
@@ -44,7 +45,8 @@ KCCL_DECODE Float4 collected(Waiter<S>& waiter, uint32_t module, uint32_t first_
     return total;
 }
 
-// Returns when the consumer warps have ended. Called by all threads of the warp.
+// Runs the collecting warp: leaves the sums for each module that receives messages in
+// shared.landed. Returns when the consumer warps have ended. Called by all threads of the warp.
 template <class S>
 KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     if constexpr (S::kHasDelayed) {
@@ -66,7 +68,9 @@ KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
                 const int32_t from =
                     mem::load_plain(&rule_of_module<S>(layer, module % S::kNumModules)->receives);
                 if (from < 0) continue;
-                // The first time, there is nothing to read yet.
+                // Waits until `landed` may be overwritten. The first of these waits ends at once,
+                // because the consumer warps have no sums to read yet. Where nothing overlaps, it
+                // waits until they ask.
                 const uint32_t phase = S::kOverlaps ? parity ^ 1u : parity;
                 while (platform::warp_any(!mem::has_completed_now(&shared.was_read, phase))) {
                     if (is_over()) return;

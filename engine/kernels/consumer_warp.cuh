@@ -39,8 +39,8 @@ class ConsumerWarp {
 
     // Values that follow from special registers are computed when they are needed. Otherwise the
     // compiler keeps dozens of them from one op to the next, and has too few registers for the
-    // rest. This is the warp's number among the consumer warps, and the thread's number in its
-    // warp.
+    // rest. warp_index() is the warp's number among the consumer warps, thread() the thread's in
+    // its warp.
     KCCL_DECODE uint32_t warp_index() const {
         return mem::forget_index(platform::thread_in_block() / platform::kWarpSize);
     }
@@ -49,7 +49,8 @@ class ConsumerWarp {
     KCCL_DECODE uint32_t lane_group() const { return Dims::lane_group_of(block()); }
     // This block's number in its lane group.
     KCCL_DECODE uint32_t block_in_group() const { return Dims::block_in_group_of(block()); }
-    // The first lane of the lane group, counted over all ranks; and the lane group's residual.
+    // first_lane(): the lane group's first lane, counted over all ranks. residual_index(): the
+    // number of the lane group's residual.
     KCCL_DECODE uint32_t first_lane() const {
         return Dims::first_lane_of(comm_.rank) + lane_group() * Dims::kLanesPerGroup;
     }
@@ -64,14 +65,14 @@ class ConsumerWarp {
 
     // ---- Areas ----------------------------------------------------------------------------------
 
-    // Begins an op: the other area takes its turn.
+    // Begins an op, and switches to the warp's other area.
     KCCL_DECODE void next_op() {
         delays_.wait();
         next_area();
         stamp(kKcclDecodeBegan);
     }
 
-    // Begins the next part of an op of several parts: the other area takes its turn.
+    // Begins the next part of an op of several parts, and switches to the warp's other area.
     KCCL_DECODE void next_area() { op_ ^= 1u; }
 
     // Ends an op that next_op() has begun.
@@ -107,8 +108,8 @@ class ConsumerWarp {
     KCCL_DECODE StagedFloat4* staged() { return shared_.staged[warp_index()]; }
     KCCL_DECODE float* squares(uint32_t warp) { return shared_.squares[op_][warp]; }
 
-    // Waits until all consumer warps are here. Returns false if the request is over, because a wait
-    // of one of them failed.
+    // Waits until all consumer warps have called this. Returns false if a wait of one of them has
+    // failed, which ends the request.
     KCCL_DECODE bool meet() { return !meeting_.meet(failed()); }
 
     // ---- The exchange buffer --------------------------------------------------------------------
@@ -134,7 +135,7 @@ class ConsumerWarp {
     }
 
     // Waits for float4s of this rank's exchange buffer: see Waiter. ranks: the ranks that publish
-    // them; 0: this rank does.
+    // them, a bit each. 0 means this rank.
     template <mem::Scope SCOPE, int N>
     KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
                            Float4 (&float4s)[N], uint32_t ranks = 0) {
@@ -149,8 +150,9 @@ class ConsumerWarp {
         waiter_.await_host(token_step_, is_there);
     }
 
-    // Waits for a float4 of each block of all ranks, [rank][block] from slot `first` on. Bit i of
-    // the result tells that this thread gets the i-th.
+    // Waits for a float4 of each block of all ranks. These lie as [rank][block] from slot `first`
+    // on, and are spread over the threads of the warp. Bit i of the result tells whether float4s[i]
+    // is one of them; the last one may be missing.
     static constexpr uint32_t kOfAll = ceil_div(S::kWorldSize * S::kBlocks, platform::kWarpSize);
     KCCL_DECODE uint32_t await_all(uint32_t first, uint32_t tag, Float4 (&float4s)[kOfAll]) {
         uint32_t slots[kOfAll], wanted = 0;
@@ -167,8 +169,8 @@ class ConsumerWarp {
 
     // ---- Messages -------------------------------------------------------------------------------
 
-    // Waits for the sums of the messages that the next receiving module adds, in shared().landed.
-    // The warp that collects them calls this too, even when its waits fail. So this always ends.
+    // Waits until shared().landed has the sums of the messages that the next receiving module adds.
+    // The warp that collects them reports even when its own waits have failed. So this always ends.
     KCCL_DECODE void await_landed() {
         if constexpr (!S::kOverlaps) arrive_together(&shared_.was_read);
         while (platform::warp_any(!mem::has_completed(&shared_.has_landed, landed_parity_))) {
@@ -178,7 +180,7 @@ class ConsumerWarp {
         if (mem::load_plain(&shared_.landed_failed) != 0) waiter_.fail();
     }
 
-    // Lets the sums in shared().landed be overwritten.
+    // Allows the collecting warp to overwrite the sums in shared().landed.
     KCCL_DECODE void let_landed_go() {
         if constexpr (S::kOverlaps) arrive_together(&shared_.was_read);
     }

@@ -126,7 +126,7 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
     return true;
 }
 
-// Runs the consumer warps.
+// Runs the request, position after position. Called by all consumer warps.
 template <class S>
 KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     ConsumerWarp<S> consumer(comm, task, shared);
@@ -153,7 +153,8 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
             break;
         }
     }
-    // The producer may end when no warp waits for it any more.
+    // All warps meet before the producer warp is told to end, because none of them may still wait
+    // for weights.
     consumer.meet();
     if (leads(block())) {
         mem::arrive(&shared.ended);

@@ -12,16 +12,17 @@
 // word of token step r - 1 or r. Without the fences a relaxed load might return a word of token
 // step r - 2, which has the same tag.
 //
-// The words with which blocks wait for each other have two slots, which take turns, and a tag that
-// changes every other token step: a block may write the words of step r + 1 while another still
-// reads the words of step r. But it writes the words of step r + 2 only when all blocks have read
-// those of step r.
+// The words with which blocks wait for each other at the end of a token step have two slots, which
+// take turns, and a tag that changes every other token step. A block may write the words of step r
+// + 1 while another still reads the words of step r. But it writes the words of step r + 2 only
+// when all blocks have read those of step r.
 //
-// Where sampling needs more (sample.cuh), blocks send each other control words after that. These
-// exchanges are numbered through all token steps and requests. Control words have two slots as
-// well, and need no fence: a slot is read by the same thread each time, and a thread that has read
-// the word of exchange e - 2 cannot find that of e - 4, which has the tag of e. So every exchange
-// has all its control words. Vectors are ordered by the fences before.
+// Behind that wait, blocks that sample (sample.cuh) exchange further control words. These exchanges
+// are numbered through all token steps and requests. Their control words have two slots as well,
+// and need no fence. A slot is read by the same thread each time. A thread that has read the word
+// of exchange e - 2 cannot find that of e - 4 any more, whose tag is the tag of e. For this, each
+// exchange sends the control words of all kinds, even if it needs few. Vectors are ordered by the
+// fences at the end of the token step.
 //
 // In a kernel where nothing overlaps, all blocks also meet behind every op
 // (ConsumerWarp::meet_all), in the same way. These meetings are numbered from 0 in each token step.
@@ -34,11 +35,12 @@
 
 namespace kccl::decode {
 
-// tag_of: the tag of a token step. tag_of_end: the tag of the words at its end, or of an exchange.
+// tag_of() returns the tag of a token step. tag_of_end() returns the tag of the words at its end,
+// or of the exchange or meeting with this number.
 KCCL_CONSTEXPR uint32_t tag_of(uint32_t token_step) { return (token_step & 1u) ^ 1u; }
 KCCL_CONSTEXPR uint32_t tag_of_end(uint32_t token_step) { return (token_step >> 1 & 1u) ^ 1u; }
 
-// Returns a value as readers see it.
+// Returns a value as readers of the exchange buffer get it: without its lowest bit.
 KCCL_DECODE float untagged(float value) {
     return platform::bit_cast<float>(platform::bit_cast<uint32_t>(value) & ~1u);
 }
@@ -58,8 +60,8 @@ KCCL_DECODE mem::Packet tagged(const Float4& four, uint32_t tag) {
     return {{words[0] | uint64_t{words[1]} << 32, words[2] | uint64_t{words[3]} << 32}};
 }
 
-// Bit 0 of the result is 0 if all four words have the tag; its other bits mean nothing. Results of
-// several packets may be ORed and tested once.
+// Checks the tags of a packet. Bit 0 of the result is 0 if all four words have the tag; its other
+// bits mean nothing. Results of several packets may be ORed and tested once.
 KCCL_DECODE uint32_t without_tag(mem::Packet packet, uint32_t tag) {
     uint32_t wrong = 0;
     KCCL_UNROLL
@@ -85,7 +87,8 @@ struct alignas(16) ControlWord {
     uint32_t small;
 };
 
-// The tags take the lowest bit of each word; the bits that they displace go into the small word.
+// Turns a control word into a float4 to publish. Tags will replace the lowest bit of each word. So
+// the lowest bits of the first three words move into the last word, below the 28 bits of `small`.
 KCCL_DECODE Float4 float4_of(const ControlWord& control) {
     Float4 four;
     uint32_t last = control.small << 4;
@@ -110,7 +113,7 @@ KCCL_DECODE ControlWord control_word_of(const Float4& four) {
     return control;
 }
 
-// The control words of an exchange: sample.cuh explains them.
+// The kinds of control words of an exchange: candidates.cuh explains them.
 enum ControlWordKind : uint32_t {
     kBest,
     kBelow,
@@ -136,17 +139,18 @@ struct Slots {
     static constexpr uint32_t kResiduals = 0;
     static constexpr uint32_t kMessages =
         kResiduals + Shape<S>::kModules * S::kNumResiduals * kVector;
-    // [layer][lane][...]
+    // [layer][lane][...]: queries, keys and values; partial results of attention; results of
+    // attention; the MLP's hidden vectors.
     static constexpr uint32_t kQkv = kMessages + Shape<S>::kModules * S::kNumLanes * kVector;
     static constexpr uint32_t kPartials = kQkv + S::kNumLayers * S::kNumLanes * kQkvFloat4s;
     static constexpr uint32_t kAttended =
         kPartials + S::kNumLayers * S::kNumLanes * kPartialsFloat4s;
     static constexpr uint32_t kActs = kAttended + S::kNumLayers * S::kNumLanes * kAttendedFloat4s;
-    // [token step % 2][rank][block]
+    // [token step % 2][rank][block]: the control words at the end of a token step.
     static constexpr uint32_t kEnds = kActs + S::kNumLayers * S::kNumLanes * kFfnFloat4s;
-    // [exchange % 2][control word][rank][block]
+    // [exchange % 2][kind][rank][block]: the control words of sampling.
     static constexpr uint32_t kControlWords = kEnds + 2 * S::kWorldSize * S::kBlocks;
-    // [meeting % 2][rank][block]
+    // [meeting % 2][rank][block]: the words of ConsumerWarp::meet_all().
     static constexpr uint32_t kMeetings =
         kControlWords + 2 * kNumControlWords * S::kWorldSize * S::kBlocks;
     // [block][warp], a packet each: what a consumer warp or a collecting warp waits for
@@ -167,13 +171,13 @@ struct Slots {
     KCCL_DECODE static uint32_t qkv(uint32_t layer, uint32_t lane) {
         return kQkv + (layer * S::kNumLanes + lane) * kQkvFloat4s;
     }
-    // The partial result of KV split 0, for a query head of a lane. The partial results of the
-    // other KV splits follow.
+    // Returns the slot of the partial result of KV split 0, for a query head of a lane. The partial
+    // results of the other KV splits follow.
     KCCL_DECODE static uint32_t partial(uint32_t layer, uint32_t lane, uint32_t head) {
         return kPartials + (layer * S::kNumLanes + lane) * kPartialsFloat4s +
                head * S::kKvSplits * Shape<S>::kPartialFloat4s;
     }
-    // The slot of the result of attention over all positions.
+    // Returns the slot of the result of attention over all positions.
     KCCL_DECODE static uint32_t attended(uint32_t layer, uint32_t lane) {
         return kAttended + (layer * S::kNumLanes + lane) * kAttendedFloat4s;
     }
@@ -183,18 +187,19 @@ struct Slots {
     KCCL_DECODE static uint32_t end(uint32_t token_step, uint32_t rank, uint32_t block) {
         return kEnds + ((token_step & 1u) * S::kWorldSize + rank) * S::kBlocks + block;
     }
-    // The slot of the control word of block 0 of rank 0. Those of the other blocks follow.
+    // Returns the slot of the control word of block 0 of rank 0. Those of the other blocks follow.
     KCCL_DECODE static uint32_t control_word(uint32_t exchange, uint32_t kind) {
         return kControlWords +
                ((exchange & 1u) * kNumControlWords + kind) * S::kWorldSize * S::kBlocks;
     }
-    // The slot of the meeting word of block 0 of rank 0. Those of the other blocks follow.
+    // Returns the slot of the meeting word of block 0 of rank 0. Those of the other blocks follow.
     KCCL_DECODE static uint32_t meeting(uint32_t number) {
         return kMeetings + (number & 1u) * S::kWorldSize * S::kBlocks;
     }
 };
 
-// Where a rank keeps the number of the last request that tried to cache a NaN.
+// Returns the address at which a rank keeps the number of the last request that tried to cache a
+// NaN.
 template <class S>
 KCCL_DECODE uint32_t* bad_request_at(const Task& task, int rank) {
     return reinterpret_cast<uint32_t*>(task.exchange_buffers[rank] +

@@ -1,13 +1,13 @@
-// The end of a token step: all blocks of all ranks wait for each other, and learn the next token.
+// Ends a token step: all blocks of all ranks wait for each other, and learn the next token.
 #pragma once
 
 #include "sample.cuh"
 
 namespace kccl::decode {
 
-// A block's control word: its most likely token, whether a value was NaN, and whether its host has
-// cancelled the request. Only block 0 of a rank looks for a cancellation, and for a NaN at earlier
-// positions, whose logits nobody asked for.
+// A block's control word at the end of a token step: its most likely token, whether a value was
+// NaN, and whether its host has cancelled the request. Only block 0 of a rank checks for a
+// cancellation, and for a NaN among the keys and values of positions whose logits nobody asked for.
 struct Ending {
     Best best;
     bool is_cancelled;
@@ -52,14 +52,13 @@ KCCL_DECODE bool makes_token(const Task& task, uint32_t position) {
     return position + 1 >= task.num_ids && task.max_tokens != 0;
 }
 
-// The result of a token step: the token for the next position, and whether and why the request
-// ends.
+// The result of a token step: the token for the next position, whether the request ends, and why.
 struct Verdict {
     int32_t id;
-    uint32_t end;  // End
+    uint32_t end;  // KcclEngineEnd
 };
 
-// Waits for the control words of all blocks. Called by warp 0.
+// Waits for the control words of all blocks, and returns their combination. Called by warp 0.
 template <class S>
 KCCL_DECODE Ending collect_endings(ConsumerWarp<S>& consumer) {
     Float4 float4s[ConsumerWarp<S>::kOfAll];
@@ -78,7 +77,8 @@ KCCL_DECODE Ending collect_endings(ConsumerWarp<S>& consumer) {
     return all;
 }
 
-// Leaves the verdict in shared memory for the block, and tells the host. Called by warp 0.
+// Decides whether the request ends, and leaves the verdict in shared memory for the block. In block
+// 0, also reports the token to the host. Called by warp 0.
 template <class S>
 KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Ending& all,
                        const Chosen& chosen) {
@@ -113,8 +113,9 @@ KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Endin
     }
 }
 
-// Ends the token step that ran `position`. `best`: the likeliest of this thread's logits, if the
-// head ran. Called by all consumer warps. Returns false if a wait failed.
+// Ends the token step that ran `position`. `best`: the most likely token among this thread's
+// logits, if the head ran. Sets *verdict. Called by all consumer warps. Returns false if a wait
+// failed.
 template <class S>
 KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best, Verdict* verdict) {
     const Task& task = consumer.task();
@@ -159,7 +160,7 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best,
         consumer.stamp(kKcclDecodeMultiplied);
         if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, control_word_of(all));
     }
-    // Results of a kernel that leaves a part out mean nothing.
+    // A kernel that leaves a part out has meaningless logits. It goes on with id 0 and ignores NaN.
     if constexpr (S::kAblated != 0) all.best = {0, 0, false};
     Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
     if constexpr (S::kSamples) {

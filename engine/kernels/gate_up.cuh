@@ -1,4 +1,4 @@
-// The first half of the MLP: silu(gate) * up.
+// Computes the first half of the MLP: silu(gate) * up.
 #pragma once
 
 #include "biases.cuh"
@@ -6,9 +6,9 @@
 
 namespace kccl::decode {
 
-// Returns four values of the MLP's hidden vector. Their sums are not yet multiplied by 1 / the root
-// of the residual's mean square. tile: the row tile, among the rank's. i: the number of the gate's
-// float4 in it.
+// Returns four values of the MLP's hidden vector. gate_sums, up_sums: not yet multiplied by
+// `inverse`, which is 1 / the root of the residual's mean square. tile: the number of the row tile
+// in the packed matrix. i: the gate's float4 within the tile.
 template <class S>
 KCCL_DECODE Float4 act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_t i,
                           const Float4& gate_sums, const Float4& up_sums, float inverse) {
@@ -22,7 +22,8 @@ KCCL_DECODE Float4 act_of(const Task& task, uint32_t layer, uint32_t tile, uint3
     return act;
 }
 
-// Finishes the rows of the product. Called by all consumer warps, when they have met.
+// Computes and publishes the block's values of the MLP's hidden vector. Called by all consumer
+// warps, when they have met.
 template <class S>
 KCCL_DECODE void finish_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::GateUp;

@@ -1,11 +1,13 @@
-// The noise of sampling. It is a function of (seed, position, id) alone, which sample.py defines.
+// Makes the noise of sampling. It is a function of (seed, position, id) alone, which sample.py
+// defines.
 #pragma once
 
 #include "math.cuh"
 
 namespace kccl::decode {
 
-// Returns four words of Philox4x32-10 (Salmon et al., SC 2011) with the key `seed`.
+// Four random words, as philox() returns them: Philox4x32-10 (Salmon et al., SC 2011) with the key
+// `seed`.
 struct Philox {
     uint32_t word[4];
 };
@@ -26,7 +28,8 @@ KCCL_DECODE Philox philox(uint64_t seed, uint32_t counter, uint32_t position) {
     return {{a, b, c, d}};
 }
 
-// 1 - u is exact, so its logarithm is log1p(-u).
+// Turns a random word into Gumbel noise. 1 - u is exact, so its logarithm is log1p(-u), which
+// sample.py has.
 KCCL_DECODE double gumbel(uint32_t word) {
     const double u = (word + 0.5) / 4294967296.0;
     return -logarithm(-logarithm(1.0 - u));

@@ -1,5 +1,5 @@
-// The last norm and the head: they give this rank's part of the logits. Between them, the lanes'
-// vectors are averaged, unless each lane has its own part of the head.
+// Computes this rank's part of the logits: the last norm, then the head. Between these two the
+// lanes' vectors are averaged, unless each lane has its own part of the head.
 #pragma once
 
 #include "math.cuh"
@@ -23,7 +23,7 @@ KCCL_DECODE Best better(const Best& a, const Best& b) {
 }
 
 // Stages the mean over all normalised residuals. The residuals come from all ranks, and are read
-// twice. The first reading sums up their squares. Returns false if a wait failed.
+// twice: first to sum up their squares, then to add up the mean. Returns false if a wait failed.
 template <class M, class S>
 KCCL_DECODE bool stage_mean(ConsumerWarp<S>& consumer) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);

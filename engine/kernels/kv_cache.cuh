@@ -15,7 +15,7 @@ KCCL_DECODE uint16_t cached(float value) {
     return Element<f16>::narrow(most > -kMost ? most : -kMost).bits;
 }
 
-// The address where the cache of a KV head begins. `lane` counts the lanes of this rank.
+// Returns the address at which the cache of a KV head begins. `lane` counts the lanes of this rank.
 template <class S>
 KCCL_DECODE uint8_t* cache_of(const Task& task, uint32_t layer, uint32_t lane, uint32_t kv_head) {
     using Dims = Shape<S>;
@@ -25,12 +25,12 @@ KCCL_DECODE uint8_t* cache_of(const Task& task, uint32_t layer, uint32_t lane, u
            head * Dims::kCacheTiles * Dims::kCacheTileBytes;
 }
 
-// The KV heads of all layers in a rank's cache.
+// The number of KV heads in a rank's cache, over all layers.
 template <class S>
 constexpr uint64_t kCacheHeads = uint64_t{S::kNumLayers} * Shape<S>::kLanesHere * S::kKvHeads;
 
-// Copies the first `num` positions of a sequence's keys and values to those of another one. Called
-// by all threads of a grid. Nothing else may use the cache meanwhile.
+// Copies the keys and values of the first `num` positions from one sequence's cache to another's.
+// Called by all threads of a grid. Nothing else may use the cache meanwhile.
 template <class S>
 KCCL_DECODE void copy_cache(uint8_t* to, const uint8_t* from, uint64_t num) {
     using Dims = Shape<S>;
@@ -47,8 +47,8 @@ KCCL_DECODE void copy_cache(uint8_t* to, const uint8_t* from, uint64_t num) {
 }
 
 // Writes a position's key and value into its tile of the cache. Records whether one of them has a
-// NaN, because the cache no longer shows it. Each thread of the warp has its float4s of the heads,
-// or none.
+// NaN, because the cache no longer shows it. Called by all threads of the warp. Each has one float4
+// of the key and of the value, or none.
 template <class S>
 KCCL_DECODE void append(const Task& task, int rank, uint8_t* tile, uint32_t position,
                         const Float4& key, const Float4& value) {

@@ -1,15 +1,16 @@
-// How a warp goes through one KV strand, for several queries of a KV head at a time. A query is a
-// query head of one position. The warp takes tile after tile, with the products of mma.cuh: keys
-// are the rows of a tile, and values, transposed, are its columns. A query's result does not depend
-// on the other queries.
+// Computes attention of several queries over one KV strand of their KV head, by one warp. A query
+// is a query head of one position. The warp goes from tile to tile, and multiplies as mma.cuh does:
+// keys are the rows of a tile, and values, transposed, are its columns. A query's result does not
+// depend on the other queries.
 #pragma once
 
 #include "partials.cuh"
 
 namespace kccl::decode {
 
-// Computes which part of NUM vectors this thread has. The vectors lie `stride` float4s apart. If
-// there are more vectors than a multiplication takes, there are several multiplications.
+// Knows which part of NUM vectors this thread has. The vectors lie `stride` float4s apart. More
+// vectors than one multiplication takes are multiplied in several turns: of(turn) is for one of
+// them.
 template <uint32_t NUM, bool HAS_TURNS = (NUM > Mma<f16>::kVectors)>
 class Lanes {
   public:
@@ -39,12 +40,12 @@ class Lanes<NUM, true> {
     const Unit::Lane last_;
 };
 
-// The part of block-shared memory that a warp needs for NUM queries.
+// The block-shared memory that a warp needs for NUM queries.
 template <uint32_t NUM>
 struct KvStrandArea {
-    Float4 scores[NUM][kTileFloat4s];  // by position
+    Float4 scores[NUM][kTileFloat4s];  // of each position
     StagedFloat4 weights[NUM][kTileFloat4s];
-    Float4 scales[ceil_div(NUM, 4)];  // by query
+    Float4 scales[ceil_div(NUM, 4)];  // of each query
 };
 
 // This thread's part of the keys and values of 16 positions, in registers.
@@ -71,7 +72,8 @@ struct CacheTile {
     Unit::Weights values[kNum];
 };
 
-// All threads of a warp make an object and call each function together.
+// Adds up attention of NUM queries over a KV strand. All threads of a warp make an object and call
+// each function together.
 template <class S, uint32_t NUM>
 class KvStrand {
   public:
@@ -80,7 +82,7 @@ class KvStrand {
     static constexpr uint32_t kTurns = Lanes<NUM>::kTurns;
     using Queries = typename Unit::Inputs[kTurns][Dims::kHeadTilesOfDim];
 
-    // lanes: kTileFloat4s apart.
+    // lanes: made with a stride of kTileFloat4s.
     KCCL_DECODE KvStrand(KvStrandArea<NUM>& area, const Lanes<NUM>& lanes)
         : area_(area), lanes_(lanes) {}
 
@@ -117,7 +119,7 @@ class KvStrand {
             });
         }
         warp().sync();
-        // A thread looks at a query's scores of four positions.
+        // Each thread handles one query's scores of four positions.
         const uint32_t number = thread(), query = number / kTileFloat4s,
                        index4 = number % kTileFloat4s;
         const bool has_float4 = number < NUM * kTileFloat4s;
@@ -143,7 +145,7 @@ class KvStrand {
             area_.weights[0][number] = split<f16>(now);
             if (index4 == 0) mem::store_plain(area_.scales[0].value + query, scale);
         }
-        // From here on, the next tile's scores may come.
+        // All threads have read their scores, so the next tile's scores may overwrite them.
         warp().sync();
         KCCL_UNROLL
         for (uint32_t turn = 0; turn < kTurns; ++turn) {

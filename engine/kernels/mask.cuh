@@ -11,7 +11,8 @@
 
 namespace kccl::decode {
 
-// The word of a block's copy that holds an id's bit, and the first word.
+// Returns the number of the mask's first word that a block copies: the word with the bit of its
+// first id.
 template <class S>
 KCCL_DECODE uint32_t first_mask_word(const ConsumerWarp<S>& consumer) {
     const Cut tiles = Shape<S>::head_tiles_of(consumer.block());

@@ -1,5 +1,5 @@
-// The output projection where attention gives a partial result for each KV split (not
-// S::kMergesFirst). Each warp merges them for the columns that it multiplies.
+// The output projection in a model where attention leaves a partial result for each KV split (not
+// S::kMergesFirst). Each warp merges the partial results of the columns that it multiplies.
 #pragma once
 
 #include "partials.cuh"
@@ -7,8 +7,8 @@
 
 namespace kccl::decode {
 
-// Stages this warp's part of each lane's vector. Several threads share the KV splits of a float4,
-// so that each loads few.
+// Merges the partial results of this warp's part of each lane's vector, and stages that part.
+// Several threads share the KV splits of a float4, so that each loads few.
 template <class M, class S>
 KCCL_DECODE void stage_partials(ConsumerWarp<S>& consumer, uint32_t layer) {
     using Dims = Shape<S>;

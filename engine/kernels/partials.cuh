@@ -1,7 +1,7 @@
-// Partial results: attention over some of the positions, and how two of them become one. Scores
-// count in powers of two, and the maximum of a partial result is an integer, so that scaling is
-// exact. The sums lose their lowest bit at each step, as in the exchange buffer. So it does not
-// matter which block merges.
+// Merges partial results, each of which is attention over some of the positions. A score is an
+// exponent of 2, and the maximum of a partial result is an integer. So scaling a partial result to
+// another maximum is exact. The sums lose their lowest bit at each merge, as in the exchange
+// buffer. So their bits do not depend on which block merges.
 #pragma once
 
 #include "exchange_buffer.cuh"
@@ -31,9 +31,9 @@ KCCL_DECODE Partial merge(const Partial& a, const Partial& b) {
     return both;
 }
 
-// Merges N partial results, N a power of two: first each of the second half into one of the first
-// half, then likewise in what remains. So partial results whose numbers are equal modulo a power of
-// two are merged first.
+// Merges N partial results, where N is a power of two. Each of the second half is merged into one
+// of the first half, and likewise the remaining ones, until one is left. So partial results whose
+// numbers are equal modulo a power of two are merged first.
 template <uint32_t N>
 KCCL_DECODE Partial merge_all(Partial* partials) {
     if constexpr (N == 1) {
@@ -45,8 +45,9 @@ KCCL_DECODE Partial merge_all(Partial* partials) {
     }
 }
 
-// Merges the partial results of N neighbouring threads in the same order. All of them get the
-// result. Called by all threads of the warp; thread: this one's number in it.
+// Merges the partial results of N neighbouring threads, in the order of merge_all(). All of them
+// get the result. thread: the calling thread's number in the warp. Called by all threads of the
+// warp.
 template <uint32_t N>
 KCCL_DECODE Partial merge_shared(Partial partial, uint32_t thread) {
     static_assert(N <= platform::kWarpSize, "threads of one warp");
@@ -58,9 +59,9 @@ KCCL_DECODE Partial merge_shared(Partial partial, uint32_t thread) {
     return partial;
 }
 
-// Returns the result of attention for four elements, from the partial result over all positions. It
-// clears the lowest bits as the exchange buffer does, so the bits are the same whether the result
-// goes through the buffer or not.
+// Returns the result of attention for four elements, from the partial result over all positions.
+// Clears the lowest bits as the exchange buffer does, so the bits are the same whether or not the
+// result goes through the buffer.
 KCCL_DECODE Float4 attended_by(const Partial& partial) {
     const float inverse = reciprocal(partial.weight);
     Float4 four;

@@ -32,7 +32,8 @@ struct ConsumerOfChunk {
     PrefillConsumer<S>& consumer;
     const PromptChunk& chunk;
 
-    // Nothing after the last layer's keys and values is read.
+    // Runs op OP of a layer. In the last layer only the ops up to the new keys and values run,
+    // because nothing reads what would follow.
     template <uint32_t OP>
     KCCL_DECODE Walk run(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
@@ -68,6 +69,7 @@ struct ConsumerOfChunk {
     }
 
   private:
+    // Announces that the block has done a step of op OP to the blocks of this rank.
     template <uint32_t OP>
     KCCL_DECODE void finish(uint32_t layer, Step step) {
         consumer.finish(C::number_of(chunk.number, layer, OP, step), false);
@@ -83,7 +85,7 @@ struct ConsumerOfChunk {
     }
 };
 
-// Computes a chunk. Returns false if the producer warp has given up.
+// Computes a chunk. Called by all consumer warps. Returns false if the producer warp has given up.
 template <class S>
 KCCL_DECODE bool compute_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
     if (!consumer.is_ready()) return false;
@@ -134,7 +136,7 @@ struct ProducerOfChunk {
     }
 
   private:
-    // This is a module's last product.
+    // Waits and copies for a module's last product, whose sums are added to the residual.
     template <uint32_t OP>
     KCCL_DECODE Walk add_up(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
@@ -155,10 +157,11 @@ struct ProducerOfChunk {
     }
 };
 
-// Waits and copies for a chunk. Returns false if it has given up.
+// Runs the producer warp for a chunk: waits for other blocks, and copies vectors. Returns false if
+// a wait has failed, or if the request was cancelled in the chunk before.
 template <class S>
 KCCL_DECODE bool produce_chunk(PrefillProducer<S>& producer, uint32_t chunk) {
-    // All slots are written anew in each chunk.
+    // Waits until all blocks have ended the chunk before, because each chunk overwrites all slots.
     producer.await_all(ChunkLayout<S>::end_of(chunk - 1));
     if (!producer.let_go(producer.was_given_up(chunk - 1))) return false;
     ProducerOfChunk<S> role = {producer, chunk};
@@ -204,7 +207,8 @@ KCCL_DECODE void run_prefill(const DeviceComm& comm, const Task& task) {
         PrefillConsumer<S> consumer(comm, task, shared);
         for_each_chunk<S>(task,
                           [&](const PromptChunk& chunk) { return compute_chunk(consumer, chunk); });
-        // The next request's count begins behind all chunks of this one.
+        // The next request numbers its chunks behind all chunks of this one, and first waits for
+        // the end of the last. So that end is announced, though the chunk did not run.
         if (consumer.is_given_up()) {
             consumer.finish(ChunkLayout<S>::end_of(task.token_step + num_chunks<S>(task) - 1),
                             true);

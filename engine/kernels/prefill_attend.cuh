@@ -1,8 +1,8 @@
-// Attention of a chunk. First each position's key and value go into the cache, with norm and RoPE.
-// When all blocks of the lane group have done that, each position reads the positions before it
-// from the cache, those of the same chunk included. A work item is a query group: a KV head's
-// queries of kTogether neighbouring positions, which share its keys and values. Partial results are
-// merged as decode merges them.
+// Computes attention of a chunk. First each position's key and value go into the cache, with norm
+// and RoPE. When all blocks of the lane group have done that, each position reads the positions
+// before it from the cache, those of the same chunk included. A work item is a query group: a KV
+// head's queries of kTogether neighbouring positions, which share its keys and values. Partial
+// results are merged as decode merges them.
 #pragma once
 
 #include "attend.cuh"
@@ -81,7 +81,7 @@ class ChunkAttention {
           lane_(consumer.first_lane_here() + work_item / num_query_groups_ / S::kKvHeads),
           cache_(cache_of<S>(consumer.task(), layer, lane_, kv_head_)) {}
 
-    // Goes through this warp's KV strands.
+    // Goes through this warp's KV strands, and stores their partial results in block-shared memory.
     KCCL_DECODE void run() {
         const Lanes<C::kQueries> lanes(kTileFloat4s);
         const auto* const staged = reinterpret_cast<const StagedFloat4*>(
@@ -107,7 +107,8 @@ class ChunkAttention {
         }
     }
 
-    // Merges the first half of the tree. Called by all warps, when they have met.
+    // Merges the partial results of the KV strands into kNodes ones, kFold at a time. Called by all
+    // warps, when they have met.
     KCCL_DECODE void merge_kv_strands() {
         for_each_float4(C::kNodes, [&](uint32_t node, uint32_t query, uint32_t index4) {
             const uint32_t own =
@@ -137,7 +138,8 @@ class ChunkAttention {
         });
     }
 
-    // Merges the rest, and stages the result. Called by all warps, when they have met.
+    // Merges these kNodes partial results, and stages the result of each query. Called by all
+    // warps, when they have met.
     KCCL_DECODE void merge_nodes() {
         for_each_float4(1, [&](uint32_t, uint32_t query, uint32_t index4) {
             if (index4 == Dims::kHeadFloat4s) return;
@@ -159,24 +161,26 @@ class ChunkAttention {
   private:
     KCCL_DECODE uint32_t first_head() const { return C::first_head(lane_, kv_head_, number_); }
 
-    // The first position that a position sees.
+    // Returns the first position that `position` sees.
     KCCL_DECODE uint32_t first_seen(uint32_t position) const {
         return window_ != 0 && position >= window_ ? position - window_ + 1 : 0;
     }
-    // The first tile of a KV strand that one of the queries sees, and the end of these tiles.
+    // first_tile() returns the first tile of a KV strand that one of the queries sees.
+    // end_of_tiles() returns the end of the tiles that they see.
     KCCL_DECODE uint32_t first_tile(uint32_t kv_strand) const {
         const uint32_t first = first_seen(position_) / kTileRows;
         return first + (kv_strand + S::kKvStrands - first % S::kKvStrands) % S::kKvStrands;
     }
     KCCL_DECODE uint32_t end_of_tiles() const { return ceil_div(position_ + num_ - 1, kTileRows); }
 
-    // This thread's float4 of a stored partial result.
+    // Returns float4 `index4` of a stored partial result, with its maximum and weight.
     KCCL_DECODE static Partial partial_of(const Float4* partial, uint32_t index4) {
         const Float4 rest = mem::load_plain(partial + Dims::kHeadFloat4s);
         return {mem::load_plain(partial + index4), rest.value[0], rest.value[1]};
     }
 
-    // Calls f(node, query, index4) for the queries that exist.
+    // Calls f(node, query, index4) for each float4 of the partial results of the queries that
+    // exist. The threads of the consumer warps share the calls.
     template <class F>
     KCCL_DECODE void for_each_float4(uint32_t num_nodes, F f) {
         const uint32_t each = num_ * Dims::kHeadsPerKv * Dims::kPartialFloat4s;
@@ -189,8 +193,8 @@ class ChunkAttention {
     PrefillConsumer<S>& consumer_;
     typename C::Partials& partials_;
     const uint32_t num_query_groups_;
-    const uint32_t number_;  // of the first position of the query group, in the chunk
-    const uint32_t num_;     // number of positions
+    const uint32_t number_;  // the query group's first position, counted in the chunk
+    const uint32_t num_;     // how many positions the query group has
     const uint32_t position_;
     const uint32_t window_;
     const uint32_t kv_head_;  // number in the lane

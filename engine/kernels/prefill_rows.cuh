@@ -43,8 +43,8 @@ KCCL_DECODE Float4 norm_of(PrefillConsumer<S>& consumer, uint32_t norm, uint32_t
     return load_float4(consumer.task().norms, uint64_t{norm} * (S::kHidden / 4) + index4);
 }
 
-// Stages a float4 of the residual, times the next norm's weights, for the module behind it, which
-// begins with product NEXT.
+// Stages a float4 of the residual, times the next norm's weights, for the next module. NEXT: that
+// module's first product.
 template <auto NEXT, class S>
 KCCL_DECODE void stage_normed(PrefillConsumer<S>& consumer, const Float4& weights, uint32_t index4,
                               uint32_t number, const Float4& x) {
@@ -86,8 +86,8 @@ KCCL_DECODE void embed_chunk(PrefillConsumer<S>& consumer, const PromptChunk& ch
         });
 }
 
-// Computes the scales of some positions, for all blocks of the lane group. The order of the sums is
-// that of decode.
+// Computes the scales (1 / the root of the residual's mean square) of this block's share of the
+// positions, for all blocks of the lane group. Adds up in the order of decode.
 template <class S>
 KCCL_DECODE void make_scales(PrefillConsumer<S>& consumer) {
     using M = typename Shape<S>::Qkv;
@@ -259,7 +259,8 @@ KCCL_DECODE void send_messages(PrefillConsumer<S>& consumer, uint32_t module) {
         });
 }
 
-// The values that are added to a float4 of the residual, besides the module's own output.
+// What add_to_rows() loads for a float4 of the residual: its old value, the next norm's weights,
+// and the messages.
 template <class S>
 struct Terms {
     Float4 x;
@@ -326,8 +327,8 @@ KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool
     }
 }
 
-// Adds the sums of a module, which op OP ends, from shared().totals to the residual. Returns false
-// if the producer warp has given up.
+// Adds the sums of a module, which op OP ends, from shared().totals to the residual, sends its
+// messages, and announces the op's steps. Returns false if the producer warp has given up.
 template <uint32_t OP, class S>
 KCCL_DECODE bool add_to_residual(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
                                  uint32_t layer) {

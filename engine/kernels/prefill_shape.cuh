@@ -13,18 +13,18 @@ namespace kccl::decode {
 // The steps of an op, in order. A block announces each step to the others when it has done it.
 // Steps that a model does not need are left out.
 enum class Step : uint32_t {
-    kHalf,  // its scales, its messages, or its keys and values are there
-    kDone,  // its output is there
+    kHalf,  // the op's scales, its messages, or its keys and values are written
+    kDone,  // the op's output is written
     kNum,
 };
 
-// The way in which a product multiplies a chunk.
+// How a product with matrix M multiplies a chunk's vectors.
 template <class S, class M>
 struct ChunkPlan {
-    // The column tiles of a lane, including tiles of zeros at the end.
+    // How many column tiles a lane has, including tiles of zeros at the end.
     static constexpr uint32_t kTiles = M::kSteps * S::kWarps;
-    // The column tiles that are copied at a time. All of them lie in the columns of one warp of
-    // decode. They are whole strips, or a strip is several times as long.
+    // Returns how many column tiles are copied at a time. All of them lie in the columns of one
+    // warp of decode. They are whole strips, or a strip is several times as long.
     KCCL_CONSTEXPR static uint32_t run() {
         constexpr uint32_t kStrip = M::Format::kStripTiles;
         uint32_t most = M::kSteps < S::kChunkSteps ? M::kSteps : S::kChunkSteps;
@@ -34,8 +34,8 @@ struct ChunkPlan {
     static constexpr uint32_t kRun = run();
     static constexpr uint32_t kRuns = kTiles / kRun;
     static constexpr uint32_t kVectors = Mma<typename M::Format::Operand>::kVectors;
-    // The number of parts into which positions are cut. A warp multiplies a row tile with one part.
-    // There are enough parts to give all warps work. tuning.py has the same rule.
+    // Returns the number of parts into which positions are cut. A warp multiplies a row tile with
+    // one part. There are enough parts to give all warps work. tuning.py has the same rule.
     KCCL_CONSTEXPR static uint32_t parts() {
         const uint32_t all = S::kChunk / kVectors;
         uint32_t parts = 1;
@@ -43,7 +43,7 @@ struct ChunkPlan {
         return parts;
     }
     static constexpr uint32_t kParts = parts();
-    // The multiplications of each tile.
+    // How often a warp multiplies each tile, with kVectors positions at a time.
     static constexpr uint32_t kEach = S::kChunk / kVectors / kParts;
 };
 
@@ -81,10 +81,10 @@ struct ChunkLayout {
     static constexpr uint32_t kNum = S::kChunk;
     static_assert(kNum % Mma<f16>::kVectors == 0, "whole multiplications");
     static_assert(S::kHidden % kTileRows == 0 && Dims::kQkvRows % kTileRows == 0, "whole tiles");
-    // The float4s of 16 elements of all positions.
+    // How many float4s 16 elements of all positions take.
     static constexpr uint32_t kStripe = kNum * kTileFloat4s;
 
-    // A block's products: the sums of its rows.
+    // The most float4s of sums that a block has of a product.
     KCCL_CONSTEXPR static uint32_t most_totals() {
         const uint32_t rows = most_of(Dims::Qkv::kMostTiles, Dims::GateUp::kMostTiles);
         const uint32_t lanes = most_of(Dims::Out::kMostTiles, Dims::Down::kMostTiles);
@@ -92,8 +92,8 @@ struct ChunkLayout {
     }
     static constexpr uint32_t kTotals = most_totals();
 
-    // In attention so many positions share a multiplication, each with all query heads of a KV
-    // head.
+    // Returns how many positions share a multiplication in attention. Each has all query heads of a
+    // KV head.
     KCCL_CONSTEXPR static uint32_t together() {
         const uint32_t most = most_of(Mma<f16>::kVectors / Dims::kHeadsPerKv, 1);
         return most < kNum ? most : kNum;
@@ -118,7 +118,8 @@ struct ChunkLayout {
 
     // [rank][block], a word each: the last step that the block has done.
     static constexpr uint32_t kDone = Slots<S>::kFloat4s;
-    // [chunk % 2][rank], a word each: the request that the rank's host gave up in the chunk.
+    // [chunk % 2][rank], a word each: the number of the request that the rank's
+    // host cancelled in the chunk.
     static constexpr uint32_t kGivenUp = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
     // [module][lane of all ranks][...], packed. Other ranks write these messages, so everything
     // before them has the same size on all ranks.
@@ -146,16 +147,17 @@ struct ChunkLayout {
     static constexpr uint32_t kActs = kAttended + Dims::kLanesHere * OutPlan::kTiles * kStripe;
     static constexpr uint32_t kEnd = kActs + Dims::kLanesHere * DownPlan::kTiles * kStripe;
 
-    // Float4 `index4` of a vector, of the position with this number in the chunk.
+    // Returns where float4 `index4` of a vector lies, for position `number` of the chunk.
     KCCL_CONSTEXPR static uint32_t at(uint32_t index4, uint32_t number) {
         return (index4 / 4 * kNum + number) * 4 + index4 % 4;
     }
-    // Where a float4 of a lane's message lies. `lane` counts the lanes of all ranks.
+    // Returns where a float4 of a lane's message lies. `lane` counts the lanes of all ranks.
     KCCL_CONSTEXPR static uint32_t message_at(uint32_t module, uint32_t lane, uint32_t index4,
                                               uint32_t number) {
         return (module * S::kNumLanes + lane) * kHiddenFloat4s + at(index4, number);
     }
-    // The first of the query heads of a KV head; lane: of this rank's.
+    // Returns the number of a KV head's first query head, for position `number` of the chunk.
+    // `lane` counts this rank's lanes.
     KCCL_DECODE static uint32_t first_head(uint32_t lane, uint32_t kv_head, uint32_t number) {
         return ((lane * S::kKvHeads + kv_head) * kNum + number) * Dims::kHeadsPerKv;
     }
@@ -168,19 +170,19 @@ struct ChunkLayout {
     static constexpr uint32_t kOfLayer = S::kNumOps * kEach + 1;
     // Steps of a chunk; the last one is its end.
     static constexpr uint32_t kSteps = S::kNumLayers * kOfLayer + 1;
-    // A step's number, which grows from chunk to chunk. op: of the layer.
+    // Returns a step's number, which grows from chunk to chunk. `op` counts the ops of the layer.
     KCCL_DECODE static uint32_t number_of(uint32_t chunk, uint32_t layer, uint32_t op, Step step) {
         return chunk * kSteps + layer * kOfLayer + op * kEach + static_cast<uint32_t>(step) + 2;
     }
     KCCL_DECODE static uint32_t embedded_in(uint32_t chunk) { return chunk * kSteps + 1; }
-    // The step that gives an op its input: the last step of the op before it.
+    // Returns the step that gives an op its input: the last step of the op before it.
     template <uint32_t OP>
     KCCL_DECODE static uint32_t number_before(uint32_t chunk, uint32_t layer) {
         if constexpr (OP != 0) return number_of(chunk, layer, OP - 1, Step::kDone);
         return layer == 0 ? embedded_in(chunk)
                           : number_of(chunk, layer - 1, S::kNumOps - 1, Step::kDone);
     }
-    // The step that ends a module.
+    // Returns the step that ends a module. `module` counts the modules of all layers.
     KCCL_DECODE static uint32_t number_of_module(uint32_t chunk, uint32_t module) {
         const uint32_t op = op_of_module<S>(module % S::kNumModules);
         return number_of(chunk, module / S::kNumModules, op, Step::kDone);
@@ -199,12 +201,13 @@ struct BesideVectors {
     float squares[S::kChunk][S::kWarps];
     MeetingPlace met;
     mem::CopyBarrier ready;  // a phase for each thing that the block waits for
-    uint32_t stops[2];       // by the parity of the phase of `ready`: Stop
-    // [row tile][lane][position][row]. At the end, so that the ring's stages lie behind it.
+    uint32_t stops[2];       // a Stop for each parity of the phase of `ready`
+    // [row tile][lane][position][row]. It comes last, so that the ring's stages lie right behind
+    // it: see PrefillShared::partials().
     alignas(kKcclLineBytes) Float4 totals[ChunkLayout<S>::kTotals];
 };
 
-// The stages of the ring of vectors: as many as were asked for, or as fit.
+// Returns the number of stages of the ring of vectors: S::kChunkStages, or as many as fit.
 template <class S>
 KCCL_CONSTEXPR uint32_t num_vector_stages() {
     constexpr uint32_t kStage = S::kChunkSteps * ChunkLayout<S>::kStripe * sizeof(StagedFloat4);

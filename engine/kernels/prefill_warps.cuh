@@ -42,7 +42,8 @@ class PrefillWarp {
     KCCL_DECODE uint32_t block() const { return platform::block_in_grid(); }
     KCCL_DECODE uint32_t lane_group() const { return Dims::lane_group_of(block()); }
     KCCL_DECODE uint32_t block_in_group() const { return Dims::block_in_group_of(block()); }
-    // The first lane of the lane group, counted among this rank's lanes, and among all.
+    // first_lane_here() counts the lane group's first lane among this rank's lanes, first_lane()
+    // among all lanes.
     KCCL_DECODE uint32_t first_lane_here() const { return lane_group() * Dims::kLanesPerGroup; }
     KCCL_DECODE uint32_t first_lane() const {
         return Dims::first_lane_of(comm_.rank) + first_lane_here();
@@ -86,10 +87,11 @@ class PrefillConsumer : public PrefillWarp<S> {
     KCCL_DECODE uint32_t index() const { return mem::forget(platform::thread_in_block()); }
     KCCL_DECODE Consumer<VectorRing<S>>& vectors() { return vectors_; }
 
-    // All consumer warps wait for each other.
+    // Waits until all consumer warps have called this.
     KCCL_DECODE void meet() { (void)meeting_.meet(false); }
 
-    // Waits until the producer warp has seen the next input. Returns false if it has given up.
+    // Waits until the producer warp has found the next input written. Returns false if the producer
+    // warp has given up.
     KCCL_DECODE bool is_ready() {
         const uint32_t phase = ready_parity_;
         await(&this->shared().ready, &ready_parity_);
@@ -141,7 +143,8 @@ class PrefillConsumer : public PrefillWarp<S> {
     // A function of this name hides PrefillWarp::block().
     KCCL_DECODE static Block whole_block() { return kccl::block(); }
 
-    // Every phase must end. So all warps meet, and a producer warp whose wait failed reports it.
+    // Waits for the end of a barrier's phase, without a timeout. A producer warp whose wait has
+    // failed still ends the phase, and reports the failure in `stops`.
     KCCL_DECODE static void await(const mem::CopyBarrier* barrier, uint32_t* parity) {
         while (platform::warp_any(!mem::has_completed(barrier, *parity))) mem::poll_pause();
         *parity ^= 1u;
@@ -153,8 +156,8 @@ class PrefillConsumer : public PrefillWarp<S> {
     uint32_t ready_parity_ = 0;
 };
 
-// The producer warp, which waits and copies. Its functions return false when a wait has failed;
-// from then on they do nothing.
+// The producer warp, which waits and copies. Its functions that wait return false once a wait has
+// failed, and then no longer wait.
 template <class S>
 class PrefillProducer : public PrefillWarp<S> {
   public:
@@ -171,7 +174,8 @@ class PrefillProducer : public PrefillWarp<S> {
         });
     }
 
-    // Waits for the blocks that have the same rows as this one, in all lane groups of all ranks.
+    // Waits until the blocks that have the same rows as this one, in all lane groups of all ranks,
+    // have done a step.
     KCCL_DECODE bool await_row(uint32_t number) {
         constexpr uint32_t kNum = S::kWorldSize * Dims::kLaneGroups;
         return await<kReach<S>>(number, kNum, [&](uint32_t i) {
@@ -180,12 +184,13 @@ class PrefillProducer : public PrefillWarp<S> {
         });
     }
 
+    // Waits until all blocks of all ranks have done a step.
     KCCL_DECODE bool await_all(uint32_t number) {
         return await<kReach<S>>(number, S::kWorldSize * S::kBlocks, [](uint32_t i) { return i; });
     }
 
-    // Tells whether a host has cancelled the request in a chunk. All blocks must have announced its
-    // end.
+    // Tells whether a host has cancelled the request in a chunk. Called when all blocks have
+    // announced the end of that chunk.
     KCCL_DECODE bool was_given_up(uint32_t chunk) const {
         const uint32_t from = warp().index() < S::kWorldSize ? warp().index() : 0;
         const uint32_t request = mem::load<mem::Order::kRelaxed, kReach<S>>(
@@ -193,7 +198,8 @@ class PrefillProducer : public PrefillWarp<S> {
         return platform::warp_any(request == this->task().number);
     }
 
-    // Lets the consumer warps go on, or stops them.
+    // Lets the consumer warps go on, or stops them. Returns false if it stops them, because a wait
+    // has failed or the request is given up.
     KCCL_DECODE bool let_go(bool is_given_up = false) {
         const uint32_t stop = has_failed_ ? kWaitFailed : is_given_up ? kRequestOver : kNoStop;
         if (stop != kNoStop && leads(warp())) {
@@ -229,7 +235,8 @@ class PrefillProducer : public PrefillWarp<S> {
     KCCL_DECODE void drain() { vectors_.drain(); }
 
   private:
-    // Waits until `num` blocks have done a step; index_of(i) counts blocks over all ranks.
+    // Waits until `num` blocks have done a step. index_of(i) returns the number of the i-th of
+    // them, counted over all ranks.
     template <mem::Scope SCOPE, class IndexOf>
     KCCL_DECODE bool await(uint32_t number, uint32_t num, IndexOf index_of) {
         if (has_failed_) return false;
@@ -261,8 +268,8 @@ class PrefillProducer : public PrefillWarp<S> {
 
     Producer<VectorRing<S>> vectors_;
     bool has_failed_ = false;
-    // This is the next phase's number. A step of this block lies between two phases, so it is at
-    // most one ahead.
+    // The parity of the next phase of `ready`. Between two phases this block does a step, for which
+    // the producer warp waits. So the producer warp is at most one phase ahead.
     uint32_t ready_parity_ = 0;
 };
 

@@ -5,7 +5,8 @@
 
 namespace kccl::decode {
 
-// Finishes the rows of the product. Called by all consumer warps, when they have met.
+// Finishes and publishes the block's rows of the product. Called by all consumer warps, when they
+// have met.
 template <class S>
 KCCL_DECODE void finish_qkv(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::Qkv;

@@ -6,7 +6,8 @@
 
 namespace kccl::decode {
 
-// The registers of `computing` warps, which come first, and of `others`, which need few.
+// How many registers a thread has, if `moves`: in the `computing` warps, which come first in the
+// block, and in the `others`, which need few.
 struct RegisterPlan {
     bool moves;
     uint32_t of_computing;
@@ -22,7 +23,8 @@ KCCL_CONSTEXPR RegisterPlan plan_registers(uint32_t computing, uint32_t others) 
     return {true, (each * warps - kOfOthers) / (warps - 1) / 8 * 8, kOfOthers};
 }
 
-// Called by all threads of the block, each for its kind of warp.
+// Gives the calling warp its share of the registers, where the plan moves any. Called by all
+// threads of the block. computes: whether the warp is one of the computing ones.
 template <uint32_t COMPUTING, uint32_t OTHERS>
 KCCL_DECODE void take_share(bool computes) {
     constexpr RegisterPlan kPlan = plan_registers(COMPUTING, OTHERS);

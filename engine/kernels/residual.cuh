@@ -18,7 +18,8 @@ KCCL_DECODE Float4 as_message(const Float4& four) {
     return sent;
 }
 
-// Returns the sums of the warps for a float4 of the block's rows, of one of the lane group's lanes.
+// Returns the sum over all warps for float4 `index4` of the block's rows. lane: counted in the lane
+// group.
 template <class S>
 KCCL_DECODE Float4 own_total(ConsumerWarp<S>& consumer, uint32_t index4, uint32_t lane) {
     return total_of(consumer, index4 / kTileFloat4s * Shape<S>::kLanesPerGroup + lane,
@@ -33,9 +34,9 @@ KCCL_DECODE void add_lane(Float4* total, const Float4& part, bool is_first) {
     }
 }
 
-// Returns the sum of all lanes' messages of a module for this thread's k-th float4 (own_float4) of
-// the block's rows, from the first lane to the last. All lanes are this block's. `num`: the block's
-// float4s. Called by all threads of the warp.
+// Returns the sum of all lanes' messages of a module, from the first lane to the last, for this
+// thread's k-th float4 (own_float4) of the block's rows. All lanes belong to this block's lane
+// group. `num`: how many float4s the block has. Called by all threads of the warp.
 template <class S>
 KCCL_DECODE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num) {
     // kSharers neighbouring threads share a float4. Each of them has one lane.
@@ -69,8 +70,8 @@ KCCL_DECODE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num)
     return mine;
 }
 
-// Returns the sum over all lanes, where other ranks have lanes as well. Sends the messages of this
-// block's lanes to those ranks.
+// Returns the sum of all lanes' messages of a module for a float4, where other ranks have lanes as
+// well. Sends the messages of this block's lanes to those ranks, and waits for theirs.
 template <class S>
 KCCL_DECODE Float4 sum_over_ranks(ConsumerWarp<S>& consumer, uint32_t module, uint32_t index4,
                                   uint32_t row, bool is_there) {
@@ -107,9 +108,9 @@ KCCL_DECODE Float4 sum_over_ranks(ConsumerWarp<S>& consumer, uint32_t module, ui
 }
 
 // Adds the sums of module `module` in the warps' areas to the residual, and publishes the residual.
-// `is_last`: it is the last module, whose residual all ranks need if the head takes the mean.
-// Called by all consumer warps, when they have met. The messages of other lanes have been collected
-// before (collect.cuh).
+// Called by all consumer warps, when they have met. `is_last`: it is the last module. All ranks
+// need its residual if the head takes the mean. The messages of earlier modules that this one
+// receives come summed up from the collecting warp (collect.cuh).
 template <class S>
 KCCL_DECODE void add_to_residual(ConsumerWarp<S>& consumer, uint32_t module, const Module& rule,
                                  bool is_last) {

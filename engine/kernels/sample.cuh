@@ -7,15 +7,16 @@
 //
 // 1. All blocks find the best id of all, x, and the largest score.
 // 2. They sum up what the filters ask of x, over the ids before it in the order. If the filters
-//    keep x, it is the token. If not, they keep no id at or behind x either. Then the best id
-//    before x, which the same look at the logits has found, is the next x; and again.
+//    keep x, it is the token. If not, they keep no id at or behind x. Then the best id before x,
+//    which the same pass over the logits has found, becomes x, and step 2 is repeated.
 //
-// The filters keep x as often as their ids have a share of all. So there are about two exchanges.
+// The filters keep x with a probability: the share that their ids have of all. So a choice takes
+// about two exchanges.
 //
-// top_p's shares are of what top_k keeps. How much that weighs is not known, but each exchange
-// narrows it down: scores at and above a pivot, if they are not more than k, are all kept; if not
-// fewer, none of the others. The pivot halves what lies between, until x is decided. That takes
-// about two more.
+// top_p is a share of the weight that top_k keeps. This weight is not known, but each exchange
+// narrows it down by a pivot. If at most k scores are not below the pivot, top_k keeps them all. If
+// at least k are not below it, top_k keeps no other ones. The pivot halves the range between, until
+// x is decided. That takes about two more exchanges.
 //
 // Weights are summed as integers. So the sums, and the tokens, do not depend on blocks and ranks.
 #pragma once
@@ -56,8 +57,8 @@ class Sampler {
         const uint32_t k = top_k == 0 || top_k > S::kVocab ? S::kVocab : top_k;
         const double top_p = is_random_ ? rules_.top_p : 1, min_p = is_random_ ? rules_.min_p : 0;
         const bool needs_sums = k < S::kVocab || top_p < 1 || rules_.wants_logprobs != 0;
-        // Bounds of the k-th largest score, and of the weight of all that are not below it. Scores
-        // below `low` weigh nothing.
+        // Bounds of the k-th largest score (low, high), and of the weight of all scores that are
+        // not below it (least, most). Scores below the first `low` weigh nothing.
         double low = 0, high = 0;
         uint64_t least = kOne, most = 0;  // 0: not known
         for (bool is_kept = false; !is_kept;) {
@@ -90,8 +91,8 @@ class Sampler {
                 high = below.id < 0 ? kLowest : below.key;
             }
             if (!(low < high)) {
-                // Either the k-th largest score is `low`, or it is so low that the weights of
-                // top_k's other ids are nothing.
+                // Either the k-th largest score is `low`, or it is so low that the other ids that
+                // top_k keeps have the weight 0.
                 if (most == 0) most = least;
                 least = most;
             }
@@ -121,7 +122,8 @@ class Sampler {
     static constexpr double kLowest = -1.7976931348623157e308;
     static_assert(S::kVocab <= 1u << 19, "all weights together have 64 bits");
 
-    // Looks at this thread's share of the block's logits, and leaves what its warp has found.
+    // Goes over this thread's share of the block's logits. Stores what the warp has found in shared
+    // memory, as control words.
     KCCL_DECODE void look() {
         Candidate best = {0, 0, -1, false}, below = best, reached = best;
         Tally before = {0, 0}, from_pivot = {0, 0}, all = {0, 0};
@@ -136,7 +138,7 @@ class Sampler {
             const uint32_t allowed = allowed_of(consumer_, (first_float4 + index4) * 4);
             Philox words = {};
             if (is_random_) words = philox(rules_.seed, first_float4 + index4, position_);
-            // Taking four at a time would be faster here, but would take registers from the ops.
+            // Unrolling this loop would be faster here, but would take registers from the ops.
 #pragma unroll 1
             for (uint32_t i = 0; i < 4; ++i) {
                 const auto id = static_cast<int32_t>((first_float4 + index4) * 4 + i);
@@ -176,8 +178,9 @@ class Sampler {
         }
     }
 
-    // Tells the host the likeliest ids, whatever ids may be chosen. The likeliest comes first; of
-    // equal ones, the lowest id. Each id takes an exchange. Returns false if a wait failed.
+    // Reports the ids with the largest logits to the host, even those that may not be chosen. The
+    // likeliest comes first; of equal ones, the lowest id. Each id takes an exchange. Returns false
+    // if a wait failed.
     KCCL_DECODE bool list_alternatives(double log_sum) {
         const Task& task = consumer_.task();
         Candidate last = {0, 0, -1, false};
@@ -197,7 +200,8 @@ class Sampler {
         return true;
     }
 
-    // Finds the likeliest id behind `last`, or of all ids if `last` is none.
+    // Finds the likeliest id behind `last`, or of all ids if `last` is none, in this thread's share
+    // of the block's logits. Stores what the warp has found in shared memory.
     KCCL_DECODE void look_behind(const Candidate& last) {
         Candidate best = {0, 0, -1, false};
         const Cut tiles = Shape<S>::head_tiles_of(consumer_.block());
@@ -224,15 +228,15 @@ class Sampler {
         return static_cast<float>(double{logit} - peak_ - log_sum);
     }
 
-    // Leaves a control word of the block for the next exchange. Warp 0 has it. The exchange's other
-    // control words then mean nothing.
+    // Stores a control word of the block for the next exchange. Warp 0 passes it, and the other
+    // warps store zeros. The control words of other kinds mean nothing in this exchange.
     KCCL_DECODE void leave(ControlWordKind kind, const ControlWord& control) {
         if (!leads(warp())) return;
         mem::store_plain(&consumer_.shared().control_words[consumer_.warp_index()][kind],
                          consumer_.warp_index() == 0 ? control : ControlWord{});
     }
 
-    // Exchanges what the warps of all blocks have left. Returns false if a wait failed.
+    // Exchanges what the warps of all blocks have stored. Returns false if a wait failed.
     KCCL_DECODE bool exchange() {
         if (!consumer_.meet()) return false;
         send();
@@ -269,7 +273,7 @@ class Sampler {
     // Returns how likely x is in relation to the most likely id.
     KCCL_DECODE double share_of_x() const { return exponential(x_score_ - largest_); }
 
-    // Makes a candidate x. Returns false if a wait failed.
+    // Makes a candidate the next x, and finds its score. Returns false if a wait failed.
     KCCL_DECODE bool take(const Candidate& candidate) {
         const Task& task = consumer_.task();
         x_ = candidate;
@@ -277,8 +281,8 @@ class Sampler {
             x_score_ = score_of(task, double{x_.logit}, x_.is_seen, 0);
             return true;
         }
-        // The block that has the row tells the other blocks its score. It does so by a sum, to
-        // which the others add 0.
+        // The block that has the row publishes the score's bits in a sum, to which the other blocks
+        // add 0.
         uint32_t row = 0;
         Tally told = {0, 0};
         if (consumer_.warp_index() == 0 && finds_row(consumer_, x_.id, &row)) {

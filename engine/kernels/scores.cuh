@@ -74,7 +74,8 @@ KCCL_DECODE uint32_t seen_of(const Task& task, uint32_t index4) {
 // Tells whether scores need data that only the block with the row has.
 KCCL_DECODE bool needs_row(const Task& task) { return task.counts != 0 || task.logit_biases != 0; }
 
-// Returns the score of a logit, or of a logit plus its bias, if the answer has the id `num` times.
+// Returns a score. logit: the logit, plus its bias if it has one. num: how often the answer has the
+// id.
 KCCL_DECODE double score_of(const Task& task, double logit, bool is_seen, uint32_t num) {
     double score = logit;
     if (is_seen) {

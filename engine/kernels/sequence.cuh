@@ -7,14 +7,14 @@
 //     enum class Vector, Product    the vectors; and the products, numbered in the order of the
 //                                   program: those of a layer, and the head behind the last layer
 //     kLayer[kNumOps]               the ops of a layer, in the order of the program
-//     kNumProducts, kNumModules     of a layer
+//     kNumProducts, kNumModules     how many products and modules a layer has
 //     kHeadTiles                    most row tiles of the head whose sums a block holds
-//     Products<D>                   Matrices<...>, a layer's, of the types in D: shape.cuh
+//     Products<D>                   a layer's products: Matrices<...> (shape.cuh) of types in D
 //
-// What follows from the table is computed by the compiler. At run time there is no table. Before
-// all headers stands KCCL_OF_PRODUCTS(CASE), which is CASE(name) for each product of a layer. It
-// makes switches. Compilers make better code of a switch than of a chain of comparisons: with a
-// chain, the loops of products (product.cuh) have more instructions.
+// What follows from the table is computed by the compiler. At run time there is no table. Python
+// also defines a macro before all headers: KCCL_OF_PRODUCTS(CASE) expands to CASE(name) for each
+// product of a layer, and so makes switches. Compilers make better code of a switch than of a chain
+// of comparisons: with a chain, the loops of products (product.cuh) have more instructions.
 #pragma once
 
 #include "device.cuh"
@@ -45,7 +45,7 @@ KCCL_CONSTEXPR uint32_t op_of(Product<S> product) {
     return op;
 }
 
-// Returns the products of a layer that take, or give, a vector, a bit each.
+// Returns the products of a layer that take (that_give(): that give) a vector, a bit each.
 template <class S>
 KCCL_CONSTEXPR uint32_t that_take(Vector<S> vector) {
     uint32_t bits = 0;
@@ -118,8 +118,8 @@ KCCL_CONSTEXPR bool is_one_of(PRODUCT product) {
     }
 }
 
-// Checks what decode and prefill assume of the ops without a product: there is one, attention,
-// right behind the product that gives the heads.
+// Checks what decode and prefill assume of the ops without a product: the only such op is
+// attention, right behind the product that gives the heads.
 template <class S>
 KCCL_CONSTEXPR bool has_only_attention_between() {
     for (uint32_t op = 0; op < S::kNumOps; ++op) {
@@ -168,7 +168,8 @@ KCCL_CONSTEXPR bool gives(Product<S> product) {
     return is_one_of<that_give<S>(VECTOR)>(product);
 }
 
-// The op that ends a layer's module, and its product.
+// op_of_module() returns the op that ends a layer's module, last_of_module() that op's product.
+// `module` counts within the layer.
 template <class S, uint32_t MODULE = 0>
 KCCL_CONSTEXPR uint32_t op_of_module(uint32_t module) {
     if constexpr (MODULE + 1 < S::kNumModules) {
@@ -186,7 +187,8 @@ KCCL_CONSTEXPR Product<S> last_of_module(uint32_t module) {
     return kLast;
 }
 
-// The rule of a layer's module. The module's number is within the layer.
+// Returns how a layer's module adds to the residual (KcclDecodeModule). `module` counts within the
+// layer.
 template <class S, uint32_t MODULE = 0, class Layer>
 KCCL_DECODE const auto* rule_of_module(const Layer& layer, uint32_t module) {
     static_assert(sizeof(layer.modules) == S::kNumModules * sizeof(layer.modules[0]),
@@ -196,7 +198,7 @@ KCCL_DECODE const auto* rule_of_module(const Layer& layer, uint32_t module) {
     }
     return &layer.modules[MODULE];
 }
-// The rule of the module that ends with a product.
+// Returns the same for the module that ends with a product.
 template <class S, uint32_t MODULE = 0, class Layer>
 KCCL_DECODE const auto* rule_of_product(const Layer& layer, Product<S> product) {
     if constexpr (MODULE + 1 < S::kNumModules) {

@@ -17,7 +17,7 @@ KCCL_CONSTEXPR uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / 
 KCCL_CONSTEXPR uint32_t most_of(uint32_t a, uint32_t b) { return a < b ? b : a; }
 KCCL_CONSTEXPR uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-// Piece i of n, when `total` things are divided.
+// A contiguous part of some things. cut() returns part i of n, when `total` things are divided.
 struct Cut {
     uint32_t first;
     uint32_t num;
@@ -27,11 +27,11 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
     return {first, static_cast<uint32_t>(uint64_t{total} * (i + 1) / n) - first};
 }
 
-// A product of `BLOCKS` blocks, with LANES inputs of COLUMNS values each, whose sums stay apart. F
-// is its format. Tiles lie in memory as [row tile][lane][step][warp]: each step is one tile for
-// each warp. In a format with strips they lie as [row tile][lane][strip][warp][tile]. If the row
-// tiles do not divide, kTiles % BLOCKS consecutive blocks have one more, beginning with block
-// LONGER and wrapping to block 0.
+// The packed matrix of a product, which BLOCKS blocks share. It has an input vector of COLUMNS
+// values for each of LANES lanes, whose sums stay apart. F is its format. Tiles lie in memory as
+// [row tile][lane][step][warp]: each step is one tile for each warp. In a format with strips they
+// lie as [row tile][lane][strip][warp][tile]. If the row tiles do not divide evenly, kTiles %
+// BLOCKS consecutive blocks have one more, beginning with block LONGER and wrapping to block 0.
 template <class S, class F, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS,
           uint32_t LONGER = 0>
 struct Matrix {
@@ -41,9 +41,9 @@ struct Matrix {
     static constexpr uint32_t kColumns = COLUMNS;
     static constexpr uint32_t kLanes = LANES;
     static constexpr uint32_t kBlocks = BLOCKS;
-    // Row tiles of one block.
+    // The most row tiles of a block.
     static constexpr uint32_t kMostTiles = ceil_div(kTiles, BLOCKS);
-    // The steps of a row tile for one lane. Zeros fill up the last one.
+    // The steps of a row tile for one lane. Tiles of zeros fill up the last step.
     static constexpr uint32_t kSteps = ceil_div(COLUMNS / kTileColumns, S::kWarps);
     static_assert(kSteps % F::kStripTiles == 0, "whole strips");
     static constexpr uint32_t kStepBytes = S::kWarps * kTileBytesOf<F>;
@@ -62,7 +62,7 @@ struct Matrix {
     static constexpr uint32_t kStaged = kStagedSteps * kTileFloat4s;
 
     static_assert(LONGER < BLOCKS, "one of the blocks");
-    // A block's first row tile. first_of(BLOCKS) is kTiles.
+    // Returns a block's first row tile. first_of(BLOCKS) is kTiles.
     KCCL_CONSTEXPR static uint32_t first_of(uint32_t block) {
         constexpr uint32_t kNumLonger = kTiles % BLOCKS, kEnd = LONGER + kNumLonger;
         constexpr uint32_t kWrapped = kEnd > BLOCKS ? kEnd - BLOCKS : 0;
@@ -73,7 +73,7 @@ struct Matrix {
         const uint32_t first = first_of(block);
         return {first, first_of(block + 1) - first};
     }
-    // The block that has a row tile.
+    // Returns the block that has a row tile.
     KCCL_CONSTEXPR static uint32_t owner_of(uint32_t tile) {
         uint32_t owner = 0, behind = BLOCKS;
         while (owner + 1 < behind) {
@@ -82,12 +82,13 @@ struct Matrix {
         }
         return owner;
     }
-    // The packed tiles of a row tile, counted in units of kUnitBytes.
+    // kPacked: how many packed tiles a row tile has. kTileUnits, kPackedUnits: how many units of
+    // kUnitBytes one tile takes, and all of these tiles.
     static constexpr uint32_t kPacked = LANES * kSteps * S::kWarps;
     static constexpr uint32_t kTileUnits = kTileBytesOf<F> / kUnitBytes<S>;
     static constexpr uint32_t kPackedUnits = kPacked * kTileUnits;
-    // Where a warp's strip with a step lies, in bytes, in the packed tiles of a row tile and lane;
-    // and the step's tile in it.
+    // strip_at() returns where a warp's strip that has a step begins, tile_at() where the step's
+    // tile begins. Both count bytes from the first packed tile of a row tile and lane.
     KCCL_CONSTEXPR static uint32_t strip_at(uint32_t step, uint32_t warp) {
         return (step / F::kStripTiles * S::kWarps + warp) * kStripBytes<F>;
     }
@@ -104,17 +105,17 @@ struct Matrices {
         ((most = most_of(most, M::kStaged)), ...);
         return most;
     }
-    // The most sums of a block, in row tiles. A row tile has sums of its own for each lane.
+    // Returns the most sums of a block, in row tiles. A row tile has sums of its own for each lane.
     KCCL_CONSTEXPR static uint32_t most_sums() {
         uint32_t most = 0;
         ((most = most_of(most, M::kMostTiles * M::kLanes)), ...);
         return most;
     }
-    // The units of packed tiles of all blocks before a block.
+    // Returns how many units of packed tiles all blocks before a block have.
     KCCL_CONSTEXPR static uint64_t packed_before(uint32_t block) {
         return (... + (uint64_t{M::tiles_of(block).first} * M::kPackedUnits));
     }
-    // The units of packed tiles of a block in the first `num` products.
+    // Returns how many units of packed tiles a block has of the first `num` products.
     KCCL_CONSTEXPR static uint64_t packed_of(uint32_t block, uint32_t num) {
         uint64_t packed = 0;
         uint32_t i = 0;
@@ -154,13 +155,14 @@ struct Shape : S {
         return block_in_group * kLaneGroups + lane_group;
     }
 
-    // Rows of a lane.
+    // Rows of a product for one lane.
     static constexpr uint32_t kQkvRows = (S::kHeads + 2 * S::kKvHeads) * S::kHeadDim;
     static constexpr uint32_t kAttendedRows = S::kHeads * S::kHeadDim;
 
-    // Balances the blocks' bytes of a layer. The first blocks have the extra row tiles of Qkv. So
-    // the first of them have one fewer of GateUp, and the next ones of Out and Down, which are cut
-    // in the same way.
+    // Returns how many blocks of a lane group have one row tile fewer than the others. They are
+    // chosen so that all blocks have about equally many bytes of a layer. The first blocks have the
+    // extra row tiles of Qkv. So the first of them have one fewer of GateUp, and the next ones of
+    // Out and Down, which are cut in the same way.
     KCCL_CONSTEXPR static uint32_t num_shorter(uint32_t rows) {
         return (kBlocksPerGroup - rows / kTileRows % kBlocksPerGroup) % kBlocksPerGroup;
     }
@@ -180,18 +182,19 @@ struct Shape : S {
                           kLongerGateUp>;
     using Down = Matrix<S, typename S::DownFormat, S::kHidden, S::kFfn, kLanesPerGroup,
                         kBlocksPerGroup, kLongerOut>;
-    // A head with parts has one for each residual. Otherwise all blocks share the rank's rows.
+    // A head with parts has one part for each residual. Otherwise all blocks share the rank's rows
+    // of the head.
     static constexpr bool kHasHeadParts = S::kNumHeadParts > 1;
     static_assert(S::kNumHeadParts == 1 || S::kNumHeadParts == S::kNumResiduals, "one for each");
     static constexpr uint32_t kHeadParts = kHasHeadParts ? S::kNumHeadParts : S::kWorldSize;
     using Head = Matrix<S, typename S::HeadFormat, S::kVocab / kHeadParts, S::kHidden, 1,
                         kHasHeadParts ? kBlocksPerGroup : S::kBlocks>;
     static_assert(S::kVocab % (kHeadParts * kTileRows) == 0, "parts have whole tiles");
-    // The first row of a rank.
+    // Returns the first row of the head that a rank has.
     KCCL_CONSTEXPR static uint32_t first_head_row_of(uint32_t rank) {
         return (kHasHeadParts ? first_lane_of(rank) : rank) * (S::kVocab / kHeadParts);
     }
-    // The row tiles of a block, among the rank's.
+    // Returns a block's row tiles of the head, counted among the rank's.
     KCCL_CONSTEXPR static Cut head_tiles_of(uint32_t block) {
         if (!kHasHeadParts) return Head::tiles_of(block);
         const Cut of_group = Head::tiles_of(block_in_group_of(block));
@@ -241,15 +244,16 @@ struct Shape : S {
     static constexpr uint32_t kOwnFloat4s =
         ceil_div(Out::kMostTiles * kTileFloat4s, kConsumerThreads);
 
-    // The units of packed tiles of a layer, over the lane group's blocks before a block.
+    // packed_before() returns how many units of packed tiles of a layer the lane group's blocks
+    // before a block have. packed_by() returns how many the block has.
     KCCL_CONSTEXPR static uint64_t packed_before(uint32_t block_in_group) {
         return S::template Products<Shape>::packed_before(block_in_group);
     }
     KCCL_CONSTEXPR static uint64_t packed_by(uint32_t block_in_group) {
         return packed_before(block_in_group + 1) - packed_before(block_in_group);
     }
-    // Where a block's packed tiles begin, in units of kUnitBytes: first those of its layers, then
-    // those of the head.
+    // Returns where a block's weight stream begins, in units of kUnitBytes. It has the packed tiles
+    // of all layers, then those of the head.
     KCCL_CONSTEXPR static uint64_t stream_of(uint32_t block) {
         const uint32_t lane_group = lane_group_of(block), block_in_group = block_in_group_of(block);
         return (lane_group * packed_before(block_in_group + 1) +
@@ -270,7 +274,7 @@ struct Shape : S {
 template <class S>
 using Products = typename S::template Products<Shape<S>>;
 
-// The matrix of product number I.
+// The Matrix of a layer's product number I.
 template <uint32_t I, class FIRST, class... M>
 struct MatrixAt : MatrixAt<I - 1, M...> {};
 template <class FIRST, class... M>
@@ -284,7 +288,7 @@ KCCL_CONSTEXPR typename MatrixAt<I, M...>::Type matrix_at(Matrices<M...>) {
 template <class S, Product<S> PRODUCT>
 using MatrixOf = decltype(matrix_at<static_cast<uint32_t>(PRODUCT)>(Products<S>{}));
 
-// The products in format F: a bit each, the head's behind those of a layer.
+// Returns the products in format F, a bit each. The head's bit follows those of a layer's products.
 template <class F, class HEAD, class... M>
 KCCL_CONSTEXPR uint32_t that_have_format(Matrices<M...>) {
     uint32_t bits = 0, i = 0;
@@ -292,7 +296,7 @@ KCCL_CONSTEXPR uint32_t that_have_format(Matrices<M...>) {
     return bits | (kIsSame<F, typename HEAD::Format> ? 1u : 0u) << i;
 }
 
-// Calls role.run<F>(), where F is a product's format. With one format there is no branch.
+// Returns role.run<F>(), where F is a product's format. With only one format there is no branch.
 template <class S, class Role, class FIRST, class... REST>
 KCCL_DECODE auto with_one_of(FormatList<FIRST, REST...>, Product<S> product, const Role& role) {
     if constexpr (sizeof...(REST) != 0) {
@@ -308,7 +312,7 @@ KCCL_DECODE auto with_format(Product<S> product, const Role& role) {
     return with_one_of<S>(typename S::Formats{}, product, role);
 }
 
-// Bytes of a step of a product.
+// step_bytes() returns the bytes of a step of a product, over all warps.
 template <class S>
 struct StepBytes {
     template <class F>
@@ -321,7 +325,7 @@ KCCL_DECODE uint32_t step_bytes(Product<S> product) {
     return with_format<S>(product, StepBytes<S>{});
 }
 
-// The most steps of a stage of a product.
+// stage_steps() returns the most steps that a stage of a product has.
 template <class S>
 struct StageSteps {
     template <class F>

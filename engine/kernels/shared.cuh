@@ -6,17 +6,19 @@
 
 namespace kccl::decode {
 
-// The ids of a word of a mask, and the words for a block's rows of the head: mask.cuh.
+// kMaskBits: the ids that share a word of the mask (mask.cuh). kMaskWords: the words that a block
+// needs for its rows of the head.
 constexpr uint32_t kMaskBits = 32;
 template <class S>
 constexpr uint32_t kMaskWords =
     S::kSamples ? ceil_div(Shape<S>::Head::kMostTiles * kTileRows, kMaskBits) + 1 : 1;
 
-// A block's shared memory without the ring of weights.
+// The block's shared memory except the ring buffer of weights. Shared adds the ring behind it. With
+// S::kWeightsInRegisters there is no ring, and this is all.
 template <class S>
 struct Beside {
     StagedFloat4 staged[S::kWarps][Shape<S>::kMostStaged];
-    // [op % 2][warp]
+    // Each warp's sums of an op, or its memory for attention: [op % 2][warp].
     Float4 area[2][S::kWarps][Shape<S>::kMostSums];
     // Partial results of attention, [KV strand][query head]: float4s of a head, then
     // {maximum, sum, -, -}.
@@ -43,17 +45,17 @@ struct Beside {
     // The sums of other lanes' messages for the block's rows of the residual: collect.cuh.
     Float4 landed[Shape<S>::Out::kMostTiles * kTileFloat4s];
     mem::CopyBarrier has_landed;
-    mem::CopyBarrier was_read;  // by the consumer warps; or, where nothing overlaps, asked for
+    mem::CopyBarrier was_read;  // consumer warps have read `landed`; without overlap: want it
     mem::CopyBarrier asked;     // where nothing overlaps: all warps ask for the next stage
     MeetingPlace met;
     mem::CopyBarrier ended;    // its first phase ends when the consumer warps have ended
     mem::CopyBarrier gave_up;  // its first phase ends when their waits are to fail
     int32_t token;
-    uint32_t end;            // End
+    uint32_t end;            // KcclEngineEnd
     uint32_t landed_failed;  // not 0: the wait for messages has failed
 };
 
-// The number of stages of the ring of weights: as many as fit.
+// Returns the number of stages of the ring of weights: as many as fit, and at most S::kMostStages.
 template <class S>
 KCCL_CONSTEXPR uint32_t num_stages() {
     constexpr uint32_t kEach = Shape<S>::kStageBytes + 2 * sizeof(mem::CopyBarrier);
@@ -76,7 +78,7 @@ struct Shared<S, false> : Beside<S> {
     static_assert(sizeof(Beside<S>) <= S::kSharedBytes, "a block has enough memory");
 };
 
-// Counts one arrival of the warp at a barrier. Called by all threads of the warp.
+// Makes the warp arrive once at a barrier. Called by all threads of the warp.
 KCCL_DECODE void arrive_together(mem::CopyBarrier* barrier) {
     warp().sync();
     if (leads(warp())) mem::arrive(barrier);

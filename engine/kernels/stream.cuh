@@ -1,6 +1,6 @@
 // The stages of a block's weights in a token step, and the producer warp of a kernel with a ring.
 // This warp copies the stages ahead of their use, through all token steps. Only the ring's size and
-// a bound on bytes in flight hold it back. Where nothing overlaps, a stage is copied when all
+// a bound on stages in flight hold it back. Where nothing overlaps, a stage is copied when all
 // consumer warps wait for it.
 #pragma once
 
@@ -9,8 +9,9 @@
 namespace kccl::decode {
 
 // Calls push(bytes, product, whether it is the product's first) for each stage of a block's token
-// step, in order. Returns false as soon as push does. A stage has stage_steps() steps, or what is
-// left of a product; of the head, of kHeadTiles row tiles.
+// step, in order. Returns false as soon as push() does. A stage has stage_steps() steps, or as many
+// as are left of the product. In the head, no stage crosses from kHeadTiles row tiles into the next
+// ones.
 template <class S, class Push>
 KCCL_DECODE bool for_each_stage(uint32_t block, bool has_head, Push push) {
     constexpr uint32_t kOfHead = Shape<S>::kHeadTiles * Shape<S>::Head::kSteps;
@@ -35,8 +36,8 @@ KCCL_DECODE bool for_each_stage(uint32_t block, bool has_head, Push push) {
     return true;
 }
 
-// Watches over the waits of the other warps, and returns when these have ended. Called by all
-// threads of the warp.
+// Runs the producer warp: copies the stages of all token steps, and watches over the waits of the
+// other warps. Returns when these have ended. Called by all threads of the warp.
 template <class S>
 KCCL_DECODE void stream(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     const uint32_t block = platform::block_in_grid();
@@ -46,20 +47,21 @@ KCCL_DECODE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
         reinterpret_cast<const uint8_t*>(task.weights) + Shape<S>::stream_of(block) * kUnitBytes<S>;
     const uint8_t* from = begin;
     StageTrace<S> trace(task);
-    // The stages of the current product that have been requested so far.
+    // How many stages of the current product have been requested so far.
     uint32_t num_asked = 0;
     const auto try_push = [&](uint32_t num_bytes, Product<S> product) {
         // A copy is urgent when the warps have freed two stages of its product: then they multiply
         // it, and wait only for weights. Otherwise they may be in an exchange, which copies in
         // flight would delay. One freed stage is no sign, because warps load it before their vector
-        // has come (load_first).
+        // has come (LoadFirst).
         constexpr uint32_t kStages = num_stages<S>();
         const bool is_urgent = num_asked > kStages + 1 ||
                                (num_asked > 1 && producer.has_free_stages(kStages + 2 - num_asked));
         const uint32_t bound = is_urgent ? S::kUrgentInFlight : S::kInFlight;
         if constexpr (S::kTraces) {
-            // This loop looks at waits often, because waiting for a barrier may stop the warp until
-            // the barrier's phase ends.
+            // A kernel that traces checks here what try_push() would wait for. Such a wait may
+            // suspend the warp until a barrier's phase ends, and the warp would record landed
+            // stages late.
             const uint32_t flying = producer.num_in_flight();
             trace.see(flying);
             if (flying >= bound || !producer.has_free_stages(1)) return false;

@@ -38,8 +38,8 @@ struct Trace {
     static constexpr uint32_t kOfTokenStep =
         kOps * kKcclDecodeNumStamps + kStages * kKcclDecodeNumStageStamps + 2;
 
-    // Records the stamps of a token step. Called by one thread. token_step: its number in the
-    // request.
+    // Records `time` as stamp `index` of a token step, if the token step is traced. token_step: its
+    // number in the request. Called by one thread.
     KCCL_DECODE static void record(const Task& task, uint32_t token_step, uint32_t index,
                                    uint64_t time) {
         if (!S::kTraces || token_step >= task.traced) return;
@@ -86,7 +86,8 @@ class StageTrace {
     }
 
   private:
-    // Fewer are in flight than a token step has, so that only two token steps count.
+    // Returns how many requested stages have not landed. Fewer are in flight than a token step has,
+    // so they belong to this token step or the last one.
     KCCL_DECODE uint32_t num_pending() const {
         return landing_token_step_ == token_step_ ? asked_ - landed_
                                                   : of_last_token_step_ - landed_ + asked_;

@@ -13,8 +13,8 @@ KCCL_DECODE Float4 embedded(const Task& task, int32_t token, uint32_t index4) {
                                 uint64_t(token) * (S::kHidden / 4) + index4);
 }
 
-// The first float4 of the part of a vector that the warp multiplies. The last warps' parts may lie
-// behind the vector's end.
+// Returns the first float4 of the part of a vector that the warp multiplies. The last warps' parts
+// may lie behind the vector's end.
 template <class M, class S>
 KCCL_DECODE uint32_t first_float4(const ConsumerWarp<S>& consumer) {
     return consumer.warp_index() * M::kFloat4s;
@@ -38,7 +38,7 @@ KCCL_DECODE Float4 load_float4(uint64_t array, uint64_t index4) {
     return platform::bit_cast<Float4>(lines);
 }
 
-// Leaves the sum of squares of the warp's part of residual i in shared memory.
+// Stores the sum of squares of the warp's part of residual i in shared memory.
 template <class S, uint32_t N>
 KCCL_DECODE void store_squares(ConsumerWarp<S>& consumer, const Float4 (&float4s)[N], uint32_t i) {
     float squares = 0;
@@ -65,8 +65,8 @@ KCCL_DECODE void prefetch_norm(ConsumerWarp<S>& consumer, uint32_t norm) {
     }
 }
 
-// Stages this warp's part of the residual, times the norm's weights: the residual after `module`,
-// or, if that is negative, the token's embedding.
+// Stages this warp's part of the residual, times the norm's weights. The residual is that after
+// `module`. If `module` is negative, it is the token's embedding.
 template <class M, class T = typename M::Format::Operand, class S>
 KCCL_DECODE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint32_t norm,
                                 int32_t token) {
@@ -121,7 +121,8 @@ struct StageResidual {
     int32_t token;
 };
 
-// Returns 1 / the root of the mean square of residual i of squares().
+// Returns 1 / the root of the mean square of residual i, from the sums that store_squares() has
+// stored. All warps must have met since.
 template <class S>
 KCCL_DECODE float inverse_rms(ConsumerWarp<S>& consumer, uint32_t i = 0) {
     float squares = 0;

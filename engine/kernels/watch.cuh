@@ -1,16 +1,17 @@
 // Ends waits that take too long. Consumer warps do not read a clock: that code is long, and they
 // would have to spill registers around it (bench/LOG.md). Instead, a warp that has polled many
-// times records what it waits for, and checks whether it must give up. The warp that copies weights
-// checks the recorded waits against the clock: it has time when the ring is full, as it is when the
-// block waits. Where weights are staged in registers, the warp that watches does nothing else.
+// times records what it waits for, and checks whether it must give up. The producer warp checks the
+// recorded waits against the clock. It has time for this while the ring is full, as it is when the
+// block waits. Where weights are staged in registers, there is no producer warp, and a warp does
+// nothing but watch.
 #pragma once
 
 #include "exchange_buffer.cuh"
 
 namespace kccl::decode {
 
-// A warp's wait, encoded as a word: the ranks that it waits for, and the token step. 0: it does not
-// wait.
+// Encodes a warp's wait as a word: the token step, and below it the ranks that it waits for, a bit
+// each. The word 0 means that the warp does not wait.
 KCCL_DECODE uint64_t wait_word(uint32_t ranks, uint32_t token_step) {
     return uint64_t{token_step} << 32 | ranks;
 }
@@ -22,8 +23,8 @@ KCCL_DECODE uint64_t* wait_at(const DeviceComm& comm, const Task& task, uint32_t
     return reinterpret_cast<uint64_t*>(task.exchange_buffers[comm.rank] + slot * sizeof(Float4));
 }
 
-// Waits of a warp for float4s of its rank's exchange buffer. All threads of the warp make an object
-// and call each function together.
+// Makes a warp's waits for float4s of its rank's exchange buffer. All threads of the warp make an
+// object and call each function together.
 template <class S>
 class Waiter {
   public:
@@ -34,10 +35,10 @@ class Waiter {
     KCCL_DECODE bool has_failed() const { return has_failed_; }
     KCCL_DECODE void fail() { has_failed_ = true; }
 
-    // Waits for the float4s at slots[i], where `wanted` has bit i. ranks: the ranks that publish
-    // them, a bit each. A thread may want no float4. is_over(): tells whether nobody needs them any
-    // more. Then the float4s are zero. They are also zero after a failed wait and in all waits
-    // after it.
+    // Waits for the float4s at slots[i], where `wanted` has bit i. A thread may want no float4.
+    // ranks: the ranks that publish them, a bit each. is_over(): tells whether nobody needs the
+    // float4s any more, which ends the wait. Then the float4s are zero. They are also zero after a
+    // failed wait and in all waits after it.
     template <mem::Scope SCOPE, int N, class IsOver>
     KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
                            uint32_t token_step, uint32_t ranks, Float4 (&float4s)[N],
@@ -46,12 +47,14 @@ class Waiter {
         mem::Packet packets[N];
         const auto* const buffer =
             reinterpret_cast<const mem::Packet*>(task_.exchange_buffers[comm_.rank]);
-        // All threads of the warp still end each turn of the loop together.
+        // A kernel without exchanges polls once, and takes whatever it finds. Its threads still end
+        // that turn of the loop together.
         const bool takes_any =
             (S::kAblated & kKcclDecodeNoExchanges) != 0 && slots[0] < Slots<S>::kEnds;
-        // If threads want several float4s, the warp's first thread alone polls for its first one
-        // until that comes. All blocks of the device wait at the same time, and more polls would
-        // take the L2 cache's bandwidth from the copies of weights and from each other.
+        // If threads want several float4s, only the warp's first thread polls at first, for its
+        // first float4. When that has come, all threads poll. All blocks of the device wait at the
+        // same time, and more polls would take the L2 cache's bandwidth from the copies of weights
+        // and from each other.
         bool scouts =
             N > 1 && !takes_any && platform::warp_any(leads(warp()) && (wanted & 1u) != 0);
         const auto has_one_come = [&] {
@@ -114,11 +117,12 @@ class Waiter {
     }
 
   private:
-    // Records which ranks the warp waits for. ranks: 0: it waits no more.
+    // Records which ranks the warp waits for, a bit each. ranks = 0: the warp waits no more.
     KCCL_DECODE void post(uint32_t ranks, uint32_t token_step) {
         if (!leads(warp())) return;
         const uint32_t index = mem::forget_index(platform::thread_in_block() / platform::kWarpSize);
-        // The warp that copies never waits here.
+        // The producer warp never calls this. So a warp behind the consumer warps is the collecting
+        // one.
         const uint32_t number = index < S::kWarps ? index : S::kWarps;
         uint64_t* const posted = wait_at<S>(comm_, task_, number);
         const uint64_t word = ranks == 0 ? 0 : wait_word(ranks, token_step);
@@ -143,8 +147,8 @@ class Watch {
     KCCL_DECODE Watch(const DeviceComm& comm, const Task& task, mem::CopyBarrier* gave_up)
         : comm_(comm), task_(task), gave_up_(gave_up) {}
 
-    // Checks the block's waits from time to time. When one has failed, it makes all of them give
-    // up.
+    // Checks the block's waits, in one of many calls. When one of them has failed, makes all of
+    // them give up.
     KCCL_DECODE void look() {
         if (has_given_up_ || ++looks_ < comm_.polls_per_check) return;
         looks_ = 0;

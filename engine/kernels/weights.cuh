@@ -3,18 +3,19 @@
 // object. All threads of the warp call each function together.
 //
 //   begin_token_step(has_head)
-//                           a token step begins, whose last weights are those of the head, or not
+//                           begins a token step. has_head: whether it reads the head's weights
 //   await<F>(warp_index)    waits for the next stage, whose product has format F
 //   try_await<F>(warp_index)
-//                           the same without waiting. False: it is not there yet. Always false
-//                           where nothing overlaps, and always false from RegisterWeights
-//   strip<F>(lane, i)       this thread's part of the warp's i-th strip in it
-//   has_copied()            the caller has copied the strips
-//   has_multiplied(num)     of RegisterWeights alone: the caller has multiplied them, and needs
-//                           them no more. `num`: steps that were left of the product, or of its
-//                           part; the stage had at most so many
-//   skip(num)               takes the next stage, which has so many steps, and does nothing with
-//                           it. What is left in the warp's area means nothing
+//                           returns false if the next stage is not there yet; otherwise does what
+//                           await() does, and returns true. RegisterWeights always returns false,
+//                           and so does RingWeights where nothing overlaps
+//   strip<F>(lane, i)       returns this thread's part of the warp's i-th strip in the stage
+//   has_copied()            tells that the caller has copied the stage's strips
+//   has_multiplied(num)     RegisterWeights only: tells that the caller has multiplied the strips
+//                           and needs them no more. num: the steps that were left of the product,
+//                           or of its part, at the stage's beginning
+//   skip(num)               takes the next stage, which has `num` steps, without using it. May
+//                           leave meaningless numbers in the warp's area
 #pragma once
 
 #include "weights_registers.cuh"

@@ -3,15 +3,15 @@
 //
 // When a stage has been multiplied, its registers take the next one. So each warp always has a
 // stage loaded or on its way, even while ops end and while blocks wait for each other. The block's
-// weights lie in the order of their use, so the next stage is behind the last one; behind a token
-// step's end, it is the first one.
+// weights lie in the order of their use, so the next stage lies behind the last one. Behind the end
+// of a token step comes the first stage.
 #pragma once
 
 #include "shared.cuh"
 
 namespace kccl::decode {
 
-// This thread's part of a tile in any of the model's formats, which have one size.
+// This thread's part of a tile, in whichever of the model's formats. All of these have one size.
 template <class S, bool IS_ONE = S::Formats::kIsOne>
 struct Held {
     using Stored = typename S::Formats::First::Stored;
@@ -95,14 +95,16 @@ class RegisterWeights {
 
     KCCL_DECODE void has_copied() {}
 
-    // At a product's end the stage may be short. The weights loaded behind it are loaded again.
+    // At a product's end the stage may have fewer steps than were loaded. The weights behind them,
+    // which belong to the next product, are loaded again.
     KCCL_DECODE void has_multiplied(uint32_t num) {
         next_ += least_of(num, S::kStageSteps);
         if (next_ == end_) next_ = 0;
         if constexpr (S::kOverlaps && (S::kAblated & kKcclDecodeNoWeights) == 0) load();
     }
 
-    // The compiler keeps these instructions only if they depend on loads.
+    // Multiplies the stage and stores sums, because the compiler keeps loads only if something uses
+    // them.
     KCCL_DECODE void skip(uint32_t num) {
         await<First>(0);
         const typename Unit::Lane lane(1, 0);
@@ -120,7 +122,7 @@ class RegisterWeights {
     }
 
   private:
-    // Begins to load the next stage. The block's first step follows its last one.
+    // Begins to load the next stage. Behind the block's last step comes its first one.
     KCCL_DECODE void load() {
         const typename Unit::Lane lane(1, 0);
         KCCL_UNROLL
@@ -133,8 +135,8 @@ class RegisterWeights {
 
     Shared<S>& shared_;
     const uint8_t* begin_;  // of this warp's tiles
-    // In steps: of all layers, and of a token step with a head; where this token step ends; and the
-    // next one.
+    // Counted in steps. of_layers_: those of all layers. num_: those of a token step with a head.
+    // end_: where this token step ends. next_: the first step of the stage that is loaded.
     uint32_t of_layers_;
     uint32_t num_;
     uint32_t end_ = 0;

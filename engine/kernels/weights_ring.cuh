@@ -1,13 +1,13 @@
-// Weights that another warp copies ahead through a ring in block-shared memory: stream.cuh. This
-// suits machines whose copies need no registers.
+// Weights that the producer warp copies ahead through a ring in block-shared memory: stream.cuh.
+// This suits machines whose copies need no registers.
 #pragma once
 
 #include "shared.cuh"
 
 namespace kccl::decode {
 
-// See weights.cuh. Its waits have no time limit: the producer copies until the consumer warps have
-// ended, and copies wait for nobody.
+// See weights.cuh. Its waits have no timeout, because they end: the producer warp copies until the
+// consumer warps have ended, and copies wait for nobody.
 template <class S>
 class RingWeights {
   public:
@@ -16,7 +16,8 @@ class RingWeights {
 
     KCCL_DECODE void begin_token_step(bool) {}
 
-    // In a kernel where nothing overlaps, a stage is copied only after it is requested.
+    // Where nothing overlaps, a stage is copied only when await() has asked for it. So this returns
+    // false.
     template <class F>
     KCCL_DECODE bool try_await(uint32_t warp_index) {
         const uint8_t* const stage = S::kOverlaps ? stages_.try_front() : nullptr;
@@ -25,7 +26,7 @@ class RingWeights {
         return true;
     }
 
-    // In a kernel where nothing overlaps, a stage is copied when all warps have requested it.
+    // Where nothing overlaps, asks for the stage first. It is copied when all warps have asked.
     template <class F>
     KCCL_DECODE void await(uint32_t warp_index) {
         if constexpr (!S::kOverlaps) arrive_together(asked_);

@@ -11,9 +11,9 @@
 
 namespace kccl::engine {
 
-// BITS: 4, 5 or 8. ZERO: what a panel has for a weight of 0. HAS_MINIMUMS: a file's block begins
-// with the scale, and the minimum if there are any. The fifth bits of integers follow, then their
-// lower bits. FLIPPED: the bits that differ between a file's integers and a panel's.
+// A file's block has the scale, the minimum if HAS_MINIMUMS, the fifth bits of its integers if BITS
+// is 5, and then their other bits. BITS: 4, 5 or 8. ZERO: what a panel has for a weight of 0.
+// FLIPPED: the bits that differ between a file's integers and a panel's.
 template <uint32_t BITS, int32_t ZERO, bool HAS_MINIMUMS, uint8_t FLIPPED>
 struct Blocks32 : Planes<BITS> {
     using P = Planes<BITS>;
@@ -67,7 +67,8 @@ struct Blocks32 : Planes<BITS> {
         }
     }
 
-    // Returns the scales of a vector of rows in a piece's block, and the minimums.
+    // scales() and minimums() return those of a vector of rows, which begins at `row`, in a block
+    // of a piece.
     template <class Vector>
     static typename Vector::Floats scales(const uint8_t* piece, uint32_t block, uint32_t row, int) {
         return Float16::rows<Vector>(piece + kScalesAt + (block * kRows + row) * kScaleBytes);

@@ -1,8 +1,8 @@
 // FP8 e4m3fn with a scale for a group of columns. The twin of formats/e4m3.py.
 //
 // A number has a sign, 4 bits of exponent with a bias of 7, and 3 of mantissa. With FP16's bias of
-// 15 the same bits mean a number that is 256 times smaller, exactly. So weights are multiplied as
-// if they were 256 times smaller, and a panel's scales are 256 times larger.
+// 15 the same bits mean a number that is 256 times smaller, exactly. So a panel's weights are
+// multiplied as these smaller numbers, and its scales are 256 times larger.
 #pragma once
 
 #include "groups.h"
@@ -11,8 +11,8 @@ namespace kccl::engine {
 
 namespace {
 
-// The FP16 bits of an e4m3 number divided by 256. The number is finite. Each instruction set has
-// its own code of it.
+// Returns the FP16 bits of an e4m3 number divided by 256. The number is finite. Each instruction
+// set has its own code of this function.
 template <class Words>
 inline Words half_of_e4m3(const Words& bits) {
     return ((bits & 0x80) << 8) | ((bits & 0x7f) << 7);
@@ -20,7 +20,8 @@ inline Words half_of_e4m3(const Words& bits) {
 
 }  // namespace
 
-// Returns the numbers of a vector's rows divided by 256; their bytes lie one after another.
+// Returns the numbers of a vector's rows divided by 256. Their bytes lie one after another from
+// `from` on.
 template <class Vector>
 inline typename Vector::Floats rows_of_e4m3(const uint8_t* from) {
     if constexpr (requires { Vector::e4m3(from); }) {

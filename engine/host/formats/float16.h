@@ -8,7 +8,7 @@ namespace kccl::engine {
 struct Float16 : Pairs16 {
     static constexpr const char* kName = "float16";
 
-    // See Bfloat16.
+    // Bfloat16::load() says what a word holds.
     template <class Vector>
     static void load(const uint8_t* piece, uint32_t, typename Vector::Floats* even,
                      typename Vector::Floats* odd) {
@@ -40,9 +40,9 @@ struct Float16 : Pairs16 {
 
     // Returns the FP32 numbers of words with FP16 bits.
     //
-    // The exponent's bias grows by 112. A subnormal number gets an exponent as if its leading bit
-    // were there, which is subtracted again. Both steps are exact, and no FP32 number on the way is
-    // subnormal: those are slow. Weights are finite.
+    // The exponent's bias grows by 112. The bits of a subnormal number get an exponent as if a
+    // leading 1 stood before them, and that 1 is subtracted again. Both steps are exact, and no
+    // FP32 number on the way is subnormal, which would be slow. Weights are finite.
     template <class Vector>
     static typename Vector::Floats widened(const typename Vector::Words& halves) {
         const auto magnitude = halves & 0x7fff;

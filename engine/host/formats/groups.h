@@ -11,8 +11,8 @@
 
 namespace kccl::engine {
 
-// COLUMNS: of a group, whole groups of digits (digits.h). BITS: of a weight. HAS_ZEROS: whether a
-// group has a zero point.
+// COLUMNS: how many columns a group has, a multiple of kDigitGroup (digits.h). BITS: how many bits
+// a weight has. HAS_ZEROS: whether a group has a zero point.
 template <uint32_t COLUMNS, uint32_t BITS, bool HAS_ZEROS>
 struct Groups {
     static constexpr uint32_t kGroupColumns = COLUMNS;

@@ -15,7 +15,7 @@ struct IntegerGroups : Groups<COLUMNS, BITS, HAS_ZEROS> {
     using Base = Groups<COLUMNS, BITS, HAS_ZEROS>;
     static constexpr bool kIsInteger = true;
     static constexpr int32_t kZero = ZERO;
-    // A scale is of whole blocks, and no bits of a weight lie elsewhere.
+    // A scale belongs to whole blocks of 32, and the bits of a weight lie together.
     static constexpr uint32_t kScalesOfBlock = 1;
     static constexpr uint32_t kHighBits = 0;
     static constexpr uint32_t kBlockBytes = 32 * BITS / 8;

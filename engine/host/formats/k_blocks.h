@@ -17,7 +17,7 @@
 
 namespace kccl::engine {
 
-// Stored: where a stored block has its numbers: StoredQ4K, StoredQ6K.
+// Stored: knows where a stored block has its numbers. StoredQ4K is an example.
 template <class Stored>
 struct KBlocks : Planes<Stored::kBits> {
     using P = Planes<Stored::kBits>;
@@ -74,7 +74,8 @@ struct KBlocks : Planes<Stored::kBits> {
         }
     }
 
-    // Returns the scales of a vector of rows in a block of 32 of a piece, and the minimums.
+    // scales() and minimums() return those of a vector of rows, which begins at `row`, in a block
+    // of 32 of a piece.
     template <class Vector>
     static typename Vector::Floats scales(const uint8_t* piece, uint32_t block, uint32_t row,
                                           int scale) {
@@ -131,7 +132,7 @@ struct PackedScales {
     static constexpr uint32_t kPackedAt = 4, kPackedBytes = 12;
 
     static uint16_t factor(const uint8_t* from, uint32_t k) {
-        // A panel's leasts are added.
+        // A file's least is subtracted, a panel's is added. So its sign is flipped.
         return half_at(from + k * sizeof(uint16_t)) ^ k << 15;
     }
     static uint8_t scale(const uint8_t* from, uint32_t block, uint32_t) {

@@ -7,8 +7,8 @@
 //     planes.h                            numbers
 //     [row]                               scales: the file's byte, plus 128 modulo 256
 //
-// So a row of zeros behind the last one has an ordinary scale, and a block of zeros gets the same
-// one. A scale that is subnormal in FP32 would be slow on some CPUs.
+// Because of the 128, the zeros behind a panel's last row mean an ordinary scale. A block of zeros
+// gets the same scale. Its own might be subnormal in FP32, which would be slow on some CPUs.
 #pragma once
 
 #include "e2m1.h"
@@ -63,7 +63,7 @@ struct Mxfp4 : E2m1 {
     }
 
   private:
-    // The bits of numbers without their signs.
+    // A mask for the bits of eight numbers without their signs.
     static constexpr uint32_t kSizes = 0x77777777;
 
     template <class Vector>

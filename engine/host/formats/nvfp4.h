@@ -1,5 +1,6 @@
-// NVFP4: floats of 4 bits, e2m1, with a scale in e4m3 for 16 columns and a factor in FP32 for all
-// of them: weight = number * (scale * factor). The twin of formats/nvfp4.py. A group is stored as
+// NVFP4: groups of floats of 4 bits, e2m1, with a scale in e4m3 for each 16 columns and a factor in
+// FP32 for the whole group: weight = number * (scale * factor). The twin of formats/nvfp4.py. A
+// group is stored as
 //
 //     factor | scale of each 16 columns | [block of 32 columns] numbers
 //

@@ -13,7 +13,7 @@ namespace kccl::engine {
 
 struct Pairs16 {
     static constexpr bool kIsInteger = false;
-    // A panel is cut into pieces of so many pairs of columns.
+    // How many pairs of columns a piece of a panel has.
     static constexpr uint32_t kPairs = 1;
     static constexpr uint32_t kPieceBytes = 2 * kKcclEnginePanelRows * sizeof(uint16_t);
     // The bytes between two rows in a piece.

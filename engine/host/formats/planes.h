@@ -1,5 +1,5 @@
-// The integers of a block of 32 columns, of 16 rows, as a panel has them. A word is those of four
-// columns that lie side by side, a quad, of one row:
+// Lays out the integers of a block of 32 columns and 16 rows as a panel has them. A quad is four
+// columns that lie side by side. A word has the integers of one quad, or their bits, in one row:
 //
 //     [quad][row]              integers of 8 bits
 //     [quad % 4][row]          integers of 4 bits, or the lower 4 bits of longer ones: quad i, and
@@ -15,7 +15,7 @@
 
 namespace kccl::engine {
 
-// The bytes of four integers below 16, 2 or 4 each.
+// Masks for words of four bytes: bytes below 16, below 2, and below 4.
 constexpr uint32_t kFours = 0x0f0f0f0f, kOnes = 0x01010101, kThrees = 0x03030303;
 
 inline uint32_t word_at(const uint8_t* from) {
@@ -24,18 +24,19 @@ inline uint32_t word_at(const uint8_t* from) {
     return word;
 }
 
-// BITS: of an integer: 4, 5, 6 or 8.
+// BITS: how many bits an integer has: 4, 5, 6 or 8.
 template <uint32_t BITS>
 struct Planes {
     static constexpr uint32_t kRows = kKcclEnginePanelRows;
     static constexpr uint32_t kBits = BITS;
     static constexpr uint32_t kBlockBytes = 32 * BITS / 8;
-    // The bits of an integer above its lower 4, and the quads that share a word of these.
+    // How many bits an integer has above its lower 4, and how many quads share a word of these
+    // bits.
     static constexpr uint32_t kHighBits = BITS == 8 ? 0 : BITS - 4;
     static constexpr uint32_t kTogether = kHighBits == 0 ? 8 : 8 / kHighBits;
 
-    // Writes a row of a block, whose bytes are zeros. to: the row's first word. quad_of(i): the
-    // four integers of quad i, a byte each.
+    // Writes a row of a block, whose bytes are zeros before. to: the row's first word. quad_of(i)
+    // returns the four integers of quad i, a byte each.
     template <class QuadOf>
     static void put(uint8_t* to, QuadOf quad_of) {
         for (uint32_t quad = 0; quad < 8; ++quad) {

@@ -4,19 +4,20 @@
 //     kName                          as formats/table.py has it
 //     kIsInteger                     whether weights are integers with scales: blocks32.h,
 //                                    k_blocks.h, mxfp4.h, nvfp4.h
-//     kPairs, kPieceBytes            a panel is cut into pieces of so many pairs of columns
-//     stored_bytes(num_columns)      of a row in the file
+//     kPairs, kPieceBytes            the pairs of columns, and the bytes, of a piece of a panel
+//     stored_bytes(num_columns)      returns the bytes of a row in the file
 //     pack(panel, rows, num_rows, num_columns)
 //                                    writes stored rows as a panel, whose bytes are zeros
-//     widen(stored, num, out)        the FP32 numbers of a stored row
+//     widen(stored, num, out)        converts the numbers of a stored row to FP32
 //
-// Those whose scales are of groups of columns have kGroupColumns: groups.h. The others that are no
+// Formats with a scale for a group of columns have kGroupColumns: groups.h. The others that are not
 // integers also have
 //
-//     kRowBytes                      between two rows in a piece
+//     kRowBytes                      the bytes between two rows in a piece
 //     load<Vector>(rows, pair, even, odd)
-//                                    the FP32 numbers of a pair's two columns in a few rows; rows:
-//                                    the first of them in the pair's piece; pair: within the piece
+//                                    loads a pair's two columns of a few rows as FP32 numbers.
+//                                    rows: the first of these rows in the pair's piece. pair: the
+//                                    pair's number in the piece
 #pragma once
 
 #include "bfloat16.h"

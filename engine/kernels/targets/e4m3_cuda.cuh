@@ -1,5 +1,5 @@
-// Four FP8 numbers as FP16, by the converter that NVIDIA's GPUs have since sm_89; older ones do it
-// by operations on bits.
+// Converts four FP8 numbers to FP16, by an instruction that NVIDIA's GPUs have since sm_89. Older
+// GPUs use operations on bits (e4m3_exact.cuh).
 #pragma once
 
 #include "device.cuh"

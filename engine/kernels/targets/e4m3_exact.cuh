@@ -1,15 +1,16 @@
-// Four FP8 numbers as FP16, by operations on their bits. FP16's bias of 15 makes the bits of an
-// e4m3 number one that is 256 times smaller, exactly.
+// Converts four FP8 numbers to FP16, by operations on their bits. These move the bits of an e4m3
+// number to the places that FP16 has for them. Because FP16's exponent has a bias of 15 and e4m3's
+// one of 7, the result is the number divided by 256, exactly.
 #pragma once
 
 #include "device.cuh"
 
 namespace kccl::decode {
 
-// An e4m3 number is so many times as large as what halves_of_e4m3() gives.
+// An e4m3 number is this factor times the result of halves_of_e4m3().
 constexpr float kHalvesToE4m3 = 256;
 
-// Returns four numbers of 16 bits.
+// Returns four FP16 numbers, the first in the lowest 16 bits.
 KCCL_DECODE uint64_t halves_of_e4m3(uint32_t four) {
     uint64_t halves = 0;
     KCCL_UNROLL

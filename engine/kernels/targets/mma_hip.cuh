@@ -1,6 +1,6 @@
-// mma.cuh on AMD GPUs of CDNA3: v_mfma_f32_16x16x16. Its wave of 64 threads holds a tile in rows of
-// four elements: thread t has columns 4 (t / 16) to 4 (t / 16) + 3 of row t % 16, in 8 contiguous
-// bytes.
+// Implements mma.cuh on AMD GPUs of CDNA3, by v_mfma_f32_16x16x16. The wave of 64 threads holds a
+// tile in rows of four elements. Thread t has columns 4 (t / 16) to 4 (t / 16) + 3 of row t % 16,
+// in 8 contiguous bytes.
 #pragma once
 
 namespace kccl::decode {
