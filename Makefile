@@ -20,7 +20,7 @@ STEP = @$(PYTHON) .ci/step.py
 
 # What the compiled core is made of; other Python files need no new set-up, because the checkout is
 # installed editable.
-CORE_SOURCES := pyproject.toml setup.py kccl/plan/spec.py kccl/plan/specs.py kccl/plan/ops.py kccl/jit/names.py kccl/base/dtypes.py \
+CORE_SOURCES := pyproject.toml setup.py kccl/plan/spec.py kccl/plan/specs.py kccl/plan/unplanned.py kccl/plan/ops.py kccl/jit/names.py kccl/base/dtypes.py \
 	engine/abi.inc $(shell find csrc/host csrc/sim csrc/include engine/host -type f \
 	-not -path '*/__pycache__/*' -not -name '*.md')
 

@@ -182,6 +182,8 @@ OTHERS = {
     "tests/support/first_uses.py",
     # Short names of kernels, for tests and for planted bugs.
     "tests/sim/sim_machine.py",
+    # Kernels that are no algorithm of a collective.
+    "kccl/plan/unplanned.py",
     # Those whose kernels are compiled for the usual chips only.
     "tests/support/compiled_kernels.py",
     # Random programs, of the collectives whose results NumPy gives in a line.
