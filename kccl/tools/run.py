@@ -219,7 +219,7 @@ class _Job:
         port = launchers.free_port()
         try:
             for rank in range(world_size):
-                # Pins the launcher, because the child inherits that and so is pinned from its start.
+                # Pins the launcher: the child inherits that, and so is pinned from its start.
                 if cpus and not _is_pinned({cpus[rank]}):
                     cpus = []
                 variables = {
