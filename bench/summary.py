@@ -1,4 +1,4 @@
-"""Makes the table of README: a call or a token in each line, from the newest record with its row."""
+"""Makes the table of README: a line for each call or token, from the newest record that has it."""
 
 from __future__ import annotations
 
