@@ -96,8 +96,7 @@ def _divided(buckets: Sequence[tuple[int, ...]], most: int) -> Groups:
 
 
 def _blocks(ranks: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
-    """Divides ranks into `count` blocks whose sizes differ by at most one. Larger ones come first.
-    """
+    """Divides ranks into `count` blocks. Sizes differ by at most one, larger ones come first."""
     size, larger = divmod(len(ranks), count)
     ends = [size * i + min(i, larger) for i in range(count + 1)]
     return [ranks[begin:end] for begin, end in pairwise(ends)]

@@ -116,7 +116,7 @@ def _packed(machine: Machine, cores: list[int], ranks: int) -> list[tuple[list[i
         runs = [parts[i : i + count] for i in range(len(parts) - count + 1)]
         enough = [run for run in runs if sum(len(own) for _, own in run) >= ranks]
         if enough:
-            # Of several runs of domains, the one with the fewest packages is the best.
+            # Takes the run of domains with the fewest packages.
             best = min(enough, key=lambda run: len({part[0] for part, _ in run}))
             return _evenly([own for _, own in best], ranks)
     return []

@@ -40,8 +40,7 @@ class Gpu:
         self._scratch = np.empty(0, np.uint8)
 
     def buffers(self, problem: Problem) -> DeviceBuffers:
-        """Returns zeroed arrays for one library's calls. A barrier's have one element. Collective.
-        """
+        """Returns zeroed arrays for one library, with one element for a barrier. Collective."""
         count, dtype = max(problem.count, 1), problem.dtype or "int32"
         x = self.comm.empty(count, dtype)
         out = self.comm.empty(count, dtype) if problem.in_place is False else x

@@ -156,7 +156,7 @@ class BlockPingPong:
     """Measures half a round trip of a word between two blocks of a GPU."""
 
     def __init__(self, comm: Comm, module: Any, words: Any) -> None:
-        """Stores what enqueue() needs.
+        """Keeps the kernel and the words of the ping-pong.
 
         Args:
             comm: The communicator that uses the GPU.

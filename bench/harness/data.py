@@ -33,8 +33,7 @@ _PIECE = 1 << 18
 
 
 def is_integer(dtype: np.dtype[Any]) -> bool:
-    """Returns whether the element type is an integer or bool, whose arithmetic wraps and is exact.
-    """
+    """Returns whether the type is an integer or bool, whose arithmetic wraps and is exact."""
     return dtype.kind in "iub"
 
 

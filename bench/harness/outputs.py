@@ -20,8 +20,7 @@ _TRIAL = b"\0" * (64 << 10)
 
 
 def try_file(option: str, path: Path) -> None:
-    """Raises ValueError if a file cannot be written. Does not change the file, nor leave a new one.
-    """
+    """Raises ValueError if a file cannot be written. Does not change it, nor leave a new file."""
     what = f"{option} {path}"
     _refuse_dash(option, path)
     if path.is_dir():

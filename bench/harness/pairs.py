@@ -44,7 +44,7 @@ def slots_of(comm: Any, problem: Problem) -> tuple[Any, Array]:
     window = comm.window(SLOTS * problem.nbytes)
     slots = np.frombuffer(window.local, problem.np_dtype).reshape(SLOTS, -1)
     slots.view(np.uint8).fill(SPOILED)
-    # So that no partner fills a slot before it has been spoiled.
+    # Waits for all ranks, so that no partner fills a slot before it has been spoiled.
     comm.barrier()
     return window, slots
 

@@ -162,8 +162,7 @@ class InKernel:
         raise NotImplementedError
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """Times calls, as Contender.clock: the slowest block's mean, and all blocks' single calls.
-        """
+        """Times calls, as Contender.clock: the slowest block's mean, and single calls of all."""
         self._launch("kMean", warmup, iterations)
         mean_us = self._times(self.shape.blocks).max() / iterations / 1e3
         noted = min(iterations, MOST_NOTED)

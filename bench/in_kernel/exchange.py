@@ -130,8 +130,7 @@ class Exchanging(InKernel):
 
 
 class ExchangedSums(Chained):
-    """Launches an all_reduce by exchange, and compares by bits the slice of each block at the end.
-    """
+    """Launches an all_reduce by exchange, and compares by bits each block's slice at the end."""
 
     def __init__(
         self,

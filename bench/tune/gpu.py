@@ -48,8 +48,7 @@ class GpuTuner:
         return Candidate(names[0]) if not collective.has_data and len(names) == 1 else None
 
     def candidates(self, collective: Collective, problem: Problem) -> Candidates:
-        """See Tuner. All candidates use the same arrays. Small calls have one shape for all bounds.
-        """
+        """See Tuner. All candidates use the same arrays. Small calls ignore the bounds."""
         gpu, found = self._gpu, []
         mine = gpu.buffers(problem)
         for name in self._comm.algorithms(collective.name):
