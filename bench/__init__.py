@@ -1,10 +1,10 @@
 """Benchmarks of KCCL, its peers and its floors: `kccl bench all_reduce --baselines`.
 
-Importing this package imports nothing of kccl. So peers/mpi_job.py can use the same timing and the
-same checks under another MPI, in an environment that has only numpy and mpi4py.
+Importing this package does not import kccl. So peers/mpi_job.py can use its timing and checks in a
+job of another MPI, whose environment has only numpy and mpi4py.
 """
 
-# A program, whose interface is `kccl bench`.
+# Nothing is exported: users call the command `kccl bench`.
 __all__: list[str] = []
 
 

@@ -1,4 +1,4 @@
-"""The arguments of `kccl bench <collective>`: what they may be, and the problems that they name."""
+"""Defines and checks the arguments of `kccl bench <collective>`, and makes problems of them."""
 
 from __future__ import annotations
 
@@ -134,10 +134,10 @@ def message_size(text: str) -> int:
 
 
 def whole_number(text: str) -> int:
-    """Returns the number of an argument.
+    """Converts an argument to an integer.
 
     Raises:
-        argparse.ArgumentTypeError: It is no whole number.
+        argparse.ArgumentTypeError: The text is no whole number.
     """
     try:
         return int(text)
@@ -154,7 +154,10 @@ def _op(text: str) -> str:
 
 
 def check_flags(args: argparse.Namespace, collective: Collective) -> None:
-    """Raises ValueError for a flag that says nothing about this run. Before fill_defaults()."""
+    """Raises ValueError for a flag that has no effect on this run.
+
+    Must be called before fill_defaults(), which hides which flags were given.
+    """
     name = collective.name
     of_sizes = {"-b": args.begin, "-e": args.end, "-f": args.factor}
     given = [flag for flag, value in of_sizes.items() if value is not None]
@@ -179,8 +182,8 @@ def check_flags(args: argparse.Namespace, collective: Collective) -> None:
 
 
 def fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
-    """Give each argument that was left out its value."""
-    # Why: a simulated call takes milliseconds, and its time means nothing, so one repeat suffices.
+    """Gives each argument that was left out its default for this backend and collective."""
+    # On the simulator one repeat suffices: a call takes milliseconds, and its time means nothing.
     is_simulated = args.backend == "sim"
     usual = "bfloat16" if args.backend in ON_GPUS else "float32"
     args.dtype = args.dtype or collective.dtype or usual
@@ -201,10 +204,10 @@ def fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
 def problems_of(
     args: argparse.Namespace, collective: Collective, world_size: int
 ) -> tuple[list[Problem], str]:
-    """Returns the problems that the arguments name, and what their sizes were rounded to.
+    """Returns the problems that the arguments name, and a sentence about sizes that were rounded.
 
     Raises:
-        ValueError: The arguments have no sense, or need more memory than there is.
+        ValueError: The arguments contradict each other, or need more memory than there is.
     """
     for flag, count in (("--repeats", args.repeats), ("--iterations", args.iterations)):
         if count is not None and count < 1:
@@ -240,7 +243,7 @@ def problems_of(
 
 
 def _rounding(rounded: Sequence[str], dtype: str, chunks: int) -> str:
-    """Returns a sentence about sizes that are not as asked for; empty without any."""
+    """Returns a sentence about sizes that were rounded to whole elements; "" if none was."""
     if not rounded:
         return ""
     of_each = f" in each of {chunks} chunks" if chunks > 1 else ""

@@ -1,5 +1,5 @@
-"""`kccl bench <collective>`: measure every size, print it when it is known, write the files asked
-for, with what there is when the run is interrupted.
+"""Implements `kccl bench <collective>`: measures each size, prints its rows at once, and writes the
+requested files, also if the run is interrupted.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class _Found:
 
     Attributes:
         machine: Facts about the machine for the document.
-        of_sizes: How many sizes are to be measured.
-        sizes: How many are complete.
-        rows: Theirs.
+        of_sizes: The number of sizes to measure.
+        sizes: The number of sizes that are complete.
+        rows: The rows of the complete sizes.
         notes: A sentence for each peer without rows.
-        ended: Why not all sizes are complete; None if they are.
+        ended: Why the run ended before all sizes were complete; None if it did not.
     """
 
     machine: dict[str, Any]
@@ -89,18 +89,18 @@ def main(
         comm: The communicator.
         job: GPU state that several benches share; None creates it for this one.
         command: See document().
-        tables: Where tables go. None: to stdout; to stderr with --json.
+        tables: The file to which tables are printed. None: stdout, or stderr with --json.
 
     Returns:
         0; 1 if any result was wrong; 2 if the arguments are invalid, or a file cannot be written.
-        The same on every rank.
+        All ranks return the same.
 
     Raises:
-        KeyboardInterrupt, kccl.Error: The run has ended early. What was measured has been written.
+        KeyboardInterrupt, kccl.Error: The run ended early. The rows so far have been written.
     """
     if args.collective is None:
         return _refused(comm, "name a collective, as in kccl bench all_reduce; --help lists them")
-    # The caller's stay as they are.
+    # A copy, because defaults are filled in below, and the caller's object must not change.
     args = argparse.Namespace(**vars(args))
     collective = load(args.collective)
     tables = tables or (sys.stderr if args.json else sys.stdout)
@@ -112,7 +112,7 @@ def main(
         problems, rounding = problems_of(args, collective, comm.world_size)
     except ValueError as error:
         refusal = str(error)
-    # A rank may have less memory than the others.
+    # All ranks refuse if one does: a rank may have less memory than the others.
     refusal = next(filter(None, comm.gather_objects(refusal)), None)
     if refusal is not None:
         return _refused(comm, refusal)
@@ -120,7 +120,7 @@ def main(
     with ExitStack() as ends:
         pins = args.backend == "host" and comm.world_size > 1 and not args.no_pin
         places = ends.enter_context(placed(comm, pins=pins))
-        # All ranks end if rank 0 cannot write.
+        # All ranks end if rank 0 cannot write the files.
         if comm.rank == 0:
             refusal = _begin(out, args, collective, comm, [rounding, places.note])
         refusal = comm.gather_objects(refusal)[0]
@@ -143,7 +143,7 @@ def main(
             _end_early(error, interrupts, out, args, screen, found, comm, command)
             raise
         if not is_complete:
-            return 0  # rank 0 says why
+            return 0  # rank 0 raises the OSError
         code = _finish(out, args, screen, found, comm, command) if comm.rank == 0 else 0
         return int(comm.gather_objects(code)[0])
 
@@ -161,7 +161,7 @@ def _begin(
     comm: kccl.Communicator,
     notes: Sequence[str],
 ) -> str | None:
-    """Tries the files of the run, and prints its head. Returns why that fails; None if it works."""
+    """Tries the files of the run, and prints its head. Returns why that failed, or None."""
     try:
         if args.csv is not None:
             try_file("--csv", args.csv)
@@ -191,10 +191,9 @@ def _measure(
     places: Places,
     found: _Found,
 ) -> bool:
-    """Measures all sizes; `found` grows with each. Collective.
+    """Measures all sizes, and adds each to `found`. Collective.
 
-    Returns:
-        False on the other ranks if rank 0 cannot print, which raises OSError there.
+    If rank 0 cannot print, it raises OSError, and the other ranks return False.
     """
     try:
         heads = places.lines(side.machine.get("gpus", ()))
@@ -221,28 +220,28 @@ def _measure(
                     return False
     finally:
         if found.rows:
-            # The least latency of the whole run is every row's.
+            # All rows get the same floor: the least latency of the whole run.
             side.fill(found.rows)
         found.notes = side.notes()
     return True
 
 
 def _keep(args: argparse.Namespace, screen: Screen, rows: Sequence[Row], found: _Found) -> None:
-    """Prints the rows of a size, and writes all so far, in case this rank gets lost."""
+    """Prints the rows of a size, and writes all rows so far, in case this process is killed."""
     if args.csv:
-        # Why no failures: the last write says them.
+        # Ignores failures, because the last write, in _finish(), reports them.
         write(args.csv, lambda path: write_csv(found.rows, COLUMNS, path), [])
     screen.add(rows)
 
 
 def _prints(comm: kccl.Communicator, act: Callable[[], None]) -> bool:
-    """Lets rank 0 print. Collective.
+    """Calls `act`, which prints, on rank 0. Collective.
 
     Returns:
-        False on the other ranks if rank 0 could not.
+        False on the other ranks if rank 0 could not print.
 
     Raises:
-        OSError: On rank 0: it could not.
+        OSError: Rank 0 could not print. Raised on rank 0 only.
     """
     failure = None
     if comm.rank == 0:
@@ -266,7 +265,9 @@ def _end_early(
     comm: kccl.Communicator,
     command: Sequence[str] | None,
 ) -> None:
-    """Writes what there is on rank 0, and raises what a person should read."""
+    """Writes the rows so far on rank 0. Raises KeyboardInterrupt or kccl.Error if one describes the
+    cause better than `error`, which the caller raises else.
+    """
     is_interrupt = interrupts.number is not None or isinstance(error, KeyboardInterrupt)
     found.ended = "interrupted" if is_interrupt else f"interrupted by {type(error).__name__}"
     found.ended += f" after {found.sizes} of {found.of_sizes} sizes"
@@ -346,7 +347,7 @@ def _side(
 
 
 def _is_on_gpus(args: argparse.Namespace) -> bool:
-    """Whether calls on a GPU's stream are measured."""
+    """Returns whether calls on a GPU's stream are measured."""
     return args.backend in ON_GPUS and not args.in_kernel
 
 

@@ -1,14 +1,14 @@
-"""`kccl bench --compare A B`: are the times of B worse than those of A?
+"""Implements `kccl bench --compare A B`, which finds rows of B that are slower than those of A.
 
-A file holds what `--json` printed, one document a line; other lines are skipped. With one file, A
-is what the records have of the same machine. A row of KCCL is compared with the newest row of A
-that agrees in its call: collective or model, size or position, element type, operator, ranks and
-so on.
+A file holds documents that `--json` printed, one a line; other lines are skipped. With one file, A
+is the records of the same machine. A row of KCCL is compared with the newest row of A that has the
+same call: collective or model, size or position, element type, operator, ranks and so on.
 
-How much slower is worse depends on how steady both runs were: TOLERANCE, plus the middle half of
-the repeats of both as a fraction of their medians. Where the machine's own latency was higher
-around the row of B, the row may be slower by as much. A slower row is no finding if a run marked
-its time, as that of ranks that shared a core, or if the floors of both differ much.
+A row is worse if it is slower by more than a tolerance. The tolerance is TOLERANCE plus the spreads
+of both rows, which are the interquartile ranges of their repeats relative to the medians. If the
+machine's own latency was higher around the row of B, the row may be slower by the same factor.
+A slower row is no finding if a run marked its time as doubtful, as that of ranks that shared a
+core, or if the floors of both rows differ much.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .harness.document import Document, load
 from .harness.measure import BELOW_FLOOR, BUSY, DRIFT, DRIFTED, SHARED_CORE, Row, spread
 
 TOLERANCE = 0.1
-"""Times of two runs differ by this fraction, even if the repeats within each run agree."""
+"""The fraction by which times of two runs may differ, even if the repeats within each run agree."""
 UNKNOWN_SPREAD = 0.025
-"""The spread of a row that does not say it, as those of older documents."""
+"""The assumed spread of a row that has none, as in older documents."""
 
 OF_RECORDS = "the records of this machine"
 RECORDS = Path(__file__).parent / "records"
@@ -36,10 +36,11 @@ _CALL = (
     *("library", "collective", "mode", "call", "complete", "order"),
     *("bytes", "dtype", "op", "in_place", "world_size"),
 )
-# The planner chooses them, except in kernels, where the bench measures several side by side.
+# Fields that identify a call only inside kernels, where the bench measures several algorithms and
+# numbers of blocks. Elsewhere the planner chooses them.
 _CHOSEN_IN_KERNELS = ("algorithm", "blocks")
 _DECODE = ("library", "model", "backend", "world_size", "dtype", "position", "drafts")
-# What holds for rows that are older than a field.
+# The value of a field in rows that are older than the field.
 _BEFORE = {"drafts": "off"}
 _EXAMPLES = 3
 Key = tuple[object, ...]
@@ -52,7 +53,7 @@ class Finding:
     Attributes:
         row: The row.
         before: Its partner in A; None if the row is wrong.
-        tolerance: How many times its partner's time it might take without counting as worse.
+        tolerance: The largest ratio of its time to its partner's that does not count as worse.
     """
 
     row: Row
@@ -73,16 +74,16 @@ class Finding:
 
 @dataclass
 class Comparison:
-    """What became of the rows.
+    """The result of a comparison.
 
     Attributes:
         worse: Rows of B that are worse or wrong.
-        better: How many rows of B are faster by more than the tolerance.
-        compared: How many have a partner.
-        alone: Rows of B without a partner, and of A; each as a person would name them.
-        doubtful: Rows of B that are slower, where the machine may be the reason: a run has marked
-            its time, or the floor was another.
-        without_time: How many rows have no time to compare, as those of a simulation.
+        better: The number of rows of B that are faster by more than the tolerance.
+        compared: The number of rows of B with a partner.
+        alone: Rows of B without a partner, and rows of A without one, as text.
+        doubtful: Rows of B, as text, that are slower perhaps because of the machine: a run has
+            marked its time, or the floor differed.
+        without_time: The number of rows that have no time to compare, as those of a simulation.
     """
 
     worse: list[Finding] = field(default_factory=list)
@@ -94,8 +95,9 @@ class Comparison:
 
 
 def compare(old: Iterable[Document], new: Iterable[Document]) -> Comparison:
-    """Compares KCCL's rows of the new documents with those of the old ones; of rows that agree in
-    their call, the last counts.
+    """Compares KCCL's rows of the new documents with those of the old ones.
+
+    Of several rows with the same call, the last counts.
     """
     found = Comparison()
     before, _ = _by_call(old)
@@ -165,7 +167,7 @@ def _report(names: Sequence[str], old: Sequence[Document], new: Sequence[Documen
         print(f"worse: {finding}")
     then, now = names
     lonely = [(now, then, found.alone[0])]
-    # Records have everything that was ever measured.
+    # Rows of the records without a partner are not listed: records hold all earlier measurements.
     lonely += [(then, now, found.alone[1])] if then != OF_RECORDS else []
     for name, other, calls in lonely:
         if calls:
@@ -192,7 +194,7 @@ def _refused(why: str) -> int:
 
 
 def _given(args: argparse.Namespace) -> list[str]:
-    """Returns what else was given on the command line."""
+    """Returns the arguments beside --compare that were given on the command line."""
     names = {"begin", "end", "factor", "sizes", "dtype", "op", "root", "iterations", "repeats"}
     names |= {"ranks", "seed", "csv", "plot", "collective", "in_place"}
     flags = ("baselines", "in_kernel", "no_pin", "verbose", "json")
@@ -209,7 +211,7 @@ def _read(path: Path) -> list[Document]:
     """Returns the documents of a file.
 
     Raises:
-        ValueError: There are none.
+        ValueError: The file cannot be read, or has no documents.
     """
     try:
         found = load(path)
@@ -237,12 +239,12 @@ def _machine(document: Document) -> Key:
 
 
 def _by_call(documents: Iterable[Document]) -> tuple[dict[Key, Row], int]:
-    """KCCL's rows by their call, and how many of them have no time."""
+    """Returns KCCL's rows by their call, and the number of rows without a time."""
     found: dict[Key, Row] = {}
     without = 0
     for document in documents:
         for row in document["rows"]:
-            # A kernel that left something out is no contender.
+            # Skips rows of other libraries, and of kernels with a part left out (--ablate).
             if row.get("library") != "kccl" or row.get("ablated") is not None:
                 continue
             names: tuple[str, ...]
@@ -258,7 +260,7 @@ def _by_call(documents: Iterable[Document]) -> tuple[dict[Key, Row], int]:
 
 
 def _field(row: Row, name: str) -> object:
-    """Returns a field of a row, or what it was in rows that do not have it yet."""
+    """Returns a field of a row, or its value of _BEFORE if the row is older than the field."""
     value = row.get(name)
     return _BEFORE.get(name) if value is None else value
 
@@ -295,7 +297,7 @@ def _drift(before: Row, row: Row) -> float:
 
 
 def _call(row: Row) -> str:
-    """Returns a row as a person would name it."""
+    """Returns a row's call as text."""
     if "us_per_token" in row:
         drafts = _field(row, "drafts")
         more = "" if drafts == "off" else f", drafts {drafts}"
@@ -312,7 +314,7 @@ def _rows(count: int) -> str:
 
 
 def _some(calls: Sequence[str]) -> str:
-    """Returns how many rows, and the names of the first."""
+    """Returns the number of rows, and the names of the first ones."""
     more = len(calls) - _EXAMPLES
     names = "; ".join(calls[:_EXAMPLES]) + (f"; and {more} more" if more > 0 else "")
     return f"{_rows(len(calls))} ({names})"

@@ -1,4 +1,4 @@
-"""The names that people use for collectives and element types, and what they mean."""
+"""Translates the names that people write for collectives and element types."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ _DTYPES = {dtype.name: dtype.name for dtype in kccl.dtypes.ALL} | {
 
 
 def collective_name(text: str, among: Iterable[str] = NAMES) -> str:
-    """A collective's name, from however people write it: "allreduce", "all-reduce", "bcast".
+    """Returns a collective's name, from however people write it: "allreduce", "all-reduce",
+    "bcast".
 
     Args:
-        text: What a person wrote.
-        among: The names of the collectives that are meant.
+        text: The name that was given.
+        among: The names of the collectives that are allowed.
 
     Raises:
-        argparse.ArgumentTypeError: There is none of that name.
+        argparse.ArgumentTypeError: No allowed collective has that name.
     """
     known = {*among}
     squeezed = text.lower().replace("-", "").replace("_", "")
@@ -53,16 +54,16 @@ def collective_name(text: str, among: Iterable[str] = NAMES) -> str:
 
 
 def dtype_name(text: str) -> str:
-    """An element type's name, from however people write it: "fp32", "bf16", "half".
+    """Returns an element type's name, from however people write it: "fp32", "bf16", "half".
 
     Raises:
-        argparse.ArgumentTypeError: There is none of that name.
+        argparse.ArgumentTypeError: No element type has that name.
     """
     return _meant("element type", text, text.lower(), _DTYPES)
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """A question to append to an error; empty where nothing that is known is similar."""
+    """Returns ". Did you mean X?" to append to an error; "" if no known name is similar."""
     close = get_close_matches(text.lower(), list(known), n=1)
     return f". Did you mean {close[0]}?" if close else ""
 

@@ -51,9 +51,9 @@ Series = tuple[str, str, list[int], list[float]]
 
 
 def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
-    """Write the picture of one collective's rows; the suffix of the path chooses the format.
+    """Writes the picture of one collective's rows. The suffix of the path chooses the format.
 
-    A single size is drawn as bars, since a line needs two points.
+    A single size is drawn as bars, because a line needs two points.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def series(rows: Sequence[Row]) -> list[Series]:
     """Returns the lines of a picture: (label, colour, bytes, microseconds) for each mode of kccl
-    and each peer. Failed rows are left out. On GPUs, peers have only their calls in graphs.
+    and each peer. Failed rows are left out, and on GPUs all calls of peers outside of graphs.
     """
     on_gpus = _graph_mode(rows)
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
@@ -146,14 +146,14 @@ def series(rows: Sequence[Row]) -> list[Series]:
 
 
 def _kind(row: Row) -> str:
-    """Returns the line of kccl to which a row belongs."""
+    """Returns the name of kccl's line to which a row belongs."""
     if row["mode"] != "in_kernel":
         return str(row["mode"])
     if row["collective"] == "exchange":
         where = "one GPU" if row["world_size"] == 1 else f"{row['world_size']} GPUs"
         return f"in a kernel, {row['order']}, {where}"
     kind = f"in a kernel, {row['complete'] if row['dtype'] else row['order']}"
-    # An all_reduce by publish and collect_reduced.
+    # grid_exchange is an all_reduce by publish and collect_reduced.
     return f"{kind}, by exchange" if row["algorithm"] == "grid_exchange" else kind
 
 
@@ -170,7 +170,7 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
             markersize=3.5,
         )
         labels.append((times[-1], label, colour))
-    # An exchange within one GPU has another floor than one among all GPUs.
+    # Draws a floor for each world size: within one GPU the floor is lower than among all GPUs.
     for ranks in sorted({row["world_size"] for row in rows}):
         floors = sorted(
             {
@@ -191,7 +191,7 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _skewed_lines(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw each library in graphs as in the first panel, and its skewed run dotted."""
+    """Draws each library's calls in graphs as in the first panel, and its skewed run dotted."""
     labels = []
     pairs = zip(series(rows), _skewed_series(rows), strict=True)
     for (label, colour, sizes, times), (_, _, _, skewed) in pairs:
@@ -246,7 +246,7 @@ def _ratios(axes: Axes, rows: Sequence[Row], sizes: Sequence[int]) -> None:
         if max(peer / time_us, time_us / peer) > _VISIBLE_RATIO:
             arrow = {"arrowstyle": "<->", "color": "#333333"}
             axes.annotate("", (nbytes, time_us), (nbytes, peer), arrowprops=arrow)
-        # The text is right of its arrow; at the last size left of it, to stay in the picture.
+        # The text is right of its arrow, but left of it at the last size, to stay in the picture.
         is_last = nbytes == sizes[-1]
         axes.annotate(
             f"{peer / time_us:.{1 if peer >= time_us else 2}f}x",
@@ -305,7 +305,7 @@ def _bars(axes: Axes, rows: Sequence[Row]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("microseconds per call, slowest rank")
     axes.margins(x=0.12, y=0.15)
-    # An exchange within one GPU has another floor than one among all GPUs.
+    # Draws each floor: within one GPU the floor is lower than among all GPUs.
     for floor_us in sorted({row["floor_us"] for row in rows if row["floor_us"]}):
         axes.axvline(floor_us, color="#888888", linestyle="--", linewidth=1.4)
         axes.annotate(

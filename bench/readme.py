@@ -35,7 +35,7 @@ _HEAD = (
 )
 
 
-# Column -> library and algorithm; None: the best of all its algorithms.
+# Column -> (library, algorithm). With None it shows the fastest of the library's algorithms.
 _PEERS_ON_GPUS = {
     "NCCL": ("nccl", "default"),
     "NCCL, window": ("nccl", "symmetric_window"),
@@ -46,7 +46,7 @@ _PEERS_ON_GPUS = {
 
 _IN_KERNEL = "in_kernel"
 _MOST_HEADLINES = 12
-# The sizes shown; records have more.
+# The sizes that the tables show. Records have more.
 _SIZES_IN_KERNELS = (16, 1024, 2048, 8192, 65536)
 _HEAD_IN_KERNELS = (
     "| inside a kernel | by | ranks | bytes | complete | order | blocks | us | p99 | skewed "
@@ -63,7 +63,10 @@ def table(document: Document, collective: str) -> str:
 
 
 def headline(document: Document, collective: str) -> str:
-    """One line a size: KCCL's prepared call (on GPUs in a graph), best peer, ratio, floor."""
+    """Returns a table with a line for each size: KCCL, the best peer, their ratio, and the floor.
+
+    KCCL's call is the prepared one, on GPUs in a graph.
+    """
     has_gpus = bool(document["machine"].get("gpus"))
     mode, call = ("graph", None) if has_gpus else ("eager", "prepared")
     rows = [
@@ -77,7 +80,7 @@ def headline(document: Document, collective: str) -> str:
         if row["library"] == "kccl" and row["mode"] == mode and call in (None, row["call"])
     }
     sizes = sorted(ours)
-    # At most _MOST_HEADLINES of them at equal steps, down from the largest.
+    # Takes at most _MOST_HEADLINES sizes, at equal steps down from the largest.
     sizes = sizes[:: -ceil(len(sizes) / _MOST_HEADLINES)][::-1]
     lines = [
         "| bytes | KCCL | best peer | | peer / KCCL | floor |\n|---:|---:|---:|---|---:|---:|\n"
@@ -107,7 +110,7 @@ def headline(document: Document, collective: str) -> str:
 
 
 def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
-    """Microseconds per call in a CUDA graph by size, of kccl and of the peers measured."""
+    """Returns a table of microseconds per call in a CUDA graph, by size, of kccl and its peers."""
     rows = [row for row in rows if row["mode"] == "graph" and row["time_us"] is not None]
     by_peer = {
         column: [
@@ -141,10 +144,10 @@ def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
 
 
 def in_kernels(documents: Sequence[Document]) -> str:
-    """Calls inside persistent kernels: one line for each row of kccl.
+    """Returns a table of calls inside persistent kernels, with a line for each row of kccl.
 
     Args:
-        documents: All of one machine.
+        documents: The documents. They must all be from one machine.
     """
     lines, commits = [], []
     for document in documents:
@@ -173,7 +176,7 @@ def in_kernels(documents: Sequence[Document]) -> str:
 
 
 def _on_the_host(document: Document, rows: list[Row], collective: str) -> str:
-    """Microseconds by size: KCCL in its three forms, the best MPI, their ratio, and the floor."""
+    """Returns a table by size: KCCL in three forms, the best MPI, their ratio, and the floor."""
     lines = []
     for nbytes in sorted({row["bytes"] for row in rows}):
         here = [row for row in rows if row["bytes"] == nbytes and row["time_us"] is not None]

@@ -20,20 +20,20 @@ from typing import NamedTuple
 
 from kccl.engine import Engine
 
-# Tokens of a conversation's first turn, and what each later turn adds to what was answered.
+# Tokens of a conversation's first turn, tokens that each later turn adds, and tokens of an answer.
 _TURN, _ADDED, _ANSWER = 1000, 30, 20
 _OTHERS = 3
 _PROMPT = "Once upon a time, in a small village by the sea,"
 
 
 class Seen(NamedTuple):
-    """A stream, as its client sees it.
+    """The timing of one stream, as its client sees it.
 
     Attributes:
-        num_tokens: Events with a token.
-        first_s: From the request to the first of these.
-        rest_s: From there to the last one.
-        cpu_s: CPU time of the client meanwhile.
+        num_tokens: Number of events with a token.
+        first_s: Seconds from the request to the first of these events.
+        rest_s: Seconds from the first to the last of these events.
+        cpu_s: CPU time of the client during the stream.
     """
 
     num_tokens: int
@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 
 
 def _ask(address: tuple[str, int], body: bytes) -> Seen:
-    """Asks the server, and reads bytes until the stream's end."""
+    """Sends a request to the server, and reads bytes until the stream's end."""
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     )
@@ -68,13 +68,13 @@ def _ask(address: tuple[str, int], body: bytes) -> Seen:
 
 
 def _client(pipe: Pipe, address: tuple[str, int]) -> None:
-    """The client's process: asks what it is told, until it is told nothing."""
+    """Runs in the client's process: sends each request that comes through the pipe, until None."""
     while (body := pipe.recv()) is not None:
         pipe.send(_ask(address, body))
 
 
 class Client:
-    """A client in a process of its own."""
+    """A client that runs in another process."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -83,7 +83,7 @@ class Client:
         self._process.start()
 
     def ask(self, ids: list[int], max_tokens: int) -> Seen:
-        """One greedy answer, streamed."""
+        """Requests one greedy answer as a stream, and returns its timing."""
         body = {"prompt": ids, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         self._pipe.send(json.dumps(body).encode())
         seen: Seen = self._pipe.recv()
@@ -97,7 +97,7 @@ class Client:
 
 @contextmanager
 def served(engine: Engine) -> Iterator[tuple[str, int]]:
-    """The address of a server of an engine, as `kccl serve` starts it."""
+    """Runs a server of an engine, as `kccl serve` starts it, and yields its address."""
     import uvicorn
 
     from kccl.engine.serving.http.app import application
@@ -124,14 +124,14 @@ def served(engine: Engine) -> Iterator[tuple[str, int]]:
 
 
 def _stream(engine: Engine, ids: list[int], max_tokens: int) -> Seen:
-    """One greedy answer of the engine, without a server."""
+    """Times one greedy answer of the engine without a server."""
     began = time.monotonic()
     times = [time.monotonic() for _ in engine.stream(ids, max_tokens=max_tokens, temperature=0)]
     return Seen(len(times), times[0] - began, times[-1] - times[0], 0.0)
 
 
 def _overhead(engine: Engine, client: Client, rounds: int, max_tokens: int) -> None:
-    """Prints how much slower streams are, and their first tokens."""
+    """Prints how much slower the server's streams and first tokens are than the engine's."""
     ids = engine.tokenizer.encode(_PROMPT)
     pairs = []
     for number in range(rounds + 1):
@@ -141,7 +141,7 @@ def _overhead(engine: Engine, client: Client, rounds: int, max_tokens: int) -> N
             raise SystemExit(f"{own.num_tokens} tokens, and {seen.num_tokens} by the server")
         if own.rest_s == 0 or seen.rest_s == 0:
             raise SystemExit(f"{own.num_tokens} tokens came at once: ask for more with --tokens")
-        # The first round reads the prompt.
+        # Skips the first round, in which the prompt is not cached yet.
         if number:
             pairs.append((own, seen))
     wall = [seen.rest_s / own.rest_s - 1 for own, seen in pairs]
@@ -161,7 +161,7 @@ def _overhead(engine: Engine, client: Client, rounds: int, max_tokens: int) -> N
 def _beside(
     engine: Engine, ours: Client, theirs: Client, name: str, rounds: int, max_tokens: int
 ) -> None:
-    """Prints the speeds of both servers, which answer in turn. Each has read a prompt before."""
+    """Prints the speeds of both servers, which answer in turn, with the prompt in their caches."""
     ids = engine.tokenizer.encode(_PROMPT)
     pairs = [(ours.ask(ids, max_tokens), theirs.ask(ids, max_tokens)) for _ in range(rounds + 1)]
     del pairs[0]
@@ -188,7 +188,9 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _turns(engine: Engine, client: Client, rounds: int) -> None:
-    """Prints how much sooner a second turn begins, and one after other conversations."""
+    """Prints how much sooner than the first turn a second turn begins, and a turn after other
+    conversations.
+    """
     noise = random.Random(0)
     size = engine.config.vocab_size
 
@@ -211,7 +213,7 @@ def _turns(engine: Engine, client: Client, rounds: int) -> None:
 
 
 def main() -> None:
-    """Runs it."""
+    """Runs the benchmark of the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2", metavar="M", help="as kccl serve's (smollm2)")
     parser.add_argument("-n", type=int, metavar="RANKS", help="ranks as threads (1)")

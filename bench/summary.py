@@ -1,4 +1,4 @@
-"""README's one table: a call or a token a line, each from the newest record that has it."""
+"""Makes the table of README: a line for each call or token, from the newest record that has it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = {
     "torch+nccl": "PyTorch, NCCL",
     "torch+kccl": "PyTorch, sums by KCCL",
 }
-"""How a table calls a library of the records."""
+"""Name of a library in records -> its name in tables."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Line:
     """One line of the table.
 
     Attributes:
-        record: The name of a file in bench/records, without its ending.
-        what: What is timed.
-        problem: Fields of the rows that are compared, KCCL's and the peers'.
-        ours: More fields of KCCL's row.
+        record: The name of a file in bench/records, without its suffix.
+        what: A description of what is timed.
+        problem: Fields that KCCL's row and the peers' rows must have.
+        ours: Further fields that KCCL's row must have.
     """
 
     record: str
@@ -81,7 +81,7 @@ LINES = (
 
 
 def table(records: Path) -> str:
-    """Returns the table, and under it where its figures are from.
+    """Returns the table, and below it the commits of its figures.
 
     Raises:
         ValueError: A line's record has no such row.
@@ -125,12 +125,12 @@ def _find(line: Line, records: Path) -> tuple[Document, Row, Row | None]:
 
 
 def _us(row: Row) -> Any:
-    """Microseconds of a call or a token; None if the row has no time."""
+    """Returns the microseconds of a call or a token; None if the row has no time."""
     return row["us_per_token"] if "us_per_token" in row else row["time_us"]
 
 
 def _peer(best: Row | None, ours_us: float) -> list[str]:
-    """The fastest peer's time, its name, and how much longer it takes."""
+    """Returns three cells: the fastest peer's time, its name, and its time over KCCL's."""
     if best is None:
         return ["", "none", ""]
     name = str(best["library"])

@@ -1,4 +1,4 @@
-"""What the discoveries of both vendors' GPUs share."""
+"""Adds the GPUs of both vendors to a machine, and defines what each vendor's discovery returns."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Found:
 
 
 def with_gpus(machine: Machine, root: str = "/", nvml: Any = None) -> Machine:
-    """Add the GPUs that the drivers tell of to a machine.
+    """Adds the GPUs that the vendors' drivers report to a machine.
 
     Args:
         machine: The host, as discover() describes it.
         root: Folder that holds `sys` and `proc`, as for discover().
-        nvml: What answers as the module `pynvml` does. Default: that module, if it can be imported
-            and root is "/". Without it, NVIDIA's driver tells of GPUs in procfs.
+        nvml: An object with the functions of the module `pynvml`. Default: that module, if it can
+            be imported and root is "/". Without it, NVIDIA's GPUs are read from procfs.
 
     Returns:
-        The machine with its devices and links. GPUs of both vendors are numbered gpu0, gpu1 and so
-        on, NVIDIA's first. What the system hides, as in a container, is None.
+        The machine with the GPUs' devices and links. GPUs of both vendors are numbered gpu0, gpu1
+        and so on, NVIDIA's first. Fields that the system hides, as in a container, are None.
     """
     from . import amd, nvidia
 

@@ -11,7 +11,7 @@ from .parts import Device, Figure, Link, Source
 _NODES = "sys/class/kfd/kfd/topology/nodes"
 _SOURCE = Source(id="kfd", kind="reported", text="the KFD driver, in /sys/class/kfd")
 _LINK_KINDS = {2: "pcie", 11: "xgmi"}
-# By PCI device id. The driver has no marketing names.
+# PCI device id -> marketing name, which the driver does not have.
 _MODELS = {
     0x7408: "AMD Instinct MI250X",
     0x740C: "AMD Instinct MI250X",
@@ -23,7 +23,8 @@ _MODELS = {
     0x75A0: "AMD Instinct MI350X",
     0x75A3: "AMD Instinct MI355X",
 }
-# Transfers in a clock of the memory, as the driver counts clocks, by architecture: HBM2 and HBM3.
+# Architecture -> memory transfers in one cycle of the memory clock that the driver reports.
+# HBM2 has 2 and HBM3 has 4.
 _TRANSFERS = {"gfx908": 2, "gfx90a": 2, "gfx942": 4, "gfx950": 4}
 
 
@@ -59,11 +60,11 @@ def discover(root: str = "/", first: int = 0) -> Found:
             kind, other = _LINK_KINDS.get(way.get("type", 0)), names.get(way.get("node_to", -1))
             if kind and other and other != names[number]:
                 pair = frozenset((names[number], other))
-                # In megabytes a second; 0 where the driver does not know.
+                # In megabytes a second; 0 if the driver does not know it.
                 most = way.get("max_bandwidth", 0)
                 width = Figure(value=most / 1000, source=_SOURCE.id) if most else None
                 made = Link(a=names[number], b=other, kind=kind, bandwidth_gbps=width)
-                # Between GPUs with xGMI the driver may list PCIe too.
+                # Prefers xGMI: between GPUs with xGMI the driver may list a PCIe link, too.
                 if pair not in links or (kind == "xgmi" != links[pair].kind):
                     links[pair] = made
     return Found(devices=tuple(devices), links=tuple(links.values()), sources=(_SOURCE,))
@@ -73,7 +74,7 @@ def _gpu(name: str, path: Path, facts: dict[str, int], numa_node: int | None) ->
     version, device_id = facts.get("gfx_target_version", 0), facts.get("device_id", 0)
     banks = [_properties(bank / "properties") for _, bank in files.numbered(path / "mem_banks")]
     size = sum(bank.get("size_in_bytes", 0) for bank in banks)
-    # Bits, and megahertz.
+    # The driver gives the width in bits and the clock in megahertz.
     transfers = _TRANSFERS.get(_architecture(version), 0)
     megabytes = sum(
         bank.get("width", 0) // 8 * bank.get("mem_clk_max", 0) * transfers for bank in banks
@@ -110,7 +111,7 @@ def _links(path: Path) -> list[dict[str, int]]:
 
 
 def _properties(path: Path) -> dict[str, int]:
-    """The lines "name number" of a file; empty where a container hides it."""
+    """Returns the lines "name number" of a file as a dict; empty if a container hides the file."""
     found = {}
     for line in (files.text(path) or "").splitlines():
         name, _, value = line.partition(" ")
@@ -120,7 +121,7 @@ def _properties(path: Path) -> dict[str, int]:
 
 
 def _architecture(version: int) -> str:
-    """90402 is gfx942, 120100 is gfx1201."""
+    """Returns the name of an architecture: "gfx942" for 90402, "gfx1201" for 120100."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 

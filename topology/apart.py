@@ -1,4 +1,4 @@
-"""How far ranks are from each other."""
+"""Finds how far ranks are from each other: the latency of a word between them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from .graph import Graph
 from .model import Machine
 from .pinning import nearness
 
-# One way between CPUs by what they share, in microseconds, where nothing is measured. Only their
-# order counts.
+# Guessed latencies between CPUs, one way, in microseconds, for CPUs that were not measured. They
+# are for CPUs that share a level-3 cache, a NUMA node, a package, or none. Only their order counts.
 _GUESSED_US = (0.05, 0.1, 0.15, 0.2)
 
 
 def latency_of(
     machine: Machine | None, world_size: int, cpus: Sequence[Collection[int]] | None = None
 ) -> Callable[[int, int], float]:
-    """A function: (rank, peer) -> microseconds of a word, one way.
+    """Returns a function: (rank, peer) -> microseconds of a word, one way.
 
-    Between CPUs it is the measured latency, or a guess by what they share, which tells only near
-    from far. Where nothing is known, all peers are equally far.
+    Between CPUs it is the measured latency, or else a guess by what they share, which only tells
+    near from far. If nothing is known, all peers are equally far.
     """
     if machine is None:
         return lambda rank, peer: _GUESSED_US[0]

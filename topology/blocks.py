@@ -1,7 +1,8 @@
-"""Where the blocks of a GPU's kernel meet: dies, leaders, flags, buffers, and the lanes they serve.
+"""Places the exchanges between the blocks of a GPU's kernel: dies, leaders, flags, buffers, lanes.
 
-Pure, as placement.py. What a machine's record does not tell, such as the die of each block, the
-caller may: probes on a device find it. What is assumed otherwise stands in the reasons.
+The functions are pure, as in placement.py. The caller may pass what a machine's record does not
+have, such as the die of each block, which a probe on the device finds. Otherwise the placement
+makes an assumption, and its reasons say so.
 """
 
 from __future__ import annotations
@@ -16,22 +17,24 @@ from .model import Machine
 from .parts import Device
 
 PATTERNS = ("grid_sync", "publish")
-"""All blocks wait for each other; each block publishes a slice that all collect."""
+"""The exchanges: in "grid_sync" all blocks wait for each other; in "publish" each block publishes a
+slice that all blocks collect."""
 BLOCK_LAYOUTS = ("topology", "flat", "copies", "leaders")
-"""The one that is predicted to be the fastest, or one by name; see Layout.name."""
+"""Layouts that can be asked for. "topology" chooses the one with the least predicted time; the
+others are values of Layout.name."""
 
 _FITTED_BLOCKS = 132
 SHARE = (CONSTANTS["sync relaxed"] - 1) / _FITTED_BLOCKS
-"""By which part of the latency each further line delays a block that polls several: by the fit to
-grid_sync on H200 GPUs, whose blocks poll a line of each of 132 blocks."""
+"""The delay of a block for each further line that it polls, as a fraction of the latency. It is
+fitted to grid_sync on H200 GPUs, whose blocks poll a line of each of 132 blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interleave:
-    """Which memory the addresses of a buffer lie in, as a probe finds it.
+    """The memory that each part of a buffer lies in, as a probe finds it.
 
     Attributes:
-        granule_bytes: Length of a run of addresses in one memory.
+        granule_bytes: Bytes of a granule: neighbouring addresses that lie in one memory.
         homes: The memory of each granule from the buffer's beginning: the id of an L2 partition or
             an I/O die.
     """
@@ -42,14 +45,14 @@ class Interleave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlacement:
-    """The answer for the blocks of a GPU's kernel.
+    """The placement of the blocks of a GPU's kernel, which place_blocks() returns.
 
     Attributes:
         pattern: One of PATTERNS.
         layout: The flags and slices, and the leaders of dies.
         lanes: The lane that each block serves.
-        predicted_us: Microseconds of each layout that could be compared, by its name.
-        reasons: Why, one sentence each.
+        predicted_us: Name of a layout -> its predicted microseconds, for layouts with a prediction.
+        reasons: Sentences that say why this placement was chosen and what it assumes.
     """
 
     pattern: str
@@ -122,7 +125,8 @@ def place_blocks(
     dies, far_us = _dies(graph, gpu), gpu.latency_us.value if gpu.latency_us else None
     halves = {each.what: each.figure.value for each in machine.readings if each.of == gpu.id}
     if len(dies) == 2 and halves.keys() >= {"same_half_us", "other_half_us"}:
-        # Both are measured in one way, which the GPU's own latency need not be.
+        # Takes both latencies from the probe, because the GPU's own latency may be from another
+        # measurement.
         dies = [replace(die, near_us=halves["same_half_us"]) for die in dies]
         far_us = halves["other_half_us"]
     reasons: list[str] = []
@@ -169,7 +173,7 @@ def place_blocks(
 
 @dataclass(frozen=True, slots=True)
 class _Die:
-    """A part with compute units, and the memory near it."""
+    """A part of a GPU with compute units, the memory near it, and its latency within the part."""
 
     name: str
     memory: str
@@ -177,7 +181,7 @@ class _Die:
 
 
 def _dies(graph: Graph, gpu: Device) -> list[_Die]:
-    """The dies of a GPU, or its L2 partitions, or itself."""
+    """Returns the dies of a GPU; or its L2 partitions if it has no dies; or the GPU itself."""
     found = []
     for kind in ("die", "l2_partition"):
         for device in graph.of_kind(kind):
@@ -197,7 +201,7 @@ def _dies(graph: Graph, gpu: Device) -> list[_Die]:
 def _seats(
     dies: list[_Die], blocks: int, told: Sequence[int] | None, reasons: list[str]
 ) -> tuple[int, ...]:
-    """The number of each block's die."""
+    """Returns the number of each block's die. If `told` is None, assumes it, and adds a reason."""
     if told is not None:
         if len(told) != blocks or not set(told) <= set(range(len(dies))):
             raise ValueError(
@@ -213,7 +217,7 @@ def _seats(
 
 
 def _flat(gpu: str, at: tuple[str, ...], nbytes: int) -> Layout:
-    """Everybody polls everybody's line."""
+    """Returns the layout in which every block polls the line of every block."""
     everybody, stride = tuple(range(len(at))), _whole_lines(nbytes)
     return Layout(
         name="flat",
@@ -227,7 +231,9 @@ def _flat(gpu: str, at: tuple[str, ...], nbytes: int) -> Layout:
 
 
 def _copies(at: tuple[str, ...], near: tuple[str, ...], nbytes: int) -> Layout:
-    """Each block writes its line into the memory of each die; blocks poll what is near."""
+    """Returns the layout in which each block writes its line into the memory of each die, and
+    blocks poll only the memory near them.
+    """
     stride, memories = _whole_lines(nbytes), tuple(dict.fromkeys(near))
     pollers = {home: tuple(b for b, own in enumerate(near) if own == home) for home in memories}
     return Layout(
@@ -237,7 +243,7 @@ def _copies(at: tuple[str, ...], near: tuple[str, ...], nbytes: int) -> Layout:
         flags=tuple(
             Flag(writer=b, at=home, offset=b * stride, nbytes=nbytes, pollers=pollers[home])
             for b in range(len(at))
-            # The far ones first: their words take longest.
+            # Writes to far memories come first, because they take longest.
             for home in sorted(memories, key=lambda home: home == near[b])
         ),
         is_near=True,
@@ -245,7 +251,9 @@ def _copies(at: tuple[str, ...], near: tuple[str, ...], nbytes: int) -> Layout:
 
 
 def _leaders(at: tuple[str, ...], near: tuple[str, ...]) -> Layout:
-    """Blocks tell their die's leader; leaders write a line near each die, which its blocks poll."""
+    """Returns the layout in which blocks write a flag for their die's leader, and each leader then
+    writes a line near each die, which the die's blocks poll.
+    """
     members = {seat: [b for b, own in enumerate(at) if own == seat] for seat in dict.fromkeys(at)}
     leader = {seat: own[0] for seat, own in members.items()}
     flags: list[Flag] = []
@@ -286,7 +294,9 @@ def _predicted(
     dies: list[_Die],
     numbers: Sequence[int],
 ) -> dict[str, float]:
-    """Microseconds of each layout; none where a latency is not known."""
+    """Returns the predicted microseconds of each layout; empty if `within`, the GPU's latency, is
+    not known.
+    """
     if within is None:
         return {}
     near = {die.memory: die.near_us or within for die in dies}
@@ -308,7 +318,9 @@ def _predicted(
 
 
 def _laid(layout: Layout, interleave: Interleave, anywhere: str) -> Layout:
-    """The layout with its flags in granules of the memory that each is to lie in."""
+    """Returns the layout with the offset of each flag moved to a granule that lies in the flag's
+    memory. Flags at `anywhere` may lie in any granule.
+    """
     per = interleave.granule_bytes // LINE_BYTES
     free: dict[str, list[int]] = {}
     for granule, home in enumerate(interleave.homes):
@@ -319,7 +331,7 @@ def _laid(layout: Layout, interleave: Interleave, anywhere: str) -> Layout:
     for flag in layout.flags:
         lines = free.get(flag.at, [])
         needed = len(flag.lines)
-        # Slices are runs of lines. Those of a granule are in one memory.
+        # A slice needs consecutive lines. The lines of a granule are in one memory.
         at = next(
             (i for i in range(len(lines)) if lines[i : i + needed] == _run(lines[i], needed)), None
         )
@@ -356,7 +368,9 @@ def _run(first: int, count: int) -> list[int]:
 
 
 def _lanes(numbers: Sequence[int], lanes: int) -> tuple[int, ...]:
-    """Even shares of the blocks, die by die, so that as few lanes as possible lie on two dies."""
+    """Returns the lane of each block. Lanes get equal shares of the blocks, die by die, so that as
+    few lanes as possible lie on two dies.
+    """
     order = sorted(range(len(numbers)), key=lambda block: (numbers[block], block))
     served = [0] * len(numbers)
     for position, block in enumerate(order):

@@ -1,4 +1,4 @@
-"""The cgroups that limit this process, in cgroup v2 and v1."""
+"""Finds the cgroups that limit this process, in cgroup v2 and v1."""
 
 from pathlib import Path
 
@@ -6,10 +6,13 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 
 def folders(controller: str) -> list[Path]:
-    """This process's cgroup and those above it that can limit something: "cpu" or "memory".
+    """Returns the folders of this process's cgroup and of those above it, for one controller.
 
-    In v2 all controllers share the folders; a limit is a file that may be missing. None where Linux
-    does not tell the cgroup.
+    In cgroup v2 all controllers share the folders, and the file of a limit may be missing. The list
+    is empty if /proc/self/cgroup cannot be read.
+
+    Args:
+        controller: "cpu" or "memory".
     """
     found: list[Path] = []
     try:

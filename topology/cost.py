@@ -1,8 +1,8 @@
-"""Predicts what a call costs on a machine, from its links and latencies alone.
+"""Predicts the time of a call on a machine, from its links and latencies alone.
 
-The time of a call is a sum of terms, each a constant times something that the call and the machine
-tell: latencies, bytes over links, peers. The constants are fitted to records of H200 GPUs (see
-fit.py), and hold for machines of which only the figures are known.
+The time is a sum of terms. Each term is a constant times a quantity of the call or the machine:
+latencies, bytes over links, peers. The constants are fitted to records of H200 GPUs (see fit.py).
+They are used for other machines, too, with the figures of those machines.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .parts import Device
 
 MOST_RANKS = 8
 ERROR = 0.25
-"""By how much 90 % of the predictions may miss, as a fraction; tests compare it with records."""
+"""The largest relative error of 90 % of the predictions. Tests compare it with records."""
 
 FIXED: Mapping[str, float] = {"way": 1.0}
-"""Constants that are not fitted: a word that is sent takes the links' latency, no less."""
+"""Constants that are not fitted. A word cannot take less than the links' latency, so this is 1."""
 
 CONSTANTS: Mapping[str, float] = {
     "acq_rel": 0.7053,
@@ -43,21 +43,22 @@ CONSTANTS: Mapping[str, float] = {
     "way": 1.0,
     "wire": 0.8138,
 }
-"""By the names of the terms. tests/topology/test_cost.py fits them again, and compares."""
+"""Name of a term -> its constant. tests/topology/test_cost.py fits them again, and compares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of a kernel, as far as its time depends on it.
+    """The properties of a call of a kernel on which its time depends.
 
     Attributes:
         algorithm: Name of the kernel, as in "all_reduce_one_shot_ll16".
         nbytes: Bytes of the message, as nccl-tests counts them.
         world_size: Number of ranks, each on a GPU of its own, 1 to MOST_RANKS.
         mode: "graph" (one node of a GPU graph) or "in_kernel".
-        complete: "message" (the whole result is there) or "slice" (each block has its part).
-        order: "relaxed" or "acq_rel".
-        blocks: Blocks of a call in a kernel.
+        complete: When the call ends: "message" (the whole result has arrived) or "slice" (each
+            block has its part).
+        order: The memory order: "relaxed" or "acq_rel".
+        blocks: Number of blocks that make a call in a kernel.
     """
 
     algorithm: str
@@ -109,25 +110,26 @@ _SHAPES = {
     "grid_sync": _Shape(0),
 }
 ALGORITHMS = tuple(_SHAPES)
-# The kernels whose whole grid meets.
+# The kernels in which all blocks of the grid wait for each other.
 _GRIDS = ("grid_exchange", "grid_sync")
 
 
 class Figures:
-    """What the terms need of the GPUs of a call.
+    """The figures of a call's GPUs on which the terms depend.
 
     Attributes:
         within_us: Latency between compute units of a GPU; None if it is not known.
         one_way_us: Latency to the farthest peer.
-        gbps: Bandwidth to the peer with the narrowest way.
-        is_shared: One link carries what goes to all peers, as to a switch. A mesh has one for each.
-        is_achieved: The bandwidth has been measured. If not, it is a datasheet's.
-        is_measured: A latency or bandwidth between GPUs has been measured on such a machine, and
-            none is an estimate.
+        gbps: The least bandwidth to a peer.
+        is_shared: Whether one link carries the traffic to all peers, as to a switch. In a mesh each
+            peer has its own link.
+        is_achieved: Whether the bandwidth has been measured. If not, it is a datasheet's.
+        is_measured: Whether a latency or bandwidth between GPUs has been measured on such a
+            machine, and none is an estimate.
     """
 
     def __init__(self, graph: Graph, gpus: Sequence[Device]) -> None:
-        """Take the figures of calls among these GPUs.
+        """Finds the figures of calls among these GPUs, from the first GPU's view.
 
         Raises:
             ValueError: A latency or bandwidth is not known.
@@ -155,7 +157,7 @@ class Figures:
 
 
 def figures_of(machine: Machine, world_size: int) -> Figures:
-    """The figures of a call on a machine's first GPUs.
+    """Returns the figures of a call on a machine's first GPUs.
 
     Raises:
         ValueError: The machine has fewer GPUs, or a figure is not known.
@@ -171,7 +173,7 @@ def figures_of(machine: Machine, world_size: int) -> Figures:
 
 
 def predict(machine: Machine, call: Call) -> float:
-    """Microseconds that a call is expected to take.
+    """Returns the predicted microseconds of a call.
 
     Raises:
         ValueError: The model does not know the algorithm, or the machine lacks a figure.
@@ -180,17 +182,17 @@ def predict(machine: Machine, call: Call) -> float:
 
 
 def predict_by(figures: Figures, call: Call) -> float:
-    """As predict(), for GPUs of which the figures are known."""
+    """Returns the predicted microseconds of a call among GPUs with these figures."""
     return sum(CONSTANTS[name] * value for name, value in terms(figures, call).items())
 
 
 def ranked(machine: Machine, calls: list[Call]) -> list[tuple[float, Call]]:
-    """(microseconds, call) of each call, the fastest first."""
+    """Returns (predicted microseconds, call) for each call, the fastest first."""
     return sorted(((predict(machine, call), call) for call in calls), key=lambda pair: pair[0])
 
 
 def terms(figures: Figures, call: Call) -> dict[str, float]:
-    """The terms of a call's time by the name of their constants. Pure.
+    """Returns the terms of a call's time: name of a constant -> what it is multiplied with.
 
     Raises:
         ValueError: As predict().
@@ -212,7 +214,7 @@ def terms(figures: Figures, call: Call) -> dict[str, float]:
         each = peers if figures.is_shared else 1
         wire = sent * each / (figures.gbps * 1e3)
         if figures.is_achieved:
-            # The constant is for bandwidths of datasheets.
+            # The constant "wire" is fitted to datasheets' bandwidths. A measured one needs none.
             wire /= CONSTANTS["wire"]
     if is_grid:
         found["exchange"] = _within(figures)
@@ -239,7 +241,7 @@ def terms(figures: Figures, call: Call) -> dict[str, float]:
     if call.algorithm.startswith("broadcast") and peers and not is_graph:
         found["credit"] = figures.one_way_us
     if "sentinel" in call.algorithm:
-        # Each slot is armed again.
+        # The call must re-arm a slot with the sentinel.
         found["sentinel"] = 1.0
     if call.algorithm.endswith("simple"):
         found["simple"] = figures.one_way_us

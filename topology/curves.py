@@ -15,8 +15,8 @@ def plot_scaling(
     """Draw one line for each fabric, with a band for the error.
 
     Args:
-        found: As study() returns it.
-        title: What is predicted.
+        found: The result of study().
+        title: What is predicted, for the picture's title.
         path: File to write; its suffix names the format (.png, .svg, .pdf).
 
     Raises:
@@ -35,7 +35,7 @@ def plot_scaling(
         low, high = ([getattr(chains[n], end) for n in counts] for end in ("low_us", "high_us"))
         axes.fill_between(counts, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set_xscale("log", base=2)
-    # 72 lies too near to 64 for a number of its own.
+    # 72 has no label, because it would overlap that of 64.
     ticks = [count for count in COUNTS if count != 72]
     axes.set_xticks(ticks, [str(count) for count in ticks])
     axes.minorticks_off()

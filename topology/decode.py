@@ -1,7 +1,8 @@
 """Predicts how fast a machine decodes one request, from the bytes of a token and the chain of ops.
 
-A token reads all weights and the keys and values so far, from every GPU's memory at once: the
-stream. Its ops wait for each other, layer by layer: the chain. The two overlap in part.
+To make a token, all GPUs at once read all weights and all earlier keys and values from memory. This
+is called the stream. The token's ops wait for each other, layer by layer. This is called the chain.
+Stream and chain overlap in part.
 """
 
 from __future__ import annotations
@@ -16,29 +17,32 @@ from .graph import Graph
 from .model import Machine
 
 LAYER_US = 11.8
-"""Microseconds of a layer's chain with nothing streamed; fitted to H200 GPUs."""
+"""Microseconds of a layer's chain if nothing had to be read from memory. Fitted to H200 GPUs."""
 OVERLAP = 1.2
-"""How the stream and the chain add up: 1 one after the other, infinite the longer alone. Fitted."""
+"""The p of the p-norm that adds the times of stream and chain. With 1 the times are added; with
+infinity the longer one counts alone. Fitted."""
 DECODE_ERROR = 0.1
-"""By how much a prediction may miss on the machines it is fitted to, as a fraction."""
+"""The relative error of predictions on the machines to which the constants are fitted."""
 _KV_BYTES = 2
-_EXCHANGES = 2  # of a layer, between GPUs
-_EXCHANGED_BYTES = 4  # of a value that is summed
+_EXCHANGES = 2  # between GPUs in each layer
+_EXCHANGED_BYTES = 4  # of each value that an exchange sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What of a model bounds its speed.
+    """The sizes of a model on which its predicted speed depends.
 
     Attributes:
         source: Where the numbers are from.
-        layers, hidden, ffn, heads, kv_heads, head_dim, vocab: As in its config.
+        layers, hidden, ffn, heads, kv_heads, head_dim, vocab: As in the model's config.
         weight_bits: Bits of a weight.
-        weight_bytes: Bytes of weights that a token reads, where the shape does not tell.
-        stored_bytes: Bytes of all weights, where a token reads some of them only.
-        window, window_layers: Positions that so many of the layers see; the others see all.
-        is_delayed: What GPUs send each other is used layers later, so nothing waits for it.
-        published: What others say of its speed, and who.
+        weight_bytes: Bytes of weights that a token reads; 0 if they follow from the sizes above.
+        stored_bytes: Bytes of all weights if a token reads only some of them; else 0.
+        window, window_layers: `window_layers` of the layers see only the last `window` positions.
+            The others see all.
+        is_delayed: Whether layers use what GPUs send each other only some layers later, so that no
+            op waits for an exchange.
+        published: Sentences with speeds that others have published, and who.
     """
 
     source: str
@@ -59,16 +63,16 @@ class Shape:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether a token reads some of the weights only, as in a mixture of experts."""
+        """Whether a token reads only some of the weights, as in a mixture of experts."""
         return self.weight_bytes != 0
 
     @property
     def bytes_in_memory(self) -> int:
-        """Bytes of all weights."""
+        """The bytes of all weights."""
         return self.stored_bytes or self._weights()
 
     def bytes_per_token(self, position: int) -> int:
-        """Bytes of weights, keys and values that the token at a position reads."""
+        """Returns the bytes of weights, keys and values that the token at a position reads."""
         pairs = 2 * self.kv_heads * self.head_dim
         seen = (self.layers - self.window_layers) * (position + 1)
         seen += self.window_layers * min(position + 1, self.window)
@@ -83,7 +87,7 @@ class Shape:
 
 
 def models() -> dict[str, Shape]:
-    """The shapes recorded with this package, by file name without suffix."""
+    """Returns the shapes recorded with this package, by file name without suffix."""
     folder = Path(__file__).parent / "models"
     return {
         path.stem: _shape(json.loads(path.read_text("utf-8")))
@@ -98,7 +102,7 @@ def _shape(record: dict[str, Any]) -> Shape:
 def predict_token(
     machine: Machine, shape: Shape, position: int, world_size: int | None = None
 ) -> tuple[float, float]:
-    """Predict a token's time.
+    """Predicts the time of a token, with and without the chain.
 
     Args:
         machine: The machine.
@@ -107,7 +111,7 @@ def predict_token(
         world_size: Number of GPUs that share the weights; default: all, but at most 8.
 
     Returns:
-        Microseconds of a token, and of its stream alone at the bandwidth that the machine has.
+        Microseconds of a token, and of its stream alone, which is the bound by bandwidth.
 
     Raises:
         ValueError: The machine has fewer GPUs, their bandwidth is not known, or their memory does

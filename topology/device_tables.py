@@ -1,4 +1,4 @@
-"""Tables of a machine's GPUs, of the ways between them, and of recorded machines."""
+"""Makes tables of a machine's GPUs, of the routes between them, and of recorded machines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ _PARTS = {
     "compute_unit": "compute units",
     "memory": "memory stacks",
 }
-_MOST_GPUS = 72  # of more, the ways between the first ones are listed
+_MOST_GPUS = 72  # of a machine with more GPUs, only the routes from the first GPU are listed
 _NO_WAY = "no known link"
 
 
 def device_tables(machine: Machine, recorded: Mapping[str, Machine]) -> list[Titled]:
-    """Tables of GPUs, of the ways between them, of a probe's readings beside the ranges of a
-    recorded machine with the same GPUs, and of the figures' sources; none without GPUs.
+    """Returns the tables of a machine with GPUs; none if it has no GPU.
+
+    They show the GPUs, the routes between them, and the sources of the figures. A probe's readings
+    are shown beside the ranges of a recorded machine with the same GPUs.
     """
     graph = Graph(machine)
     if not graph.gpus:
@@ -41,7 +43,9 @@ def device_tables(machine: Machine, recorded: Mapping[str, Machine]) -> list[Tit
 
 
 def machines_table(machines: Mapping[str, Machine]) -> Titled:
-    """One row for each machine: its GPUs, and the nearest and the farthest way between two."""
+    """Returns a table with a row for each machine: its GPUs, and the least and the largest latency
+    between two of them.
+    """
     rows = []
     for name, machine in machines.items():
         graph = Graph(machine)
@@ -68,9 +72,10 @@ def machines_table(machines: Mapping[str, Machine]) -> Titled:
 
 
 def is_recorded(machine: Machine) -> bool:
-    """Whether the latencies between the machine's GPUs, or else its CPUs, were measured on it.
+    """Returns whether the latencies between the machine's GPUs, or its CPUs if it has no GPU, were
+    measured on it.
 
-    If not, documents describe it, or figures of machines like it do.
+    If not, its figures come from documents or from similar machines.
     """
     graph = Graph(machine)
     if not graph.gpus:
@@ -85,8 +90,10 @@ def is_recorded(machine: Machine) -> bool:
 
 
 def ways(graph: Graph) -> dict[Route | None, int]:
-    """The ways between two GPUs, or two CPUs where there is no GPU, without the names of their
-    stops, and how many pairs have each. Of many GPUs, only pairs with one of the first.
+    """Returns the different routes between two GPUs, and the number of pairs that have each.
+
+    Without GPUs it returns those between two CPUs. Routes have no names of stops, so that equal
+    ones can be counted. If there are more than _MOST_GPUS, only pairs with the first one count.
     """
     ends: tuple[Device, ...] = graph.gpus or graph.of_kind("cpu")
     pairs: Iterable[tuple[Device, Device]] = combinations(ends, 2)
@@ -161,7 +168,7 @@ def _ways(graph: Graph) -> Titled:
 
 
 def _readings(machine: Machine, alike: tuple[str, Machine] | None) -> Titled:
-    """What a probe has measured: of several GPUs or pairs, the least and the most."""
+    """Returns the table of what a probe has measured: the least and the most over GPUs or pairs."""
     found: dict[str, list[float]] = {}
     for reading in machine.readings:
         found.setdefault(reading.what, []).append(reading.figure.value)
@@ -182,7 +189,7 @@ def _readings(machine: Machine, alike: tuple[str, Machine] | None) -> Titled:
 
 
 def way_name(graph: Graph, route: Route) -> str:
-    """The links of a way in words: "nvlink 4 x18, through a switch"."""
+    """Describes the links of a route, as "nvlink 4 x18, through a switch"."""
     kinds = dict.fromkeys(route.kinds)
     named = []
     for kind in kinds:
@@ -197,7 +204,7 @@ def way_name(graph: Graph, route: Route) -> str:
 
 
 def figure(value: Figure | None, graph: Graph) -> str:
-    """A figure in words. A tilde marks one that is estimated, a star one that is specified."""
+    """Returns a figure as text. A tilde marks an estimated one, a star a specified one."""
     if value is None:
         return UNKNOWN
     marks = {"estimated": "~", "specified": "*"}
@@ -205,7 +212,7 @@ def figure(value: Figure | None, graph: Graph) -> str:
 
 
 def _weakest(graph: Graph) -> str:
-    """The kind of source that is trusted least, of those that the machine has."""
+    """Returns the least trusted kind of source among the machine's figures."""
     parts: Iterable[Device | Link] = (*graph.devices.values(), *graph.links)
     kinds = {graph.sources[each.source].kind for part in parts for _, each in figures(part)}
     return next((kind for kind in reversed(SOURCE_KINDS) if kind in kinds), UNKNOWN)

@@ -28,8 +28,8 @@ def discover(root: str | os.PathLike[str] = "/") -> Machine:
             thread's affinity mask. Otherwise `proc/self/status` gives them.
 
     Returns:
-        The machine, without latencies. What cannot be read is None. For `cpus`, `caches` and
-        `numa_nodes` it is an empty tuple.
+        The machine, without latencies. Fields that cannot be read are None, but `cpus`, `caches`
+        and `numa_nodes` are empty tuples then.
     """
     base = Path(root)
     system = base / "sys/devices/system"
@@ -70,8 +70,8 @@ def _online(folder: Path, cpuinfo: list[dict[str, str]]) -> tuple[int, ...]:
     online = _id_list(folder / "online")
     if online:
         return online
-    # Some containers and jails have no such list. Then take the CPUs that have a cpuN folder, or
-    # else those in /proc/cpuinfo.
+    # Some containers and jails hide the list of online CPUs. Then the CPUs with a cpuN folder are
+    # taken, or else those in /proc/cpuinfo.
     found = [cpu for cpu, path in numbered(folder, "cpu") if text(path / "online") != "0"]
     if not found:
         found = [int(entry["processor"]) for entry in cpuinfo if entry["processor"].isdecimal()]
@@ -103,7 +103,7 @@ def _cpu(folder: Path, cpu: int, numa_node: int | None) -> Cpu:
 
 
 def _caches(folder: Path, online: tuple[int, ...]) -> tuple[Cache, ...]:
-    # A shared cache is listed under each of its CPUs. Equal entries are one cache.
+    # A shared cache is listed under each of its CPUs. The set keeps it once.
     caches: set[Cache] = set()
     for cpu in online:
         for _, path in numbered(folder / f"cpu{cpu}" / "cache", "index"):
@@ -133,7 +133,7 @@ def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
                 id=node,
                 cpus=_id_list(path / "cpulist") or (),
                 memory_bytes=_mem_total(path / "meminfo"),
-                # With another length, the distances cannot be matched to node ids.
+                # A list of another length cannot be matched to node ids, so it is dropped.
                 distances=distances if len(distances) == len(found) else None,
             )
         )
@@ -163,7 +163,8 @@ def _cpu_model(cpuinfo: list[dict[str, str]]) -> str | None:
 
 
 def _architecture(base: Path) -> str | None:
-    # Kernels before 6.1 do not have this file. uname() knows the running machine only.
+    # Kernels before 6.1 do not have this file. uname() describes only the running machine, so it is
+    # asked only if `base` is its root.
     found = text(base / "proc/sys/kernel/arch")
     return os.uname().machine if found is None and _is_live(base) else found
 

@@ -1,4 +1,4 @@
-"""Groups measured latencies by the relation of the two CPUs: same core, shared cache, and so on."""
+"""Groups measured latencies by what the two CPUs share: a core, a cache, a NUMA node and so on."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def distances(machine: Machine) -> list[Distance]:
     shared: dict[frozenset[int], int] = {}
     for cache in sorted(machine.caches, key=lambda cache: -cache.level):
         for pair in _pairs(cache.shared_cpus or ()):
-            shared[pair] = cache.level  # the lowest level comes last, and stays
+            shared[pair] = cache.level  # caches of lower levels come later and overwrite
     alike: dict[tuple[int, str], list[float]] = {}
     for (a, b), ns in latencies_ns(machine).items():
         relation = _relation(by_id[a], by_id[b], shared.get(frozenset((a, b))))
@@ -78,7 +78,8 @@ def _relation(a: Cpu, b: Cpu, shared_level: int | None) -> tuple[int, str]:
     """Return the relation of two CPUs: a number that is small for near CPUs, and its name."""
     if a.smt_siblings is not None and b.id in a.smt_siblings:
         return 0, "same core (SMT)"
-    # A virtual machine may report one cache for all packages. So the package is tested first.
+    # Compares packages before caches, because a virtual machine may report one cache for all
+    # packages.
     if None not in (a.package, b.package) and a.package != b.package:
         return 102, "other package"
     if None not in (a.numa_node, b.numa_node) and a.numa_node != b.numa_node:

@@ -25,8 +25,8 @@ _COLOURS = {
     "die_to_die": "#c8a22d",
 }
 _FILLS = {"gpu": "#eef3e8", "io_die": "#f7e7c6", "die": "#f3b9a8", "l2_partition": "#cfe3f5"}
-_MOST_LINES = 16  # links of more GPUs are drawn as one line for each node
-_MOST_NAMED = 16  # of more GPUs nobody reads the numbers in the squares
+_MOST_LINES = 16  # with more GPUs, the links of a node's GPUs are drawn as one line
+_MOST_NAMED = 16  # with more GPUs, the squares of the matrix have no numbers
 _MOST_DETAILED = 16
 _Box = tuple[float, float, float, float]  # left, bottom, width, height
 
@@ -85,7 +85,7 @@ def _is_mesh(graph: Graph) -> bool:
 
 
 def _mesh(graph: Graph) -> dict[str, _Box]:
-    """GPUs on a circle."""
+    """Returns the boxes of GPUs that are drawn on a circle."""
     gpus = graph.gpus
     radius = max(1.6, 0.42 * len(gpus))
     boxes = {}
@@ -97,8 +97,10 @@ def _mesh(graph: Graph) -> dict[str, _Box]:
 
 
 def _rows(graph: Graph) -> dict[str, _Box]:
-    """Nodes in a grid, each with its GPUs in a row above its NICs and switches; the switches that
-    all nodes share stand below.
+    """Returns the boxes of nodes, GPUs, NICs and switches.
+
+    Nodes are in a grid. Each has its GPUs in a row above its NICs and switches. Switches that all
+    nodes share are below the grid.
     """
     nodes = list(dict.fromkeys(graph.node_of(gpu.id) for gpu in graph.gpus))
     across = 1 if len(nodes) < 3 else math.ceil(math.sqrt(len(nodes) / 2))
@@ -140,7 +142,8 @@ def _draw_device(axes: Axes, graph: Graph, device: Device, box: _Box) -> None:
     )
     patch.set_zorder(1 if is_frame else 3)
     axes.add_patch(patch)
-    # Text is sized in points, boxes in the picture's units.
+    # The size of text is in points, while that of boxes is in the picture's units. So smaller boxes
+    # need a smaller font.
     size = 8.0 if len(graph.gpus) <= 4 else 6.5 if len(graph.gpus) <= _MOST_DETAILED else 4.5
     label = device.id.rpartition("/")[2]
     if device.kind == "switch":
@@ -161,7 +164,7 @@ def _draw_device(axes: Axes, graph: Graph, device: Device, box: _Box) -> None:
 
 
 def _draw_parts(axes: Axes, graph: Graph, device: Device, box: _Box, size: float) -> None:
-    """The dies of a GPU as tiles, two in a row, and what is in each."""
+    """Draws the dies of a GPU as tiles, two in a row, and in each its dies and compute units."""
     parts = [
         part
         for part in graph.parts(device.id)
@@ -224,7 +227,7 @@ def _draw_links(axes: Axes, graph: Graph, boxes: dict[str, _Box]) -> None:
     for link in graph.links:
         ends = [link.a, link.b]
         if is_wide:
-            # One line from each node to what its GPUs lead to.
+            # Replaces a GPU by its node, so that one line stands for the links of all its GPUs.
             ends = [graph.node_of(end) or end for end in ends]
         if not all(end in boxes for end in ends) or ends[0] == ends[1]:
             continue
@@ -238,10 +241,10 @@ def _draw_links(axes: Axes, graph: Graph, boxes: dict[str, _Box]) -> None:
 
 
 def _ends_of(a: _Box, b: _Box) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Where a line between two boxes begins and ends: straight down to a wide one below."""
+    """Returns the ends of a line between two boxes. It is vertical if one box is much wider."""
     ax, bx = a[0] + a[2] / 2, b[0] + b[2] / 2
     for narrow, wide in ((a, b), (b, a)):
-        # Left of the middle, where no NIC stands before it.
+        # Begins left of the middle of a wide box, where no NIC is in the way.
         middle = narrow[0] + narrow[2] * (0.5 if narrow[2] < 1 else 0.2)
         if wide[2] > 2 * narrow[2] and wide[0] <= middle <= wide[0] + wide[2]:
             ax = bx = middle
@@ -249,7 +252,7 @@ def _ends_of(a: _Box, b: _Box) -> tuple[tuple[float, float], tuple[float, float]
 
 
 def _legend(axes: Axes, graph: Graph) -> None:
-    """Lines with the ways between GPUs: the links, the latency and the bandwidth."""
+    """Adds a legend with the routes between GPUs: their links, latency and bandwidth."""
     from matplotlib.lines import Line2D
 
     lines = []
@@ -261,7 +264,7 @@ def _legend(axes: Axes, graph: Graph) -> None:
         gbps = route.bandwidth_gbps
         wide = "GB/s unknown" if gbps is None else f"{gbps:.4g} GB/s"
         count = f"{pairs} pair{'s' * (pairs > 1)}"
-        # A network is slower than what leads to it.
+        # Colours a route over a network as a network, because that is its slowest link.
         kind = "network" if "network" in route.kinds else route.kinds[0]
         told = f"{way_name(graph, route)}: {us}, {wide} ({count})"
         lines.append(Line2D([], [], color=_COLOURS.get(kind, "0.4"), lw=2.5, label=told))

@@ -1,4 +1,4 @@
-"""Reads small files of sysfs and procfs. What cannot be read is None."""
+"""Reads small files of sysfs and procfs. Functions return None for a file that cannot be read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def text(path: Path) -> str | None:
-    """The text of a file without surrounding blanks; None if there is none."""
+    """Returns the text of a file, stripped; None if it is empty or cannot be read."""
     try:
         return path.read_text("utf-8", errors="replace").strip() or None
     except OSError:
@@ -15,13 +15,13 @@ def text(path: Path) -> str | None:
 
 
 def number(path: Path) -> int | None:
-    """The number that a file has; the kernel writes -1 for one that the firmware does not give."""
+    """Returns the number in a file; None if there is none, or it is -1, the kernel's "unknown"."""
     found = text(path) or ""
     return int(found) if found.isascii() and found.isdecimal() else None
 
 
 def numbered(folder: Path, prefix: str = "") -> list[tuple[int, Path]]:
-    """(number, path) of the entries of a folder that are the prefix and a number, by number."""
+    """Returns (number, path) of a folder's entries that are named prefix + number, by number."""
     return sorted(
         (int(path.name.removeprefix(prefix)), path)
         for path in entries(folder)
@@ -30,7 +30,7 @@ def numbered(folder: Path, prefix: str = "") -> list[tuple[int, Path]]:
 
 
 def entries(folder: Path) -> Iterator[Path]:
-    """The entries of a folder; none if it cannot be read."""
+    """Yields the entries of a folder; none if it cannot be read."""
     try:
         yield from folder.iterdir()
     except OSError:

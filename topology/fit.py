@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 def fit(
     rows: Sequence[tuple[Mapping[str, float], float]], fixed: Mapping[str, float]
 ) -> dict[str, float]:
-    """The constants for which the sums of constant times term are nearest to the times.
+    """Finds the constants for which each sum of constant times term is nearest to its time.
 
     Args:
         rows: (terms by name, time) of each measurement.
-        fixed: Constants that are known.
+        fixed: Constants that are given and not fitted.
 
     Returns:
-        A constant for each name. None is negative: what would be is 0.
+        A constant for each name. A constant that would be negative is 0.
 
     Raises:
-        ValueError: The rows do not tell the constants apart.
+        ValueError: The rows do not determine the constants.
     """
     names = sorted({name for terms, _ in rows for name in terms if name not in fixed})
     kept = names
@@ -35,7 +35,7 @@ def _solve(
     fixed: Mapping[str, float],
     names: Sequence[str],
 ) -> dict[str, float]:
-    """The normal equations, by elimination."""
+    """Solves the normal equations by Gauss-Jordan elimination. Returns a constant for each name."""
     size = len(names)
     matrix = [[0.0] * (size + 1) for _ in names]
     for terms, time in rows:

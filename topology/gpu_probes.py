@@ -1,4 +1,4 @@
-"""Adds what a probe of GPUs has measured to a machine. The caller has run the kernels."""
+"""Adds the measurements of a GPU probe to a machine. The caller runs the probe's kernels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from .parts import Device, Figure, Link, Source
 from .readings import Matrix, Reading
 
 SOURCE = "gpu_probe"
-"""Id of the source of all that a probe measures on GPUs."""
-_SHOWN_LINES = 64  # columns of the matrix of L2 that a record keeps
-_TPC = 2  # SMs that always run a cluster together; a GPC has many such pairs
-# Faster ways between two GPUs are no PCIe: 16 lanes of version 5 carry 63 GB/s.
+"""Id of the Source of all figures that a probe measures on GPUs."""
+_SHOWN_LINES = 64  # columns of the matrix of L2 that are kept in a record
+_TPC = 2  # SMs of a TPC, which always run a cluster together; a GPC has several TPCs
+# A faster link between two GPUs is not PCIe: 16 lanes of version 5 carry 63 GB/s.
 _PCIE_MOST_GBPS = 70
+# Name of a compute unit -> the kind of a link that is faster than PCIe.
 _BESIDE_PCIE = {"sm": "nvlink", "cu": "xgmi"}
 _Cells = Sequence[Sequence[float | None]]
 _Measured = TypeVar("_Measured", Reading, Matrix)
@@ -28,14 +29,15 @@ class GpuProbe:
     """What was measured on one GPU.
 
     Attributes:
-        units: The hardware's number of each compute unit, in the order of all rows.
-        dies: Number of the die that each is on; all 0 where the hardware does not tell.
+        units: The hardware's number of each compute unit. All rows below have this order.
+        dies: Number of the die of each unit; all 0 if the hardware does not tell it.
         unit_name: "sm" or "cu".
-        unit_to_unit_us: `[i][j]` between units i and j, one way; None where not measured.
-        line_ticks: `[i][k]` of a load of line k by unit i.
-        line_stride_bytes: Distance of two lines.
-        together: Numbers of units that ran blocks of one cluster, a set for each cluster.
-        figures: Further numbers, by quantity.
+        unit_to_unit_us: `[i][j]`: latency of a word between units i and j, one way; None for i == j
+            and what was not measured.
+        line_ticks: `[i][k]`: ticks of a load of line k in L2 by unit i.
+        line_stride_bytes: Bytes from the beginning of one measured line to that of the next.
+        together: For each observed cluster, the numbers of the units that ran its blocks.
+        figures: Further numbers, by key of QUANTITIES.
     """
 
     units: tuple[int, ...]
@@ -50,7 +52,7 @@ class GpuProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class PairsProbe:
-    """What was measured between GPUs: `[i][j]` from the i-th to the j-th of `gpus`."""
+    """What was measured between GPUs: `[i][j]` is from gpus[i] to gpus[j]."""
 
     gpus: tuple[str, ...]
     peer_us: _Cells
@@ -58,11 +60,13 @@ class PairsProbe:
 
 
 def with_gpu_probe(machine: Machine, gpu: str, probe: GpuProbe) -> Machine:
-    """Add a GPU's partitions of L2, groups of units, latencies and bandwidths to a machine.
+    """Adds a GPU's partitions of L2, groups of units, latencies and bandwidths to a machine.
+
+    The probe's parts replace the machine's parts of this GPU, except for memories. Memories and
+    links of parts that are removed are attached to the GPU itself.
 
     Args:
-        machine: The machine; its parts of this GPU are replaced, but for memories. A memory
-            whose part goes becomes one of the GPU, and a link of such a part one of the GPU.
+        machine: The machine.
         gpu: Id of the GPU.
         probe: What was measured on it.
 
@@ -137,7 +141,9 @@ def with_gpu_probe(machine: Machine, gpu: str, probe: GpuProbe) -> Machine:
 
 
 def with_pairs_probe(machine: Machine, probe: PairsProbe) -> Machine:
-    """Add latencies and bandwidths between GPUs: as matrices, as readings, and to the links."""
+    """Adds latencies and bandwidths between GPUs to a machine: as matrices, readings and figures of
+    links. Adds a link for two GPUs that have none.
+    """
     readings, links = [], list(machine.links)
     for i, a in enumerate(probe.gpus):
         for j, b in enumerate(probe.gpus):
@@ -159,7 +165,7 @@ def with_pairs_probe(machine: Machine, probe: PairsProbe) -> Machine:
         ends = frozenset((link.a, link.b))
         of_gpu = switched.get((link.a, link.b))
         for name, means in both.items():
-            # Half of the way is on each side of the switch.
+            # A route passes two links, one on each side of the switch. Each gets half the latency.
             mine = [us for pair, us in means.items() if of_gpu in pair]
             half = 2 if name == "latency_us" else 1
             value = means.get(ends) if of_gpu is None else fmean(mine) / half if mine else None
@@ -213,19 +219,22 @@ def _with(
 
 
 def _others(old: tuple[_Measured, ...], new: tuple[_Measured, ...]) -> list[_Measured]:
-    """What was measured earlier and not again."""
+    """Returns the old readings or matrices that no new one replaces."""
     again = {(each.of, each.what) for each in new}
     return [each for each in old if (each.of, each.what) not in again]
 
 
 def _split(probe: GpuProbe) -> Split | None:
-    """The halves of the units of a GPU of one die, by what a word from each to each takes."""
+    """Splits the units of a GPU of one die into halves by the latencies between units.
+
+    Returns None if the GPU has several dies, or the latencies show no halves.
+    """
     if len(set(probe.dies)) > 1:
         return None
     known = [us for row in probe.unit_to_unit_us for us in row if us is not None]
     if not known:
         return None
-    # A unit and itself: the mean of its row, which says nothing.
+    # The cell of a unit and itself gets the mean of its row, which hardly affects the split.
     means = [fmean([us for us in row if us is not None] or known) for row in probe.unit_to_unit_us]
     return halves(
         [
@@ -236,7 +245,10 @@ def _split(probe: GpuProbe) -> Split | None:
 
 
 def _split_by_lines(probe: GpuProbe) -> Split | None:
-    """The groups of units by what is near to them: ends of L2, or dies beside one I/O die."""
+    """Groups the units by the lines that are near them, or returns None if it finds no groups.
+
+    Groups are the units at the ends of L2, or on several dies the dies beside one I/O die.
+    """
     dies = sorted(set(probe.dies))
     if len(dies) < 2:
         return halves(probe.line_ticks)
@@ -251,8 +263,8 @@ def _split_by_lines(probe: GpuProbe) -> Split | None:
 
 
 def _groups(probe: GpuProbe) -> list[tuple[int, tuple[int, ...]]]:
-    """(number, units) of each die, or of each group of units that run clusters together. A pair
-    that runs no larger cluster is in a group that is not known.
+    """Returns (number, units) of each die or, with one die, of each group of units that ran
+    clusters together. It leaves out a pair of SMs that ran no larger cluster: its group is unknown.
     """
     if len(set(probe.dies)) < 2:
         found = joined(probe.units, probe.together)
@@ -269,8 +281,8 @@ def _order(
     lines: Split | None,
     groups: Sequence[tuple[int, tuple[int, ...]]],
 ) -> list[int]:
-    """Indices of the units: those of one half, of one side of the lines and of one group beside
-    each other, and those of no known group last.
+    """Returns the units' indices, sorted by half, then by side of the lines, then by group. Units
+    of no known group come last.
     """
     group_of = {unit: number for number, units in groups for unit in units}
     none = (0,) * len(probe.units)
@@ -291,9 +303,9 @@ def _parts(
     groups: Sequence[tuple[int, tuple[int, ...]]],
     near: Figure | None,
 ) -> list[Device]:
-    """The devices within a GPU: partitions, groups or dies in them, and compute units.
+    """Returns the devices within a GPU: partitions, groups or dies in them, and compute units.
 
-    near: a word's latency within a partition, where it is known.
+    `near` is the latency of a word within a partition, or None.
     """
     has_dies = len(set(probe.dies)) > 1
     kind, name = ("die", "xcd") if has_dies else ("gpc", "gpc")
@@ -339,7 +351,7 @@ def _mean_by_pair(gpus: Sequence[str], cells: _Cells) -> dict[frozenset[str], fl
 
 
 def _figure(value: float) -> Figure:
-    # More digits are noise, and people read the records.
+    # Five digits: more are noise, and people read the records.
     return Figure(value=float(f"{value:.5g}"), source=SOURCE)
 
 

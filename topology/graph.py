@@ -1,4 +1,4 @@
-"""A machine as one graph: the host's CPUs, GPUs and their parts, and the ways between them."""
+"""Makes a machine one graph: the host's CPUs, GPUs and their parts, and routes between them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .model import Machine
 from .parts import Device, Figure, Link, Source
 
 PROBED = "probe"
-"""Id of the source of latencies between CPUs, which the machine has as a matrix."""
+"""Id of the Source of latencies between CPUs, which a Machine holds as a matrix without source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The way from one device to another.
+    """A path over links from one device to another.
 
     Attributes:
-        stops: Ids of the devices, both ends included.
-        kinds: The kinds of the links, in the order of the way.
+        stops: Ids of the devices on it, both ends included.
+        kinds: The kinds of its links, in order.
         latency_us: Microseconds one way; None if a link's is not known.
         bandwidth_gbps: Gigabytes a second of the narrowest link; None if a link's is not known.
         sources: Ids of the sources of these figures.
@@ -37,9 +37,9 @@ class Graph:
     """The devices and links of a machine. The host's packages, NUMA nodes and CPUs are devices too.
 
     Attributes:
-        devices: By id, those of the host last.
+        devices: Id -> device. Those of the host come last.
         links: All links. Latencies between CPUs are links of kind "cache".
-        sources: By id.
+        sources: Id -> source.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -63,21 +63,23 @@ class Graph:
             self._next.setdefault(link.b, []).append((link.a, link))
 
     def of_kind(self, kind: str) -> tuple[Device, ...]:
-        """Devices of a kind, in the machine's order."""
+        """Returns the devices of a kind, in the machine's order."""
         return tuple(device for device in self.devices.values() if device.kind == kind)
 
     @property
     def gpus(self) -> tuple[Device, ...]:
-        """The GPUs: rank i is the i-th."""
+        """The GPUs in the machine's order. Rank i runs on gpus[i]."""
         return self.of_kind("gpu")
 
     def parts(self, device_id: str | None, kind: str | None = None) -> tuple[Device, ...]:
-        """Direct parts of a device (None: what is at the top), those of one kind if it is given."""
+        """Returns the direct parts of a device, or the top devices for None; only those of `kind`
+        if it is given.
+        """
         found = self._parts.get(device_id, [])
         return tuple(part for part in found if kind is None or part.kind == kind)
 
     def count(self, device_id: str, kind: str) -> int | None:
-        """How many parts of a kind a device has, at any depth; None if none is known."""
+        """Returns how many parts of a kind a device has, at any depth; None if none is known."""
         found = 0
         for part in self.parts(device_id):
             inner = part.count if part.kind == kind else self.count(part.id, kind) or 0
@@ -85,19 +87,21 @@ class Graph:
         return found or None
 
     def node_of(self, device_id: str) -> str | None:
-        """Id of the node that a device is in; None if the machine is one node."""
+        """Returns the id of the node that a device is in; None if the machine has no nodes."""
         device: Device | None = self.devices[device_id]
         while device is not None and device.kind != "node":
             device = None if device.parent is None else self.devices[device.parent]
         return None if device is None else device.id
 
     def links_of(self, device_id: str) -> tuple[tuple[str, Link], ...]:
-        """(neighbour's id, link) of a device's own links."""
+        """Returns (neighbour's id, link) for each link of a device."""
         return tuple(self._next.get(device_id, ()))
 
     def route(self, a: str, b: str) -> Route | None:
-        """The way between two devices: of those with the fewest links, one whose latency is known,
-        of these the fastest, and of these the widest. None if no links join them.
+        """Returns the best route between two devices; None if no links join them.
+
+        The best has the fewest links, then a known latency, then the least latency, then the
+        largest bandwidth.
 
         Raises:
             KeyError: The machine has no such device.
@@ -119,7 +123,7 @@ class Graph:
                 continue
             done.add(here)
             for there, link in self._next.get(here, ()):
-                # Traffic between GPUs does not pass through a third one.
+                # Skips third GPUs, because they do not forward traffic.
                 if there not in done and (there == b or self.devices[there].kind != "gpu"):
                     more = link.latency_us.value if link.latency_us else math.inf
                     order += 1
@@ -158,7 +162,7 @@ def _host_devices(machine: Machine) -> Iterator[Device]:
 
 
 def _package_of(machine: Machine, cpus: tuple[int, ...]) -> str | None:
-    """The one package of these CPUs; None if it is not known, or there are several."""
+    """Returns the id of these CPUs' package; None if it is not known, or there are several."""
     found = {cpu.package for cpu in machine.cpus if cpu.id in cpus}
     return f"package{found.pop()}" if len(found) == 1 and None not in found else None
 

@@ -17,18 +17,18 @@ def groups(
     world_size: int,
     most: int = 8,
 ) -> Groups:
-    """Return the ranks in groups of at most `most`, by their lowest ranks.
+    """Returns the ranks in groups of at most `most`, sorted by their lowest ranks.
 
-    The same arguments give the same groups. Ranks that may use only CPUs of one level-3 cache go
-    together. If the ranks cannot be told apart by these caches, NUMA nodes count. Otherwise, as
-    where ranks are not pinned, the groups are consecutive ranks. Groups have equal sizes where that
-    is possible with at most `most` groups, and otherwise sizes as even as possible.
+    Equal arguments give equal groups on every rank. Ranks that may use only the CPUs of one level-3
+    cache are grouped together. If these caches do not distinguish the ranks, NUMA nodes do. If
+    neither does, as for ranks that are not pinned, the groups are consecutive ranks. Groups have
+    equal sizes if at most `most` groups suffice for that, and otherwise sizes as even as possible.
 
     Args:
-        machine: The machine; None where it is not known.
-        cpus_of_ranks: The CPUs that each rank may use; None where they are not known.
+        machine: The machine; None if it is not known.
+        cpus_of_ranks: The CPUs that each rank may use; None if they are not known.
         world_size: Number of ranks.
-        most: Most ranks of a group.
+        most: The most ranks in a group.
     """
     if world_size <= most:
         return (tuple(range(world_size)),)
@@ -43,12 +43,14 @@ def groups(
 
 
 def groups_of_parts(parts: Sequence[Hashable], most: int = 8) -> Groups:
-    """Return the ranks in groups of at most `most`, by their lowest ranks.
+    """Returns the ranks in groups of at most `most`, sorted by their lowest ranks.
+
+    If there are at most `most` ranks, all are in one group. Otherwise no group has ranks of two
+    parts.
 
     Args:
-        parts: The part of the machine in which each rank is. Ranks of two parts are in one group
-            only where all ranks are, because they are few enough.
-        most: Most ranks of a group.
+        parts: The part of the machine in which each rank is.
+        most: The most ranks in a group.
     """
     buckets: dict[Hashable, tuple[int, ...]] = {}
     for rank, part in enumerate(parts):
@@ -59,7 +61,7 @@ def groups_of_parts(parts: Sequence[Hashable], most: int = 8) -> Groups:
 
 
 def _levels(machine: Machine) -> Iterator[list[set[int]]]:
-    """The machine's level-3 caches, and then its NUMA nodes, as the CPUs of each."""
+    """Yields the CPUs of each level-3 cache, and then those of each NUMA node."""
     caches = [cache for cache in machine.caches if cache.level == 3 and cache.shared_cpus]
     yield [set(cache.shared_cpus or ()) for cache in caches]
     yield [set(node.cpus) for node in machine.numa_nodes if node.cpus]
@@ -68,7 +70,9 @@ def _levels(machine: Machine) -> Iterator[list[set[int]]]:
 def _by_domain(
     domains: Sequence[set[int]], cpus_of_ranks: Sequence[Collection[int]]
 ) -> list[tuple[int, ...]] | None:
-    """The ranks of each domain that has some; None if a rank is not within one of them."""
+    """Returns the ranks within each domain that has ranks. Returns None if a rank may use CPUs of
+    no domain or of several.
+    """
     found: dict[int, list[int]] = {}
     for rank, cpus in enumerate(cpus_of_ranks):
         own = [i for i, domain in enumerate(domains) if cpus and set(cpus) <= domain]
@@ -79,7 +83,9 @@ def _by_domain(
 
 
 def _divided(buckets: Sequence[tuple[int, ...]], most: int) -> Groups:
-    """Each bucket in blocks of at most `most`: of one size for all if that gives few enough."""
+    """Divides each bucket into blocks of at most `most` ranks. All blocks have one size if at most
+    `most` blocks result.
+    """
     total, common = sum(map(len, buckets)), math.gcd(*map(len, buckets))
     for size in range(min(most, common), 1, -1):
         if common % size == 0 and total // size <= most:
@@ -90,7 +96,7 @@ def _divided(buckets: Sequence[tuple[int, ...]], most: int) -> Groups:
 
 
 def _blocks(ranks: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
-    """So many blocks, of sizes that differ by one at most; the first are the larger ones."""
+    """Divides ranks into `count` blocks. Sizes differ by at most one, larger ones come first."""
     size, larger = divmod(len(ranks), count)
     ends = [size * i + min(i, larger) for i in range(count + 1)]
     return [ranks[begin:end] for begin, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Says where a probed machine looks ill: numbers out of their range, and parts that lag behind."""
+"""Finds signs of faults in a probed machine: numbers out of their range, and parts that lag."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from .model import Machine
 from .readings import QUANTITIES, Matrix, Range
 
 _PAIR_LAGS = 1.15
-"""A pair of GPUs lags behind if it is so many times slower than the median pair."""
+"""A pair of GPUs lags if it is this many times slower than the median pair."""
 _UNIT_LAGS = 1.25
-"""A compute unit lags behind if its mean latency is so many times that of the median unit."""
-_FEWEST = 3  # of fewer there is no median to lag behind
+"""A compute unit lags if its mean latency is more than this many times that of the median unit."""
+_FEWEST = 3  # pairs or units; with fewer there is no useful median
 
 
 def expected(machine: Machine, known: Mapping[str, Machine]) -> tuple[str, Machine] | None:
-    """The recorded machine whose GPUs are of this machine's model, and that has ranges for them: of
-    several, the one whose number of GPUs is nearest. None if there is none.
+    """Returns (name, machine) of a recorded machine with ranges for this machine's model of GPU.
+
+    Of several it returns the one whose number of GPUs is nearest. None if there is none.
     """
     gpus = Graph(machine).gpus
     if not gpus or gpus[0].name is None:
@@ -33,7 +34,7 @@ def expected(machine: Machine, known: Mapping[str, Machine]) -> tuple[str, Machi
 
 
 def complaints(machine: Machine, known: Mapping[str, Machine]) -> tuple[str, ...]:
-    """Sentences that say what looks ill: the number, its range, and what to check. Empty: nothing.
+    """Returns a sentence for each sign of a fault: the number, its range, and what to check.
 
     Args:
         machine: A machine that has been probed.
@@ -66,7 +67,9 @@ def _by_ranges(machine: Machine, name: str, other: Machine) -> list[str]:
 
 
 def _missing_links(machine: Machine, name: str, other: Machine) -> list[str]:
-    """GPUs with fewer links between GPUs than those of the recorded machine, all told."""
+    """Returns a sentence for each GPU with fewer links to GPUs and switches, in total, than a GPU
+    of the recorded machine has.
+    """
     most = max(_links_by_gpu(other).values(), default=0)
     return [
         f"{gpu}: {count} active links to GPUs and switches, expected {most} (as on {name}): check "
@@ -97,7 +100,7 @@ def _slow_pairs(matrix: Matrix) -> list[str]:
         return []
     middle = median(value for _, _, value in cells)
     quantity = QUANTITIES[matrix.what]
-    # More microseconds are worse, more bytes a second are better.
+    # The sign is 1 if larger numbers are worse, as microseconds, and -1 if they are better.
     sign = 1 if matrix.what == "peer_us" else -1
     limit = middle * _PAIR_LAGS**sign
     return [

@@ -14,13 +14,13 @@ from .model import Cpu, Machine
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MAX_NUMBERED_CPUS = 16  # with more CPUs nobody reads the numbers in the squares
+_MAX_NUMBERED_CPUS = 16  # with more CPUs, the squares have no numbers
 _MAX_TICKS = 32
-_MAX_LONG_LABELS = 8  # with more labels of packages and NUMA nodes, long ones overlap
+_MAX_LONG_LABELS = 8  # with more packages and NUMA nodes, long labels would overlap
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
-    """Checks that plot() could write a file, before anything is measured for it.
+    """Checks that plot() can write a file. Callers do this before they measure for long.
 
     Raises:
         ImportError: matplotlib cannot be imported.
@@ -31,7 +31,7 @@ def check_plot(path: str | os.PathLike[str]) -> None:
 
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     path = Path(path)
-    # matplotlib would write another file, with a suffix.
+    # Without a known suffix, matplotlib would append one and so write another file.
     if path.suffix[1:].lower() not in known:
         raise ValueError(f"its suffix is {path.suffix!r}, must be one of .{', .'.join(known)}")
     is_new = not path.exists()
@@ -59,7 +59,7 @@ def plot_cpus(machine: Machine, path: str | os.PathLike[str]) -> None:
     cpus = measured_cpus(machine)
     if not cpus:
         raise ValueError(NOT_MEASURED)
-    # Why not pyplot: it has global state, and may open a window system.
+    # Figure and not pyplot, which has global state and may connect to a window system.
     from matplotlib.figure import Figure
 
     latency_ns = latencies_ns(machine)

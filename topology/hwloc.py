@@ -1,4 +1,4 @@
-"""Reads what hwloc's lstopo writes: `lstopo machine.xml`, of hwloc 2 and later."""
+"""Reads the XML that `lstopo machine.xml` of hwloc 2 or later writes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PAIRS = {"NVLinkBandwidth": "nvlink", "XGMIBandwidth": "xgmi"}
 
 
 def from_hwloc(text: str) -> Machine:
-    """Describe the machine that lstopo wrote down.
+    """Returns the machine that an XML of lstopo describes.
 
     Args:
         text: The XML.
 
     Returns:
-        The machine, without core-to-core latencies. What hwloc was not built for, such as GPUs'
-        links, is not known. The host's name, which the XML has, is left out.
+        The machine, without core-to-core latencies. Fields that need a feature which hwloc was
+        built without, such as links of GPUs, are not known. The host's name is left out.
 
     Raises:
         ValueError: The text is not XML of hwloc 2 or later.
@@ -80,7 +80,10 @@ def _index(element: ElementTree.Element | None, name: str = "os_index") -> int |
 
 
 def _cpuset(text: str | None) -> tuple[int, ...] | None:
-    """The CPUs of a mask, as in "0x00000001,0xffffffff": words of 32 bits, the highest first."""
+    """Returns the CPUs in a mask as "0x00000001,0xffffffff": words of 32 bits, the highest first.
+
+    Returns None if there is no mask, or it is malformed.
+    """
     if not text:
         return None
     mask = 0
@@ -170,10 +173,10 @@ def _numa_nodes(machine: ElementTree.Element, top: ElementTree.Element) -> tuple
 
 
 def _matrices(top: ElementTree.Element) -> dict[str, dict[tuple[int | None, int | None], float]]:
-    """The matrices by name: (index, index) -> value."""
+    """Returns the XML's matrices: name -> (index, index) -> value."""
     found: dict[str, dict[tuple[int | None, int | None], float]] = {}
     for each in (*top.iter("distances2"), *top.iter("distances2hetero")):
-        # A mixed matrix writes "OSDev:12" where another writes "12".
+        # An index is "12", or "OSDev:12" in a matrix of objects of several types.
         words = " ".join(part.text or "" for part in each.findall("indexes")).split()
         indexes = [int(word.rpartition(":")[2]) for word in words]
         numbers = " ".join(part.text or "" for part in each.findall("u64values")).split()
@@ -225,7 +228,7 @@ def _gpus(
 def _node_of(
     card: ElementTree.Element, parents: dict[ElementTree.Element, ElementTree.Element]
 ) -> int | None:
-    """The one NUMA node of the part of the machine that a card hangs on."""
+    """Returns the NUMA node that a card is attached to; None if it is attached to several."""
     above: ElementTree.Element | None = card
     while above is not None and not above.get("nodeset"):
         above = parents.get(above)

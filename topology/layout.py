@@ -1,4 +1,4 @@
-"""Where the flags and buffers of an exchange lie, and what is wrong or slow about it."""
+"""Describes where the flags and buffers of an exchange lie, checks this, and predicts its time."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 LINE_BYTES = 128
-"""Bytes of a line that must have one writer. GPUs move 128; CPUs move 64, and fetch pairs."""
+"""Bytes of a line, which must have only one writer. GPUs move cache lines of 128 bytes. CPUs move
+64 bytes, and prefetch lines in pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """A word, or a slice of a buffer that is its own flag: one member writes it, others poll it.
+    """A word, or a slice of a buffer that is polled itself. One member writes it, others poll it.
 
     Attributes:
         writer: Number of the member that writes it.
         at: The memory that it lies in, as Layout.homes names it.
-        offset: Bytes from the beginning of that memory's part of the layout.
+        offset: Bytes from the beginning of the layout's part in that memory.
         nbytes: Its length.
         pollers: Numbers of the members that poll it.
-        after: Numbers of the flags that the writer has seen before it writes this one. They come
-            earlier in Layout.flags.
+        after: Numbers of the flags that the writer waits for before it writes this one. They must
+            come earlier in Layout.flags.
     """
 
     writer: int
@@ -32,24 +33,25 @@ class Flag:
 
     @property
     def lines(self) -> range:
-        """Numbers of the lines that it touches."""
+        """The numbers of the lines that it touches."""
         return range(self.offset // LINE_BYTES, -(-(self.offset + self.nbytes) // LINE_BYTES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The flags of an exchange in which every member hears of every other one.
+    """The flags of an exchange in which every member learns that every other one has arrived.
 
     Members are ranks, or the blocks of a GPU's kernel. A member writes its flags in their order.
 
     Attributes:
-        name: How they meet: "flat" (everybody polls everybody), "copies" (the same, with a copy of
-            each flag on each die), "leaders" (a leader collects for its die), "groups".
+        name: "flat" (every member polls a flag of every other), "copies" (as flat, but with a copy
+            of each flag on each die), "leaders" (a leader collects for its die), or "groups" (steps
+            within and across groups).
         seats: The part of the machine in which each member runs: a die, a core, a GPU.
         homes: The memory that is near each member.
-        leaders: (part, member that leads it).
+        leaders: (part, the member that leads it).
         flags: All flags.
-        is_near: Every member polls the memory near it, and no other.
+        is_near: Whether every member must poll only the memory near it.
     """
 
     name: str
@@ -61,10 +63,10 @@ class Layout:
 
 
 def faults(layout: Layout) -> list[str]:
-    """Return what makes a layout wrong or slow, one sentence each; none if all is well.
+    """Returns a sentence for each fault of a layout; none if it is right.
 
-    Lines have one writer each, a leader runs on the part that it leads, members poll near memory
-    where the layout says so, and every member hears of every other one.
+    It checks that each line has one writer, that a leader runs on the part that it leads, that
+    members poll only near memory if is_near, and that every member learns of every other one.
     """
     return [*_shared_lines(layout), *_leaders(layout), *_far_polls(layout), *_unheard(layout)]
 
@@ -98,7 +100,10 @@ def _far_polls(layout: Layout) -> Iterable[str]:
 
 
 def _unheard(layout: Layout) -> Iterable[str]:
-    """Follows what each flag tells: that its writer, and all that it has heard of, have arrived."""
+    """Finds members that do not learn that all others have arrived.
+
+    A flag tells its pollers that its writer has arrived, and all members of whom the writer knew.
+    """
     members = range(len(layout.seats))
     told: list[set[int]] = []
     heard = [{member} for member in members]
@@ -124,14 +129,14 @@ def time_us(
     read_us: Callable[[Flag, int], float],
     share: float,
 ) -> float:
-    """Predict when the last member has heard of all, in microseconds after all have begun.
+    """Predicts the microseconds until the last member knows that all have arrived.
 
     Args:
-        layout: A layout without faults.
-        way_us: (flag, poller) -> microseconds from the writer's store to the poller's sight of it.
-        read_us: (flag, poller) -> microseconds of a read of one of its lines.
-        share: By which part of that time each further line delays a member that writes or reads
-            several. With 0 they overlap; with 1 they come one after another.
+        layout: A layout without faults. All members begin at the same time.
+        way_us: (flag, poller) -> microseconds from the writer's store until the poller sees it.
+        read_us: (flag, poller) -> microseconds of the poller's read of one line of the flag.
+        share: If a member writes or reads several lines, each further one delays it by this
+            fraction of its time. With 0 all lines overlap; with 1 they follow one another.
     """
     sent: list[float] = []
     ready: dict[tuple[int, tuple[int, ...]], float] = {}

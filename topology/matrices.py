@@ -19,13 +19,13 @@ _TITLES = {
     "unit_to_unit_us": "a word between two compute units, one way",
     "near_ticks": "a load from L2, by where its line is",
 }
-_MOST_GPUS = 2  # whose matrices are drawn; more would hide what is different
+_MOST_GPUS = 2  # whose matrices are drawn; with more, differences would be hard to see
 _TICKS = 12
-_MOST_NAMED = 48  # runs of units of one part; names of more would overlap
+_MOST_NAMED = 48  # parts whose names are drawn; more names would overlap
 
 
 def within_gpus(machine: Machine) -> list[list[Matrix]]:
-    """The matrices of each of the first GPUs that have some."""
+    """Returns the matrices of each of the first _MOST_GPUS GPUs that have matrices."""
     found: dict[str, list[Matrix]] = {}
     for matrix in machine.matrices:
         if matrix.what in _COLUMNS:
@@ -34,8 +34,9 @@ def within_gpus(machine: Machine) -> list[list[Matrix]]:
 
 
 def draw(figure: SubFigure, machine: Machine, matrices: list[Matrix]) -> None:
-    """Draw the matrices of one GPU beside each other, in the order in which they have the units.
-    Lines part the halves, and the ticks name the smallest part that each unit is known to be in.
+    """Draws the matrices of one GPU beside each other.
+
+    Lines separate the halves of the GPU. Ticks name the smallest known part with each unit.
     """
     row = figure.subplots(1, len(matrices), squeeze=False, width_ratios=(4, 5)[: len(matrices)])[0]
     for axes, matrix in zip(row, matrices, strict=True):
@@ -43,7 +44,7 @@ def draw(figure: SubFigure, machine: Machine, matrices: list[Matrix]) -> None:
         known = sorted(v for cells in values for v in cells if not math.isnan(v))
         if not known:
             continue
-        # A few far outliers would hide all else.
+        # The colours span the 1st to 99th percentile, because outliers would hide all differences.
         least, most = known[len(known) // 100], known[-1 - len(known) // 100]
         is_square = matrix.rows == matrix.columns
         shape = "equal" if is_square else "auto"
@@ -61,7 +62,7 @@ def draw(figure: SubFigure, machine: Machine, matrices: list[Matrix]) -> None:
 
 
 def _name_units(axes: Axes, machine: Machine, matrix: Matrix, is_square: bool) -> None:
-    """Ticks, and lines where the outermost part changes."""
+    """Draws ticks with the names of parts, and a line where the outermost part changes."""
     places = {
         unit: device.id.split("/")[1:-1]
         for device in machine.devices
@@ -93,6 +94,6 @@ def _name_units(axes: Axes, machine: Machine, matrix: Matrix, is_square: bool) -
 
 
 def _some(ids: Sequence[str | int]) -> tuple[list[float], list[str]]:
-    """Places and names of so many ids as there is room for."""
+    """Returns the positions and names of at most _TICKS ids, evenly spaced."""
     at = range(0, len(ids), -(-len(ids) // _TICKS))
     return [float(i) for i in at], [str(ids[i]) for i in at]

@@ -1,4 +1,4 @@
-"""How much memory a process can still have, and what limits it."""
+"""Finds how much memory this process can still allocate, and which limits it has."""
 
 import resource
 from collections.abc import Iterator
@@ -12,23 +12,23 @@ _LIMIT_FILES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-# Files in the page cache, which the kernel drops before it refuses memory.
+# Counters of files in the page cache, which the kernel drops before it refuses memory.
 _CACHED = ("inactive_file", "active_file")
 
 
 @dataclass(frozen=True)
 class Room:
-    """What one limit leaves.
+    """The memory that one limit leaves to this process.
 
     Attributes:
-        limit: What limits, as in "this machine".
-        nbytes: What it leaves, in bytes.
-        is_of_process: Whether it counts this process alone, and not all on the machine.
+        limit: The name of the limit, as in "this machine".
+        nbytes: The bytes that it leaves.
+        is_of_process: Whether it counts only this process, and not other processes, too.
         cure: How to get more.
-        is_private: Whether it counts a process's private memory only, and none that is shared.
-        counts_mapped: Whether files that the process maps count.
-        promised: Bytes of `nbytes` that windows take as soon as they are written. It is 0 from
-            topology.memory_room(), and right from kccl.memory_room().
+        is_private: Whether it counts only a process's private memory, and no shared memory.
+        counts_mapped: Whether it counts files that the process maps.
+        promised: Bytes of `nbytes` that windows will take when they are written. It is always 0 in
+            topology.memory_room(). kccl.memory_room() sets it.
     """
 
     limit: str
@@ -41,12 +41,12 @@ class Room:
 
     @property
     def free(self) -> int:
-        """What is left for others, in bytes."""
+        """The bytes that are left after `promised`."""
         return max(self.nbytes - self.promised, 0)
 
 
 def memory_room() -> list[Room]:
-    """The limits of memory that hold for this process, those that Linux tells."""
+    """Returns the room under each memory limit of this process that Linux reports."""
     return [*_of_machine(), *_of_cgroups(), *_of_process()]
 
 
@@ -61,11 +61,11 @@ def _of_cgroups() -> Iterator[Room]:
     for folder in folders("memory"):
         for limit_file, usage_file in _LIMIT_FILES:
             with suppress(OSError, ValueError):
-                # "max", which is no number, is no limit.
+                # Skips a file with "max", which means no limit: int() raises ValueError.
                 most = int((folder / limit_file).read_text())
                 used = int((folder / usage_file).read_text())
                 stat = dict(line.split() for line in _lines(folder / "memory.stat"))
-                # v1 has both: those of the group alone, and those of all below it.
+                # v1 also has total_* counters, which include the groups below. v2 has none.
                 totals = [int(stat[f"total_{name}"]) for name in _CACHED if f"total_{name}" in stat]
                 cached = totals or [int(stat[name]) for name in _CACHED if name in stat]
                 room = max(0, most - used + sum(cached))
@@ -75,7 +75,7 @@ def _of_cgroups() -> Iterator[Room]:
 
 def _of_process() -> Iterator[Room]:
     pages = [int(number) for line in _lines(Path("/proc/self/statm")) for number in line.split()]
-    # Address space, and data with stacks.
+    # statm's first number is the address space, and the sixth is data and stacks, both in pages.
     used = {"RLIMIT_AS": pages[0], "RLIMIT_DATA": pages[5]} if len(pages) > 5 else {}
     for name, option in (("RLIMIT_AS", "v"), ("RLIMIT_DATA", "d")):
         most, _ = resource.getrlimit(getattr(resource, name))

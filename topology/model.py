@@ -1,6 +1,6 @@
-"""The description of a machine: frozen dataclasses and their JSON form.
+"""Describes a machine by frozen dataclasses, and converts them to and from JSON.
 
-It has no host name, so that a record can be published. None always means "not known",
+A description has no host name, so that it can be published. None always means "not known",
 never "none".
 """
 
@@ -17,8 +17,8 @@ from .parts import Device, Link, Source
 from .readings import Matrix, Range, Reading
 
 FORMAT = 3
-"""Version of the JSON form. It grows when an older reader would misread a newer record."""
-_READ = (2, FORMAT)  # format 2 has the host alone
+"""Version of the JSON form. It must grow when an older reader would misread a newer record."""
+_READ = (2, FORMAT)  # the versions that can be read; format 2 describes only the host
 _PARTS: dict[str, type[Any]] = {"devices": Device, "links": Link, "sources": Source}
 _PARTS |= {"readings": Reading, "matrices": Matrix, "ranges": Range}
 
@@ -65,11 +65,10 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A host, or several: what is in them and, where known, how far their parts are from each
-    other.
+    """One host or several: their parts and, if known, the latencies between these parts.
 
     The fields of CPUs, caches and NUMA nodes describe one host. GPUs, switches and further hosts
-    are `devices`; `Graph` has both.
+    are `devices`. `Graph` joins both.
 
     Attributes:
         cpu_model: Marketing name of the CPU.
@@ -82,12 +81,12 @@ class Machine:
         memory_bytes: Memory that the kernel manages.
         core_to_core_us: One-way latency in microseconds, `[i][j]` from `cpus[i]` to `cpus[j]`.
             None for a pair that was not measured, and so on the diagonal.
-        title: What the machine is, in a few words; for recorded ones.
+        title: A few words that describe the machine; None except for recorded machines.
         devices: GPUs and their parts, switches, nodes.
-        links: What joins the devices.
+        links: The links between devices.
         sources: Where the figures of devices and links come from.
         readings, matrices: What a probe of the GPUs has measured.
-        ranges: Where a probe's numbers lie on such a machine, if it is well.
+        ranges: The ranges in which a probe's numbers lie on a healthy machine of this kind.
     """
 
     cpu_model: str | None
@@ -139,8 +138,10 @@ class Machine:
         return _num_distinct(cpu.package for cpu in self.cpus)
 
     def cache_bytes(self, cpus: Iterable[int]) -> int:
-        """Bytes that the caches of these CPUs hold: those of one level, where they are largest.
-        Caches that other CPUs share count whole, since these may be idle. 0 if none is known.
+        """Returns the bytes of the caches of these CPUs, for the level at which this is the most.
+
+        A cache that is shared with other CPUs counts in full, since these may be idle. The result
+        is 0 if no cache is known.
         """
         wanted, levels = set(cpus), dict[int, int]()
         for cache in self.caches:
@@ -149,8 +150,10 @@ class Machine:
         return max(levels.values(), default=0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the machine as JSON types, "format" first. What is None of a device or link is
-        left out, and so is what a probe of GPUs would tell where there was none.
+        """Returns the machine as JSON types, "format" first.
+
+        It leaves out fields of devices and links that are None, and fields of GPU probes that are
+        empty.
         """
         record = {"format": FORMAT, **asdict(self)}
         for name in ("readings", "matrices", "ranges"):

@@ -1,4 +1,4 @@
-"""Which recorded machine is the nearest to another one, and in what they differ."""
+"""Finds the recorded machine that is most similar to another one, and their differences."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from .model import Machine
 
 
 def nearest(here: Machine, known: Mapping[str, Machine]) -> str:
-    """Return the name of the machine that differs least, by what counts most: GPUs or none, their
-    maker, model, links and number; and of hosts the architecture, CPU model, packages and cores.
+    """Returns the name of the machine that differs least from `here`.
+
+    It compares in this order: whether there are GPUs; their maker, model, links and number; and the
+    host's architecture, CPU model, packages and cores.
 
     Raises:
         ValueError: No machine is known.
@@ -22,7 +24,7 @@ def nearest(here: Machine, known: Mapping[str, Machine]) -> str:
 
 
 def differences(here: Machine, there: Machine) -> list[str]:
-    """Return in words how a machine differs from a recorded one; none if they are alike."""
+    """Returns a phrase for each fact in which a machine differs from a recorded one."""
     own, other = _facts(here), _facts(there)
     what = _OF_GPUS if other.get("GPUs") else _OF_HOSTS
     return [
@@ -33,7 +35,7 @@ def differences(here: Machine, there: Machine) -> list[str]:
 
 
 Facts = Mapping[str, str | int | None]
-# Those that count most come first.
+# The names of facts to compare. The most important come first.
 _OF_GPUS = ("maker", "GPU", "links", "GPUs")
 _OF_HOSTS = ("architecture", "CPU", "packages", "cores")
 
@@ -57,7 +59,7 @@ def _facts(machine: Machine) -> Facts:
 
 
 def _distance(one: Facts, other: Facts) -> tuple[float, ...]:
-    """How far two machines are from each other, by what counts most first."""
+    """Returns the distance of two machines as a tuple, with the most important fact first."""
     parts: list[float] = [bool(one.get("GPUs")) != bool(other.get("GPUs"))]
     for name in (*_OF_GPUS, *_OF_HOSTS):
         a, b = one.get(name), other.get(name)

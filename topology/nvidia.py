@@ -1,4 +1,4 @@
-"""Discovers NVIDIA GPUs: by NVML, or without it by what the driver writes to procfs and sysfs."""
+"""Discovers NVIDIA GPUs by NVML, or without NVML by the driver's files in procfs and sysfs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _SPECIFIED = Source(
 )
 _NVLINK_GBPS = {1: 20, 2: 25, 3: 25, 4: 25, 5: 50}
 _PCIE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # a lane
-# NVML's numbers of versions: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0.
+# NVML's number of an NVLink version -> the major version. They are 1.0, 2.0, 2.2, 3.0, 3.1, 4.0
+# and 5.0.
 _VERSIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}
-# Links of Hopper are of version 4, whatever a driver says: one has been seen to say 5.0.
+# Hopper always has NVLink 4. This overrides the driver: one was seen to report 5.0.
 _HOPPER, _OF_HOPPER = 9, 4
 _MOST_LINKS = 18
 _TO_GPU, _TO_SWITCH = 0, 2  # NVML's NVML_NVLINK_DEVICE_TYPE_*
@@ -28,7 +29,10 @@ _BRIDGE, _SWITCH = "host_bridge", "nvswitch"
 
 
 def discover(root: str = "/", nvml: Any = None) -> Found:
-    """Find the GPUs of this machine, or those under a root. As accelerators.with_gpus()."""
+    """Finds the GPUs of this machine, or those under a root.
+
+    The arguments are those of accelerators.with_gpus().
+    """
     if nvml is None and Path(root).resolve() == Path("/"):
         try:
             import pynvml
@@ -39,7 +43,7 @@ def discover(root: str = "/", nvml: Any = None) -> Found:
         try:
             nvml.nvmlInit()
         except nvml.NVMLError:
-            # No driver, or one that this container does not show.
+            # There is no driver, or the container hides it.
             return Found()
         try:
             return _by_nvml(nvml)
@@ -50,7 +54,7 @@ def discover(root: str = "/", nvml: Any = None) -> Found:
 
 def _by_nvml(nvml: Any) -> Found:
     def ask(name: str, *given: Any) -> Any:
-        """NVML's answer; None where the device, the driver or the container gives none."""
+        """Returns NVML's answer; None if the device, the driver or the container has none."""
         try:
             return getattr(nvml, name)(*given)
         except (nvml.NVMLError, AttributeError):
@@ -73,7 +77,7 @@ def _by_nvml(nvml: Any) -> Found:
 
 
 def _joined(devices: list[Device], links: list[Link]) -> Found:
-    """The GPUs, with the switches that their links lead to."""
+    """Returns the GPUs and links, and adds the switches that the links lead to."""
     switches = (Device(id=_SWITCH, kind="switch"), Device(id=_BRIDGE, kind="switch"))
     used = {end for link in links for end in (link.a, link.b)}
     reached = [switch for switch in switches if switch.id in used]
@@ -95,7 +99,7 @@ def _gpu(name: str, handle: Any, ask: Callable[..., Any]) -> list[Device]:
         kind="gpu",
         name=_word(ask("nvmlDeviceGetName", handle)),
         bus_id=_bus_id(pci),
-        # NVML has -1 where the host does not tell.
+        # NVML returns -1 if the node is not known.
         numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
         memory_bytes=Figure(value=memory.total, source=_NVML.id) if memory else None,
         bandwidth_gbps=Figure(value=gbps, source=_NVML.id) if gbps else None,
@@ -104,13 +108,17 @@ def _gpu(name: str, handle: Any, ask: Callable[..., Any]) -> list[Device]:
     capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
     if not (cores and capability):
         return [gpu]
-    # NVML counts FP32 cores; an SM has so many.
+    # NVML counts FP32 cores. `each` is the number of them in an SM.
     each = 64 if tuple(capability) <= (8, 0) else 128
     return [gpu, Device(id=f"{name}/sm", kind="compute_unit", parent=name, count=cores // each)]
 
 
 def _nvlinks(name: str, handle: Any, buses: dict[str, str], ask: Callable[..., Any]) -> list[Link]:
-    """The GPU's active NVLinks by where they lead; those to another GPU from the lower one only."""
+    """Returns a Link for each device that the GPU's active NVLinks lead to.
+
+    NVLinks to another GPU are returned only for the GPU with the lower number, so that they are not
+    returned twice.
+    """
     found: Counter[tuple[str, int | None]] = Counter()
     capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
     is_hopper = bool(capability) and capability[0] == _HOPPER
@@ -183,18 +191,18 @@ def _by_files(root: Path) -> Found:
 
 
 def _generation(path: Path) -> int | None:
-    """The version of PCIe whose speed the kernel writes, as in "32.0 GT/s PCIe"."""
+    """Returns the PCIe version for the speed in a file of sysfs, as 5 for "32.0 GT/s PCIe"."""
     speed = (files.text(path) or "").split(" ")[0]
     return {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}.get(speed)
 
 
 def _word(answer: Any) -> str | None:
-    # Old versions of the binding answer with bytes.
+    # Old versions of pynvml return bytes.
     return answer.decode() if isinstance(answer, bytes) else answer
 
 
 def _bus_id(pci: Any) -> str | None:
-    """NVML writes eight digits for the domain, the kernel four."""
+    """Returns a PCI address as Linux writes it: NVML's domain has eight digits, Linux's four."""
     found = _word(getattr(pci, "busId", None))
     if not found:
         return None

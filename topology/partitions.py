@@ -1,4 +1,4 @@
-"""Finds the parts of a GPU in what a probe measured: halves of L2, and groups of compute units."""
+"""Finds parts of a GPU in a probe's measurements: halves of L2, and groups of compute units."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from operator import mul
 from statistics import fmean, median, pstdev
 
 _LEAST_SEPARATION = 4.0
-"""Distance of the halves, in deviations within them. Noise that is cut in two has 2.7."""
-_LEAST_SHARE = 0.25  # of the rows, in each half
-_FEWEST = 8  # rows; fewer are easily cut in two by chance
-_OUTLIER = 4.0  # times the median deviation; larger ones are cut to it
-_TURNS = 30
-_AGREE = 0.98
-_LIKENESS = 0.5  # correlation of two rows of one group
+"""The least distance of the means of two halves, in standard deviations within a half. Noise that
+is split at its middle has 2.7."""
+_LEAST_SHARE = 0.25  # the least fraction of the rows in a half
+_FEWEST = 8  # rows; fewer can look like two halves by chance
+_OUTLIER = 4.0  # deviations are clipped to this many times the median deviation
+_TURNS = 30  # iterations that find the first singular vectors
+_AGREE = 0.98  # the fraction of columns that must agree with their granule
+_LIKENESS = 0.5  # the least correlation of two rows of one group
 
 Table = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Groups of rows, each of which is near to its own columns.
+    """Groups of rows. Each group has the columns to which its rows are near.
 
     Attributes:
-        rows: Number of each row's group; the first row is in group 0.
-        columns: The group of rows that is near to each column.
-        near, far: Mean value of rows with their own columns, and with the others'.
+        rows: Number of each row's group. The first row is in group 0.
+        columns: For each column, the number of the group that is near to it.
+        near, far: Mean values of rows in columns of their group, and in other columns.
     """
 
     rows: tuple[int, ...]
@@ -36,8 +37,10 @@ class Split:
 
 
 def halves(values: Table) -> Split | None:
-    """Split rows and columns of latencies in two, by the first singular vectors of what is left
-    without the means of rows and columns. None if the rows have no two clear groups.
+    """Splits rows and columns of latencies into two groups; None if there are no two clear groups.
+
+    It subtracts the means of rows and columns, and splits by the signs of the first singular
+    vectors of the rest.
 
     Args:
         values: Rows of equal length: the latency from each compute unit to each address.
@@ -55,7 +58,7 @@ def halves(values: Table) -> Split | None:
             return None
         scores = [each / size for each in scores]
     by_row = [sum(map(mul, row, scores)) for row in rows]
-    # A row has high values where its own columns are not.
+    # A row has low values in near columns, so a row and its near columns have opposite signs.
     sign = -1 if by_row[0] < 0 else 1
     sides = tuple(int(each * sign < 0) for each in by_row)
     homes = tuple(int(each * sign > 0) for each in scores)
@@ -71,8 +74,9 @@ def halves(values: Table) -> Split | None:
 
 
 def alike(values: Table) -> Split | None:
-    """Split rows in groups whose latencies go up and down together, as those of dies beside one
-    memory do. None if all rows are alike, or no two are.
+    """Splits rows into groups whose latencies correlate, as those of dies beside one memory do.
+
+    Returns None if all rows correlate, or no two do.
 
     Args:
         values: Rows of equal length: the latency from each die to each address.
@@ -108,7 +112,7 @@ def _split(values: Table, sides: tuple[int, ...], homes: tuple[int, ...]) -> Spl
 
 
 def _centred(values: Table) -> list[list[float]]:
-    """The values without the means of their rows and columns; far outliers are cut."""
+    """Subtracts the means of rows and columns from the values, and clips far outliers."""
     of_rows = [fmean(row) for row in values]
     of_columns = [fmean(column) for column in zip(*values, strict=True)]
     mean = fmean(of_rows)
@@ -124,8 +128,10 @@ def _centred(values: Table) -> list[list[float]]:
 
 
 def granule(homes: Sequence[int]) -> int:
-    """How many neighbouring columns have one home: the largest power of two whose aligned groups
-    agree, up to a quarter of all.
+    """Returns the number of neighbouring columns that have one home.
+
+    It is the largest power of two for which almost all columns agree with their aligned group. It
+    is at most a quarter of all columns.
     """
     size = 1
     while size * 8 <= len(homes):
@@ -138,11 +144,11 @@ def granule(homes: Sequence[int]) -> int:
 
 
 def joined(units: Iterable[int], together: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    """Groups of compute units, of which each two are joined by sets of units that were together.
+    """Joins compute units into groups: the connected components of the sets in `together`.
 
     Args:
-        units: All units. One that was never with another is a group by itself.
-        together: Sets of units that ran a cluster of blocks, which one group did.
+        units: All units. A unit in no set is a group by itself.
+        together: Sets of units that ran blocks of one cluster, so belong to one group.
     """
     parent = {unit: unit for unit in units}
 

@@ -1,4 +1,4 @@
-"""The parts of a machine's graph: devices, the links between them, and where figures come from."""
+"""Defines the parts of a machine's graph: devices, links between them, and sources of figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-# The one that is trusted most comes first.
+# The kind that is trusted most comes first.
 SOURCE_KINDS = ("measured", "reported", "published", "specified", "estimated")
 DEVICE_KINDS = (
     *("node", "package", "numa_node", "cpu", "gpu", "die", "io_die", "l2_partition"),
@@ -21,7 +21,7 @@ class Source:
     """Where figures come from.
 
     Attributes:
-        id: What figures refer to it by, unique in the machine.
+        id: The id by which figures refer to it, unique in the machine.
         kind: "measured" (by this project, with a record), "published" (measured by others),
             "specified" (a vendor's datasheet), "reported" (by the driver or the system), or
             "estimated" (a guess, with its reason).
@@ -50,10 +50,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A part of a machine, or several that are alike. What is None is not known.
+    """A part of a machine, or several that are alike. A field that is None is not known.
 
     Attributes:
-        id: Unique in the machine, with its parents': "node0/gpu1/die2".
+        id: An id that is unique in the machine and begins with the parents' ids: "node0/gpu1/die2".
         kind: One of DEVICE_KINDS. A "die" computes (an XCD), an "io_die" carries dies and memory,
             a "compute_unit" is an SM or a CU, a "gpc" is a group of SMs that a cluster of blocks
             runs in.
@@ -61,11 +61,11 @@ class Device:
         count: How many alike devices this entry stands for.
         name: The vendor's name of the model.
         bus_id: PCI address, as in "0000:1b:00.0".
-        numa_node: The host's NUMA node that it hangs on.
-        memory_bytes: Memory, or the size of a cache.
-        bandwidth_gbps: Gigabytes a second that it reads from its memory.
+        numa_node: The host's NUMA node that it is attached to.
+        memory_bytes: Bytes of its memory, or of a cache.
+        bandwidth_gbps: Gigabytes a second at which it can read its memory.
         latency_us: Microseconds of a word from one of its compute units to another, one way.
-        units: The hardware's numbers of these compute units.
+        units: The hardware's numbers of the compute units that this entry stands for.
     """
 
     id: str
@@ -90,15 +90,15 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What joins two devices, in both directions. What is None is not known.
+    """A link between two devices, in both directions. A field that is None is not known.
 
     Attributes:
         a, b: Ids of the devices.
         kind: One of LINK_KINDS.
         version: As in NVLink 4 or PCIe 5.
         count: Number of alike links, which share the traffic.
-        latency_us: Microseconds of a word over it, one way. The sum along a path is the time from
-            a store to the peer's poll that sees it.
+        latency_us: Microseconds of a word over it, one way. The sum along a route is the time from
+            a store until the peer's poll sees it.
         bandwidth_gbps: Gigabytes a second of all `count` links in one direction.
     """
 
@@ -121,7 +121,7 @@ _FIGURES: dict[type[Any], set[str]] = {}
 
 
 def from_dict(cls: type[Any], fields: Mapping[str, Any]) -> Any:
-    """The Device, Link or Source that asdict() took apart.
+    """Returns an object of `cls` with the fields that asdict() returned for it.
 
     Raises:
         ValueError: A value is not allowed.
@@ -144,14 +144,14 @@ def check(
     sources: tuple[Source, ...],
     used: Iterable[str] = (),
 ) -> None:
-    """Checks that all parts of a graph that refer to others refer to some that exist.
+    """Checks that all ids that devices, links and figures refer to exist, and are unique.
 
     Args:
-        devices, links, sources: As a Machine has them.
-        used: Ids of further sources that something refers to.
+        devices, links, sources: The fields of a Machine.
+        used: Ids of sources that other fields refer to.
 
     Raises:
-        ValueError: An id is there twice, or a parent, an end of a link or a source is missing.
+        ValueError: Two parts have one id, or a parent, an end of a link or a source is missing.
     """
     ids = _unique("device", [device.id for device in devices])
     known = _unique("source", [source.id for source in sources])

@@ -1,4 +1,4 @@
-"""Which CPU each rank is pinned to, and the pinning."""
+"""Chooses the CPU that each rank is pinned to, and pins threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from .model import Machine
 
 
 def core_of(machine: Machine | None = None) -> Callable[[int], int]:
-    """A function: logical CPU -> the first logical CPU of its core. Default: on this machine."""
+    """Returns a function: logical CPU -> the lowest logical CPU of its core.
+
+    Without an argument, it is for this machine.
+    """
     siblings: Mapping[int, Sequence[int]] = {
         cpu.id: cpu.smt_siblings or (cpu.id,) for cpu in (machine or discover()).cpus
     }
@@ -19,8 +22,10 @@ def core_of(machine: Machine | None = None) -> Callable[[int], int]:
 
 
 def nearness(machine: Machine) -> Callable[[int], tuple[float, ...]]:
-    """A function: logical CPU -> its place, by which CPUs that are near each other are neighbours
-    in a sorted list: package, NUMA node, level-3 cache, core, id. What is not known comes last.
+    """Returns a function: logical CPU -> a sort key that puts near CPUs beside each other.
+
+    The key is (package, NUMA node, level-3 cache, core, id). A part that is not known is infinite,
+    so it sorts last.
     """
     caches = {
         cpu: min(cache.shared_cpus or ())
@@ -40,10 +45,10 @@ def nearness(machine: Machine) -> Callable[[int], tuple[float, ...]]:
 
 
 def pin(cpus: Iterable[int]) -> str | None:
-    """Pins this thread, and the processes that it starts from now on.
+    """Pins this thread. Processes that it starts later inherit that.
 
     Returns:
-        Why the system forbids it, as in a container whose seccomp profile does; None: it is pinned.
+        None, or why the system forbids it, as a container with a strict seccomp profile does.
     """
     try:
         os.sched_setaffinity(0, cpus)
@@ -57,14 +62,14 @@ def assign(
     core_of: Callable[[int], int],
     preferred: Sequence[Sequence[int]] | None = None,
 ) -> list[int]:
-    """A logical CPU for each rank, of those that it may use.
+    """Returns a logical CPU for each rank, out of those that the rank may use.
 
-    As many ranks as possible have a core of their own; the others are spread evenly.
+    As many ranks as possible get their own core. The others are spread evenly over the cores.
 
     Args:
         allowed: The logical CPUs that each rank may use.
-        core_of: Logical CPU -> its core, as a number.
-        preferred: All cores in the order in which each rank would take them; by default by number.
+        core_of: Logical CPU -> the number of its core.
+        preferred: For each rank all cores in its order of preference. Default: by number.
     """
     of_core: dict[int, int] = {}  # core -> rank
 
@@ -79,7 +84,7 @@ def assign(
             of_core[free] = rank
             return True
         for core in cores:
-            # Its rank may have another.
+            # The rank that has this core may be able to move to another one.
             refused.add(core)
             if settle(of_core[core], refused):
                 of_core[core] = rank
@@ -91,7 +96,7 @@ def assign(
     found = {rank: core for core, rank in of_core.items()}
     used = dict.fromkeys(of_core, 1)
     for rank in homeless:
-        # min() takes the first of those that are used least.
+        # min() takes the first core among those with the fewest ranks.
         found[rank] = min(cores_of(rank), key=lambda core: used.get(core, 0))
         used[found[rank]] = used.get(found[rank], 0) + 1
     taken: set[int] = set()

@@ -1,7 +1,7 @@
-"""Where ranks run and whom they meet: cores, groups, leaders, flags, and the order of peers.
+"""Places ranks: chooses their cores, groups, leaders and flags, and the order of their peers.
 
-Pure: a machine's description goes in, a placement comes out, the same each time. `place` answers
-for the ranks of a communicator, `place_threads` for the threads of one rank, and `place_blocks` in
+The functions are pure: equal descriptions of a machine give equal placements. `place` is for the
+ranks of a communicator, `place_threads` for the threads of one rank, and `place_blocks` in
 blocks.py for the blocks of a GPU's kernel.
 """
 
@@ -19,25 +19,26 @@ from .model import Machine
 from .pinning import assign, core_of, nearness
 
 LAYOUTS = ("topology", "flat")
-"""By the topology, or as if all parts of the machine were equally near."""
+"""Place by the topology, or as if all parts of the machine were equally near."""
 
 MOST_RANKS_OF_TEAM = 8
 CPU_SHARE = 0.02
-"""By which part of its latency each further line delays a CPU that writes or reads several: at most
-so much, where two cores of an AMD EPYC handed each other 1 to 16 lines (bench/LOG.md)."""
+"""The delay of a CPU for each further line that it writes or reads, as a fraction of the line's
+latency. It is the most that was measured when two cores of an AMD EPYC sent each other 1 to 16
+lines (bench/LOG.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The answer for the ranks of a communicator.
+    """The placement of a communicator's ranks, which place() returns.
 
     Attributes:
         layout: One of LAYOUTS.
         seats: Where each rank runs: "cpu3", "node0/gpu1", or "any CPU".
-        groups: The ranks of each group; one group if all ranks meet at once.
+        groups: The ranks of each group. There is one group if all ranks exchange in one step.
         peers: For each rank its peers in the order in which it writes to them, over all steps.
-        flags: The flags of a barrier: who writes them, where, and who polls them.
-        reasons: Why, one sentence each.
+        flags: The flags of a barrier: who writes them, where they lie, and who polls them.
+        reasons: Sentences that say why this placement was chosen.
     """
 
     layout: str
@@ -49,11 +50,11 @@ class Placement:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """The leader of each group: its first rank. It lies in its group's part of the machine."""
+        """The leader of each group, which is the group's first rank."""
         return tuple(group[0] for group in self.groups)
 
     def explain(self) -> str:
-        """Return the placement in words, a line for each group."""
+        """Describes the placement, with a line for each group."""
         lines = [f"{len(self.seats)} ranks, layout {self.layout!r}"]
         for group in self.groups:
             where = ", ".join(dict.fromkeys(self.seats[rank] for rank in group))
@@ -68,14 +69,14 @@ class Placement:
 def place_cores(
     machine: Machine | None, allowed: Sequence[Collection[int]], layout: str = "topology"
 ) -> list[int]:
-    """Return a logical CPU for each rank, of those that it may use.
+    """Returns a logical CPU for each rank, out of those that the rank may use.
 
-    As many ranks as possible have a core of their own. By the topology, ranks are packed into as
-    few level-3 caches (or NUMA nodes, or packages) as have enough cores, evenly, and neighbours are
-    near. Flat, the cores are taken by their numbers.
+    As many ranks as possible get their own core. In the layout "topology", ranks are packed evenly
+    into the fewest level-3 caches (or NUMA nodes, or packages) with enough cores, and consecutive
+    ranks are near each other. In the layout "flat", cores are taken in the order of their numbers.
 
     Args:
-        machine: The machine; None where it is not known, which gives the flat layout.
+        machine: The machine; None if it is not known, which gives the layout "flat".
         allowed: The logical CPUs that each rank may use.
         layout: One of LAYOUTS.
 
@@ -101,8 +102,10 @@ def place_cores(
 
 
 def _packed(machine: Machine, cores: list[int], ranks: int) -> list[tuple[list[int], int]]:
-    """(cores of a domain, number of ranks there) for the fewest neighbouring domains that have a
-    core for each rank; [] if none have.
+    """Chooses the fewest neighbouring domains that together have a core for each rank.
+
+    Returns:
+        (the cores of a domain, the number of its ranks) for each; [] if there are too few cores.
     """
     domains: dict[tuple[float, ...], list[int]] = {}
     place = nearness(machine)
@@ -113,14 +116,14 @@ def _packed(machine: Machine, cores: list[int], ranks: int) -> list[tuple[list[i
         runs = [parts[i : i + count] for i in range(len(parts) - count + 1)]
         enough = [run for run in runs if sum(len(own) for _, own in run) >= ranks]
         if enough:
-            # One within a package is the best of several.
+            # Takes the run of domains with the fewest packages.
             best = min(enough, key=lambda run: len({part[0] for part, _ in run}))
             return _evenly([own for _, own in best], ranks)
     return []
 
 
 def _evenly(domains: list[list[int]], ranks: int) -> list[tuple[list[int], int]]:
-    """As even numbers of ranks as the domains' cores allow."""
+    """Returns (domain, number of its ranks), with numbers as even as the domains' cores allow."""
     counts = [0] * len(domains)
     for _ in range(ranks):
         free = [i for i, own in enumerate(domains) if counts[i] < len(own)]
@@ -135,17 +138,17 @@ def place_threads(
     threads: int,
     layout: str = "topology",
 ) -> tuple[int, ...]:
-    """Return the logical CPUs of a rank's threads, one each.
+    """Returns a logical CPU for each thread of a rank.
 
-    Ranks that may use the same CPUs share them in rank order. By the topology, a rank's CPUs are
-    neighbours, and no two threads share a core while there are enough cores. Flat, they follow each
-    other by number.
+    Ranks that may use the same CPUs divide them in rank order. In the layout "topology", a rank's
+    CPUs are near each other, and no two threads share a core if there are enough cores. In the
+    layout "flat", they are in the order of their numbers.
 
     Args:
         machine: As in place_cores().
         cpus_of_ranks: The logical CPUs that each rank may use.
         rank: The rank.
-        threads: Threads of each rank.
+        threads: Number of threads of each rank.
         layout: One of LAYOUTS.
 
     Returns:
@@ -176,13 +179,13 @@ def place(
     cpus: Sequence[Collection[int]] | None = None,
     layout: str = "topology",
 ) -> Placement:
-    """Place the ranks of a communicator.
+    """Places the ranks of a communicator.
 
     Args:
-        machine: The machine; None where it is not known.
+        machine: The machine; None if it is not known.
         world_size: Number of ranks.
-        cpus: The CPUs that each rank may use, as it has been pinned. None: rank i is on the i-th
-            GPU if the machine has GPUs, and otherwise anywhere.
+        cpus: The CPUs to which each rank is pinned. None: rank i runs on the i-th GPU if the
+            machine has GPUs, and otherwise on any CPU.
         layout: One of LAYOUTS.
 
     Raises:
@@ -237,14 +240,15 @@ def place(
 
 
 Order = Callable[[int, Sequence[int]], list[int]]
-"""(rank, its peers) -> the peers in the order in which it writes to them."""
+"""(rank, its peers) -> the peers in the order in which the rank writes to them."""
 
 
 def barrier_of(found: Groups, seats: Sequence[str], order: Order) -> Layout:
-    """The flags of a barrier over groups, as kccl/plan/forms/barrier.py makes its steps: within the
-    group, then across groups, and within the group again if only leaders meet there.
+    """Returns the flags of a barrier over groups, with the steps of kccl/plan/forms/barrier.py.
 
-    Each rank polls its own memory. A flag's line there is that of its step and its source.
+    The first step is within each group, and the second across groups. If groups differ in size,
+    only leaders take part in the second step, and a third one is within each group again. Each rank
+    polls its own memory, in which each step and writer has its own line.
     """
     is_even = len({len(group) for group in found}) == 1
     within = [team for group in found for team in [group] if len(team) > 1]
@@ -272,7 +276,7 @@ def barrier_of(found: Groups, seats: Sequence[str], order: Order) -> Layout:
                             after=seen[rank],
                         )
                     )
-        # A rank that has no part in a step knows what it knew.
+        # A rank's later flags depend on all flags that it has polled up to this step.
         seen = [(*old, *new) for old, new in zip(seen, came, strict=True)]
     return Layout(
         name="groups" if len(found) > 1 else "flat",
@@ -287,13 +291,14 @@ def barrier_of(found: Groups, seats: Sequence[str], order: Order) -> Layout:
 def predict_barrier(
     machine: Machine, placement: Placement, cpus: Sequence[Collection[int]] | None = None
 ) -> float:
-    """Microseconds of a barrier, or of an all_reduce of 8 bytes, whose steps are the same: the
-    words' time alone, without the calls.
+    """Predicts the microseconds of a barrier, without the overhead of its calls.
+
+    The prediction also holds for an all_reduce of 8 bytes, which has the same steps.
 
     Args:
         machine: The machine.
-        placement: By place().
-        cpus: The CPUs that each rank may use, as place() had them.
+        placement: The result of place().
+        cpus: The argument of that call of place().
     """
     latency = latency_of(machine, len(placement.seats), cpus)
 
@@ -316,7 +321,7 @@ def _farthest_first(latency: Callable[[int, int], float]) -> Order:
 
 
 def _domains(graph: Graph, world_size: int) -> list[str]:
-    """For each rank the first GPU that its own reaches without a network."""
+    """Returns for each rank the first GPU that the rank's GPU reaches without a network."""
     found: list[str] = []
     for gpu in graph.gpus[:world_size]:
         for first in dict.fromkeys(found):
@@ -337,7 +342,7 @@ def _seat(cpus: Collection[int]) -> str:
 
 
 def check_layout(layout: str) -> str:
-    """Returns the layout.
+    """Checks that a layout exists, and returns it.
 
     Raises:
         ValueError: There is no such layout.

@@ -1,4 +1,4 @@
-"""Measures latencies between CPUs. The caller provides the ping-pong."""
+"""Measures latencies between CPUs by a ping-pong that the caller passes."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def core_to_core(
 
     pairs = list(permutations(chosen, 2))
     samples: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
-    # Why rounds over all pairs: a burst of noise then spoils one sample of many pairs, which their
-    # medians tolerate. With all samples of a pair in a row it would spoil the median of one pair.
+    # Measures all pairs in each round, and not one pair after another. So a burst of noise spoils
+    # one sample of many pairs, which their medians tolerate, and not all samples of one pair.
     for num_rounds in range(num_samples):
         for num_pairs, pair in enumerate(pairs, start=1):
             latency_us = float(ping_pong(*pair))

@@ -1,4 +1,4 @@
-"""What a probe of GPUs measures: readings, matrices, and the range that each should lie in."""
+"""Defines what a probe of GPUs measures: readings, matrices, and their expected ranges."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .parts import Figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """Something that a probe measures.
+    """A quantity that a probe measures.
 
     Attributes:
         unit: Its unit.
-        text: What it is, for tables.
-        advice: What to check on a machine where it is out of its range.
+        text: Its description, for tables.
+        advice: What to check on a machine if a reading is out of its range.
     """
 
     unit: str
@@ -65,7 +65,7 @@ class Reading:
     """A measured number.
 
     Attributes:
-        of: Id of the device; of a pair, both ids as in "gpu0 > gpu1", in the direction of the data.
+        of: Id of the device; or for a pair both ids, as in "gpu0 > gpu1", in the data's direction.
         what: A key of QUANTITIES.
         figure: The number, in that quantity's unit.
     """
@@ -83,10 +83,10 @@ class Matrix:
     """Measured numbers of pairs.
 
     Attributes:
-        of: Id of the device whose parts they are of; "gpus" for pairs of GPUs.
+        of: Id of the device whose parts are the pairs; "gpus" for pairs of GPUs.
         what: A key of QUANTITIES.
-        rows, columns: Ids of the devices, numbers of compute units, or offsets of bytes.
-        values: A row for each of `rows`; None for what was not measured.
+        rows, columns: Ids of devices, numbers of compute units, or offsets in bytes.
+        values: `[row][column]`; None for a pair that was not measured.
         source: Id of the Source.
     """
 
@@ -111,12 +111,12 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Where a quantity lies on GPUs of a machine that is well.
+    """The range of a quantity on the GPUs of a healthy machine.
 
     Attributes:
         what: A key of QUANTITIES.
-        low, high: The ends.
-        source: Id of the Source that they are derived from.
+        low, high: The ends of the range.
+        source: Id of the Source from which they are derived.
     """
 
     what: str

@@ -25,12 +25,12 @@ def table(machine: Machine, recorded: Mapping[str, Machine] | None = None) -> Gr
 
     Args:
         machine: The machine to show.
-        recorded: Machines by name; what a probe measured stands beside the ranges of the one that
-            has the same GPUs.
+        recorded: Recorded machines by name. The ranges of the one with the same GPUs are shown
+            beside a probe's measurements.
 
     Returns:
-        An object for `rich.print`: overview, caches and NUMA nodes of the host, GPUs and their
-        links where there are some, and, if they are measured, the CPUs' latencies in nanoseconds.
+        An object for `rich.print`: overview, caches and NUMA nodes of the host; GPUs and their
+        links if there are GPUs; and the CPUs' latencies in nanoseconds if they are measured.
     """
     from rich.console import Group
 
@@ -110,7 +110,7 @@ def _distances(machine: Machine) -> Titled:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """The latency of each pair of CPUs. What is too wide for the window continues below."""
+    """Shows the latency of each pair of CPUs. Columns that do not fit the window follow below."""
 
     machine: Machine
 
@@ -126,7 +126,8 @@ class _Matrix:
 
         rows = [["", *(str(cpu.id) for cpu in cpus)]]
         rows += [[str(a.id), *(cell(a.id, b.id) for b in cpus)] for a in cpus]
-        # Why not a table: with its padding, 16 columns do not fit into 80 characters.
+        # Lines of text and not a table: with a table's padding, 16 columns do not fit into 80
+        # characters.
         width = 1 + max(len(cell) for row in rows for cell in row)
         at_once = max(1, options.max_width // width - 1)
         yield Text("One-way latency in ns, from CPU (row) to CPU (column)", "bold")

@@ -1,8 +1,9 @@
-"""Predicts a call over more GPUs than one kernel joins: a chain of steps in groups of at most 8.
+"""Predicts a call over more GPUs than one kernel can serve, as a chain of steps in groups of at
+most 8 ranks.
 
-The steps are those of kccl/plan/forms: all_reduce within groups and then across them, or
-reduce_scatter, all_reduce of each rank's part, and all_gather. Groups are first made within a
-domain, in which GPUs reach each other without a network, and then across domains.
+The steps are those of kccl/plan/forms. They are all_reduce within groups and then across groups; or
+reduce_scatter, all_reduce of each rank's part, and all_gather. Groups are made first within a
+domain, whose GPUs reach each other without a network, and then across domains.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ CHAINED = ("all_reduce", "barrier")
 COUNTS = (2, 4, 8, 16, 32, 64, 72, 144, 288, 576)
 """Numbers of GPUs of the study."""
 UNMEASURED_ERROR = 0.5
-"""The error of a step between GPUs of a machine that nobody has measured for this project, as a
-fraction: an assumption.
+"""The assumed relative error of a step between GPUs of a machine that was not measured for this
+project.
 """
 
 
@@ -29,9 +30,9 @@ class Fabric:
     """Domains of GPUs, and the network between them.
 
     Attributes:
-        domain: GPUs of a domain.
-        near: Figures between GPUs of a domain.
-        far: Figures between GPUs of two domains; None: there is one domain.
+        domain: Number of GPUs in a domain.
+        near: Figures between GPUs of one domain.
+        far: Figures between GPUs of two domains; None if there is one domain.
     """
 
     domain: int
@@ -44,11 +45,11 @@ class Step:
     """A call of a kernel in a chain.
 
     Attributes:
-        kernel: Its name.
-        ranks: Ranks of a group.
-        is_far: The groups lie across domains.
+        kernel: The kernel's name.
+        ranks: Number of ranks in a group.
+        is_far: Whether a group has ranks of several domains.
         us: Predicted microseconds.
-        error: By how much of them the prediction may miss, as a fraction.
+        error: The relative error of the prediction.
     """
 
     kernel: str
@@ -66,17 +67,17 @@ class Chain:
 
     @property
     def us(self) -> float:
-        """Microseconds of all steps."""
+        """The microseconds of all steps."""
         return sum(step.us for step in self.steps)
 
     @property
     def low_us(self) -> float:
-        """Microseconds if all steps are as fast as their errors allow."""
+        """The microseconds if all steps are as fast as their errors allow."""
         return sum(step.us * (1 - step.error) for step in self.steps)
 
     @property
     def high_us(self) -> float:
-        """Microseconds if all steps are as slow."""
+        """The microseconds if all steps are as slow as their errors allow."""
         return sum(step.us * (1 + step.error) for step in self.steps)
 
     def explain(self) -> list[str]:
@@ -90,14 +91,14 @@ class Chain:
 
 
 def fabric_of(machine: Machine, network: Machine | None = None) -> Fabric:
-    """The fabric of a machine.
+    """Returns the fabric of a machine: the domain of its first GPU, and the network.
 
     Args:
-        machine: Has at least one domain.
-        network: A machine of several domains, whose network is taken where `machine` has one.
+        machine: A machine of one or several domains.
+        network: A machine of several domains. Its network is used if `machine` has one domain.
 
     Raises:
-        ValueError: There are too few GPUs, or a figure is not known.
+        ValueError: There are fewer than two GPUs, or a figure is not known.
     """
     graph = Graph(machine)
     if len(graph.gpus) < 2:
@@ -110,7 +111,7 @@ def fabric_of(machine: Machine, network: Machine | None = None) -> Fabric:
 
 
 def _far(graph: Graph) -> Figures | None:
-    """The figures from the first GPU to one of another domain; None if there is one domain."""
+    """Returns the figures between the first GPU and one of another domain, or None."""
     other = next((gpu for gpu in graph.gpus if _is_far(graph, gpu.id)), None)
     return None if other is None else Figures(graph, (graph.gpus[0], other))
 
@@ -121,13 +122,13 @@ def _is_far(graph: Graph, gpu: str) -> bool:
 
 
 def predict_chain(fabric: Fabric, collective: str, nbytes: int, world_size: int) -> Chain:
-    """Predict a call as the fastest chain of steps.
+    """Returns the chain of steps of a call with the least predicted time.
 
     Args:
-        fabric: The GPUs.
+        fabric: The GPUs and their network.
         collective: One of CHAINED.
         nbytes: Bytes of the message; 0 for a barrier.
-        world_size: Number of ranks: at most a domain's, or whole domains.
+        world_size: Number of ranks. It must be at most the GPUs of a domain, or a multiple of them.
 
     Raises:
         ValueError: There is no such chain.
@@ -159,7 +160,10 @@ def predict_chain(fabric: Fabric, collective: str, nbytes: int, world_size: int)
 
 
 def _divisions(ranks: int, most: int = MOST_RANKS) -> Iterator[tuple[int, ...]]:
-    """The ways to divide ranks into groups of groups, each of one size: (8, 3, 3) is 72."""
+    """Yields the factorisations of `ranks` into group sizes of at most `most`, the largest first.
+
+    For example (8, 3, 3) for 72: groups of 8, in groups of 3, in groups of 3.
+    """
     if ranks == 1:
         yield ()
     for size in range(min(most, ranks), 1, -1):
@@ -171,7 +175,10 @@ def _divisions(ranks: int, most: int = MOST_RANKS) -> Iterator[tuple[int, ...]]:
 def _steps(
     fabric: Fabric, collective: str, nbytes: float, sizes: tuple[int, ...], near: int
 ) -> list[Step]:
-    """The faster one of the two forms; the first `near` sizes are within a domain."""
+    """Returns the steps of a call over groups of these sizes, in the faster one of two forms.
+
+    The first `near` sizes are groups within a domain.
+    """
     if not sizes:
         return []
     rest, left = sizes[1:], max(near - 1, 0)
@@ -199,7 +206,7 @@ def _step(fabric: Fabric, collective: str, nbytes: float, ranks: int, is_far: bo
 
 
 def study(collective: str, nbytes: int) -> dict[str, dict[int, Chain]]:
-    """Predict a call over COUNTS of GPUs, on fabrics made of recorded machines.
+    """Predicts a call for each number of GPUs in COUNTS, on fabrics made of recorded machines.
 
     Returns:
         Name of the fabric -> number of GPUs -> the chain.

@@ -1,4 +1,4 @@
-"""What all tables of this package share: their form, and how values are written."""
+"""Defines the form of this package's tables, and how values are written in them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 NARROW = 60
-"""Columns below which a window is narrow."""
-# Windows from here on have all columns.
+"""A window with fewer columns of characters is narrow."""
+# A window of at least this many columns of characters shows all columns of a table.
 _WIDEST = 100
 
 
 @dataclass(frozen=True)
 class Titled:
-    """A table with a title. In a narrow window a blank stands between its columns, no more.
+    """A table with a title above it.
 
     Attributes:
-        title: Above it. The table's own title would wrap in a narrow table.
+        title: The title. It is printed apart from the table, because rich's own titles wrap at the
+            table's width.
         columns: The headings.
         rows: The cells.
-        right: Headings of numbers. These are not broken, and the first column only in a narrow
-            window.
-        unbroken: Headings of further columns that are not broken.
-        only_wide: Headings of columns that a narrow window does not have.
-        only_widest: Headings of columns that a window of 80 columns does not have either.
+        right: Headings of columns with numbers, which are aligned right and never wrapped.
+        unbroken: Headings of further columns that are never wrapped. The first column is wrapped
+            only in a narrow window.
+        only_wide: Headings of columns that are left out in a narrow window.
+        only_widest: Headings of columns that are also left out in a window of 80 columns.
     """
 
     title: str
@@ -77,12 +78,12 @@ class Titled:
 
 
 def known(value: str | int | None) -> str:
-    """A value in words."""
+    """Returns a value as text, or UNKNOWN for None."""
     return UNKNOWN if value is None else str(value)
 
 
 def size(num_bytes: float | None) -> str:
-    """A number of bytes in words: "2 MiB"."""
+    """Returns a number of bytes as text, "2 MiB", or UNKNOWN for None."""
     if num_bytes is None:
         return UNKNOWN
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -18,7 +18,7 @@ from ..in_kernel.data import SHIFTS, pattern
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    # Each rank fills the whole message with its own data: a chunk that does not arrive shows.
+    # Each rank first fills the whole message with its own data, so that a missing chunk is noticed.
     buffers.load(make_input(problem, rank, seed))
     call()
     ranks = range(problem.world_size)
@@ -51,7 +51,7 @@ def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
     return partial(dist.all_gather_into_tensor, buffers.out, mine)
 
 
-# ---- Inside kernels: in some calls all chunks move by one rank -----------------------------------
+# ---- Inside kernels: some calls shift all chunks by one rank -------------------------------------
 
 
 def _start(problem: Problem, rank: int) -> Array:

@@ -32,7 +32,7 @@ def _prepare(comm: Any, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
 
 
 def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
-    # As a user writes it: without arguments that have their default.
+    # Makes the call as a user would, without arguments that have their default.
     keywords: dict[str, Any] = {} if problem.in_place else {"out": buffers.out}
     if problem.op != "sum":
         keywords["op"] = problem.op
@@ -49,7 +49,7 @@ def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
 
 
 def _symm_mem(ops: Any, x: Any, handle: Any, out: Any, group: str, problem: Problem) -> TorchCalls:
-    # one_shot has an out-of-place form only, two_shot an in-place form only.
+    # PyTorch has one_shot only out of place, and two_shot only in place.
     one_shot = partial(ops.one_shot_all_reduce_out, x, problem.op, group, out)
     two_shot = partial(ops.two_shot_all_reduce_, x, problem.op, group)
     return {"one_shot": (one_shot, out), "two_shot": (two_shot, x)}
@@ -68,20 +68,21 @@ def _flashinfer(module: Any, scratch: Any, x: Any, out: Any) -> dict[str, Call]:
             x,
             scratch,
             module.AllReduceFusionPattern.kAllReduce,
-            # As serving engines call it: it may start before the kernel before it has ended.
+            # Programmatic dependent launch, as serving engines use it: the kernel may start before
+            # the previous kernel has ended.
             launch_with_pdl=True,
             output=out,
             use_oneshot=is_one_shot,
         )
 
     calls = {"one_shot": call(is_one_shot=True)}
-    # Its two-shot divides whole rows among the ranks.
+    # FlashInfer's two-shot divides whole rows among the ranks, so it needs as many rows.
     if len(x) > scratch.world_size:
         calls["two_shot"] = call(is_one_shot=False)
     return calls
 
 
-# ---- Inside kernels: every call multiplies by the number of ranks --------------------------------
+# ---- Inside kernels: each call multiplies the data by the number of ranks ------------------------
 
 
 def _start(problem: Problem, rank: int) -> Array:
@@ -89,14 +90,15 @@ def _start(problem: Problem, rank: int) -> Array:
 
 
 def _factor(problem: Problem, rank: int, length: int) -> float:
-    # Together the factors undo the growth of a period. They differ, so that ranks send other data.
+    # All ranks' factors together undo the growth of one period. They differ by rank, so that ranks
+    # send different data.
     weight = (2 * rank + 1) / problem.world_size
     return weight * float(problem.world_size) ** -length
 
 
 def _end(problem: Problem, rank: int, calls: int, length: int) -> Array:
     del rank
-    # nbytes is 0, so that all long messages share one entry of the cache.
+    # Sets nbytes to 0, so that all long messages share one entry of the lru_cache.
     few = replace(problem, count=min(problem.count, DISTINCT), nbytes=0)
     return np.resize(_sum_of_sums(few, calls, length), problem.count)
 
@@ -124,8 +126,7 @@ COLLECTIVE = Collective(
     has_root=False,
     has_out=True,
     waits_for_all=True,
-    # Every byte leaves a rank once to be reduced and once as a result, but for the rank's own
-    # share.
+    # Each byte is sent once to be reduced and once as a result, except for a rank's own share.
     busbw_factor=lambda world_size: 2 * (world_size - 1) / world_size,
     check=_check,
     prepare=_prepare,

@@ -38,9 +38,9 @@ def _zeros(problem: Problem) -> Array:
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    """Counts elements that are more than four units away. Peers round in other places.
+    """Counts elements that differ by more than four units, because peers round in other places.
 
-    The residual is zero before. The second call takes the sum out of it again.
+    The residual must be zero before. The second call subtracts the sum from it again.
     """
     sums = replace(problem, op="sum")
     values = make_input(sums, rank, seed)

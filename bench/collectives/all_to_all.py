@@ -37,7 +37,7 @@ def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     return partial(comm.Alltoall, mpi.IN_PLACE if problem.in_place else buffers.x, buffers.out)
 
 
-# ---- Inside kernels: in place, so two calls move every chunk back --------------------------------
+# ---- Inside kernels: calls are in place, so each second call moves every chunk back --------------
 
 
 def _start(problem: Problem, rank: int) -> Array:
@@ -48,7 +48,7 @@ def _start(problem: Problem, rank: int) -> Array:
 
 def _end(problem: Problem, rank: int, calls: int, length: int) -> Array:
     world_size = problem.world_size
-    # [rank, chunk]: the factor of what is there, and which chunk of which rank it was.
+    # [rank, chunk]: the factor of the data in that chunk, and the rank and chunk it came from.
     factors = np.ones((world_size, world_size))
     origins = np.moveaxis(np.indices(factors.shape), 0, -1)
     own = np.array([_factor(problem, each, length) for each in range(world_size)])
@@ -66,7 +66,7 @@ def _end(problem: Problem, rank: int, calls: int, length: int) -> Array:
 
 
 def _factor(problem: Problem, rank: int, length: int) -> float:
-    """Half of the ranks change the signs of all that they have, so what comes from them changes."""
+    """Returns the factor of a rank: -1 for half of the ranks, so that the data they send change."""
     del problem, length
     return 1.0 if rank % 2 else -1.0
 

@@ -18,7 +18,7 @@ _LONGEST_DELAY_S = 0.002
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    """Ranks arrive at different times; one that leaves before the last arrival counts as wrong.
+    """Lets ranks arrive at different times. A rank that leaves before the last arrival is wrong.
 
     The clock is CLOCK_MONOTONIC, which all processes of one host share.
     """

@@ -16,7 +16,7 @@ from ..in_kernel.data import changes, pattern, times
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    # Each rank starts with its own data, so that a rank that receives nothing shows.
+    # Each rank starts with its own data, so that a rank that receives nothing is noticed.
     buffers.load(make_input(problem, rank, seed))
     call()
     return count_wrong(buffers.result(), make_input(problem, problem.root or 0, seed))
@@ -63,7 +63,7 @@ COLLECTIVE = Collective(
     has_op=False,
     has_root=True,
     has_out=False,
-    # The root leaves before the others have its data.
+    # The root may leave the call before the other ranks have its data.
     waits_for_all=False,
     busbw_factor=lambda world_size: 1.0,
     check=_check,

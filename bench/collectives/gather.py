@@ -15,7 +15,7 @@ from ..harness.problem import Buffers, Call, Gather, Problem
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    # Each rank fills the whole message with its own data: a chunk that does not arrive shows.
+    # Each rank first fills the whole message with its own data, so that a missing chunk is noticed.
     buffers.load(make_input(problem, rank, seed))
     call()
     if rank != problem.root:
@@ -26,7 +26,7 @@ def _check(
 
 
 def _chunk(problem: Problem, buffers: Buffers, rank: int) -> Any:
-    """A rank's input: its chunk of `x`, both in place and out of place."""
+    """Returns a rank's input: its chunk of `x`, both in place and out of place."""
     return buffers.x[problem.chunk(rank)]
 
 
@@ -65,7 +65,7 @@ COLLECTIVE = Collective(
     has_root=True,
     has_out=True,
     has_chunks=True,
-    # The others leave before the root has their data.
+    # The other ranks may leave the call before the root has their data.
     waits_for_all=False,
     # The root's own chunk does not travel.
     busbw_factor=lambda world_size: (world_size - 1) / world_size,

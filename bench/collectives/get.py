@@ -1,12 +1,12 @@
-"""get: a halo exchange that pulls. Each rank puts its array into its own window, signals, waits for
-its partner's signal, and gets the partner's array.
+"""get: a halo exchange that pulls. Each rank copies its array into its own window, signals, waits
+for its partner's signal, and gets the partner's array.
 
-Each call moves new data, and so do MPI's calls: a call first copies its array into the buffer that
-the others read. Otherwise Sendrecv would find in its own cache what it read the time before, and
-nothing would move between the cores.
+A call first copies its array into the buffer that the partner reads, and so do MPI's calls. So each
+call moves new data. Otherwise the reader would find the data of the call before in its own cache,
+and nothing would move between the cores.
 
-A rank fills a slot again two calls later. Its partner has signalled in the call between, and has
-read the slot before that. MPI's ways of doing the same are Sendrecv, and Get between two fences.
+A rank fills a slot again two calls later. In the call between, its partner has signalled, and it
+had read the slot before it did. MPI's equivalents are Sendrecv, and Get between two fences.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _prepare(comm: Any, buffers: Buffers, problem: Problem, **_: Any) -> Any:
         get()
         return found
 
-    # A function itself, because a further call would cost as much as one of these four.
+    # Returns the function itself, because a wrapper would cost as much as one of these four calls.
     made: Any = exchange
     made.plan = gets[0].plan
     return made

@@ -1,7 +1,7 @@
 """put: a halo exchange. Each rank puts its array into its partner's window, signals, and waits for
 the partner's signal.
 
-MPI's ways of doing the same are Sendrecv, and Put into a window with a fence behind it.
+MPI's equivalents are Sendrecv, and Put into a window followed by a fence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _prepare(comm: Any, buffers: Buffers, problem: Problem, **_: Any) -> Any:
         wait()
         return slot
 
-    # A function itself, because a further call would cost as much as one of these three.
+    # Returns the function itself, because a wrapper would cost as much as one of these three calls.
     found: Any = exchange
     found.plan = puts[0].plan
     return found

@@ -23,7 +23,7 @@ def _prepare(comm: Any, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
 
 
 def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
-    # As a user writes it: without arguments that have their default.
+    # Makes the call as a user would, without arguments that have their default.
     keywords = {"op": problem.op} if problem.op != "sum" else {}
     return partial(comm.reduce, buffers.x, problem.root, out=buffers.out, **keywords)
 
@@ -47,7 +47,7 @@ COLLECTIVE = Collective(
     has_op=True,
     has_root=True,
     has_out=True,
-    # The others leave before the root has their data.
+    # The other ranks may leave the call before the root has their data.
     waits_for_all=False,
     busbw_factor=lambda world_size: 1.0,
     check=_check,

@@ -23,7 +23,7 @@ def _prepare(comm: Any, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
 
 
 def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
-    # As a user writes it: without arguments that have their default.
+    # Makes the call as a user would, without arguments that have their default.
     keywords = {"op": problem.op} if problem.op != "sum" else {}
     return partial(comm.scan, buffers.x, out=buffers.out, **keywords)
 

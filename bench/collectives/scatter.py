@@ -13,7 +13,7 @@ from ..harness.problem import Buffers, Call, Gather, Problem
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    # Each rank starts with its own data, so that a rank that receives nothing shows.
+    # Each rank starts with its own data, so that a rank that receives nothing is noticed.
     buffers.load(make_input(problem, rank, seed))
     call()
     mine = problem.chunk(rank)
@@ -21,7 +21,7 @@ def _check(
 
 
 def _chunk(problem: Problem, buffers: Buffers, rank: int) -> Any:
-    """A rank's result: its chunk of `out`, both in place and out of place."""
+    """Returns a rank's result: its chunk of `out`, both in place and out of place."""
     return buffers.out[problem.chunk(rank)]
 
 
@@ -61,7 +61,7 @@ COLLECTIVE = Collective(
     has_root=True,
     has_out=True,
     has_chunks=True,
-    # The root leaves before the others have its data.
+    # The root may leave the call before the other ranks have its data.
     waits_for_all=False,
     # The root's own chunk does not travel.
     busbw_factor=lambda world_size: (world_size - 1) / world_size,

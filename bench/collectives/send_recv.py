@@ -1,7 +1,6 @@
 """send_recv: the ranks of each pair send to each other at once, in a group of calls.
 
-MPI's ways of doing the same are Sendrecv, and a pair of persistent requests that are started
-together.
+MPI's equivalents are Sendrecv, and a pair of persistent requests that are started together.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _persistent(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call
     found = np.zeros_like(x)
     requests = [comm.Recv_init(found, partner, 0), comm.Send_init(x, partner, 0)]
     for each in requests:
-        # MPI ends after that.
+        # Frees the request at exit, before MPI is finalized.
         atexit.register(each.Free)
     start, wait = mpi.Prequest.Startall, mpi.Request.Waitall
 

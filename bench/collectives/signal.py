@@ -21,7 +21,7 @@ _LONGEST_DELAY_S = 0.002
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    """Ranks arrive at different times; one that leaves before its partner has arrived is wrong.
+    """Lets ranks arrive at different times. A rank that leaves before its partner arrives is wrong.
 
     The clock is CLOCK_MONOTONIC, which all processes of one host share.
     """
@@ -60,7 +60,7 @@ def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
 
 def _fence(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     window = mpi.Win.Allocate(1, comm=comm)
-    # Collective, so all ranks free their windows in the same order. MPI ends after that.
+    # Free is collective. All ranks register it in the same order, and MPI is finalized later.
     atexit.register(window.Free)
     call: Call = window.Fence
     return call

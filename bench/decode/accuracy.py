@@ -39,9 +39,9 @@ def rows_of(name: str, checkpoint: Checkpoint, engine: Engine, ids: Sequence[int
     """Returns a row for each kind of op, with the errors of its worst op.
 
     Args:
-        name: The model's, as rows name it.
+        name: The model's name in rows.
         checkpoint: The model.
-        engine: Has opened it, with ranks that are threads.
+        engine: An engine that has opened the model. Its ranks must be threads.
         ids: The tokens to run.
     """
     kinds = list(LIMITS)
@@ -70,7 +70,7 @@ def rows_of(name: str, checkpoint: Checkpoint, engine: Engine, ids: Sequence[int
 
 
 def markdown(documents: Sequence[Document]) -> str:
-    """Returns the newest rows of each model, number of ranks and kind of op."""
+    """Returns a Markdown table of the newest row of each model, number of ranks and kind of op."""
     newest = {
         (row["model"], row["world_size"], row["op_kind"]): (document, row)
         for document in documents
@@ -98,7 +98,7 @@ def markdown(documents: Sequence[Document]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Runs the command line. Returns the exit code: 1 if an op is beyond its limit, 2 on errors."""
     parser = argparse.ArgumentParser(
         prog="python -m kccl.bench.decode.accuracy",
         description=__doc__,
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     command = sys.argv[1:] if arguments is None else list(arguments)
     made = document(rows, machine(args.ranks) | facts, command)
-    # It is no command of kccl.
+    # document() writes a command of kccl, but this is a module that is run with python -m.
     made["command"] = made["command"].replace("kccl", parser.prog, 1)
     print(markdown([made]), end="")
     if args.json:

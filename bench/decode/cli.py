@@ -1,4 +1,4 @@
-"""`kccl bench decode`: the arguments, and the run."""
+"""Implements `kccl bench decode`: its arguments, and the run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TRACED_TOKENS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Adds the command's arguments to its parser."""
     parser.add_argument("decode", choices=("decode",), help="what to measure")
     model = parser.add_mutually_exclusive_group()
     model.add_argument(
@@ -169,7 +169,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             weights=args.weights,
             drafts=args.drafts,
         ) as engine:
-            # The reference and the peers have the engine's weights.
+            # Gives the reference and the peers the weights as the engine has rounded them.
             checkpoint = checkpoint.as_dtype(engine.dtype)
             if args.weights is not None:
                 checkpoint = checkpoint.as_weights(args.weights)
@@ -212,7 +212,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
 
 
 def _ended(error: BaseException, interrupts: Interrupts, result: Result, request: Request) -> str:
-    """Why and when a run ended early."""
+    """Returns a sentence that says why and after how many positions a run ended early."""
     done = len({row["position"] for row in result.rows})
     is_interrupt = interrupts.number is not None or isinstance(error, KeyboardInterrupt)
     why = "interrupted" if is_interrupt else f"interrupted by {type(error).__name__}"
@@ -230,7 +230,7 @@ def _finish(
     """Prints the end of the table and writes the files.
 
     Raises:
-        kccl.Error: A file cannot be written. The others have been.
+        kccl.Error: A file cannot be written. The other files have been written.
     """
     failures: list[str] = []
     screen.end(result.rows)
@@ -263,7 +263,7 @@ def _finish(
 
 
 def _write_timelines(path: Path, request: Request, result: Result, commit: str) -> Iterator[str]:
-    """Writes the file and the picture of `--trace`; yields what it has written."""
+    """Writes the file and the picture of `--trace`. Yields a line of text about each."""
     first, gpus = request.positions[0], result.facts.get("gpus")
     ranks = f"{len(result.timelines)} rank{'s' if len(result.timelines) > 1 else ''}"
     where = f"{ranks} on {gpus[0]}" if gpus else ranks
@@ -290,7 +290,7 @@ def _checkpoint(args: argparse.Namespace) -> Iterator[Checkpoint]:
 
 
 def _name_of(model: str) -> str:
-    """A model's name in rows, which are published: without its folder."""
+    """Returns a model's name for rows. It has no folder, because rows are published."""
     return Path(model).name
 
 
@@ -317,7 +317,7 @@ def _positions(args: argparse.Namespace, config: ModelConfig) -> list[int]:
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
-    """Raises InvalidArgument, before a long run, for a file that could not be written after it."""
+    """Raises InvalidArgument for a file that cannot be written, before a long run is wasted."""
     try:
         if args.csv is not None:
             try_file("--csv", args.csv)

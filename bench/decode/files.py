@@ -1,4 +1,4 @@
-"""A checkpoint's weights, in its dtype, as files that other engines read."""
+"""Writes a checkpoint's weights, in its dtype, to files that other engines can read."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
         raise kccl.Error("a GGUF file of this architecture cannot have a sliding window")
     gguf = library("gguf")
     names = layer_names(config, gguf_names.WHOLE_NAMES, gguf_names.LAYER_NAMES)
-    # What the file has: norms and biases in FP32, matrices in the dtype.
+    # The file has norms and biases in FP32, and matrices in the dtype.
     kinds = gguf.GGMLQuantizationType
     kind = {"bfloat16": kinds.BF16, "float16": kinds.F16}[checkpoint.dtype]
     writer = gguf.GGUFWriter(path, _architecture(config))
@@ -97,17 +97,17 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     for name in names:
         tensor = _whole(checkpoint, name)
         part = name.rpartition(".")[2]
-        # llama.cpp turns pairs (2i, 2i+1) in models of the architecture llama.
+        # In models of the architecture llama, llama.cpp applies RoPE to the pairs (2i, 2i+1).
         is_turned = part in ("wq", "wk", "bq", "bk") and _architecture(config) == "llama"
         if is_turned and not config.rope.is_interleaved:
             tensor = _together(tensor, config.head_dim)
-        # Norms and biases come in FP32, all else in the dtype.
+        # _whole() returns norms and biases in FP32, and all other tensors in the dtype.
         writer.write_tensor_data(np.ascontiguousarray(tensor))
     writer.close()
 
 
 def _groups(checkpoint: Checkpoint) -> Iterator[tuple[str, list[str]]]:
-    """Names of tensors that are written together."""
+    """Yields (group, names of tensors) for tensors that are written to one file, as of a layer."""
     groups: dict[str, list[str]] = {}
     for name in checkpoint.names():
         parts = name.split(".")
@@ -116,7 +116,7 @@ def _groups(checkpoint: Checkpoint) -> Iterator[tuple[str, list[str]]]:
 
 
 def _whole(checkpoint: Checkpoint, name: str) -> Array:
-    """A tensor with its lanes side by side, as in a file."""
+    """Returns a tensor with its lanes side by side, as in a file."""
     tensor = checkpoint.tensor(name)
     if CUT_AXIS.get(name.rpartition(".")[2]) == 1:
         tensor = tensor.transpose(1, 0, 2)
@@ -137,13 +137,13 @@ def _as_dtype(tensor: Array, dtype: str) -> Array:
 
 
 def _apart(rows: Array, head_dim: int) -> Array:
-    """Each head's rows with pairs (2i, 2i+1) moved to (i, i + head_dim/2)."""
+    """Returns each head's rows with pairs (2i, 2i+1) moved to (i, i + head_dim/2)."""
     heads = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _together(rows: Array, head_dim: int) -> Array:
-    """The inverse of _apart()."""
+    """Returns the inverse of _apart()."""
     heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
@@ -173,7 +173,7 @@ def _hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
 
 
 def _hf_layers(config: ModelConfig) -> dict[str, Any]:
-    """Biases and windows, as far as the family has them."""
+    """Returns the fields for biases and windows that the family's config has."""
     found: dict[str, Any] = {"sliding_window": config.window or None}
     switches = {"attention_bias": products_of_module(ATTENTION)}
     switches["mlp_bias"] = products_of_module(MLP)
@@ -198,7 +198,7 @@ def _hf_layers(config: ModelConfig) -> dict[str, Any]:
 
 
 def _architecture(config: ModelConfig) -> str:
-    """GGUF's name of the family."""
+    """Returns GGUF's name of the model's architecture."""
     return "llama" if config.family == "mistral" else config.family
 
 
@@ -221,7 +221,7 @@ def _hf_scaling(rope: Rope) -> dict[str, Any]:
 
 
 def _rope_factors(config: ModelConfig) -> Array | None:
-    """What each pair's frequency is divided by; None without scaling."""
+    """Returns the factor by which each pair's frequency is divided; None without scaling."""
     rope = config.rope
     if rope.scaling is None:
         return None

@@ -11,17 +11,17 @@ from uuid import UUID
 import kccl
 from kccl.engine import Engine
 
-# So often the weights are read meanwhile, which takes most of a second: longer than an answer does.
+# How often the weights are read while nvidia-smi runs. This takes longer than its answer.
 _READS = 8
-# A record does without clocks rather than end the bench.
+# The timeout of nvidia-smi in seconds. After it the record has no clocks, but the bench goes on.
 _ANSWER_S = 30
 _FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 
 
 def gpu_facts(engine: Engine) -> dict[str, Any]:
-    """Facts for a document; none on CPUs. Collective.
+    """Returns the facts about GPUs for a document; {} on CPUs. Collective.
 
-    Clocks and power are those while the weights are read again and again.
+    Clocks and power are read while the engine reads its weights again and again.
     """
     names = engine.devices()
     if not any(names):
@@ -61,11 +61,11 @@ def _state(engine: Engine) -> list[dict[str, str]] | str:
 
 
 def states(text: str, uuids: Sequence[str]) -> list[dict[str, str]] | str:
-    """Returns what nvidia-smi says of these GPUs.
+    """Returns the fields that nvidia-smi printed for these GPUs, or why there are none.
 
     Args:
-        text: Its answer: a line for each GPU of the machine, with "GPU-" and the UUID first.
-        uuids: Those of the GPUs, 32 hexadecimal digits each.
+        text: Its output: a line for each GPU of the machine, with "GPU-" and the UUID first.
+        uuids: The UUIDs of the GPUs, 32 hexadecimal digits each.
     """
     known = {}
     for line in text.strip().splitlines():

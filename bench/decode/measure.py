@@ -28,11 +28,11 @@ from .tokens import LENGTH, Expected, Oracle, Verdict, num_parts, token_hash
 from .variants import time_variants
 
 _LEAST_TOKENS = 4
-# What a run should take.
+# The seconds that a run should take.
 _RUN_S = 0.8
 _TRIAL_TOKENS = 4
-# The first token is timed so often, or until the time is over. The first two runs of a small model
-# find fresh memory, and the reference's BLAS threads, which poll for a while after their last work.
+# The first token is timed at most so often, for at most so many seconds. The first two runs of a
+# small model are slow: memory is new, and the reference's idle BLAS threads still poll.
 _FIRST_TOKEN_RUNS, _FIRST_TOKEN_S = 7, 5.0
 _SEED = 1
 
@@ -44,9 +44,10 @@ def measure(engine: Engine, request: Request, show: Show, result: Result, tell: 
     """Measures an engine that has opened the request's model, and its peers. Collective.
 
     Args:
-        engine, request, show: What is measured, and where it says what it does.
-        result: Grows with each position whose tokens have been checked.
-        tell: Called with the rows of a position when they have been checked; on rank 0.
+        engine, request: The engine, and what to measure.
+        show: Called with a description of the current step.
+        result: The result so far. Rows are added when the tokens of a position have been checked.
+        tell: Called on rank 0 with the rows of a position when they have been checked.
     """
     with ExitStack() as ends:
         _Measurement(engine, request, show, ends, result, tell).run()
@@ -69,7 +70,7 @@ class _Measurement:
         longest = max(engine.context, *request.positions)
         ids = np.random.default_rng(_SEED).integers(self._config.vocab_size, size=longest)
         self._ids: list[int] = ids.tolist()
-        # What the first token is timed of. It shares no beginning with the other prompts.
+        # The prompt whose first token is timed. It has no prefix in common with other prompts.
         length = min(FIRST_TOKEN_PROMPT, engine.context - 2)
         self._prompt = self._ids[::-1][:length]
         if self._prompt[0] == self._ids[0]:
@@ -78,12 +79,12 @@ class _Measurement:
         self._peers: list[Peer] = []
         self._first_token_s: dict[str, float] = {}
         self._oracle: Oracle | None = None
-        # By position, from when it has been timed.
+        # Position -> its runs, for positions that have been timed.
         self._measured: dict[int, dict[str, Runs]] = {}
         self._ablated: dict[int, list[Row]] = {}
 
     def run(self) -> None:
-        """Measures all positions. What ends it early leaves rows of those that were measured."""
+        """Measures all positions. If an exception ends it early, keeps rows of timed positions."""
         try:
             self._run()
         except BaseException:
@@ -101,7 +102,7 @@ class _Measurement:
             self._result.notes += peers.notes
             self._result.versions = peers.versions
         if self._engine.backend != "sim":
-            # Simulated, it takes minutes and says nothing.
+            # On the simulator a first token takes minutes, and its time means nothing.
             self._show("the first token")
             self._first_token_s["kccl"] = self._time_first_token()
         for peer in self._peers:
@@ -138,7 +139,7 @@ class _Measurement:
         self._ends.close()
         gc.collect()
         if request.has_baselines:
-            # Only now is there memory for the reference's weights, where the peers' were.
+            # Opened after the peers are closed: there is no memory for its weights and theirs.
             self._show("the check of the timed tokens")
             oracle = self._open_oracle()
             for position, runs in measured.items():
@@ -160,7 +161,7 @@ class _Measurement:
         self._tell(self._result.rows[done:])
 
     def _keep(self) -> None:
-        """Adds the rows of positions whose tokens have not been compared with the reference's."""
+        """Adds rows of timed positions whose tokens were not compared with the reference's."""
         judged = {row["position"] for row in self._result.rows}
         for position, runs in self._measured.items() if self._is_first else ():
             if position in judged:
@@ -171,14 +172,14 @@ class _Measurement:
             done = len(self._result.rows)
             self._add_rows(position, runs, None, None)
             self._add_ablated(self._ablated.get(position, []))
-            # The table may be what has failed.
+            # Printing the table may be what has failed.
             with suppress(OSError):
                 self._tell(self._result.rows[done:])
 
     # ---- tokens ----------------------------------------------------------------------------------
 
     def _check(self) -> tuple[list[int], Expected | None]:
-        """KCCL's answer to a short prompt, and what the reference expects (known to rank 0)."""
+        """Checks a short prompt. Returns KCCL's answer, and on rank 0 the reference's choices."""
         prompt = self._ids[:LENGTH]
         answer, _ = self._engine.timed(prompt, LENGTH)
         began = time.monotonic()
@@ -193,11 +194,11 @@ class _Measurement:
         return answer, known
 
     def _open_oracle(self) -> Oracle | None:
-        """Rank 0's; it reads the weights when it first needs them."""
+        """Returns the reference on rank 0, else None. It reads the weights at its first use."""
         return Oracle(self._request.checkpoint) if self._is_first else None
 
     def _compare(self, oracle: Oracle | None, prompt: list[int], answer: list[int]) -> Verdict:
-        """Returns how KCCL's answer compares with the reference's; nothing on all ranks but 0."""
+        """Returns how KCCL's answer compares with the reference; an empty Verdict on ranks > 0."""
         known = self._expected(oracle, prompt, answer)
         return Verdict(0, 0, 0) if known is None else self._verdict(known)
 
@@ -208,7 +209,7 @@ class _Measurement:
         self, oracle: Oracle | None, prompt: list[int], answer: list[int]
     ) -> Expected | None:
         def tell() -> None:
-            # The other ranks would give up if they waited for all parts at once.
+            # Ranks meet after each part, because a wait for all parts would exceed the timeout.
             self._engine.of_rank_0(None)
 
         if oracle is not None:
@@ -218,7 +219,7 @@ class _Measurement:
         return None
 
     def _without_overlap(self, prompt: list[int], num: int) -> list[int] | None:
-        """Returns the tokens where nothing overlaps; None on the host, which has no such
+        """Returns the tokens of a run without overlap; None on the host, which has no such
         executor.
         """
         is_host = self._engine.backend == "host"
@@ -227,13 +228,13 @@ class _Measurement:
     # ---- times -----------------------------------------------------------------------------------
 
     def _time_first_token(self) -> float:
-        """Returns the seconds from a prompt, of which nothing is cached, to its first token;
-        median.
+        """Returns the median seconds from a prompt, of which nothing is cached, to its first
+        token.
         """
         found: list[float] = []
         began = time.monotonic()
         while len(found) < _FIRST_TOKEN_RUNS:
-            # Forgets the prompt.
+            # Runs another prompt, so that the timed one is not in the KV cache.
             self._engine.timed(self._ids[:1], 1)
             _, times = self._engine.timed(self._prompt, 1)
             found.append(times[1] - times[0])
@@ -253,11 +254,11 @@ class _Measurement:
         return median(found)
 
     def _agreed(self, peer: Peer, value: Any) -> Any:
-        """Returns what rank 0 gives, if all ranks call the peer."""
+        """Returns rank 0's value if all ranks call the peer, and else this rank's."""
         return value if peer.world_size == 1 else self._engine.of_rank_0(value)
 
     def _prefill(self, prompt: list[int]) -> float:
-        """Runs a prompt, which stays in the cache; returns the seconds of a token after it."""
+        """Runs a prompt, which stays in the KV cache. Returns the seconds of a token after it."""
         num = min(_TRIAL_TOKENS, self._engine.context - len(prompt) - 1)
         _, times = self._engine.timed(prompt, num + 1)
         return float(np.median(np.diff(times[1:])))
@@ -269,7 +270,7 @@ class _Measurement:
         return min(int(self._engine.of_rank_0(_tokens_by_time(step_s))), room)
 
     def _repeat(self, prompt: list[int], num: int, firsts: Sequence[int]) -> dict[str, Runs]:
-        """Returns the runs by library, in turn, and in reversed order every second time."""
+        """Times KCCL and the peers in turn, in reversed order every second time, by library."""
         runs = {"kccl": Runs()}
         fewer: dict[str, int] = {}
         for peer, first in zip(self._peers, firsts, strict=True):
@@ -280,7 +281,7 @@ class _Measurement:
 
         def ours() -> None:
             runs["kccl"].reads.append(self._engine.bandwidth())
-            # The first of these tokens ends the prompt's pass, the others are timed.
+            # The prompt's pass makes the first of these tokens. The others are timed.
             tokens, times = self._engine.timed(prompt, num + 1)
             runs["kccl"].add(tokens, times[1:])
 
@@ -310,14 +311,14 @@ class _Measurement:
         verdict: Verdict | None,
         without_overlap: list[int] | None,
     ) -> None:
-        """Returns the rows of a position; without a verdict nobody knows whether their tokens are
+        """Adds the rows of a position. Without a verdict it is not known whether their tokens are
         right.
         """
         engine = self._engine
         peers = {peer.library: peer for peer in self._peers}
         for library, found in runs.items():
             is_ours, peer = library == "kccl", peers.get(library)
-            # Peers with wrong tokens are not here.
+            # Peers with wrong tokens were removed before.
             is_right = found.are_equal()
             if is_ours:
                 is_right &= (verdict is None or verdict.is_right) and self._result.is_right
@@ -345,7 +346,7 @@ class _Measurement:
                     steps = first_s * 1e6 / row["us_per_token"]
                     row |= {"ttft_ms": first_s * 1e3, "ttft_steps": steps}
                 if is_ours:
-                    # The bytes of the token in the middle.
+                    # Takes the bytes of the token in the middle of the run.
                     nbytes = self._engine.bytes_per_token(position + num // 2)
                     row["bandwidth_share"] = found.share(nbytes)
             elif is_ours:
@@ -367,7 +368,7 @@ class _Measurement:
         return found == wanted
 
     def _add_ablated(self, found: Sequence[Row]) -> None:
-        """Behind KCCL's row of the same position, which says what they have in common."""
+        """Adds rows of ablated kernels, with common fields of KCCL's row of the same position."""
         whole = next(row for row in reversed(self._result.rows) if row["library"] == "kccl")
         same = (
             *("library", "model", "backend", "world_size", "dtype", "drafts"),
@@ -382,7 +383,7 @@ class _Measurement:
 
 
 def _tokens_by_time(step_s: float) -> int:
-    """Tokens of a run whose number is chosen by time, if one takes so many seconds."""
+    """Returns the number of tokens of a run that should take _RUN_S, from the seconds of one."""
     return min(_affordable(step_s), MOST_TOKENS)
 
 

@@ -17,10 +17,10 @@ from .tokens import Expected
 
 
 class OpenedPeers:
-    """Peers whose tokens are right.
+    """Opens peers, and keeps those whose tokens are right.
 
     Attributes:
-        right: Those that this rank calls: of peers on one rank, rank 0 has all.
+        right: The peers that this rank calls. Only rank 0 calls peers that run on one rank.
         notes: A sentence for each peer, on rank 0.
         versions: Library -> version, on rank 0.
     """
@@ -40,16 +40,16 @@ class OpenedPeers:
         self._room = Room(checkpoint, engine.context, threads, engine.rank, engine.world_size)
 
     def open(self, prompt: Sequence[int], answer: Sequence[int], known: Expected | None) -> None:
-        """Opens all. Collective.
+        """Opens all peers. Collective.
 
         Args:
-            prompt, answer: Ids, and what KCCL answers.
+            prompt, answer: The ids of a prompt, and of KCCL's answer.
             known: What the reference expects; None on all ranks but 0.
         """
         self._ends.callback(self._room.close)
         for name, opener in peers_for(self._engine.backend, self._engine.world_size).items():
             self._show(name)
-            # On GPUs all ranks make the calls.
+            # On the host only rank 0 calls peers. On GPUs all ranks do.
             if self._engine.backend == "host" and self._engine.rank > 0:
                 continue
             self._open(name, opener, prompt, answer, known)
@@ -70,9 +70,9 @@ class OpenedPeers:
             self._check_machine()
             peer = opener(self._room)
             self._ends.callback(peer.close)
-            # Each token is chosen given all of KCCL's before it.
+            # The peer chooses each token given KCCL's tokens before it.
             tokens = [peer.extend(prompt), *(peer.step(token) for token in answer[:-1])]
-        # Why all errors: whatever a foreign library raises is why it is not measured.
+        # A foreign library may raise any exception, which is the reason why it is not measured.
         except Exception as error:
             cause = cause_of(error)
         finally:

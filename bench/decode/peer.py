@@ -12,17 +12,17 @@ from typing import Any
 import kccl
 from kccl.engine.files.checkpoint import Checkpoint
 
-# Characters of a foreign error that are shown.
+# The most characters of a foreign error that are shown.
 _CAUSE = 200
 
 
 @dataclass
 class Room:
-    """What peers are made of, and what they share.
+    """What peers need to open the model, and objects that they share.
 
     Attributes:
         checkpoint: The model.
-        context: Tokens to make room for.
+        context: The number of tokens for which the KV cache needs room.
         threads: The number of this process's threads, on CPUs.
         rank, world_size: This process's rank, and the number of ranks.
     """
@@ -35,14 +35,14 @@ class Room:
     _shared: dict[str, Any] = field(default_factory=dict)
 
     def shared(self, what: str, make: Callable[[], Any]) -> Any:
-        """Makes something for the first peer that asks for it; the others get the same."""
+        """Returns the shared object named `what`. The first call makes it by `make`."""
         if what not in self._shared:
             self._shared[what] = make()
         return self._shared[what]
 
     @cached_property
     def comm(self) -> kccl.Communicator:
-        """A communicator of all ranks' GPUs for the peers alone. The first use is collective."""
+        """A communicator of all ranks' GPUs, used by peers only. The first use is collective."""
         return kccl.init(backend=kccl.gpu.backend())
 
     @cached_property
@@ -51,7 +51,7 @@ class Room:
         return int(kccl.gpu.device(self.comm.empty(1).device).ordinal)
 
     def close(self) -> None:
-        """Frees what was shared, after the peers have been closed."""
+        """Frees the shared objects. The peers must have been closed."""
         self._shared.clear()
         if "comm" in vars(self):
             self.comm.close()
@@ -80,7 +80,7 @@ class Peer(ABC):
 
     @abstractmethod
     def extend(self, ids: Sequence[int]) -> int:
-        """Appends a prompt to what rewind() goes back to. Returns the likeliest next id."""
+        """Appends a prompt, which rewind() keeps. Returns the likeliest next id."""
 
     @abstractmethod
     def step(self, token: int) -> int:
@@ -88,14 +88,17 @@ class Peer(ABC):
 
     @abstractmethod
     def rewind(self) -> None:
-        """Forgets the tokens of step()."""
+        """Forgets the tokens that step() has appended since the last extend()."""
 
     @abstractmethod
     def close(self) -> None:
         """Frees the model."""
 
     def timed(self, token: int, num_tokens: int) -> tuple[list[int], list[float]]:
-        """Decodes after `token`, after rewind(). As Engine.timed(), from the first token on."""
+        """Decodes `num_tokens` tokens after `token`. extend() or rewind() must come first.
+
+        Returns the tokens, and the times before the first and after each, as Engine.timed() does.
+        """
         tokens, times = [], [time.monotonic()]
         for _ in range(num_tokens):
             token = self.step(token)
@@ -105,6 +108,6 @@ class Peer(ABC):
 
 
 def cause_of(error: Exception) -> str:
-    """Why a peer is missing, in one line."""
+    """Returns the text of an error in one line, as the reason why a peer is missing."""
     text = " ".join(str(error).split())[:_CAUSE]
     return text if isinstance(error, kccl.Error) else f"{type(error).__name__}: {text}"

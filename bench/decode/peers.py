@@ -1,4 +1,4 @@
-"""Other engines on the same cores or GPUs and the same weights: which there are."""
+"""Defines the peers: other engines, which run on the same cores or GPUs with the same weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .peer import Peer, Room
 
 Opener = Callable[[Room], Peer]
 
-# transformers has two caches. The one that is faster for these tokens is measured.
+# transformers has two kinds of KV cache. The one that is faster for these tokens is measured.
 _TRIAL_PROMPT, _TRIAL_TOKENS = 64, 6
 
 
@@ -51,7 +51,7 @@ class Transformers(Peer):
         self.reset()
 
     def _trial(self, form: str) -> float:
-        """Returns the seconds that some tokens take."""
+        """Returns the seconds of _TRIAL_TOKENS tokens with this kind of KV cache."""
         self.form = form
         self.reset()
         token = self.extend([1] * _TRIAL_PROMPT)
@@ -79,7 +79,7 @@ class Transformers(Peer):
         return self._run([token])
 
     def rewind(self) -> None:
-        # The kept one stays as it is. Releases differ in how they shorten a cache.
+        # Copies the cache after the prompt, because releases differ in how they shorten a cache.
         self._cache = copy.deepcopy(self._kept)
 
     def close(self) -> None:
@@ -97,13 +97,13 @@ class LlamaCpp(Peer):
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         self._lib = llama_cpp
         self._vocab_size = room.checkpoint.config.vocab_size
-        # Kept as long as the model: llama.cpp calls it.
+        # Kept as long as the model, because llama.cpp calls it.
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, None)
         llama_cpp.llama_backend_init()
         self._sampler: Any = None
         params = llama_cpp.llama_model_default_params()
-        # Anonymous memory may lie in huge pages.
+        # No mmap: unlike a mapped file, anonymous memory may lie in huge pages.
         params.use_mmap = False
         params.n_gpu_layers = -1 if is_on_gpu else 0
         with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +125,7 @@ class LlamaCpp(Peer):
         self.reset()
 
     def _use_gpu(self, settings: Any) -> None:
-        """Settings with which a GPU is fastest: flash attention, and the GPU picks the token."""
+        """Sets what is fastest on a GPU: flash attention, and choosing the token on the GPU."""
         lib = self._lib
         if not lib.llama_supports_gpu_offload():
             raise kccl.Error("llama-cpp-python was built without CUDA")
@@ -133,7 +133,7 @@ class LlamaCpp(Peer):
         settings.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self._sampler = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         lib.llama_sampler_chain_add(self._sampler, lib.llama_sampler_init_greedy())
-        # llama.cpp reads it while the context is made.
+        # Kept in an attribute, because llama.cpp reads it while the context is made.
         sampler = ctypes.cast(self._sampler, ctypes.c_void_p)
         self._of_sequence = lib.llama_sampler_seq_config(seq_id=0, sampler=sampler)
         settings.samplers = ctypes.pointer(self._of_sequence)
@@ -181,7 +181,7 @@ def _llama_cpp_on_gpu(room: Room) -> Peer:
 
 
 def _torch(name: str) -> Opener:
-    """Returns a function of pytorch/peer.py, which imports PyTorch."""
+    """Returns an opener that imports pytorch/peer.py, and so PyTorch, when it is called."""
 
     def opened(room: Room) -> Peer:
         from .pytorch import peer
@@ -197,11 +197,11 @@ PEERS: dict[str, dict[str, Opener]] = {
     "GPU": {"torch": _torch("alone"), "llama.cpp": _llama_cpp_on_gpu},
     "GPUs": {"torch+nccl": _torch("with_nccl"), "torch+kccl": _torch("with_kccl")},
 }
-"""Library -> what opens it. With several ranks of GPUs all of them open it together."""
+"""Place -> library -> its opener. On several GPUs, all ranks must call it together."""
 
 
 def peers_for(backend: str, world_size: int) -> Mapping[str, Opener]:
-    """Returns the peers of an engine."""
+    """Returns the peers for an engine's backend and number of ranks: library -> opener."""
     if backend == "host":
         return PEERS["host"]
     return PEERS["GPU" if world_size == 1 else "GPUs"]

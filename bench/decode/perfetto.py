@@ -1,4 +1,4 @@
-"""Timelines as a file for https://ui.perfetto.dev: Chrome's JSON of trace events."""
+"""Writes timelines to a file for https://ui.perfetto.dev, in Chrome's JSON of trace events."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from kccl.engine.model.timeline import ASKED, LANDED, LET_GO, Timeline, level
 from .timeline import WINDOW_NS
 
 MOST_BYTES = 16_000_000
-"""A file has as many whole tokens as fit, and at least one."""
-# Between two samples of a block's ring.
+"""The most bytes of a file. It has as many whole tokens as fit, and at least one."""
+# The time between two samples of a block's ring.
 _SAMPLE_NS = 2000.0
 
 Event = dict[str, Any]
 
 
 def write(path: Path, timelines: Sequence[Timeline], facts: dict[str, Any]) -> int:
-    """Writes a process for each rank, with a track for each block: an op, and in it what the block
-    does. Counters of the rank: weights that land, and stages that are full and in flight, mean over
-    the blocks. Counters of a block: the same stages.
+    """Writes a process for each rank, with a track for each block. A track shows ops, and in each
+    op the block's phases.
+
+    Each rank has counters of weights that land, and of stages that are full and in flight, averaged
+    over the blocks. Each block has counters of its own full and in-flight stages.
 
     Args:
         path: The file.
         timelines: The timelines of all ranks.
-        facts: What else the file is to say.
+        facts: Further facts to write into the file.
 
     Returns:
-        How many tokens the file has.
+        The number of tokens in the file.
     """
     lines = [_line(event) for timeline in timelines for event in _names(timeline)]
     size, num = sum(map(len, lines)), 0
@@ -62,7 +64,7 @@ def _names(timeline: Timeline) -> Iterator[Event]:
 
 
 def _events(timeline: Timeline, index: int) -> Iterator[Event]:
-    """The events of one kept token step."""
+    """Yields the events of one kept token step."""
     yield from _slices(timeline, index)
     yield from _counters(timeline, float(timeline.begins[index]), float(timeline.begins[index + 1]))
 
@@ -102,7 +104,7 @@ def _counters(timeline: Timeline, begin: float, end: float) -> Iterator[Event]:
         mine = times[:, blocks == block]
         full = level(mine[LANDED], mine[LET_GO], samples)
         flying = level(mine[ASKED], mine[LANDED], samples)
-        # A counter keeps its value.
+        # Only changes are written, because a counter keeps its value.
         is_new = np.diff(full, prepend=-1) != 0
         is_new |= np.diff(flying, prepend=-1) != 0
         for at in np.flatnonzero(is_new):
@@ -112,7 +114,9 @@ def _counters(timeline: Timeline, begin: float, end: float) -> Iterator[Event]:
 
 
 def _span(begin: float, end: float) -> Event:
-    """A phase must end within its op, so that times are rounded, not durations."""
+    """Returns the time fields of an event. Rounds its times and not its duration, so that a phase
+    still ends within its op.
+    """
     ts = _rounded(begin)
     return {"ts": ts, "dur": _rounded(_rounded(end) - ts)}
 

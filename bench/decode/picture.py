@@ -1,4 +1,4 @@
-"""A picture of a few layers of one token: what the blocks do, their rings, and the memory."""
+"""Draws a few layers of one token: what the blocks do, their rings, and the memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 _LAYERS = 3
 _COLUMNS = 2400
-# Phases, and attention's part of "multiply".
+# The colours of phases. "attend" is attention's part of the phase "multiply".
 _COLOURS = {
     "wait": "#e4e4e4",
     "multiply": "#0b5fa5",
@@ -49,7 +49,8 @@ def draw(
         path: The picture; its suffix chooses the format.
         timelines: The timelines of all ranks.
         title: The title of the picture.
-        stream_bytes_per_s: What all ranks together stream when they do nothing else, if known.
+        stream_bytes_per_s: Bytes a second that all ranks together read if they do nothing else;
+            None if it is not known.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -79,7 +80,7 @@ def draw(
 
 
 def _shown(timelines: Sequence[Timeline]) -> tuple[float, float]:
-    """From when to when, in nanoseconds."""
+    """Returns the begin and the end of the drawn layers, in nanoseconds."""
     ops = timelines[0].layout.ops
     num_layers = max(op.layer for op in ops) + 1
     first = max((num_layers - _LAYERS) // 2, 0)
@@ -124,10 +125,11 @@ def _draw_blocks(axes: Axes, timeline: Timeline, begin: float, end: float) -> No
 
 
 def _op_ticks(timeline: Timeline, begin: float, end: float) -> list[tuple[float, str]]:
-    """In the middle of each op: microseconds, and its name."""
+    """Returns a tick for each op: the microseconds of its middle, and its name."""
     found = []
     for op, times in zip(timeline.layout.ops, timeline.ops[0], strict=True):
-        # From when blocks have a vector. Blocks without a part of attention only finish.
+        # An op is drawn from when blocks have its vector. In attention, blocks without a work item
+        # only finish.
         if np.isnan(times[BEGAN]).all():
             continue
         middle = (np.nanmean(times[ARRIVED]) + np.nanmean(times[FINISHED])) / 2
@@ -151,7 +153,7 @@ def _draw_rings(axes: Axes, timelines: Sequence[Timeline], begin: float, end: fl
         axes.fill_between(us, low, high, color=colour, alpha=0.2, linewidth=0)
         mean = flying.mean(axis=0)
         axes.plot(us, mean, "--", color=colour, linewidth=1, label=f"in flight{name}")
-    # Room for the legend.
+    # Leaves room for the legend above.
     axes.set_ylim(0, 1.4 * timelines[0].layout.ring_stages)
     axes.set_ylabel("stages of a ring,\nmean, 10-90 %")
     axes.legend(loc="upper right", fontsize=8, ncols=4)

@@ -1,4 +1,4 @@
-"""Rows of decoding as a table on a terminal, as CSV, and as a table in a README."""
+"""Prints rows of decoding as a table on a terminal, as CSV, and as a table in a README."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ _HEAD = (
 
 
 def is_ablated(row: Row) -> bool:
-    """Tells whether the row is of a kernel that left something out, and so no speed."""
+    """Tells whether the row is of a kernel with a part left out, so that its time is no speed."""
     return row.get("ablated") is not None
 
 
 def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
-    """KCCL's timed rows without drafts, each with the fastest peer's row of the same run and
-    position.
+    """Returns KCCL's timed rows without drafts, each with the fastest peer's row of the same run
+    and position, or None.
     """
     found = []
     for row in rows:
         if row["library"] != "kccl" or is_ablated(row) or "position" not in row:
             continue
-        # Drafts make fewer passes than tokens, so these are no times of a token step.
-        # Rows that are older than drafts lack the field.
+        # With drafts there are fewer passes than tokens, so these are no times of a token step.
+        # Rows that are older than drafts do not have the field.
         if row.get("drafts") not in (None, "off"):
             continue
-        # A run that was interrupted has rows that nobody checked.
+        # Skips rows of interrupted runs, whose tokens were not checked.
         if row["tokens_match"] is None:
             continue
         peers = [
@@ -65,9 +65,7 @@ def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
 
 
 class Screen:
-    """The table of a run: a line for each library and position, none of a kernel that left
-    something out.
-    """
+    """Prints the table of a run: a line for each library and position, without ablated kernels."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -117,7 +115,7 @@ _TABLE = (
 
 
 def _cells(row: Row, mine: Row) -> dict[str, str]:
-    """Returns a line, by heading; `mine` is KCCL's row of the same position."""
+    """Returns the cells of a row's line: heading -> text. `mine` is KCCL's row of the position."""
     is_peer = row is not mine
     name = " ".join(filter(None, (row["library"], row["form"])))
     found = {"position": "" if is_peer else str(row["position"])}
@@ -133,8 +131,8 @@ def _cells(row: Row, mine: Row) -> dict[str, str]:
 
 
 def markdown(documents: Sequence[Document]) -> str:
-    """KCCL's rows of each model, format of weights and number of ranks, from the newest document
-    that has them.
+    """Returns a table of KCCL's rows of each model, format of weights, number of ranks and
+    position, from the newest document that has them.
     """
     newest: dict[tuple[str, str, int, int], tuple[Document, Row, Row | None]] = {}
     for document in documents:
@@ -163,7 +161,7 @@ def markdown(documents: Sequence[Document]) -> str:
 
 
 def _rounded(row: Row) -> str:
-    """Returns the format of weights of fewer than 16 bits, as in "FP8"; else ""."""
+    """Returns the format of weights if it has fewer than 16 bits, as "FP8"; else ""."""
     return "" if row["dtype"] in ("bfloat16", "float16") else str(row["dtype"]).upper()
 
 
@@ -179,7 +177,9 @@ def source_of(documents: Sequence[Document]) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three significant digits, all digits before the point; empty for None."""
+    """Returns a number with three significant digits, or all digits of its integer part; "" for
+    None.
+    """
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

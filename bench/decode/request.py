@@ -15,7 +15,7 @@ from ..harness.measure import Row
 from .tokens import LENGTH
 
 MOST_TOKENS = 64
-"""Most new tokens of a run whose number is chosen by time."""
+"""The most new tokens of a run if their number is chosen by time."""
 FIRST_TOKEN_PROMPT = 512
 """Tokens of the prompt whose first token is timed, if the context has room for them."""
 
@@ -26,15 +26,15 @@ class Request:
 
     Attributes:
         checkpoint: The model.
-        name: As rows name it.
-        positions: Ascending.
+        name: The model's name in rows.
+        positions: The positions to measure, in ascending order.
         new_tokens: Tokens of a run; None: as many as take most of a second.
-        repeats: Runs at each position.
-        ranks: As Engine's.
+        repeats: Number of runs at each position.
+        ranks: The argument of Engine.
         has_baselines: Whether peers are measured, too.
         variants: Kernels that are timed beside the whole one.
-        traced_tokens: How many are traced, at the first position; 0: none.
-        drafts, weights: As Engine's.
+        traced_tokens: The number of tokens that are traced, at the first position.
+        drafts, weights: The arguments of Engine.
     """
 
     checkpoint: Checkpoint
@@ -50,13 +50,13 @@ class Request:
     weights: str | None = None
 
     def kind_of(self, engine: Engine) -> str:
-        """Returns the dtype of rows: of the weights of layers, which are most of the bytes."""
+        """Returns the dtype for rows: that of the layers' weights, which are most of the bytes."""
         return self.weights or engine.dtype
 
     @property
     def context(self) -> int:
-        """Tokens to make room for."""
-        # Behind the last new token there is one that ends the last interval.
+        """The number of tokens for which the KV cache needs room."""
+        # One more token follows the last new token. It ends the last timed interval.
         longest = max(self.positions) + max(self.new_tokens or MOST_TOKENS, self.traced_tokens + 1)
         longest += 1
         longest = max(longest, FIRST_TOKEN_PROMPT + 2, 2 * LENGTH)
@@ -74,8 +74,8 @@ class Result:
         is_right: Whether all of KCCL's tokens were right.
         facts: The facts about the GPUs.
         timelines: The timelines of the ranks, if tokens are traced.
-        stream_bytes_per_s: What all ranks stream when they do nothing else: median of the runs;
-            None: simulated.
+        stream_bytes_per_s: Bytes a second that all ranks together read if they do nothing else,
+            median of the runs; None on the simulator.
     """
 
     rows: list[Row] = field(default_factory=list)

@@ -18,11 +18,14 @@ class Runs:
     tokens: list[list[int]] = field(default_factory=list)
     # Microseconds of each token of each run.
     steps_us: list[Any] = field(default_factory=list)
-    # Bytes a second, measured before each run; of KCCL only.
+    # The bandwidth in bytes a second, measured before each run. Only KCCL's runs have it.
     reads: list[float] = field(default_factory=list)
 
     def add(self, tokens: list[int], times: list[float]) -> None:
-        """A run, and when the token before its first one and each of them came, in seconds."""
+        """Adds a run.
+
+        `times` are seconds: of the token before the first one, and of each token.
+        """
         self.tokens.append(tokens)
         self.steps_us.append(np.diff(times) * 1e6)
 
@@ -42,8 +45,10 @@ class Runs:
         }
 
     def share(self, nbytes: int) -> float:
-        """Time to read so many bytes over that of a token: median of the runs, each with the
-        bandwidth just before it, because others on a machine change it from second to second.
+        """Returns the time to read `nbytes` over the time of a token, median of the runs.
+
+        Each run is compared with the bandwidth that was measured just before it, because other
+        programs change it from second to second.
         """
         pairs = zip(self.steps_us, self.reads, strict=True)
         return median(nbytes / read * 1e6 / float(run.mean()) for run, read in pairs)

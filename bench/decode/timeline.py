@@ -1,4 +1,4 @@
-"""What a timeline says in numbers: where a token's time goes, and when the memory is idle."""
+"""Computes figures from a timeline: where a token's time goes, and when the memory is idle."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WINDOW_NS = 1000.0
-"""The memory is idle in a window in which no stage of any block has landed."""
+"""Length of a window. The memory counts as idle in a window in which no stage has landed."""
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Microseconds a token that blocks spend in something.
+    """Microseconds of a token that blocks spend in one phase of a kind of op.
 
     Attributes:
         mean: Over the blocks.
@@ -36,16 +36,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Summary:
-    """A rank's tokens.
+    """The figures of a rank's tokens.
 
     Attributes:
         token_us: Microseconds of a token.
-        parts: By kind of op and phase, in the order in which they run.
-        idle_share: Share of the windows of WINDOW_NS in which no stage landed.
-        quiet_share: Share of the time in which no block had a stage in flight.
-        ring_level: Stages that have landed and were not let go, on average over time and blocks.
+        parts: Kind of op -> phase -> its time, in the order in which they run.
+        idle_share: Fraction of the windows of WINDOW_NS in which no stage landed.
+        quiet_share: Fraction of the time in which no block had a stage in flight.
+        ring_level: Stages of a ring that have landed and are not released yet, on average over time
+            and blocks.
         ring_stages: Stages that a ring has room for.
-        in_flight: Stages that were asked for and have not landed, on average as well.
+        in_flight: Stages of a ring that were requested and have not landed yet, on average.
         bytes_per_s: Bytes of weights that landed in a second.
         clock_error_ns: See Timeline.
     """
@@ -62,7 +63,7 @@ class Summary:
 
 
 def summary_of(timeline: Timeline) -> Summary:
-    """Returns what the kept token steps of a rank say."""
+    """Returns the figures of a rank's kept token steps."""
     begin, end = window = timeline.window
     times, nbytes, _ = timeline.flat_stages()
     of_all = (end - begin) * timeline.layout.num_blocks
@@ -96,7 +97,7 @@ def _parts_of(timeline: Timeline) -> dict[str, dict[str, Part]]:
         of_kind = found.setdefault(op.kind, {})
         for phase in op.phases:
             took = timeline.ops[:, index, phase.end] - timeline.ops[:, index, phase.begin]
-            # The time of each block in a token step.
+            # The time that each block spends in a token step, averaged over the steps.
             mean = np.nan_to_num(took).mean(axis=0)
             of_kind[phase.name] = of_kind.get(phase.name, 0) + mean
     return {
@@ -110,7 +111,7 @@ def _parts_of(timeline: Timeline) -> dict[str, dict[str, Part]]:
 
 
 def _overlap(begins: Array, ends: Array, window: tuple[float, float]) -> float:
-    """Returns the time that all intervals together have in a window."""
+    """Returns the sum of the times that the intervals have within a window."""
     return float(np.maximum(np.clip(ends, *window) - np.clip(begins, *window), 0).sum())
 
 
@@ -120,9 +121,10 @@ def print_summary(
     """Prints where the time of each rank's tokens goes.
 
     Args:
-        out: Where to.
+        out: The console to print to.
         timelines: The timelines of the ranks.
-        stream_bytes_per_s: What all ranks together stream when they do nothing else, if known.
+        stream_bytes_per_s: Bytes a second that all ranks together read if they do nothing else;
+            None if it is not known.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""Which tokens are right: those that the NumPy reference finds likeliest, where it is sure."""
+"""Checks tokens: where the NumPy reference is sure, its likeliest token must have been chosen."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from kccl.engine.executors.reference import Cache, Reference
 from kccl.engine.files.checkpoint import Checkpoint
 
 LENGTH = 16
-"""Tokens of the first check's prompt, and as many of its answer."""
+"""The number of tokens of the first check's prompt, and of its answer."""
 
-# The reference is sure of a token if its logit is above the next one's by this. A BF16 message
-# that is rounded the other way moves a logit by about a hundredth.
+# The reference is sure of a token if its logit exceeds the second largest by this margin. A BF16
+# message that is rounded the other way changes a logit by about a hundredth.
 _SURE = {"bfloat16": 1e-2, "float32": 1e-3}
-# Where keys and values are F16, it is a share of the largest logit: eight times the largest
-# error that was seen, on the bundled model.
+# If keys and values are F16, the margin is this fraction of the largest logit. It is eight times
+# the largest error that was seen, on the bundled model.
 _SURE_WITH_F16 = 2.0**-7
-# For an engine that computes in BF16 throughout, it is a share of the largest logit: eight
-# roundings of BF16.
+# For an engine that computes everything in BF16, the margin is this fraction of the largest logit,
+# which is eight roundings of BF16.
 _SURE_IN_BF16 = 2.0**-5
-# Positions that the reference runs at once: few enough for the memory of their attention and
-# logits, and for the time limit of the other ranks.
+# The number of positions that the reference runs at once. It is limited by the memory for their
+# attention and logits, and by the timeout of the ranks that wait.
 _PART = 256
-# With fewer comparisons a check says nothing.
+# A check needs at least this fraction of tokens of which the reference is sure.
 _LEAST_SHARE = 0.25
 
 
@@ -67,9 +67,9 @@ class Expected:
         prompt: The ids of the prompt.
         answer: The ids that KCCL chose.
         best: The likeliest id at each position of the answer.
-        margins: By how much the logit of each of them exceeds the second largest.
-        largest: The size of the largest logit.
-        message_dtype: What the model's messages are rounded to.
+        margins: By how much the logit of each of these ids exceeds the second largest logit.
+        largest: The magnitude of the largest logit.
+        message_dtype: The dtype to which the model's messages are rounded.
     """
 
     prompt: list[int]
@@ -80,15 +80,15 @@ class Expected:
     message_dtype: str
 
     def ours(self, *, has_f16_cache: bool = False) -> Verdict:
-        """Returns how KCCL's answer compares."""
+        """Returns how KCCL's answer compares with the reference."""
         margin = _SURE[self.message_dtype]
         if has_f16_cache:
             margin = max(margin, _SURE_WITH_F16 * self.largest)
         return self._compare(self.answer, margin)
 
     def theirs(self, tokens: Sequence[int]) -> Verdict:
-        """Returns how another engine's choices compare; it was given the prompt and KCCL's
-        answer.
+        """Returns how another engine's tokens compare. It must have chosen each one given the
+        prompt and KCCL's tokens before it.
         """
         return self._compare(tokens, _SURE_IN_BF16 * self.largest)
 
@@ -99,7 +99,7 @@ class Expected:
 
 
 class Oracle:
-    """The reference's choices for answers of one model. Keeps the weights in FP32."""
+    """Runs the reference for answers of one model. Keeps the model's weights in FP32."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._reference = Reference(checkpoint)
@@ -119,7 +119,7 @@ class Oracle:
         kept: list[NDArray[Any]] = []
         for first in range(0, len(ids), _PART):
             logits = self._reference.logits(ids[first : first + _PART], cache)
-            # The answer's first token is chosen after the prompt's last.
+            # Keeps the logits from the prompt's last token on, which choose the answer's tokens.
             kept.append(logits[max(len(prompt) - 1 - first, 0) :])
             if after_part is not None:
                 after_part()

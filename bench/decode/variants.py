@@ -1,4 +1,4 @@
-"""What parts of a token cost: runs of kernels that leave something out, beside the whole one."""
+"""Measures what parts of a token cost: times kernels with a part left out beside the whole one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _HEAD = (
 
 
 def variants_of(given: Sequence[str]) -> list[Variant]:
-    """Returns the variants of `--ablate` arguments, each a list with commas. The whole kernel,
-    which is always measured, is left out.
+    """Returns the variants that `--ablate` arguments name, each a list with commas. Leaves out the
+    whole kernel, which is always measured.
 
     Raises:
         InvalidArgument: There is no such variant.
@@ -41,11 +41,11 @@ def time_variants(
     Collective.
 
     Args:
-        engine: Has the prompt in its cache.
+        engine: An engine with the prompt in its KV cache.
         prompt: The ids of the prompt.
         num: Tokens of a run.
-        variants: What to time.
-        repeats: Runs of each.
+        variants: The variants to time.
+        repeats: Number of runs of each variant.
 
     Returns:
         For each variant: its name as "ablated", its times, and as "whole_us" the whole kernel's.
@@ -56,11 +56,11 @@ def time_variants(
         for variant in order[:: -1 if repeat % 2 else 1]:
             with engine.using(variant):
                 tokens, times = engine.timed(prompt, num + 1)
-            # As in other runs, the first token ends the prompt's pass.
+            # The prompt's pass makes the first token, so it is not timed.
             runs[variant.name].add(tokens, times[1:])
     whole_us = runs[USUAL.name].figures()["us_per_token"]
     return [
-        # Not a speed.
+        # tok_s is None, because the tokens of an ablated kernel are no answer.
         runs[variant.name].figures()
         | {"tok_s": None, "ablated": variant.name, "whole_us": whole_us}
         for variant in variants
@@ -68,7 +68,7 @@ def time_variants(
 
 
 def print_variants(out: Console, rows: Sequence[Row]) -> None:
-    """Prints a line for each variant and position: what the whole kernel takes more."""
+    """Prints a line for each variant and position: the time that the whole kernel takes more."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -97,7 +97,7 @@ def print_variants(out: Console, rows: Sequence[Row]) -> None:
 
 
 def markdown(documents: Sequence[Document]) -> str:
-    """Returns each model's variants, from the newest document that has them.
+    """Returns a table of each model's variants, from the newest document that has them.
 
     Raises:
         ValueError: No document has a kernel that left something out.

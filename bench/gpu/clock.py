@@ -1,4 +1,4 @@
-"""How calls on a GPU's stream are timed: the same code for kccl and for every peer.
+"""Times calls on a GPU's stream, with the same code for kccl and for every peer.
 
 kccl's barrier synchronizes the ranks on the device right before the clock starts. While the clock
 runs, the host does nothing in mode "graph", and only makes the calls in mode "eager".
@@ -24,16 +24,17 @@ from .device import Capture, DeviceBuffers, Gpu
 
 CALLS_IN_GRAPH = 200
 _FEWEST_CALLS = 4
-# The messages of a graph together: with long messages it has fewer calls, so that it stays short.
+# The most bytes of all messages of a graph. With long messages a graph has fewer calls.
 _BYTES_IN_GRAPH = 64 << 20
 _CHECKED_CALLS = 3
 LONGEST_DELAY_NS = 5000
-# On an H200, once a context has used 16 streams, each of its kernels starts later from then on
-# (LOG.md). NCCL's windows and NVSHMEM use so many streams, and so do other programs.
+# On an H200, the kernels of a context start later once the context has used 16 streams (LOG.md).
+# NCCL's windows and NVSHMEM use so many streams, and so do other programs. See use_streams().
 _STREAMS_USED = 16
-# How long a stream is held, while the host enqueues the work to be timed.
+# How long a stream is blocked while the host enqueues the work to be timed.
 _LEAD_NS = 100_000
-# Why: a stream queues about a thousand launches; the next launch blocks the host.
+# The most calls in a block. A stream queues about a thousand launches; the next one would block the
+# host.
 _LONGEST_BLOCK = 200
 
 
@@ -51,12 +52,12 @@ def delays_ns(steps: int, world_size: int, seed: int) -> Array:
 
 
 def calls_in_graph(nbytes: int) -> int:
-    """Number of calls in a timed graph, for messages of `nbytes` bytes."""
+    """Returns the number of calls in a timed graph, for messages of `nbytes` bytes."""
     return int(np.clip(_BYTES_IN_GRAPH // max(nbytes, 1), _FEWEST_CALLS, CALLS_IN_GRAPH))
 
 
 def single_calls_us(stamps_ns: Array, cost_us: float) -> Array:
-    """Microseconds of each call between two stamps, minus the cost of a stamp."""
+    """Returns the microseconds of each call between two time stamps, minus a stamp's cost."""
     return np.maximum(np.diff(stamps_ns) / 1e3 - cost_us, 0)
 
 
@@ -83,12 +84,12 @@ class GpuClock:
         self._lead = gpu.numbers(np.full(1, _LEAD_NS, np.int32))
         self._stamps = gpu.numbers(np.zeros(CALLS_IN_GRAPH + 1, np.int64))
         self._pauses: dict[int, tuple[Call, float]] = {}
-        # Launch the kernel once now: a capture must not load it.
+        # Launches the kernel once now, because a capture must not load it.
         self._pause(self._none, 0)
         gpu.wait()
 
     def use_streams(self) -> None:
-        """Runs a kernel on many streams, so that the context of all rows is in the same state."""
+        """Runs a kernel on _STREAMS_USED streams, so that all rows have the same context state."""
         streams = [kccl.gpu.make_stream() for _ in range(_STREAMS_USED)]
         for stream in streams:
             self._pause(self._none, 0, stream)
@@ -97,13 +98,14 @@ class GpuClock:
             kccl.gpu.call(kccl.gpu.named("destroy_stream"), stream)
 
     def intervals_us(self, calls: Call, count: int, *, leads: bool) -> Array:
-        """Microseconds from a barrier of the ranks to the end of `calls()`, [count]. Collective.
+        """Returns the microseconds from a barrier of the ranks to the end of the work, [count].
+        Collective.
 
         Args:
             calls: Enqueues the work to be timed.
             count: Number of intervals.
-            leads: Hold the stream until the host has enqueued all work, so that the host's time is
-                not measured.
+            leads: Whether the stream is blocked until the host has enqueued all work, so that the
+                host's time is not measured.
         """
         gpu = self.gpu
         events = gpu.events(2 * count)
@@ -139,8 +141,8 @@ class GpuClock:
             call()
 
     def pauses(self, steps: int) -> tuple[Call, float]:
-        """Returns a graph with the delays of all ranks one after another, and a stamp's cost in
-        us.
+        """Returns a graph of the delays of all ranks, one after another, and the microseconds of a
+        time stamp.
         """
         if steps not in self._pauses:
             capture = self.gpu.capture
@@ -183,12 +185,12 @@ class InGraph:
         self._calls = calls_in_graph(buffers.problem.nbytes)
 
     def run(self) -> None:
-        """Makes some calls in one graph, each on the loaded input, and waits for their end."""
+        """Makes some calls in one graph, each on the input loaded last, and waits for their end."""
         self._checked()
         self._clock.gpu.wait()
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """Returns a measure.Clock: means of whole graphs, and single calls between stamps."""
+        """Times calls, as Contender.clock: means of whole graphs, and single calls by stamps."""
         clock, calls = self._clock, self._calls
         clock.intervals_us(self._plain, -(-warmup // calls), leads=True)
         mean_us = clock.intervals_us(self._plain, -(-iterations // calls), leads=True) / calls
@@ -196,7 +198,9 @@ class InGraph:
         return mean_us, single_calls_us(clock.stamps_ns(self._stamped, calls), cost_us)
 
     def skewed_us(self, iterations: int) -> float:
-        """Microseconds per call since the last rank's arrival, when one random rank is late."""
+        """Returns the microseconds per call since the last rank's arrival, if one random rank is
+        late in each call.
+        """
         clock, calls = self._clock, self._calls
         # Few replays suffice, because each time is a sum over hundreds of steps.
         replays = -(-iterations // (4 * calls))
@@ -240,7 +244,7 @@ class Eager:
         self._clock.gpu.wait()
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """Returns a measure.Clock: means of blocks of calls, and single calls between events."""
+        """Times calls, as Contender.clock: means of blocks of calls, and single calls by events."""
         clock, gpu = self._clock, self._clock.gpu
         with uncollected():
             repeat(self._enqueue, min(warmup, _LONGEST_BLOCK))
@@ -254,7 +258,7 @@ class Eager:
         return blocks_us / block, np.maximum(singles_us - cost_us, 0)
 
     def host_us(self, iterations: int) -> float:
-        """Microseconds until a call returns to Python; the device may still be busy."""
+        """Returns the microseconds until a call returns to Python. The GPU may still be busy."""
         block = min(iterations, _LONGEST_BLOCK)
         with uncollected():
             self._clock.gpu.wait()
@@ -283,7 +287,7 @@ def both_modes(
     enqueue: Call,
     capture: Capture,
 ) -> list[Contender]:
-    """Returns a call of one library as two contenders, in a graph and from Python.
+    """Returns two contenders for a call of one library: in a graph, and from Python.
 
     Args:
         clock: This rank's clock.

@@ -1,6 +1,6 @@
-"""One rank's GPU for the benchmarks: a stream, arrays, events and graphs, through the driver.
+"""One rank's GPU for the benchmarks: a stream, arrays, events and graphs.
 
-kccl's rows need neither PyTorch nor CuPy.
+It calls the driver, so that kccl's rows need neither PyTorch nor CuPy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gpu:
     """
 
     def __init__(self, comm: Comm) -> None:
-        """Collective, because the allocation of symmetric memory is."""
+        """Makes the stream. Collective, because it allocates symmetric memory."""
         self.comm = comm
         self.device = kccl.gpu.device(comm.empty(1).device)
         with self.device.current():
@@ -40,7 +40,7 @@ class Gpu:
         self._scratch = np.empty(0, np.uint8)
 
     def buffers(self, problem: Problem) -> DeviceBuffers:
-        """Zeroed arrays for one library's calls; a barrier's have one element. Collective."""
+        """Returns zeroed arrays for one library, with one element for a barrier. Collective."""
         count, dtype = max(problem.count, 1), problem.dtype or "int32"
         x = self.comm.empty(count, dtype)
         out = self.comm.empty(count, dtype) if problem.in_place is False else x
@@ -66,8 +66,8 @@ class Gpu:
         return np.frombuffer(data, kind)
 
     def read_once(self, address: int, count: int, dtype: Any) -> Array:
-        """As read(), into host memory that the next read_once() uses again, because allocation for
-        a long message is slow.
+        """Does what read() does, into host memory that the next read_once() overwrites. So it does
+        not allocate memory, which is slow for a long message.
         """
         kind = np.dtype(dtype)
         num_bytes = count * kind.itemsize
@@ -91,20 +91,20 @@ class Gpu:
         kccl.gpu.drain()
         end = kccl.gpu.named("end_capture")
         kccl.gpu.begin_capture(self.stream)
-        # Why: garbage collection may free device memory. That waits for the device, which a capture
-        # forbids.
+        # Without garbage collection, which may free device memory. That waits for the device, which
+        # a capture forbids.
         with uncollected():
             try:
                 body()
             except BaseException:
-                # End the capture, and raise the error of body().
+                # Ends the capture before the error of body() is raised.
                 kccl.gpu.attempt(end, self.stream)
                 raise
             graph = kccl.gpu.call(end, self.stream)
         return _Graph(self.device, self.stream, graph)
 
     def events(self, count: int) -> list[Any]:
-        """Events for one measurement; the next measurement uses the same."""
+        """Returns events for one measurement. The next measurement gets the same events."""
         while len(self._events) < count:
             self._events.append(kccl.gpu.call(kccl.gpu.named("create_event"), 0))
         return self._events[:count]
@@ -114,7 +114,7 @@ class Gpu:
         kccl.gpu.call(kccl.gpu.named("record_event"), event, self.stream)
 
     def between_us(self, begin: Any, end: Any) -> float:
-        """Microseconds between two completed events."""
+        """Returns the microseconds between two completed events."""
         return float(kccl.gpu.call(kccl.gpu.named("elapsed_ms"), begin, end)) * 1e3
 
 
@@ -145,7 +145,7 @@ class DeviceBuffers(Buffers):
         gpu: The GPU.
         problem: The problem, which has the number and type of the elements.
         x_address, out_address: Addresses of the first elements.
-        saved: A device array with the values loaded last, for restore().
+        saved: A device array with a copy of the values loaded last, for restore().
     """
 
     gpu: Gpu
@@ -156,7 +156,7 @@ class DeviceBuffers(Buffers):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of each array that are used; at least one."""
+        """The bytes of each array that are used, at least one."""
         return max(self.problem.nbytes, 1)
 
     def load(self, values: Array) -> None:
@@ -166,7 +166,7 @@ class DeviceBuffers(Buffers):
         self.restore()
 
     def restore(self) -> None:
-        """Enqueues a copy of the values loaded last to `x`."""
+        """Enqueues a copy that restores in `x` the values loaded last."""
         copy = kccl.gpu.named("copy_on_device")
         source = self.saved.address
         kccl.gpu.call(copy, self.x_address, source, self.nbytes, self.gpu.stream)

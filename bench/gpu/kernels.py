@@ -15,7 +15,7 @@ from ..harness.problem import Array, Comm
 _LINES = 64
 LINE_BYTES = 128
 LINES_BYTES = _LINES * LINE_BYTES
-"""Bytes of the lines that one side uses in turn."""
+"""Bytes of the lines that one side of a ping-pong uses in turn."""
 
 SOURCE = r"""
 #include <kccl/kccl.cuh>
@@ -136,10 +136,10 @@ class PingPong:
         )
 
     def one_way_us(self, elapsed_ns: int, *, rounds: int = ROUNDS) -> float:
-        """One-way latency in microseconds, from the time that rank 0 measured. Collective.
+        """Returns the one-way latency in microseconds, from rank 0's time. Collective.
 
         Raises:
-            kccl.Timeout: One of the two did not answer.
+            kccl.Timeout: One of the two ranks did not answer.
         """
         told = self._comm.gather_objects(elapsed_ns if self._comm.rank < 2 else None)[:2]
         if 0 in told:
@@ -156,7 +156,7 @@ class BlockPingPong:
     """Measures half a round trip of a word between two blocks of a GPU."""
 
     def __init__(self, comm: Comm, module: Any, words: Any) -> None:
-        """As PingPong.
+        """Keeps the kernel and the words of the ping-pong.
 
         Args:
             comm: The communicator that uses the GPU.
@@ -181,10 +181,10 @@ class BlockPingPong:
         )
 
     def one_way_us(self, elapsed_ns: Array, *, rounds: int = ROUNDS) -> float:
-        """One-way latency in microseconds.
+        """Returns the one-way latency in microseconds.
 
         Raises:
-            kccl.Timeout: One of the two did not answer.
+            kccl.Timeout: One of the two blocks did not answer.
         """
         if 0 in elapsed_ns:
             raise kccl.Timeout(

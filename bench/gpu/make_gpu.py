@@ -38,8 +38,9 @@ from .steps import Execute, Run, Step, execute_processes, heed_sigterm
 if TYPE_CHECKING:
     from ..harness.collective import Collective
 
-# Seconds of each part, in the order in which they run, if the usual ones are requested. If not, the
-# parts share the time in this proportion. Time that a part does not use goes to the next.
+# The seconds of each part, in the order in which they run, if the usual parts are requested. If
+# not, the requested parts share the time in this proportion. Time that a part does not use goes to
+# the next part.
 BUDGETS_S = {"tests": 130.0, "torch": 50.0, "bench": 85.0, "decode": 270.0, "plots": 6.0}
 PARTS = tuple(BUDGETS_S)
 USUAL_PARTS = tuple(part for part in PARTS if part != "decode")
@@ -48,7 +49,7 @@ LIMIT_S = 300.0
 _READY_SHARE = 0.1
 
 _NEEDED = ("numpy", "ml_dtypes", "rich", "cffi")
-# One of them: the bindings of NVIDIA's driver, or of AMD's.
+# One of these modules is needed: the bindings of NVIDIA's driver, or those of AMD's.
 _BINDINGS = ("cuda.bindings", "hip")
 _OF_TESTS = ("pytest",)
 _NEEDED_BY = {"tests": _OF_TESTS, "torch": _OF_TESTS, "bench": (), "plots": ("matplotlib",)}
@@ -180,7 +181,7 @@ def _by_importance(where: Literal["outside", "inside"], *, is_most: bool) -> lis
         where: Their calls, or their calls inside kernels.
         is_most: True for all of them, False for those of every world size.
     """
-    # Imported late: without NumPy this program still says what is missing.
+    # Imported here, so that without NumPy this program can still report what is missing.
     from ..collectives import NAMES, load
 
     tables = [
@@ -199,7 +200,9 @@ def _by_importance(where: Literal["outside", "inside"], *, is_most: bool) -> lis
 
 
 def _is_ready(run: Run, parts: Sequence[str]) -> bool:
-    """Tells whether the interpreter has the modules needed. Builds the extension."""
+    """Checks that Python has the modules needed, and builds the extension. Returns whether all
+    succeeded.
+    """
     wanted = [*_NEEDED, *(name for part in parts for name in _NEEDED_BY[part])]
     if not any(map(_is_there, _BINDINGS)):
         wanted.append(_BINDINGS[0])
@@ -233,7 +236,7 @@ def _backend(run: Run) -> str:
 
 
 def _warm(run: Run, parts: Sequence[str], num_gpus: int) -> None:
-    """Compiles kernels on all cores, so that tests and benches need not wait for each."""
+    """Compiles kernels on all cores, so that tests and benches need not compile them in turn."""
     sizes = [str(size) for size in _WORLD_SIZES if size <= num_gpus]
     if not sizes:
         return
@@ -286,7 +289,7 @@ def _run_suite(run: Run, suite: Suite) -> None:
         (run.out / f"{name}.json").unlink(missing_ok=True)
     for number in count(1):
         step = f"benches_{suite.world_size}" + (f"_{number}" if number > 1 else "")
-        # Why not the exit code: a bench with a wrong row has a document too.
+        # Looks for documents and not at the exit code, because a bench with a wrong row has one.
         run.take(suite.step(step, missing, run.out))
         missing = [name for name in missing if not (run.out / f"{name}.json").exists()]
         if not missing:

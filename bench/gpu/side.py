@@ -1,4 +1,6 @@
-"""Benches on the backends for GPUs: kccl and its peers, in graphs and from Python."""
+"""The contenders, floors and notes of a bench on GPUs: kccl and its peers, in graphs and from
+Python.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ Peer = TorchPeers | FlashInferPeer | NvshmemPeer
 
 
 def check_gpus(world_size: int) -> None:
-    """Checks that each rank has its own GPU. Ranks that share one would wait for each other.
+    """Checks that there is a GPU for each rank. Ranks that share a GPU would wait for each other.
 
     Raises:
         ValueError: There are fewer GPUs than ranks.
@@ -59,14 +61,16 @@ class GpuJob:
     def peers(self) -> Sequence[Peer]:
         """Returns the peers. The first call starts them, which takes seconds. Collective."""
         if not self._peers:
-            # In this order: FlashInfer's ranks connect through torch.distributed.
+            # TorchPeers come first, because FlashInfer's ranks connect through torch.distributed.
             for kind in (TorchPeers, FlashInferPeer, NvshmemPeer):
                 self._peers.append(kind(self.gpu, self.clock))
                 self._ends.callback(self._peers[-1].close)
         return self._peers
 
     def one_way_us(self) -> float:
-        """One-way latency in us of a word between two GPUs; 0 with one rank. Collective."""
+        """Returns the one-way latency of a word between two GPUs in microseconds; 0 with one rank.
+        Collective.
+        """
         if self._ping_pong is None:
             return 0.0
         self._ping_pong.enqueue(self._elapsed_ns, stream=self.gpu.stream)
@@ -96,7 +100,7 @@ class GpuSide:
         self.machine = describe(job.gpu, dict(ChainMap(*libraries)))
 
     def contenders(self, problem: Problem) -> list[Contender]:
-        """Probe the floor; return kccl's and the peers' contenders in both modes. Collective."""
+        """Probes the floor. Returns kccl's and the peers' contenders in both modes. Collective."""
         self._floors.one_ways_us.append(self._job.one_way_us())
         gpu, clock = self._job.gpu, self._job.clock
         buffers = gpu.buffers(problem)

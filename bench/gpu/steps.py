@@ -20,7 +20,7 @@ _TEST = re.compile(r"\S+\.py::\S+")
 _ENDING_S = 5.0
 
 Execute = Callable[[Sequence[str], float, Path], int]
-"""(command, limit in seconds, file for its output) -> exit code; TIMED_OUT past the limit."""
+"""(command, timeout in seconds, file for its output) -> exit code; TIMED_OUT after the timeout."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Run:
         self._part_deadline: float | None = None
 
     def begin_part(self, part: str) -> None:
-        """Starts a part. Its steps have its budget and the time that earlier parts left."""
+        """Starts a part. Its steps may use its budget and the time that earlier parts did not."""
         budget_s = self._budgets_s[part]
         self._budget = f"the time of the part {part}, {budget_s:.0f} s and what was left,"
         self._part_deadline = (self._part_deadline or time.monotonic()) + budget_s
@@ -112,7 +112,7 @@ class Run:
         return failure is None
 
     def summary(self) -> str:
-        """One line for each step, then the names of those that failed."""
+        """Returns one line for each step, then the names of those that failed."""
         lines = [
             f"{each.name:24} {each.seconds:6.1f} s  {each.failure or 'ok'}" for each in self.results
         ]
@@ -131,8 +131,8 @@ def execute_processes(command: Sequence[str], limit_s: float, output: Path) -> i
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            # A process group of its own, which _end() kills. Not a session of its own, so that
-            # whoever ends this process's session ends the command too.
+            # _end() kills the command's process group. The command stays in this session, so that
+            # it is ended, too, if somebody ends the session.
             process_group=0,
         )
     try:
@@ -145,7 +145,7 @@ def execute_processes(command: Sequence[str], limit_s: float, output: Path) -> i
 
 def _variables(out: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    # Why: steps share compiled kernels. Without KCCL_CACHE, tests use a cache of their own.
+    # Sets KCCL_CACHE so that steps share compiled kernels. Without it, tests use their own cache.
     cache = os.environ.get("KCCL_CACHE") or str(out.resolve() / "cache")
     return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "KCCL_CACHE": cache}
 

@@ -35,7 +35,7 @@ Module = tuple[Any, Sequence[str], Sequence[Path]]
 
 
 def modules(world_sizes: Sequence[int], dtypes: Sequence[str] = DTYPES) -> Iterator[Module]:
-    """The modules of all benches on GPUs.
+    """Yields the modules of all benches on GPUs.
 
     Args:
         world_sizes: World sizes of the benches.

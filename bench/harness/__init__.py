@@ -1,1 +1,1 @@
-"""Checking, timing, rows and documents: the same for every backend and every peer."""
+"""Checks, times and records contenders, in the same way for every backend and every peer."""

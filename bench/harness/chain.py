@@ -1,4 +1,4 @@
-"""What a chain of calls in a persistent kernel begins with and must end with."""
+"""Describes the inputs and expected results of a chain of calls in a persistent kernel."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .problem import Array, Problem
 
 
 def minus_one(problem: Problem, rank: int, length: int) -> float:
-    """Returns the factor of chains that change signs."""
+    """Returns -1, the factor of chains that only change signs."""
     del problem, rank, length
     return -1.0
 
 
 def everything(problem: Problem, rank: int) -> slice:
-    """Returns the part of `out` that is the result where it is all of it."""
+    """Returns the slice of all of `out`, for chains whose result is the whole message."""
     del rank
     return slice(0, problem.count)
 

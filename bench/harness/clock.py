@@ -1,4 +1,4 @@
-"""How a call made from Python is timed: the same code for kccl and for every peer."""
+"""Times calls made from Python, with the same code for kccl and for every peer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .problem import Array, Call
 _BLOCKS = 20
 _LONGEST_BLOCK = 25
 _LIBC = ctypes.CDLL(None)
-# Nanoseconds on a CPU, nanoseconds of waiting for one, and the number of time slices.
+# Its numbers: nanoseconds on a CPU, nanoseconds of waiting for a CPU, and number of time slices.
 _WAITED = Path("/proc/thread-self/schedstat")
 
 
@@ -38,7 +38,7 @@ def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
     blocks = np.empty(max(1, iterations // block))
     singles = np.empty(iterations)
     calls = range(block)
-    # Why: a garbage collection inside one contender's calls is not that contender's latency.
+    # Without garbage collection, whose time is not a contender's latency.
     with uncollected():
         for _ in range(warmup):
             call()
@@ -55,16 +55,16 @@ def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
 
 
 def current_cpu() -> int | None:
-    """Returns the logical CPU of the calling thread; None where the system does not say."""
+    """Returns the logical CPU of the calling thread; None if the system does not tell."""
     cpu: int = _LIBC.sched_getcpu()
     return None if cpu < 0 else cpu
 
 
 def waited_s() -> float:
-    """Returns seconds for which this thread could have run since it began, and others had its core;
-    0.0 on a kernel that does not count them (CONFIG_SCHED_INFO).
+    """Returns the seconds for which this thread was runnable but not running, since it began.
 
-    Why not the number of times: an idle machine's kernel takes a core for microseconds, often.
+    Returns 0.0 on a kernel that does not count them (CONFIG_SCHED_INFO). The number of preemptions
+    would say less, because even an idle machine's kernel often takes a core for microseconds.
     """
     try:
         return int(_WAITED.read_text().split()[1]) * 1e-9
@@ -85,7 +85,7 @@ def uncollected() -> Iterator[None]:
 
 
 def clock_cost_ns() -> float:
-    """Median nanoseconds between two clock readings with nothing between them."""
+    """Returns the median nanoseconds between two clock readings with nothing between them."""
     now = time.perf_counter_ns
     gaps = np.empty(200)
     for i in range(gaps.size):

@@ -1,8 +1,7 @@
-"""What a benchmarked collective is: a small table of functions, one file per collective
-(nccl-tests' idea).
+"""Defines a benchmarked collective: a small table of functions, as in nccl-tests.
 
-Each file of `bench/collectives` has one, named `COLLECTIVE`. Nothing here imports kccl: the
-communicator and the MPI module arrive as arguments.
+Each file of `bench/collectives` has one table, named `COLLECTIVE`. This file does not import kccl:
+the communicator and the MPI module are passed as arguments.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ class OnGpus:
     """What `make gpu` measures of a collective.
 
     Attributes:
-        order: Its place: benches of lower numbers run first.
-        outside: World sizes at which its calls are measured: all, or the largest.
-        inside: The same for its calls inside kernels. A collective without peers to wait for is
-            measured inside one GPU.
-        sizes: Arguments of `kccl bench`.
-        sizes_inside: The same with --in-kernel.
-        sizes_of_largest: Those at the largest world size; None: as `sizes`.
+        order: Benches with lower numbers run first.
+        outside: The world sizes at which its calls are measured: all, or only the largest.
+        inside: The world sizes at which its calls inside kernels are measured. A collective without
+            peers to wait for is measured inside one GPU.
+        sizes: Arguments of `kccl bench` that choose the sizes.
+        sizes_inside: Such arguments for calls inside kernels.
+        sizes_of_largest: Such arguments at the largest world size; None: as `sizes`.
     """
 
     order: int = 4
@@ -128,7 +127,7 @@ class Collective:
         return self.prepare is call_in_kernels
 
     def check_place(self, backend: str, *, in_kernel: bool) -> None:
-        """Raises ValueError if it has no rows there."""
+        """Raises ValueError if the collective cannot be measured on this backend, or in kernels."""
         if self.is_composed and (backend not in ("host", "sim") or in_kernel):
             raise ValueError(f"{self.name} has rows on the host and the simulator only")
 
@@ -143,7 +142,7 @@ class Collective:
         in_place: bool,
         world_size: int,
     ) -> list[Problem]:
-        """One problem per size in bytes, without duplicates.
+        """Returns one problem per size in bytes, without duplicates.
 
         A size is rounded down to whole elements, and with `has_chunks` to a multiple of the world
         size. It has at least one element, or one for each rank.
@@ -174,13 +173,15 @@ class Collective:
 def checks_itself(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    """The `check` of collectives whose contenders check every launch and count wrong elements."""
+    """Makes the call and returns 0. It is the `check` of collectives whose contenders check every
+    launch and count wrong elements themselves.
+    """
     call()
     return 0
 
 
 def call_in_kernels(*_: Any, **__: Any) -> Any:
-    """Stands in for the calls of a collective that is called inside kernels only.
+    """Takes the place of functions of a collective that is only called inside kernels.
 
     Raises:
         NotImplementedError: Always.
@@ -189,7 +190,7 @@ def call_in_kernels(*_: Any, **__: Any) -> Any:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from nccl-tests' notation: "8", "64K", "1M", "2G" (powers of 1024).
+    """Returns the bytes of a size in nccl-tests' notation: "8", "64K", "1M", "2G" (powers of 1024).
 
     Raises:
         ValueError: the text is not a size.
@@ -203,7 +204,7 @@ def parse_size(text: str) -> int:
 
 
 def sweep(begin: int, end: int, factor: int) -> list[int]:
-    """Sizes in bytes from `begin` to at most `end`, each `factor` times the one before.
+    """Returns sizes in bytes from `begin` to at most `end`, each `factor` times the one before.
 
     Raises:
         ValueError: the range is empty or would not end.

@@ -1,9 +1,9 @@
-"""Inputs whose exact result is known, and the NumPy oracle that computes it.
+"""Makes inputs whose exact result is known, and computes this result with NumPy.
 
 An input depends on seed, rank and index, so that a wrong peer, a stale buffer and an index error
-each show. Values are chosen so that the result is exact in any order of accumulation, in the
-element type itself. So results are compared by bits. Longer messages repeat their values after a
-period. It is prime, so that no slice, round or chunk is a multiple of it.
+are all noticed. Values are chosen so that the result is exact in the element type in any order of
+accumulation. So results are compared by bits. Values of longer messages repeat after a period. The
+period is prime, so that no slice, round or chunk is a multiple of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from .problem import Array, Problem
 
-# Every integer up to this magnitude is representable: 2 to the number of significant bits.
+# The largest magnitude up to which a type represents every integer: 2 to its significant bits.
 _EXACT_INTEGERS = {
     "float64": 1 << 53,
     "float32": 1 << 24,
@@ -33,12 +33,12 @@ _PIECE = 1 << 18
 
 
 def is_integer(dtype: np.dtype[Any]) -> bool:
-    """Whether the element type is an integer or bool, whose arithmetic wraps and is exact."""
+    """Returns whether the type is an integer or bool, whose arithmetic wraps and is exact."""
     return dtype.kind in "iub"
 
 
 def make_input(problem: Problem, rank: int, seed: int) -> Array:
-    """This rank's input for one check: `problem.count` elements of the problem's type."""
+    """Returns a rank's input for one check: `problem.count` elements of the problem's type."""
     return _repeated(problem, _one_period(_short(problem), rank, seed))
 
 
@@ -67,7 +67,7 @@ def _one_period(problem: Problem, rank: int, seed: int) -> Array:
 
 
 def _complex_input(problem: Problem, rank: int, seed: int) -> Array:
-    """Numbers whose parts are those of two inputs of floats. For products a unit of the four."""
+    """Returns complex numbers whose parts are two inputs of floats; for products 1, -1, i or -i."""
     dtype = problem.np_dtype
     assert dtype is not None
     if problem.op == "prod":
@@ -83,8 +83,8 @@ def _complex_input(problem: Problem, rank: int, seed: int) -> Array:
 
 
 def _average_input(problem: Problem, rank: int, seed: int, largest: int) -> Array:
-    """A value that all ranks share, plus an offset that the mirrored rank subtracts. So the average
-    is exact at any world size.
+    """Returns values that all ranks share, plus offsets that the mirrored rank subtracts. So the
+    average is exact at any world size.
     """
     half = max(largest // 2, 1)
     shared = np.random.default_rng(seed).integers(-half, half, problem.count, endpoint=True)
@@ -97,7 +97,7 @@ def _average_input(problem: Problem, rank: int, seed: int, largest: int) -> Arra
 
 
 def reduced(problem: Problem, seed: int, num_terms: int = 0) -> Array:
-    """The reduction of the inputs of `seed`: of all ranks, or of the first `num_terms`."""
+    """Returns the reduction of the inputs of `seed` of the first `num_terms` ranks; 0: of all."""
     return _repeated(
         problem, _one_period_reduced(_short(problem), seed, num_terms or problem.world_size)
     )
@@ -120,7 +120,7 @@ def _one_period_reduced(problem: Problem, seed: int, num_terms: int) -> Array:
     step = steps[problem.op or "sum"]
     total = _one_period(problem, 0, seed).astype(wide)
     for rank in range(1, num_terms):
-        # NumPy's add on bool is "or", which is what a sum of bool means here.
+        # NumPy's add of bool is "or", as is KCCL's sum of bool.
         total = step(total, _one_period(problem, rank, seed).astype(wide))
     if problem.op == "avg":
         total = total / num_terms
@@ -136,12 +136,12 @@ def _repeated(problem: Problem, values: Array) -> Array:
 
 
 def count_wrong(result: Array, expected: Array) -> int:
-    """Number of elements whose bits differ; of complex numbers, of parts."""
+    """Returns the number of elements whose bits differ. Complex numbers count by their parts."""
     if result.shape != expected.shape or result.dtype != expected.dtype:
         return max(result.size, expected.size, 1)
     parts = 2 if expected.dtype.kind == "c" else 1
     bits = np.dtype(f"u{expected.itemsize // parts}")
     found, wanted = result.view(bits), expected.view(bits)
-    # Why pieces: those of a long message stay in the cache while they are compared.
+    # Compares in pieces, which stay in the cache, because messages may be long.
     pieces = (slice(begin, begin + _PIECE) for begin in range(0, found.size, _PIECE))
     return sum(int(np.count_nonzero(found[piece] != wanted[piece])) for piece in pieces)

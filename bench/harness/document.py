@@ -1,4 +1,4 @@
-"""The JSON document of a run: which machine, which code, which command, which rows."""
+"""Makes the JSON document of a run: its machine, commit, command and rows."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ def document(
 
 
 def _shared(argument: str) -> str:
-    """Returns an argument without the folders of this machine: records are published."""
+    """Returns an argument without folders of this machine, because records are published."""
     option, equals, path = argument.rpartition("=")
     return option + equals + (Path(path).name if path.startswith("/") else path)
 
 
 def machine(ranks: int) -> dict[str, Any]:
-    """Facts about the machine that figures depend on. No host name, since records are published.
+    """Returns facts about the machine on which figures depend. There is no host name, because
+    records are published.
 
-    A bench asks before it pins its ranks: `allowed_cpus` counts the CPUs that this thread may use.
+    Must be called before ranks are pinned: `allowed_cpus` counts the CPUs that this thread may use.
     """
     from kccl import topology
 
@@ -79,8 +80,8 @@ def subtitle(document: Document) -> str:
 
 
 def commit() -> str:
-    """Returns the commit that the running code comes from, "-dirty" when its tree has changes; else
-    the version.
+    """Returns the commit of the running code, with "-dirty" if its tree has changes; or the version
+    if there is no commit.
 
     Code that was installed from a checkout is "<version> installed from <commit>", because the
     checkout may have changed since. A tree made by `git archive` has its commit in
@@ -114,7 +115,7 @@ def _head(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Output of a git command, None where git or the repository is missing."""
+    """Returns the output of a git command; None if it fails, or git is missing."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
@@ -125,6 +126,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def load(path: Path) -> list[Document]:
-    """Documents of a file, one a line; other lines (a table printed before) are skipped."""
+    """Returns the documents of a file, one a line. Skips other lines, such as a printed table."""
     lines = path.read_text("utf-8").splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]

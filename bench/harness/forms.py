@@ -1,4 +1,4 @@
-"""The forms of collectives inside kernels: which kernels have rows."""
+"""Defines the forms of collectives inside kernels. A form is a kernel that has its own row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 NOTES = ("kMean", "kEach", "kSkewed")
 DELAYS_ALONE = "in_kernel::delays_alone"
-OF_SUMS = "grid_exchange"  # The algorithm of all_reduce that is made of an exchange.
+OF_SUMS = "grid_exchange"  # The algorithm of all_reduce that consists of an exchange.
 ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
 TYPES = {"float32": "float", "float64": "double", "bfloat16": "kccl::bf16"}
 
@@ -19,7 +19,8 @@ class Form:
         algorithm: The algorithm that the row names.
         kernel: Name expression of the kernel, in which {notes}, {type} and {world_size} are
             replaced.
-        complete: "slice": a block may use its own part of the result. "message": all of it.
+        complete: The part of the result that a block may use after a call: its own "slice", or the
+            whole "message".
         order: As in Collective.
         library: The library that the row names.
         is_within: Whether the calls are between the blocks of one GPU, for any number of ranks.
@@ -33,7 +34,7 @@ class Form:
     is_within: bool = False
 
     def names(self, dtype: str | None, world_size: int) -> list[str]:
-        """Name expressions of the kernels, in the order of NOTES."""
+        """Returns the name expressions of the kernels, in the order of NOTES."""
         words = {"type": TYPES.get(dtype or "", ""), "world_size": world_size}
         return [self.kernel.format(notes=f"in_kernel::Notes::{notes}", **words) for notes in NOTES]
 

@@ -1,4 +1,4 @@
-"""Ctrl-C within a run: the first one ends it, and what was measured is still written."""
+"""Handles Ctrl-C during a run: the first one ends it, and the rows so far are still written."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Inside the context, the first SIGINT or SIGTERM raises KeyboardInterrupt; those after it, or
-    after hold(), raise nothing, so that they cannot end the writing of results.
+    """Makes the first SIGINT or SIGTERM inside the context raise KeyboardInterrupt. Later signals,
+    and all after hold(), raise nothing, so that they cannot interrupt the writing of results.
 
-    Ranks that are threads have one each, and hear of the signal by their waits, which fail; the
-    main thread, which gets it, has one around them.
+    If ranks are threads, each has its own object, and the main thread has one around them. The main
+    thread gets the signal. The ranks notice it because their waits fail.
     """
 
-    # That of the main thread, which gets the signals.
+    # The object of the main thread, which gets the signals.
     _main: Interrupts | None = None
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class Interrupts:
 
     @property
     def number(self) -> int | None:
-        """The signal that came; None if none has."""
+        """The number of the signal that came; None if none has come."""
         main = Interrupts._main
         return self._number if main is None else main._number
 
     def hold(self) -> None:
-        """From now on signals raise nothing."""
+        """Makes later signals raise nothing."""
         self._raises = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
-"""Tables that are printed line by line, in the columns that fit the screen.
+"""Lays out tables that are printed line by line, with the columns that fit the screen.
 
-A table whose lines come as they are measured cannot wait for its widest cell, so each column has
-its width from the start.
+Lines are printed when they are measured, before the widest cell is known. So each column has a
+fixed width.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ class Column:
 
     Attributes:
         heading: Its name.
-        width: Characters of a cell. A longer one moves the rest of its line.
-        drop: Where the screen is narrow, columns with the highest number go first; 0: it stays.
-        is_label: Says what the line is about. Labels come first.
-        is_text: Begins on the left, as labels do; figures end on the right.
+        width: Characters of a cell. A longer cell shifts the rest of its line.
+        drop: On a narrow screen, columns with the highest number are dropped first. A column with 0
+            is never dropped.
+        is_label: Whether it names what the line is about. Labels come first.
+        is_text: Whether it is aligned left, as labels are. Figures are aligned right.
     """
 
     heading: str
@@ -30,13 +31,13 @@ class Column:
 
 
 class Table:
-    """The layout of a table on a screen of so many characters.
+    """The layout of a table on a screen of `width` characters.
 
-    Where labels and figures do not fit side by side, each takes a line.
+    If labels and figures do not fit side by side, they are printed on two lines.
 
     Attributes:
-        columns: Those that are shown.
-        dropped: Headings of the others.
+        columns: The columns that are shown.
+        dropped: Headings of the columns that are not shown.
     """
 
     def __init__(self, columns: Sequence[Column], width: int) -> None:
@@ -53,7 +54,7 @@ class Table:
             self.columns.remove(least)
             self.dropped.append(least.heading)
         if self._is_stacked:
-            # The figures have the whole line.
+            # Labels are on another line, so figures may use the whole width.
             kept = list(figures)
             while _width(kept) > width and max(column.drop for column in kept) > 0:
                 kept.remove(max(kept, key=lambda column: column.drop))
@@ -66,7 +67,7 @@ class Table:
         return [*lines, "-" * max(map(len, lines))]
 
     def lines(self, cells: dict[str, str]) -> list[str]:
-        """Returns the line or lines of these cells, by heading."""
+        """Returns the one or two lines for `cells`: heading -> text."""
         labels: list[str] = []
         figures: list[str] = []
         for column in self.columns:

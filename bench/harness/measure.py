@@ -1,6 +1,5 @@
-"""Measures contenders on one problem: check, time in alternating repeats, check again, make rows.
-
-From a job it needs only this rank's index and an out-of-band all-gather of small objects.
+"""Measures contenders on one problem: checks, times in alternating repeats, checks again, and makes
+rows. It needs only this rank's index and an out-of-band all-gather of small objects.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ COLUMNS = (
 REPEATS = 7
 SHARED_CORE, BELOW_FLOOR, DRIFT = "shared_core", "below_floor", "drift"
 BUSY, SPREAD = "busy", "spread"
-"""What `notes` of a row may have: why its time is in doubt."""
+"""The notes that a row may have. Each says why the row's time is doubtful."""
 WIDE_SPREAD = 0.2
 BUSY_SHARE = 0.05
 DRIFTED = 1.5
@@ -51,7 +50,7 @@ class Contender:
     """One way of making the call: a library, an algorithm and a mode.
 
     Attributes:
-        clock: (iterations, warmup) -> microseconds a call for the median, microseconds a call for
+        clock: (iterations, warmup) -> two arrays of microseconds per call: for the median, and for
             the 99th percentile.
         enter: run before this contender's calls; selects the algorithm if a library keeps it as
             global state.
@@ -65,8 +64,8 @@ class Contender:
             last time. They are added to those of the collective's check.
         check: (seed) -> the number of wrong elements that this rank found; None for the
             collective's own check.
-        cpu, waited: Return the CPU of what calls, and the seconds for which others had its core
-            while it could have run.
+        cpu, waited: Return the CPU of the calling thread, and the seconds for which it was runnable
+            but others had its core.
     """
 
     library: str
@@ -96,14 +95,14 @@ def eager(
     run: Call,
     enter: Callable[[], None] = lambda: None,
 ) -> Contender:
-    """Returns a contender called and timed from Python."""
+    """Returns a contender whose call is made and timed from Python."""
     return Contender(
         library, algorithm, "eager", call, buffers, run, partial(time_calls, run), enter
     )
 
 
 def looped(algorithm: str, buffers: Buffers, op: Any) -> Contender:
-    """Returns a prepared kccl operation looped and clocked in C (`op.time`)."""
+    """Returns a contender whose prepared kccl operation is repeated and timed in C (`op.time`)."""
 
     def clock(iterations: int, warmup: int) -> tuple[Array, Array]:
         times_us = np.asarray(op.time(iterations, warmup=warmup), np.float64)
@@ -113,11 +112,13 @@ def looped(algorithm: str, buffers: Buffers, op: Any) -> Contender:
 
 
 def kccl_contenders(comm: Comm, collective: Collective, problem: Problem) -> list[Contender]:
-    """kccl on ordinary arrays: prepared and looped in C, prepared and direct from Python."""
+    """Returns kccl's contenders on ordinary arrays: prepared and looped in C, prepared from Python,
+    and direct from Python.
+    """
     mine = buffers(problem)
     op = collective.prepare(comm, mine, problem)
     name = op.plan.name
-    # Several calls, one behind the other, cannot be looped in C.
+    # A composed collective consists of several calls, which cannot be looped in C.
     in_c = [] if collective.is_composed else [looped(name, mine, op)]
     return [
         *in_c,
@@ -160,7 +161,7 @@ def measure(
     lost: set[int] = set()
 
     def attempt(index: int, act: Callable[[], Any]) -> Any:
-        """Returns what `act` returns; None from when the contender has been lost on this rank."""
+        """Returns the result of `act`, or None if the contender is lost on this rank."""
         if index in lost:
             return None
         try:
@@ -240,7 +241,7 @@ def measure(
             if core_of is not None:
                 *_, of_cpus, shares = zip(*of_ranks, strict=True)
                 row["notes"] += [SHARED_CORE] if _share_a_core(of_cpus, core_of) else []
-                # In half of the repeats: then it is in the median.
+                # The median exceeds BUSY_SHARE if half of the repeats do.
                 is_busy = np.median(np.max(shares, axis=0)) > BUSY_SHARE
                 row["notes"] += [BUSY] if is_busy else []
         rows.append(row)
@@ -253,14 +254,14 @@ def add_floors(
     copies_us: Mapping[int, float],
     around_us: Mapping[int, tuple[float, float]] | None = None,
 ) -> None:
-    """Set the floors of each row, and its notes about them.
+    """Sets the floors of each row, and its notes about them.
 
     Args:
-        rows: of the run in which the floors were measured; changed.
+        rows: the rows of the run in which the floors were measured. They are changed.
         one_way_us: one-way latency of a cache line between two ranks; 0 for one rank.
         copies_us: bytes -> microseconds of one copy of a message of that size.
-        around_us: bytes -> one way and copy in microseconds, as probed just before that size was
-            measured and just after; None: not known.
+        around_us: bytes -> the floor in microseconds (one way and copy), probed just before and
+            just after that size was measured; None: not known.
     """
     of_floors = (BELOW_FLOOR, DRIFT)
     for row in rows:
@@ -276,8 +277,8 @@ def add_floors(
 
 
 def spread(row: Row) -> float:
-    """Returns the middle half of the repeats' times, as a fraction of their median; 0 where a row,
-    as those of old records, does not have it.
+    """Returns the interquartile range of the repeats' times as a fraction of their median; 0 for a
+    row without it, as in old records.
     """
     if not row["time_us"] or row.get("q1_us") is None:
         return 0.0
@@ -299,7 +300,7 @@ def _p99(singles: Sequence[Array]) -> float:
 def _share_a_core(
     cpus: Sequence[Sequence[Sequence[int | None]]], core_of: Callable[[int], int]
 ) -> bool:
-    """Tells whether two ranks were on one core, by the CPUs [rank][repeat][before or after]."""
+    """Tells whether two ranks were on one core. `cpus` is [rank][repeat][before or after]."""
     for of_ranks in zip(*cpus, strict=True):
         cores = [{core_of(cpu) for cpu in both if cpu is not None} for both in of_ranks]
         if sum(map(len, cores)) > len(set().union(*cores)):
@@ -308,10 +309,9 @@ def _share_a_core(
 
 
 def _time(contender: Contender, iterations: int) -> tuple[float, Array]:
-    """Median and single calls of one repeat.
+    """Times one repeat. Returns the median microseconds, and those of single calls.
 
-    The timed calls work on zeros: repeated sums in place stay finite and are never denormal, for
-    every library.
+    The timed calls work on zeros. So repeated sums in place stay finite and are never denormal.
     """
     contender.buffers.zero()
     contender.enter()
@@ -320,7 +320,7 @@ def _time(contender: Contender, iterations: int) -> tuple[float, Array]:
 
 
 def _iterations(pilots: Sequence[Sequence[float | None]]) -> list[int]:
-    """Calls a repeat for each contender, from the microseconds of a pilot run [rank][contender]."""
+    """Returns the calls in a repeat for each contender, from pilot times [rank][contender]."""
     found: list[int] = []
     for of_ranks in zip(*pilots, strict=True):
         slowest_us = max((us for us in of_ranks if us is not None), default=_BUDGET_US)
@@ -350,7 +350,7 @@ def _row(collective: Collective, problem: Problem, contender: Contender, wrong: 
 
 
 def _fill_times(row: Row, collective: Collective, medians_us: Array, p99_us: float) -> None:
-    """Times of one contender from its medians, shaped [rank, repeat]: the slowest rank of each
+    """Sets the time fields of a row. `medians_us` is [rank, repeat], and the slowest rank of each
     repeat counts.
     """
     slowest_us = medians_us.max(axis=0)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import kccl
 
-# The check has the input, the expected result, and NumPy's intermediates in pieces.
+# Arrays of a check: the input and the expected result. NumPy's intermediates are small pieces.
 _CHECK_ARRAYS = 2
 
 
 def check_memory(nbytes: int, world_size: int, *, arrays: int) -> None:
-    """Checks that messages of `nbytes` fit.
+    """Checks that the arrays for messages of `nbytes` fit into memory.
 
     Args:
         nbytes: The longest message in bytes.
         world_size: Number of ranks.
-        arrays: How many arrays of that length each rank has, besides those of the check.
+        arrays: The number of arrays of that length on each rank, without those of the check.
 
     Raises:
         ValueError: They need more memory than is available.
@@ -35,7 +35,7 @@ def check_memory(nbytes: int, world_size: int, *, arrays: int) -> None:
 
 
 def gigabytes(nbytes: int) -> str:
-    """Returns bytes as text: "1.5 GiB", or "12 MiB" where it is less than one GiB."""
+    """Returns bytes as text: "1.5 GiB", or "12 MiB" if they are less than one GiB."""
     if nbytes < 1 << 30:
         return f"{nbytes / (1 << 20):.0f} MiB"
     return f"{nbytes / (1 << 30):.1f} GiB"

@@ -1,4 +1,4 @@
-"""The files of a run, and stdout: tried before anything is measured, written at its end."""
+"""Tries a run's files and stdout before anything is measured, and writes them at its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRIAL = b"\0" * (64 << 10)
 
 
 def try_file(option: str, path: Path) -> None:
-    """Raises ValueError if a file cannot be written. It stays as it is; none is left behind."""
+    """Raises ValueError if a file cannot be written. Does not change it, nor leave a new file."""
     what = f"{option} {path}"
     _refuse_dash(option, path)
     if path.is_dir():
@@ -39,7 +39,7 @@ def try_file(option: str, path: Path) -> None:
 
 
 def try_picture(option: str, path: Path) -> None:
-    """Checks a picture's file as try_file() does; its suffix must be of a known kind."""
+    """Checks a picture's file as try_file() does, and that its suffix is a known format."""
     if find_spec("matplotlib") is None:
         raise ValueError(f"{option} needs matplotlib: {kccl.install_command('bench')}")
     if path.is_dir():
@@ -55,7 +55,7 @@ def try_picture(option: str, path: Path) -> None:
 
 
 def _suffixes() -> list[str]:
-    """Returns what names of pictures may end with, as in ".png"."""
+    """Returns the suffixes of known picture formats, as ".png"."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     return sorted(f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes())
@@ -85,7 +85,7 @@ def try_stdout() -> None:
 
 
 def write(path: Path, act: Callable[[Path], None], failures: list[str]) -> None:
-    """Lets `act` write a file; an error becomes a sentence in `failures`."""
+    """Calls `act` to write a file. Turns an OSError into a sentence in `failures`."""
     try:
         act(path)
     except OSError as error:
@@ -93,7 +93,7 @@ def write(path: Path, act: Callable[[Path], None], failures: list[str]) -> None:
 
 
 def write_csv(rows: Sequence[Row], columns: Sequence[str], path: Path) -> None:
-    """All fields of all rows; the items of a list are separated by spaces."""
+    """Writes all fields of all rows as CSV. The items of a list are separated by spaces."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
@@ -107,7 +107,7 @@ def write_csv(rows: Sequence[Row], columns: Sequence[str], path: Path) -> None:
 
 
 def silence(file: IO[str]) -> None:
-    """Lets a file that cannot be written take everything, so that Python can end in peace."""
+    """Redirects a file that cannot be written to /dev/null, so that Python's exit does not fail."""
     try:
         number = file.fileno()
     except OSError:
@@ -120,7 +120,7 @@ def silence(file: IO[str]) -> None:
 def _try_device(path: Path) -> None:
     if not os.access(path, os.W_OK):
         raise PermissionError(13, "permission denied")
-    # Why not a pipe or a terminal: its reader would see the trial.
+    # Does not try a pipe or a terminal, because its reader would see the trial.
     if stat.S_ISCHR(path.stat().st_mode):
         number = os.open(path, os.O_WRONLY | os.O_NOCTTY)
         try:

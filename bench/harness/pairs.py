@@ -1,8 +1,8 @@
-"""What the one-sided calls have in common: ranks 2k and 2k + 1 are partners, and a last one without
-a partner is its own.
+"""Shared code of collectives between pairs. Ranks 2k and 2k + 1 are partners. A last rank without a
+partner is its own partner.
 
-In an exchange of data two slots take turns, so that a rank may read one while its partner already
-fills the other.
+Exchanges of data alternate between two slots, so that a rank may still read one slot while its
+partner already fills the other.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ def partner_of(rank: int, world_size: int) -> int:
 def check_exchange(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    """Exchanges once through each slot, each time with other data; a call returns what has come."""
+    """Exchanges once through each slot, with different data, and checks what the calls return."""
     partner = partner_of(rank, problem.world_size)
     wrong = 0
     for turn in range(SLOTS):
         buffers.load(make_input(problem, rank, seed + turn))
         wrong += count_wrong(cast(Array, call()), make_input(problem, partner, seed + turn))
-        # Before the array changes: MPI's fence lets a rank go on before its partner has read.
+        # Waits for all ranks before the array changes: after MPI's fence, the partner may still be
+        # reading it.
         gather(None)
     return wrong
 
@@ -43,26 +44,26 @@ def slots_of(comm: Any, problem: Problem) -> tuple[Any, Array]:
     window = comm.window(SLOTS * problem.nbytes)
     slots = np.frombuffer(window.local, problem.np_dtype).reshape(SLOTS, -1)
     slots.view(np.uint8).fill(SPOILED)
-    # No partner fills a slot before it has been spoiled.
+    # Waits for all ranks, so that no partner fills a slot before it has been spoiled.
     comm.barrier()
     return window, slots
 
 
 def mpi_slots_of(mpi: Any, comm: Any, problem: Problem) -> tuple[Any, Array]:
-    """Slots of MPI's windows, whose offsets count messages."""
+    """Returns an MPI window with the slots, whose offsets count messages, and an array of them."""
     window = mpi.Win.Allocate(SLOTS * problem.nbytes, problem.nbytes, comm=comm)
-    # Collective, so all ranks free their windows in the same order. MPI ends after that.
+    # Free is collective. All ranks register it in the same order, and MPI is finalized later.
     atexit.register(window.Free)
     return window, np.frombuffer(window.tomemory(), problem.np_dtype).reshape(SLOTS, -1)
 
 
 def sendrecv(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
-    """MPI's two-sided way of an exchange."""
+    """Returns an exchange by MPI's two-sided call."""
     return sendrecv_of(comm, buffers.x)
 
 
 def sendrecv_of(comm: Any, x: Array) -> Call:
-    """Returns an exchange of this array with the partner."""
+    """Returns a function that exchanges this array with the partner by Sendrecv."""
     partner, found = partner_of(comm.rank, comm.size), np.zeros_like(x)
 
     def exchange() -> object:

@@ -1,6 +1,6 @@
-"""What is measured: one problem, the arrays of its calls, and the communicator that they need.
+"""Defines what is measured: one problem, the arrays of its calls, and the communicator they need.
 
-Nothing here imports kccl: the communicator arrives as an argument.
+This file does not import kccl: the communicator is passed as an argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Gather = Callable[[Any], list[Any]]
 TorchCalls = dict[str, tuple[Call, Any]]
 
 SPOILED = 0xA5
-"""An output is filled with this byte before a call, so that unwritten elements show."""
+"""An output is filled with this byte before a call, so that unwritten elements are noticed."""
 
 
 class Comm(Protocol):
@@ -75,7 +75,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Buffers:
-    """What one library's calls read and write; `out` is `x` itself when the call is in place.
+    """The input `x` and output `out` of one library's calls. In place, `out` is `x` itself.
 
     This class has NumPy arrays. A subclass has arrays that the host cannot index.
     """
@@ -95,23 +95,23 @@ class Buffers:
         return out
 
     def like(self, values: Array) -> Any:
-        """Returns a new array with these values where the others are. Collective."""
+        """Returns a new array with these values, in the same memory as `x`. Collective."""
         return values.copy()
 
     def zero(self) -> None:
-        """Fills both with zeros."""
+        """Fills `x` and `out` with zeros."""
         self.x.fill(0)
         self.out.fill(0)
 
 
 def buffers(problem: Problem) -> Buffers:
-    """Ordinary zeroed arrays for one library; a barrier's are empty."""
+    """Returns ordinary zeroed arrays for one library. Those of a barrier are empty."""
     dtype = problem.np_dtype if problem.np_dtype is not None else np.dtype(np.uint8)
     x = np.zeros(problem.count, dtype)
     return Buffers(x, np.zeros(problem.count, dtype) if problem.in_place is False else x)
 
 
 def torch_op(dist: Any, problem: Problem) -> Any:
-    """Returns torch.distributed's operator for a problem's."""
+    """Returns torch.distributed's name of a problem's operator."""
     name = "PRODUCT" if problem.op == "prod" else str(problem.op).upper()
     return getattr(dist.ReduceOp, name)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress(wanted: bool, sizes: int, out: Console) -> Iterator[Callable[[str], None]]:
-    """Shows a progress line if `out` may draw one, below what is printed meanwhile. Yields the
+    """Shows a progress line below the printed lines, if `wanted` and `out` can draw one. Yields a
     function that sets its text.
 
-    The line is redrawn between sizes only: a redrawing thread would disturb rank 0's figures.
+    The line is redrawn only between sizes: a thread that redraws would disturb rank 0's figures.
     """
     if not (wanted and kccl.screen.draws(out)):
         yield lambda what: None

@@ -1,4 +1,4 @@
-"""What a person reads of a run: a line a size or a row, printed when it has been measured."""
+"""Prints the tables of a run: a line for each size or row, when it has been measured."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 80
-"""Columns of what is no terminal, as a pipe to mpirun. COLUMNS says otherwise."""
+"""The width in columns of a file that is no terminal, as a pipe to mpirun. COLUMNS overrides it."""
 
 # Rows may be compared if they agree in these fields.
 _ALIKE = ("bytes", "dtype", "op", "mode", "in_place", "complete", "order", "world_size")
-# By a note of a row: its letter behind the line, and what that means.
+# Note of a row -> (the letter at the end of its line, the meaning of the letter).
 _MARKS = {
     SHARED_CORE: ("c", "two ranks were on one core: this is the scheduler's time"),
     BUSY: (
@@ -47,8 +47,8 @@ def console(file: IO[str] | None = None) -> Console:
 
 
 def headline(rows: Iterable[Row]) -> list[Row]:
-    """KCCL's rows of a summary. They are its prepared calls in graphs; if there are no graphs, its
-    prepared calls from Python; inside kernels, all its calls.
+    """Returns KCCL's rows for a summary: its prepared calls in graphs; or, if there are none, all
+    its calls inside kernels; or its prepared calls from Python.
     """
     ours = [row for row in rows if row["library"] == "kccl" and row["call"] != "direct"]
     modes = {row["mode"] for row in ours}
@@ -57,9 +57,7 @@ def headline(rows: Iterable[Row]) -> list[Row]:
 
 
 def best_peer_row(rows: Iterable[Row], row: Row) -> Row | None:
-    """Returns the fastest other library's row on the same problem, in the same mode; None without
-    one.
-    """
+    """Returns the fastest other library's row on the same problem in the same mode, or None."""
     peers = [
         other
         for other in rows
@@ -71,13 +69,13 @@ def best_peer_row(rows: Iterable[Row], row: Row) -> Row | None:
 
 
 def best_peer(rows: Iterable[Row], row: Row) -> float | None:
-    """Microseconds of best_peer_row()."""
+    """Returns the microseconds of best_peer_row(), or None."""
     peer = best_peer_row(rows, row)
     return None if peer is None else float(peer["time_us"])
 
 
 def size_text(nbytes: int) -> str:
-    """Returns a number of bytes as text, with K, M or G where that is exact."""
+    """Returns a number of bytes as text, with K, M or G if that is exact."""
     for shift, unit in ((30, "G"), (20, "M"), (10, "K")):
         if nbytes >= 1 << shift and nbytes % (1 << shift) == 0:
             return f"{nbytes >> shift}{unit}"
@@ -85,12 +83,12 @@ def size_text(nbytes: int) -> str:
 
 
 class Screen:
-    """The table of a run. Its heading comes with the first rows."""
+    """Prints the table of a run. The heading is printed with the first rows."""
 
     def __init__(self, out: Console, *, verbose: bool, has_peers: bool) -> None:
         """Args:
-        out: Where it goes.
-        verbose: Every row has a line, not every size.
+        out: The console to print to.
+        verbose: Whether each row has a line, and not each size.
         has_peers: Whether other libraries are measured.
         """
         self._out = out
@@ -100,8 +98,8 @@ class Screen:
         self._said: list[str] = []
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Prints the rows of one size. If one is wrong, all are printed from now on, because the
-        user needs them to find it.
+        """Prints the rows of one size. After a wrong row, all rows are printed from then on,
+        because the user needs them to find the error.
         """
         self._has_peers |= any(row["library"] != "kccl" for row in rows)
         if any(row["wrong"] for row in rows) and not self._is_verbose:
@@ -252,7 +250,7 @@ def verdict(out: Console, rows: Sequence[Row]) -> None:
     )
 
 
-# By _side(): what a summary says about KCCL's calls and about the ratio.
+# _side() -> a summary's explanation of KCCL's calls and of the ratio.
 _SUMMARY = {
     "host": (
         "op() from Python, prepared once; slowest rank, median of the repeats",
@@ -272,7 +270,7 @@ _FLOOR = {
     "gpus": "one-way latency of a word between the memories of two GPUs (no copy)",
     "kernels": "one-way latency of a word between GPUs (within a GPU: between blocks)",
 }
-# By _side(): the lines of a full table's legend before that of the floor, and after it.
+# _side() -> the lines of a full table's legend before the line about the floor, and those after.
 _LEGEND = {
     "host": (
         "# time: slowest rank, median of the repeats; p99: of single calls, slowest rank",
@@ -311,13 +309,13 @@ def _side(rows: Sequence[Row]) -> str:
 
 
 def _kinds(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Columns in which a summary's lines of one size differ."""
+    """Returns the columns in which a summary's lines of one size differ."""
     kinds = ("algorithm", "complete", "order") if _side(rows) == "kernels" else ()
     return kinds + (("ranks",) if _have_reaches(rows) else ())
 
 
 def _name(row: Row) -> str:
-    """Library and algorithm, as in "openmpi" and "mpich recursive_doubling"."""
+    """Returns library and algorithm, as "openmpi" or "mpich recursive_doubling"."""
     algorithm = row["algorithm"].removeprefix(f"{row['collective']}_")
     return f"{row['library']}" + ("" if algorithm == "default" else f" {algorithm}")
 
@@ -333,12 +331,12 @@ def _ratio(peer: Row | None, row: Row) -> str:
 
 
 def _have_reaches(rows: Sequence[Row]) -> bool:
-    """Tells whether some rows are of one GPU and others of all, as for an exchange."""
+    """Tells whether some rows are within one GPU and others among all, as for an exchange."""
     return len({row["world_size"] for row in rows}) > 1
 
 
 def number(value: float | None) -> str:
-    """About three significant digits; empty for None."""
+    """Returns a number with about three significant digits; "" for None."""
     if value is None:
         return ""
     return (

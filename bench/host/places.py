@@ -1,7 +1,7 @@
-"""Where the ranks run: one core each. Also tells it to those who read the figures.
+"""Pins each rank to a core, and describes where the ranks run for readers of the figures.
 
-Two ranks on one core take turns, and a call then costs what the scheduler costs. So a bench pins
-its ranks, and the ranks of a second job onto the same cores.
+Two ranks on one core take turns, and then the time of a call is that of the scheduler. So a bench
+pins its ranks, and the ranks of a second job to the same cores.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Places:
     """Where the ranks are, the same on every rank.
 
     Attributes:
-        pids: Process of each rank.
-        cpus: Logical CPU to which each rank is pinned; None: it is not.
-        allowed: All logical CPUs that a rank may use.
-        note: What is not as it should be; empty if all is well.
-        core_of: Logical CPU -> its core, as a number.
+        pids: The process id of each rank.
+        cpus: The logical CPU to which each rank is pinned; None if it is not pinned.
+        allowed: All logical CPUs that any rank may use.
+        note: A sentence if ranks share cores or could not be pinned; else "".
+        core_of: Logical CPU -> the number of its core.
     """
 
     pids: Sequence[int]
@@ -60,9 +60,9 @@ class Places:
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Lets the processes that start inside the context use all CPUs of the job."""
+        """Lets processes that are started inside the context use all CPUs of the job."""
         before = _allowed()
-        # Where the system forbids this call, it also forbade the pinning, so nothing is to undo.
+        # If the system forbids this call, it also forbade to pin, so there is nothing to undo.
         kccl.topology.pin(self.allowed)
         try:
             yield
@@ -72,14 +72,14 @@ class Places:
 
 @contextmanager
 def placed(comm: Comm, *, pins: bool) -> Iterator[Places]:
-    """Pins this thread inside the context, each rank to a core of its own. Collective.
+    """Pins this thread inside the context, so that each rank has its own core. Collective.
 
-    Where there are fewer cores than ranks, they share them evenly. Where the system forbids
-    pinning, no rank is pinned. `note` says either.
+    If there are fewer cores than ranks, ranks share cores evenly. If the system forbids pinning, no
+    rank is pinned. In both cases `note` says so.
 
     Args:
         comm: The communicator.
-        pins: False: only says where the ranks are.
+        pins: Whether ranks are pinned. If not, Places only describes where the ranks are.
     """
     core_of = kccl.topology.core_of()
     before = _allowed()
@@ -88,7 +88,7 @@ def placed(comm: Comm, *, pins: bool) -> Iterator[Places]:
     everything = sorted(set().union(*sets))
     cpus: list[int | None] = [None] * comm.world_size
     notes = []
-    # The CPUs of a core together count once.
+    # Counts cores and not logical CPUs.
     available = len({core_of(cpu) for cpu in everything})
     if pins and comm.world_size > available:
         cores = f"{available} core{'s' if available > 1 else ''}"

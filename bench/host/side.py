@@ -1,4 +1,6 @@
-"""A bench on the host backend and on the simulator: kccl and MPI on NumPy arrays."""
+"""The contenders, floors and notes of a bench on the host backend or the simulator: kccl and MPI on
+NumPy arrays.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,7 @@ class HostSide:
         has_baselines: bool,
         places: Places | None = None,
     ) -> None:
-        """Makes the object. Collective. `places`: where the ranks are; another MPI's go there,
-        too.
-        """
+        """Makes the object. Collective. Ranks of another MPI's job are pinned by `places`, too."""
         self.machine: dict[str, Any] = {}
         self._comm = comm
         self._collective = collective
@@ -45,18 +45,18 @@ class HostSide:
         self._second: SecondJob | None = None
         self._places = places
         self._unsupported: str | None = None
-        # Simulated times have no floor, nor has the scheduler's. Between nodes nobody measures the
-        # network's.
+        # There is no floor for simulated times, for times of the scheduler (ranks 0 and 1 share a
+        # core), and between nodes, where the network's latency is not measured.
         meets = places is not None and places.first_two_meet
         self._has_floor = comm.backend != "sim" and comm.num_nodes == 1 and not meets
         self._floors = Floors()
         self._before_us = 0.0
 
     def contenders(self, problem: Problem) -> list[Contender]:
-        """Probe the floors; return kccl's contenders and those of the MPIs. Collective."""
+        """Probes the floors. Returns kccl's contenders and those of the MPIs. Collective."""
         if self._has_floor:
-            # At every size, because a machine's latency drifts during a sweep; at the first one
-            # more often, because its floor is printed before there are others.
+            # Probes at every size, because a machine's latency drifts during a sweep. Probes more
+            # often at the first size, because its floor is printed before there are other probes.
             for _ in range(0 if self._floors.one_ways_us else _FIRST_PROBES):
                 self._floors.one_ways_us.append(kccl.probe.one_way_latency_us(self._comm))
             self._before_us = self._probe(problem)
@@ -79,7 +79,7 @@ class HostSide:
             self._floors.around_us[problem.nbytes] = (self._before_us, self._probe(problem))
 
     def fill(self, rows: Sequence[Row]) -> None:
-        """Sets the floors of these rows, as far as they have been probed."""
+        """Sets the floors of these rows, if floors were probed."""
         if self._has_floor:
             self._floors.add(rows)
         if self._comm.backend != "sim":
@@ -118,12 +118,12 @@ class HostSide:
 
 @dataclass
 class Floors:
-    """The machine's own latencies in microseconds, as probed during a run.
+    """The machine's own latencies in microseconds, which were probed during a run.
 
     Attributes:
         one_ways_us: One-way latencies of a cache line, or on GPUs of a word.
         copies_us: Bytes of a message -> time of one copy. A size that is absent counts as 0.
-        around_us: Bytes of a message -> both, as probed before that size was measured and after.
+        around_us: Bytes of a message -> the floor, probed before that size was measured, and after.
     """
 
     one_ways_us: list[float] = field(default_factory=list)
@@ -131,8 +131,8 @@ class Floors:
     around_us: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Sets the floors of the rows of the same run."""
-        # A copy of more bytes bounds the copy of fewer.
+        """Sets the floors of the rows, which must be from the run that has probed the floors."""
+        # The copy of a message takes no longer than that of a longer one, so takes their minimum.
         copies_us = {
             row["bytes"]: min(
                 (us for nbytes, us in self.copies_us.items() if nbytes >= row["bytes"]),
@@ -140,5 +140,5 @@ class Floors:
             )
             for row in rows
         }
-        # Why the minimum: a disturbed probe would raise the floor and make results look too good.
+        # Takes the minimum: a disturbed probe would raise the floor and make results look too good.
         add_floors(rows, min(self.one_ways_us), copies_us, self.around_us)

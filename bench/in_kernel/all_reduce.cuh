@@ -6,7 +6,7 @@
 
 namespace in_kernel {
 
-// Slice-complete: a block keeps its slice.
+// A slice-complete all_reduce: in each call a block reduces the same slice.
 template <class T, int WORLD_SIZE>
 class AllReduceSlices {
   public:
@@ -26,8 +26,8 @@ class AllReduceSlices {
     const double factor_;
 };
 
-// Message-complete: in each call a block reduces the slice that another block reduced in the call
-// before.
+// A message-complete all_reduce: in each call a block reduces the slice that another block reduced
+// in the call before.
 template <class T, int WORLD_SIZE>
 class AllReduceMessage {
   public:

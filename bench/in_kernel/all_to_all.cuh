@@ -5,8 +5,8 @@
 
 namespace in_kernel {
 
-// In place: each call sends what the call before has received, so two calls move every chunk back.
-// Once a period a rank multiplies all that it has by its factor: 1 or -1.
+// An all_to_all in place. Each call sends the data that the call before received, so two calls move
+// every chunk back. Once a period a rank multiplies all of its data by its factor, 1 or -1.
 template <class T, int WORLD_SIZE>
 class AllToAll {
   public:

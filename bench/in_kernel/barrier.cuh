@@ -5,7 +5,7 @@
 
 namespace in_kernel {
 
-// All ranks, one block each; every rank has a board.
+// A barrier of all ranks, with one block on each rank. Each rank has its own board.
 template <Order ORDER, int WORLD_SIZE>
 class RankBarrier {
   public:

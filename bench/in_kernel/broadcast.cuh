@@ -5,8 +5,8 @@
 
 namespace in_kernel {
 
-// The ranks take turns as root, and each sends what it has received. Once a period the next root
-// changes the data.
+// Ranks take turns as root. A root sends the data that it received in the call before. Once a
+// period the next root multiplies the data by the factor.
 template <class T, int WORLD_SIZE>
 class Broadcast {
   public:

@@ -1,4 +1,4 @@
-"""Collectives with data inside persistent kernels: launches of chains of calls, and checks."""
+"""Launches and checks chains of calls of collectives with data inside persistent kernels."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .data import SHIFTS, period, short_period
 class Chained(InKernel):
     """A collective with data. A launch is a chain of calls, whose result is compared by bits.
 
-    The data that a chain sends may stay the same for a whole period, and then a stale word does not
-    show. So each repeat starts with an untimed launch whose data change every few calls.
+    The data that a chain sends may stay the same for a whole period. Then a stale word is not
+    noticed. So each repeat begins with an untimed launch whose data change every few calls.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Chained(InKernel):
         self._ends: dict[tuple[int, int], Array] = {}
 
     def run(self) -> None:
-        """See InKernel. Works on the data that the check has loaded."""
+        """See InKernel. Uses the data that the collective's check has loaded."""
         self._enqueue(self._kernels["kMean"], 0, 1, period(self._problem.world_size), shifts=0)
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:

@@ -3,11 +3,11 @@
 //
 // Each block opens its channel once. It makes `warmup` untimed calls, then `calls` timed calls. The
 // input of a call is the output of the call before, so that a missing or overtaken call makes the
-// result wrong; data.py computes the expected result. Sums would grow out of range. So every
-// `period` calls a block multiplies data by `factor`; in all_reduce each rank has another factor.
-// This is one pass in 30 to 100 calls. A broadcast's data change only then; what reduce_scatter
-// sends does not change at all. Untimed launches with short periods change both, so a stale word
-// shows (of a broadcast, on the next root).
+// result wrong. data.py computes the expected result. Sums would grow out of range. So a block
+// multiplies its data by `factor` once in `period` calls, which are 30 to 100. In all_reduce each
+// rank has another factor. The data of a broadcast change only at a multiplication, and the data
+// that reduce_scatter sends do not change at all. Untimed launches with short periods change both,
+// so that a stale word is noticed (of a broadcast, on the next root).
 //
 // The clock is the GPU's own, read inside the kernel: no time includes a launch or the host. A
 // launch records times of one kind only, so that one kind does not disturb another:
@@ -28,7 +28,7 @@ using kccl::Status;
 using kccl::mem::Order;
 using kccl::mem::Scope;
 
-// Untimed launches have shorter periods.
+// The shortest period of a timed launch. A launch with a shorter period is untimed.
 constexpr uint32_t kShortestTimed = 8;
 
 enum class Notes { kMean, kEach, kSkewed };
@@ -37,11 +37,11 @@ struct CallCounts {
     uint32_t warmup;
     uint32_t calls;
     uint32_t period;
-    const uint32_t* delays;  // this block's
+    const uint32_t* delays;  // of this block
     uint64_t* times;
 };
 
-// Delays this block.
+// Delays all threads of this block by delay_ns.
 KCCL_DEVICE void pause(uint32_t delay_ns) {
     if (leads(block())) {
         const uint64_t begin = kccl::mem::clock_ns();
@@ -50,7 +50,8 @@ KCCL_DEVICE void pause(uint32_t delay_ns) {
     block().sync();
 }
 
-// Makes all calls. call() returns a Status; between(k) runs before call k when a period is over.
+// Makes all calls by call(), which returns a Status. Calls between(k) before call k if a period has
+// ended. Returns the first Status that is not kKcclOk.
 template <Notes NOTES, class Call, class Between>
 KCCL_DEVICE Status make_calls(const CallCounts& counts, Call call, Between between) {
     const uint32_t end = kccl::mem::keep(counts.warmup + counts.calls);
@@ -97,7 +98,7 @@ KCCL_DEVICE CallCounts counts_of_block(uint32_t warmup, uint32_t calls, uint32_t
     return {warmup, calls, period, delays + index * delay_stride, times + index * stride};
 }
 
-// The delays of a kSkewed launch alone: those of all participants, one after another.
+// Makes the delays of a kSkewed launch without its calls: those of all participants, in turn.
 KCCL_KERNEL void delays_alone(const uint32_t* delays, uint32_t count, uint64_t* times) {
     const uint64_t begin = kccl::mem::clock_ns();
     for (uint32_t i = 0; i < count; ++i) pause(kccl::mem::load_plain(delays + i));
@@ -124,7 +125,8 @@ struct Data {
     }
 };
 
-// All threads of the block must call it. After it each of them may send what another has written.
+// Multiplies `count` elements. All threads of the block must call it. Afterwards each thread may
+// send elements that another thread has written.
 template <class T>
 KCCL_DEVICE void multiply(T* array, uint64_t count, double factor) {
     using Element = kccl::Element<T>;
@@ -149,14 +151,15 @@ KCCL_KERNEL void chain(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* 
 
 // ---- Barriers -----------------------------------------------------------------------------------
 //
-// A barrier has no result. So each launch ends with `checked` barriers that are checked, not timed.
-// Before a barrier every participant writes the barrier's number to its word on every board; one
-// participant is late. After the barrier no participant may find an older number on its own board.
-// If the barrier orders no memory, fences do.
+// A barrier has no result. So each launch ends with `checked` barriers, which are checked and not
+// timed. Before such a barrier each participant writes the barrier's number to its word on every
+// board, and one participant is late. After the barrier no participant may find an older number on
+// its own board. If the barrier itself orders no memory, the check uses fences.
 
 constexpr uint32_t kWordsOfLine = kKcclLineBytes / sizeof(uint32_t);
 
-// The number of participants whose word this thread found too old after barrier `number`.
+// Makes a checked barrier. Returns the number of participants whose word this thread found to be
+// older than `number`.
 template <class BarrierForm>
 KCCL_DEVICE uint32_t checked_barrier(BarrierForm& barrier, uint32_t* const* boards,
                                      uint32_t num_boards, uint32_t own_board, uint32_t number) {
@@ -186,8 +189,8 @@ KCCL_DEVICE uint32_t checked_barrier(BarrierForm& barrier, uint32_t* const* boar
     return late;
 }
 
-// late: for each thread of the kernel, how many old words it found in the `checked` barriers. The
-// first of them has the number `number` + 1.
+// Makes warm-up, timed and checked barriers. Stores in `late`, for each thread of the kernel, how
+// many old words it found in the `checked` barriers. The first of these has number `number` + 1.
 template <class BarrierForm, Notes NOTES>
 KCCL_DEVICE void make_barriers(BarrierForm& barrier, uint32_t warmup, uint32_t calls,
                                uint32_t checked, uint32_t* const* boards, uint32_t num_boards,

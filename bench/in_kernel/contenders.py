@@ -25,7 +25,7 @@ CHECKED = 8
 
 _WARP, _THREADS = 32, 128
 _PAYLOAD_BYTES, _UNIT_BYTES = 8, 16
-# Most calls of a launch of kEach or kSkewed: enough for a 99th percentile and for random delays.
+# The most calls of a kEach or kSkewed launch. They suffice for a 99th percentile and random delays.
 MOST_NOTED = 2000
 _SKEWED_SHARE = 4
 
@@ -52,10 +52,10 @@ class Runner(Protocol):
     has_clock: bool
 
     def compile(self, source: Any, names: Sequence[str], folders: Sequence[Path] = ()) -> Any:
-        """Compile a module; `folders` are additional include folders."""
+        """Compiles a module; `folders` are additional include folders."""
 
     def buffers(self, problem: Problem) -> Buffers:
-        """Arrays for a form's calls. Collective."""
+        """Returns arrays for a form's calls. Collective."""
 
     def numbers(self, values: Array) -> Any:
         """Returns a new array of 32- or 64-bit integers. Collective."""
@@ -130,7 +130,7 @@ class Notebook:
         self._alone = module.kernel(DELAYS_ALONE)
 
     def alone_ns(self, count: int) -> float:
-        """Nanoseconds of the first `count` delays of all participants, one after another."""
+        """Returns the nanoseconds of the first `count` delays of all participants, in turn."""
         runner = self.runner
         runner.launch(
             self._alone, self._everyones, np.uint32(count), self.times, grid=1, block=_WARP
@@ -154,7 +154,7 @@ class InKernel:
         self._wrong = 0
 
     def run(self) -> None:
-        """One call, for the collective's own check."""
+        """Makes one call, for the collective's own check."""
         raise NotImplementedError
 
     def launch(self, kernel: Any, warmup: int, calls: int) -> int:
@@ -162,7 +162,7 @@ class InKernel:
         raise NotImplementedError
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """Returns a measure.Clock: the slowest block's mean, and single calls of all blocks."""
+        """Times calls, as Contender.clock: the slowest block's mean, and single calls of all."""
         self._launch("kMean", warmup, iterations)
         mean_us = self._times(self.shape.blocks).max() / iterations / 1e3
         noted = min(iterations, MOST_NOTED)
@@ -171,7 +171,9 @@ class InKernel:
         return np.array([mean_us]), np.diff(began_ns).ravel() / 1e3
 
     def skewed_us(self, iterations: int) -> float:
-        """Microseconds per call since the last arrival, when one random participant is late."""
+        """Returns the microseconds per call since the last arrival, if one random participant is
+        late in each call.
+        """
         noted = max(min(iterations // _SKEWED_SHARE, MOST_NOTED), 1)
         self._launch("kSkewed", max(noted // 10, 5), noted)
         with_calls_ns = float(self._times(self.shape.blocks).max())
@@ -183,7 +185,8 @@ class InKernel:
         return wrong
 
     def _launch(self, notes: str, warmup: int, calls: int) -> None:
-        # An odd number of calls, so that an all_gather, which goes to and fro, ends in `out`.
+        # Makes the number of calls odd, so that an all_gather, which alternates between `x` and
+        # `out`, ends in `out`.
         warmup += (warmup + calls + 1) % 2
         self._wrong += self.launch(self._kernels[notes], warmup, calls)
 

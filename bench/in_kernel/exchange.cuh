@@ -6,7 +6,7 @@
 
 namespace in_kernel {
 
-// As _MOST_THREADS of bench/in_kernel/exchange.py.
+// Must equal _MOST_THREADS of bench/in_kernel/exchange.py.
 constexpr int kMostThreads = 544;
 
 // In call k a block publishes the slice that it collected in call k - 1 from the block k positions
@@ -18,8 +18,8 @@ constexpr int kMostThreads = 544;
 template <KcclReach REACH, Order ORDER, int WORLD_SIZE>
 class Exchange {
   public:
-    // memory: this block's, with room for twice all slices and one. slice: the first slice of this
-    // block, `count` words; `first` is added to each.
+    // memory: shared memory of this block, with room for twice all slices plus one slice.
+    // slice: the first slice that this block publishes, `count` words. `first` is added to each.
     KCCL_DEVICE Exchange(const DeviceComm& comm, uint64_t* memory, const uint64_t* slice,
                          uint32_t count, uint64_t first)
         : exchange_(comm),
@@ -37,7 +37,7 @@ class Exchange {
 
     KCCL_DEVICE Status call() {
         kccl::publish<ORDER>(exchange_, mine_, count_);
-        // This status includes that of publish().
+        // collect() also returns a failure of publish().
         const Status status = kccl::collect<ORDER>(exchange_, to_, count_);
         next_ = next_ + 1 < exchange_.num_slices() ? next_ + 1 : 0;
         const uint64_t* const from = to_ + uint64_t{next_} * count_;
@@ -69,8 +69,8 @@ class Exchange {
     uint32_t next_;
 };
 
-// slices: [block][count], the first slices of this rank's blocks. out: [block][slice][count], what
-// each of them collected last. Dynamic shared memory: twice all slices, and one.
+// slices: [block][count], the first slices of this rank's blocks. out: [block][slice][count], the
+// slices that each block collected last. Dynamic shared memory: twice all slices plus one slice.
 template <class Form, Notes NOTES>
 KCCL_KERNEL_OF(kMostThreads)
 void exchange(KCCL_KERNEL_PARAM(DeviceComm) comm, const uint64_t* slices, uint64_t* out,
@@ -92,8 +92,8 @@ template <class T, int WORLD_SIZE>
 class ExchangedSums {
   public:
     using Type = T;
-    // memory: this block's, with room for two slices. slice: the first slice of this block,
-    // `count` elements, which must be whole words.
+    // memory: shared memory of this block, with room for two slices. slice: the first slice that
+    // this block publishes, `count` elements, which must be whole words.
     KCCL_DEVICE ExchangedSums(const DeviceComm& comm, T* memory, const T* slice, uint32_t count,
                               double factor)
         : exchange_(comm),
@@ -108,7 +108,7 @@ class ExchangedSums {
 
     KCCL_DEVICE Status call() {
         kccl::publish<Order::kRelaxed>(exchange_, static_cast<const T*>(mine_), count_);
-        // This status includes that of publish().
+        // collect_reduced() also returns a failure of publish().
         const Status sums = kccl::collect_reduced<kccl::Sum, Order::kRelaxed>(
             exchange_, other_, count_, kccl::Slices{next_, 1});
         T* const before = mine_;
@@ -142,7 +142,8 @@ class ExchangedSums {
     const double factor_;
 };
 
-// message, out: [block][count], of this rank. Dynamic shared memory: two slices.
+// message, out: [block][count], the slices of this rank's blocks. Dynamic shared memory: two
+// slices.
 template <class Form, Notes NOTES>
 KCCL_KERNEL_OF(kMostThreads)
 void exchanged_sums(KCCL_KERNEL_PARAM(DeviceComm) comm, const typename Form::Type* message,

@@ -1,4 +1,4 @@
-"""publish and collect inside persistent kernels: shapes, launches and expected results."""
+"""Launches publish and collect inside persistent kernels, and computes the expected results."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from .data import period
 WORD_BYTES = 8
 """Bytes of a word, as many as a packet's payload."""
 
-# Most packets that the blocks of one rank publish together -> threads of a block. A thread collects
-# one or two packets of each rank. With more packets than in the table it collects more.
+# The most packets that all blocks of a rank publish -> threads of a block. A thread then collects
+# one or two packets of each rank. With more packets, blocks have _MOST_THREADS threads, which
+# collect more.
 _THREADS = {32: 32, 288: 288}
 _MOST_THREADS = 544
-# For sums: least words of a slice, if the message has as many. Each thread has one word.
+# For sums: the least number of words in a slice, unless the message is shorter. Each thread has one
+# word.
 _WARP, _SUMS_WORDS = 32, 128
-# Payload of a line: each slice starts on a line of its own (kLinePackets of grid_exchange.cuh).
+# Payload of a line. Each slice begins on a new line (kLinePackets of grid_exchange.cuh).
 _LINE_BYTES = 64
-# Each launch adds another multiple of it to all words, so that its data differ from those before.
+# Each launch adds another multiple of this to all words, so that its data differ from earlier ones.
 _APART = 0x9E3779B97F4A7C15
 
 
@@ -71,7 +73,7 @@ def end(slices: Array, first: int, calls: int) -> Array:
 
 
 class Exchanging(InKernel):
-    """An exchange. The slices that each block collected last are compared by bits."""
+    """Launches an exchange, and compares by bits the slices that each block collected last."""
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class Exchanging(InKernel):
 
 
 class ExchangedSums(Chained):
-    """An all_reduce by exchange. The slice that each block has at the end is compared by bits."""
+    """Launches an all_reduce by exchange, and compares by bits each block's slice at the end."""
 
     def __init__(
         self,

@@ -5,8 +5,9 @@
 
 namespace in_kernel {
 
-// In place: a rank's own chunk becomes the sum of all ranks' chunks for it. Once a period that
-// chunk changes its sign; in untimed launches the chunks sent to the peers do.
+// A reduce_scatter in place: a rank's own chunk becomes the sum of all ranks' chunks for this rank.
+// Once a period that chunk changes its sign. In untimed launches the chunks for the peers change
+// their sign instead.
 template <class T, int WORLD_SIZE>
 class ReduceScatter {
   public:

@@ -1,4 +1,4 @@
-"""A bench of calls inside kernels: on GPUs, and on the simulator, where it only checks."""
+"""Benches calls inside kernels on GPUs. On the simulator it only checks them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LINE_BYTES = 64
 
 
 class _Reach:
-    """What the rows within one GPU share, or the rows among all ranks.
+    """State that all rows within one GPU share, or all rows among the ranks.
 
     Attributes:
         notebook: The arrays of their launches.
@@ -123,7 +123,7 @@ class InKernelSide:
         }
 
     def contenders(self, problem: Problem) -> list[Contender]:
-        """Probe the floors; return the contenders of all forms and of peers. Collective."""
+        """Probes the floors. Returns the contenders of all forms and of peers. Collective."""
         for reach in self._reaches.values():
             one_way_us = reach.probe()
             if one_way_us is not None:
@@ -322,7 +322,7 @@ class GpuRunner:
             def one_way_within_us() -> float:
                 blocks.enqueue(elapsed_ns, stream=gpu.stream)
                 gpu.wait()
-                # Rows quote the slowest GPU. Why the best GPU here: a floor is a lower bound.
+                # Takes the fastest GPU, because a floor is a lower bound. Rows show the slowest.
                 mine_us = blocks.one_way_us(gpu.read(elapsed_ns.address, 2, np.int64))
                 return float(min(comm.gather_objects(mine_us)))
 
@@ -355,7 +355,7 @@ class SimRunner:
         return buffers(problem)
 
     def numbers(self, values: Array) -> Any:
-        """See Runner. A pointer to other elements takes only bytes."""
+        """See Runner. Returns bytes, because pointer arguments take only their type or bytes."""
         return values.copy().view(np.uint8)
 
     def address(self, array: Any) -> int:

@@ -1,6 +1,6 @@
-"""The MPI that started this job, as a peer. Open MPI in a job of its own: `second_job.py`.
+"""The MPI that started this job as a peer. Open MPI runs in another job: see second_job.py.
 
-No peer is left out silently: for one that cannot be measured there is a note with its cure.
+No peer is left out silently. For a peer that cannot be measured there is a note with a cure.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from . import mpi
 
 
 class InJob:
-    """MPI contenders in this job, which alternate with kccl.
+    """Makes MPI contenders in this job, which alternate with kccl.
 
     Attributes:
-        missing: Why there are none; None if there are.
-        library: Row name of the MPI; None if there are none.
+        missing: Why there are no MPI contenders; None if there are.
+        library: The MPI's name in rows; None if there are no MPI contenders.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -52,7 +52,7 @@ class InJob:
         self.library = mpi.library(MPI)
 
     def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
-        """MPI's contenders; empty if MPI cannot be used or does not support the problem."""
+        """Returns MPI's contenders; none if MPI cannot be used or does not support the problem."""
         if self._mpi is None or mpi.unsupported(problem):
             return []
         return mpi.contenders(self._mpi, self._mpi.COMM_WORLD, collective, problem)

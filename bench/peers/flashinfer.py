@@ -17,11 +17,11 @@ from .notes import PeerNotes
 
 _TYPES = ("float16", "bfloat16", "float32")
 _WORLD_SIZES = (2, 4, 8, 16)
-# Elements of a row, which is a token's hidden state. A cluster of blocks works on it.
+# Elements of a row, which is the hidden state of a token. A cluster of blocks works on one row.
 _WIDTH = 4096
 # The bytes that a thread moves at a time.
 _PACKET_BYTES = 16
-# Its workspace is more than three times what all ranks send.
+# The longest message, because FlashInfer's workspace is over three times what all ranks send.
 _LARGEST_BYTES = 16 << 20
 
 
@@ -33,16 +33,16 @@ class FlashInferPeer:
     """
 
     def __init__(self, gpu: Gpu, clock: GpuClock) -> None:
-        """Loads it. torch.distributed must have started. Collective.
+        """Loads FlashInfer. torch.distributed must have been started. Collective.
 
-        Does not raise if something is missing: notes() says so. FlashInfer's ranks wait for each
-        other: during its start for up to 60 s, NCCL's time-out, and in a kernel without a limit.
+        If something is missing it does not raise, but notes() says so. FlashInfer's ranks wait for
+        each other: during its start for up to 60 s, NCCL's timeout, and in a kernel without one.
         """
         self.libraries: dict[str, str] = {}
         self._gpu = gpu
         self._clock = clock
         self._missing = PeerNotes(gpu.comm)
-        # flashinfer.comm; element type -> workspace, None if its allocation failed.
+        # The module flashinfer.comm; and element type -> workspace, or None if allocation failed.
         self._module: Any = None
         self._scratches: dict[str, Any] = {}
         loaded: list[Any] = []
@@ -90,7 +90,7 @@ class FlashInferPeer:
         if not self._scratches:
             return
         self._gpu.wait()
-        # After this no rank writes to a peer any more.
+        # Waits for all ranks, so that no rank writes to a peer's workspace any more.
         self._gpu.comm.gather_objects(None)
         for scratch in self._scratches.values():
             if scratch is not None:
@@ -123,11 +123,12 @@ class FlashInferPeer:
     def _make_scratch(self, dtype: str) -> Any:
         comm, element = self._gpu.comm, _element(dtype)
         return self._module.create_allreduce_fusion_workspace(
-            # Its other backend uses multicast.
+            # FlashInfer's other backend uses multicast.
             backend="trtllm",
             world_size=comm.world_size,
             rank=comm.rank,
-            # For elements of two bytes: versions differ in whether they allocate for wider ones.
+            # Counts tokens of two-byte elements. Versions differ in whether they allocate more for
+            # wider elements.
             max_token_num=_LARGEST_BYTES // 2 // _WIDTH,
             hidden_dim=_WIDTH,
             dtype=element,
@@ -160,7 +161,7 @@ def _width(problem: Problem) -> int:
 
 
 def _tensors(problem: Problem) -> Any:
-    """Input and output tensor, [rows, elements] each."""
+    """Returns the input and the output tensor, each [rows, elements]."""
     width = _width(problem)
     shape = 2, problem.count // width, width
     return import_module("torch").zeros(shape, dtype=_element(problem.dtype), device="cuda")

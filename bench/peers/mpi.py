@@ -1,6 +1,6 @@
-"""MPI as a peer: mpi4py calls in this job, with MPICH's algorithm switched between repeats.
+"""MPI as a peer: calls of mpi4py in this job. MPICH's algorithm is switched between repeats.
 
-Runs in a kccl job under mpirun and in `mpi_job.py`. The caller imports mpi4py.
+It is used in a kccl job under mpirun, and in `mpi_job.py`. The caller imports mpi4py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_MPI_DTYPE = "MPI has no {dtype}: no MPI rows for it. -d float32 compares wit
 
 
 def unsupported(problem: Problem) -> str | None:
-    """Why MPI does not support this problem, or None if it does."""
+    """Returns why MPI does not support this problem, or None if it does."""
     dtype = problem.np_dtype
     is_mpi_float = dtype is not None and dtype.name in ("float32", "float64")
     if dtype is not None and dtype.kind not in "iu" and not is_mpi_float:
@@ -35,8 +35,8 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def library(mpi: Any) -> str:
-    """Row name of the loaded MPI library: "mpich", "openmpi", "impi", or the first word of the
-    library's own name.
+    """Returns the name of the loaded MPI library in rows: "mpich", "openmpi", "impi", or the first
+    word of the library's own name.
     """
     name: str = mpi.get_vendor()[0]
     return {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi"}.get(
@@ -70,12 +70,12 @@ class ControlVariable:
     """One of MPICH's enumerated control variables, changed at run time through the MPI tool
     interface (MPI_T).
 
-    Each rank sets its own; it must be the same on all ranks from one collective call to the next.
+    Each rank sets its own copy. All ranks must set the same value before a collective call.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Why by path: mpi4py has loaded the library already, and another may be found by name.
+        # Opens the library that mpi4py has loaded by its path: by name, another might be found.
         self._mpi = ctypes.CDLL(_loaded_library())
         self._call("MPI_T_init_thread", ctypes.c_int(0), ctypes.byref(ctypes.c_int()))
         index = ctypes.c_int()

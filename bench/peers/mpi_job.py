@@ -1,9 +1,9 @@
-"""A rank of an MPI library in a job of its own: `mpirun -n 2 python mpi_job.py '<JSON>'`.
+"""A rank of an MPI library in another job: `mpirun -n 2 python mpi_job.py '<JSON>'`.
 
-Needs numpy and mpi4py but not kccl, because the environment may have another MPI than kccl's. The
-argument is a JSON object: the name of the sockets, and the CPUs of the ranks. Each rank connects to
-the socket of its number and does what it reads there, a line of JSON an order (`second_job.py`),
-until the socket is closed.
+It needs numpy and mpi4py but not kccl, because the environment may have another MPI than kccl's.
+The argument is a JSON object with the name of the sockets and the CPUs of the ranks. Each rank
+connects to the socket with its number. It reads orders from the socket, each a line of JSON, and
+executes them until the socket is closed. second_job.py sends them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 
 def main(request: dict[str, Any]) -> None:
-    """Connects, and answers until there are no more orders."""
-    # Why: a script's folder is first on sys.path, and bench/peers has a torch.py and others that
+    """Connects, and answers orders until the socket is closed."""
+    # Removes this script's folder, which is first on sys.path. It has files such as torch.py, which
     # would hide libraries of the same name.
     sys.path.pop(0)
     sys.path.append(str(Path(__file__).resolve().parents[2]))
@@ -28,7 +28,7 @@ def main(request: dict[str, Any]) -> None:
     comm = MPI.COMM_WORLD
     cpu = request["cpus"][comm.rank]
     if cpu is not None:
-        # Where this is forbidden, the bench says so of its own ranks.
+        # Ignores failures: if pinning is forbidden, the bench reports it for its own ranks.
         topology.pin({cpu})
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(f"\0{request['name']}-{comm.rank}")
@@ -41,13 +41,13 @@ def main(request: dict[str, Any]) -> None:
 
 
 class _Rank:
-    """Does the orders; each answer is a JSON object."""
+    """Executes orders. The method on_NAME executes the order NAME; its answer is a JSON object."""
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi, self._comm = mpi, comm
 
     def on_problem(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Takes a problem up. Answers the contenders: library and algorithm."""
+        """Prepares a problem. Answers the library and algorithm of each contender."""
         import numpy as np
 
         from bench import collectives
@@ -68,7 +68,7 @@ class _Rank:
         return {"contenders": [[each.library, each.algorithm] for each in self._contenders]}
 
     def on_check(self, argument: list[int]) -> dict[str, Any]:
-        """Checks a contender with inputs of a seed. Answers the number of wrong elements."""
+        """Checks a contender with the inputs of a seed. Answers the number of wrong elements."""
         index, seed = argument
         contender = self._contenders[index]
         contender.enter()
@@ -79,7 +79,9 @@ class _Rank:
         return {"wrong": wrong + contender.wrong()}
 
     def on_time(self, argument: list[int]) -> dict[str, Any]:
-        """Times calls of a contender on zeros. Answers as Contender.clock, and where it ran."""
+        """Times calls of a contender on zeros. Answers the times of Contender.clock, and what its
+        cpu() and waited() return.
+        """
         index, iterations, warmup = argument
         contender = self._contenders[index]
         contender.buffers.zero()

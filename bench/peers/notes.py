@@ -9,11 +9,11 @@ from ..harness.problem import Comm
 
 
 class PeerNotes:
-    """The notes about missing peers, the same on all ranks."""
+    """Collects notes about missing peers. All ranks have the same notes."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        # (peer, cause) -> sizes in bytes; None stands for all sizes.
+        # (peer, cause) -> the sizes in bytes that the peer has no rows for; None: all sizes.
         self._missing: dict[tuple[str, str], list[int | None]] = {}
 
     def agree(self, peer: str, nbytes: int | None, act: Callable[[], Any]) -> bool:
@@ -23,7 +23,7 @@ class PeerNotes:
         cause = None
         try:
             act()
-        # Why all errors: whatever a foreign library raises is the reason why it is not measured.
+        # A foreign library may raise any exception, which is the reason why it is not measured.
         except Exception as error:
             cause = f"{type(error).__name__}: {error}"
         causes = self._comm.gather_objects(cause)
@@ -37,13 +37,15 @@ class PeerNotes:
         self._missing.setdefault((peer, cause), []).append(nbytes)
 
     def take(self) -> list[str]:
-        """One sentence for each missing peer. Notes about single sizes are dropped, others kept."""
+        """Returns one sentence for each missing peer. Then drops notes about single sizes, and
+        keeps notes about all sizes.
+        """
         missing = self._missing
         self._missing = {key: [None] for key, sizes in missing.items() if None in sizes}
         return [
             f"no {peer} rows"
             + (f" at {', '.join(map(str, sizes))} bytes" if any(sizes) else "")
-            # One line only: torch's errors contain a stack trace.
+            # Takes only the first line, because torch's errors contain a stack trace.
             + f": {(cause.splitlines() or [''])[0]}"
             for (peer, cause), sizes in missing.items()
         ]

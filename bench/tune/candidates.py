@@ -1,4 +1,4 @@
-"""What tuning tries on any backend: candidates, and which of them cannot run."""
+"""Shared code of tuning on all backends: which algorithms cannot run, and why."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Candidates = list[tuple[Candidate, Contender]]
 def floats_only(
     comm: Comm, collective: Collective, make_buffers: Callable[[Problem], Buffers]
 ) -> Set[str]:
-    """Algorithms of the collective that integers cannot use. Collective.
+    """Returns the algorithms of the collective that do not take integers. Collective.
 
     It prepares calls with integers and with floats, and compares which algorithms refuse.
     """
@@ -60,7 +60,9 @@ class Refusals:
 
     @contextmanager
     def of(self, name: str, problem: Problem) -> Iterator[None]:
-        """Catches kccl.InvalidArgument inside the context: the reason why `name` does not run."""
+        """Catches kccl.InvalidArgument inside the context, and prints it as the reason why the
+        algorithm `name` does not run.
+        """
         try:
             yield
         except kccl.InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""What tuning makes of its measurements: the fastest candidate for each size, as a table."""
+"""Chooses the fastest candidate for each measured size, and makes the planner's table."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 INDIFFERENCE = 0.05
-"""The candidate of the size before is kept while its time is within this fraction of the best, and
-within what the repeats of both spread, so that noise does not change the choice.
+"""The candidate of the previous size is kept while its time exceeds the best one's by no more than
+this fraction plus the spreads of both. So noise does not change the choice.
 """
 
 
 class Candidate(NamedTuple):
-    """An algorithm, on GPUs with bounds on its shape.
+    """An algorithm. On GPUs it has bounds on the shape of its launch.
 
     Attributes:
         algorithm: The algorithm's name.
@@ -28,11 +28,11 @@ class Candidate(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """What was measured of a candidate at a size.
+    """The time of a candidate at a size.
 
     Attributes:
-        us: Microseconds a call.
-        spread: The middle half of the repeats, as a fraction of that.
+        us: Microseconds per call.
+        spread: The interquartile range of the repeats, as a fraction of `us`.
     """
 
     us: float
@@ -40,7 +40,7 @@ class Timing(NamedTuple):
 
 
 Times = Mapping[int, Mapping[Candidate, Timing]]
-"""Bytes -> candidate -> its timing; a candidate that cannot run at a size is absent there."""
+"""Bytes -> candidate -> its timing. A candidate that cannot run at a size is absent there."""
 
 
 def thresholds(
@@ -82,7 +82,7 @@ def thresholds(
 
 
 def _merged(times: Times) -> list[tuple[float, Candidate]]:
-    """(Largest size, best candidate), by ascending size; the last size is infinite."""
+    """Returns (largest size, best candidate), by ascending size. The last size is infinite."""
     merged: list[tuple[float, Candidate]] = []
     for nbytes in sorted(times):
         here = times[nbytes]
@@ -123,11 +123,11 @@ def updated(
     """
     tables = {} if tuning is None else {t["world_size"]: dict(t) for t in tuning["tables"]}
     new = {entry["collective"] for entry in entries}
-    # A table may also name its machine, as a person wrote it.
+    # Keeps other fields of the table, such as the name of its machine, which are written by hand.
     table = tables.setdefault(world_size, {"world_size": world_size, "thresholds": []})
     kept = [entry for entry in table["thresholds"] if entry["collective"] not in new]
     table["thresholds"] = [*entries, *kept]
-    # On which machines the file's tables were measured, as a person wrote it.
+    # Keeps the field about the machines on which tables were measured, which is written by hand.
     origin = {} if tuning is None or "origin" not in tuning else {"origin": tuning["origin"]}
     return {
         "backend": backend,

@@ -43,12 +43,12 @@ class GpuTuner:
         self._gpu, self._clock = clock or self._make()
 
     def only(self, collective: Collective) -> Candidate | None:
-        """See Tuner: a call without data has one shape."""
+        """See Tuner. A call without data has only one shape."""
         names = self._comm.algorithms(collective.name)
         return Candidate(names[0]) if not collective.has_data and len(names) == 1 else None
 
     def candidates(self, collective: Collective, problem: Problem) -> Candidates:
-        """See Tuner. All use the same arrays. Small calls have one shape, whatever the bounds."""
+        """See Tuner. All candidates use the same arrays. Small calls ignore the bounds."""
         gpu, found = self._gpu, []
         mine = gpu.buffers(problem)
         for name in self._comm.algorithms(collective.name):

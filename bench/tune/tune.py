@@ -43,16 +43,17 @@ class Tuner(Protocol):
     """What differs between backends: HostTuner or GpuTuner."""
 
     def candidates(self, collective: Collective, problem: Problem) -> Candidates:
-        """Every candidate that runs this problem, with the contender that measures it. Collective.
+        """Returns each candidate that can run this problem, with the contender that measures it.
+        Collective.
 
-        Candidates that lead to the same launch share one contender.
+        Candidates with the same launch share one contender.
         """
 
     def only(self, collective: Collective) -> Candidate | None:
-        """Returns the only candidate if there is no choice, and nothing to measure; else None."""
+        """Returns the candidate if there is only one, so nothing must be measured; else None."""
 
     def floats_only(self, collective: Collective) -> Set[str]:
-        """Algorithms of the collective that integers cannot use. Collective."""
+        """Returns the algorithms of the collective that do not take integers. Collective."""
 
     def close(self) -> None:
         """Releases its resources. Collective."""
@@ -191,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, sizes: Sequence[int], before: dict[str, Any] | None) -> int:
-    """Tunes, and writes what is complete when that ends; rank 0 only."""
+    """Tunes. Rank 0 then writes the entries of all complete collectives, also after an error."""
     comm: Any = kccl.init(backend=args.backend)
     if args.dtype is None:
         args.dtype = "float32" if args.backend == "host" else "bfloat16"
@@ -220,7 +221,7 @@ def _run(args: argparse.Namespace, sizes: Sequence[int], before: dict[str, Any] 
 def _tune_all(
     args: argparse.Namespace, comm: Any, sizes: Sequence[int], entries: list[dict[str, Any]]
 ) -> None:
-    """Tunes all collectives; `entries` grows with each."""
+    """Tunes all collectives, and adds the entries of each to `entries`."""
     out = console()
     out.quiet = comm.rank != 0
     is_on_host = args.backend == "host"
@@ -261,7 +262,9 @@ def _tune_all(
 
 
 class HostTuner:
-    """See Tuner. One candidate per algorithm, looped in C: Python's time is not measured."""
+    """See Tuner. There is one candidate for each algorithm. Calls are repeated in C, so that
+    Python's time is not measured.
+    """
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
@@ -273,7 +276,7 @@ class HostTuner:
         return Candidate(names[0]) if len(names) == 1 else None
 
     def candidates(self, collective: Collective, problem: Problem) -> Candidates:
-        """See Tuner. All use the same arrays."""
+        """See Tuner. All candidates use the same arrays."""
         mine = buffers(problem)
         found = []
         for name in self._comm.algorithms(collective.name):

@@ -1,4 +1,4 @@
-"""KCCL inside other libraries. Only the modules here import them."""
+"""KCCL for users of PyTorch and mpi4py. Only this package's modules import those libraries."""
 
 from importlib import import_module
 from types import ModuleType

@@ -1,7 +1,7 @@
-"""The collectives of mpi4py by KCCL, for messages of every form that mpi4py takes.
+"""Makes mpi4py's collectives by KCCL, for messages of every form that mpi4py takes.
 
-Each function makes one call of Intracomm (mpi_communicator.py), which has the short ways for
-NumPy's arrays. It raises ByMpi where the call is MPI's: then nothing has been sent.
+Each function makes one call of Intracomm. (mpi_communicator.py makes calls with plain NumPy arrays
+itself, which is faster.) It raises ByMpi, before anything is sent, if MPI must make the call.
 """
 
 import operator
@@ -18,8 +18,8 @@ from .mpi_messages import ByMpi, Message
 from .mpi_opening import Link
 from .mpi_types import reduction
 
-# The reductions for which this MPI takes a buffer that is given twice. It makes such a call, so the
-# other ranks must make it likewise.
+# Reductions for which this MPI accepts one array as send and receive buffer. mpi4py would make such
+# a call on this rank, so KCCL must not refuse it: the other ranks would wait for it.
 _TWICE = {"Scan", "Exscan"} if MPI.get_vendor()[0] == "Open MPI" else set()
 
 
@@ -38,18 +38,20 @@ def _is_in_place(buffer: Any) -> bool:
 
 
 def _check_same(a: Any, b: Any) -> None:
-    """Only what mpi4py refuses if it differs."""
+    """Leaves the call to MPI unless a equals b. Must be used only where mpi4py refuses the call."""
     if a != b:
         raise ByMpi("sizes that differ")
 
 
 def _keep_blocks(recv: Message, got: Any, sizes: Sequence[int]) -> None:
-    """Puts blocks into the begins of a message's blocks, which may be longer.
+    """Copies received blocks to the beginnings of a message's blocks, which may be longer.
+
+    `got` has the received blocks, one after another, and `sizes` their lengths in bytes.
 
     Raises:
-        InvalidArgument: One is shorter. The other ranks have made the call.
+        InvalidArgument: A block of the message is too short. The other ranks have made the call.
     """
-    # What is behind a shorter block stays.
+    # The bytes of a block behind the received ones keep their values.
     room = recv.given().copy()
     begin = start = 0
     for size, block in zip(sizes, recv.sizes, strict=True):
@@ -75,7 +77,7 @@ def _reduction(message: Message, op: Any) -> tuple["np.dtype[Any]", Op]:
 def _pair(
     sendbuf: Any, recvbuf: Any, blocks: tuple[int, int] = (1, 1)
 ) -> tuple[Message | None, Message]:
-    """The two sides of a reduction; without the first, the call is in place."""
+    """Returns a reduction's send message, which is None in place, and its receive message."""
     if _is_in_place(sendbuf):
         return None, Message(recvbuf, blocks[0], writable=True)
     recv = Message(recvbuf, blocks[1], writable=True)
@@ -87,7 +89,7 @@ def _pair(
 def _reduce_to_all(
     name: str, call: Any, send: Message | None, recv: Message, op: Any, **options: Any
 ) -> None:
-    """`name` is MPI's name of the call."""
+    """Makes a reduction by `call`, a method of Link. `name` is MPI's name of the call."""
     dtype, reducer = _reduction(recv, op)
     room = recv.room()
     x = recv.given() if send is None else send.given()
@@ -109,18 +111,18 @@ def _reduce_to_all(
 
 
 def all_reduce(link: Link, sendbuf: Any, recvbuf: Any, op: Any) -> None:
-    """Allreduce."""
+    """Makes Allreduce."""
     _reduce_to_all("Allreduce", link.all_reduce, *_pair(sendbuf, recvbuf), op)
 
 
 def scan(link: Link, sendbuf: Any, recvbuf: Any, op: Any, *, exclusive: bool) -> None:
-    """Scan and Exscan."""
+    """Makes Scan, or Exscan if `exclusive`."""
     name = "Exscan" if exclusive else "Scan"
     _reduce_to_all(name, link.scan, *_pair(sendbuf, recvbuf), op, exclusive=exclusive)
 
 
 def reduce(link: Link, sendbuf: Any, recvbuf: Any, op: Any, root: Any) -> None:
-    """Reduce. Only the root has a receive buffer."""
+    """Makes Reduce. Only the root has a receive buffer."""
     root = _root(link, root)
     if link.rank == root:
         _reduce_to_all("Reduce", link.reduce, *_pair(sendbuf, recvbuf), op, root=root)
@@ -131,13 +133,13 @@ def reduce(link: Link, sendbuf: Any, recvbuf: Any, op: Any, root: Any) -> None:
 
 
 def reduce_scatter_block(link: Link, sendbuf: Any, recvbuf: Any, op: Any) -> None:
-    """Reduce_scatter_block."""
+    """Makes Reduce_scatter_block."""
     send, recv = _pair(sendbuf, recvbuf, (link.size, 1))
     _reduce_scatter(link, send, recv, None, op)
 
 
 def reduce_scatter(link: Link, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Any) -> None:
-    """Reduce_scatter."""
+    """Makes Reduce_scatter."""
     if recvcounts is None:
         raise ByMpi("no recvcounts")
     send, recv = _pair(sendbuf, recvbuf)
@@ -156,7 +158,7 @@ def _reduce_scatter(
     dtype, name = _reduction(recv, op)
     x = (recv if send is None else send).given().view(dtype)
     if send is None:
-        # In place MPI puts the result to the buffer's begin, and the rest is as it was.
+        # In place, MPI puts the result at the beginning of the buffer, and leaves the rest.
         part = np.empty(x.size // link.size if counts is None else counts[link.rank], dtype)
         link.reduce_scatter(x, out=part, op=name, counts=counts)
         room = recv.room()
@@ -183,7 +185,7 @@ def _counts(counts: Any, size: int) -> list[int]:
 
 
 def broadcast(link: Link, buf: Any, root: Any) -> None:
-    """Bcast."""
+    """Makes Bcast."""
     root = _root(link, root)
     message = Message(buf, 1, writable=link.rank != root)
     x = message.given() if link.rank == root else message.room()
@@ -195,13 +197,15 @@ def broadcast(link: Link, buf: Any, root: Any) -> None:
 
 
 def _own(link: Link, block: Any, whole: Message) -> Any:
-    """This rank's part of the blocks, where the other buffer is MPI.IN_PLACE."""
+    """Returns this rank's block of `whole`, whose bytes are in `block`: the input of an in-place
+    call.
+    """
     begin = sum(whole.sizes[: link.rank])
     return block[begin : begin + whole.sizes[link.rank]]
 
 
 def all_gather(link: Link, sendbuf: Any, recvbuf: Any, *, is_vector: bool) -> None:
-    """Allgather and Allgatherv."""
+    """Makes Allgather, or Allgatherv if `is_vector`."""
     recv = Message(recvbuf, link.size, writable=True, is_vector=is_vector)
     if _is_in_place(sendbuf):
         room = recv.given()
@@ -213,7 +217,8 @@ def all_gather(link: Link, sendbuf: Any, recvbuf: Any, *, is_vector: bool) -> No
         link.all_gather(x, out=room, counts=recv.sizes if is_vector else None)
         recv.keep(room)
     else:
-        # The other ranks know this rank's length, and KCCL compares.
+        # KCCL compares the lengths that ranks send and expect. The other ranks expect what this
+        # rank sends, and not the length of its block in the receive buffer.
         sizes = [*recv.sizes] if is_vector else [x.size] * link.size
         sizes[link.rank] = x.size
         got = np.empty(sum(sizes), np.uint8)
@@ -222,7 +227,7 @@ def all_gather(link: Link, sendbuf: Any, recvbuf: Any, *, is_vector: bool) -> No
 
 
 def gather(link: Link, sendbuf: Any, recvbuf: Any, root: Any) -> None:
-    """Gather. Only the root has a receive buffer."""
+    """Makes Gather. Only the root has a receive buffer."""
     root = _root(link, root)
     if link.rank != root:
         link.gather(Message(sendbuf, 1, writable=False).given(), root=root)
@@ -243,7 +248,7 @@ def gather(link: Link, sendbuf: Any, recvbuf: Any, root: Any) -> None:
 
 
 def scatter(link: Link, sendbuf: Any, recvbuf: Any, root: Any) -> None:
-    """Scatter. Only the root has a send buffer."""
+    """Makes Scatter. Only the root has a send buffer."""
     root = _root(link, root)
     if link.rank != root:
         recv = Message(recvbuf, 1, writable=True)
@@ -268,7 +273,7 @@ def scatter(link: Link, sendbuf: Any, recvbuf: Any, root: Any) -> None:
 
 
 def all_to_all(link: Link, sendbuf: Any, recvbuf: Any) -> None:
-    """Alltoall."""
+    """Makes Alltoall."""
     recv = Message(recvbuf, link.size, writable=True)
     if _is_in_place(sendbuf):
         x = recv.given().copy()
@@ -284,13 +289,13 @@ def all_to_all(link: Link, sendbuf: Any, recvbuf: Any) -> None:
     _keep_blocks(recv, got, [x.size // link.size] * link.size)
 
 
-# In the calls below a rank knows no lengths but its own, so each is an all_to_all with those. All
-# ranks make it, whatever their lengths are, and KCCL compares what a rank sends with what its
-# receiver expects.
+# In the calls below a rank knows only its own lengths. So each call is an all_to_all with counts,
+# which all ranks make, even with counts of 0. KCCL compares the length that a rank sends with the
+# length that the receiver expects.
 
 
 def all_to_all_parts(link: Link, sendbuf: Any, recvbuf: Any) -> None:
-    """Alltoallv."""
+    """Makes Alltoallv."""
     _check_few(link)
     recv = Message(recvbuf, link.size, writable=True, is_vector=True)
     if _is_in_place(sendbuf):
@@ -301,7 +306,7 @@ def all_to_all_parts(link: Link, sendbuf: Any, recvbuf: Any) -> None:
 
 
 def gather_parts(link: Link, sendbuf: Any, recvbuf: Any, root: Any) -> None:
-    """Gatherv. Only the root has a receive buffer."""
+    """Makes Gatherv. Only the root has a receive buffer."""
     _check_few(link)
     root = _root(link, root)
     recv = None
@@ -317,7 +322,7 @@ def gather_parts(link: Link, sendbuf: Any, recvbuf: Any, root: Any) -> None:
 
 
 def scatter_parts(link: Link, sendbuf: Any, recvbuf: Any, root: Any) -> None:
-    """Scatterv. Only the root has a send buffer."""
+    """Makes Scatterv. Only the root has a send buffer."""
     _check_few(link)
     root = _root(link, root)
     x, sends = np.empty(0, np.uint8), [0] * link.size
@@ -326,7 +331,7 @@ def scatter_parts(link: Link, sendbuf: Any, recvbuf: Any, root: Any) -> None:
         x, sends = send.given(), send.sizes
     receives = [0] * link.size
     if link.rank == root and _is_in_place(recvbuf):
-        # The root's own part stays where it is.
+        # With MPI.IN_PLACE the root's own part is not copied, so it is left out of the call.
         begin = sum(sends[:root])
         x = np.delete(x, slice(begin, begin + sends[root]))
         sends = [*sends[:root], 0, *sends[root + 1 :]]
@@ -345,19 +350,19 @@ def _check_few(link: Link) -> None:
 def _move_parts(
     link: Link, x: Any, sends: Sequence[int], recv: Message | None, receives: Sequence[int]
 ) -> None:
-    """Sends each rank its part of `x`.
+    """Sends each rank its part of `x`, and stores the parts that come from all ranks.
 
     Args:
-        link: Makes the call.
-        x: The bytes of all parts, one behind the other.
-        sends, receives: The bytes for each rank, and from each.
-        recv: The message that gets the parts; None where nothing comes.
+        link: The communicator that makes the call.
+        x: The bytes of all parts, one after another.
+        sends, receives: The number of bytes to each rank, and from each rank.
+        recv: The message in which received parts are stored; None if this rank receives nothing.
     """
     room = np.empty(0, np.uint8) if recv is None else recv.room()
     own = sends[link.rank]
     fits = own == receives[link.rank]
-    # The other ranks know nothing of a rank's part for itself, so a wrong one must not end the call
-    # here.
+    # The other ranks do not know the lengths of this rank's part for itself. If they differ, this
+    # rank still makes the call, because the others wait for it, and raises the error afterwards.
     comes = list(receives)
     comes[link.rank] = own
     out = room if fits else np.empty(sum(comes), np.uint8)

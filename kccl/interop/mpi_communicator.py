@@ -1,4 +1,4 @@
-"""Intracomm of kccl.interop.mpi: mpi4py's, with collectives by KCCL."""
+"""Defines kccl.interop.mpi.Intracomm: a subclass of mpi4py's, whose collectives KCCL makes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -17,7 +17,7 @@ _LISTS = (list, tuple)
 
 
 class _Kind(type):
-    """Cartcomm and the like are Intracomms, of mpi4py's making."""
+    """Makes mpi4py's own Intracomms, such as a Cartcomm, instances of this module's Intracomm."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return (
@@ -37,18 +37,19 @@ class _Kind(type):
 class Intracomm(_Theirs, metaclass=_Kind):
     """An intracommunicator of mpi4py whose collectives KCCL makes where it can.
 
-    Everything else is mpi4py's. See kccl.interop.mpi.
+    It inherits everything else from mpi4py. See kccl.interop.mpi.
     """
 
     __module__ = "kccl.interop.mpi"
 
-    # What link_of() has found; None: it must be asked.
+    # The result of link_of() once it is final: False means that MPI makes all calls. None: not
+    # known to this object yet, so each call asks link_of().
     _link: Link | Literal[False] | None = None
-    # Name of this object, if it is a constant of the module: such an object is never freed.
+    # Name of the constant, as "COMM_WORLD", if this object is one: then free() does nothing.
     _constant = ""
 
     def _done(self, call: Callable[..., None], *arguments: Any, **options: Any) -> bool:
-        """Makes a call by KCCL, for messages of any form. False: it is MPI's."""
+        """Makes a call by KCCL, for messages of any form. Returns False if MPI must make it."""
         link = self._link
         assert isinstance(link, Link)
         try:
@@ -57,7 +58,8 @@ class Intracomm(_Theirs, metaclass=_Kind):
             link.say(calls.NAMES[call], str(reason))
             return False
         except Error as error:
-            # A wrong argument that mpi4py does not find either.
+            # judge() raises if the communicator has failed. Else KCCL has refused an argument, for
+            # which mpi4py would raise no error, so KCCL's is raised.
             link.judge(self, error)
             link.fail(self, error)
         return True
@@ -348,7 +350,7 @@ COMM_SELF = _constant("COMM_SELF")
 
 
 def _ours(comm: MPI.Comm) -> MPI.Comm:
-    """A communicator of mpi4py's, as this module has it."""
+    """Returns this module's object for a communicator of mpi4py. It is Intracomm if theirs is."""
     for constant in (COMM_WORLD, COMM_SELF):
         if comm == constant:
             return constant
@@ -360,4 +362,4 @@ NAMES = {name: value for name, value in vars(MPI).items() if not name.startswith
     "COMM_WORLD": COMM_WORLD,
     "Intracomm": Intracomm,
 }
-"""All names of mpi4py.MPI, as kccl.interop.mpi has them."""
+"""All names of kccl.interop.mpi: those of mpi4py.MPI, three of them replaced."""

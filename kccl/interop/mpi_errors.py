@@ -1,4 +1,4 @@
-"""KCCL's errors as users of mpi4py catch them: each is an MPI.Exception."""
+"""Turns KCCL's errors into errors that are also MPI.Exception, which users of mpi4py catch."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ from ..base.failure import AFTER_RESET, WITH_SHRINK
 
 
 class Exception(MPI.Exception):
-    """An MPI.Exception with KCCL's words. Get_error_class() and the like answer as MPI's does."""
+    """An MPI.Exception with KCCL's text. Get_error_class() and similar methods work as in MPI's."""
 
     error_code: int = MPI.ERR_OTHER
 
@@ -25,7 +25,7 @@ class Exception(MPI.Exception):
         return f"{type(self).__name__}({str(self)!r})"
 
     def Get_error_string(self) -> str:
-        """What went wrong."""
+        """Returns KCCL's text of the error."""
         return str(self)
 
 
@@ -44,7 +44,10 @@ class PeerLost(errors.PeerLost, Exception):
 
 
 class InvalidArgument(errors.InvalidArgument, Exception):
-    """A kccl.InvalidArgument: the ranks make calls that differ. ERR_TRUNCATE: in their lengths."""
+    """A kccl.InvalidArgument: the ranks make calls that differ.
+
+    If they differ in lengths, the error code is ERR_TRUNCATE.
+    """
 
     error_code = MPI.ERR_ARG
 
@@ -56,7 +59,7 @@ _OF_KCCL: dict[type[errors.Error], type[errors.Error]] = {
 }
 
 
-# What Intracomm has instead of a communicator's reset() and shrink().
+# Advice in KCCL's errors to call reset() or shrink() -> advice for Intracomm, which has neither.
 _INSTEAD = {
     AFTER_RESET: "no rank can go on with this communicator, but with another one, as what its "
     "Dup() returns",
@@ -65,8 +68,8 @@ _INSTEAD = {
 
 
 def of_mpi(error: errors.Error) -> Any:
-    """The error as a call of MPI raises it, with the same attributes. The text names MPI's calls
-    where it says what to do.
+    """Returns the error as this module's class of its kind, with the same attributes. Advice in the
+    text names MPI's calls instead of KCCL's.
     """
     kind = _OF_KCCL.get(type(error), Error)
     text = str(error)

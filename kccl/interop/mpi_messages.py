@@ -1,8 +1,8 @@
-"""What a program gives mpi4py's calls for a message: [buffer, count, datatype] and its other forms.
+"""Reads the arguments for a message of mpi4py's calls: [buffer, count, datatype] and other forms.
 
-A message that lies in host memory in one piece is used where it is. Any other goes through memory
-of its own, and mpi4py itself copies it there or back, as a message of this process to itself. So
-derived datatypes, MPI.BOTTOM, GPU arrays and arrays in Fortran's order mean what they mean to MPI.
+A message that is contiguous in host memory is used in place. Any other message is copied to or from
+a temporary array. mpi4py itself makes the copy, as a message of this process to itself. So derived
+datatypes, MPI.BOTTOM, GPU arrays and arrays in Fortran order mean what they mean to MPI.
 """
 
 import operator
@@ -17,44 +17,45 @@ from ..base import dlpack
 
 _BYTE = np.dtype(np.uint8)
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-# Messages of this process to itself, one at a time.
+# The communicator for messages of this process to itself. _copying lets one be made at a time.
 _self = MPI.COMM_SELF.Dup()
-# DLPack's number of the host's memory.
+# DLPack's number for host memory (kDLCPU).
 _HOST = 1
 _copying = threading.Lock()
 
 
 class ByMpi(Exception):
-    """The call is MPI's. The text says why.
+    """Raised when MPI, not KCCL, must make a call. The text says why.
 
-    Either all ranks find the same, because the reason is what MPI wants to be the same on all; or
-    this rank's arguments are wrong, and mpi4py raises the error for that. A call that mpi4py makes
-    on one rank must not be refused here: the other ranks would wait for it in KCCL.
+    It may be raised for two kinds of reasons only. Either the reason depends on what MPI requires
+    to be equal on all ranks, so all ranks raise it. Or this rank's arguments are wrong, so that
+    mpi4py raises an error. For a call that mpi4py would make on this rank alone it must not be
+    raised: the other ranks would wait for this rank in KCCL.
     """
 
 
 class Message:
-    """One side of a call.
+    """The send buffer or the receive buffer of a call, in blocks for its ranks.
 
     Attributes:
-        datatype: The datatype of its elements.
+        datatype: The MPI datatype of its elements.
         counts: The number of elements in each block.
-        sizes: The number of bytes in each block, without gaps.
+        sizes: The number of bytes in each block, without the gaps of a derived datatype.
     """
 
     __slots__ = ("_buffer", "_displs", "_extent", "_memory", "counts", "datatype", "sizes")
 
     def __init__(self, spec: Any, blocks: int, *, writable: bool, is_vector: bool = False) -> None:
-        """Reads what the program gave, by mpi4py's rules.
+        """Reads an argument of a call by mpi4py's rules.
 
         Args:
-            spec: What was given.
-            blocks: The number of blocks, which are equal unless is_vector.
-            writable: The call writes it.
-            is_vector: The counts are those of the blocks, as Allgatherv takes them.
+            spec: The argument: a buffer, or a list as [buffer, count, datatype].
+            blocks: The number of blocks. They have equal lengths unless `is_vector`.
+            writable: Whether the call writes the message.
+            is_vector: Whether `spec` has a count for each block, as in Allgatherv.
 
         Raises:
-            ByMpi: mpi4py refuses it.
+            ByMpi: mpi4py refuses the argument, too.
         """
         buffer, counts, displs, datatype = _split(spec, is_vector=is_vector)
         num_bytes, text = _size_and_format(buffer)
@@ -81,9 +82,10 @@ class Message:
         self._memory = _memory(buffer, writable=writable) if is_plain else None
 
     def _in_place(self) -> _Bytes | None:
-        """The elements where they are; None: they are not known to be in one piece of host memory.
+        """Returns a view of the message's bytes if they are contiguous in host memory, else None.
 
-        They may begin before the buffer or end behind it. MPI takes its address only.
+        It also returns None if they begin before the buffer or end behind it. MPI allows that,
+        because it takes only the buffer's address.
         """
         if self._memory is None:
             return None
@@ -99,7 +101,7 @@ class Message:
         return self._memory[begin:end]
 
     def given(self) -> _Bytes:
-        """All elements, one behind the other, for reading."""
+        """Returns the bytes of all blocks, one after another, for reading."""
         found = self._in_place()
         if found is None:
             found = self.room()
@@ -111,12 +113,14 @@ class Message:
         return found
 
     def room(self) -> _Bytes:
-        """Memory for the result, for keep(); the message's own where that is in one piece."""
+        """Returns memory for the call's result, to pass to keep(). It is the message's own memory
+        if that is contiguous, and else a new array.
+        """
         found = self._in_place()
         return np.empty(sum(self.sizes), _BYTE) if found is None else found
 
     def keep(self, result: _Bytes) -> None:
-        """Puts a result into the message, unless it is there already."""
+        """Copies a result into the message, unless it was written to its memory already."""
         mine = self._in_place()
         if mine is None:
             offset = 0
@@ -133,7 +137,8 @@ class Message:
                 continue
             buffer, where = self._buffer, (count, displ) if displ else count
             if displ < 0:
-                # mpi4py takes such a displacement for a block of several only.
+                # mpi4py takes a negative displacement only in calls of several blocks, and Sendrecv
+                # has one. So the address is computed here.
                 address = MPI.Get_address(buffer) + displ * self._extent
                 buffer, where = MPI.memory.fromaddress(address, 0), count
             found.append(([buffer, where, self.datatype], size))
@@ -146,7 +151,7 @@ def _copy(source: list[Any], target: list[Any]) -> None:
 
 
 def _split(spec: Any, *, is_vector: bool) -> tuple[Any, Any, Any, Any]:
-    """Returns buffer, counts, displacements and datatype; None for what was not given."""
+    """Returns (buffer, counts, displacements, datatype) of an argument, each None if not given."""
     if not isinstance(spec, (list, tuple)):
         return spec, None, None, None
     counts: Any = None
@@ -171,7 +176,10 @@ def _split(spec: Any, *, is_vector: bool) -> tuple[Any, Any, Any, Any]:
 
 
 def _size_and_format(buffer: Any) -> tuple[int, str | None]:
-    """Returns the number of bytes of what was given as a buffer, and the code of its elements."""
+    """Returns a buffer's number of bytes, and the type code of its elements.
+
+    For None and MPI.BOTTOM it returns (0, None).
+    """
     if buffer is None or buffer is MPI.BOTTOM:
         return 0, None
     try:
@@ -192,23 +200,23 @@ def _size_and_format(buffer: Any) -> tuple[int, str | None]:
             return num_bytes, code.lstrip("<=|")
         return num_bytes, np.dtype(dlpack.read(buffer, "buffer", -1).dtype.name).char
     except Exception as error:
-        # Whatever the array's library raises.
+        # The array's library may raise any exception.
         raise ByMpi(f"no buffer: {error}") from error
 
 
 def _memory(buffer: Any, *, writable: bool) -> _Bytes | None:
-    """Returns the host memory of a buffer; None: MPI must find it."""
+    """Returns the host memory of a buffer; None if only MPI can access the buffer."""
     if buffer is None or buffer is MPI.BOTTOM or _is_elsewhere(buffer):
         return None
     try:
         found = np.frombuffer(buffer, _BYTE)
     except (BufferError, TypeError, ValueError):
         try:
-            # By DLPack.
+            # mpi4py also reads objects that have DLPack but not Python's buffer protocol.
             theirs: Any = MPI.buffer.frombuffer(buffer, readonly=not writable)
             found = np.frombuffer(theirs, _BYTE)
         except Exception:
-            # A GPU array, or one in Fortran's order: MPI reads it, or says why it cannot.
+            # As with a GPU array, or an array in Fortran order. MPI reads it or raises an error.
             return None
     if writable and not found.flags.writeable:
         raise ByMpi("a buffer that may not be written")
@@ -216,7 +224,7 @@ def _memory(buffer: Any, *, writable: bool) -> _Bytes | None:
 
 
 def _is_elsewhere(buffer: Any) -> bool:
-    """Tells whether a buffer is, or may be, a GPU's memory: its address says nothing here."""
+    """Tells whether a buffer is, or may be, GPU memory, which the host must not read."""
     if type(buffer) is np.ndarray:
         return False
     try:
@@ -225,7 +233,7 @@ def _is_elsewhere(buffer: Any) -> bool:
         device = getattr(buffer, "__dlpack_device__", None)
         return device is not None and device()[0] != _HOST
     except Exception:
-        # Whatever the array's library raises.
+        # The array's library may raise any exception. Then the memory may be a GPU's.
         return True
 
 
@@ -252,7 +260,11 @@ def _whole(value: Any) -> int:
 
 
 def _inferred(num_bytes: int, extent: int, blocks: int) -> int:
-    """Returns the number of elements in each block of a buffer."""
+    """Returns the number of elements in each block of a buffer without a count.
+
+    Raises:
+        ByMpi: The buffer has no whole number of elements for each block.
+    """
     if num_bytes == 0:
         return 0
     if extent <= 0 or num_bytes < 0 or num_bytes % extent or num_bytes // extent % blocks:
@@ -280,7 +292,7 @@ def _block_displs(displs: Any, counts: Sequence[int]) -> list[int]:
 
 
 def _numbers(values: Any, blocks: int) -> list[int] | None:
-    """Returns a number for each block; None: what was given is one number."""
+    """Returns `values` as a list of one number for each block; None if it is a single number."""
     try:
         found = list(values)
     except TypeError:

@@ -1,7 +1,7 @@
-"""The communicator of KCCL behind a communicator of mpi4py: when it is made, shared and closed.
+"""Makes, shares and closes the KCCL communicator behind a communicator of mpi4py.
 
-An attribute of MPI has it. So all Python objects of one communicator of MPI find the same one, and
-MPI closes it in Comm.Free().
+It is kept as an attribute of the MPI communicator. So all Python objects of one MPI communicator
+find the same KCCL communicator, and MPI closes it in Comm.Free().
 """
 
 import atexit
@@ -25,19 +25,21 @@ from ..ranks import mpi as progress
 from ..start import join
 from .mpi_errors import of_mpi
 
-# A communicator of KCCL takes as long to make as thousands of small calls gain. A program that
-# makes a few calls on each of many communicators is to be no slower than by MPI.
+# MPI makes the first calls on each communicator. To make a communicator of KCCL costs as much time
+# as KCCL saves in thousands of small calls. So a program with many communicators and few calls on
+# each would be slower than with MPI.
 _CALLS_BY_MPI = 8
-# MPI's waits have no limit.
+# In effect no timeout, as in MPI.
 _NO_LIMIT_S = 1e8
 _MOST_CHARACTERS = 300
 
 _env = read()
 _is_logged = _env.mpi == "log"
 _open: "weakref.WeakSet[Link]" = weakref.WeakSet()
-# The process that has imported this module. Its forks may not call MPI.
+# The process that has imported this module. Its forked children must not call MPI.
 _pid = os.getpid()
-# Communicators without messages. By the first of them MPI goes on in waits.
+# Communicators on which the program sends nothing. While a rank waits in KCCL, it calls MPI with
+# the first of them, so that MPI makes progress.
 _progress: list[Any] = []
 # Classes of errors that MPI raises before it has begun a call, so that the call may be repeated.
 _REFUSED = {
@@ -58,13 +60,14 @@ class Link:
     Attributes:
         comm: The communicator.
         rank, size: This rank, and the number of ranks.
-        all_reduce and the others: Its collectives.
+        all_reduce and the others: The collectives of `comm`.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.world_size
-        # Where a rank's message is not in one piece, its bytes are moved, and the others' elements.
+        # A rank whose message is not contiguous passes bytes, while others may pass elements. So
+        # KCCL must not compare the ranks' types.
         comm.context.compares_types = False
         self.all_reduce, self.reduce, self.scan = comm.all_reduce, comm.reduce, comm.scan
         self.broadcast, self.barrier = comm.broadcast, comm.barrier
@@ -74,10 +77,12 @@ class Link:
         _open.add(self)
 
     def judge(self, theirs: Any, error: Error) -> None:
-        """Returns if a call of KCCL has refused its arguments, so that nothing was sent.
+        """Returns if `error` means that KCCL has refused the arguments of a call on this rank.
+
+        Then nothing was sent, and the caller may make the call in another way.
 
         Raises:
-            MPI.Exception: The communicator has failed.
+            MPI.Exception: The communicator has failed, or `error` is of another kind.
         """
         try:
             self.comm.check()
@@ -87,24 +92,28 @@ class Link:
             self.fail(theirs, error)
 
     def fail(self, theirs: Any, error: Error) -> None:
-        """Raises an error as MPI does: the communicator's error handler has its say first."""
+        """Calls the error handler of the MPI communicator, as MPI does, and then raises the error.
+
+        `theirs` is the communicator. The handler may end the job.
+        """
         made = of_mpi(error)
         theirs.Call_errhandler(int(made))
         raise made from error
 
     def say(self, call: str, why: str) -> None:
-        """Notes, once a reason, that MPI makes a call."""
+        """Logs, once for each call and reason, that MPI makes a call. Only if KCCL_MPI=log."""
         if _is_logged and (call, why) not in self._said:
             self._said.add((call, why))
             _log(self.rank, self.size, f"{call} by MPI: {why}")
 
 
 class _State:
-    """What is known of a communicator of MPI.
+    """The state of a communicator of MPI, which is kept as its attribute.
 
     Attributes:
-        calls: How many of the calls that KCCL might have made were made.
-        link: False: MPI makes all calls. None: this is not decided yet.
+        calls: The number of calls that MPI has made, of those that KCCL can make.
+        link: The Link that makes the calls. False if MPI makes all calls. None if this is not
+            decided yet, so that MPI makes the calls for now.
     """
 
     __slots__ = ("calls", "link")
@@ -124,27 +133,27 @@ _key = MPI.Comm.Create_keyval(delete_fn=_ends)
 
 
 def link_of(theirs: Any) -> Link | Literal[False]:
-    """Returns what makes the calls now: a Link, or False for MPI.
+    """Returns the Link that makes the calls of a communicator now, or False if MPI makes them.
 
     Raises:
-        MPI.Exception: The communicator is none.
+        MPI.Exception: `theirs` is MPI.COMM_NULL, or was freed.
     """
     state: _State | None = theirs.Get_attr(_key)
     if state is None or state.link is None:
         return False
-    # The next call need not come here.
+    # Cached in the object, so that its next call need not call this function.
     theirs._link = state.link
     return state.link
 
 
 def count(theirs: Any) -> None:
-    """Notes that MPI has made a call, and decides after some of them. Collective then.
+    """Counts a call that MPI has made. The eighth one tries to open KCCL, which is collective.
 
-    All ranks must count alike, and they make the same calls of MPI, in the same order. So a call
-    counts where MPI has begun it, whatever came of it: see has_begun().
+    All ranks must count alike. They begin the same calls of MPI in the same order. So a call must
+    be counted if MPI has begun it, even if it has failed: see has_begun().
 
     Raises:
-        MPI.Exception: A rank has ended, or did.
+        MPI.Exception: A rank has ended.
     """
     state: _State | None = theirs.Get_attr(_key)
     if state is None:
@@ -152,14 +161,15 @@ def count(theirs: Any) -> None:
         theirs.Set_attr(_key, state)
     state.calls += 1
     if state.link is None and state.calls >= _CALLS_BY_MPI:
-        # Whatever fails from here on, no later call may try again without the others.
+        # If anything below fails, later calls on this rank must not try again: the other ranks
+        # would not take part.
         state.link = False
         try:
             state.link, why = _opened(theirs)
         except Error as error:
             raise of_mpi(error) from error
         if why and theirs.Get_rank() == 0:
-            # The program's call is behind a method of Intracomm and its _by_mpi().
+            # stacklevel: the program's call is above a method of Intracomm and its _by_mpi().
             warnings.warn(
                 "kccl.interop.mpi leaves the calls of a communicator of "
                 f"{theirs.Get_size()} ranks to MPI: {why}",
@@ -171,19 +181,20 @@ def count(theirs: Any) -> None:
 def has_begun(error: BaseException) -> bool:
     """Tells whether MPI had begun the call that raised an error.
 
-    MPI matches the calls that it has begun, and a rank that was refused must call again. MPI
-    refuses wrong arguments; mpi4py refuses others, with exceptions of Python. Any other error is
-    one of communicating, as that the ranks' lengths differ. MPI may raise it on one rank only, and
-    the call is over for all of them.
+    If wrong arguments were refused, the call has not begun, and the rank must call again to match
+    the other ranks. MPI refuses arguments with errors of the classes _REFUSED, and mpi4py with
+    exceptions that are not MPI.Exception. Any other error arose while ranks communicated, for
+    example because their lengths differ. MPI may raise it on one rank only, but the call has ended
+    on all ranks.
     """
     return isinstance(error, MPI.Exception) and error.Get_error_class() not in _REFUSED
 
 
 def _opened(comm: Any) -> tuple[Link | Literal[False], str]:
-    """Makes the communicator of KCCL, or none on any rank. Collective.
+    """Makes the communicator of KCCL on all ranks, or on none if one cannot. Collective.
 
     Returns:
-        What makes the calls; and what to warn of, "" for nothing.
+        The Link, or False if MPI makes the calls; and the text of a warning, or "".
     """
     size = comm.Get_size()
     if size == 1:
@@ -197,7 +208,7 @@ def _opened(comm: Any) -> tuple[Link | Literal[False], str]:
     rank = job_rank.rank
 
     def agree(*mine: Any) -> list[Any]:
-        """What each rank says. Collective."""
+        """Returns the arguments that each rank has passed, in rank order. Collective."""
         text = json.dumps(mine)
         return [json.loads(each) for each in job_rank.exchange(text, env.first_timeout)]
 
@@ -214,14 +225,14 @@ def _opened(comm: Any) -> tuple[Link | Literal[False], str]:
         return False, why
     made = None
     try:
-        # KCCL_CHECK=1 compares calls out of band, where MPI does not go on.
+        # KCCL_CHECK=1 would compare calls out of band. In those waits MPI makes no progress.
         made = join(
             job_rank,
             replace(env, check=0),
             lambda: opener("host", "of_process", job_rank.local_rank),
         )
     except Exception as error:
-        # The others must hear of whatever it is.
+        # Catches any exception, because the other ranks must be told of it below.
         why = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
         if not isinstance(error, Error):
             why += f" (rank {rank})"
@@ -242,12 +253,12 @@ def _short(text: str) -> str:
 
 
 def _first(texts: Iterable[str]) -> str:
-    """The first reason that any rank has, with the rank's number; "": none has."""
+    """Returns the first text that is not empty, with its rank's number; "" if all are empty."""
     return next((f"{text} (rank {rank})" for rank, text in enumerate(texts) if text), "")
 
 
 def _cannot_start() -> str:
-    """Why KCCL cannot start in this process, as far as it knows alone; "": it can."""
+    """Returns why KCCL cannot start in this process, or "". Does not ask other ranks."""
     try:
         job.check_namespaces(_env.namespaces)
         job.claim(os.environ)
@@ -257,7 +268,10 @@ def _cannot_start() -> str:
 
 
 def _reason_for_mpi(size: int) -> str:
-    """Why this rank cannot use KCCL for a communicator of so many ranks; "": it can."""
+    """Returns why MPI must make the calls of a communicator of `size` ranks, or "".
+
+    For these reasons there is no warning.
+    """
     if _env.mpi == "off":
         return "KCCL_MPI is off"
     if _env.ranks_per_node:
@@ -276,16 +290,19 @@ def _log(rank: int, size: int, text: str, *, only_rank_0: bool = False) -> None:
 
 
 def _let_mpi_go_on(comm: Any) -> None:
-    """Lets MPI go on in waits of this process, if it does not yet. Collective."""
-    # Dup() would copy the program's attributes. All ranks keep it, because all would have to free
-    # it.
+    """Lets MPI make progress while this process waits in KCCL. Collective.
+
+    It makes a communicator on every rank, also where another one serves for this already.
+    """
+    # Create() and not Dup(), which would copy the program's attributes. The communicator is never
+    # freed, because that is collective.
     _progress.append(MPI.Intracomm.Create(comm, comm.Get_group()))
     if len(_progress) == 1:
         progress.go_on_in_waits(MPI, _progress[0])
 
 
 def _end_all(*_: Any) -> None:
-    """Closes what is open, before MPI is finalized or Python is. Idempotent."""
+    """Closes all KCCL communicators before MPI is finalized or Python exits. Idempotent."""
     if os.getpid() != _pid:
         return
     progress.leave_alone()
@@ -293,7 +310,7 @@ def _end_all(*_: Any) -> None:
         link.comm.close()
 
 
-# MPI_Finalize deletes the attributes of MPI.COMM_SELF first. mpi4py calls it at the end of a
-# process, when Python has ended already.
+# Registers _end_all() twice. MPI_Finalize first deletes the attributes of MPI.COMM_SELF, which
+# covers a program that calls it. mpi4py calls it only after Python has ended; atexit covers that.
 MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_end_all), True)
 atexit.register(_end_all)

@@ -1,8 +1,8 @@
-"""The reductions of MPI that KCCL makes: element type and operator.
+"""Maps MPI's datatypes and operators to KCCL's, for the reductions that KCCL makes.
 
-A type of MPI is known by its handle, because its objects have no hash. Types of one kind and size,
-as MPI.LONG and MPI.INT64_T, are the same here: a program may give NumPy's long on one rank and its
-long long on another.
+Tables have handles of datatypes as keys, because mpi4py's objects cannot be hashed. Datatypes of
+one kind and size, as MPI.LONG and MPI.INT64_T, map to one type, because a program may pass NumPy's
+long on one rank and its long long on another.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ _MOST_BYTES = {"i": 8, "u": 8, "f": 8, "c": 16, "b": 1, "V": 1}
 _SUMS: dict[str, Op] = {"SUM": "sum", "PROD": "prod"}
 _ORDERS: dict[str, Op] = {"MIN": "min", "MAX": "max"}
 _BITS: dict[str, Op] = {"BAND": "band", "BOR": "bor", "BXOR": "bxor"}
-# MPI's table of the operators that each kind takes, without those of integers as truth values.
+# The operators that MPI allows for each kind of datatype, without LAND, LOR and LXOR of integers.
 _OPS: dict[str, dict[str, Op]] = {
     "i": _SUMS | _ORDERS | _BITS,
     "u": _SUMS | _ORDERS | _BITS,
@@ -41,7 +41,7 @@ _CODES = "?bhilqBHILQfdFD"
 
 
 def _dtype(kind: str, size: int) -> "np.dtype[Any]":
-    # The bytes of BYTE are combined bit by bit.
+    # MPI.BYTE takes bitwise operators only, so uint8 gives the right result.
     code = {"V": "u1", "b": "?"}.get(kind, f"{kind}{size}")
     return np.dtype(code)
 
@@ -51,7 +51,7 @@ def _types() -> dict[int, tuple["np.dtype[Any]", str]]:
     for kind, names in _KINDS.items():
         for name in names.split():
             datatype = getattr(MPI, name, MPI.DATATYPE_NULL)
-            # An MPI without Fortran lacks some.
+            # An MPI that was built without Fortran does not have all types.
             if datatype == MPI.DATATYPE_NULL:
                 continue
             size = datatype.Get_size()
@@ -60,9 +60,9 @@ def _types() -> dict[int, tuple["np.dtype[Any]", str]]:
     return found
 
 
-# Handle of a type -> NumPy's type, and the kind.
+# Handle of a datatype -> (NumPy's dtype, key of _KINDS).
 _TYPES = _types()
-# Kind -> handle of an operator -> KCCL's name.
+# Key of _KINDS -> handle of an operator -> KCCL's name of the operator.
 _NAMES = {
     kind: {getattr(MPI, name).handle: said for name, said in ops.items()}
     for kind, ops in _OPS.items()
@@ -70,16 +70,14 @@ _NAMES = {
 
 
 def reduction(datatype: Any, op: Any) -> tuple["np.dtype[Any]", Op] | None:
-    """Returns the element type and the operator of a reduction, as KCCL calls them.
+    """Returns KCCL's element type and operator for a reduction, or None if MPI must make it.
 
-    The answer depends on nothing but the arguments, which MPI wants to be the same on all ranks.
+    The result depends only on the arguments. MPI requires them to be equal on all ranks, so all
+    ranks choose alike between KCCL and MPI.
 
     Args:
         datatype: A datatype of MPI.
         op: An operator of MPI.
-
-    Returns:
-        None: the reduction is MPI's.
     """
     known = _TYPES.get(datatype.handle)
     if known is None:
@@ -99,17 +97,19 @@ def _natural() -> set[tuple["np.dtype[Any]", Any]]:
     return found
 
 
-# (Type of a NumPy array, id of a datatype of MPI that it has anyway).
+# (dtype of a NumPy array, id of an MPI datatype that describes its elements).
 _NATURAL = _natural()
 
 
 def array_of(spec: Any, blocks: int = 1) -> Any:
-    """Returns the NumPy array of a message [array, datatype] or [array, count, datatype] that has
-    all its elements; any other message as it is.
+    """Returns the array of a message [array, datatype] or [array, count, datatype].
+
+    If datatype or count do not describe the whole NumPy array, and for any other form of message,
+    it returns `spec`.
 
     Args:
         spec: A list or tuple, or anything else that mpi4py takes.
-        blocks: The number of blocks that the count is of.
+        blocks: The number of blocks in the array. The count is that of one block.
     """
     if isinstance(spec, (list, tuple)) and 2 <= len(spec) <= 3:
         array = spec[0]
@@ -134,8 +134,9 @@ def _quick() -> dict[tuple["np.dtype[Any]", int], Op]:
 
 
 REDUCES = _quick()
-"""(Type of a NumPy array, id of an operator of MPI) -> KCCL's operator. Each says what reduction()
-says of the datatype that mpi4py takes for the array. MPI's operators are there always."""
+"""(dtype of a NumPy array, id of an operator of MPI) -> KCCL's operator. It agrees with reduction()
+for the datatype that mpi4py infers from the array. An id is safe as a key, because MPI's operators
+live as long as the process."""
 
 MOVES = frozenset(np.dtype(code) for code in _CODES)
-"""Types of NumPy arrays that mpi4py knows without being told."""
+"""dtypes of NumPy arrays whose MPI datatype mpi4py infers."""

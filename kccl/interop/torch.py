@@ -8,19 +8,20 @@
     kccl_torch.register(kccl.init(backend="cuda"))
     y = kccl_torch.all_reduce(x)  # also inside torch.compile(fullgraph=True) and torch.cuda.graph
 
-Tensors are on the host or on a GPU. Where a call reduces, they are of a type that comm.all_reduce
-takes. Other calls take every dtype. send and recv of tensors on a GPU go through the host's memory.
-all_to_all_single must be given sizes on all ranks, or on none. With more than 8 ranks it takes
-none, and all_to_all is refused. PREMUL_SUM is kccl.premul_sum(), which refuses tensors of bool and
-complex factors.
+Tensors are on the host or on a GPU. Calls that reduce take the dtypes that comm.all_reduce takes.
+Other calls take every dtype. send and recv copy tensors on a GPU through the host's memory.
+Either all ranks or none must give all_to_all_single split sizes. With more than 8 ranks it takes no
+split sizes, and all_to_all is refused. PREMUL_SUM is kccl.premul_sum(), which refuses bool tensors
+and complex factors.
 
-A collective on the host runs within its call, with async_op=True too. So all ranks must make their
-collectives, and what they send between them, in an order in which each call can end.
+A collective on the host blocks until it has ended, even with async_op=True. So all ranks must order
+their collectives, and the messages between them, such that no ranks wait for each other forever.
 
-Calls on a GPU go to the current stream. The calls of one communicator run one after another, even
-on different streams. But a CUDA graph with such calls must be replayed on the stream of the calls
-before and after it. Results have no gradient. Under torch.compile all ranks must compile the same
-program: the compiler may drop a call whose result is unused, merge equal calls, or move a call.
+Calls on a GPU are enqueued on the current stream. The calls of one communicator run one after
+another, even on different streams. But a CUDA graph with such calls must be replayed on the stream
+of the calls before and after it. Results have no gradient. Under torch.compile all ranks must
+compile the same program: the compiler may drop a call whose result is unused, merge equal calls, or
+move a call.
 """
 
 from typing import Any
@@ -69,19 +70,19 @@ def __dir__() -> list[str]:
 def communicator(
     device: "torch.device | str", group: dist.ProcessGroup | None = None
 ) -> Communicator:
-    """The communicator that a process group of backend "kccl" uses for a device.
+    """Returns the communicator that a process group of backend "kccl" uses for a device.
 
-    If the group has none for this type of device yet, it makes one. This is collective among the
-    group. The group closes the communicator.
+    The first call for a type of device makes the communicator. All ranks of the group must make
+    that call. The group closes the communicator, so the caller must not.
 
     Args:
-        device: "cpu", or "cuda" with or without a number. Without one, the current GPU.
+        device: "cpu", or "cuda" with or without a number. Without a number it is the current GPU.
         group: A group of torch.distributed; the default group when None.
 
     Raises:
         InvalidArgument: The group has another backend, or KCCL does not have this device type.
         Error: The communicator must be made first, and a CUDA graph is being captured.
-        Timeout, PeerLost: A rank did not come, or went.
+        Timeout, PeerLost: A rank did not make the call in time, or its process ended.
     """
     device = torch.device(device)
     if device.type not in DEVICES:
@@ -93,7 +94,7 @@ def communicator(
 
 
 def _make(options: Any, backend_options: Any) -> ProcessGroup:
-    """Makes a group, from PyTorch's description of it."""
+    """Makes the ProcessGroup that PyTorch asks a backend for in init_process_group()."""
     return ProcessGroup(
         options.store,
         options.group_rank,

@@ -1,4 +1,4 @@
-"""What the collectives of a process group share: how PyTorch gives arguments."""
+"""Reads and checks the arguments that PyTorch passes to the collectives of a process group."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from .torch_errors import InvalidArgument
 
 
 def only(tensors: list[Any]) -> Any:
-    """The one tensor of a list. Raises NotImplementedError if there are more."""
+    """Returns the only tensor of a list. Raises NotImplementedError if it has another length."""
     if len(tensors) != 1:
         raise NotImplementedError(
             f"kccl: {len(tensors)} tensors in one call, must be 1: a process uses one device"
@@ -18,10 +18,10 @@ def only(tensors: list[Any]) -> Any:
 
 
 def first(tensors: Sequence[torch.Tensor], name: str) -> torch.Tensor:
-    """The first tensor of a call with several.
+    """Returns the first tensor of a call with several.
 
     Raises:
-        InvalidArgument: There is none, or they are on several devices.
+        InvalidArgument: The list is empty, or its tensors are on several devices.
     """
     if not tensors:
         raise InvalidArgument(f"{name} has no tensors, must have one or more")
@@ -35,7 +35,7 @@ def first(tensors: Sequence[torch.Tensor], name: str) -> torch.Tensor:
 
 
 def root_of(opts: Any) -> int:
-    """The root that PyTorch's options name; 0 without options, as in PyTorch."""
+    """Returns the root rank from PyTorch's options, or 0 if `opts` is None, as PyTorch does."""
     root: int = 0 if opts is None else opts.rootRank
     return root
 
@@ -51,8 +51,9 @@ def check_as_many(outs: Sequence[Any], ins: Sequence[Any], names: tuple[str, str
 def check_equal(
     parts: Iterable[torch.Tensor], like: torch.Tensor, name: str, start: int = 0
 ) -> None:
-    """Raises InvalidArgument unless all parts, from rank `start` on, are of the size and type of
-    `like`.
+    """Raises InvalidArgument unless all parts have the shape, dtype and device of `like`.
+
+    The first part is that of rank `start`.
     """
     for rank, part in enumerate(parts, start):
         if part.shape != like.shape or part.dtype != like.dtype or part.device != like.device:
@@ -63,7 +64,7 @@ def check_equal(
 
 
 def check_alike(tensors: Sequence[torch.Tensor], name: str, count: int) -> None:
-    """Raises InvalidArgument unless there are `count` tensors of one type on one device."""
+    """Raises InvalidArgument unless there are `count` tensors, of one dtype and on one device."""
     if len(tensors) != count:
         raise InvalidArgument(f"{name} has {len(tensors)} tensors, must have {count}, one a rank")
     for rank, x in enumerate(tensors):

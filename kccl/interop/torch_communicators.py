@@ -1,7 +1,8 @@
-"""The communicators of one process group. The ranks find each other through the group's store.
+"""Makes the communicators of one process group. Ranks find each other through the group's store.
 
-The one for tensors on the host, and the one for messages, are made with the group. So a message
-needs two ranks only. The one for tensors on a GPU is made at the first call that needs it.
+The communicators for host tensors and for messages are made with the group. So when a message is
+sent, only its two ranks must call. The communicator for GPU tensors is made at the first call that
+needs it, which is therefore collective.
 """
 
 import time
@@ -27,24 +28,24 @@ _POLL_S = 0.002  # between two polls of the store
 
 
 def backend_for(device: torch.device) -> str:
-    """The backend for a device's tensors. AMD's GPUs are "cuda", too, in PyTorch for ROCm."""
+    """Returns KCCL's backend for tensors on a device. PyTorch for ROCm calls AMD's GPUs "cuda"."""
     return "host" if device.type == "cpu" else backend_of_gpus()
 
 
 class Communicators:
-    """The communicators of a group, by type of device.
+    """Holds the communicators of a group, by type of device.
 
     Attributes:
-        of: Type of device -> the communicator that is open.
-        devices: Type of device -> the device of its tensors.
-        messages: The group's messages.
+        of: Type of device -> its open communicator.
+        devices: Type of device -> the device that its communicator was opened for.
+        messages: Sends and receives the group's messages, on a communicator of its own.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
-        """Makes those for the host. Collective among the group.
+        """Makes the communicators for host tensors and for messages. Collective among the group.
 
         Raises:
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not call in time, or its process ended.
             BackendError: A rank cannot start, or the ranks are on several machines.
         """
         self._store = store
@@ -66,7 +67,7 @@ class Communicators:
 
         Raises:
             Error: A CUDA graph is being captured.
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not make the call in time, or its process ended.
         """
         refuse_capture(device, "this group")
         if device.type == "cuda" and device.index is None:
@@ -76,8 +77,8 @@ class Communicators:
 
         def find() -> Opener:
             if rank == 0:
-                # All other ranks have connected with this one, so they have read the keys. Delete
-                # them, so that a later group of the same name does not find them.
+                # All other ranks have connected to rank 0, so they have read the keys. Rank 0
+                # deletes the keys, so that a later group of the same name does not read them.
                 for key in keys:
                     self._store.delete_key(key)
             return opener(backend_for(device), "number", device.index or 0)
@@ -99,7 +100,7 @@ class Communicators:
         return comm
 
     def _read(self, peer: int, key: str, seconds: float) -> str:
-        # Why not Store.wait(): Ctrl-C does not interrupt it.
+        # Polls, because Ctrl-C does not interrupt Store.wait().
         deadline = clock.now() + seconds
         while not self._store.check([key]):
             if clock.now() > deadline:
@@ -118,19 +119,19 @@ class Communicators:
         return text
 
     def set_timeout(self, seconds: float) -> None:
-        """Sets how long ranks wait for each other from now on."""
+        """Sets the timeout of all open communicators, and of those that are opened later."""
         self._timeout_s = seconds
         for comm in (*self.of.values(), self.messages.comm):
             comm.timeout = seconds
 
     def close(self) -> None:
-        """Closes them. Idempotent."""
+        """Closes all communicators of the group on this rank. Idempotent."""
         self.messages.close()
         for comm in self.of.values():
             comm.close()
 
     def abort(self) -> None:
-        """Makes all ranks' waits fail, and closes them."""
+        """Makes all ranks' waits fail, and closes this rank's communicators."""
         for comm in (self.messages.comm, *self.of.values()):
             comm.abort()
         self.close()

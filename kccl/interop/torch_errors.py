@@ -1,4 +1,7 @@
-"""KCCL's errors as PyTorch's users catch them: each is a torch.distributed.DistBackendError."""
+"""Turns KCCL's errors into errors that are also torch.distributed.DistBackendError.
+
+So PyTorch's users catch them as those of any other backend.
+"""
 
 import torch.distributed as dist
 
@@ -23,7 +26,7 @@ class BackendError(errors.BackendError, dist.DistBackendError):
 
 
 class InvalidArgument(errors.InvalidArgument, RuntimeError):
-    """A kccl.InvalidArgument, which is a ValueError. PyTorch's own backends raise both types."""
+    """A kccl.InvalidArgument, so a ValueError; also a RuntimeError. PyTorch's backends use both."""
 
 
 _OF_KCCL: dict[type[errors.Error], type[errors.Error]] = {
@@ -32,7 +35,10 @@ _OF_KCCL: dict[type[errors.Error], type[errors.Error]] = {
 
 
 def of_torch(error: errors.Error) -> errors.Error:
-    """The error as a process group raises it, with the same text and attributes."""
+    """Returns the error as this module's class of the same name, with its text and attributes.
+
+    An error of any other class is returned as it is.
+    """
     kind = _OF_KCCL.get(type(error))
     if kind is None:
         return error

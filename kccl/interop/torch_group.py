@@ -26,8 +26,8 @@ DEVICES = ("cpu", "cuda")
 class ProcessGroup(dist.ProcessGroup):
     """A group of `torch.distributed` whose collectives KCCL runs.
 
-    Tensors must be C-contiguous. Where a call reduces, they are of a type that comm.all_reduce
-    takes; else of any dtype. Calls on a GPU go to the current stream. The calls of one group run
+    Tensors must be C-contiguous. Calls that reduce take the dtypes of comm.all_reduce, and others
+    take any dtype. Calls on a GPU are enqueued on the current stream. The calls of one group run
     one after another, even on different streams.
     """
 
@@ -39,7 +39,7 @@ class ProcessGroup(dist.ProcessGroup):
     supports_reconfigure = False
     supports_window = False
     supports_tensor_alloc = False
-    # What a part of this group is made with.
+    # PyTorch reads it when it splits the group. KCCL has no options.
     options = None
 
     def __init__(
@@ -50,14 +50,14 @@ class ProcessGroup(dist.ProcessGroup):
         timeout: timedelta,
         others: dist.ProcessGroup | None = None,
     ) -> None:
-        """Makes the group, and its communicators for the host. Collective among the group.
+        """Makes the group and its communicators for host tensors and messages. Collective.
 
         Args:
-            store: A store of this group alone.
+            store: A store that no other group uses.
             rank, world_size: This process's rank in the group, and the size of the group.
             timeout: How long ranks wait for each other. Replaces KCCL_TIMEOUT and
                 KCCL_FIRST_TIMEOUT.
-            others: The group of the other backends, in one as "cpu:gloo,cuda:kccl".
+            others: The group of the other backends, as of gloo in "cpu:gloo,cuda:kccl", or None.
         """
         init_group(self, store, rank, world_size)
         self._store = store
@@ -65,15 +65,14 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._others = others
         self._sequence = 0
-        # The messages between _start_coalescing() and _end_coalescing().
-        # The messages that are held back, and the collectives that have been made meanwhile.
+        # Messages held back since start_coalescing(), else None; and the collectives made since.
         self._coalesced: list[Call] | None = None
         self._coalesced_works: list[Work] = []
-        # As in ["cpu:kccl", "cuda:kccl"]; None until PyTorch has registered the group.
+        # As in ["cpu:kccl", "cuda:kccl"]; None until _pairs() reads it from the registered group.
         self._config: list[str] | None = None
         self._comms = Communicators(store, rank, world_size, timeout.total_seconds())
 
-    # ---- Methods that PyTorch calls; it gives their names ------------------------------------
+    # ---- Methods that PyTorch calls by these names -------------------------------------------
 
     def getBackendName(self) -> str:
         return "kccl"
@@ -105,7 +104,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._sequence
 
     def _get_backend(self, device: torch.device) -> Any:
-        # PyTorch also asks before it has registered the group, so _has() cannot tell.
+        # PyTorch also calls this before it has registered the group, when _has() does not work yet.
         others = self._others
         if others is not None and device.type in {each.type for each in others._device_types}:
             return others._get_backend(device)
@@ -126,12 +125,12 @@ class ProcessGroup(dist.ProcessGroup):
         return f"{device_type}:kccl" in self._pairs()
 
     def eager_connect_single_device(self, device: "torch.device | None") -> None:
-        # PyTorch calls it before it has registered the group, as communicator() needs.
+        # PyTorch calls this before it has registered the group. communicator() works only after.
         if device is not None and device.type not in self._comms.of:
             self._comms.open(device)
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Does nothing: ranks outside of a new group take no part in it."""
+        """Does nothing: ranks outside of a new group take no part in making it."""
 
     def split_group(
         self,
@@ -142,10 +141,10 @@ class ProcessGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> dist.ProcessGroup | None:
-        """Makes a group of some ranks of this one; None on the others. dist.split_group calls it.
+        """Returns a new group of some ranks; None on other ranks. dist.split_group calls it.
 
-        With several backends the part has them, too, or those for `device_types`, if given. All
-        ranks of this group must call it then.
+        If this group has several backends, the new group has them too, or only those for
+        `device_types` if given. All ranks of this group must call it then.
 
         Raises:
             InvalidArgument: A rank is not in this group, or is given twice, or no backend has one
@@ -184,7 +183,7 @@ class ProcessGroup(dist.ProcessGroup):
         return part
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets how long ranks wait for each other from now on."""
+        """Sets how long ranks wait for each other from now on. Reaches the other backends, too."""
         self._timeout = timeout
         self._comms.set_timeout(timeout.total_seconds())
         if self._others is not None:
@@ -193,7 +192,7 @@ class ProcessGroup(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Closes this rank's communicators. dist.destroy_process_group() calls it. Idempotent."""
+        """Closes this rank's communicators. dist.destroy_process_group() calls this. Idempotent."""
         self._comms.close()
         if self._others is not None:
             self._others.shutdown()
@@ -207,12 +206,12 @@ class ProcessGroup(dist.ProcessGroup):
     # ---- Calls -------------------------------------------------------------------------------
 
     def communicator(self, device: torch.device) -> Communicator:
-        """The communicator for tensors on a device. The first call for a GPU is collective.
+        """Returns the communicator for tensors on a device. The first call for a GPU is collective.
 
         Raises:
             NotImplementedError: The group was made for other devices.
             Error: The communicator must be made first, and a CUDA graph is being captured.
-            Timeout, PeerLost: A rank did not come, or went.
+            Timeout, PeerLost: A rank did not make the call in time, or its process ended.
         """
         if not self._has(device.type):
             raise NotImplementedError(
@@ -224,9 +223,9 @@ class ProcessGroup(dist.ProcessGroup):
 
     @untraced
     def barrier(self, opts: Any = None) -> Any:
-        """dist.barrier: on the GPU if the group has a communicator for it, or if device_ids says.
+        """Runs dist.barrier: on the GPU if device_ids names one or the group has used one.
 
-        On the GPU, wait() of the result waits until all ranks' streams have reached the barrier.
+        On a GPU, the result's wait() blocks the host until all ranks' streams are at the barrier.
         """
         ids = getattr(opts, "device_ids", None)
         devices = self._comms.devices
@@ -261,10 +260,10 @@ class ProcessGroup(dist.ProcessGroup):
         """Makes a call on the communicator for the device of `x`.
 
         Args:
-            x: A tensor of the call.
-            results: The tensors that it writes.
+            x: Any tensor of the call. Its device chooses the communicator and the stream.
+            results: The tensors that the call writes.
             opts: PyTorch's options of the call.
-            call: Makes the call.
+            call: Makes the call on the communicator that it is given.
         """
         comm = self._comms.of.get(x.device.type)
         if comm is None or not self._has(x.device.type):
@@ -281,7 +280,7 @@ class ProcessGroup(dist.ProcessGroup):
         *,
         blocks_host: bool = False,
     ) -> Work:
-        """Makes a call. A wait that fails is an error of this call, or of the result's wait()."""
+        """Makes a call. If it is asynchronous, its Work's wait() raises a Timeout or PeerLost."""
         self._sequence += 1
         failure: Error | None = None
         try:
@@ -309,25 +308,25 @@ class ProcessGroup(dist.ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """dist.monitored_barrier, through the store."""
+        """Runs dist.monitored_barrier, through the store."""
         limit = timeout or self._timeout
         monitored_barrier(self._store, self.rank(), self.size(), limit, wait_all_ranks)
 
     # ---- Messages ----------------------------------------------------------------------------
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Any:
-        """dist.send and isend, of any dtype."""
+        """Begins a send, for dist.send and dist.isend. Takes any dtype."""
         return self._message(Call(only(tensors), peer, tag, receives=False))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Any:
-        """dist.recv and irecv from one rank, of any dtype."""
+        """Begins a receive from one rank, for dist.recv and dist.irecv. Takes any dtype."""
         return self._message(Call(only(tensors), peer, tag, receives=True))
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
-        """dist.recv and irecv from any rank."""
+        """Begins a receive from any rank, for dist.recv and dist.irecv. Takes any dtype."""
         return self._message(Call(only(tensors), None, tag, receives=True))
 
-    # The name that PyTorch's C++ looks for.
+    # PyTorch's C++ looks up the method by this name.
     recvAnysource = recv_anysource
 
     def _message(self, call: Call) -> MessageWork | None:
@@ -343,14 +342,14 @@ class ProcessGroup(dist.ProcessGroup):
             raise of_torch(error) from error
 
     def start_coalescing(self, device: "torch.device | None" = None) -> None:
-        """Holds messages back until end_coalescing(). Collectives run at once."""
+        """Holds later messages back until end_coalescing(). Collectives still run at once."""
         if self._coalesced is not None:
             raise InvalidArgument("calls are coalesced already: end_coalescing() must come first")
         self._coalesced, self._coalesced_works = [], []
 
     def end_coalescing(self, device: "torch.device | None" = None) -> Any:
-        """Begins the messages that were held back, all together. Returns the Work of these and of
-        the collectives that have been made meanwhile.
+        """Begins the messages that were held back, all together. Returns one Work for them and for
+        the collectives that were made since start_coalescing().
         """
         calls, self._coalesced = self._coalesced, None
         made, self._coalesced_works = self._coalesced_works, []
@@ -365,7 +364,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 def _device_of(arguments: Iterable[Any]) -> "torch.device | None":
-    """The device of the first tensor in a call's arguments."""
+    """Returns the device of the first tensor in a call's arguments; None if there is no tensor."""
     for each in arguments:
         if isinstance(each, torch.Tensor):
             return each.device
@@ -377,7 +376,7 @@ def _device_of(arguments: Iterable[Any]) -> "torch.device | None":
 
 
 def _routed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, which gives tensors of another backend's devices to that one."""
+    """Returns the method, which passes calls on another backend's devices to that backend."""
 
     def call(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         if self._others is not None:

@@ -1,8 +1,8 @@
-"""send and recv of a process group: the messages of one group, and what moves them on.
+"""Implements send and recv of a process group, and a thread that makes their progress.
 
-A message moves on in calls of its communicator only, and PyTorch's programs go away meanwhile: they
-compute, or wait in a collective. So messages have a communicator of their own, and a thread moves
-on those that are under way.
+A message makes progress only while its communicator is called. Meanwhile PyTorch's programs
+compute, or wait in a collective. So messages have a communicator of their own, and a background
+thread calls it while messages are under way.
 """
 
 import threading
@@ -24,10 +24,10 @@ from .torch_errors import of_torch
 from .torch_moves import movable
 from .torch_work import limit_s, timed_out
 
-# Between two rounds of the thread, and between two looks of a wait() that has waited for long.
+# The pause between two polls, of the thread and of a wait() that has waited longer than _LONG_S.
 _PAUSE_S = 0.0001
 _LONG_S = 0.01
-# The limit of the wait that fails a communicator whose time is up.
+# After a timeout, _fail() waits once more with this timeout, so that the communicator fails.
 _LAST_WAIT_S = 0.001
 
 
@@ -36,10 +36,10 @@ class Call:
     """One send or receive.
 
     Attributes:
-        tensor: What is sent, or where it is received.
-        peer: The other rank in the group; None: any rank.
+        tensor: The tensor to send, or to receive into.
+        peer: The other rank in the group; None to receive from any rank.
         tag: The message's tag.
-        receives: Whether this receives.
+        receives: Whether this is a receive.
     """
 
     tensor: torch.Tensor
@@ -48,7 +48,9 @@ class Call:
     receives: bool
 
     def on_host(self) -> torch.Tensor:
-        """The tensor, or for one on a GPU a tensor on the host in its place.
+        """Returns the tensor if it is on the host, and else a host tensor to use in its place.
+
+        To send, the host tensor is a copy; to receive, it is uninitialised.
 
         Raises:
             Error: A CUDA graph is being captured.
@@ -65,14 +67,14 @@ class Call:
 
 
 class MessageWork(dist.Work):
-    """Messages that have been begun. wait() waits until they have been sent or received."""
+    """The handle of messages that were begun together. wait() blocks until all have ended."""
 
     def __init__(self, messages: "Messages", calls: list[Call]) -> None:
         super().__init__()
         self._messages = messages
         self._calls = calls
         self._requests: list[Request] = []
-        # (received on the host, the tensor on a GPU, the stream of the call that received it)
+        # Receives of GPU tensors: (the host tensor, the GPU tensor, the stream at the call).
         self._landings: list[tuple[torch.Tensor, torch.Tensor, Any]] = []
         self._error: Error | None = None
         self._is_settled = False
@@ -82,7 +84,7 @@ class MessageWork(dist.Work):
     # ---- Called by Messages ------------------------------------------------------------------
 
     def begin(self, comm: Communicator) -> None:
-        """Begins all messages; receives first, so that what arrives is stored where it belongs."""
+        """Begins all messages, receives first, so that data that arrives has its tensor already."""
         arrays = []
         for call in sorted(self._calls, key=lambda call: not call.receives):
             host = call.on_host()
@@ -98,7 +100,7 @@ class MessageWork(dist.Work):
             self._requests.append(request)
 
     def look(self) -> bool:
-        """Moves all messages on. Returns whether these are done, or have failed."""
+        """Makes progress on these messages. Returns whether all are done, or one has failed."""
         try:
             return all([request.test() for request in self._requests])
         except Error as error:
@@ -106,7 +108,7 @@ class MessageWork(dist.Work):
             return True
 
     def finish(self) -> None:
-        """Waits until they are done, or have failed."""
+        """Waits until all are done, or one has failed. Keeps the error for wait()."""
         try:
             for request in self._requests:
                 request.wait()
@@ -114,7 +116,10 @@ class MessageWork(dist.Work):
             self._error = of_torch(error)
 
     def settle(self) -> None:
-        """Hands over what was received, once they are done. Idempotent."""
+        """Copies received data to GPU tensors and completes the futures. Idempotent.
+
+        Must be called after look() or finish() has ended the messages.
+        """
         with self._settling:
             if self._is_settled:
                 return
@@ -140,13 +145,13 @@ class MessageWork(dist.Work):
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits until the tensors may be reused, or have been received.
+        """Waits until sent tensors may be reused, and tensors to receive are filled.
 
         Raises:
-            Timeout: A peer did not come in time. After a timeout that was given here, the messages
-                stay under way.
-            PeerLost: A peer went.
-            InvalidArgument: The message that came has another length.
+            Timeout: A peer did not make its call in time. If `timeout` was given, the messages are
+                still under way, and wait() may be called again.
+            PeerLost: A peer's process ended.
+            InvalidArgument: A message that arrived has another length than its tensor.
         """
         self._messages.wait(self, limit_s(timeout))
         if self._error is not None:
@@ -167,17 +172,17 @@ class MessageWork(dist.Work):
 
     @untraced
     def is_completed(self) -> bool:
-        """Tells whether all are done, or have failed. Does not wait."""
+        """Tells whether all messages are done, or one has failed. Does not wait."""
         return self._is_settled or self._messages.look(self)
 
     @untraced
     def is_success(self) -> bool:
-        """Tells whether all are done."""
+        """Tells whether all messages are done and none has failed."""
         return self.is_completed() and self._error is None
 
     @untraced
     def exception(self) -> Error | None:
-        """Returns why they failed; None if they have not."""
+        """Returns the error of these messages; None if none is known."""
         return self._error
 
     @untraced
@@ -190,7 +195,7 @@ class MessageWork(dist.Work):
         """Returns the rank in the group that has sent the message, once it has been received.
 
         Raises:
-            RuntimeError: These are several messages, or it was sent from here, or is under way.
+            RuntimeError: There are several messages, or this is a send, or is still under way.
         """
         source = self._requests[0].source if len(self._requests) == 1 else None
         if source is None:
@@ -204,7 +209,7 @@ class MessageWork(dist.Work):
 
     @untraced
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
-        """Returns a future of the tensors, or of the error."""
+        """Returns a future that gets the tensors, or the error, when the messages have ended."""
         devices = {call.tensor.device for call in self._calls if call.tensor.is_cuda}
         future = torch.futures.Future(devices=list(devices))
         with self._settling:
@@ -216,15 +221,15 @@ class MessageWork(dist.Work):
 
 
 class Messages:
-    """The messages of one group.
+    """Begins the messages of one group, and makes their progress.
 
     Attributes:
-        comm: The communicator that has them, and no other calls.
+        comm: The communicator of the messages. It makes no other calls.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        # Whoever calls the communicator holds it: one thread at a time may.
+        # Held during every call of the communicator, which only one thread at a time may call.
         self._lock = threading.Lock()
         self._under_way: list[MessageWork] = []
 
@@ -243,14 +248,18 @@ class Messages:
         return work
 
     def wait(self, work: MessageWork, seconds: float | None) -> None:
-        """Waits for messages; at most so long if `seconds` is given.
+        """Waits until messages have ended.
+
+        `seconds` is the most time to wait. If it is None, the communicator's timeout applies: then
+        the communicator fails, and `work` keeps the error.
 
         Raises:
-            Timeout: They are still under way then.
+            Timeout: `seconds` was given, and the messages are still under way.
         """
         began = clock.now()
         limit = self.comm.timeout if seconds is None else seconds
-        # Between two looks another thread may begin messages, for which a peer may wait.
+        # Releases the lock between polls, so that another thread can begin messages that a peer
+        # waits for.
         while not self.look(work):
             waited = clock.now() - began
             if waited > limit and seconds is not None:
@@ -262,7 +271,7 @@ class Messages:
         work.settle()
 
     def _fail(self, work: MessageWork) -> None:
-        """Lets the communicator fail, with an error that names what is missing."""
+        """Makes the communicator fail by a short wait, whose error names the missing peer."""
         with self._lock:
             if work in self._under_way:
                 limit, self.comm.timeout = self.comm.timeout, _LAST_WAIT_S
@@ -270,7 +279,9 @@ class Messages:
                 self.comm.timeout = limit
 
     def look(self, work: MessageWork) -> bool:
-        """Moves the messages on, and returns whether these are done."""
+        """Makes progress on these messages. Returns whether they have ended; False if another
+        thread is calling the communicator.
+        """
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -284,10 +295,10 @@ class Messages:
         return True
 
     def move(self) -> bool:
-        """Moves all messages on. Returns whether some are still under way."""
+        """Makes progress on all messages of the group. Returns whether some are still under way."""
         if not self._under_way:
             return False
-        # Who holds the lock moves them on itself.
+        # The thread that holds the lock makes progress itself.
         if not self._lock.acquire(blocking=False):
             return True
         try:
@@ -307,7 +318,7 @@ class Messages:
 
 
 class _Mover:
-    """The thread that moves on the messages of all groups while some are under way."""
+    """The background thread that makes progress on the messages of all groups."""
 
     def __init__(self) -> None:
         self._groups: WeakSet[Messages] = WeakSet()
@@ -315,9 +326,9 @@ class _Mover:
         self._thread: threading.Thread | None = None
 
     def watch(self, messages: Messages) -> None:
-        """Takes care of a group whose messages are under way."""
+        """Wakes the thread for a group that has messages under way, and starts it if needed."""
         self._groups.add(messages)
-        # A process that was forked has not got the thread.
+        # After a fork, the child process has this object but not its thread.
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="kccl-messages", daemon=True)
             self._thread.start()
@@ -326,9 +337,9 @@ class _Mover:
     def _run(self) -> None:
         while True:
             self._is_needed.wait()
-            # Cleared first: a group that comes meanwhile is not missed.
+            # Cleared before the poll, so that a watch() during the poll sets it again.
             self._is_needed.clear()
-            # A caller who waits at once needs no thread.
+            # A caller that waits at once makes the progress itself, so the thread begins late.
             time.sleep(_PAUSE_S)
             if any([messages.move() for messages in list(self._groups)]):
                 self._is_needed.set()

@@ -1,4 +1,4 @@
-"""monitored_barrier: a barrier whose rank 0 says which ranks have not come, through the store."""
+"""Implements monitored_barrier through the store: rank 0 names the ranks that did not call it."""
 
 import time
 from datetime import timedelta
@@ -16,13 +16,13 @@ def monitored_barrier(
     """Waits until all ranks have called it.
 
     Args:
-        store: The group's.
+        store: The group's store.
         rank, world_size: This rank in the group, and the size of the group.
         timeout: Most time to wait.
-        wait_all_ranks: Rank 0 names all ranks that have not come, and not only the first.
+        wait_all_ranks: Rank 0 names all ranks that are missing, and not only the first.
 
     Raises:
-        RuntimeError: A rank did not come in time; on rank 0 the text has its number.
+        RuntimeError: A rank did not call it in time. On rank 0 the text names the missing ranks.
     """
     deadline = clock.now() + timeout.total_seconds()
     if rank:
@@ -32,7 +32,7 @@ def monitored_barrier(
     for peer in range(1, world_size):
         key = f"monitored/{peer}"
         if _comes(store, key, deadline):
-            # Deleted before the peer goes on, so the next barrier does not find it.
+            # Deleted before the peer may continue, so that the next barrier does not find the key.
             store.delete_key(key)
             continue
         missing.append(peer)
@@ -51,10 +51,14 @@ def monitored_barrier(
 
 
 def _follow(store: dist.Store, rank: int, deadline: float, timeout: timedelta) -> None:
-    """What the ranks but rank 0 do. No keys are left for a later barrier."""
+    """Reports this rank to rank 0, waits for its answer, and deletes the keys of both.
+
+    Raises:
+        RuntimeError: Rank 0 misses a rank, or did not answer in time.
+    """
     mine, go = f"monitored/{rank}", f"monitored/go/{rank}"
     store.set(mine, "here")
-    # Rank 0 may come as late as this one, and waits as long.
+    # Rank 0 may begin up to one timeout later than this rank, and then waits for up to one timeout.
     came = _comes(store, go, deadline + timeout.total_seconds())
     answer = store.get(go).decode() if came else "absent"
     store.delete_key(mine)

@@ -1,6 +1,6 @@
-"""Collectives of PyTorch's tensors that only move bits: they take every dtype.
+"""Makes collectives that only move bits, for PyTorch's tensors of every dtype.
 
-A tensor of a type that KCCL does not have, as complex32 or float8_e8m0fnu, travels as uint8.
+A tensor of a dtype that KCCL does not have, as complex32 or float8_e8m0fnu, is passed as uint8.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from .torch_tensors import array, is_known
 
 
 def movable(x: torch.Tensor, name: str) -> Any:
-    """A tensor of any dtype as an array for a communicator's calls that only move bits.
+    """Returns a tensor of any dtype as an array for a communicator's calls that only move bits.
 
     Args:
-        x: A C-contiguous tensor. Its memory is the array's.
+        x: A C-contiguous tensor. The array shares its memory.
         name: Name of the argument, for error messages.
 
     Raises:
@@ -57,10 +57,12 @@ def gather_into(
 def check_whole(
     whole: torch.Tensor, part: torch.Tensor, world_size: int, names: tuple[str, str]
 ) -> None:
-    """Checks that a tensor holds a part for each rank, where KCCL would see bytes only.
+    """Checks the dtype and size of a tensor that holds a part for each rank.
+
+    It checks only dtypes that are passed as bytes, because KCCL checks the others itself.
 
     Raises:
-        InvalidArgument: It has another size or type.
+        InvalidArgument: `whole` has another size than `world_size` parts, or another dtype.
     """
     want = world_size * part.numel()
     if not is_known(part.dtype) and (whole.dtype != part.dtype or whole.numel() != want):
@@ -71,7 +73,7 @@ def check_whole(
 
 
 def _bytes(x: torch.Tensor, name: str) -> torch.Tensor:
-    """A tensor's memory as a vector of bytes.
+    """Returns a tensor's memory as a vector of bytes.
 
     Raises:
         InvalidArgument: Its memory does not hold its elements one after another.
@@ -88,13 +90,13 @@ def _bytes(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def lengths(counts: Sequence[int], x: torch.Tensor, moved: Any) -> list[int]:
-    """Counts of elements of x, in elements of movable(x)."""
+    """Converts counts of elements of x to counts of elements of `moved`, which is movable(x)."""
     scale = x.dtype.itemsize // moved.dtype.itemsize
     return [scale * each for each in counts]
 
 
 def copy_out(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """Copies what lies one behind the other in a vector to tensors of these shapes."""
+    """Copies consecutive elements of a vector to `parts`, one part after another."""
     counts = [part.numel() for part in parts]
     for part, its in zip(parts, whole.split(counts), strict=True):
         part.detach().copy_(its.view(part.shape))

@@ -15,9 +15,9 @@ from .torch_tensors import array, order
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The rows of x, normalised as by torch.nn.functional.rms_norm, in a new tensor.
+    """Returns the rows of x, normalised as by torch.nn.functional.rms_norm, in a new tensor.
 
-    The bits are the same on the host and on every GPU; see kccl.rms_norm.
+    The result has the same bits on the host and on every GPU; see kccl.rms_norm.
 
     Args:
         x: Tensor [..., width] of float32, float16 or bfloat16. If it is not C-contiguous, it is
@@ -43,7 +43,7 @@ def all_reduce_rms_norm(
     scale: torch.Tensor | None = None,
     comm: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of all ranks' x and the residual, normalised and as it is, in new tensors.
+    """Adds all ranks' x and the residual. Returns the sum's normalised rows, and the sum.
 
     Args:
         x, residual, weight, eps: As in comm.all_reduce_rms_norm. If x is not C-contiguous, it is
@@ -59,7 +59,7 @@ def all_reduce_rms_norm(
         Error: No communicator has this name.
         InvalidArgument: An argument is wrong; nothing was sent. It is a ValueError and a
             RuntimeError.
-        Timeout, PeerLost: A rank did not come, or went.
+        Timeout, PeerLost: A rank did not make the call in time, or its process ended.
     """
     result: tuple[torch.Tensor, torch.Tensor] = _op(
         x, residual, weight, eps, scale, comm or DEFAULT
@@ -74,9 +74,9 @@ def all_reduce_rms_norm_(
     eps: float,
     comm: str | None = None,
 ) -> torch.Tensor:
-    """all_reduce_rms_norm() in place: x gets the normalised rows, and the residual the sum.
+    """Makes all_reduce_rms_norm() in place: x gets the normalised rows, and the residual the sum.
 
-    All must be C-contiguous. Returns x.
+    All tensors must be C-contiguous. Returns x.
     """
     _op_in_place(x, residual, weight, eps, comm or DEFAULT)
     return x
@@ -90,9 +90,10 @@ def reduce_scatter_rms_norm(
     scale: torch.Tensor | None = None,
     comm: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's rows of the sum of all ranks' x, with the residual, normalised and as they are.
+    """Adds this rank's rows of all ranks' x and the residual. Returns the sum normalised, and the
+    sum.
 
-    all_gather() gives every rank all rows.
+    all_gather() of the results gives every rank all rows.
 
     Args:
         x: Tensor [world_size * n, ..., width], the same shape and dtype on every rank. If it is not

@@ -1,4 +1,4 @@
-"""PyTorch's ReduceOp, as the collectives of a process group that reduce take it."""
+"""Translates PyTorch's ReduceOp to KCCL's operator, for a process group's reductions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Reduction(NamedTuple):
     """A ReduceOp.
 
     Attributes:
-        op: KCCL's.
+        op: KCCL's operator for it.
     """
 
     op: Op
@@ -43,20 +43,20 @@ class Reduction(NamedTuple):
         """Makes a call that reduces.
 
         Args:
-            x: What this rank gives.
-            out: Where its result goes, perhaps x; None if it gets none.
+            x: This rank's input.
+            out: The tensor for this rank's result, which may be x; None if it gets no result.
             names: Names of x and out in error messages.
-            call: Takes the arrays of x and of out, or None where out is x or None.
+            call: Gets the array of x, and the array of out. The latter is None if out is x or None.
         """
         own = out.detach() if out is not None and out is not x else None
         call(array(x, names[0]), None if own is None else array(own, names[1]))
 
 
 def reduction_of(opts: Any) -> Reduction:
-    """KCCL's reduction for the ReduceOp in PyTorch's options; SUM without options, as in PyTorch.
+    """Returns the reduction for the ReduceOp in PyTorch's options; SUM if `opts` is None.
 
     Raises:
-        NotImplementedError: KCCL does not have it.
+        NotImplementedError: KCCL does not have this operator.
         InvalidArgument: The factor of PREMUL_SUM is no integer and no float.
     """
     given = dist.ReduceOp.SUM if opts is None else opts.reduceOp

@@ -1,4 +1,4 @@
-"""The names under which PyTorch's custom ops kccl::... find a communicator."""
+"""Registers communicators by name, because PyTorch's custom ops kccl::... can only take a name."""
 
 from ..base.errors import Error, InvalidArgument
 from ..comm import Communicator
@@ -32,7 +32,7 @@ def find(name: str) -> Communicator:
     """Returns the communicator that is registered under a name.
 
     Raises:
-        Error: There is none.
+        Error: No communicator has this name.
     """
     if name not in _registered:
         known = ", ".join(map(repr, _registered)) or "none"

@@ -1,7 +1,7 @@
 """Passes PyTorch's tensors to KCCL, and orders a communicator's calls on PyTorch's streams.
 
-On the host a tensor is passed as a NumPy array. C's dispatcher takes those without Python, and with
-ml_dtypes they can be bfloat16, which NumPy's DLPack cannot.
+A host tensor is passed as a NumPy array, because the dispatcher in C takes such arrays without a
+call of Python. With ml_dtypes the array can also be bfloat16, which NumPy's DLPack does not have.
 """
 
 from typing import Any
@@ -15,7 +15,8 @@ from ..comm import Communicator
 
 # Older versions of PyTorch have fewer types.
 _DTYPES = {getattr(torch, dtype.name): dtype for dtype in dtypes.ALL if hasattr(torch, dtype.name)}
-# Types that NumPy has from ml_dtypes only, and what PyTorch gives NumPy in their place.
+# Size in bytes of a dtype that NumPy has from ml_dtypes only -> the dtype as which a tensor of it
+# is viewed first, because Tensor.numpy() refuses such a dtype.
 _CARRIERS = {2: torch.int16, 1: torch.uint8}
 
 # Communicator -> {is the stream being captured: stream of its last such call on a GPU}.
@@ -23,12 +24,13 @@ _streams: "WeakKeyDictionary[Communicator, dict[bool, torch.cuda.Stream]]" = Wea
 
 
 def is_known(dtype: torch.dtype) -> bool:
-    """Whether KCCL has this element type."""
+    """Returns whether KCCL has this element type."""
     return dtype in _DTYPES
 
 
 def array(x: torch.Tensor, name: str) -> Any:
-    """A tensor as an array for a communicator's collectives: the same memory, without autograd.
+    """Returns a tensor as an array for a communicator's collectives. The array shares the tensor's
+    memory, and is detached from autograd.
 
     Args:
         x: A tensor on the host or a GPU.
@@ -57,19 +59,20 @@ def array(x: torch.Tensor, name: str) -> Any:
 
 
 def _instead(dtype: torch.dtype) -> str:
-    """What a caller may reduce in place of a tensor of a type that KCCL does not have."""
+    """Returns advice for an error: how to convert a tensor of a dtype that KCCL does not have."""
     if dtype.is_complex:
         return "reduce x.to(torch.complex64)"
     return "reduce x.to(torch.bfloat16)"
 
 
 def order(comm: Communicator, device: torch.device) -> "torch.cuda.Stream | None":
-    """Makes the current stream wait for the communicator's last call, before its next call.
+    """Makes the current stream wait for the communicator's last call on another stream.
 
-    Why: calls on one channel must not overlap, but programs of PyTorch change streams freely.
+    Must be called before every call: calls on one channel must not overlap, but programs of PyTorch
+    change streams freely.
 
     Returns:
-        The current stream of the device; None for the host, where no streams are needed.
+        The current stream of the device; None for the host, which has no streams.
     """
     if device.type != "cuda":
         return None
@@ -86,8 +89,8 @@ def order(comm: Communicator, device: torch.device) -> "torch.cuda.Stream | None
 
 
 def _is_capturing(stream: "torch.cuda.Stream") -> bool:
-    # The legacy default stream cannot be captured. Asking it while another stream is being captured
-    # is an error.
+    # The legacy default stream cannot be captured, and CUDA refuses to be asked about this stream
+    # while another one is being captured.
     if stream.cuda_stream == 0:
         return False
     with torch.cuda.stream(stream):

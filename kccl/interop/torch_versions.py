@@ -1,7 +1,7 @@
-"""What differs between the versions of PyTorch that KCCL takes, from 2.11 on.
+"""Hides the differences between the versions of PyTorch that KCCL supports, from 2.11 on.
 
-Each difference is told by a feature, not by a number. PyTorch's new names for the calls of a
-process group need nothing here: GROUP_METHODS has the old and the new ones side by side.
+Each difference is detected by a feature, not by the version number. PyTorch's new names for the
+calls of a process group need nothing here: GROUP_METHODS has the old and the new ones side by side.
 """
 
 import sys
@@ -14,22 +14,22 @@ import torch.distributed as dist
 
 
 def other_backends(options: Any) -> dist.ProcessGroup | None:
-    """The group of the backends that were named before KCCL's, as in "cpu:gloo,cuda:kccl".
+    """Returns the group of the backends that are named before KCCL, as in "cpu:gloo,cuda:kccl".
 
-    Must be called inside the function that PyTorch calls to make KCCL's group.
+    Must be called while PyTorch calls the function that is registered to make KCCL's group.
 
     Args:
         options: PyTorch's description of the group.
 
     Returns:
-        The group; None if no backend was named before.
+        The group; None if no backend is named before KCCL.
     """
-    # PyTorch before 2.14 keeps the group to itself.
+    # PyTorch before 2.14 does not pass the group.
     group = options.process_group if hasattr(options, "process_group") else _group_of_caller()
     if group is None or not group._device_types:
         return None
-    # Some versions name KCCL the default backend of this group, which does not have it, and fail
-    # where they look it up.
+    # Some versions make KCCL the default backend of this group. The group has no KCCL backend, so
+    # looking up the default would fail. Set one that the group has.
     kind = group._get_backend(group._device_types[0]).name().upper()
     kinds = dist.ProcessGroup.BackendType
     group._set_default_backend(getattr(kinds, kind, kinds.CUSTOM))
@@ -37,7 +37,9 @@ def other_backends(options: Any) -> dist.ProcessGroup | None:
 
 
 def _group_of_caller() -> dist.ProcessGroup | None:
-    """The group that PyTorch is making. It is a local variable of its function."""
+    """Returns the group that PyTorch is making, read from the local variables of its function on
+    the call stack; None if that function is not there.
+    """
     frame: FrameType | None = sys._getframe(1)
     makes = dist.distributed_c10d._new_process_group_helper.__code__
     while frame is not None and frame.f_code is not makes:
@@ -46,11 +48,11 @@ def _group_of_caller() -> dist.ProcessGroup | None:
 
 
 def init_group(group: dist.ProcessGroup, store: dist.Store, rank: int, world_size: int) -> None:
-    """Runs the constructor of dist.ProcessGroup, for an object of a class made in Python."""
+    """Runs the constructor of dist.ProcessGroup for an object of a Python subclass."""
     try:
         dist.ProcessGroup.__init__(group, store, rank, world_size)
     except TypeError:
-        # Some versions of PyTorch take a store for its own class only.
+        # Some versions of PyTorch take no store for objects of Python subclasses.
         dist.ProcessGroup.__init__(group, rank, world_size)
 
 
@@ -62,15 +64,19 @@ def split_of(
     description: str,
     device_types: list[torch.device] | None,
 ) -> dist.ProcessGroup | None:
-    """A part of a group of PyTorch's own backends; None on the other ranks. All ranks call it.
+    """Splits a group of PyTorch's own backends. All ranks of the group must call it.
 
     Args:
         group: The group.
-        ranks: The part's ranks, by their numbers in the group.
-        timeout, name, description: The part's.
-        device_types: The types of device that the part is for; None: all.
+        ranks: The new group's ranks, by their numbers in `group`.
+        timeout, name, description: Those of the new group.
+        device_types: The types of device that the new group is for; None: all.
+
+    Returns:
+        The new group; None on a rank that is not in `ranks`, or if the group has no backend for
+        `device_types`.
     """
-    # Older versions of PyTorch take no types, and give none.
+    # Older versions of PyTorch have no argument device_types. There callers give None.
     chosen: dict[str, Any] = {}
     if device_types is not None:
         wanted = {device.type for device in device_types}
@@ -83,8 +89,8 @@ def split_of(
 
 
 def premul_factor(op: Any) -> Any:
-    """The factor of a ReduceOp PREMUL_SUM: a number or a tensor."""
+    """Returns the factor of a ReduceOp PREMUL_SUM: a number or a tensor."""
     if hasattr(op, "factor"):
         return op.factor
-    # PyTorch before 2.13 shows it to pickle only.
+    # PyTorch before 2.13 has no attribute for the factor. Only the state for pickle contains it.
     return op.__getstate__()[1]

@@ -15,24 +15,25 @@ from ..comm import Communicator
 from .torch_dynamo import untraced
 from .torch_errors import Timeout, of_torch
 
-_POLL_S = 0.0005  # between two looks at a call on a GPU, in wait() with a timeout
+_POLL_S = 0.0005  # between two polls of a call on a GPU, in wait() with a timeout
 
 
 def limit_s(timeout: timedelta | None) -> float | None:
-    """The seconds that a caller of wait() gives; None for PyTorch's ways to give none."""
+    """Returns wait()'s timeout in seconds; None if it is None or not positive, as PyTorch means."""
     return timeout.total_seconds() if timeout and timeout > timedelta() else None
 
 
 def timed_out(seconds: float, what: str) -> OfKccl:
-    """The error of a wait() that was given a timeout. The call itself may still end."""
+    """Returns the error for a wait() whose timeout has passed. The call itself may still end."""
     return Timeout(f"Operation timed out! wait() was given {seconds:.3g} s, and {what}", rank=-1)
 
 
 class Work(dist.Work):
-    """A call of a process group. On the host it has run. On a GPU it is enqueued on a stream.
+    """The handle of a call of a process group.
 
-    `wait()` makes the current stream wait for the call. Only for a barrier, or with a timeout, the
-    host waits, too.
+    A call on the host has ended when its handle exists. A call on a GPU is enqueued on a stream,
+    and `wait()` makes the current stream wait for it. The host waits only for a barrier, or if
+    `wait()` is given a timeout.
     """
 
     def __init__(
@@ -46,16 +47,16 @@ class Work(dist.Work):
         blocks_host: bool = False,
         error: Error | None = None,
     ) -> None:
-        """Records what wait() needs.
+        """Records what wait() needs. Also records an event on the stream of an asynchronous call.
 
         Args:
             comm: The communicator that has made the call.
-            tensors: What the call writes.
-            stream: Where it was enqueued; None on the host.
+            tensors: The tensors that the call writes.
+            stream: The stream on which it was enqueued; None on the host.
             opts: PyTorch's options of the call.
             sequence: The call's number in its group.
-            blocks_host: wait() waits on the host.
-            error: Why the call failed, if it has. wait() raises it.
+            blocks_host: Whether wait() blocks the host until the call has ended on the GPU.
+            error: The error of the call if it has failed. wait() raises it.
         """
         super().__init__()
         self._comm = comm
@@ -72,11 +73,13 @@ class Work(dist.Work):
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Makes the current stream wait for the call. With a timeout the host waits, at most so
-        long.
+        """Makes the current stream wait for the call. With a timeout the host waits, too, at most
+        that long.
 
         Raises:
-            Timeout, PeerLost: A call is known to have failed. A call on a GPU may still fail later.
+            Timeout: The timeout has passed.
+            Timeout, PeerLost: A call of the communicator is known to have failed. A call on a GPU
+                may still fail later.
         """
         error = self.exception()
         if error is not None:
@@ -149,8 +152,8 @@ class Work(dist.Work):
 
     @untraced
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
-        """Returns a future of the same tensors, or of the call's error. On a GPU its wait() makes
-        the current stream wait.
+        """Returns a future of the tensors, or of the call's error. On a GPU the future's wait()
+        makes the current stream wait for the call.
         """
         if self._stream is None or self._error is not None:
             future = torch.futures.Future()
@@ -167,13 +170,13 @@ class Work(dist.Work):
 
 
 class CoalescedWork(dist.Work):
-    """Calls of a process group that were coalesced: done when all are."""
+    """The handle of several calls that were coalesced. It is completed when all of them are."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         """Keeps the calls.
 
         Args:
-            works: What each returned; at least one.
+            works: The Work of each call; at least one.
         """
         super().__init__()
         self._works = works
@@ -183,7 +186,7 @@ class CoalescedWork(dist.Work):
         """Waits for each as its own wait() does.
 
         Raises:
-            Timeout, PeerLost: The first that has failed.
+            Timeout, PeerLost: The error of the first call that has failed.
         """
         for work in self._works:
             work.wait(timeout)
@@ -201,12 +204,12 @@ class CoalescedWork(dist.Work):
 
     @untraced
     def is_completed(self) -> bool:
-        """Tells whether all have run, or have failed."""
+        """Tells whether each call has run, or has failed."""
         return all([work.is_completed() for work in self._works])
 
     @untraced
     def is_success(self) -> bool:
-        """Tells whether all have run, and none has failed."""
+        """Tells whether all calls have run, and none has failed."""
         return all([work.is_success() for work in self._works])
 
     @untraced
@@ -216,11 +219,11 @@ class CoalescedWork(dist.Work):
 
     @untraced
     def result(self) -> list[torch.Tensor]:
-        """Returns the tensors of all, in the order of the calls."""
+        """Returns the tensors of all calls, in the order of the calls."""
         return [tensor for work in self._works for tensor in work.result()]
 
     @untraced
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
-        """Returns a future of the tensors of all, or of the first error."""
+        """Returns a future of the tensors of all calls, or of the first error."""
         every = torch.futures.collect_all([work.get_future() for work in self._works])
         return every.then(lambda done: [x for each in done.value() for x in each.value()])

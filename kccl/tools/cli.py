@@ -1,7 +1,7 @@
-"""The command `kccl`: what a person asks of the library from a shell.
+"""The command `kccl`.
 
-Every command also works under `mpirun -n N`: there only rank 0 prints. What a command needs is
-imported when it runs, so that `kccl --version` costs an interpreter and no more.
+Every command also works under `mpirun -n N`, where only rank 0 prints. A command imports what it
+needs when it runs, so that `kccl --version` takes no longer than to start Python.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from .parser import USAGE_ERROR, Parser
 
 DESCRIPTION = "Collectives for messages so small that latency is everything."
 _FAILED = 1
-# As a shell says of a command that signal 2 or 13 ended.
+# 128 + s, a shell's exit code of a command that was ended by signal s: SIGINT and SIGPIPE.
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _SIM_RANKS = 2
@@ -36,8 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; the process's own when None.
 
     Returns:
-        The exit code: 2 for a wrong argument and for any kccl.Error, 1 where standard output, the
-        memory or a library fails; each is one line on stderr. 130 after Ctrl-C.
+        The exit code. 2 for a wrong argument and for any kccl.Error; 1 if standard output cannot be
+        written, memory runs out or a package is missing. In these cases one line is printed on
+        stderr. 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     has_output = not streams.set_up()
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         if launchers.rank_of(os.environ) == 0 and sys.stderr.isatty():
-            # Behind the terminal's ^C.
+            # Ends the line on which the terminal has printed ^C.
             print(file=sys.stderr)
         return _INTERRUPTED
     finally:
@@ -61,7 +62,7 @@ def _outcome(
     """Runs the command that the arguments name.
 
     Returns:
-        The exit code, and what this rank complains of.
+        The exit code, and this rank's error message or None.
     """
     is_table = False
     try:
@@ -82,7 +83,7 @@ def _outcome(
         return USAGE_ERROR, str(error)
     except BrokenPipeError:
         streams.drop_output()
-        # Who reads a table may have had enough. Elsewhere the rest is missed.
+        # The reader has left early, as `head` does. That is no error if the output is a table.
         return 0 if is_table else _BROKEN_PIPE, None
     except MemoryError as error:
         return _FAILED, f"there is not enough memory{f': {error}' if str(error) else ''}"
@@ -101,7 +102,7 @@ def _outcome(
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace | None, int]:
-    """The arguments, and 0; or None and the exit code, after help or a complaint."""
+    """Returns the parsed arguments and 0, or None and the exit code after help or an error."""
     try:
         args = _parser(arguments).parse_args(arguments)
         launcher = launchers.name_of(os.environ)
@@ -117,11 +118,11 @@ class Command:
     """A sub-command.
 
     Attributes:
-        help: One line.
-        add_arguments: Fills its parser.
-        run: Does it, returns the exit code.
-        is_collective: All ranks run it; else rank 0 alone.
-        has_output: What it does is of no use without standard output.
+        help: One line of help.
+        add_arguments: Adds the command's arguments to its parser.
+        run: Runs the command and returns the exit code.
+        is_collective: Whether all ranks run it, and not rank 0 alone.
+        has_output: Whether it is useless, so refused, if standard output is closed.
     """
 
     help: str
@@ -132,7 +133,8 @@ class Command:
 
 
 class _Version(argparse.Action):
-    # Not argparse's own: that wants the version, and so a search of installed packages, always.
+    # argparse's own action takes the version when the parser is made. Then every command would
+    # search the installed packages for it.
     def __call__(self, *_: object) -> NoReturn:
         from .. import __version__
 
@@ -152,7 +154,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
             name, prog=f"kccl {name}", help=command.help, description=command.help
         )
         one.set_defaults(entry=command, parser=one)
-        # The arguments of a command may need imports that the others do without.
+        # Fills only the parser of the command that is named: the arguments of others may need
+        # imports that take long.
         if name == named:
             command.add_arguments(one)
     return parser
@@ -244,7 +247,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _of_module(path: str, told: str, **facts: Any) -> Command:
-    """A command with a module of its own, as "engine.chat", which is imported when it is used."""
+    """Returns a command whose code is in module kccl.`path`, which is imported when it is used.
+
+    `told` is its help, and `facts` are other attributes of Command.
+    """
 
     def module() -> Any:
         return import_module(f"kccl.{path}")

@@ -1,15 +1,15 @@
-"""Starts the command `kccl`. Ctrl-C ends it without a traceback, also while it is still loaded."""
+"""Starts the command `kccl`. Ctrl-C ends it without a traceback, even while it imports modules."""
 
 import signal
 
-_INTERRUPTED = 130  # as a shell says of a command that signal 2 ended
+_INTERRUPTED = 130  # a shell's exit code of a command that was ended by SIGINT
 
 
 def main() -> int:
     """Runs the command of this process's arguments; see cli.main()."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
-        # Loading takes longest, and leaves nothing to tidy up.
+        # The imports take long and need no cleanup. So SIGINT may end the process during them.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from . import cli
 

@@ -1,4 +1,4 @@
-"""What the ranks of a command complain of. What all of them find, one of them says."""
+"""Prints the error messages of a command's ranks. A message that all ranks have is printed once."""
 
 import os
 from typing import TYPE_CHECKING
@@ -10,14 +10,14 @@ from .parser import complain
 if TYPE_CHECKING:
     from ..ranks.mesh import Mesh
 
-# Seconds that a rank waits for what the others say. Most of them end at the same time.
+# The timeout in seconds when ranks exchange their messages. Most ranks end at the same time.
 _PATIENCE_S = 6.0
 
 
 class Complaints:
-    """The complaints of a command that all ranks of a job run. Outside of a job it does nothing.
+    """Compares the error messages of a command's ranks. In a process without peers it only prints.
 
-    It has sockets of its own, because the command's communicator may have failed, or may not exist
+    It has its own sockets, because the command's communicator may have failed, or may not exist
     yet.
     """
 
@@ -26,14 +26,15 @@ class Complaints:
         self._mesh: Mesh | None = None
 
     def meet(self, rank: int) -> None:
-        """Finds the other ranks of this one. Collective.
+        """Connects with the other ranks of the job. Collective.
 
         Raises:
-            kccl.Error: As kccl.init(), but a variable that is wrong is left to that.
+            kccl.Error: As in kccl.init(). But a wrong environment variable is ignored, because
+                kccl.init() reports it.
         """
         self._rank = rank
         if launchers.is_one_of_several(os.environ):
-            # A command without ranks starts faster without them.
+            # Imported here, so that a command without peers starts faster.
             from ..base.env import read_what_is_right
             from ..ranks import bootstrap, job
 
@@ -43,9 +44,9 @@ class Complaints:
             self._mesh = bootstrap.connect(bootstrap.detect(env, os.environ), env.first_timeout)
 
     def say(self, message: str | None) -> None:
-        """Prints a complaint, unless a lower rank has it too. None: this rank has none.
+        """Prints this rank's error message, unless a lower rank has the same. None: it has none.
 
-        Collective, and the end: who hears nothing from the others prints.
+        Collective, and the last call. A rank that cannot reach the others prints its message.
         """
         everyone: list[str | None] = []
         if self._mesh is not None:
@@ -62,19 +63,19 @@ class Complaints:
             complain(f"rank {self._rank}: {message}" if self._rank != 0 else message)
 
     def _tells(self, text: str, rank: int, message: str) -> bool:
-        """Whether another rank's complaint has what this one complains of."""
+        """Returns whether the message `text` of another rank says what this rank's message says."""
         if _anyones(text, rank) == _anyones(message, self._rank):
             return True
-        # That rank may have heard of it from this one. What it hears may be cut (ranks/refusal.py).
+        # The other rank may quote this rank's error, perhaps cut short (ranks/refusal.py).
         _, heard, cause = text.partition(f" failed on rank {self._rank}: ")
         return heard != "" and message.startswith(cause.removesuffix("..."))
 
     def close(self) -> None:
-        """Leaves the others."""
+        """Closes the sockets to the other ranks."""
         if self._mesh is not None:
             self._mesh.close()
 
 
 def _anyones(text: str, rank: int) -> str:
-    """A complaint without the number of the rank that makes it."""
+    """Returns a message without the number of its rank, to compare the messages of two ranks."""
     return text.replace(f"rank {rank}:", "rank N:")

@@ -45,7 +45,7 @@ def main(*, as_json: bool) -> int:
 
 
 def _run_all() -> Iterator[tuple[str, bool, Finding]]:
-    """Runs the checks, and says on a terminal which one runs: some take seconds."""
+    """Runs the checks. Shows on a terminal which one runs, because some take seconds."""
     screen = console(sys.stderr)
     if not draws(screen):
         for name, is_needed, check in CHECKS:

@@ -1,4 +1,4 @@
-"""The parser of the command line: its help fits the window, its complaints are one line."""
+"""Parses the command line. Help texts fit the terminal's width, and errors are one line."""
 
 import argparse
 import copy
@@ -9,15 +9,15 @@ from typing import Any, NoReturn
 from .screen import NARROW, fitted, width_of, wrapped
 
 USAGE_ERROR = 2
-# Columns of a help text that goes to a file or a pipe.
+# The width in columns of a help text that goes to a file or a pipe.
 _USUAL = 80
 _LEAST_WIDTH = 20
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints name the command that was meant.
+    """A parser whose errors name the sub-command.
 
-    Its texts are broken between words only, in a narrow window too.
+    It breaks its texts only between words, even in a narrow window.
     """
 
     def __init__(self, *args: Any, **given: Any) -> None:
@@ -26,8 +26,9 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Parses as argparse does. Arguments that are unknown are complained of by the parser that
-        set_defaults(parser=...) names: its help has those that are known.
+        """Parses as argparse does, but the sub-command's parser reports unknown arguments.
+
+        It is set by set_defaults(parser=...). So the error points to the help of the sub-command.
         """
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
@@ -36,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        # argparse's own hides that a disk is full.
+        # argparse's own method ignores an OSError, as from a full disk.
         if message:
             (file or sys.stderr).write(message)
 
@@ -58,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 class _Help(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         columns = width_of(sys.stdout, _USUAL)
-        # Then help texts stand below their options, and the usage is short.
+        # In a narrow window help texts are printed below their options, and the usage is short.
         self._is_narrow = columns < NARROW
         super().__init__(
             prog,
@@ -74,7 +75,7 @@ class _Help(argparse.HelpFormatter):
         prefix: str | None,
     ) -> str:
         if usage is None:
-            # The list of arguments has the choices of a positional one.
+            # Leaves out the choices of a positional argument: the list of arguments shows them.
             actions = [each if each.option_strings else _named(each) for each in actions]
             if not self._is_narrow:
                 return super()._format_usage(usage, actions, groups, prefix)
@@ -100,7 +101,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def _named(action: argparse.Action) -> argparse.Action:
-    """The argument with its name in place of its choices."""
+    """Returns a copy of the argument whose usage shows its name and not its choices."""
     if action.metavar is not None:
         return action
     named = copy.copy(action)
@@ -109,7 +110,8 @@ def _named(action: argparse.Action) -> argparse.Action:
 
 
 def complain(message: str) -> None:
-    """Prints a complaint to stderr: one line, which a terminal's window may break."""
-    # One write: where several ranks write to one stream, print() writes the line's end apart.
+    """Prints an error message to stderr as one line, which is wrapped on a terminal."""
+    # Makes one write, so that the output of several ranks is not mixed. print() would make another
+    # write for the line's end.
     sys.stderr.write(fitted(f"kccl: {message}", sys.stderr, hanging=2) + "\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`kccl plan`: which algorithm a call takes, and why."""
+"""Implements `kccl plan`, which shows the algorithm that a call takes, and why."""
 
 import argparse
 import sys
@@ -17,14 +17,14 @@ from ..plan.grouping import Grouping
 from ..plan.tuning import discovered, told_of_machine, tuning_for
 from .screen import fitted
 
-_POSITION = 512  # of a token
-# The options of what is planned.
+_POSITION = 512  # the default position of a token
+# The options that apply to collectives, and those that apply to decode and scaling.
 _OF_COLLECTIVES = ("bytes", "dtype", "n", "machine", "backend")
 _TAKEN = {"decode": ("machine", "model", "position", "n"), "scaling": ("bytes", "plot")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Returns the command's arguments."""
+    """Adds the command's arguments to its parser."""
     planned = sorted({each.collective for each in specs.SPECS})
     parser.add_argument(
         "collective",
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _planned(text: str, among: list[str]) -> str:
-    """The name of what is planned: a collective, decode, or scaling."""
+    """Returns the name of what is planned: a collective, decode, or scaling."""
     return text if text in ("decode", "scaling") else names.collective_name(text, among=among)
 
 
@@ -64,7 +64,7 @@ def _check(args: argparse.Namespace) -> None:
     """Refuses options that have no effect on what is planned.
 
     Raises:
-        InvalidArgument: There are some.
+        InvalidArgument: Such an option was given.
     """
     takes = _TAKEN.get(args.collective, _OF_COLLECTIVES)
     if args.machine is not None:
@@ -121,7 +121,7 @@ def main(args: argparse.Namespace) -> int:
     if ranks <= abi.MAX_WORLD_SIZE:
         planner = choice.Planner(backend, ranks, variables, can_attach=True)
     else:
-        # As ranks that are not pinned.
+        # Groups the ranks as kccl.init() groups ranks that are not pinned.
         groups = topology.groups(None, None, ranks, abi.MAX_WORLD_SIZE)
         planner = GroupedPlanner(backend, Grouping(groups), 0, variables)
     plan = planner(args.collective, nbytes, dtype)

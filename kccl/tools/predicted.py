@@ -1,4 +1,4 @@
-"""What `kccl plan --machine` says: the time that each algorithm is expected to take."""
+"""Implements `kccl plan --machine`: predicts the time of each algorithm on a recorded machine."""
 
 import sys
 
@@ -14,7 +14,7 @@ from ..topology.parts import Device, Link, figures
 from .screen import fitted
 from .topo import recorded
 
-# Beginnings of the names of machines whose tokens have been compared with records.
+# Prefixes of the names of machines on which predicted token times were compared with records.
 _COMPARED = ("h100-", "h200-")
 
 
@@ -24,11 +24,11 @@ def show(
     """Prints the algorithms by their predicted time on a recorded machine.
 
     Args:
-        name: The machine's.
-        collective: The collective's.
+        name: The machine's name.
+        collective: The collective's name.
         nbytes: Bytes of the message.
         dtype: Its element type; None for a barrier.
-        world_size: Number of ranks; None for all GPUs, and at most those of one call.
+        world_size: Number of ranks. None: all GPUs, but at most MOST_PREDICTED_RANKS.
 
     Raises:
         InvalidArgument: The machine is unknown, or the model cannot predict the call on it.
@@ -75,7 +75,7 @@ def show(
 
 
 def estimated(machine: topology.Machine) -> list[str]:
-    """What of the machine's figures is an estimate. The ranges of its probes are none of these."""
+    """Returns a sentence for each estimate among the figures of the machine's devices and links."""
     parts: list[Device | Link] = [*machine.devices, *machine.links]
     used = {figure.source for part in parts for _, figure in figures(part)}
     weak = [each for each in machine.sources if each.kind == "estimated" and each.id in used]
@@ -83,10 +83,10 @@ def estimated(machine: topology.Machine) -> list[str]:
 
 
 def _ranks(name: str, machine: topology.Machine, world_size: int | None) -> int:
-    """The ranks of a prediction.
+    """Returns the number of ranks of a prediction, from the -n that was given or None.
 
     Raises:
-        InvalidArgument: The machine has no GPUs, or too few.
+        InvalidArgument: The machine has no GPUs, or too few for `world_size`.
     """
     gpus = topology.Graph(machine).gpus
     if not gpus:
@@ -102,10 +102,10 @@ def show_decode(name: str | None, model: str | None, position: int, world_size: 
     """Prints the predicted time of a token, and what others published of the model.
 
     Args:
-        name: The recorded machine's.
-        model: The recorded shape's.
+        name: The recorded machine's name.
+        model: The name of the recorded shape.
         position: The token's position.
-        world_size: Number of ranks; None for all GPUs, and at most those of one call.
+        world_size: Number of ranks. None: all GPUs, but at most MOST_PREDICTED_RANKS.
 
     Raises:
         InvalidArgument: An argument is missing or wrong, or the model cannot predict it.
@@ -124,7 +124,7 @@ def show_decode(name: str | None, model: str | None, position: int, world_size: 
         raise InvalidArgument(f"{name}: {error}") from error
     part = topology.DECODE_ERROR
     gigabytes = shape.bytes_per_token(position) / 1e9
-    # Records are of dense models on these GPUs. Elsewhere nothing says how large the error is.
+    # Only dense models on these GPUs were compared with records. For others the error is unknown.
     is_compared = name.startswith(_COMPARED) and not shape.is_sparse
     told = "not compared with any record"
     if is_compared:

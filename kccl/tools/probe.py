@@ -1,4 +1,4 @@
-"""Measures the floors: the latency and copy time of the machine itself."""
+"""Measures floors: the least time in which the machine moves a cache line or copies bytes."""
 
 import mmap
 import statistics
@@ -25,13 +25,13 @@ def __dir__() -> list[str]:
 
 
 def one_way_latency_us(comm: Communicator) -> float:
-    """Latency of one cache line from rank 0 to rank 1: half a round trip. Collective.
+    """Measures the latency of one cache line from rank 0 to rank 1: half a round trip. Collective.
 
     If the two ranks share a core, this measures the scheduler and not the cache.
 
     Returns:
-        Microseconds, the least of several batches of round trips: one that something disturbed is
-        no floor. 0.0 for one rank.
+        Microseconds: the least of several batches of round trips, because a batch may be disturbed.
+        0.0 for one rank.
 
     Raises:
         InvalidArgument: The windows are in GPU memory, which the host cannot poll.
@@ -64,10 +64,12 @@ def one_way_latency_us(comm: Communicator) -> float:
 
 
 def core_to_core_us(cpu_a: int, cpu_b: int) -> float:
-    """Microseconds of one cache line from one logical CPU to another, by two pinned threads.
+    """Returns the microseconds of one cache line from one logical CPU to another, one way.
+
+    It pins two threads to the CPUs.
 
     Raises:
-        Timeout: A thread did not answer. This process may not be allowed to use its CPU.
+        Timeout: A thread did not answer. A reason can be that this process must not use its CPU.
     """
     one_way_ns = lib.kccl_host_core_ping_pong(cpu_a, cpu_b, _ROUND_TRIPS)
     if one_way_ns < 0:
@@ -80,8 +82,9 @@ def core_to_core_us(cpu_a: int, cpu_b: int) -> float:
 
 
 def probed(machine: "Machine", most: int | None) -> "Machine":
-    """Returns the machine with latencies of at most so many CPUs, with a progress bar on a
-    terminal.
+    """Returns the machine with measured latencies between at most `most` CPUs, or all if None.
+
+    Shows a progress bar on a terminal.
 
     Raises:
         BackendError: The CPUs are too few, or one cannot be used.
@@ -92,7 +95,8 @@ def probed(machine: "Machine", most: int | None) -> "Machine":
     from .screen import console, draws
 
     screen = console(sys.stderr)
-    # Drawn between two ping-pongs only: a thread that redraws it would be noise in them.
+    # The bar is drawn only between two ping-pongs, because a thread that redraws it would disturb
+    # them.
     with Progress(
         console=screen, auto_refresh=False, transient=True, disable=not draws(screen)
     ) as bar:
@@ -109,16 +113,16 @@ def probed(machine: "Machine", most: int | None) -> "Machine":
 
 
 def copy_us(comm: Communicator, nbytes: int) -> float:
-    """Microseconds to copy `nbytes` bytes on all ranks at once. Collective.
+    """Measures the microseconds to copy `nbytes` bytes on all ranks at the same time. Collective.
 
     Returns:
-        The least of several batches, each the median of its copies on the slowest rank: a batch
-        that something disturbed is no floor.
+        The least of several batches, because a batch may be disturbed. The time of a batch is the
+        median of its copies on the slowest rank.
     """
     iterations = max(5, min(400, (1 << 24) // max(nbytes, 1)))
     us = ffi.new("double[]", iterations)
-    # The target begins a whole number of pages and half a page after the source. Where both have
-    # the same offset in a page, a load can wait for a store that only looks like its own.
+    # The target begins a whole number of pages plus half a page after the source. If both had the
+    # same offset in a page, loads would be delayed by earlier stores to other pages (4K aliasing).
     memory: Any = ffi.from_buffer(bytearray(2 * nbytes + 3 * mmap.PAGESIZE))
     distance = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + mmap.PAGESIZE // 2
     batches = []

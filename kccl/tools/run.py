@@ -1,14 +1,14 @@
 """`kccl run -n 4 -- python program.py`: starts ranks as child processes, without MPI.
 
-Every rank leads a process group of its own. So a signal reaches the rank and its own children, and
-no other rank. When a rank ends, the others go on: they raise PeerLost and may call comm.shrink().
-Ranks that wait for it in kccl.init() hear of it by ranks/losses.py. With --kill-on-error the first
-rank that fails ends the job.
+Every rank leads its own process group. So a signal reaches the rank and its children, and no other
+rank. When a rank ends, the others go on: their calls raise PeerLost, and they may call
+comm.shrink(). Ranks that wait for it in kccl.init() are told by ranks/losses.py. With
+--kill-on-error the first rank that fails ends the job.
 
-A guard process runs beside the launcher. When the launcher has ended, it ends the processes that
-remain in the ranks' groups. It notices by the end of a pipe, so this works after kill -9, too.
-Unlike a parent-death signal, this needs no code between fork and exec, and reaches ranks that a
-shell started.
+A guard process runs beside the launcher. When the launcher has ended, the guard ends the processes
+that remain in the ranks' groups. It notices the launcher's end by EOF on a pipe, so it does after
+kill -9, too. Unlike a parent-death signal, the guard needs no code between fork and exec, and it
+also ends ranks that were started by a shell.
 """
 
 import os
@@ -48,7 +48,7 @@ def run(
     SIGINT, SIGTERM, SIGHUP and other signals that ask for an end are passed on to all ranks. The
     second such signal is passed on as SIGKILL. SIGUSR1, SIGUSR2 and real-time signals are passed on
     as often as they come. Ctrl-Z stops the ranks and the launcher, and SIGCONT continues them all.
-    Besides its own variables a rank has those of torchrun, RANK and MASTER_ADDR among them.
+    Each rank also gets the environment variables of torchrun, as RANK and MASTER_ADDR.
 
     Args:
         command: Program and arguments, the same for every rank.
@@ -62,10 +62,10 @@ def run(
 
     Returns:
         0 if every rank ended with 0. Otherwise the exit code of the first rank that did not, which
-        is 128 + s after signal s. 124 after the time-out.
+        is 128 + s after signal s. 124 if the timeout came first.
 
     Raises:
-        InvalidArgument: There are fewer cores than ranks to pin, or nothing to run.
+        InvalidArgument: There are fewer cores than ranks to pin, or another argument is wrong.
         BackendError: The command cannot be started.
     """
     if world_size < 1:
@@ -75,8 +75,9 @@ def run(
     if timeout is not None and not timeout > 0:
         raise InvalidArgument(f"timeout is {timeout}, must be positive")
     cpus = _cpus(world_size) if pins else []
-    # For a rank: its connection and, with labels, its pipes. The rest: two pipes, the selector, the
-    # socket of the announcements, and what subprocess opens while it starts a rank.
+    # Each rank needs a descriptor for its connection and, with labels, two for its pipes. The other
+    # 10 are two pipes, the selector, the socket of the announcements, and those that subprocess
+    # opens while it starts a rank.
     check_descriptors(10 + (3 if labels else 1) * world_size, f"kccl run of {world_size} ranks")
     with _Guard() as guard, selectors.DefaultSelector() as selector:
         job = _Job(guard, selector, labels, kills_on_error)
@@ -89,7 +90,7 @@ def run(
 
 
 def _cpus(world_size: int) -> list[int]:
-    """Returns the CPU of each rank that is to be pinned."""
+    """Returns the CPU to which each rank is to be pinned."""
     from ..topology import discover, place_cores
 
     allowed = _allowed_cpus()
@@ -107,7 +108,9 @@ def _allowed_cpus() -> set[int]:
 
 
 def _is_pinned(cpus: set[int]) -> bool:
-    """Pins this process, whose children inherit that. Reports where the system forbids it."""
+    """Pins this process; its children inherit that. Returns False, with a message on stderr, if the
+    system forbids it.
+    """
     from ..topology import pin
 
     if forbidden := pin(cpus):
@@ -116,7 +119,9 @@ def _is_pinned(cpus: set[int]) -> bool:
 
 
 class _Guard:
-    """The process that ends the ranks' groups when the launcher has ended or leaves the context."""
+    """Runs the guard process, which ends the ranks' process groups when the launcher has ended or
+    leaves this context.
+    """
 
     def __init__(self) -> None:
         orders, self._pipe = os.pipe()
@@ -125,8 +130,8 @@ class _Guard:
             self._pid = os.fork()
             if self._pid == 0:
                 try:
-                    # In a session of its own it does not get the signals of the launcher's
-                    # terminal, and what is sent to all processes of this name does not end it.
+                    # In its own session it gets no signals of the launcher's terminal. It ignores
+                    # signals, so that `pkill kccl` does not end it together with the launcher.
                     os.setsid()
                     run_signals.ignore_all()
                     os.close(self._pipe)
@@ -142,7 +147,7 @@ class _Guard:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._pipe)
-        # Where the launcher's parent ignores SIGCHLD, the system itself takes the ended guard.
+        # If SIGCHLD is ignored, the kernel reaps the guard, and waitpid() finds no child.
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
@@ -154,14 +159,17 @@ class _Guard:
 
 
 def _guard(orders: int) -> None:
-    """The program of the guard. `orders` is the read end of the launcher's pipe."""
+    """Runs in the guard process: reads the ranks' groups until EOF, and then ends these groups.
+
+    `orders` is the read end of the launcher's pipe.
+    """
     groups: set[int] = set()
     with os.fdopen(orders, "rb") as lines:
         for line in lines:
             group = int(line)
             groups.add(abs(group))
-            # The system may reuse the number of a group without members, so forget such a group at
-            # once. A group with members keeps its number.
+            # Forgets a group without members at once, because the system may reuse its number. A
+            # group with members keeps its number.
             if group < 0 and not _signal_group(-group, 0):
                 groups.discard(-group)
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -197,9 +205,9 @@ class _Job:
         self._selector = selector
         self._labels = labels
         self._kills_on_error = kills_on_error
-        # When the time of the ranks is over, by clock.now().
+        # The time of the timeout, by clock.now().
         self._ends_at: float | None = None
-        # When the ranks that do not follow SIGTERM get SIGKILL.
+        # The time at which ranks that have not ended after SIGTERM get SIGKILL.
         self._kills_at: float | None = None
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._streams: dict[int, list[_Labelled]] = {}
@@ -211,7 +219,7 @@ class _Job:
         port = launchers.free_port()
         try:
             for rank in range(world_size):
-                # The child inherits this, so it is pinned from its start.
+                # Pins the launcher: the child inherits that, and so is pinned from its start.
                 if cpus and not _is_pinned({cpus[rank]}):
                     cpus = []
                 variables = {
@@ -227,8 +235,8 @@ class _Job:
                 _is_pinned(allowed)
 
     def _start_rank(self, rank: int, command: Sequence[str], environ: dict[str, str]) -> None:
-        # A rank's group is not the foreground group of the terminal. A read from the terminal would
-        # stop the rank.
+        # A rank must not read a terminal: its group is not the foreground group, so a read would
+        # stop it by SIGTTIN.
         reads = rank == 0 and sys.stdin is not None and not sys.stdin.isatty()
         output = subprocess.PIPE if self._labels else None
         try:
@@ -269,7 +277,7 @@ class _Job:
         return self._exit_code
 
     def _end_ranks(self, why: str) -> None:
-        """Ends the ranks that still run, unless that has begun."""
+        """Sends SIGTERM to the ranks that still run, unless that was done before."""
         if self._kills_at is not None or not self._running:
             return
         ranks = ", ".join(str(rank) for rank in self._running)
@@ -278,13 +286,11 @@ class _Job:
         self._signal_all(signal.SIGTERM)
 
     def close(self) -> None:
-        """Ends what the job has besides its ranks."""
+        """Closes the socket that announces lost ranks."""
         self._losses.close()
 
     def on_signal(self, number: int) -> None:
-        """Passes a signal on to all ranks. Passes the second one that asks for an end on as
-        SIGKILL.
-        """
+        """Passes a signal on to all ranks. The second one that asks for an end becomes SIGKILL."""
         if number in run_signals.PASSED_ON or number == signal.SIGCONT:
             self._signal_all(number)
             return
@@ -292,8 +298,9 @@ class _Job:
         self._signal_all(number if self._num_signals == 1 else signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stops the ranks and this process; when it goes on, the ranks do."""
-        # A program may ignore SIGTSTP, and would wait for ranks that have stopped.
+        """Stops the ranks and this process. Continues the ranks when this process is continued."""
+        # SIGSTOP and not SIGTSTP, which a program may ignore. Such a rank would go on waiting for
+        # ranks that have stopped.
         self._signal_all(signal.SIGSTOP)
         run_signals.stop_here()
         self._signal_all(signal.SIGCONT)
@@ -303,7 +310,7 @@ class _Job:
             _signal_group(process.pid, number)
 
     def reap(self) -> None:
-        """Handles the ends of the ranks that have ended."""
+        """Handles all ranks that have ended since the last call."""
         for rank, process in list(self._running.items()):
             code = process.poll()
             if code is not None:
@@ -320,13 +327,13 @@ class _Job:
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         _report(f"rank {rank} {how}")
         self._exit_code = self._exit_code or (128 - code if code < 0 else code)
-        # After Ctrl-C every rank ends in its own time.
+        # After a signal that asks for an end, such as Ctrl-C, ranks may take their time to end.
         if self._kills_on_error and self._num_signals == 0:
             self._end_ranks(f"rank {rank} failed")
 
 
 class _Labelled:
-    """One output stream of a rank, passed on line by line after the rank's number."""
+    """Copies one output stream of a rank line by line, and puts the rank before each line."""
 
     def __init__(
         self, rank: int, source: IO[bytes], sink: BinaryIO, selector: selectors.BaseSelector
@@ -342,7 +349,7 @@ class _Labelled:
         selector.register(self._source, selectors.EVENT_READ, self._pass_on)
 
     def _pass_on(self) -> bool:
-        """Passes on what has arrived. Returns False when there is no more for now."""
+        """Copies the data that has arrived. Returns False if there is no more data for now."""
         if not self._is_open:
             # The selector reported the stream and the rank's end together, and close() ran first.
             return False
@@ -359,7 +366,7 @@ class _Labelled:
         return True
 
     def close(self) -> None:
-        """Passes on what has arrived, and closes the stream.
+        """Copies the data that has arrived, and closes the stream.
 
         Does not wait for the stream's end, because a child of the rank may hold it open.
         """
@@ -385,7 +392,7 @@ def _signal_name(number: int) -> str:
 
 
 def _report(sentence: str) -> None:
-    # The terminal may have gone, as the reason for SIGHUP.
+    # The terminal may be closed, for example if SIGHUP ends the launcher.
     with suppress(OSError):
         # One write, so that no rank's output comes in between.
         os.write(2, f"kccl: {sentence}\n".encode())

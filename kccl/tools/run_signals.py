@@ -1,4 +1,4 @@
-"""The signals of `kccl run`: which it takes, and how they wake its loop."""
+"""Handles the signals of `kccl run`, which wake its event loop."""
 
 import os
 import selectors
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-# A person or a batch system sends these to a program, which knows what they mean. Some of the
-# real-time signals are the C library's own.
+# Signals with a meaning that only the program knows. They are passed on to the ranks unchanged.
+# SIGRTMIN leaves out the real-time signals that the C library uses itself.
 PASSED_ON = frozenset(
     {signal.SIGUSR1, signal.SIGUSR2, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)}
 )
-# These ask for an end.
+# Signals that ask a program to end.
 _ENDS = frozenset(
     {
         *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
@@ -23,22 +23,23 @@ _ENDS = frozenset(
 )
 _JOB_CONTROL = frozenset({signal.SIGTSTP, signal.SIGCONT})
 _TAKEN = PASSED_ON | _ENDS | _JOB_CONTROL | {signal.SIGCHLD}
-# A parent that ignores a signal means its children to ignore it too, as nohup does with SIGHUP.
-# Scripts ignore SIGINT in what they start in the background, and then end it by SIGINT themselves.
+# A signal that was ignored when this process started stays ignored, as SIGHUP under nohup. These
+# signals are handled anyway: a shell script starts background jobs with SIGINT ignored, and may
+# then send SIGINT to end them.
 _NEVER_IGNORED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGCHLD})
 
 
 class Handler(Protocol):
-    """What a job does about signals."""
+    """The methods of a job that handled() calls."""
 
     def reap(self) -> None:
-        """A child has ended or stopped."""
+        """Handles SIGCHLD: a child has ended or stopped."""
 
     def stop(self) -> None:
-        """SIGTSTP, as by Ctrl-Z."""
+        """Handles SIGTSTP, as from Ctrl-Z."""
 
     def on_signal(self, number: int) -> None:
-        """Any other signal."""
+        """Handles any other signal."""
 
 
 def _note(_number: int, _frame: FrameType | None) -> None:
@@ -46,16 +47,18 @@ def _note(_number: int, _frame: FrameType | None) -> None:
 
 
 def _may_take(number: int) -> bool:
-    # None: code in C has it, as `python -X dev` lets faulthandler have SIGABRT.
+    # getsignal() returns None if the handler is in C, as faulthandler's for SIGABRT.
     handler = signal.getsignal(number)
     return handler is not None and (number in _NEVER_IGNORED or handler != signal.SIG_IGN)
 
 
 @contextmanager
 def handled(selector: selectors.BaseSelector, job: Handler) -> Iterator[None]:
-    """A context in which signals and the end of a rank wake the selector, which then calls the job.
+    """Runs its body with handlers for signals and for the end of a rank. They wake the selector,
+    whose callback calls the job.
 
-    Why not pidfds: old kernels, and containers with an old seccomp profile, have none.
+    It does not use pidfds, because old kernels and containers with an old seccomp profile refuse
+    them.
     """
     source, sink = os.pipe()
     os.set_blocking(source, False)
@@ -87,7 +90,7 @@ def handled(selector: selectors.BaseSelector, job: Handler) -> Iterator[None]:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """A context in which no signal is handled: a fork within it begins without one."""
+    """Runs its body with all handled signals blocked, so that a forked child starts undisturbed."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
     try:
         yield
@@ -96,15 +99,15 @@ def blocked() -> Iterator[None]:
 
 
 def ignore_all() -> None:
-    """Ignores all of them in this process."""
+    """Makes this process ignore all handled signals except SIGCHLD."""
     for number in _TAKEN - {signal.SIGCHLD}:
         signal.signal(number, signal.SIG_IGN)
 
 
 def stop_here() -> None:
-    """Stops this process as SIGTSTP does by itself, until somebody continues it.
+    """Stops this process by the default action of SIGTSTP, until SIGCONT continues it.
 
-    Where nobody could, because the process has no shell with job control, it is not stopped.
+    The system does not stop a process that has no shell with job control to continue it.
     """
     before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)

@@ -1,4 +1,4 @@
-"""Says what a call over more than 8 GPUs is expected to cost: on a machine, and as a study."""
+"""Prints predicted times of calls over more than 8 GPUs, on one machine or as a study of many."""
 
 import sys
 from functools import partial
@@ -24,15 +24,15 @@ def show_chain(
     world_size: int,
     notes: list[str],
 ) -> int:
-    """Prints the steps of a call over more GPUs than one kernel joins.
+    """Prints the predicted steps of a call over more GPUs than one kernel can serve.
 
     Args:
-        name: The recorded machine's.
+        name: The recorded machine's name.
         machine: The machine.
-        collective: The collective's.
+        collective: The collective's name.
         nbytes: Bytes of the message.
         world_size: Number of ranks.
-        notes: What of the machine is an estimate.
+        notes: Lines to print at the end, about figures of the machine that are estimates.
 
     Raises:
         InvalidArgument: The model cannot predict the call on it.
@@ -58,7 +58,7 @@ def show_study(nbytes: int, path: Path | None) -> int:
 
     Args:
         nbytes: Bytes of the message; 0 for a barrier.
-        path: File to draw into; None: none.
+        path: File to draw into; None to draw nothing.
 
     Raises:
         InvalidArgument: The file cannot be written.

@@ -1,5 +1,5 @@
-"""What all commands know about the window that they write to: is there one, how wide is it, may a
-bar be drawn in it. Text is fitted to it: lines end between words, and keep their indent.
+"""Finds the width of the terminal that commands write to, and whether a progress bar may be drawn.
+Wraps text to that width, between words and with the line's indent.
 """
 
 import errno
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["NARROW", "columns_of", "console", "draws", "fitted", "say", "width_of", "wrapped"]
 
 NARROW = 60
-"""A window with fewer columns has texts below each other that stand side by side elsewhere."""
+"""In a window with fewer columns, texts are printed below each other instead of side by side."""
 _LEAST_WIDTH = 20
-# Columns of a table that goes to a file or a pipe.
+# The width in columns of a table that goes to a file or a pipe.
 _WIDE = 140
 
 
@@ -28,7 +28,10 @@ def __dir__() -> list[str]:
 
 
 def columns_of(file: IO[str]) -> int | None:
-    """Columns of the window that a file writes to, or COLUMNS; None where it is no terminal."""
+    """Returns the width of the terminal that a file writes to, or of COLUMNS if it is set.
+
+    Returns None if the file is no terminal.
+    """
     if not file.isatty():
         return None
     if given := _given_columns():
@@ -37,12 +40,12 @@ def columns_of(file: IO[str]) -> int | None:
         found = os.get_terminal_size(file.fileno()).columns
     except (OSError, ValueError):
         found = 0
-    # A terminal that does not know its size says 0.
+    # A terminal that does not know its size reports 0.
     return max(found or shutil.get_terminal_size().columns, _LEAST_WIDTH)
 
 
 def width_of(file: IO[str], elsewhere: int) -> int:
-    """Columns for a text in a file: those of its window, else COLUMNS, else `elsewhere`."""
+    """Returns the width for text in a file: that of its terminal, or COLUMNS, or `elsewhere`."""
     return columns_of(file) or _given_columns() or elsewhere
 
 
@@ -54,26 +57,26 @@ def _given_columns() -> int | None:
 def console(
     file: IO[str] | None = None, *, is_quiet: bool = False, elsewhere: int = _WIDE
 ) -> "Console":
-    """Returns what writes tables and lines to a file, as wide as its window. Only a terminal gets
-    colours, and none where NO_COLOR is set or TERM is dumb.
+    """Returns a rich console that writes to a file, as wide as its terminal. It writes colours only
+    to a terminal, and not if NO_COLOR is set or TERM is dumb.
+
+    Printing to the console raises BrokenPipeError if the file's reader has left.
 
     Args:
-        file: Where to; None: standard output.
-        is_quiet: Writes nothing.
-        elsewhere: Columns where the file is no terminal and COLUMNS is not set.
-
-    Raises:
-        BrokenPipeError: By the console: the file's reader has left.
+        file: The file; None for standard output.
+        is_quiet: Whether the console writes nothing.
+        elsewhere: The width if the file is no terminal and COLUMNS is not set.
     """
     from rich.console import Console
 
     class Plain(Console):
         def on_broken_pipe(self) -> None:
-            # This raises instead of exiting, as rich does: measurements may have yet to be written.
+            # rich would exit the process here, but measurements may still have to be written.
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
         def show_cursor(self, show: bool = True) -> bool:
-            # A bar hides the cursor, and a command that is killed could not show it again.
+            # Never hides the cursor for a bar, because a command that is killed could not show it
+            # again.
             return False
 
     file = sys.stdout if file is None else file
@@ -83,8 +86,9 @@ def console(
 
 
 def draws(out: "Console") -> bool:
-    """Tells whether a bar or another line that is redrawn may be shown: on a terminal that can move
-    its cursor, and that no other rank of a job writes to.
+    """Tells whether a bar, or another line that is redrawn, may be shown.
+
+    It may on a terminal that can move its cursor, if no other rank of a job writes to it.
     """
     if not out.is_terminal or out.is_dumb_terminal or out.quiet:
         return False
@@ -92,8 +96,8 @@ def draws(out: "Console") -> bool:
 
 
 def say(out: "Console", text: str, style: str | None = None, hanging: int = 2) -> None:
-    """Prints lines. Only a terminal's window breaks them, as fitted() does: others may be searched
-    by line.
+    """Prints lines. Wraps them, as fitted() does, only on a terminal, because a file may be
+    searched line by line.
     """
     if out.is_terminal:
         text = _broken(text, out.width, hanging)
@@ -101,8 +105,9 @@ def say(out: "Console", text: str, style: str | None = None, hanging: int = 2) -
 
 
 def fitted(text: str, file: IO[str], hanging: int = 0) -> str:
-    """Returns the text as a file should get it: as it is, or for a terminal with each line broken
-    between words. The lines that follow are indented by the line's own indent and `hanging` more.
+    """Returns the text. If the file is a terminal, wraps each line between words to its width.
+
+    Continuation lines are indented by the line's own indent and `hanging` more.
     """
     columns = columns_of(file)
     return text if columns is None else _broken(text, columns, hanging)
@@ -114,8 +119,9 @@ def _broken(text: str, columns: int, hanging: int) -> str:
 
 
 def wrapped(line: str, width: int, hanging: int = 0) -> str:
-    """One line, broken between words so that no part is longer than the width, where that can be.
-    The parts behind the first have the line's indent and `hanging` blanks more.
+    """Returns one line, wrapped between words to the width. Words longer than it are not broken.
+
+    Continuation lines are indented by the line's indent and `hanging` more.
     """
     if len(line) <= width:
         return line

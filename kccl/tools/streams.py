@@ -1,4 +1,4 @@
-"""The standard streams of a command: closed ones, readers that leave, disks that are full."""
+"""Handles standard streams that are closed, whose reader leaves, or whose disk is full."""
 
 import codecs
 import errno
@@ -12,13 +12,15 @@ from ..base import descriptors, errors
 
 _STDOUT = 1
 _REPLACE = "kccl.replace"
-# What a write to standard output may fail with, by no fault of the command.
+# Errors of writes to standard output that are not the command's fault.
 _OF_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ENXIO}
 
 
 def set_up() -> bool:
-    """Opens /dev/null in place of the standard streams that are closed. What a stream's encoding
-    does not have becomes "?"; bytes of an argument that Python could not decode stay these bytes.
+    """Opens /dev/null in place of standard streams that are closed, and sets how to encode text.
+
+    Characters that a stream's encoding does not have are written as "?". Bytes of an argument that
+    Python could not decode are written unchanged.
 
     Returns:
         Whether standard output was closed.
@@ -32,14 +34,14 @@ def set_up() -> bool:
         sys.stderr = os.fdopen(2, "w", closefd=False)
     codecs.register_error(_REPLACE, _replaced)
     for stream in (sys.stdout, sys.stderr):
-        # Python has the second in the locale C.
+        # Python's error handler is "strict", or "surrogateescape" in the locale C.
         if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors=_REPLACE)
     return _STDOUT in closed
 
 
 def _replaced(error: UnicodeError) -> tuple[bytes, int]:
-    """Returns what is written for characters that an encoding lacks."""
+    """Returns the bytes to write for characters that an encoding lacks, and where to go on."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -50,7 +52,7 @@ def _replaced(error: UnicodeError) -> tuple[bytes, int]:
 
 @contextmanager
 def silence(wanted: bool) -> Iterator[None]:
-    """Throws away what is printed, if that is wanted."""
+    """Discards everything that its body prints, if `wanted`."""
     if not wanted:
         yield
         return
@@ -59,12 +61,14 @@ def silence(wanted: bool) -> Iterator[None]:
 
 
 def drop_output() -> None:
-    """Throws away what standard output has not written. Python would complain again at its end."""
+    """Discards what is still buffered for standard output, so that Python does not fail again to
+    write it at its exit.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def of_output(error: OSError) -> errors.Error | None:
-    """Returns the error in words, if it is one of writing to standard output."""
+    """Returns a kccl.Error for an error of writing to standard output; None for any other error."""
     if error.filename is not None or error.errno not in _OF_OUTPUT:
         return None
     return errors.Error(f"cannot write to standard output: {error.strerror}")

@@ -1,4 +1,4 @@
-"""`kccl topo`: what this machine, or a recorded one, is made of."""
+"""Implements `kccl topo`, which shows the devices and links of this or a recorded machine."""
 
 import argparse
 import json
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Shows a machine.
+    """Shows a machine, or the list of recorded machines.
 
     Raises:
         InvalidArgument: There is no such recorded machine, or a file cannot be written.
@@ -113,7 +113,9 @@ def main(args: argparse.Namespace) -> int:
 def _probed(
     machine: topology.Machine, cpus: int | None
 ) -> tuple[topology.Machine, tuple[str, ...]]:
-    """The machine with what its GPUs, or without GPUs its CPUs, measure; and remarks on it."""
+    """Returns the machine with measurements of its GPUs, or of its CPUs if it has no GPUs or `cpus`
+    is given; and remarks for the user.
+    """
     from ..gpu import num_devices
 
     if cpus is None:
@@ -145,10 +147,10 @@ def _probed(
 
 
 def recorded(name: str) -> topology.Machine:
-    """The recorded machine of a name.
+    """Returns the recorded machine of a name.
 
     Raises:
-        InvalidArgument: There is none.
+        InvalidArgument: No recorded machine has this name.
     """
     from ..bench.names import did_you_mean
 
@@ -161,7 +163,7 @@ def recorded(name: str) -> topology.Machine:
 
 
 def _read(path: Path) -> topology.Machine:
-    """The machine of a file."""
+    """Returns the machine that a file describes, as lstopo's XML or as JSON of `kccl topo`."""
     try:
         told = path.read_text("utf-8")
         is_xml = told.lstrip().startswith("<")
@@ -177,10 +179,10 @@ def _print_json(document: object) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuses options that the others leave without an effect.
+    """Refuses options that have no effect beside the other options.
 
     Raises:
-        InvalidArgument: There are some.
+        InvalidArgument: Such an option was given.
     """
     one = {"--plot": args.plot, "--cpus": args.cpus, "-n": args.n, "--place": args.place}
     one |= {"--probe": args.probe or None, "--lanes": args.lanes, "--layout": args.layout}
@@ -199,7 +201,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _ranks(machine: topology.Machine, world_size: int, layout: str) -> str:
-    """Where so many ranks are placed, in words, as `kccl run --pin` places them.
+    """Describes where `world_size` ranks are placed, as `kccl run --pin` places them.
 
     Ranks run on a machine's CPUs if its CPUs are known, and otherwise on its GPUs.
     """
@@ -236,7 +238,7 @@ def _ranks(machine: topology.Machine, world_size: int, layout: str) -> str:
 
 
 def _blocks(machine: topology.Machine, pattern: str, lanes: int, layout: str) -> str:
-    """Where the blocks of a kernel on the first GPU are placed, in words."""
+    """Describes where the blocks of a kernel on the first GPU are placed."""
     try:
         return topology.place_blocks(machine, pattern, lanes=lanes, layout=layout).explain()
     except ValueError as error:
@@ -244,7 +246,7 @@ def _blocks(machine: topology.Machine, pattern: str, lanes: int, layout: str) ->
 
 
 def draw(draw: Callable[[Path], None], path: Path) -> None:
-    """Calls what draws into a file.
+    """Calls `draw` with the path of a file to draw into, and turns its errors into KCCL's.
 
     Raises:
         InvalidArgument: The file cannot be written.

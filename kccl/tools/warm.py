@@ -1,8 +1,8 @@
 """Compiles KCCL's kernels for GPUs ahead of time, so that a program's first calls are fast.
 
-kccl.init() loads what is compiled. So no call loads a kernel later, while others wait.
-A kernel takes about a second to compile. A communicator needs one for each algorithm, element type
-and operator that it uses. If the architecture is given, no GPU is needed here. A program finds the
+kccl.init() loads the kernels that are in the cache. So no call has to load one later, while other
+ranks wait. A kernel takes about a second to compile. A communicator needs one for each algorithm,
+element type and operator that it uses. With --arch no GPU is needed to compile. A program finds the
 kernels if it has the same KCCL_CACHE, the same KCCL in the same folder, and the same compiler.
 """
 
@@ -27,7 +27,7 @@ from ..plan.ops import OPS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Adds the command's arguments to its parser."""
     parser.add_argument(
         "-n", type=int, nargs="+", required=True, metavar="N", help="numbers of ranks, as in 2 4"
     )
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compiles what the arguments of `kccl warm` ask for.
+    """Runs `kccl warm`: compiles the kernels that its arguments choose.
 
     Raises:
         InvalidArgument: An argument is wrong.
@@ -78,11 +78,11 @@ def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
 
     Args:
         wanted: Kernels from instances(); at least one.
-        arch: The architecture for which a GPU of this kind compiles, as in "sm_90a" or "gfx942".
-            "" for that of the first GPU here.
+        arch: The architecture to compile for, as "sm_90a" or "gfx942"; "" for that of the first
+            GPU here.
 
     Returns:
-        Their entries in the cache, in order.
+        The kernels' entries in the cache, in the order of `wanted`.
 
     Raises:
         InvalidArgument: The compiler does not know the architecture, or KCCL compiles for another
@@ -98,7 +98,7 @@ def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
     num_cores = len(os.sched_getaffinity(0))
     # Spawned and not forked, because this process may have threads.
     with ProcessPoolExecutor(min(num_cores, len(wanted)), get_context("spawn")) as pool:
-        # Ctrl-C is for this process, which ends the others. They inherit the mask.
+        # The new processes inherit the mask, so Ctrl-C reaches only this process, which ends them.
         with _interrupts_blocked():
             entries = [pool.submit(compile_kernel, *each, arch) for each in wanted]
         try:

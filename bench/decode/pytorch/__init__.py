@@ -1,1 +1,1 @@
-"""A decode step in plain PyTorch, the peer on GPUs. Whoever imports this package uses PyTorch."""
+"""A decode step in plain PyTorch, as a peer on GPUs. Modules of this package import PyTorch."""

@@ -1,9 +1,9 @@
 """A model in PyTorch: this rank's weights, and a decoder with a static KV cache.
 
-It runs the engine's program: ordinary models, and Laneformer's lanes with delayed messages. The
-lanes of a rank are the batch of each product, except where all share one residual: there a rank's
-lanes are one matrix. On several ranks a lane's messages are summed beside other work, as they land
-layers later.
+It runs the engine's program, for ordinary models and for Laneformers with delayed messages. The
+lanes of a rank are the batch of each product. But if all lanes share one residual, a rank's lanes
+are one matrix. On several ranks messages are summed on another stream beside other work, because
+they are added only some layers later.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from . import layers
 from .layers import PAGE, Heads, Product
 from .ranks import Ranks
 
-# Positions of a prompt that run at once.
+# The number of positions of a prompt that run at once.
 _CHUNK = 512
-# Dimensions of 0 and 1 are constants to the compiler, so a call has at least this many pages.
+# torch.compile makes dimensions of size 0 and 1 constants. So a call has at least this many pages.
 _LEAST_PAGES = 2
 
 
@@ -51,10 +51,10 @@ class Weights:
 
     Attributes:
         program: The model's program.
-        device, dtype: Where the matrices are, and their dtype: the checkpoint's, unless another
-            one is given.
-        residuals: On this rank: 1, or its lanes.
-        merged: Lanes of a matrix: this rank's where they share the residual, else 1.
+        device, dtype: The device and dtype of the matrices. By default the checkpoint's dtype.
+        residuals: The number of residuals on this rank: 1, or the number of its lanes.
+        merged: The number of lanes in a matrix: all of this rank's if they share one residual,
+            else 1.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Weights:
             head = self._matrix(checkpoint.rows("head", self.first_id, stop))
         count = self.residuals if config.lm_head == "vocab_parallel" else 1
         self.head = head.view(count, -1, config.hidden)
-        # The model lies on the device now, for any stream.
+        # Waits until the weights are on the device, so that any stream may use them.
         del self._checkpoint
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -116,8 +116,8 @@ class Weights:
         return found | {kind: self._bias(layer, kind) for kind in config.biases}
 
     def _bias(self, layer: int, kind: str) -> Tensor:
-        """Returns the bias of an op's rows on this rank. All ranks add up the rows of "out" and
-        "down", so the first rank has their whole bias.
+        """Returns the bias of an op's rows on this rank. The rows of "out" and "down" are summed
+        over the ranks, so the first rank has their whole bias, and the others have zeros.
         """
         names = [f"layers.{layer}.{name}" for name in BIASES[kind]]
         if KINDS[kind].ends_module:
@@ -135,10 +135,10 @@ class Weights:
 
 
 class Span:
-    """The pages that queries at some positions read.
+    """The pages of the KV cache that queries at some positions read.
 
     Attributes:
-        seen: Window of a layer, in keys -> (its first page, the end of its pages).
+        seen: Window of a layer, in keys -> (the first page, the page after the last one).
     """
 
     def __init__(self, windows: set[int], start: int, stop: int, device: torch.device) -> None:
@@ -159,7 +159,7 @@ class Span:
 
 
 class Decoder:
-    """A model with a KV cache of its own; greedy, one sequence."""
+    """Decodes one sequence greedily, with its own KV cache."""
 
     def __init__(self, weights: Weights, context: int, ranks: Ranks) -> None:
         self._w, self._ranks = weights, ranks
@@ -185,7 +185,7 @@ class Decoder:
             )
         tables = weights.program.rotations(pages * PAGE)
         self._rotation = tuple(torch.from_numpy(table).to(self.device) for table in tables)
-        # A layer without a window sees as many keys as there are.
+        # The window of a layer without one is the whole context.
         self._windows = [
             config.window_of(layer) or pages * PAGE for layer in range(config.num_layers)
         ]
@@ -198,7 +198,7 @@ class Decoder:
         self._side = torch.cuda.Stream() if is_overlapped else None
 
     def span(self, start: int, stop: int) -> Span:
-        """Returns what the queries at positions start to stop - 1 read."""
+        """Returns the pages that the queries at positions start to stop - 1 read."""
         return Span(set(self._windows), start, stop, self.device)
 
     def extend(self, ids: Sequence[int], start: int) -> Tensor:
@@ -265,8 +265,8 @@ class Decoder:
     def _exchange(
         self, op: Op, out: Tensor, sent: dict[int, tuple[Tensor, Any]]
     ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
-        """Returns what the residual gets, as add_and_norm() takes it, by the rule of
-        model/program.py.
+        """Sends and receives the messages of a module, by the rule of model/program.py. Returns the
+        arguments own, scale, landed and past of add_and_norm().
         """
         if op.sends:
             sent[op.module] = out, self._start_sum(out)
@@ -281,7 +281,7 @@ class Decoder:
         return out, self._scales[op.own_scale], landed, past
 
     def _start_sum(self, out: Tensor) -> Any:
-        """Starts the sum over all lanes on a stream of its own; nothing on one rank."""
+        """Starts the sum over all lanes on the side stream. Returns None on one rank."""
         if self._ranks.world_size == 1:
             return None
         if self._side is None:

@@ -1,4 +1,4 @@
-"""Where a step runs: on a GPU as a CUDA graph, or on the CPU, for tests."""
+"""Captures and times steps on a GPU, as CUDA graphs, or on the CPU, for tests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...harness.clock import uncollected
 
 Step = Callable[[], None]
 
-# So many cycles the GPU waits before the first step, so that the host can enqueue some steps.
+# The cycles that the GPU waits before the first step, so that the host can enqueue some steps.
 _HOLD_CYCLES = 1_000_000
-# Calls before a capture: the first ones compile.
+# The number of calls before a capture. The first ones compile.
 _WARM_UP = 3
 
 
@@ -23,7 +23,7 @@ class Device(ABC):
     """Captures and times steps.
 
     Attributes:
-        name: As torch.device takes it.
+        name: The argument of torch.device.
     """
 
     name: str
@@ -34,28 +34,27 @@ class Device(ABC):
 
     @abstractmethod
     def captured(self, step: Step, begin: Step) -> Step:
-        """Returns a function that repeats the work of a step, on tensors at the same places.
+        """Returns a function that repeats the work of a step, on the same tensors.
 
         Args:
             step: Enqueues the work.
-            begin: Called before each call of `step` that is not captured.
+            begin: Called before each warm-up call of `step`.
         """
 
     @abstractmethod
     def timed(self, step: Step, count: int, meet: Step) -> list[float]:
-        """Runs a step so often. Returns the time before the first and after each, in seconds.
+        """Runs a step `count` times. Returns the seconds before the first and after each step.
 
         Args:
             step: Enqueues the work.
-            count: How often the work is repeated.
-            meet: Called just before the first step: all ranks start together.
+            count: How often the step is run.
+            meet: Called just before the first step, so that all ranks start together.
         """
 
 
 class Gpu(Device):
-    """A GPU with a stream of its own, because NCCL's graphs are slow on PyTorch's default stream.
-
-    It must be torch's current GPU.
+    """A GPU, which must be torch's current one. It uses its own stream, because NCCL's graphs are
+    slow on PyTorch's default stream.
     """
 
     name = "cuda"
@@ -73,8 +72,8 @@ class Gpu(Device):
             step()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads of this process may use the GPU meanwhile. Garbage collection may free
-        # device memory, which a capture forbids.
+        # thread_local, because other threads may use the GPU during the capture. Without garbage
+        # collection, because it may free device memory, which a capture forbids.
         with (
             uncollected(),
             torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),

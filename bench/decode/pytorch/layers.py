@@ -1,7 +1,7 @@
-"""What a decode step in PyTorch is made of: pure functions, each of which is compiled once.
+"""The functions of a decode step in PyTorch. They are pure, and each is compiled once.
 
-Activations are [lanes, positions, values]. Products are in the weights' type. Norms, sums over
-keys and the residual are in FP32, which costs nothing where a compiler fuses them.
+Activations are [lanes, positions, values]. Products are computed in the weights' dtype. Norms, sums
+over keys and the residual are in FP32, which costs nothing if a compiler fuses them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 PAGE = 128
 """Positions of a page of the KV cache."""
-# Most parts in which the largest logit is searched.
+# The most parts into which the search for the largest logit is divided.
 _PARTS = 256
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -28,11 +28,11 @@ class Heads:
     """The attention of one lane.
 
     Attributes:
-        queries, keys: Heads of each kind.
+        queries, keys: The number of query heads, and of KV heads.
         head_dim: Elements of a head.
-        scale: Multiplies the products of queries and keys.
+        scale: The factor of the products of queries and keys.
         eps: The epsilon of the norms of queries and keys.
-        is_interleaved: RoPE turns the pairs (2i, 2i + 1); otherwise (i, i + head_dim / 2).
+        is_interleaved: Whether RoPE rotates the pairs (2i, 2i + 1), and not (i, i + head_dim / 2).
     """
 
     queries: int
@@ -44,14 +44,14 @@ class Heads:
 
 
 def by_library(x: Tensor, w: Tensor) -> Tensor:
-    """Returns a Product by the vendor's library."""
+    """Multiplies by the vendor's library. A Product."""
     if len(w) == 1:
         return functional.linear(x, w[0])
     return torch.bmm(x, w.transpose(1, 2))
 
 
 def by_compiler(x: Tensor, w: Tensor) -> Tensor:
-    """Returns a Product for one position, which the compiler turns into a loop of its own."""
+    """Multiplies a single position, in a form that torch.compile turns into one loop. A Product."""
     return (x.float() * w.float()).sum(-1)[:, None].to(x.dtype)
 
 
@@ -65,20 +65,21 @@ def add_and_norm(
     eps: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Adds to the residual what a module made, and normalises the sum.
+    """Adds a module's output and messages to the residual, and normalises the sum.
 
     Args:
         x: The residual, FP32.
         own: A module's output for each lane.
         scale: The factor of `own`.
-        landed: A sum over all lanes. None with `past`: its sum, because this rank has all lanes.
-        past: What `landed` has of each lane, which does not receive it.
+        landed: The sum of a message over all lanes. If it is None and `past` is not, this rank has
+            all lanes, and the sum is that of `past`.
+        past: Each lane's own part of `landed`, which is subtracted: a lane does not receive it.
         weight: The weights of the norm.
         eps: Added to the mean square.
         dtype: The dtype of the normalised sum.
 
     Returns:
-        The residual, and the same normalised.
+        The residual, and the normalised residual in `dtype`.
     """
     if own is not None:
         x = x + scale * own.float()
@@ -102,9 +103,9 @@ def attention(
     bias: Tensor | None,
     heads: Heads,
 ) -> Tensor:
-    """Appends keys and values to the cache; softmax attention of the queries over all.
+    """Appends keys and values to the KV cache, and computes softmax attention of the queries.
 
-    Each page is a product of its own, so that a GPU has work for all multiprocessors.
+    Each page is a separate product, so that a GPU has work for all multiprocessors.
 
     Args:
         qkv: [lanes, positions, (queries + 2 * keys) * head_dim].
@@ -134,7 +135,7 @@ def attention(
     q, k = (_rotate(part.float(), cos, sin, heads.is_interleaved) for part in (q, k))
     at = position - first_key
     for cache, new in ((keys, k), (values, v)):
-        # Positions first, as two index arrays on both sides of a slice have it.
+        # Positions come first, as in the result of an index with two arrays around a slice.
         rows = new.reshape(-1, length, size).transpose(0, 1)
         cache[at // PAGE, :, at % PAGE] = rows.to(cache.dtype)
     kv_heads = lanes * heads.keys
@@ -153,7 +154,9 @@ def attention(
 
 
 def gated(n: Tensor, w13: Tensor, product: Product, bias: Tensor | None = None) -> Tensor:
-    """SwiGLU. w13 has the gate's rows, then the other ones; so has `bias`, FP32 or None."""
+    """Computes SwiGLU. w13 has the rows of the gate and then those of up, and so has `bias`, which
+    is FP32 or None.
+    """
     if product is by_compiler:
         gate, up = (product(n, w) for w in w13.chunk(2, 1))
     else:
@@ -167,7 +170,7 @@ def gated(n: Tensor, w13: Tensor, product: Product, bias: Tensor | None = None) 
 def best(logits: Tensor) -> Tensor:
     """Returns the largest logit and its index: FP32 [2], which is exact below 2^24."""
     flat = logits.flatten().float()
-    # In parts, because the compiler gives one such search to one block.
+    # Searches in parts, because the compiler would run a single search on one block.
     parts = flat.view(math.gcd(flat.numel(), _PARTS), -1)
     values, places = parts.max(1)
     part = values.argmax(0, keepdim=True)
@@ -180,7 +183,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool) -> Tensor:
-    """heads: [lanes, heads, positions, head_dim]."""
+    """Applies RoPE to heads, [lanes, heads, positions, head_dim]."""
     if is_interleaved:
         a, b = heads[..., 0::2], heads[..., 1::2]
         return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)

@@ -1,4 +1,4 @@
-"""PyTorch as another engine on GPUs: compiled, each token one CUDA graph."""
+"""PyTorch as a peer on GPUs: compiled, with one CUDA graph for each token."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _TRIAL_PROMPT, _TRIAL_TOKENS = 64, 16
 
 
 def alone(room: Room) -> Peer:
-    """On one GPU."""
+    """Opens PyTorch on one GPU."""
     return TorchPeer(room, Alone(), Gpu())
 
 
 def with_nccl(room: Room) -> Peer:
-    """Tensor-parallel, with NCCL. Collective."""
+    """Opens PyTorch on several GPUs, tensor-parallel, with NCCL. Collective."""
     ordinal = _use_gpu_of(room)
     return TorchPeer(room, Nccl(room.comm, ordinal), Gpu())
 
 
 def with_kccl(room: Room) -> Peer:
-    """Tensor-parallel, with KCCL's collectives. Collective."""
+    """Opens PyTorch on several GPUs, tensor-parallel, with KCCL. Collective."""
     _use_gpu_of(room)
     return TorchPeer(room, Kccl(room.comm), Gpu())
 
@@ -60,7 +60,7 @@ class TorchPeer(Peer):
                 lambda: Weights(room.checkpoint, ranks.rank, ranks.world_size, device.name),
             )
             self._decoder = Decoder(weights, room.context, ranks)
-            # Where a step finds the token and its position, and where it writes the next one.
+            # Inputs of a step: the token, its position, and the index in _tokens of the next one.
             self._token, self._position, self._index = (
                 torch.zeros(1, dtype=torch.int64, device=weights.device) for _ in range(3)
             )
@@ -72,7 +72,7 @@ class TorchPeer(Peer):
         self.reset()
 
     def _trial(self, form: str) -> float:
-        """Returns the seconds that some tokens take."""
+        """Returns the seconds of _TRIAL_TOKENS tokens with this form of products."""
         self.form = form
         self._steps.clear()
         self.reset()
@@ -105,7 +105,7 @@ class TorchPeer(Peer):
             return self._tokens[:num_tokens].tolist(), times
 
     def close(self) -> None:
-        # Before the library ends: see Ranks.close().
+        # Frees the graphs before the library is closed: see Ranks.close().
         self._steps.clear()
         del self._decoder
         gc.collect()
@@ -115,7 +115,7 @@ class TorchPeer(Peer):
         self._ranks.meet(self._token.device)
 
     def _begin(self, token: int) -> None:
-        """Sets what the next step finds."""
+        """Sets the inputs of the next step."""
         self._token.fill_(token)
         self._position.fill_(self._length)
         self._index.zero_()
@@ -139,14 +139,15 @@ class TorchPeer(Peer):
 
 @cache
 def _compiled_forms() -> dict[str, Pieces]:
-    """Returns the pieces, with products by either. A piece is compiled when a process first calls
-    it.
+    """Returns the pieces with products by the library, and those with products by the compiler.
+
+    A piece is compiled when it is first called in a process.
     """
     compiled = partial(torch.compile, fullgraph=True, dynamic=False)
     attention = torch.compile(layers.attention, fullgraph=True)
 
     def paged(qkv: Tensor, keys: Tensor, values: Tensor, *others: Any) -> Tensor:
-        # One program for any number of pages.
+        # Makes the number of pages dynamic, so that one program serves any number.
         for pages in (keys, values):
             torch._dynamo.mark_dynamic(pages, 0)
         found: Tensor = attention(qkv, keys, values, *others)

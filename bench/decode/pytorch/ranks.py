@@ -1,4 +1,4 @@
-"""What the ranks of a decode step in PyTorch send each other, and by which library."""
+"""The communication of a decode step in PyTorch, by one rank alone, by NCCL, or by KCCL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def sum(self, x: Tensor) -> Tensor:
-        """Returns the sum over the ranks; x may be overwritten."""
+        """Returns the sum of all ranks' x. May overwrite x."""
 
     @abstractmethod
     def gather(self, x: Tensor) -> Tensor:
@@ -42,11 +42,11 @@ class Ranks(ABC):
 
     @abstractmethod
     def of_rank_0(self, value: Any) -> Any:
-        """Returns what rank 0 gives, on all ranks; JSON must represent it."""
+        """Returns rank 0's value on all ranks. It must be representable in JSON."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the library. NCCL waits for ever if a graph with its calls is left."""
+        """Closes the library. Graphs with its calls must be freed before, or NCCL hangs."""
 
     def best(self, mine: Tensor, first_id: int) -> Tensor:
         """Returns the id of the largest logit of all ranks: int64 [1].
@@ -57,11 +57,11 @@ class Ranks(ABC):
         """
         mine = torch.stack((mine[0], mine[1] + first_id))
         logits, ids = self.gather(mine).unbind(1)
-        # A number as an index would have to come to the host.
+        # gather() keeps the index on the GPU. ids[index] would copy it to the host.
         return ids.gather(0, logits.argmax(0, keepdim=True)).long()
 
     def meet(self, device: torch.device) -> None:
-        """Lets the stream wait until all ranks' streams are here."""
+        """Makes the current stream wait until all ranks' streams have reached this call."""
         self.gather(torch.zeros(1, device=device))
 
 
@@ -128,7 +128,7 @@ class Kccl(_Job):
     """KCCL, through kccl.interop.torch."""
 
     name = "kccl"
-    # The record's commit says it. A checkout that is not installed has no version.
+    # Left empty: a checkout that is not installed has no version, and records have the commit.
     version = ""
 
     def __init__(self, comm: kccl.Communicator) -> None:

@@ -1,10 +1,10 @@
-"""The collectives for PyTorch, one file each, found in this folder.
+"""Finds the collectives for PyTorch. Each is one file in this folder.
 
-A file has
+Each file has
 - GROUP_METHODS: PyTorch's name of a method of a process group -> the method of ProcessGroup.
-- The functions of kccl.interop.torch, if it has some. Each calls a custom op, which takes only
-  tensors, numbers and strings, so torch.compile can trace it. It traces the function that is marked
-  register_fake, and runs or captures the op itself.
+- The collective's functions in kccl.interop.torch, if there are some. Each calls a custom op, which
+  takes only tensors, numbers and strings, so that torch.compile can trace it. Dynamo traces the
+  function that is marked register_fake. When the program runs, the op itself is called or captured.
 """
 
 import importlib
@@ -15,5 +15,5 @@ NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 def load(name: str) -> ModuleType:
-    """Returns the file of one collective."""
+    """Returns the module of one collective."""
     return importlib.import_module(f".{name}", __name__)

@@ -19,8 +19,8 @@ def all_gather(x: torch.Tensor, comm: str | None = None) -> torch.Tensor:
     """Returns all ranks' x, in rank order.
 
     Args:
-        x: The same shape and dtype on every rank; any dtype. If it is not C-contiguous, it is
-            copied first.
+        x: Tensor of any dtype, with the same shape and dtype on every rank. If it is not
+            C-contiguous, it is copied first.
         comm: As in all_reduce.
 
     Returns:
@@ -49,7 +49,7 @@ def _fake(x: torch.Tensor, comm: str) -> torch.Tensor:
 
 
 def _gather_parts(comm: Communicator, parts: list[torch.Tensor], x: torch.Tensor) -> None:
-    """Gathers into one buffer, and copies out."""
+    """Gathers all ranks' x into one temporary tensor, and copies it to the parts."""
     whole = x.new_empty(len(parts) * x.numel())
     gather_into(comm, x, whole, ("tensor", "tensor_list"))
     copy_out(whole, parts)
@@ -61,7 +61,7 @@ def _of_lists(
     tensors: list[torch.Tensor],
     opts: Any = None,
 ) -> Work:
-    """dist.all_gather, of any dtype. The ranks' tensors may have lengths of their own."""
+    """Runs dist.all_gather, for any dtype. The ranks' tensors may differ in length."""
     x, parts = only(tensors), only(outs)
     check_alike(parts, "tensor_list", group.size())
     check_equal([parts[group.rank()]], x, "tensor_list", group.rank())
@@ -84,7 +84,7 @@ def _of_several_lists(
     tensors: list[torch.Tensor],
     opts: Any = None,
 ) -> Work:
-    """dist.all_gather_coalesced: outs[rank][i] becomes tensors[i] of a rank."""
+    """Runs dist.all_gather_coalesced: outs[rank][i] becomes that rank's tensors[i]."""
     for rank, its in enumerate(outs):
         check_as_many(its, tensors, (f"output_tensor_lists[{rank}]", "input_tensor_list"))
     by_tensor = [[its[number] for its in outs] for number in range(len(tensors))]
@@ -102,14 +102,14 @@ def _of_several_lists(
 def _of_tensors(
     group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any = None
 ) -> Work:
-    """dist.all_gather_into_tensor."""
+    """Runs dist.all_gather_into_tensor."""
     return _of_several_tensors(group, [out], [x], opts)
 
 
 def _of_several_tensors(
     group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
 ) -> Work:
-    """dist.all_gather_into_tensor of several tensors, one after another; DTensor has one."""
+    """Runs dist.all_gather_into_tensor for several tensors, in turn. DTensor gives one tensor."""
     names = "input_tensor", "output_tensor"
     check_as_many(outs, tensors, (names[1], names[0]))
 

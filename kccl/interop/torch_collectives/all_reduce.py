@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def all_reduce(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
-    """The element-wise reduction of all ranks' x, in a new tensor.
+    """Returns the element-wise reduction of all ranks' x, in a new tensor.
 
     Args:
         x: The same shape and dtype on every rank. If it is not C-contiguous, it is copied first.
@@ -30,14 +30,14 @@ def all_reduce(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> tor
     Raises:
         Error: No communicator has this name.
         InvalidArgument: An argument is wrong; nothing was sent.
-        Timeout, PeerLost: A rank did not come, or went.
+        Timeout, PeerLost: A rank did not make the call in time, or its process ended.
     """
     result: torch.Tensor = _op(x, op, comm or DEFAULT)
     return result
 
 
 def all_reduce_(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
-    """all_reduce() in place. x must be C-contiguous. Returns x."""
+    """Makes all_reduce() in place, and returns x, which must be C-contiguous."""
     _op_in_place(x, op, comm or DEFAULT)
     return x
 
@@ -68,13 +68,13 @@ def _fake(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
 
 
 def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> Work:
-    """dist.all_reduce, in place."""
+    """Runs dist.all_reduce, which is in place."""
     only(tensors)
     return _of_several(group, tensors, opts)
 
 
 def _of_several(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> Work:
-    """dist.all_reduce of several tensors, one after another."""
+    """Runs dist.all_reduce for several tensors, one after another."""
     reduction = reduction_of(opts)
 
     def call(comm: Communicator) -> None:

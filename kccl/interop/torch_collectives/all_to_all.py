@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def _of_lists(
     group: "ProcessGroup", outs: list[torch.Tensor], ins: list[torch.Tensor], opts: Any = None
 ) -> Work:
-    """dist.all_to_all, of any dtype and with lengths of each pair's own. Copies in and out."""
+    """Runs dist.all_to_all, for any dtype. Each pair of ranks may have its own length.
+
+    Copies the inputs into one temporary tensor, and the outputs out of another one.
+    """
     world_size = group.size()
     check_alike(ins, "input_tensor_list", world_size)
     check_alike(outs, "output_tensor_list", world_size)
@@ -31,7 +34,7 @@ def _of_lists(
     def call(comm: Communicator) -> None:
         whole = torch.cat([x.detach().reshape(-1) for x in ins])
         out = whole.new_empty(sum(receives))
-        # A rank does not know whether the other ranks' lengths are equal, too.
+        # Always passes counts: a rank whose lengths are equal does not know whether all ranks' are.
         _exchange(comm, out, whole, receives, sends)
         copy_out(out, outs)
 
@@ -45,7 +48,7 @@ def _exchange(
     receives: list[int],
     sends: list[int],
 ) -> None:
-    """Makes the call with numbers of elements."""
+    """Calls all_to_all with counts: the elements from each rank, and those to each rank."""
     given, taken = movable(x, "input"), movable(out, "output")
     send_counts, recv_counts = lengths(sends, x, given), lengths(receives, out, taken)
     comm.all_to_all(given, out=taken, send_counts=send_counts, recv_counts=recv_counts)
@@ -59,7 +62,10 @@ def _of_tensors(
     sends: list[int],
     opts: Any = None,
 ) -> Work:
-    """dist.all_to_all_single, of any dtype. Sizes are numbers of rows; empty: all are equal."""
+    """Runs dist.all_to_all_single, for any dtype.
+
+    `receives` and `sends` are numbers of rows, one a rank. An empty list means equal parts.
+    """
     world_size = group.size()
     if out.dtype != x.dtype or out.device != x.device:
         raise InvalidArgument(
@@ -93,7 +99,10 @@ def _check_rows(x: torch.Tensor, world_size: int, name: str) -> None:
 
 
 def _elements(x: torch.Tensor, sizes: list[int], world_size: int, name: str) -> list[int]:
-    """The parts' numbers of elements, from numbers of rows; empty: all parts are equal."""
+    """Returns the number of elements of each rank's part of `x`.
+
+    `sizes` are the parts' numbers of rows. An empty list means equal parts.
+    """
     if not sizes:
         _check_rows(x, world_size, name)
         return [x.numel() // world_size] * world_size

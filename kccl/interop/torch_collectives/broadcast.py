@@ -18,7 +18,7 @@ def broadcast(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.
     """Returns the root's x, bit by bit, in a new tensor on every rank.
 
     Args:
-        x: The same shape and dtype on every rank; any dtype.
+        x: Tensor of any dtype, with the same shape and dtype on every rank.
         root: The rank whose tensor is copied.
         comm: As in all_reduce.
 
@@ -33,7 +33,7 @@ def broadcast(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.
 
 
 def broadcast_(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.Tensor:
-    """broadcast() in place. x must be C-contiguous. Returns x."""
+    """Makes broadcast() in place, and returns x, which must be C-contiguous."""
     _op_in_place(x, root, comm or DEFAULT)
     return x
 
@@ -63,7 +63,7 @@ def _fake(x: torch.Tensor, root: int, comm: str) -> torch.Tensor:
 
 
 def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> Work:
-    """dist.broadcast, of any dtype."""
+    """Runs dist.broadcast, for any dtype."""
     x, root = only(tensors), root_of(opts)
     return group.run(x, tensors, opts, lambda comm: move_in_place(comm, x, root, "tensor"))
 

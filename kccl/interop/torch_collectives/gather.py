@@ -20,7 +20,7 @@ def _of_lists(
     tensors: list[torch.Tensor],
     opts: Any = None,
 ) -> Work:
-    """dist.gather of tensors of equal size, of any dtype."""
+    """Runs dist.gather, for any dtype. All ranks' tensors must have the same size."""
     x, root = only(tensors), root_of(opts)
     if group.rank() != root:
         if outs and outs[0]:
@@ -42,7 +42,7 @@ def _of_lists(
 def _of_tensors(
     group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any = None
 ) -> Work:
-    """dist.gather_single, of any dtype. Only the root's output is written."""
+    """Runs dist.gather_single, for any dtype. Only the root's output is written."""
     root = root_of(opts)
     if group.rank() != root:
         return group.run(x, [], opts, lambda comm: _give(comm, x, root))

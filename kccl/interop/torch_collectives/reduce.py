@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> Work:
-    """dist.reduce. The other ranks' tensors stay as they are."""
+    """Runs dist.reduce. Only the root's tensor is overwritten."""
     x, root, reduction = only(tensors), root_of(opts), reduction_of(opts)
     out = x if group.rank() == root else None
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def reduce_scatter(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
-    """This rank's chunk of the element-wise reduction of all ranks' x.
+    """Returns this rank's chunk of the element-wise reduction of all ranks' x.
 
     Args:
-        x: [world_size * n, ...], the same shape and dtype on every rank. If it is not C-contiguous,
-            it is copied first.
+        x: Tensor [world_size * n, ...], the same shape and dtype on every rank. If it is not
+            C-contiguous, it is copied first.
         op: As in all_reduce.
         comm: As in all_reduce.
 
@@ -78,7 +78,7 @@ def _of_lists(
     tensors: list[list[torch.Tensor]],
     opts: Any = None,
 ) -> Work:
-    """dist.reduce_scatter. Copies the tensors into one buffer first."""
+    """Runs dist.reduce_scatter. Copies the inputs into one temporary tensor first."""
     out, parts, reduction = only(outs), only(tensors), reduction_of(opts)
     check_alike(parts, "input_list", group.size())
     check_equal([parts[group.rank()]], out, "input_list", group.rank())
@@ -104,14 +104,14 @@ def _of_lists(
 def _of_tensors(
     group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any = None
 ) -> Work:
-    """dist.reduce_scatter_tensor."""
+    """Runs dist.reduce_scatter_tensor."""
     return _of_several_tensors(group, [out], [x], opts)
 
 
 def _of_several_tensors(
     group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
 ) -> Work:
-    """dist.reduce_scatter_tensor of several tensors, one after another; DTensor has one."""
+    """Runs dist.reduce_scatter_tensor for several tensors, in turn. DTensor gives one tensor."""
     reduction = reduction_of(opts)
     check_as_many(outs, tensors, ("output", "input"))
 

@@ -20,7 +20,7 @@ def _of_lists(
     tensors: list[list[torch.Tensor]],
     opts: Any = None,
 ) -> Work:
-    """dist.scatter of tensors of equal size, of any dtype."""
+    """Runs dist.scatter, for any dtype. All ranks' tensors must have the same size."""
     out, root = only(outs), root_of(opts)
     if group.rank() != root:
         if tensors and tensors[0]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-LIMIT_S = 30.0  # for a process that a check starts
+LIMIT_S = 30.0  # the timeout of a process that a check starts
 
 
 @dataclass(frozen=True)
@@ -10,9 +10,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        status: "ok"; "warn": it works but costs time; "no": it does not work.
-        found: What was found.
-        reason, cure: One sentence each; "" for ok.
+        status: "ok"; "warn" if it works but costs time; "no" if it does not work.
+        found: What was found, as a version or a path.
+        reason, cure: Why the status is not "ok", and what to do. One sentence each; "" for "ok".
     """
 
     status: str

@@ -1,4 +1,4 @@
-"""What the backends for GPUs need."""
+"""Checks what the backends for GPUs need: driver, compiler, GPUs, access to each other's memory."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cuda() -> Finding:
-    """NVIDIA's driver and compiler, the GPUs, and how they reach each other's memory."""
+    """Reports NVIDIA's driver and compiler, the GPUs, and whether they can access each other."""
     return _gpus("cuda")
 
 
@@ -31,7 +31,7 @@ print(json.dumps(dataclasses.asdict(getattr(gpus, sys.argv[1])())))
 
 
 def _elsewhere(backend: str) -> Finding:
-    """What a process of its own finds."""
+    """Runs a backend's check in a new process, because one process drives GPUs of one vendor."""
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, backend],
         stdin=subprocess.DEVNULL,
@@ -45,7 +45,8 @@ def _elsewhere(backend: str) -> Finding:
 
 
 def _gpus(backend: str) -> Finding:
-    # Imported here, because they need the compiled core, which is another check's.
+    # Imported here, because the import needs the compiled core. Another check reports if that is
+    # missing.
     from ...gpu import driver
 
     gpu = driver.VENDORS[backend]
@@ -56,7 +57,7 @@ def _gpus(backend: str) -> Finding:
         if count == 0:
             reason = f"{gpu.visible_devices} may hide them."
             return Finding("no", f"{compiler}, no GPU", reason, gpu.cure)
-        # Only now, because a process drives GPUs of one vendor.
+        # Choosing a vendor is final for a process. So it is chosen only when a GPU has been found.
         if not driver.may_choose(gpu):
             return _elsewhere(backend)
         driver.choose(gpu)
@@ -66,7 +67,7 @@ def _gpus(backend: str) -> Finding:
 
 
 def _refused(gpu: "Table", error: BackendError, reason: str) -> Finding:
-    """What an error says, whose last words may be the cure."""
+    """Turns an error into a Finding. If the error's text ends with a known cure, splits it off."""
     found = str(error)
     for cure in (gpu.cure, gpu.compiler.cure):
         if found.endswith(cure):
@@ -75,7 +76,7 @@ def _refused(gpu: "Table", error: BackendError, reason: str) -> Finding:
 
 
 def _together(gpu: "Table", compiler: str, count: int) -> Finding:
-    """Whether the GPUs reach each other's memory, and how."""
+    """Checks whether the GPUs can access each other's memory, and by which way of sharing."""
     from ...base import env
     from ...gpu import driver, sharing
 
@@ -88,7 +89,7 @@ def _together(gpu: "Table", compiler: str, count: int) -> Finding:
         return Finding("warn", f"{compiler}; {found}", reason, cure)
     forced = env.read().windows
     for each in devices:
-        # "peer" is for ranks that are threads. This check is about processes.
+        # Ignores KCCL_WINDOWS=peer, which is for ranks that are threads. Here ranks are processes.
         way = sharing.choose(each, are_threads=False, forced="" if forced == "peer" else forced)
         if way.caveat:
             cure = (

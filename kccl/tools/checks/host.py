@@ -1,4 +1,4 @@
-"""What the host backend needs, and what makes it fast."""
+"""Checks what the host backend needs, and what makes it fast."""
 
 import mmap
 import os
@@ -21,7 +21,7 @@ from .finding import LIMIT_S, Finding
 
 
 def compiled_core() -> Finding:
-    """It loads, and has kernels for this CPU."""
+    """Checks that the compiled core loads and has kernels for this CPU's vector instructions."""
     try:
         from ...base.abi import lib
     except ImportError as error:
@@ -45,7 +45,7 @@ def compiled_core() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """A memfd can be passed to another process."""
+    """Checks that a memfd that was sent over a Unix socket maps the same memory."""
     with allowed("memfd_create"):
         fd = os.memfd_create("kccl-doctor", os.MFD_CLOEXEC)
     with allowed("socketpair"):
@@ -76,7 +76,7 @@ def shared_memory() -> Finding:
 
 
 def process_ends() -> Finding:
-    """A rank sees the end of a peer."""
+    """Checks that a pidfd becomes readable when its process ends, so a rank notices a lost peer."""
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
     try:
         pidfd = os.pidfd_open(child.pid)
@@ -108,7 +108,7 @@ def process_ends() -> Finding:
 
 
 def abstract_sockets() -> Finding:
-    """Ranks connect, and know each other's process ids."""
+    """Checks that ranks can connect over abstract Unix sockets and learn the peer's process id."""
     listener, name = sockets.listen()
     with listener, new_socket() as guest:
         dial(guest, name)
@@ -141,7 +141,7 @@ with kccl.init() as comm:
 
 
 def exchange(world_size: int) -> Callable[[], Finding]:
-    """A check that as many ranks make a call."""
+    """Returns a check that starts `world_size` ranks, which make one all_reduce."""
     launcher = [] if world_size == 1 else ["-m", "kccl", "run", "-n", str(world_size), "--"]
     command = [sys.executable, *launcher, *([sys.executable] if launcher else []), "-c", _PROGRAM]
     limits = {"KCCL_TIMEOUT": "10", "KCCL_FIRST_TIMEOUT": "10"}
@@ -169,7 +169,7 @@ def exchange(world_size: int) -> Callable[[], Finding]:
 
 
 def variables() -> Finding:
-    """None of KCCL's environment variables is wrong, or costs time."""
+    """Checks that no environment variable of KCCL is wrong or makes calls slow."""
     given = sum(name.startswith("KCCL_") for name in os.environ)
     try:
         env = read()
@@ -194,7 +194,7 @@ def variables() -> Finding:
 
 
 def cores() -> Finding:
-    """Ranks need not share a core."""
+    """Checks that this process may use more than one core."""
     allowed, online = _num_allowed(), os.cpu_count()
     found = f"{allowed} of {online} logical CPUs allowed"
     if allowed > 1:
@@ -208,7 +208,7 @@ def cores() -> Finding:
 
 
 def quota() -> Finding:
-    """No cgroup stops ranks that wait."""
+    """Checks that no cgroup's CPU quota throttles ranks that spin while they wait."""
     quotas = [quota for quota in map(_quota_of, cgroup_folders("cpu")) if quota is not None]
     cores = _num_allowed()
     if not quotas:
@@ -227,7 +227,7 @@ def quota() -> Finding:
 
 
 def _quota_of(folder: Path) -> float | None:
-    """CPU time that a cgroup allows, in cores; None without a limit."""
+    """Returns the CPU time that a cgroup allows, in cores; None if it has no limit."""
     unified, old = folder / "cpu.max", folder / "cpu.cfs_quota_us"
     if unified.exists():
         quota, period = unified.read_text().split()

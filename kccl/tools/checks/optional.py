@@ -1,4 +1,4 @@
-"""What KCCL can use where it is there: launchers, a compiler, packages."""
+"""Checks for what KCCL can use but does not need: launchers, a compiler, packages."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ print("mpi4py", mpi4py.__version__, "on", MPI.Get_library_version().splitlines()
 
 
 def mpi() -> Finding:
-    """Ranks can be started by mpirun."""
+    """Checks that ranks can be started by mpirun: mpi4py loads, and mpirun is found."""
     if find_spec("mpi4py") is None:
         return Finding(
             "no",
@@ -58,7 +58,7 @@ def mpi() -> Finding:
 
 
 def open_mpi() -> Finding:
-    """Open MPI, with which `kccl bench` compares."""
+    """Checks for the Open MPI with which `kccl bench --baselines` compares."""
     from ...bench.peers.second_job import open_mpi_prefix
 
     prefix = open_mpi_prefix()
@@ -73,7 +73,7 @@ def open_mpi() -> Finding:
 
 
 def simulator() -> Finding:
-    """A C++ compiler."""
+    """Checks for the C++ compiler that compiles the simulator's kernels at run time."""
     from ...jit.cache import cache_folder, compiler_cure, compiler_name
     from ...sim.library import library_kernel
 
@@ -84,13 +84,13 @@ def simulator() -> Finding:
     try:
         library_kernel("barrier_direct", warp_size=32)
     except InvalidArgument as error:
-        # KCCL's variables say where compiled kernels are kept.
+        # A KCCL variable, as that of the cache folder, is wrong.
         return Finding("no", f"{error}", "A variable is wrong.", "See the check `variables`.")
     return Finding("ok", f"{name}; compiled kernels are kept in {cache_folder()}")
 
 
 def packages() -> Finding:
-    """For plots."""
+    """Checks for matplotlib, which --plot needs."""
     if find_spec("matplotlib") is not None:
         return Finding("ok", f"matplotlib {version('matplotlib')}")
     return Finding(
@@ -99,7 +99,7 @@ def packages() -> Finding:
 
 
 def torch() -> Finding:
-    """For kccl.interop."""
+    """Reports the version of PyTorch, which only kccl.interop.torch needs."""
     try:
         return Finding("ok", f"version {version('torch')}")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""`kccl topo --probe` on GPUs: runs kernels on those that this process sees."""
+"""Implements `kccl topo --probe` on GPUs: runs kernels on the GPUs that this process sees."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def __dir__() -> list[str]:
 
 @dataclass(frozen=True)
 class _Found:
-    """What one rank has measured."""
+    """What one rank has measured on its GPU and, if there are several GPUs, between them."""
 
     ordinal: int
     probe: topology.GpuProbe
@@ -38,11 +38,11 @@ def probed(machine: topology.Machine, sizes: Sizes | None = None) -> topology.Ma
     """Returns the machine with what kernels measure on its first MOST_GPUS GPUs and between them.
 
     Args:
-        machine: This machine. GPUs that its discovery has not found are added.
-        sizes: How much to do.
+        machine: This machine. If it has no GPUs, those that this process sees are added.
+        sizes: How much to measure.
 
     Raises:
-        BackendError: There is no GPU, or it cannot be measured.
+        BackendError: There is no GPU, or a GPU cannot be measured.
         Timeout: Two GPUs did not answer each other.
     """
     world_size = min(gpu.num_devices(), MOST_GPUS)
@@ -52,7 +52,7 @@ def probed(machine: topology.Machine, sizes: Sizes | None = None) -> topology.Ma
 
     def main(comm: Communicator) -> _Found:
         within = Within(comm, module_for(comm), asked)
-        # One after another: GPUs share the host's memory and its links.
+        # Measures one GPU after another, because they share the host's memory and its links.
         probe = None
         for rank in range(comm.world_size):
             if rank == comm.rank:
@@ -76,8 +76,10 @@ def probed(machine: topology.Machine, sizes: Sizes | None = None) -> topology.Ma
 
 
 def _named(machine: topology.Machine, ordinals: list[int]) -> tuple[topology.Machine, list[str]]:
-    """The machine with a device for each of these GPUs, and their ids: by their PCI address where
-    both know it, for the environment may hide GPUs from this process or change their order.
+    """Returns the machine with a device for each of these GPUs, and the devices' ids.
+
+    It matches them by PCI address where machine and driver know it, because the environment may
+    hide GPUs from this process or change their order.
     """
     gpus = topology.Graph(machine).gpus
     by_bus = {each.bus_id: each.id for each in gpus if each.bus_id}
@@ -85,7 +87,7 @@ def _named(machine: topology.Machine, ordinals: list[int]) -> tuple[topology.Mac
     names = [name for name in found if name is not None]
     if len(names) == len(ordinals):
         return machine, names
-    # By their order only where nothing else is known.
+    # Matches by order only if the machine knows no PCI address.
     if len(gpus) == len(ordinals) and not by_bus:
         return machine, [each.id for each in gpus]
     if gpus:
@@ -102,7 +104,7 @@ def _named(machine: topology.Machine, ordinals: list[int]) -> tuple[topology.Mac
 
 
 def _bus_id(ordinal: int) -> str | None:
-    """As the kernel writes it, "0000:1b:00.0"; None if the driver does not tell."""
+    """Returns a GPU's PCI address as Linux writes it, "0000:1b:00.0"; None if it is not known."""
     table = driver.table()
     try:
         domain, bus, device = (table.attribute(ordinal, name) for name in table.bus_parts)

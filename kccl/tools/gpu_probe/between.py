@@ -21,10 +21,16 @@ Cells = list[list[float | None]]
 
 
 class Between:
-    """One rank's part in what is measured between GPUs. All its methods are collective."""
+    """Measures between this rank's GPU and its peers'. All methods are collective."""
 
     def __init__(self, comm: Communicator, within: Within, sizes: Sizes) -> None:
-        """Args: this rank's communicator and GPU, and how much to do."""
+        """Opens a window for the measurements, and compiles the ping-pong kernel.
+
+        Args:
+            comm: This rank's communicator.
+            within: The measurements of this rank's GPU.
+            sizes: How much to measure.
+        """
         self._comm = comm
         self._within = within
         self._nbytes = sizes.peer_bytes
@@ -34,7 +40,8 @@ class Between:
         self._kernel, self._block = module.kernel("ping_pong"), module.warp_size
 
     def measure(self) -> tuple[Cells, Cells]:
-        """Microseconds one way, and gigabytes a second, from rank i to rank j; None where i is j.
+        """Returns two matrices from rank i to rank j: microseconds of a word, one way, and
+        gigabytes a second of writes. Cells with i equal to j are None.
 
         Raises:
             Timeout: Two GPUs did not answer each other.
@@ -43,7 +50,7 @@ class Between:
         us: Cells = [[None] * size for _ in range(size)]
         gbps: Cells = [[None] * size for _ in range(size)]
         first = 1
-        # Before data overwrites the words.
+        # Latencies come first: the writes for bandwidth overwrite the words of the ping-pong.
         for i in range(size):
             for j in range(i):
                 us[i][j] = us[j][i] = self._one_way_us(j, i, first)
@@ -88,7 +95,7 @@ class Between:
         return float(told[leader]) / self._rounds / 2 / 1e3
 
     def _gbps(self, source: int, target: int) -> float:
-        """One GPU writes while all others rest."""
+        """Returns the gigabytes a second at which `source` writes while all other GPUs are idle."""
         comm, within = self._comm, self._within
         comm.gather_objects(None)
         found = None

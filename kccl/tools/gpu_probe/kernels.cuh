@@ -1,5 +1,6 @@
-// The kernels of `kccl topo --probe` on a GPU. No call of the library is in them: they measure what
-// every protocol is built on. A thread that takes a time is the first one of its block.
+// The kernels of `kccl topo --probe` on a GPU. They measure the loads, stores and polls that every
+// protocol consists of, so they make no calls of the library. The first thread of a block takes the
+// times, and in probe_polls() also the first thread of its second warp.
 #include <kccl/mem.cuh>
 
 namespace kccl::probe {
@@ -9,14 +10,15 @@ using mem::Order;
 using mem::Scope;
 
 constexpr uint32_t kLineWords = kKcclLineBytes / sizeof(uint32_t);
-// Lines that a player uses in turn, because a word's latency depends on where its line is in L2.
+// The lines that a player uses in turn. A word's latency depends on where its line is in L2, so a
+// ping-pong averages over these lines.
 constexpr uint32_t kLines = 32;
 constexpr uint32_t kOutboxWords = kLines * kLineWords;
-// Loads that a thread starts before it waits for any.
+// The loads that a thread issues before it waits for the first one.
 constexpr uint32_t kAtOnce = 8;
 
-// Waits until a word that counts up has reached `wanted`; false if the limit is over. The clock is
-// read once in 1024 polls.
+// Waits until a word that counts up has reached `wanted`. Returns false after limit_ns. Reads the
+// clock only once in 1024 polls.
 template <Scope SCOPE>
 KCCL_DEVICE bool reaches(const uint32_t* word, uint32_t wanted, uint64_t limit_ns) {
     uint64_t begin = 0;
@@ -31,9 +33,10 @@ KCCL_DEVICE bool reaches(const uint32_t* word, uint32_t wanted, uint64_t limit_n
     }
 }
 
-// One player of a ping-pong of `trips` round trips. Each player writes its own outbox and polls the
-// other's. Values count up from `first`, so a player that is late sees a later value and goes on.
-// Returns the ticks of all round trips but the first `warmup`, which is below trips; 0: no answer.
+// Plays one side of a ping-pong of `trips` round trips. Each player writes its own outbox and polls
+// the other's. Values count up from `first`, so a late player that sees a later value also goes on.
+// Returns the ticks of all round trips but the first `warmup`, which must be below trips; returns 0
+// if the other player did not answer within limit_ns.
 KCCL_DEVICE uint64_t play(uint32_t* mine, const uint32_t* theirs, uint32_t first, uint32_t trips,
                           uint32_t warmup, bool leads, uint64_t limit_ns) {
     uint64_t begin = 0;
@@ -47,7 +50,7 @@ KCCL_DEVICE uint64_t play(uint32_t* mine, const uint32_t* theirs, uint32_t first
     return mem::clock_ticks() - begin;
 }
 
-// Whom a player meets in a round of a tournament of `players`, an even number, in which all meet.
+// Returns the opponent of `me` in a round of a round-robin tournament. `players` must be even.
 KCCL_DEVICE uint32_t opponent(uint32_t me, uint32_t round, uint32_t players) {
     const uint32_t last = players - 1;
     if (me == last) return round % 2 == 0 ? round / 2 : (round + last) / 2;
@@ -55,13 +58,14 @@ KCCL_DEVICE uint32_t opponent(uint32_t me, uint32_t round, uint32_t players) {
     return other == me ? last : other;
 }
 
-// Where this block runs: the unit's number and its die's.
+// Stores where this block runs: the numbers of its compute unit and of the unit's die.
 KCCL_DEVICE void note_place(uint32_t* places) {
     mem::store_plain(places + 2 * platform::block_in_grid(), mem::unit_id());
     mem::store_plain(places + 2 * platform::block_in_grid() + 1, mem::die_id());
 }
 
-// Loads of one zeroed word, one after another; returns the ticks, 0 if the word is not zero.
+// Makes NUM dependent loads of one word, which must be zero. Returns their ticks, or 0 if the word
+// is not zero.
 template <uint32_t NUM>
 KCCL_DEVICE uint64_t chase(const uint32_t* word) {
     const uint64_t begin = mem::clock_ticks();
@@ -72,8 +76,8 @@ KCCL_DEVICE uint64_t chase(const uint32_t* word) {
     return next == word ? mem::clock_ticks() - begin : 0;
 }
 
-// Loads a part of `data` into registers and returns a sum, so that no load is left out. The part
-// begins at `from`, in steps of `step` lines.
+// Loads kAtOnce lines from `from` on, `step` lines apart. Returns a sum of their words, so that the
+// compiler cannot remove the loads.
 KCCL_DEVICE uint64_t take(const Line* data, uint64_t from, uint64_t step) {
     Line lines[kAtOnce];
     KCCL_UNROLL
@@ -86,7 +90,7 @@ KCCL_DEVICE uint64_t take(const Line* data, uint64_t from, uint64_t step) {
 
 }  // namespace kccl::probe
 
-// How many ticks and nanoseconds pass in a block that does nothing for so long. numbers: two.
+// Spins for wait_ns, and stores how many ticks and nanoseconds passed in numbers[0] and numbers[1].
 KCCL_KERNEL void probe_clock(uint64_t wait_ns, uint64_t* numbers) {
     using namespace kccl;
     if (platform::thread_in_block() != 0) return;
@@ -100,9 +104,10 @@ KCCL_KERNEL void probe_clock(uint64_t wait_ns, uint64_t* numbers) {
     mem::store_plain(numbers + 1, now - begin_ns);
 }
 
-// Every block plays with every other, many pairs at once. All blocks run at once.
-//   outboxes: one for each block, kLines lines each; no value in them lies above `first`
-//   ticks:    [block][opponent], of trips - warmup round trips; what has failed stays as it was
+// Plays a ping-pong between each two blocks, many pairs at the same time. All blocks of the grid
+// must be resident.
+//   outboxes: one for each block, of kLines lines; all values in them must be below `first`
+//   ticks:    [block][opponent], of trips - warmup round trips; not written for pairs that failed
 KCCL_KERNEL void probe_units(uint32_t* outboxes, uint32_t first, uint32_t trips, uint32_t warmup,
                              uint64_t limit_ns, uint64_t* ticks, uint32_t* places) {
     using namespace kccl;
@@ -121,9 +126,10 @@ KCCL_KERNEL void probe_units(uint32_t* outboxes, uint32_t first, uint32_t trips,
     }
 }
 
-// The least ticks of a load of each line by each block. Every block begins at another line.
+// Measures the least ticks of kChased dependent loads of each line by each block. Each block begins
+// at another line.
 //   data:  zeroed; line i is at i * line_words
-//   ticks: [block][line], of kChased loads; what has failed stays as it was
+//   ticks: [block][line]; not written for lines that failed
 constexpr uint32_t kChased = 4;
 KCCL_KERNEL void probe_lines(const uint32_t* data, uint32_t num_lines, uint32_t line_words,
                              uint32_t repeats, uint32_t* ticks, uint32_t* places) {
@@ -134,7 +140,7 @@ KCCL_KERNEL void probe_lines(const uint32_t* data, uint32_t num_lines, uint32_t 
     for (uint32_t i = 0; i < num_lines; ++i) {
         const uint32_t line = (i + me * 5) % num_lines;
         const uint32_t* const word = data + uint64_t{line} * line_words;
-        // The first time brings the line into L2.
+        // The first chase brings the line into L2. Its time is replaced below.
         uint64_t best = probe::chase<kChased>(word);
         if (best == 0) return;
         for (uint32_t k = 0; k < repeats; ++k) {
@@ -145,11 +151,13 @@ KCCL_KERNEL void probe_lines(const uint32_t* data, uint32_t num_lines, uint32_t 
     }
 }
 
-// Polls and a ping-pong of blocks 0 and 1, while all other warps read `data`, or do nothing.
-//   lines:   two outboxes, then zeroed lines as many as one has, then the line that ends it
-//   numbers: ticks of `loads` loads, ticks of trips - warmup round trips, and of one thread that
-//            reads: its loads and its ticks
-//   most:    turns of a reader, so that its loop ends
+// Times polls by block 0, and then a ping-pong of blocks 0 and 1, by the first warp of each block.
+// Meanwhile all other warps of the grid read `data`. With blocks of one warp nothing else runs.
+//   lines:   two outboxes, then as many zeroed lines as an outbox has, which are polled, then the
+//            line that ends the readers
+//   numbers: ticks of `loads` loads, ticks of trips - warmup round trips, and the loads and ticks
+//            of one reading thread
+//   most:    the most turns of a reader, so that its loop ends in any case
 KCCL_KERNEL void probe_polls(uint32_t* lines, uint32_t first, uint32_t loads, uint32_t trips,
                              uint32_t warmup, uint64_t settle_ns, uint64_t limit_ns,
                              const kccl::mem::Line* data, uint64_t num_lines, uint32_t most,
@@ -199,8 +207,8 @@ KCCL_KERNEL void probe_polls(uint32_t* lines, uint32_t first, uint32_t loads, ui
     mem::store_plain(numbers + 1, played);
 }
 
-// Reads num_lines lines `passes` times; lines that do not fill a turn of all threads are left out.
-// Each pass gives a block other lines, so that none comes from a cache of its own.
+// Reads num_lines lines `passes` times. Lines at the end that do not fill a turn of all threads are
+// left out. In each pass a block reads other lines, so that none is in the block's own L1 cache.
 KCCL_KERNEL void probe_read(const kccl::mem::Line* data, uint64_t num_lines, uint32_t passes,
                             uint64_t* sink) {
     using namespace kccl;
@@ -217,7 +225,7 @@ KCCL_KERNEL void probe_read(const kccl::mem::Line* data, uint64_t num_lines, uin
     if (sum == ~uint64_t{0}) mem::store_plain(sink, sum);
 }
 
-// Writes num_lines lines `passes` times; the rest as probe_read() leaves it out.
+// Writes num_lines lines `passes` times. Leaves out the same lines at the end as probe_read().
 KCCL_KERNEL void probe_write(kccl::mem::Line* data, uint64_t num_lines, uint32_t passes) {
     using namespace kccl;
     const uint64_t threads = platform::threads_per_block(), blocks = platform::blocks_per_grid();
@@ -234,8 +242,9 @@ KCCL_KERNEL void probe_write(kccl::mem::Line* data, uint64_t num_lines, uint32_t
     }
 }
 
-// Answers a host thread: stores in `own_word` what it sees in `host_word`, until that is `stop`.
-// Both lie in memory of the host. Ends, too, if nothing changes for so long.
+// Answers a host thread in a ping-pong: copies each new value of `host_word` to `own_word`, until
+// the value is `stop`. Both words lie in host memory. Also ends if `host_word` does not change for
+// limit_ns.
 KCCL_KERNEL void probe_answer(const uint32_t* host_word, uint32_t* own_word, uint32_t stop,
                               uint64_t limit_ns) {
     using namespace kccl;
@@ -254,16 +263,17 @@ KCCL_KERNEL void probe_answer(const uint32_t* host_word, uint32_t* own_word, uin
     }
 }
 
-// So many neighbouring blocks run at once in one group of multiprocessors, where the GPU has such
-// groups. The grid is a multiple of their number.
+// Makes `blocks` neighbouring blocks a thread block cluster, which runs within one GPC. Has no
+// effect on GPUs without clusters. The grid must be a multiple of `blocks`.
 #if defined(KCCL_TARGET_CUDA) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
 #define KCCL_PROBE_CLUSTER_OF(blocks) __cluster_dims__(blocks, 1, 1)
 #else
 #define KCCL_PROBE_CLUSTER_OF(blocks)
 #endif
 
-// The unit of each block. Blocks stay for unlike times, so units become free one by one, and later
-// clusters run on other sets of units than the first. `seed` changes the times.
+// Stores the compute unit of each block, and then keeps the unit busy. Blocks stay for different
+// times, so that units become free one by one, and later clusters run on other sets of units than
+// the first clusters. `seed` varies the times.
 namespace kccl::probe {
 KCCL_DEVICE void stay(uint32_t* units, uint64_t stay_ns, uint32_t seed) {
     if (platform::thread_in_block() != 0) return;

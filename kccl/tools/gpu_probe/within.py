@@ -1,4 +1,6 @@
-"""Measures one GPU: latencies between its compute units, parts of L2, bandwidths, its host."""
+"""Measures one GPU: latencies between its compute units, to lines in L2, and to the host; and
+bandwidths.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 SOURCE = Path(__file__).with_name("kernels.cuh")
-CLUSTERS = (8, 7, 6, 5, 4, 3, 2)  # the largest that every GPU with clusters runs, and less
+CLUSTERS = (8, 7, 6, 5, 4, 3, 2)  # in blocks; 8 is the largest that all GPUs with clusters can run
 KERNELS = (
     *("probe_clock", "probe_units", "probe_lines", "probe_polls", "probe_read", "probe_write"),
     "probe_answer",
     *(f"probe_clusters_{size}" for size in CLUSTERS),
 )
-# As in kernels.cuh.
+# These must equal the constants in kernels.cuh.
 _OUTBOX_BYTES = 32 * LINE_BYTES
 _CHASED = 4
 _AT_ONCE = 8
-_BYTES_AT_ONCE = 16 * _AT_ONCE  # of a thread
+_BYTES_AT_ONCE = 16 * _AT_ONCE  # that a thread loads before it waits
 _STOP = 0x7FFFFFFF
 _LIMIT_NS = 200_000_000
 _HOST_LIMIT_NS = 2_000_000_000
@@ -42,25 +44,27 @@ _HOST_LIMIT_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much a probe does. What is there by default takes a few seconds on a GPU.
+    """How much a probe measures. The defaults take a few seconds on a GPU.
 
     Attributes:
-        warm_ns: How long the GPU is busy first, so that its clock goes up.
-        trips: Round trips between two units, the first `warmup` of which are not timed.
-        warmup: See there.
-        repeats: How often all pairs are measured; the least time counts.
-        lines: Lines whose latency from each unit is measured.
-        stay_ns: How long a block of a cluster stays at least; some stay 7 times as long.
-        cluster_waves: Blocks of clusters for each unit in one launch.
-        cluster_rounds: Launches of each size of cluster, at most.
-        cluster_patience: Rounds that tell nothing new, after which no more are run.
-        polls: Loads that are timed, idle and loaded.
-        memory_bytes, cache_bytes, host_bytes: Sizes of what is read and written.
-        threads, cache_threads: Threads of a block that does so.
-        passes, batches: Passes over the data in one batch; the median batch counts.
-        settle_ns: How long a stream runs before something is timed beside it.
+        warm_ns: How long the GPU is kept busy first, so that its clock goes up.
+        trips: Round trips of a ping-pong between two units.
+        warmup: The first round trips of a ping-pong, which are not timed.
+        repeats: How often all pairs are measured. The least time of a pair counts.
+        lines: Number of lines in L2 whose latency from each unit is measured.
+        stay_ns: The least time for which a block of a cluster occupies its unit. Some stay 7 times
+            as long.
+        cluster_waves: Number of clusters' blocks for each unit in one launch.
+        cluster_rounds: The most launches for each size of cluster.
+        cluster_patience: After so many rounds in a row that find no new group, no more are run.
+        polls: Number of loads that are timed, once on an idle and once on a busy GPU.
+        memory_bytes, cache_bytes, host_bytes: Bytes that are read or written in GPU memory, in L2
+            and in host memory.
+        threads, cache_threads: Threads of a block that reads or writes, and of one that reads L2.
+        passes, batches: Passes over the data in one batch, and batches. The median batch counts.
+        settle_ns: How long readers run before something is timed beside them.
         host_trips: Round trips with the host.
-        peer_bytes, peer_trips: Bytes that one GPU writes to another, and round trips of two.
+        peer_bytes, peer_trips: Bytes that one GPU writes to another, and their round trips.
     """
 
     warm_ns: int = 50_000_000
@@ -87,7 +91,7 @@ class Sizes:
 
 
 def module_for(comm: Communicator) -> Module:
-    """The probe's kernels, compiled for a communicator's GPU, or from the cache.
+    """Compiles the probe's kernels for a communicator's backend, or loads them from the cache.
 
     Raises:
         CompileError, BackendError: As kccl.compile().
@@ -96,10 +100,16 @@ def module_for(comm: Communicator) -> Module:
 
 
 class Within:
-    """One GPU on which kernels run that need no peer."""
+    """Measures one GPU by kernels that need no peer."""
 
     def __init__(self, comm: Communicator, module: Module, sizes: Sizes) -> None:
-        """Args: the communicator of this GPU's rank, module_for() it, and how much to do."""
+        """Makes a stream on the rank's GPU.
+
+        Args:
+            comm: The communicator of this GPU's rank.
+            module: The result of module_for(comm).
+            sizes: How much to measure.
+        """
         self._comm = comm
         self._module = module
         self._sizes = sizes
@@ -107,14 +117,15 @@ class Within:
         with self.device.current():
             self.stream = gpu.make_stream()
         self._blocks = self.device.multiprocessors
-        # More than half of the most: so each unit runs one block.
+        # More than half of a unit's shared memory, so that a unit runs only one block at a time.
         self._alone = self.device.shared_bytes // 2 + 1024
 
     def measure(self) -> topology.GpuProbe:
-        """Measures everything.
+        """Makes all measurements. Takes a few seconds with the default sizes.
 
         Raises:
-            BackendError: Another program has a part of the GPU, or what was measured is no number.
+            BackendError: Blocks did not run on all units, as beside another program, or something
+                did not answer.
         """
         with self.device.current():
             ticks_of_us = self._ticks_of_us()
@@ -137,7 +148,7 @@ class Within:
 
     @property
     def _stride(self) -> int:
-        # A page is the unit that AMD's memory is spread by.
+        # AMD's GPUs distribute memory by pages, so the measured lines are a page apart.
         return LINE_BYTES if self._comm.backend == "cuda" else 4096
 
     def _run(
@@ -160,7 +171,7 @@ class Within:
         return np.frombuffer(data, dtype)
 
     def _ticks_of_us(self) -> float:
-        """Ticks of a unit's clock in a microsecond, when the GPU has been busy for a while."""
+        """Returns the ticks of a unit's clock in a microsecond, after keeping the GPU busy."""
         numbers = self._zeros(16)
         warm_ns = self._sizes.warm_ns
         for wait_ns in (warm_ns, warm_ns // 5):
@@ -171,7 +182,9 @@ class Within:
         return float(ticks) / float(ns) * 1e3
 
     def _units(self, ticks_of_us: float) -> tuple[Array, list[list[float | None]]]:
-        """(unit, die) of each block, and microseconds from each to each, one way."""
+        """Returns (unit, die) of each unit in the order of their numbers, and the matrix of
+        microseconds between each two units, one way.
+        """
         count, sizes = self._blocks, self._sizes
         outboxes = self._zeros(count * _OUTBOX_BYTES)
         places = self._zeros(count * 8)
@@ -190,7 +203,7 @@ class Within:
                 numbers = now
             taken = self._read(ticks, np.uint64).reshape(count, count)
             for i, j in zip(*map(np.ndarray.tolist, np.nonzero(taken)), strict=True):
-                # By number: another launch may give a block another unit.
+                # Keyed by unit, because in another launch a block may run on another unit.
                 pair = int(now[i, 0]), int(now[j, 0])
                 best[pair] = min(int(taken[i, j]), best.get(pair, int(taken[i, j])))
         assert numbers is not None, "repeats is 1 or more"
@@ -211,7 +224,7 @@ class Within:
             )
 
     def _lines(self, order: Array) -> list[list[float]]:
-        """Ticks of a load of each line by each unit, in the order of units."""
+        """Returns [unit][line]: the ticks of a load. `order` gives the order of the units."""
         count, sizes = self._blocks, self._sizes
         data = self._zeros(sizes.lines * self._stride)
         ticks = self._zeros(count * sizes.lines * 4)
@@ -229,7 +242,9 @@ class Within:
         return [rows[unit] for unit in order[:, 0].tolist()]
 
     def _clusters(self) -> tuple[tuple[int, ...], ...]:
-        """Units that ran blocks of one cluster; none where the GPU has no clusters."""
+        """Returns sets of units that ran blocks of one cluster, so are in one GPC. Returns none if
+        the GPU has no clusters.
+        """
         if self._comm.backend != "cuda" or _version(self.device.arch) < 90:
             return ()
         found: set[tuple[int, ...]] = set()
@@ -245,7 +260,7 @@ class Within:
         return tuple(sorted(found))
 
     def _clusters_of(self, size: int, seed: int) -> set[tuple[int, ...]]:
-        """The units of each cluster of so many blocks, each of which has a unit to itself."""
+        """Runs clusters of `size` blocks, one block on a unit. Returns each cluster's units."""
         grid = self._blocks * self._sizes.cluster_waves // size * size
         units = self._zeros(grid * 4)
         args = units.address, np.uint64(self._sizes.stay_ns), np.uint32(seed * grid)
@@ -254,7 +269,11 @@ class Within:
         return {tuple(sorted(set(row))) for row in rows.tolist()}
 
     def _polls(self, ticks_of_us: float) -> dict[str, float]:
-        """A poll and a ping-pong, idle and beside a full stream."""
+        """Measures a poll and a ping-pong: on an idle GPU, and while all other warps read memory.
+
+        Returns:
+            Names of figures -> microseconds; and the gigabytes a second of the reads.
+        """
         sizes = self._sizes
         lines = self._zeros(3 * _OUTBOX_BYTES + LINE_BYTES)
         numbers, sink = self._zeros(32), self._zeros(8)
@@ -274,7 +293,7 @@ class Within:
                 np.uint64(_LIMIT_NS),
                 data.address,
                 np.uint64(sizes.memory_bytes // 16),
-                # Turns of a reader: a few seconds, should nothing end it.
+                # The most turns of a reader. They last a few seconds if nothing ends it before.
                 np.uint32(1 << 20),
                 numbers.address,
                 sink.address,
@@ -291,7 +310,7 @@ class Within:
             if loaded and taken:
                 readers = self._blocks * (sizes.threads - self._module.warp_size)
                 found["loaded_gbps"] = loads * 16 * readers / (taken / ticks_of_us) / 1e3
-        # The idle pair is one of those that the matrix has.
+        # The matrix unit_to_unit_us of the probe has this pair on the idle GPU already.
         del found["unit_to_unit_us"]
         return found
 
@@ -311,8 +330,16 @@ class Within:
     def gbps(
         self, name: str, address: int, nbytes: int, *, passes: int = 0, threads: int = 0
     ) -> float:
-        """Gigabytes a second at which the kernel of a name reads or writes memory: the median batch
-        but the first. This thread's current device is the GPU.
+        """Returns the gigabytes a second at which a kernel reads or writes memory.
+
+        It is that of the median batch, without the first. The GPU must be this thread's current
+        device.
+
+        Args:
+            name: "probe_read" or "probe_write".
+            address, nbytes: The memory.
+            passes: Passes over it in one batch; 0: as in the sizes.
+            threads: Threads of a block; 0: as in the sizes.
         """
         sizes = self._sizes
         passes, threads = passes or sizes.passes, threads or sizes.threads
@@ -330,10 +357,10 @@ class Within:
         return moved / statistics.median(times) / 1e3
 
     def _with_host(self) -> dict[str, float]:
-        """A word between this thread and the GPU, which both poll the host's memory."""
+        """Measures a word's way between this thread and the GPU, which both poll host memory."""
         words = self._zeros(2 * LINE_BYTES, on_host=True)
         mine, theirs = words.address, words.address + LINE_BYTES
-        # The kernel's argument: where the host writes, and where it polls.
+        # The kernel polls `theirs`, which the host writes, and writes `mine`, which the host polls.
         self._run("probe_answer", theirs, mine, np.uint32(_STOP), np.uint64(_HOST_LIMIT_NS))
         as_words = [ffi.cast("uint32_t *", each) for each in (mine, theirs)]
         ns = lib.kccl_host_ping_pong(*as_words, self._sizes.host_trips, True, _HOST_LIMIT_NS)
@@ -349,5 +376,5 @@ def _divided(ticks: int | None, by: float) -> float | None:
 
 
 def _version(arch: str) -> int:
-    """90 of "sm_90a"."""
+    """Returns the number in an architecture's name: 90 for "sm_90a"."""
     return int("".join(filter(str.isdigit, arch)))
