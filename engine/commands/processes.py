@@ -38,8 +38,7 @@ def measured(engine: Engine) -> float:
 
 
 class Processes:
-    """The processes of all ranks but 0, which is this process. A context manager, which ends them.
-    """
+    """The processes of all ranks but 0, which is this one. A context manager, which ends them."""
 
     def __init__(self, number: int, given: Mapping[str, Any], tell: Tell) -> None:
         """Stores the arguments. open() starts the processes.

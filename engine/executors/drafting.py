@@ -91,8 +91,7 @@ class Drafting:
         self.slowest_s = 0.0
 
     def ask(self, ids: list[int], most: int) -> list[int]:
-        """Calls the drafter, and returns its drafts. Returns [] if it raises, or has raised before.
-        """
+        """Calls the drafter, and returns its drafts; [] if it raises, or has raised before."""
         _here.executor = self._executor
         if self.error is not None:
             return []

@@ -72,8 +72,7 @@ class Prefixes:
         return Place(source if goes_on else oldest, source, shared[source]), shared
 
     def begin(self, place: Place, kind: Hashable) -> None:
-        """Records that a request begins in a slot. The slot counts as empty until keep() is called.
-        """
+        """Records that a request begins in a slot, which counts as empty until keep() is called."""
         self._number += 1
         self._slots[place.slot] = _Slot([], kind, self._number)
 

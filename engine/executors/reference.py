@@ -329,8 +329,7 @@ class Reference:
         return n
 
     def _head(self, op: Op, run: _Run, biases: Sequence[Array], head: Array) -> Array:
-        """Returns the logits. If lm_head is "vocab_parallel", lane l makes the l-th part of them.
-        """
+        """Returns the logits. If lm_head is "vocab_parallel", lane l makes part l of them."""
         n = run.taken_by(op)
         parts = product(n, head.reshape(len(n), -1, head.shape[1]))
         return np.concatenate(parts, axis=-1)[None]

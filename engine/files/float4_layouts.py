@@ -76,7 +76,6 @@ class Nvfp4Matrix(QuantizedMatrix):
 
 
 class Modelopt4Matrix(Nvfp4Matrix):
-    """NVFP4 as ModelOpt stores it: with other names, and all scales are multiplied by the number.
-    """
+    """NVFP4 as ModelOpt stores it: with other names, and scales are multiplied by the number."""
 
     _numbers, _factor, _divides = "weight", "weight_scale_2", False

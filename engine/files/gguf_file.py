@@ -47,8 +47,7 @@ class Tensor:
 
 
 class _Cursor:
-    """Reads values one after the other. Raises kccl.Error rather than read behind the file's end.
-    """
+    """Reads values one after the other. Raises kccl.Error at the file's end."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path = path
@@ -61,8 +60,7 @@ class _Cursor:
         return self._content[self.offset - num_bytes : self.offset]
 
     def need(self, num_bytes: int, what: str) -> None:
-        """Raises kccl.Error if fewer than num_bytes bytes are left. `what` names what needs them.
-        """
+        """Raises kccl.Error if fewer than num_bytes bytes are left. `what` is what needs them."""
         if num_bytes > len(self._content) - self.offset:
             raise kccl.Error(
                 f"{self.path} is truncated or damaged: {what} needs {num_bytes} bytes at offset "

@@ -104,8 +104,7 @@ def _factor(fields: Fields, prefix: str) -> float:
 
 
 def _check_tables(file: GgufParts, fields: Fields, kind: str) -> None:
-    """Raises kccl.Error if there is a table that llama.cpp would not use for this kind of scaling.
-    """
+    """Raises kccl.Error if there is a table that llama.cpp would not use for this scaling."""
     wanted = {_SHORT, _LONG} if kind == "longrope" else {_FREQS}
     for name in sorted(ROPE_TABLES & file.tensors.keys() - wanted):
         raise kccl.Error(f"{fields.path}: tensor {name} does not belong to RoPE scaling {kind!r}")

@@ -206,8 +206,7 @@ class FolderSource(Source):
 def _without_prefix(
     held: Held, whole: Mapping[str, str], per_layer: Mapping[str, str]
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Returns the tables of names with "model." in front of names, or without, as the file has it.
-    """
+    """Returns the tables with "model." in front of names, or without, as the file has it."""
     bare = {own: name.removeprefix(_PREFIX) for own, name in whole.items()}
     if whole["embedding"] in held or bare["embedding"] not in held:
         return whole, per_layer

@@ -146,8 +146,7 @@ def _sharded(folder: Path, index: Path, more: Collection[str]) -> tuple[dict[str
 
 
 def _known(file: Path, held: Held, more: Collection[str]) -> Held:
-    """Returns a file's tensors. Raises kccl.Error if one has a dtype that the engine cannot read.
-    """
+    """Returns a file's tensors. Raises kccl.Error if one has a dtype that cannot be read."""
     for name, (dtype, _) in held.items():
         if dtype not in DTYPES and dtype not in more:
             raise wrong_dtype(file, name, dtype, (*DTYPES, *more))

@@ -1,5 +1,4 @@
-"""Finds models by their Hugging Face names in this machine's cache of the hub. Downloads nothing.
-"""
+"""Finds models by Hugging Face names in this machine's cache of the hub. Downloads nothing."""
 
 import os
 import re

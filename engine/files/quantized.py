@@ -156,8 +156,7 @@ class QuantizedMatrix(ABC):
         return exact
 
     def _rows_of_grid(self, start: int, stop: int) -> slice:
-        """Returns which rows of the grid of scales the matrix's rows from start to stop - 1 need.
-        """
+        """Returns which rows of the grid of scales the rows from start to stop - 1 need."""
         return slice(start // self._rows, -(-stop // self._rows))
 
     def _of_groups(self, of_grid: NDArray[Any], start: int, stop: int) -> NDArray[Any]:

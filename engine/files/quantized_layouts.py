@@ -141,8 +141,7 @@ class _Packed(_Rows):
         return Stored(self.format, self._groups.joined(read, scales, zeros))
 
     def _zeros(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Returns the zero points of some rows' groups. A word has the zero points of 8 or 4 rows.
-        """
+        """Returns the zero points of some rows' groups. A word has those of 8 or 4 rows."""
         rows, in_word = self._rows_of_grid(start, stop), _WORD_BITS // self._bits
         first = rows.start // in_word
         words = self._tensors.read(self._zero, slice(first, -(-rows.stop // in_word)))

@@ -1,5 +1,4 @@
-"""The interface of a file format: reads a model's tensors by the file's names, and its tokenizer.
-"""
+"""The interface of a file format, which reads a model's tensors and its tokenizer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping

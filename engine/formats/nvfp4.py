@@ -49,8 +49,7 @@ class Nvfp4(Format):
         return values.reshape(*words.shape[:-1], -1)
 
     def from_values(self, values: NDArray[Any]) -> NDArray[Any]:
-        """See Format. Chooses a group's factor so that its largest scale is e4m3's largest number.
-        """
+        """See Format. A group's factor makes its largest scale e4m3's largest number."""
         groups = np.ascontiguousarray(values, np.float32).reshape(-1, self.block // SCALED, SCALED)
         most = np.abs(groups).max(axis=2)
         factors = scales_of(most.max(axis=1), _LARGEST * MOST)

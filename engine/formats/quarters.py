@@ -37,8 +37,7 @@ class Quarters(Format):
         return num_values * self._whole.words // self._whole.block
 
     def from_stored(self, stored: Stored) -> Stored:
-        """See Format. Unpacks the K format without rounding. Other formats are converted as usual.
-        """
+        """See Format. Unpacks the K format without rounding. Converts others as usual."""
         if stored.format is not self._whole:
             return super().from_stored(stored)
         blocks = np.ascontiguousarray(stored.words).reshape(-1, self._whole.words)

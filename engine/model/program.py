@@ -34,8 +34,7 @@ from .ops import KINDS, MODULES, OpKind, Place, Vector, layer_of, module_of
 
 @dataclass(frozen=True)
 class Op:
-    """One op of the program. Its output is what an executor's run_until() returns for it (diff.py).
-    """
+    """One op of the program. Its output is what run_until() of executors returns (diff.py)."""
 
     index: int
     kind: str

@@ -1,5 +1,4 @@
-"""Reads what describe_trace() (kernels/trace_layout.cuh) writes: the meaning of a kernel's stamps.
-"""
+"""Reads what describe_trace() (kernels/trace_layout.cuh) writes: the meaning of stamps."""
 
 import numpy as np
 

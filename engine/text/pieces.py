@@ -147,7 +147,6 @@ def _piece(text: str, token: Token, end: str, name: str) -> Piece:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest proper prefix of the stop string with which the text ends.
-    """
+    """Returns the length of the stop string's longest proper prefix with which the text ends."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

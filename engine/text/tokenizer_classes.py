@@ -188,8 +188,7 @@ def _spell_as_gpt2(backend: Any, config: Fields) -> bool:
 
 
 def _set_model(model: Any, *, fuses: bool) -> None:
-    """Makes all words pass the merges. Sets whether characters outside the vocabulary become bytes.
-    """
+    """Makes all words pass the merges. Sets whether unknown characters become bytes."""
     model.unk_token, model.dropout, model.ignore_merges = None, None, False
     model.fuse_unk = model.byte_fallback = fuses
 

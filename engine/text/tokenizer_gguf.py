@@ -118,8 +118,7 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _templates(fields: Fields) -> dict[str, Template]:
-    """Returns name -> chat template. Key _TEMPLATE has the default one, and _TEMPLATE.NAME others.
-    """
+    """Returns name -> chat template. Key _TEMPLATE has the default, and _TEMPLATE.NAME others."""
     path = str(fields.path)
     try:
         found = {DEFAULT: fields.text(_TEMPLATE, default="")}

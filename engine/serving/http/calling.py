@@ -1,5 +1,4 @@
-"""Reads the tools of a request, for the chat template, the grammar, and the reader of the answer.
-"""
+"""Reads the tools of a request, for the chat template, the grammar and the answer's reader."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

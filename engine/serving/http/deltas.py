@@ -1,5 +1,4 @@
-"""Converts the events of a chat's answer to OpenAI's API: to deltas for a stream, or to a message.
-"""
+"""Converts the events of an answer to OpenAI's API: to deltas for a stream, or to a message."""
 
 from typing import Any
 

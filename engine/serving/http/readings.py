@@ -73,8 +73,7 @@ async def reading_of(
 def _combined(
     service: Service, ids: list[int], functions: Functions | None, schema: str | None
 ) -> dict[str, Grammar]:
-    """Returns a grammar of answers with calls, or of JSON, behind thoughts that the model may have.
-    """
+    """Returns a grammar of calls, or of JSON, with the thoughts that may come first."""
     given = functions.parameters.values() if functions is not None else ()
     check_characters(sum(len(json.dumps(each)) for each in given), "tools", _MOST_CHARACTERS)
     try:

@@ -60,8 +60,7 @@ class StructuredOutputs(_Body):
 
 
 class Structured(_Body):
-    """The fields of a request that say which form its answer must have. At most one may be given.
-    """
+    """The fields of a request that say which form its answer must have. Only one may be given."""
 
     response_format: ResponseFormat | None = None
     guided_json: Any = None

@@ -65,8 +65,7 @@ class CallReader(ABC):
 
     @abstractmethod
     def opened(self) -> None:
-        """Called when the marker has come. Must set `take` to the method that reads what follows.
-        """
+        """Called at the marker's end. Must set `take` to the method that reads what follows."""
 
     @abstractmethod
     def closed(self) -> None:
