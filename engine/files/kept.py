@@ -23,7 +23,7 @@ def op_of(name: str) -> tuple[str, str]:
     """
     *layer, part = name.split(".")
     is_expert = "experts" in layer
-    # Of "layers.3.experts.5" only the first two words name the layer.
+    # Only the first two words of "layers.3.experts.5" name the layer.
     return "".join(f"{each}." for each in layer[:2]), _KIND_OF[is_expert, part]
 
 
