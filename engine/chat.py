@@ -35,7 +35,7 @@ _HELP = "/reset forgets the conversation, /save FILE keeps it as JSON, /quit or 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Returns the parser of the command's arguments."""
+    """Adds the command's arguments to its parser."""
     add_engine_arguments(parser)
     add_sampling_arguments(parser)
     parser.add_argument("--system", type=typed, metavar="TEXT", help="the system's message")
@@ -88,7 +88,8 @@ def main(args: argparse.Namespace) -> int:
                 f"--model {args.model} has no chat template: kccl generate continues text"
             )
         if not is_first:
-            # Rank 0 reports the end, because Ctrl-C ends only an answer.
+            # Ctrl-C may reach all ranks. At rank 0 it may end only an answer, not the command. So
+            # the other ranks ignore it, and end when rank 0 does.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             engine.sessions.follow()
             return 0
@@ -103,7 +104,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check_system(text: str) -> None:
-    """Raises InvalidArgument for a message that UTF-8 cannot encode, before the model is read."""
+    """Raises InvalidArgument if UTF-8 cannot encode --system's text. main() calls it before it
+    opens the model, so that the error comes at once.
+    """
     try:
         check_utf8(text)
     except kccl.InvalidArgument as error:
@@ -114,7 +117,7 @@ def _text_of(path: Path) -> str:
     """Returns the text of the file that --file names.
 
     Raises:
-        InvalidArgument: It cannot be read, or is empty.
+        InvalidArgument: The file cannot be read, or is empty.
     """
     try:
         text = path.read_text(encoding="utf-8").strip()
@@ -147,8 +150,9 @@ def _talk(chat: Conversation, first: str | None, console: "Console") -> int:
 
 
 def _messages(first: str | None, *, is_terminal: bool) -> Iterator[tuple[str, bool]]:
-    """Yields the messages: each line that somebody types at a terminal, or all of standard input as
-    one message. Each comes with whether it was typed, because only a typed line may be a command.
+    """Yields the user's messages, beginning with `first`, the text of --file. At a terminal each
+    line is a message. Otherwise all of standard input is one, unless `first` is given. Each message
+    comes with whether it was typed, because only a typed line may be a command.
     """
     if first is not None:
         yield first, False
@@ -156,8 +160,8 @@ def _messages(first: str | None, *, is_terminal: bool) -> Iterator[tuple[str, bo
         if first is None and (text := sys.stdin.buffer.read().decode(errors="surrogateescape")):
             yield text.strip(), False
         return
-    # The module readline lets the user edit a line, and get earlier ones back. A pasted text may
-    # have several lines.
+    # Importing readline lets input() edit lines and recall earlier ones. Bracketed paste makes one
+    # message of a pasted text of several lines.
     import readline
 
     readline.parse_and_bind("set enable-bracketed-paste on")
@@ -168,7 +172,7 @@ def _messages(first: str | None, *, is_terminal: bool) -> Iterator[tuple[str, bo
             sys.stdout.write("\n")
             return
         except KeyboardInterrupt:
-            # Drops the line.
+            # Ctrl-C drops the line that is being typed.
             sys.stdout.write("\n")
             continue
         if text:
@@ -209,7 +213,7 @@ def _answer(chat: Conversation, text: str, console: "Console") -> str:
             for piece in pieces:
                 times.append(piece.time_s)
                 end = piece.end
-                # The number of the prompt's tokens is known with the first piece.
+                # Thoughts reads the prompt's ids, which are complete once the first piece came.
                 if thoughts is None:
                     is_terminal = sys.stdout.isatty()
                     thoughts = Thoughts(chat.tokenizer, chat.ids, is_terminal=is_terminal)
@@ -218,7 +222,8 @@ def _answer(chat: Conversation, text: str, console: "Console") -> str:
     except KeyboardInterrupt:
         end = screen.INTERRUPTED
     except kccl.InvalidArgument as error:
-        # The conversation may be longer than the context. The user can then call /reset.
+        # The command goes on after this error: if the conversation is longer than the context, the
+        # user can type /reset.
         screen.tell(console, str(error))
         return ""
     sys.stdout.write("\n")
@@ -250,7 +255,7 @@ def _content(line: bytes) -> str:
     """Returns the message in a line of JSON.
 
     Raises:
-        InvalidArgument: It is no JSON, or has no content.
+        InvalidArgument: The line is no JSON, or has no content.
     """
     try:
         given = json.loads(line)
@@ -278,7 +283,7 @@ def _json_answer(chat: Conversation, text: str) -> dict[str, Any]:
 
 
 def _print(told: dict[str, Any]) -> None:
-    # In other encodings some characters would become "?".
+    # Escapes non-ASCII characters unless stdout is UTF-8, because other encodings may lack some.
     has_all = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
     sys.stdout.write(json.dumps(told, ensure_ascii=not has_all) + "\n")
     sys.stdout.flush()

@@ -2,12 +2,13 @@
 
     python -m kccl.engine.diff tiny-llama --executor incremental --bisect
 
-An executor runs the same program (program.py) and can stop after any op:
+An executor runs the reference's program (program.py) and can stop after any op:
 
     run_until(ids, op_index) -> the op's output, [lanes or residuals, len(ids), values]
 
-Errors are relative to the root mean square of the reference's output, and contain those of all ops
-before. An op is right if it is within LIMITS, and with --tolerance if no value is further off.
+Errors are divided by the root mean square of the reference's output. An op's error includes the
+errors of all ops before it. An op is right if its output is within LIMITS. With --tolerance it is
+right if no value's relative error is larger.
 """
 
 import argparse
@@ -35,8 +36,9 @@ from .model.program import Op, Program
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Sums in another order differ by some 1e-6. Where messages are BF16, such a difference makes a few
-# of them round the other way, by 2**-8 of a message.
+# The largest relative error of an executor, by the dtype of messages. Sums in another order differ
+# by some 1e-6. Such a difference makes a few BF16 messages round the other way, which changes them
+# by 2**-8.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
@@ -88,7 +90,7 @@ class Diff:
         checkpoint: The model.
         executor: The executor that is compared.
         ids: The tokens to run.
-        layers: Leaves out later layers and what follows them; None: all.
+        layers: Compares the ops of so many first layers only. None: compares all ops.
     """
 
     def __init__(
@@ -112,7 +114,9 @@ class Diff:
             self.ops = tuple(op for op in self.ops if op.layer < layers)
 
     def all(self) -> Iterator[Difference]:
-        """Yields the difference of each op, in order. The executor runs once for each op."""
+        """Yields the difference of each op, in order. Calls the executor's run_until() once for
+        each op.
+        """
         steps = {op.index: output for op, output in self.reference.steps(self.ids)}
         for op in self.ops:
             yield self._compare(op, steps[op.index])
@@ -126,17 +130,17 @@ class Diff:
         tolerance: float | None,
         report: Callable[[Difference], None] = lambda difference: None,
     ) -> Difference | None:
-        """Returns the first op that is not Difference.is_within() the tolerance; None if all are.
+        """Returns the difference of the first op that is not within the tolerance; None if all are.
 
-        A binary search. It assumes that every op after a wrong one is wrong too.
+        Searches by bisection, which assumes that every op after a wrong one is wrong too.
 
         Args:
             tolerance: The largest relative error that counts as right; None: LIMITS.
-            report: Called with each difference that was looked at.
+            report: Called with the difference of each op that the search compares.
         """
         found = None
         low, high = 0, len(self.ops)
-        # The first wrong op is at `low` or after it, and at `high` or before it.
+        # Invariant: the first wrong op's index is from `low` to `high`; `high` may mean none.
         while low < high:
             middle = (low + high) // 2
             difference = self.at(self.ops[middle])
@@ -186,7 +190,7 @@ class Incremental:
         cache = Cache(len(ids))
         parts = []
         for token in ids:
-            # The run goes on to the last op, because only a complete run makes the cache grow.
+            # Runs all ops, although one output is wanted: only a complete run appends to the cache.
             outputs = [output for _, output in self._reference.steps([token], cache)]
             parts.append(outputs[op_index])
         return np.concatenate(parts, axis=1)
@@ -208,7 +212,7 @@ def in_simulator(checkpoint: Checkpoint) -> Executor:
 
 
 def _engine(checkpoint: Checkpoint, backend: str) -> Executor:
-    # Imported here because the reference alone needs none of it.
+    # Imported here, because a comparison with executor "incremental" does not need Engine.
     from .api import Engine
 
     return Engine(checkpoint, backend)
@@ -224,7 +228,7 @@ EXECUTORS = {
 
 
 def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
-    """Returns an executor from its name in EXECUTORS, or from "module:Class". The class takes the
+    """Makes the executor of a name in EXECUTORS, or of "module:Class". The class is called with the
     checkpoint.
     """
     module, _, attribute = EXECUTORS.get(name, name).partition(":")
@@ -242,15 +246,15 @@ def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
 
 @contextmanager
 def _opened_executor(name: str, checkpoint: Checkpoint) -> Iterator[Executor]:
-    """Closes the executor if it has a close(), as the host's has."""
+    """Makes an executor for a context. Closes it behind the context, if it has a close()."""
     executor = make_executor(name, checkpoint)
     with executor if isinstance(executor, Closing) else nullcontext():
         yield executor
 
 
 def table_of(differences: Sequence[Difference], tolerance: float | None) -> "Table":
-    """Prints each op and its errors. The largest error is divided by the reference's root mean
-    square. Ops that are not Difference.is_within() are red.
+    """Returns a table to print, with a row for each op and its errors. The column "largest" has
+    Difference.relative. Ops that are not within the tolerance are red.
     """
     from rich.table import Table
 
@@ -270,7 +274,9 @@ def table_of(differences: Sequence[Difference], tolerance: float | None) -> "Tab
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line. Returns 1 if an op is beyond the tolerance."""
+    """Runs the command line. Returns the exit code: 1 if an op is beyond the tolerance, 2 after an
+    error.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m kccl.engine.diff", description="Compare an executor with the reference."
     )
@@ -301,8 +307,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.op is not None and options.layers is not None:
         raise InvalidArgument("--op and --layers are given, must be one of them")
     for name, least in (("tokens", 1), ("seed", 0), ("tolerance", 0)):
-        # The test is not "value < least", because that is false for NaN: then no error would exceed
-        # the tolerance.
+        # "not value >= least" also refuses NaN, for which "value < least" is false. No error would
+        # exceed a tolerance of NaN.
         if (value := getattr(options, name)) is not None and not value >= least:
             raise InvalidArgument(f"--{name} is {value}, must be at least {least}")
     random = options.model in MODELS

@@ -24,7 +24,8 @@ _FAILED, _BROKEN_PIPE, _USAGE_ERROR = 1, 141, 2
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command on every rank. Rank 0 prints: the answer to stdout, all else to stderr.
+    """Runs the command; every rank calls it. Rank 0 prints the answer to stdout, and all else to
+    stderr.
 
     Returns:
         The exit code: 130 after Ctrl-C.
@@ -60,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
         thoughts = None
         if is_text and args.chat:
             thoughts = Thoughts(engine.tokenizer, ids, is_terminal=sys.stdout.isatty())
-        # With ids the answer's first one follows a space, as all others do.
+        # The prompt, if it is printed before the answer. A prompt of ids is followed by a space.
         echoed = asked.prompt if args.echo else ""
         try:
             _write(engine, echoed)
@@ -101,7 +102,8 @@ def main(args: argparse.Namespace) -> int:
             if failed is None and len(times) > 1 and not is_interrupted and not args.quiet:
                 worth = screen.bound(engine, len(ids), times)
         except KeyboardInterrupt:
-            # The answer is complete. So the line with its speed follows even after Ctrl-C.
+            # The answer is complete here. So after Ctrl-C the summary is still printed, without the
+            # bound that was being measured.
             is_interrupted = True
         if failed is not None:
             raise failed

@@ -1,4 +1,4 @@
-"""The command `kccl serve`: an engine that answers OpenAI's API, and a page."""
+"""The command `kccl serve`: an HTTP server for OpenAI's API and a web page, with one engine."""
 
 import argparse
 import os
@@ -26,16 +26,16 @@ __all__ = ["add_arguments", "main"]
 _PREFIXES = 4
 _QUEUE = 256
 _MOST_CONNECTIONS = 512
-# The number of connections that the system queues until the server accepts them.
+# The most connections that the kernel queues until the server accepts them: listen()'s backlog.
 _BACKLOG = 2048
-# The seconds that requests have to end after SIGTERM, and the seconds after which a connection
-# without a request is closed.
+# After SIGTERM, requests in progress have _DRAIN_S seconds to end. A connection that has had no
+# request for _KEEP_S seconds is closed.
 _DRAIN_S, _KEEP_S = 30, 15
 _ORIGIN = re.compile(r"(https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?)/?", re.ASCII)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Returns the parser of the command's arguments."""
+    """Adds the command's arguments to its parser."""
     add_engine_arguments(parser)
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="H", help="address to listen on (127.0.0.1)"
@@ -94,13 +94,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command on every rank: rank 0 serves, and the others follow.
+    """Runs the command; every rank calls it. Rank 0 serves HTTP, and the others run the requests
+    that rank 0 submits.
 
     Returns:
         The exit code.
     """
-    # These are imported before the model is read, which takes longest. An error names the package
-    # that is missing.
+    # Imported before the model is read, which takes longest. So the error for a missing package,
+    # which names it, comes at once.
     from .serving.http.app import application
     from .serving.http.service import Settings
 
@@ -126,11 +127,11 @@ def main(args: argparse.Namespace) -> int:
                 engine = Engine(**given, ranks=args.n, progress=progress)
         stack.enter_context(engine)
         engine.sessions.limit = queue
-        # This raises for a model without a tokenizer.
+        # Raises now, not at the first request, if the model has no tokenizer.
         engine.tokenizer.decode([])
         bandwidth = measured(engine)
         if listening is None:
-            # Rank 0 reports the end.
+            # This is not rank 0. It ignores the signals and ends when rank 0 does.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
             engine.sessions.follow()
@@ -174,7 +175,7 @@ def _keys(path: Path | None) -> list[str]:
     """Returns the API keys in a file.
 
     Raises:
-        InvalidArgument: It cannot be read, or has none.
+        InvalidArgument: The file cannot be read, or has no key.
     """
     if path is None:
         return []
@@ -191,8 +192,8 @@ def _origin(url: str | None) -> str:
     """Returns the origin of --compare's server, without a slash at its end; "" for None.
 
     Raises:
-        InvalidArgument: The text is no origin. It becomes part of a header, which must not hold
-            anything else.
+        InvalidArgument: The text is no origin. The page's Content-Security-Policy contains it, so
+            other text could change the policy.
     """
     if url is None:
         return ""
@@ -208,7 +209,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Opens a socket that listens at an address.
 
     Raises:
-        InvalidArgument: Nobody can listen there.
+        InvalidArgument: The address or the port is wrong, in use or not permitted.
     """
     if not 0 <= port < 1 << 16:
         raise kccl.InvalidArgument(f"--port is {port}, must be from 0 to {(1 << 16) - 1}")
@@ -217,8 +218,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, proto)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        # SO_REUSEADDR lets two sockets bind one port until one of them listens. So listen() comes
-        # here.
+        # With SO_REUSEADDR two sockets can bind one port until one of them listens. So listen() is
+        # called here, where a port that is in use raises an error before the model is read.
         listening.listen(_BACKLOG)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
@@ -231,7 +232,9 @@ def _listen(host: str, port: int) -> socket.socket:
 def _serve(
     app: Any, sessions: Callable[[], Sessions], listening: socket.socket, say: Callable[[str], None]
 ) -> None:
-    """Answers until SIGINT or SIGTERM, and then finishes the requests that have begun."""
+    """Answers requests until SIGINT or SIGTERM. Then waits up to _DRAIN_S seconds for those that
+    have begun.
+    """
     import uvicorn
 
     from .serving.http.server import Connection, Server, ignore_signals

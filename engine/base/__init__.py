@@ -1,1 +1,1 @@
-"""The helpers that every room of the engine uses."""
+"""The helpers that all packages of the engine use."""

@@ -5,7 +5,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """A context manager that closes itself at its end."""
+    """A context manager that calls close() at the context's end."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Gives access to the engine's part of the compiled core: what engine/abi.inc and
+"""Gives access to the engine's part of the compiled core, which engine/abi.inc and
 engine/host/api.inc declare.
 
-It is in the same shared library as the rest of kccl, because it uses the host's waits.
+This part is in the same shared library as the rest of kccl, because it uses kccl's waits on the
+host.
 """
 
 from typing import Any
@@ -18,11 +19,13 @@ ENDS: dict[int, str] = {
     lib.kKcclEngineMaxTokens: "max_tokens",
     lib.kKcclEngineContextFull: "context",
 }
-"""KcclEngineEnd -> why a request has ended, for those that are no errors."""
+"""KcclEngineEnd -> Token.end, for ends that are no errors."""
 
 
 def as_argument(struct: Any) -> np.void:
-    """Returns a struct, given as a pointer to it, as a kernel takes it by value."""
+    """Returns the struct to which a cffi pointer points, as an argument that a kernel takes by
+    value.
+    """
     data = np.frombuffer(ffi.buffer(struct), np.uint8)
     argument: np.void = data.view(f"V{data.nbytes}")[0]
     return argument

@@ -7,14 +7,14 @@ import kccl
 
 
 def library(name: str, extra: str = "engine") -> Any:
-    """Returns a module of a library that only the engine needs, as in "safetensors".
+    """Imports a module of a library that only the engine needs, as in "safetensors".
 
     Args:
         name: The module.
-        extra: The extra that installs the library.
+        extra: The extra that installs the library, for the error.
 
     Raises:
-        kccl.Error: It is not installed.
+        kccl.Error: The library is not installed.
     """
     try:
         return import_module(name)

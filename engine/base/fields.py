@@ -13,15 +13,15 @@ import kccl
 
 from .lookalikes import lookalike
 
-# The most bytes of a JSON file. No configuration and no tokenizer comes near it.
+# The most bytes of a JSON file. It is far above those of any configuration or tokenizer.
 _MAX_JSON = 1 << 28
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns a JSON file that holds an object.
+    """Reads a JSON file that holds an object.
 
     Raises:
-        kccl.Error: It cannot be read, or it is something else.
+        kccl.Error: The file cannot be read, or holds something else.
     """
     try:
         found = path.stat()
@@ -33,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise kccl.Error(f"cannot read {path}: {error.strerror}") from error
-    # A file that consists of brackets exhausts the parser's stack.
+    # RecursionError: many nested brackets exhaust the parser's stack.
     except (ValueError, RecursionError) as error:
         told = lookalike(path) or f": {one_line(error)}"
         raise kccl.Error(f"{path} is not JSON{told}") from error
@@ -43,7 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """Returns what read_json() returns; an empty mapping if there is no such file."""
+    """Does what read_json() does. Returns {} if there is no such file."""
     return read_json(path) if path.exists() else {}
 
 
@@ -53,8 +53,8 @@ def one_line(error: BaseException) -> str:
 
 
 def unmapped(path: Path, error: Exception) -> kccl.Error | None:
-    """Returns the exception to raise when a file cannot be mapped for lack of memory; None if the
-    error has another reason.
+    """Returns the error to raise if a file could not be mapped for lack of memory. Returns None if
+    `error` has another reason.
     """
     if not isinstance(error, MemoryError) and getattr(error, "errno", None) != errno.ENOMEM:
         return None
@@ -72,10 +72,12 @@ def shown(name: str) -> str:
 
 
 class Fields:
-    """Values by name. A field whose value is None counts as not given."""
+    """The fields of a file: values by name. A field whose value is None counts as missing."""
 
     def __init__(self, path: Path, values: Mapping[str, Any], within: str = "") -> None:
-        """Makes the fields of a file, or of an object `within` it, which messages name."""
+        """Wraps the fields of a file, or of an object in it. `within` is the object's name for
+        errors, with a dot at its end.
+        """
         self.path = path
         self._values = values
         self._within = within
@@ -84,7 +86,7 @@ class Fields:
         """Returns the fields of an object within this one.
 
         Raises:
-            kccl.Error: It is something else, or it is not given.
+            kccl.Error: The field is no object, or is missing.
         """
         value = self._given((name,), None)
         if not isinstance(value, dict):
@@ -103,7 +105,7 @@ class Fields:
         return name in self._values and self._values[name] is None
 
     def value(self, *names: str) -> Any:
-        """Returns the value that is given under one or several of these names; None if under none.
+        """Returns the value of the field that has one of these names; None if none is there.
 
         Raises:
             kccl.Error: Two of the names have different values.
@@ -118,10 +120,10 @@ class Fields:
         return self._values[given[0]] if given else None
 
     def integer(self, *names: str, default: int | None = None, least: int | None = None) -> int:
-        """Returns an integer, not below `least`; `default` if it is not given.
+        """Returns an integer of at least `least`. Returns `default` if the field is missing.
 
         Raises:
-            kccl.Error: It is something else, or it is neither given nor has a default.
+            kccl.Error: The value is something else, or the field is missing and has no default.
         """
         value = self._given(names, default)
         if isinstance(value, bool) or not isinstance(value, int):
@@ -162,14 +164,14 @@ class Fields:
         return value
 
     def wrong(self, names: tuple[str, ...] | str, wanted: str) -> kccl.Error:
-        """Returns the exception that says what a field must be."""
+        """Returns the error that says what a field is and what it must be."""
         names = (names,) if isinstance(names, str) else names
         value = " ".join(reprlib.repr(self.value(*names)).split())
         field = shown(self._within + self.name_of(*names))
         return kccl.Error(f"{self.path}: field {field} is {value}, must be {wanted}")
 
     def name_of(self, *names: str) -> str:
-        """Returns the name under which a value is given; the first name if it is not given."""
+        """Returns which of these names the file has; the first of them if it has none."""
         return next((name for name in names if name in self), names[0])
 
     def _given(self, names: tuple[str, ...], default: Any) -> Any:

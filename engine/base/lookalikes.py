@@ -1,10 +1,10 @@
-"""Recognises files that are put in a model's place by mistake, and tells what to do."""
+"""Recognises files that are in a model's place by mistake, and says what to do."""
 
 from pathlib import Path
 
-# The number of bytes at a file's beginning that tell what it is.
+# How many bytes at a file's beginning are read to recognise it.
 _PEEK = 256
-# Beginnings of files in lower case, with what such a file is.
+# (beginning of a file, in lower case, behind white space; what the file is and what to do).
 _KINDS: tuple[tuple[bytes, str], ...] = (
     (
         b"version https://git-lfs.github.com/spec/",
@@ -18,7 +18,7 @@ _KINDS: tuple[tuple[bytes, str], ...] = (
     (b"invalid username or password", "a server's error message; log in and download it again"),
     (b"access to model", "a server's error message; ask for access and download it again"),
 )
-# Exact beginnings of files: other formats of weights.
+# (exact beginning of a file, what it is and what to do), for other formats of weights.
 _FORMATS: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a zip archive, as PyTorch writes; convert it to safetensors"),
     (b"\x80\x02", "a pickle, as PyTorch writes; convert it to safetensors"),
@@ -31,8 +31,8 @@ _FORMATS: tuple[tuple[bytes, str], ...] = (
 
 
 def lookalike(path: Path) -> str:
-    """Returns what a file really is, as the end of a message, for example ": it is empty". Returns
-    "" if its beginning does not tell.
+    """Returns what a file really is, as the end of a message: for example ": it is empty; ...".
+    Returns "" if it is not recognised.
     """
     try:
         with open(path, "rb") as file:

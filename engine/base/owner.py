@@ -1,4 +1,4 @@
-"""Knows the process that opened an engine."""
+"""Checks that an engine is used only by the process that opened it, not by a fork."""
 
 import os
 
@@ -6,8 +6,8 @@ import kccl
 
 
 class Owner:
-    """The process that has made this object. A fork of it has none of the engine's threads, and
-    shares memory with it.
+    """The process that has made this object. A fork of it must not use the engine: it has none of
+    the engine's threads, but shares memory with them.
     """
 
     def __init__(self) -> None:
@@ -15,11 +15,11 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Tells whether this process is the one."""
+        """Tells whether this process made the object."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raises kccl.Error in a fork."""
+        """Raises kccl.Error if this process is a fork of the one that made the object."""
         if not self.is_here:
             raise kccl.Error(
                 f"this process is a fork of process {self._pid}, which opened the engine; only "

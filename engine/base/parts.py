@@ -1,4 +1,4 @@
-"""Work on large arrays in parts that stay in a core's cache, on several threads."""
+"""Divides work on large arrays into parts that fit into a core's cache, for several threads."""
 
 import os
 from collections.abc import Callable
@@ -9,8 +9,8 @@ _LEAST_SHARED, _MOST_THREADS = 16, 16
 
 
 def in_parts(work: Callable[[int], object], size: int, at_once: int) -> None:
-    """Calls work(first) for each part: first is 0, at_once, ... below size. Calls may happen at the
-    same time.
+    """Calls work(first) for first = 0, at_once, 2 * at_once, ... below size. Several threads may
+    call it at the same time. Returns when all calls have returned.
     """
     starts = range(0, size, at_once)
     if len(starts) < _LEAST_SHARED:

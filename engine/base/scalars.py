@@ -8,12 +8,12 @@ import numpy as np
 
 
 def plain(value: Any) -> Any:
-    """Returns a Python number for NumPy's scalars, and for arrays and tensors without an axis. Any
-    other value is returned as it is.
+    """Converts NumPy's scalars, and arrays and tensors without an axis, to Python numbers. Returns
+    any other value unchanged.
     """
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         item = value.item()
-        # A long double stays: Python has no number of its precision.
+        # item() returns a long double unchanged, because Python has no number of its precision.
         return float(item) if isinstance(item, np.floating) else item
     # The value may be a tensor of another library, for example PyTorch.
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
@@ -22,11 +22,11 @@ def plain(value: Any) -> Any:
 
 
 def as_float(value: Any) -> float:
-    """Returns a number as a float. For a bool, a string and anything else that is no number it
-    returns NaN, which is in no range.
+    """Converts a number to float. Returns NaN for a bool, a string and anything else that is no
+    number. NaN is in no range, so the caller's check refuses it.
     """
     value = plain(value)
-    # An array with an axis is no number, although float() takes one that has a single value.
+    # Refuses arrays with axes, although float() converts one that has a single value.
     if isinstance(value, bool) or not hasattr(value, "__float__") or hasattr(value, "ndim"):
         return math.nan
     try:
@@ -36,8 +36,8 @@ def as_float(value: Any) -> float:
 
 
 def as_integer(value: Any) -> int | None:
-    """Returns an integer, or the integer that an object with __index__ stands for; None for a bool
-    and for anything else.
+    """Converts an integer, or an object with __index__, to int. Returns None for a bool and for
+    anything else.
     """
     value = plain(value)
     if isinstance(value, bool):

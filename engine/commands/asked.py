@@ -17,11 +17,11 @@ from ..text.tokenizer import check_utf8
 from .options import sampling, stop_ids
 from .prompts import check_prompt_arguments, given_ids, prompt_of
 
-# The seconds that other ranks wait for rank 0, where somebody may type a prompt or fetch a model.
-# If rank 0 ends, they learn of it at once.
+# The timeout with which other ranks wait for rank 0. It is long, because there a person may type a
+# prompt, or a model may be fetched. If rank 0 ends, the others notice at once.
 _ASKING_S = 3600.0
-# If a launcher's pipe has given nothing for so many seconds, it may come from a terminal where
-# somebody should type.
+# If standard input is a launcher's pipe and has no data after so many seconds, a person may have to
+# type. Then a hint is printed.
 _SILENT_S = 1.0
 
 
@@ -30,10 +30,10 @@ class Asked:
     """A request, and the opened model for it.
 
     Attributes:
-        checkpoint: The model, which the caller closes.
+        checkpoint: The model. The caller must close it.
         ids: The prompt.
-        is_text: The prompt was text; else its ids were given.
-        prompt: The prompt as it was given, where it was read.
+        is_text: Whether the prompt was given as text. If not, its ids were given.
+        prompt: The prompt as it was given. On other ranks than 0: "" if it was text.
         params: The fields of SamplingParams that were given.
     """
 
@@ -45,11 +45,11 @@ class Asked:
 
 
 def ask(args: argparse.Namespace) -> Asked | None:
-    """Reads the prompt and opens the model. Collective: a launcher gives its standard input to rank
-    0 only. So rank 0 alone reads the prompt and reports errors.
+    """Reads the prompt and opens the model. Collective: every rank must call it. Only rank 0 reads
+    the prompt and raises errors, because a launcher gives its standard input to rank 0 only.
 
     Returns:
-        None on the other ranks if rank 0 raises.
+        The request. None on the other ranks if rank 0 raises.
 
     Raises:
         InvalidArgument: An option is wrong, the prompt is empty or too long.
@@ -72,7 +72,7 @@ def ask(args: argparse.Namespace) -> Asked | None:
 
 
 def _asked(args: argparse.Namespace) -> Asked:
-    # Options are checked first, because typing a prompt and opening a model take longest.
+    # Checks options first, before a person types a prompt or a model is opened.
     params = sampling(args)
     check_prompt_arguments(args)
     if args.ids is not None:
@@ -98,8 +98,8 @@ def _of_ids(args: argparse.Namespace, ids: list[int]) -> Asked:
 
 
 def _checked(args: argparse.Namespace, asked: Asked) -> Asked:
-    """Returns the request. Checks that the backend has the dtype and drafts, that the ids exist,
-    and that they leave room for an answer.
+    """Returns the request unchanged. Checks that the backend supports the dtype and the drafts,
+    that the ids exist, and that they leave room for an answer. Closes the checkpoint if not.
     """
     config = asked.checkpoint.config
     try:

@@ -1,4 +1,4 @@
-"""Options of commands that say what form an answer must have."""
+"""The options --schema and --regex, which say what form an answer must have."""
 
 import argparse
 from pathlib import Path
@@ -27,7 +27,7 @@ def grammar(args: argparse.Namespace) -> dict[str, Grammar]:
     """Returns the field `grammar` of SamplingParams; nothing if no option asks for a grammar.
 
     Raises:
-        InvalidArgument: Both options are given, or one is wrong.
+        InvalidArgument: Both options are given, or a schema or expression is wrong.
         kccl.Error: The file cannot be read.
     """
     if args.schema is not None and args.regex is not None:
@@ -39,6 +39,6 @@ def grammar(args: argparse.Namespace) -> dict[str, Grammar]:
         if args.regex is not None:
             return {"grammar": Grammar.regex(args.regex)}
     except kccl.InvalidArgument as error:
-        # The library's error begins with another name than the option's.
+        # The error begins with Grammar's name of the argument. Replaces it with the option's.
         raise kccl.InvalidArgument(f"{option} {str(error).partition(' ')[2]}") from None
     return {}

@@ -1,8 +1,8 @@
-"""The ranks of `kccl serve --restart`: processes, which are started anew when one is lost.
+"""The ranks of `kccl serve --restart`: processes, which are all started anew when one is lost.
 
-Rank 0 is the server's own process, so that requests in its queue outlive the other ranks. Each set
-of ranks is a job of its own, as under `kccl run`. Each other rank runs `python -m
-kccl.engine.commands.processes ARGUMENTS`.
+Rank 0 is the server's own process, so that the requests in its queue survive a restart. The other
+ranks run `python -m kccl.engine.commands.processes ARGUMENTS`. At each restart the ranks are a new
+job, as under `kccl run`.
 """
 
 import json
@@ -22,32 +22,30 @@ from ..api import Engine
 
 Tell = Callable[[str], None]
 
-# The number of restarts that may fail in a row before the server gives up, and the seconds before
-# the second restart. That time doubles for each further one.
+# The server gives up after _MOST_TRIES failed restarts in a row. Before the second one it waits
+# _PAUSE_S seconds, before each further one twice as long as before the last.
 _MOST_TRIES, _PAUSE_S = 5, 1.0
-# The seconds that a rank has to end by itself.
+# The seconds in which a rank must end by itself. Then it is killed.
 _END_S = 10.0
 
 
 def measured(engine: Engine) -> float:
-    """Measures the bytes a second at which an engine reads weights; NaN if they fit into caches.
-    Collective.
+    """Measures the bytes a second at which an engine reads weights. Returns NaN, and measures
+    nothing, if the weights fit into the caches. Collective: all ranks must call it.
     """
     bounds = engine.weight_bytes() > engine.cache_bytes()
     return engine.bandwidth() if bounds else math.nan
 
 
 class Processes:
-    """The other ranks' processes. This process is rank 0. It is a context manager, which ends
-    them.
-    """
+    """The processes of all ranks but 0, which is this one. A context manager, which ends them."""
 
     def __init__(self, number: int, given: Mapping[str, Any], tell: Tell) -> None:
-        """Prepares to start them.
+        """Stores the arguments. open() starts the processes.
 
         Args:
-            number: The number of ranks, this process included.
-            given: Arguments of Engine, which JSON must be able to represent.
+            number: The number of ranks, including this process.
+            given: Arguments of Engine. They must be representable as JSON.
             tell: Shows a line to the person who started the server.
         """
         self._number, self._given, self._tell = number, dict(given), tell
@@ -58,7 +56,7 @@ class Processes:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            # The processes may wait for this one, which has given up.
+            # After an error the processes may be waiting for this one, so they would not end.
             self.kill()
         self.end()
 
@@ -66,7 +64,7 @@ class Processes:
         """Starts the processes, and opens the engine that they and this process share.
 
         Args:
-            measures: Whether all ranks call measured() next.
+            measures: Whether the other ranks call measured() next. Then the caller must, too.
             more: Further arguments of Engine, for this rank alone.
 
         Raises:
@@ -74,8 +72,7 @@ class Processes:
         """
         if self._number == 1:
             return Engine(**self._given, ranks=1, **more)
-        # Each set of ranks is a job of its own, so that leftovers of an earlier one cannot disturb
-        # it.
+        # The rendezvous is new, so that processes that are left from an earlier job cannot join.
         job = {"KCCL_WORLD_SIZE": str(self._number), "KCCL_RENDEZVOUS": secrets.token_hex(16)}
         told = json.dumps({"engine": self._given, "measures": measures})
         command = [sys.executable, "-m", "kccl.engine.commands.processes", told]
@@ -85,7 +82,8 @@ class Processes:
                     command,
                     env=os.environ | job | {"KCCL_RANK": str(rank)},
                     stdin=subprocess.DEVNULL,
-                    # Ctrl-C in a terminal must reach rank 0 alone, which lets requests end.
+                    # A process group of its own, so that Ctrl-C in a terminal reaches only rank 0,
+                    # which lets requests end.
                     process_group=0,
                 )
             )
@@ -94,13 +92,13 @@ class Processes:
         return Engine(**self._given, **more)
 
     def kill(self) -> None:
-        """Ends the processes at once. Another thread may call it."""
+        """Kills the processes, and does not wait. Any thread may call it."""
         for each in list(self._running):
             each.kill()
 
     def end(self) -> None:
-        """Waits until the processes have ended, as they do when the engine is closed. Kills those
-        that do not end.
+        """Waits until the processes have ended. They end when this process closes its engine. Kills
+        those that have not ended after _END_S seconds.
         """
         for each in self._running:
             try:
@@ -112,8 +110,8 @@ class Processes:
 
 
 class Restarter:
-    """Opens the engine anew whenever a rank is lost. It is a context manager, which closes the
-    engine and ends its ranks.
+    """Opens a new engine whenever a rank is lost. A context manager, which closes the newest engine
+    and ends its ranks.
 
     Attributes:
         engine: The newest engine.
@@ -150,8 +148,8 @@ class Restarter:
         self.engine.sessions.close()
         self._thread.join(0.1)
         if self._thread.is_alive():
-            # The thread is a daemon. It may be opening an engine, which takes no longer than ranks
-            # wait for each other.
+            # The thread may be opening an engine. Killing the other ranks makes that fail, at the
+            # latest when a wait times out. If the thread still runs then, it is a daemon.
             self._processes.kill()
             self._thread.join(_END_S)
         self.engine.close()
@@ -170,7 +168,7 @@ class Restarter:
                 return
 
     def _reopen(self, limit: int) -> bool:
-        """Opens another engine. Tells whether that succeeded."""
+        """Tries to open a new engine, up to _MOST_TRIES times. Tells whether that succeeded."""
         for number in range(_MOST_TRIES):
             if self._is_ending.wait(number and _PAUSE_S * 2 ** (number - 1)):
                 return False
@@ -202,7 +200,7 @@ def main(told: str) -> None:
     Args:
         told: The description that Processes.open() has made.
     """
-    # Rank 0 reports the end.
+    # Rank 0 handles these signals, and ends this process by closing its engine.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     given = json.loads(told)

@@ -1,4 +1,4 @@
-"""Options of commands that give a prompt: text, a chat, or ids."""
+"""The options of commands that give a prompt: as text, as a chat's message, or as ids."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from ..text.tokenizer import Tokenizer
 
 # Variables of a chat template that the command itself sets.
 _OWN = ("messages",)
-# An id has 31 bits, which are at most 10 digits. Python refuses to read thousands of digits.
+# The most digits of an id, which has 31 bits. int() raises for thousands of digits.
 _MOST_DIGITS = 10
 
 
@@ -43,8 +43,8 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def typed(text: str) -> str:
-    """Returns a text that a person has typed or given as an argument: UTF-8, whatever the locale
-    is. Bytes that are not UTF-8 stay surrogates, which are refused later.
+    """Decodes a typed text or an argument as UTF-8, whatever the locale's encoding is. Leaves bytes
+    that are not UTF-8 as surrogates, which are refused later.
     """
     try:
         return os.fsencode(text).decode()
@@ -53,10 +53,10 @@ def typed(text: str) -> str:
 
 
 def check_prompt_arguments(args: argparse.Namespace) -> None:
-    """Refuses options that exclude each other, before a model is read.
+    """Checks the options of a prompt. Must be called before a model is read, which takes long.
 
     Raises:
-        InvalidArgument: They do, or one is wrong.
+        InvalidArgument: Two options exclude each other, or one is wrong.
     """
     if args.ids is not None:
         for name, value in (
@@ -83,7 +83,7 @@ def given_ids(text: str) -> list[int]:
     """Returns the ids of --ids: numbers with spaces or commas between them.
 
     Raises:
-        InvalidArgument: There are none, or one is no number.
+        InvalidArgument: There are no ids, or one is no number.
     """
     words = text.replace(",", " ").split()
     wrong = [
@@ -101,7 +101,7 @@ def chat_options(given: list[str]) -> dict[str, Any]:
     """Returns the variables of --chat-option by name.
 
     Raises:
-        InvalidArgument: One has no name, or its value is no JSON.
+        InvalidArgument: An option has no name, or its value is no JSON.
     """
     found: dict[str, Any] = {}
     for option in given:

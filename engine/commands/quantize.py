@@ -1,4 +1,6 @@
-"""The command `kccl quantize`: writes a model with fewer bits, and tells what that costs."""
+"""The command `kccl quantize`: writes a model with fewer bits a weight, and measures by how much
+that changes the perplexity.
+"""
 
 import argparse
 import math
@@ -78,7 +80,9 @@ def _read(path: Path) -> str:
 
 
 def _ids(model: Path, text: str, tokens: int) -> list[int] | None:
-    """Returns the first tokens of a text; None without a tokenizer, or if none are asked for."""
+    """Returns the first `tokens` ids of a text. Returns None if `tokens` is 0, or the model has no
+    tokenizer.
+    """
     if tokens == 0:
         return None
     with open_checkpoint(model) as checkpoint:
@@ -96,7 +100,7 @@ def _check_length(ids: list[int]) -> None:
 
 
 def _cost(model: Path, out: Path, ids: list[int] | None) -> str:
-    """Returns a sentence with the perplexity of a text in both models."""
+    """Returns a sentence: the perplexity of a text by both models, or why it is not measured."""
     if ids is None:
         return "the perplexity is not measured, because the model has no tokenizer"
     if kccl.launched_rank() is not None:
@@ -113,15 +117,15 @@ def _cost(model: Path, out: Path, ids: list[int] | None) -> str:
 
 
 def perplexity(engine: Engine, ids: list[int]) -> float:
-    """Returns the perplexity of a text: the exponential of the mean of -log p of its tokens but the
-    first, each behind all before it.
+    """Returns the perplexity of a text: the exponential of the mean of -log p over all tokens but
+    the first, where p is a token's probability behind all tokens before it.
 
     Args:
         engine: The model.
         ids: The text, at least 2 tokens.
 
     Raises:
-        InvalidArgument: There are fewer tokens, or more than the context has room for.
+        InvalidArgument: There are fewer than 2 tokens, or more than the context has room for.
     """
     _check_length(ids)
     logits = engine.logits(ids)[:-1].astype(np.float64)

@@ -1,4 +1,6 @@
-"""A text of which commands measure the perplexity. It stays as it is, so that figures compare."""
+"""The text of which commands measure the perplexity. It must not change: figures would no longer be
+comparable.
+"""
 
 SAMPLE = '''\
 A ring is the simplest way to add up vectors that lie on several computers. Each computer has a

@@ -1,6 +1,4 @@
-"""Shows on stderr what accompanies an answer of `kccl generate`: a progress bar, notices, the
-speed.
-"""
+"""Prints to stderr what commands show beside an answer: a progress bar, notices, and the speed."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,39 +12,41 @@ from ..api import Engine
 if TYPE_CHECKING:
     from rich.console import Console
 
-# The columns that the text beside the bar needs: "1000.0/1000.0 MB", blanks, and a ^C.
+# The columns of the screen beside the bar and its title: "1000.0/1000.0 MB", blanks, and "^C".
 _AROUND_BAR = 16 + 2 + 3
 
 INTERRUPTED = "interrupted"
-"""The end of an answer that Ctrl-C ended."""
+"""The commands' end of an answer that Ctrl-C interrupted, in place of Piece.end."""
 
 
 def console(*, is_quiet: bool) -> "Console":
-    """Returns a function that writes to stderr."""
+    """Returns a Console that writes to stderr. If is_quiet, it writes nothing."""
     return kccl.screen.console(sys.stderr, is_quiet=is_quiet)
 
 
 def tell(screen: "Console", text: str) -> None:
-    """Prints a line without breaks of its own."""
+    """Prints a line in dim colour."""
     kccl.screen.say(screen, text, "dim")
 
 
 def bound(engine: Engine, num_prompt: int, times: list[float]) -> str:
-    """Returns the speed of an answer of several tokens as a share of what the memory allows. If
-    caches hold the weights, it returns their size instead, because the share says nothing then.
-    Collective. It measures the memory, which takes too long for somebody who has typed Ctrl-C.
+    """Returns words on the speed of an answer: its share of what the memory's bandwidth allows. If
+    the caches hold all weights, that share means nothing, and the words are on sizes instead.
+    Collective: all ranks must call it. It measures the bandwidth, which takes some time, so it must
+    not be called after Ctrl-C.
 
     Args:
         engine: The engine that answered.
-        num_prompt: Tokens of the prompt.
-        times: When each token of the answer came.
+        num_prompt: The number of the prompt's tokens.
+        times: When each token of the answer came: at least two.
     """
     weights, caches = engine.weight_bytes(), engine.cache_bytes()
     if weights <= caches:
         return f"with all weights ({weights / 1e6:.0f} MB) in the caches ({caches / 1e6:.0f} MB)"
     most = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
     share = f"{_rate(times) / most:.0%} of what the memory allows"
-    # A pass reads the weights once for several tokens, so drafts may give more than that.
+    # The share is of a speed without drafts. With drafts a pass reads the weights once for several
+    # tokens, so it may exceed 100 %.
     return f"{share} without drafts" if engine.drafted.proposed else share
 
 
@@ -92,7 +92,7 @@ def progress(screen: "Console") -> Iterator[Callable[[int, int], None]]:
     """Draws a bar on a terminal while the weights are packed. Elsewhere it draws nothing."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    # The bar leaves room for the ^C that a terminal may print behind it.
+    # A terminal may print "^C" behind the bar, so the bar leaves room for that.
     words = "reading the model" if screen.width >= kccl.screen.NARROW else "reading"
     bar_width = max(1, min(40, screen.width - len(words) - _AROUND_BAR))
     columns = (TextColumn(words), BarColumn(bar_width), DownloadColumn())

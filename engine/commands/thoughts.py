@@ -1,4 +1,4 @@
-"""Shows a model's thoughts dim, in front of its answer, on a terminal."""
+"""Formats a model's thoughts and answer for a terminal, where thoughts are dim."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ _PARAGRAPH = "\n\n"
 
 
 class Thoughts:
-    """Formats the text of an answer for a terminal. Elsewhere the text stays as it is, and so it
-    does if the markers of thoughts are control tokens. Answers in harmony are read in any case:
-    elsewhere they lose their thoughts.
+    """Formats the text of an answer. On a terminal, thoughts become dim. Elsewhere the text is not
+    changed; nor is it if the markers of thoughts are control tokens. Answers in harmony are the
+    exception: they are always divided, and elsewhere thoughts are left out.
 
     Attributes:
-        controls: The control tokens whose names the text must have.
+        controls: The control tokens whose names must be in the text that shown() gets.
     """
 
     def __init__(self, tokenizer: Tokenizer, ids: Sequence[int], *, is_terminal: bool) -> None:
@@ -32,7 +32,7 @@ class Thoughts:
         if speaks_harmony(tokenizer) or (is_terminal and not tokenizer.control_ids(MARKERS)):
             self._reasoning = reasoning_of(tokenizer, ids)
         self._is_terminal = is_terminal
-        # What the newest part was; None before the first one.
+        # Whether the last part was a thought; None: there was none yet.
         self._was_thought: bool | None = None
 
     def shown(self, text: str, *, is_last: bool = False) -> str:
@@ -40,7 +40,7 @@ class Thoughts:
 
         Args:
             text: The next part.
-            is_last: Whether nothing follows.
+            is_last: Whether this is the last part.
         """
         if self._reasoning is None:
             return text
@@ -51,7 +51,7 @@ class Thoughts:
     def _part(self, part: Part) -> str:
         if part.is_thought and not self._is_terminal:
             return ""
-        # The white space between thoughts and answer was removed with the markers.
+        # The Divider has removed the white space between thoughts and answer. Adds a blank line.
         is_other = self._was_thought not in (None, part.is_thought)
         between = _PARAGRAPH if is_other and not part.text.startswith(_PARAGRAPH) else ""
         self._was_thought = part.is_thought

@@ -1,1 +1,1 @@
-"""The executors, which run a program, and the ranks that they run on."""
+"""The executors, which run a model's program, and the ranks, each of which has an executor."""

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 
 class Cancellation:
-    """A wish that one request end. Any thread may ask at any time: before the request begins and
-    while it runs. Behind the request's end nothing happens.
+    """Cancels one request. Any thread may call ask() at any time, before the request begins or
+    while it runs. After the request's end, ask() has no effect.
     """
 
     def __init__(self) -> None:
@@ -17,24 +17,27 @@ class Cancellation:
 
     @property
     def is_asked(self) -> bool:
-        """Tells whether the end was asked for."""
+        """Tells whether ask() was called."""
         return self._is_asked
 
     def ask(self) -> None:
-        """Asks for the end. May be called again, by any thread."""
+        """Cancels the request; if it has not begun, cancels it when it begins. Any thread may call
+        this, and more than once.
+        """
         with self._lock:
             is_first, self._is_asked = not self._is_asked, True
-            # This holds the lock, because the next request has the same executors and must not be
-            # cancelled.
+            # Called under the lock, so that the request cannot end meanwhile. Otherwise this could
+            # cancel the next request, which runs on the same executors.
             if is_first and self._cancel is not None:
                 self._cancel()
 
     @contextmanager
     def of(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """A context in which the request runs.
+        """Makes a context, in which the request must run.
 
         Args:
-            cancel: Ends the request. Called at most once; at once if the end was asked for before.
+            cancel: A function that cancels the request. It is called at most once, on entry if
+                ask() was called before.
         """
         with self._lock:
             self._cancel = cancel

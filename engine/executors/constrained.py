@@ -18,12 +18,13 @@ from .drafting import is_drafting
 
 class Constrained:
     """Makes the masks of one request. While the executors compute a position's logits, a thread of
-    this class computes which ids may be chosen there. So no executor waits for the reader of the
-    answer.
+    this class computes the mask of that position. So no executor has to wait until the answer's
+    reader asks for the next token.
     """
 
     def __init__(self, executors: Sequence[Executor], matcher: Matcher, first: int) -> None:
-        """Computes the first mask, which may take long. No executor may have started yet.
+        """Computes the first mask, which may take long. Must be called before the executors'
+        start().
 
         Args:
             executors: The executors of this process's ranks.
@@ -37,16 +38,15 @@ class Constrained:
         self._first_mask = matcher.first_mask()
         self._owner = Owner()
         self._arrived: SimpleQueue[Token | BaseException] = SimpleQueue()
-        # The thread is a daemon, because an answer that nobody reads must not keep the interpreter
-        # alive.
+        # A daemon thread, so that the process can exit although nobody reads an answer to its end.
         self.thread = threading.Thread(target=self._work, name="kccl grammar", daemon=True)
 
     def tokens(self) -> Generator[Token, None, None]:
-        """Yields the tokens of the request that was started, as Executor.tokens() does. The token
-        behind which nothing can follow ends the request.
+        """Yields the tokens of the request that was started, as Executor.tokens() does. Ends the
+        request at a token behind which the grammar allows no other.
 
         Raises:
-            InvalidArgument: The grammar is too complex somewhere.
+            InvalidArgument: The grammar is too complex at some position.
             kccl.Error: As in Executor.tokens().
         """
         self.thread.start()
@@ -60,8 +60,9 @@ class Constrained:
                     break
         finally:
             self._cancel()
-            # The garbage collector may close a generator in any thread: in the one that would be
-            # waited for, or in a drafter, for which that one waits.
+            # The garbage collector may close this generator in any thread. self.thread cannot join
+            # itself. A thread that runs a drafter cannot join it either, because self.thread waits
+            # for the drafter.
             is_here = self.thread is threading.current_thread()
             if not is_here and not is_drafting(self._executors):
                 self.thread.join()
@@ -73,15 +74,15 @@ class Constrained:
                 ends = token.end or self._follow(token.id, following)
                 self._arrived.put(token._replace(end=ends))
                 if ends:
-                    # If the grammar ended the request, the executors still wait for a mask.
+                    # If the grammar ended the request, the executors still wait for the next mask.
                     self._cancel()
                     break
         except BaseException as error:
             self._arrived.put(error)
 
     def _follow(self, number: int, position: int) -> str:
-        """Takes a token, and posts the mask of the next position. Returns "stop" if nothing can
-        follow.
+        """Advances the matcher by a token, and posts the mask of the next position. Returns "stop"
+        if no token can follow, else "".
         """
         self._matcher.push(number)
         mask = None if self._matcher.has_ended else self._matcher.mask()
@@ -94,7 +95,7 @@ class Constrained:
         if not self._owner.is_here:
             return
         for each in self._executors:
-            # An executor that is closed has ended the request already.
+            # A closed executor raises, and has ended the request already.
             with contextlib.suppress(kccl.Error):
                 each.cancel()
 

@@ -17,17 +17,20 @@ from ..model.drafts import Drafter
 
 
 class _Here(threading.local):
-    """What a thread knows of itself.
+    """Thread-local state.
 
     Attributes:
-        executor: The executor whose thread has called a drafter. It runs Python for nothing else.
+        executor: The executor whose thread this is; None: it is no executor's thread. Set when the
+            thread calls a drafter, and never reset: these threads run Python for nothing else.
     """
 
     executor: weakref.ref[Any] | None = None
 
 
 class _Uncollected:
-    """Contexts in which no garbage collection begins by itself. They may overlap."""
+    """Makes contexts in which automatic garbage collection is off. Contexts of several threads may
+    overlap: the last one to end turns it on again.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,20 +57,20 @@ _here, _uncollected = _Here(), _Uncollected()
 
 
 def is_drafting(executors: Sequence[object]) -> bool:
-    """Tells whether this thread belongs to one of the executors, and calls a drafter. It must not
-    wait for the end of the executor's request, which waits for the drafter.
+    """Tells whether this thread belongs to one of the executors and is in a call of a drafter. Such
+    a thread must not wait for the end of the executor's request, which waits for the drafter.
     """
     mine = None if _here.executor is None else _here.executor()
     return mine is not None and any(each is mine for each in executors)
 
 
 class Drafting:
-    """The calls of one request's drafter.
+    """Calls one request's drafter, and keeps what it raises.
 
     Attributes:
-        address: The address of a KcclEngineDrafter.
-        context: The context that it must get. It is valid as long as this object.
-        error: What the drafter has raised, or None. Then it is not called again.
+        address: The address of the C function KcclEngineDrafter that the executor must call.
+        context: The argument `context` of that function. It is valid as long as this object.
+        error: What the drafter has raised; None: nothing. After an error it is not called again.
         slowest_s: The seconds of its longest call.
     """
 
@@ -88,22 +91,23 @@ class Drafting:
         self.slowest_s = 0.0
 
     def ask(self, ids: list[int], most: int) -> list[int]:
-        """Returns the drafts that follow on a text, none after an error."""
+        """Calls the drafter, and returns its drafts; [] if it raises, or has raised before."""
         _here.executor = self._executor
         if self.error is not None:
             return []
         began = time.monotonic()
         try:
-            # A collection may end requests that nobody reads any more. That would happen in this
-            # thread, for which they wait.
+            # A collection could end requests that nobody reads any more. Their end would wait for
+            # the executor's threads, and so for this thread itself: a deadlock.
             with _uncollected():
                 return self._checked(self._drafter(ids, most), most)
         except (StopIteration, GeneratorExit) as error:
-            # Raised in a generator, these would end it without a word.
+            # tokens() will raise the error, and is a generator. There these two exceptions would
+            # end it silently.
             self.error = kccl.Error(f"the drafter raised {type(error).__name__}")
             self.error.__cause__ = error
             return []
-        # The executor's thread cannot raise, so whoever reads the tokens does.
+        # C called this, so nothing may be raised here. HostExecutor.tokens() raises the error.
         except BaseException as error:
             self.error = error
             return []
@@ -117,7 +121,7 @@ class Drafting:
             raise kccl.InvalidArgument(
                 f"the drafter returned {given!r:.60}, must return a sequence of ids"
             ) from None
-        # What comes may have no end.
+        # An iterator may be infinite, so no more than one id too many is taken.
         returned = list(islice(coming, most + 1))
         found = [as_integer(each) for each in returned]
         for each, number in zip(returned, found, strict=True):
@@ -135,7 +139,7 @@ class Drafting:
 
 @ffi.def_extern()  # type: ignore[untyped-decorator]
 def kccl_engine_ask_python(context: Any, ids: Any, num_ids: int, most: int, drafts: Any) -> int:
-    """A KcclEngineDrafter (host/api.inc)."""
+    """Called by the executor's C++ code for drafts: a KcclEngineDrafter (host/api.inc)."""
     found = ffi.from_handle(context).ask(ffi.unpack(ids, num_ids), most)
     drafts[0 : len(found)] = found
     return len(found)

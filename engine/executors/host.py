@@ -1,4 +1,4 @@
-"""Runs one rank of the host executor: pinned threads that decode a whole request without Python."""
+"""Runs one rank of the host executor: pinned threads in C++ that decode a whole request."""
 
 import os
 import threading
@@ -34,8 +34,8 @@ from .packing import (
 )
 
 DTYPE = "bfloat16"
-"""What weights are turned into unless their formats are kept."""
-# The nanoseconds of one wait in C for the next token. Python handles Ctrl-C between two waits.
+"""The dtype to which weights are converted, unless the executor multiplies the stored format."""
+# The timeout of one wait in C for the next token. Python handles Ctrl-C between two waits.
 _LOOK_NS = 100_000_000
 
 
@@ -58,16 +58,16 @@ class HostExecutor:
         slots: int = 1,
         progress: Progress = lambda nbytes: None,
     ) -> None:
-        """Packs this rank's weights and starts its threads. Collective.
+        """Packs this rank's weights and starts its threads. Collective: all ranks must call it.
 
         Args:
-            checkpoint: The model; may be closed afterwards.
+            checkpoint: The model. The caller may close it afterwards.
             comm: The communicator whose ranks share the lanes. It must stay open as long as this
                 object.
-            blocks: Threads of each rank, the same on all.
-            cpus: The core of each thread; empty: any.
-            context: Positions to make room for.
-            slots: Sequences that the KV cache keeps.
+            blocks: The threads of each rank, equally many on all ranks.
+            cpus: The core of each thread; empty: threads may run on any core.
+            context: The positions that a slot of the KV cache has room for.
+            slots: The sequences that the KV cache keeps.
             progress: See packing.Progress.
 
         Raises:
@@ -94,15 +94,16 @@ class HostExecutor:
         self.nbytes = self._weights.nbytes + self._place_embedding(checkpoint, progress)
         self._team = self._make_team(blocks, cpus)
         self.cpus: Sequence[int] = tuple(cpus or os.sched_getaffinity(0))
-        # Behind the first barrier all windows are complete. The second shows that the first has
-        # succeeded: from then on waits have the usual limit instead of that of the first call.
+        # After the first barrier, all ranks' windows are complete. The second one shows that the
+        # first has succeeded on all ranks. From then on waits have the usual timeout, no longer the
+        # first call's.
         comm.barrier()
         comm.barrier()
         self._kept: Any = None
         self.drafts: Drafts = OFF
         self._drafting: Drafting | None = None
-        # This lock guards the pointer that close() makes invalid. The garbage collector may end a
-        # request in the midst of a call.
+        # Guards _engine, which close() frees, while a C function uses it. Reentrant, because the
+        # garbage collector may end a request in this thread during such a call.
         self._guard = threading.RLock()
         self._engine = lib.kccl_engine_open(self._model, self._team)
         if self._engine == ffi.NULL:
@@ -112,8 +113,8 @@ class HostExecutor:
             )
 
     def _place_embedding(self, checkpoint: Checkpoint, progress: Progress) -> int:
-        """Copies this rank's rows of the embedding to the window's beginning. Returns their
-        bytes.
+        """Copies this rank's rows of the embedding to the beginning of its window, where all ranks
+        can read them. Returns the number of bytes.
         """
         first, end = self._parts.first_row[self._rank], self._parts.first_row[self._rank + 1]
         window, total = ffi.from_buffer(self._window.local), 0
@@ -195,7 +196,7 @@ class HostExecutor:
     ) -> None:
         """See Executor."""
         drafts, drafting = self.drafts, None
-        # Rank 0 makes the drafts for all ranks.
+        # Rank 0 makes the drafts for all ranks. So the others have no drafter.
         if drafts.drafter is not None and self._rank == 0:
             drafting = Drafting(drafts.drafter, self.program.config.vocab_size, self)
         self._start(
@@ -223,7 +224,7 @@ class HostExecutor:
         token = ffi.new("KcclEngineToken *")
         while (found := self._call(lib.kccl_engine_next, token, _LOOK_NS)) >= 0:
             if self._drafting is not None and self._drafting.error is not None:
-                # The end of the request is left to the caller, as in any other failure.
+                # The caller must end the request with end(), as after any other failure.
                 raise self._drafting.error
             if found == 0:
                 continue
@@ -247,7 +248,7 @@ class HostExecutor:
         self._check()
 
     def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
-        """See Executor. Rank 0 chooses for all ranks."""
+        """See Executor. Rank 0 chooses the tokens for all ranks, so only it needs the mask."""
         if self._rank == 0:
             words = np.ascontiguousarray(words, np.uint32)
             address = ffi.cast("uint32_t *", words.ctypes.data)
@@ -369,7 +370,7 @@ class HostExecutor:
         request.slot, request.source, request.start = place
         for name, value in fields.items():
             setattr(request, name, value)
-        # The arrays must live from before the start until no thread works on the request.
+        # The C++ threads read these arrays, so they are kept alive until the request has ended.
         before, self._kept = self._kept, (arrays, keep)
         if self._call(lib.kccl_engine_start, request) != 0:
             self._kept = before

@@ -15,8 +15,8 @@ from ..model.variant import TRACING, USUAL, Variant
 from .ranks import Wanted
 from .runner import Runner
 
-# bandwidth() makes so many requests that read all weights, each of at least so many seconds. The
-# fastest one counts.
+# bandwidth() makes _READS requests that read all weights, and takes the fastest. All but the first
+# read as many times as take about _READ_S seconds.
 _READS, _READ_S = 4, 0.02
 
 
@@ -24,17 +24,17 @@ class Measuring:
     """Times an engine's requests, and measures what the ranks do in them."""
 
     def __init__(self, runner: Runner) -> None:
-        """Measures the requests of a runner. Its owner still closes it."""
+        """Measures the requests of a runner. The caller must close the runner."""
         self._runner = runner
         self._ranks = runner.ranks
 
     def bandwidth(self) -> float:
-        """Returns the bytes a second at which the same threads read all weights when they do
-        nothing else.
+        """Returns the bytes a second at which the engine's own threads read all weights when they
+        do nothing else.
         """
         with self._ranks.request(Wanted("bandwidth")):
             best = self._read(1)
-            # The ranks must choose the same number of turns. So they take the slowest rank's time.
+            # All ranks must compute the same number of turns, so they use the slowest rank's time.
             slowest = max(self._ranks.all_gather(best))
             turns = math.ceil(_READ_S / slowest)
             best = min([best, *(self._read(turns) for _ in range(_READS - 1))])
@@ -90,7 +90,7 @@ class Measuring:
                 "room behind the prompt"
             )
         self._runner.check_threads("timeline")
-        # The KV cache must be as full as for a request of this length.
+        # Fills the KV cache as a request of this length does.
         self.timed(ids, token_steps)
         out: list[Stamps] = []
         newest = self._runner.prefixes.newest_slot

@@ -17,17 +17,17 @@ def check_memory(
     slots: int = 1,
     mapped: int = 0,
 ) -> None:
-    """Compares what the ranks will have on the host with what the machine, the job's cgroup and the
-    process may still use. Collective: all ranks raise, or none.
+    """Checks that the memory which the ranks will use on this host fits into what the machine, the
+    job's cgroup and the process limits leave. Collective: all ranks raise, or none.
 
     Args:
         comm: The ranks.
-        weights: Bytes of the packed weights of each rank.
-        mine: Those ranks that are in this process.
+        weights: The bytes of each rank's packed weights.
+        mine: The ranks that are in this process.
         config: The model's configuration.
-        context: Positions that keys and values have room for, in FP32.
-        slots: The number of sequences of so many positions.
-        mapped: Bytes of the largest file, which is mapped while it is read.
+        context: The positions of a slot of the KV cache, whose keys and values are FP32.
+        slots: The number of slots of the KV cache.
+        mapped: The bytes of the largest file, which is mapped while it is read.
 
     Raises:
         kccl.Error: The model does not fit.

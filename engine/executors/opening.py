@@ -1,4 +1,4 @@
-"""Opens a model's ranks on a backend. It chooses a rank's executor and sets it up."""
+"""Opens a model's ranks on a backend: makes an executor for each rank."""
 
 import threading
 from collections.abc import Callable, Collection
@@ -27,23 +27,24 @@ from .prefixes import MOST_SLOTS
 from .ranks import Ranks, check_same, ranks_of_job, ranks_of_threads
 
 Told = Callable[[int], None]
-"""Called with the number of bytes that were packed since the last call."""
+"""A function that is called with the number of bytes packed since its last call."""
 
 
 class Backend(NamedTuple):
     """How a backend makes its ranks.
 
     Attributes:
-        bytes_of: Returns the bytes that a rank packs, for a number of ranks.
-        dtypes: The dtypes that weights may have.
-        keeps: The names of formats that stay as they are stored unless a dtype is asked for.
-        rounds: The names of what weights can be rounded to.
+        bytes_of: Returns the bytes of weights that a rank packs: (program, rank, world size).
+        dtypes: The dtypes to which weights may be converted.
+        keeps: The names of the formats that the backend multiplies as they are stored. They are
+            kept unless the caller asks for a dtype.
+        rounds: The values of Engine's argument `weights` that the backend supports.
         make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, progress).
             Collective.
-        is_on_host: Whether the weights are in this machine's memory. A GPU's driver refuses what
-            its memory does not hold, before anything is read.
+        is_on_host: Whether the weights lie in host memory, so that check_memory() is needed. On a
+            GPU it is not: the driver refuses allocations that do not fit before weights are read.
         takes_drafts: Whether a pass can check drafts.
-        has_layers_alike: Whether a kind of op has one format in all layers.
+        has_layers_alike: Whether a kind of op must have the same format in all layers.
     """
 
     bytes_of: Callable[[Program, int, int], int]
@@ -57,7 +58,9 @@ class Backend(NamedTuple):
 
 
 def rounding(checkpoint: Checkpoint) -> list[str]:
-    """Returns notices if the weights are not used as they are stored, and those of the files."""
+    """Returns notices for the user: those of the files, and one for weights that are not used as
+    they are stored.
+    """
     notices = [*checkpoint.notices, *checkpoint.fewer_bits]
     if checkpoint.rounded:
         stored = ", ".join(checkpoint.rounded)
@@ -120,7 +123,8 @@ _ON_CUDA = Backend(
     is_on_host=False,
     has_layers_alike=True,
 )
-# AMD's GPUs load weights before their product, and so their format, is known.
+# On AMD's GPUs a warp loads a stage of weights before it knows to which product they belong. So all
+# products must have one format, which is a dtype.
 _ON_HIP = _ON_CUDA._replace(keeps=DTYPES, rounds=())
 BACKENDS = {
     "host": Backend(
@@ -135,13 +139,14 @@ BACKENDS = {
 def read_for(
     checkpoint: Checkpoint, backend: str, dtype: str | None, weights: str | None = None
 ) -> Checkpoint:
-    """Returns the checkpoint with its weights in a dtype that the backend has. That is the given
-    one. If none is given, it is the stored one where the backend has it, and formats that the
-    backend multiplies stay as they are stored, unless `weights` says to what they are rounded
-    (Checkpoint.as_weights()).
+    """Returns the checkpoint with its weights converted for a backend.
+
+    `dtype` is the dtype to convert to; None: the stored one if the backend has it, else the
+    backend's first. `weights` says to what matrices are rounded (Checkpoint.as_weights()). If both
+    are None, the formats that the backend multiplies stay as they are stored.
 
     Raises:
-        InvalidArgument: There is no such backend, or it has no such dtype or weights.
+        InvalidArgument: There is no such backend, or it does not support the dtype or `weights`.
     """
     if not isinstance(backend, str) or backend not in BACKENDS:
         names = ", ".join(map(repr, BACKENDS))
@@ -170,14 +175,14 @@ def read_for(
 
 
 def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:
-    """Returns how requests on a backend make drafts. "auto" means none where there are no drafts.
+    """Returns how requests on a backend make drafts. If the backend takes no drafts, "auto" is OFF.
 
     Args:
         backend: One of BACKENDS.
         given: As drafts_of() takes it.
 
     Raises:
-        InvalidArgument: It is wrong, or the backend takes no drafts.
+        InvalidArgument: `given` is wrong, or asks for drafts and the backend takes none.
     """
     drafts = drafts_of(given)
     if BACKENDS[backend].takes_drafts or drafts.most == 0:
@@ -191,7 +196,9 @@ def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:
 
 
 def check_ranks(ranks: int | None) -> None:
-    """Raises InvalidArgument if this process cannot have so many ranks as threads."""
+    """Raises InvalidArgument if Engine's argument `ranks`, the number of ranks that are threads of
+    this process, is out of range, or if a launcher has started this process as a rank.
+    """
     if ranks is None:
         return
     if not 1 <= ranks <= lib.kKcclMaxWorldSize:
@@ -212,8 +219,8 @@ def start_ranks(
     slots: int,
     progress: Callable[[int, int], None] | None,
 ) -> Ranks[Executor]:
-    """Returns the ranks of a model, or those of them that are in this process. The arguments are
-    Engine's, and the checkpoint is from read_for().
+    """Starts a model's ranks, and returns those that are in this process. The arguments are
+    Engine's; `slots` is its `prefixes`, and the checkpoint must be from read_for().
 
     Raises:
         InvalidArgument: An argument is wrong, or the backend cannot run the model.
@@ -238,7 +245,7 @@ def start_ranks(
         total = sum(sizes[rank] for rank in mine)
 
         def tell(nbytes: int) -> None:
-            # This raises if Ctrl-C has aborted the communicator, because reading may take minutes.
+            # Reading may take minutes. If Ctrl-C has aborted the communicator, this ends it early.
             comm.check()
             with lock:
                 packed[0] += nbytes
@@ -248,8 +255,8 @@ def start_ranks(
         return kind.make(checkpoint, comm, blocks, context, slots, tell)
 
     if backend == "sim" and kccl.launched_rank() is None:
-        # The simulator runs ranks in turns, so a rank without a launch of its own would hold up the
-        # others.
+        # The simulator runs several ranks of one process in turns. A rank that launches nothing
+        # would block the others.
         if ranks not in (None, 1):
             raise kccl.InvalidArgument(f"ranks is {ranks}, must be 1 on backend 'sim'")
         ranks = 1

@@ -1,7 +1,8 @@
 """Packs one rank's part of a model's weights for the host executor, in the order of its ops.
 
-engine/host/products.h says what a panel is. Rows of queries and keys are reordered so that the
-pairs that RoPE turns lie side by side; products of queries and keys do not change by that.
+engine/host/products.h says what a panel is. The rows of wq and wk are reordered so that the two
+elements that RoPE rotates together are neighbours. Queries and keys are permuted alike, so their
+dot products do not change.
 """
 
 import errno
@@ -24,22 +25,22 @@ from ..model.program import Op, Program
 from ..model.rotations import pair_order
 
 ROWS: int = lib.kKcclEnginePanelRows
-# The embedding and the head are too large to be read at once.
+# The embedding and the head are read in parts of so many panels, because they are large.
 PANELS_AT_ONCE = 32
 _HUGE_PAGE = 2 << 20
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that were packed since the last call."""
+"""A function that is called with the number of bytes packed since its last call."""
 
 
 def number_of(op: Op) -> int:
-    """Returns the executor's number of an op's kind: KcclEngineKind."""
+    """Returns the number of an op's kind in C++: KcclEngineKind."""
     name = "kKcclEngine" + op.kind.title().replace("_", "")
     return int(getattr(lib, name))
 
 
 def format_number(stored_in: Format) -> int:
-    """Returns the executor's number of a format."""
+    """Returns the number of a format in C++."""
     number = int(lib.kccl_engine_format(stored_in.name.encode()))
     if number < 0:
         raise kccl.InvalidArgument(f"the host executor multiplies no weights in {stored_in.name}")
@@ -47,7 +48,7 @@ def format_number(stored_in: Format) -> int:
 
 
 def panel_bytes(stored_in: Format, num_columns: int) -> int:
-    """Returns the bytes of a panel."""
+    """Returns the bytes of a panel of so many columns."""
     return int(lib.kccl_engine_panel_bytes(format_number(stored_in), num_columns))
 
 
@@ -60,9 +61,9 @@ class Parts:
     """How lanes, panels of the head and rows of the embedding are spread over the ranks.
 
     Attributes:
-        first_lane, first_panel, first_row: The number of the first one of each rank; behind the
-            last rank's, the total.
-        num_groups: The parts of the head: see Program.num_head_parts.
+        first_lane, first_panel, first_row: [rank]: the rank's first lane, panel of the head, and
+            row of the embedding. The last element, [world_size], is the total.
+        num_groups: The parts of the head: Program.num_head_parts.
         panels_per_group: The panels of one part of the head.
     """
 
@@ -79,8 +80,8 @@ class Parts:
         self.first_row = cut(c.vocab_size)
         self.first_panel = cut(self.panels_per_group)
         if self.num_groups > 1:
-            # A lane's logits come from its own residual, and only the lane's rank has that
-            # residual.
+            # A lane's logits are made from its residual, which only the lane's rank has. So this
+            # rank must have the lane's panels.
             self.first_panel = [lane * self.panels_per_group for lane in self.first_lane]
 
 
@@ -123,13 +124,13 @@ def shape_of(program: Program, parts: Parts) -> Any:
 
 
 class Part(NamedTuple):
-    """Some of an op's matrices, which have the same format and lie below each other.
+    """Consecutive matrices of an op that have the same format.
 
     Attributes:
         format: The format.
-        matrices: Their tensors.
-        first: Their first panel in a lane.
-        nbytes: The bytes of their panels in a lane.
+        matrices: The matrices' tensors.
+        first: The index, among a lane's panels, of the part's first panel.
+        nbytes: The bytes of the part's panels in a lane.
     """
 
     format: Format
@@ -139,11 +140,16 @@ class Part(NamedTuple):
 
 
 def parts_of(program: Program, op: Op, num_panels: int, num_columns: int) -> list[Part]:
-    """Returns the parts of an op that has so many panels in a lane; none if it has no weights. With
-    experts, they are those of the first one, and all others have the same.
+    """Returns the parts of an op; none if it has no weights. With experts, these are the parts of
+    the first expert; the other experts' have the same formats and sizes.
+
+    Args:
+        program, op: The op, and its program.
+        num_panels: The op's panels in a lane.
+        num_columns: The columns of its matrices.
     """
     shapes, rows, found = program.shapes, 0, []
-    # Only these have several formats, and matrices that do not share a panel.
+    # Only the matrices of qkv may have several formats. No panel has rows of two of these.
     are_apart = KINDS[op.kind].rows is Rows.HEADS
     matrices = zip(next(iter(op.products()), ()), op.formats, strict=False)
     for stored_in, some in groupby(matrices, key=lambda each: each[1]):
@@ -162,10 +168,10 @@ class Sizes:
     Attributes:
         parts: Op index -> the parts of its weights.
         panel: Op index -> the bytes of one panel of its first part; 0 if the op has no weights.
-        lane: Op index -> the bytes of one lane's panels, of one expert.
-        op: Op index -> the bytes of all panels that the rank has.
+        lane: Op index -> the bytes of one lane's panels; with experts, of one expert.
+        op: Op index -> the bytes of all of the op's panels that the rank has.
         embedding: The bytes of the rank's rows of the embedding.
-        total: The bytes of all of these together.
+        total: The bytes of the embedding and of all ops' panels.
     """
 
     def __init__(self, program: Program, parts: Parts, rank: int) -> None:
@@ -202,9 +208,9 @@ class PackedWeights:
 
     Attributes:
         nbytes: The bytes of the panels.
-        address_of: Op index -> the address of its panels; 0 where the rank has none.
+        address_of: Op index -> the address of the op's panels; 0 if the rank has none of them.
         norms: See norms_of().
-        biases: Index of an op that has biases -> float32 array, as api.inc has it.
+        biases: Index of an op that has biases -> float32 array, as KcclEngineOp.bias in api.inc.
         sinks: Index of an op that has attention sinks -> float32 [lanes, heads of a lane].
     """
 
@@ -234,7 +240,7 @@ class PackedWeights:
             self._pack(op, at)
             at += sizes[op.index]
             progress(sizes[op.index])
-        # Its owner may close it, which frees its tensors.
+        # Drops the reference, so that the checkpoint's owner can free its tensors.
         del self._checkpoint
 
     def parts_of(self, op: Op) -> list[Part]:
@@ -242,12 +248,12 @@ class PackedWeights:
         return self._sizes.parts[op.index]
 
     def close(self) -> None:
-        """Gives the memory back. Nothing may read the weights any more."""
+        """Frees the memory. No thread may read the weights any more."""
         self._memory.close()
         self.norms.clear()
 
     def _pack(self, op: Op, at: int) -> None:
-        """Packs an op's matrices at an address, and keeps its biases."""
+        """Packs an op's matrices at an address, and stores its biases and sinks."""
         if op.biases:
             self.biases[op.index] = self._bias(op)
         kind = KINDS[op.kind]
@@ -337,7 +343,7 @@ class PackedWeights:
 
 
 def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
-    """Returns zeros in memory pages that hold nothing else.
+    """Returns zeroed memory of its own pages, huge ones if the kernel has them.
 
     Raises:
         BackendError: There is no memory.
@@ -349,17 +355,17 @@ def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
             f"rank {rank} cannot allocate {nbytes} bytes of weights: {error.strerror}"
         ) from error
     try:
-        # With huge pages the CPU looks up fewer address translations while the weights are read.
+        # With huge pages there are fewer TLB misses while the weights are read.
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError as error:
-        # The kernel may have no huge pages. Then only speed is lost.
+        # EINVAL: the kernel has no transparent huge pages. Then reading is only slower.
         if error.errno != errno.EINVAL:
             raise
     return memory
 
 
 def _pack(stored_in: Format, at: int, words: NDArray[Any], step: int = 1) -> None:
-    """Packs stored rows at an address, as every `step`-th panel."""
+    """Packs rows of a format into panels. Writes the panels at `at`, `step` panels apart."""
     rows = np.ascontiguousarray(words)
     source = ffi.from_buffer("uint8_t[]", rows.view(np.uint8))
     num_rows, num_words = rows.shape

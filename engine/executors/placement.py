@@ -9,17 +9,19 @@ from ..base.core import lib
 
 
 def place(comm: kccl.Communicator, blocks: int | None) -> tuple[int, Sequence[int]]:
-    """Shares the machine's cores among the ranks. Collective.
+    """Chooses the number of threads of each rank and the cores of this rank's. Collective: all
+    ranks must call it.
 
-    A launcher may bind each process to cores of its own, and to more cores in one than in another.
+    A launcher may have bound each process to other cores, and some to more than others.
 
     Args:
         comm: The ranks.
-        blocks: Threads of each rank. None: as many as can each have a core, at least 1.
+        blocks: The threads of each rank. None: at least 1, and as many as leave a core for each
+            thread on every rank.
 
     Returns:
-        The threads of each rank, the same on all; and this rank's cores, one for each thread, or
-        none if there are fewer cores than threads.
+        The number of threads of each rank, which is the same on all. And this rank's cores: one for
+        each thread, or none if there are fewer cores than threads.
     """
     mine = sorted(os.sched_getaffinity(0))
     of_ranks = comm.gather_objects(mine)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ..model.executor import BEGINNING, Place
 
 MOST_SLOTS = 64
-"""Most sequences that the KV cache keeps."""
+"""The most slots of a KV cache."""
 
 
 @dataclass
@@ -15,7 +15,7 @@ class _Slot:
 
     Attributes:
         ids: The ids whose keys and values the slot holds.
-        kind: How they were computed. A request can use only those of its own kind.
+        kind: How the keys and values were computed. A request can reuse only those of its own kind.
         used: The number of the last request that used the slot.
     """
 
@@ -25,10 +25,11 @@ class _Slot:
 
 
 class Prefixes:
-    """The sequences of one process's KV caches, a slot each. The least recently used gives way.
+    """The sequences in one process's KV caches, each in a slot. A new sequence replaces the least
+    recently used one.
 
-    A rank that stopped reading an answer early knows fewer ids than the others. So the ranks agree
-    on a place before a request uses it.
+    A process that stopped reading an answer early knows fewer of its ids than the others. So the
+    ranks agree on a Place before a request uses it (ranks.py).
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -51,13 +52,14 @@ class Prefixes:
         return self._slots[self.newest_slot].ids
 
     def find(self, ids: Sequence[int], kind: Hashable) -> tuple[Place, list[int]]:
-        """Returns the slot that a request should use, and how many of the request's first ids each
+        """Returns the Place that a request should use, and how many of the request's first ids each
         slot has.
 
-        This is the slot that shares the longest beginning with the request. If the request would
-        overwrite more than half of that slot, the beginning is copied to another slot.
+        The place's source is the slot that shares the longest prefix with the request. The request
+        also uses this slot, unless it would overwrite more than half of it. Then the prefix is
+        copied to the least recently used slot.
         """
-        # At least one id must run, because a token is chosen from its logits.
+        # The last id is never taken from the cache: it must run, because its logits give a token.
         shared = [
             min(_common_prefix(slot.ids, ids), len(ids) - 1) if slot.kind == kind else 0
             for slot in self._slots
@@ -70,16 +72,18 @@ class Prefixes:
         return Place(source if goes_on else oldest, source, shared[source]), shared
 
     def begin(self, place: Place, kind: Hashable) -> None:
-        """Records that a request begins in a slot. Until keep() the slot counts as empty."""
+        """Records that a request begins in a slot, which counts as empty until keep() is called."""
         self._number += 1
         self._slots[place.slot] = _Slot([], kind, self._number)
 
     def keep(self, place: Place, ids: Sequence[int]) -> None:
-        """Records what the slot of the running request holds."""
+        """Records the ids whose keys and values the running request's slot holds."""
         self._slots[place.slot].ids = list(ids)
 
     def forget(self) -> None:
-        """Records that a request has written things into slot 0 that no other request can use."""
+        """Marks slot 0 as empty, because a request has written keys and values there that no other
+        request can reuse.
+        """
         self._slots[BEGINNING.slot] = _Slot()
 
 

@@ -13,8 +13,8 @@ from ..model.executor import BEGINNING, Executor, Place
 from .drafting import is_drafting
 
 T = TypeVar("T", bound=Executor)
-# The seconds that ranks wait for each other while they open. One may read its weights from a disk,
-# and another from memory.
+# The least timeout of ranks' waits while they open. It is long, because one rank may read its
+# weights from a disk and another from memory.
 _OPENING_S = 300.0
 
 
@@ -22,8 +22,8 @@ class Agreed(NamedTuple):
     """The start of a request, on which all ranks have agreed.
 
     Attributes:
-        place: Where the request lies in the KV cache. All ranks have its num_cached positions.
-        seed: Rank 0's seed.
+        place: Where the request lies in the KV cache. Every rank has its num_cached positions.
+        seed: The seed that rank 0 proposed.
     """
 
     place: Place
@@ -34,11 +34,11 @@ class Wanted(NamedTuple):
     """A request as this process wants it, before the ranks agree.
 
     Attributes:
-        what: The request in words, the same on all ranks.
+        what: Describes the request. The ranks compare it, to refuse different requests.
         find: Returns where the request should lie in the KV cache, and how many of its first
             positions each slot has. Called when no other request runs.
         seed: The seed that this process proposes.
-        waits: Whether the request waits until another one has ended. Otherwise it is refused.
+        waits: What happens while another request runs. True: this one waits. False: it is refused.
     """
 
     what: str
@@ -54,8 +54,8 @@ class Ranks(Generic[T]):
         mine: The executors of the ranks in this process.
         rank: The rank of the first executor.
         world_size: Number of ranks, in all processes.
-        owner: The process that may use them.
-        wait_s: The seconds that the processes wait for each other in all_gather.
+        owner: The process that made the ranks. A fork of it must not use them.
+        wait_s: The timeout of all_gather, in seconds.
     """
 
     def __init__(
@@ -75,28 +75,31 @@ class Ranks(Generic[T]):
         self.wait_s = wait_s
         self._close = close
         self._is_closed = False
-        # Whether a drafter has ended a request, on which threads may still work.
+        # Whether a request was ended within a drafter, so that threads may still work on it.
         self._ends_late = False
         self._helper: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def request(self, wanted: Wanted) -> "Request[T]":
-        """Returns a context for one request."""
+        """Returns a context in which one request must run."""
         return Request(self, wanted)
 
     def helped_by(self, thread: threading.Thread) -> None:
-        """Notes a thread that uses the executors, and that ends when the running request ends. The
-        next request waits for it: it would take that one's tokens for its own.
+        """Records a thread that reads the running request's tokens, and that ends with the request.
+        The next request waits until it has ended. Otherwise the thread could take the next
+        request's tokens.
         """
         self._helper = thread
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns the values that the processes pass, in rank order. Collective."""
+        """Gathers a value from each process, and returns all of them in rank order. Collective: all
+        processes must call it.
+        """
         self.owner.check()
         return self._all_gather(value)
 
     def of_rank_0(self, value: Any) -> Any:
-        """Returns rank 0's value on all ranks. JSON must represent it. Collective."""
+        """Broadcasts rank 0's value, which must be representable as JSON. Collective."""
         return self.all_gather(value)[0]
 
     def _agree(self, wanted: Wanted) -> Agreed:
@@ -136,9 +139,9 @@ class Ranks(Generic[T]):
             raise
 
     def _end(self) -> list[BaseException]:
-        """Ends the request on every rank of this process, and returns the errors. In a drafter the
-        request only begins to end, because this thread cannot wait for itself; the next request
-        waits.
+        """Ends the request on every rank of this process, and returns the errors. A thread in a
+        drafter only cancels the request, because it cannot wait for itself. Then the next request
+        waits for the end.
         """
         try:
             if not self.owner.is_here:
@@ -154,9 +157,9 @@ class Ranks(Generic[T]):
             self._lock.release()
 
     def _end_all(self) -> list[BaseException]:
-        """Waits for the end of the request on every rank of this process. Returns the errors
-        instead of raising them: all ranks must be ended, because running threads would write to
-        memory that is freed.
+        """Waits for the end of the request on every rank of this process. Returns errors instead of
+        raising the first one, so that all ranks are ended. A thread that still ran could write to
+        memory that is freed by then.
         """
         errors: list[BaseException] = []
         for each in self.mine:
@@ -166,21 +169,22 @@ class Ranks(Generic[T]):
                 except Exception as error:
                     errors.append(error)
                 except BaseException as error:
-                    # After Ctrl-C the rank's threads may still work. Their waits for each other
-                    # have time limits. A drafter has none: this waits until it returns.
+                    # Ctrl-C interrupted end(), and the rank's threads may still work. So end() is
+                    # called again. It returns in time, because the threads' waits have a timeout.
+                    # But a drafter has none: this waits until it returns.
                     errors.append(error)
                     continue
                 break
         return errors
 
     def check_closable(self) -> None:
-        """Raises kccl.Error in a drafter, whose engine waits for its end."""
+        """Raises kccl.Error if a drafter calls it: close() would wait for the drafter's end."""
         if is_drafting(self.mine):
             raise kccl.Error("a drafter cannot close its engine")
 
     def close(self) -> None:
-        """Closes the executors, even during a request, and then the communicators. In a fork of the
-        process nothing is closed.
+        """Closes the executors, even during a request, and then the communicators. Does nothing in
+        a fork of the process that made them.
 
         Raises:
             kccl.Error: A drafter calls it.
@@ -197,10 +201,10 @@ class Ranks(Generic[T]):
 
 
 class Request(Generic[T]):
-    """A context for one request at a time, the same on all ranks of a job. It gives what the ranks
-    agree on.
+    """A context in which one request runs. Only one can be entered at a time, and all ranks of a
+    job must enter the same one. Entering returns what the ranks agree on.
 
-    At its end no thread works on the request any more, whatever ended it.
+    When the context has ended, no thread works on the request any more.
 
     Raises:
         InvalidArgument: The ranks make different requests; or the engine is closed, or has another
@@ -216,7 +220,7 @@ class Request(Generic[T]):
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         errors = self._ranks._end()
-        # With GeneratorExit the caller has closed the iterator, and has not seen the failure.
+        # GeneratorExit: the caller has closed the iterator of tokens before it saw the failure.
         if errors and (error is None or isinstance(error, GeneratorExit)):
             raise errors[0]
 
@@ -247,7 +251,9 @@ def _open(make: Callable[[kccl.Communicator], T], comm: kccl.Communicator) -> T:
 def ranks_of_job(
     init: Callable[[], kccl.Communicator], make: Callable[[kccl.Communicator], T]
 ) -> "Ranks[T]":
-    """Returns the rank that this process is; rank 0 of 1 outside a job. Collective."""
+    """Opens the rank that this process is in its job. Outside a job it is rank 0 of 1. Collective:
+    all processes of the job must call it.
+    """
     comm = init()
     try:
         mine = _open(make, comm)
@@ -271,12 +277,13 @@ def ranks_of_threads(
     def main(comm: kccl.Communicator) -> None:
         comms.append(comm)
         if is_closing.is_set():
-            # Ctrl-C, or a rank that failed, came before this communicator could be found.
+            # Ctrl-C came, or another rank failed, before this communicator was in `comms`. So it
+            # must abort its own.
             comm.abort()
         try:
             mine = made[comm.rank] = _open(make, comm)
         except BaseException:
-            # Other ranks may be open already. They wait for this event.
+            # Ranks that are open already wait for this event before they close.
             is_closing.set()
             raise
         if len(made) == comm.world_size:
@@ -286,7 +293,7 @@ def ranks_of_threads(
 
     def run() -> None:
         try:
-            # All that the ranks make lives as long as this one run.
+            # On the simulator this whole life of the ranks is one run.
             once = 0 if backend == "sim" else None
             kccl.run_threads(main, world_size=ranks, backend=backend, seed=once)
         except BaseException as error:
@@ -299,15 +306,14 @@ def ranks_of_threads(
         is_closing.set()
         has_ended.wait()
 
-    # The thread is a daemon, because an engine that nobody closes must not keep the interpreter
-    # alive.
+    # A daemon thread, so that the process can exit although nobody closes the engine.
     thread = threading.Thread(target=run, name="kccl engine", daemon=True)
     try:
         thread.start()
         is_ready.wait()
     except BaseException:
-        # Only this thread gets Ctrl-C. An aborted communicator makes `make` fail in the other
-        # threads. Those that come later find the event set.
+        # Ctrl-C interrupts this thread only. Aborting the communicators makes make() fail in the
+        # others. Threads that have no communicator yet find is_closing set.
         is_closing.set()
         for comm in list(comms):
             comm.abort()

@@ -1,10 +1,10 @@
-"""The reference that executors are compared with: a model's program in NumPy, in FP32, op by op.
+"""The reference that executors are compared with: runs a model's program in NumPy, op by op.
 
-Executors differ from it in the order of a product's sum, so each op's output is compared with the
-one here (diff.py). Weights are exact: the numbers that their formats mean. Activations, the
-residual, the KV cache and all sums are FP32. A lane's message is rounded to `config.message_dtype`,
-and nothing else is. The monokernel rounds more: keys and values to F16, and the vector of a product
-to twice the precision of the type that the matrix unit multiplies (kernels/mma.cuh).
+Executors add up a product's sums in another order, so their bits differ. diff.py compares each op's
+output with the one here. The reference uses the exact numbers that weights' formats mean.
+Activations, the residual, the KV cache and all sums are FP32. Only a lane's message is rounded, to
+`config.message_dtype`. The monokernel rounds more: keys and values to F16, and the vector of a
+product to twice the precision of the type that the matrix unit multiplies (kernels/mma.cuh).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +32,8 @@ class Cache:
     head_dim], float32.
 
     Args:
-        request: The positions of the whole request, on which RoPE's frequencies may depend; None:
-            not known.
+        request: The positions of the whole request, on which RoPE's frequencies may depend. None:
+            the number is not known.
     """
 
     def __init__(self, request: int | None = None) -> None:
@@ -42,8 +42,8 @@ class Cache:
         self._layers: dict[int, tuple[Array, Array]] = {}
 
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Adds one run's keys and values after the first `length` positions, and returns all of
-        them.
+        """Appends one run's keys and values behind the first `length` positions. Returns the keys
+        and values of all positions.
         """
         if self.length:
             old_keys, old_values = (old[:, : self.length] for old in self._layers[layer])
@@ -59,10 +59,10 @@ class _Run:
 
     Attributes:
         tokens: The ids.
-        cache: The KV cache, which grows in "attend".
+        cache: The KV cache, to which the op "attend" appends.
         cos, sin: The cosines and sines of the ids' positions.
         vectors: The newest vector of each kind.
-        messages: The messages that have not landed yet, by the module that sent them.
+        messages: The messages that have not been added yet, by the module that sent them.
     """
 
     tokens: Array
@@ -73,19 +73,19 @@ class _Run:
     messages: dict[int, Array] = field(default_factory=dict)
 
     def taken_by(self, op: Op) -> Array:
-        """Returns the vector that an op takes, which may not be the ids."""
+        """Returns the vector that an op takes. The op must not take the ids."""
         takes = KINDS[op.kind].takes
         assert takes is not None
         return self.vectors[takes]
 
 
 Oracle = Callable[..., Array]
-"""Makes an op's output: (op, run, biases, *weights)."""
+"""A method of Reference that computes an op's output: (op, run, biases, *weights)."""
 
 
 class Reference:
-    """Runs a checkpoint's program. It keeps each weight in FP32 once it has read it, unless told
-    not to.
+    """Runs a checkpoint's program. If keep_weights is True, it keeps each weight in FP32 once it
+    has read it.
 
     Arrays are [lanes or residuals, positions, values], see Op.shape.
     """
@@ -118,8 +118,8 @@ class Reference:
         raise InvalidArgument(f"op_index is {op_index}, must be below {len(self.program.ops)}")
 
     def generate(self, ids: Sequence[int], params: SamplingParams) -> Iterator[tuple[int, float]]:
-        """Yields each new id and its log-probability, until a stop id, which it yields too,
-        max_tokens, or the end of the context. The caller looks for stop strings.
+        """Yields each new id and its log-probability. Ends behind a stop id, at max_tokens, or at
+        the end of the context. The caller must check for stop strings.
 
         Raises:
             InvalidArgument: As steps(); or the context has no room after `ids`.
@@ -143,13 +143,15 @@ class Reference:
             history.append(token)
 
     def steps(self, ids: Sequence[int], cache: Cache | None = None) -> Iterator[tuple[Op, Array]]:
-        """Runs `ids` after the positions in the cache; yields each op and its output.
+        """Runs `ids` behind the positions in the cache, and yields each op and its output.
 
-        The cache grows when the last op has run: a caller that stops earlier leaves it as it was.
+        The cache's length grows only when the last op has run. If a caller stops earlier, the cache
+        counts as unchanged.
 
         Raises:
-            InvalidArgument: No ids, an id outside the vocabulary, or more positions than the
-                context or the cache's request; or the cache has been filled with other frequencies.
+            InvalidArgument: There are no ids, an id is outside the vocabulary, or there are more
+                positions than the context or the cache's request has. Or the cache was filled with
+                other frequencies of RoPE.
         """
         tokens = np.asarray(ids)
         c = self.config
@@ -168,10 +170,11 @@ class Reference:
         for op in self.program.ops:
             kind = KINDS[op.kind]
             oracle: Oracle = getattr(self, f"_{kind.oracle}")
-            # An oracle of experts reads those that are chosen.
+            # An oracle of experts itself reads the weights of those that are chosen.
             of_op = ((), ()) if kind.has_experts else (op.biases, op.weights)
             biases, weights = (map(self._weight, names) for names in of_op)
-            # The weights are not kept here while those of the next op are read.
+            # `weights` is an iterator, so no name here keeps these weights alive while the next
+            # op's are read.
             x = run.vectors[kind.gives] = oracle(op, run, list(biases), *weights)
             if op is self.program.ops[-1]:
                 cache.length = end
@@ -223,18 +226,18 @@ class Reference:
         return np.concatenate(parts, axis=-1)
 
     def _attend(self, op: Op, run: _Run, biases: Sequence[Array], *sinks: Array) -> Array:
-        """Computes softmax attention of the new positions' queries over all keys so far. A sink
-        takes part in the softmax and adds nothing.
+        """Computes softmax attention of the new positions' queries over all keys so far. A sink is
+        one more logit of the softmax, and has no value.
         """
         c = self.config
         qkv = run.taken_by(op)
         lanes, length, _ = qkv.shape
-        # The heads of all lanes follow each other: [heads, positions, head_dim].
+        # q, k and v become [heads of all lanes, positions, head_dim].
         heads = self._split(qkv).swapaxes(1, 2)
         cuts = np.cumsum([c.num_heads // lanes, c.num_kv_heads // lanes])
         q, k, v = (part.reshape(-1, length, c.head_dim) for part in np.split(heads, cuts, axis=1))
         k, v = run.cache.append(op.layer, k, v)
-        # Query head h reads KV head h // (query heads per KV head). Both belong to the same lane.
+        # Query head h uses KV head h // (query heads per KV head), which is in the same lane.
         grouped = q.reshape(c.num_kv_heads, -1, length, c.head_dim)
         scores = product(grouped, k[:, None]) * np.float32(c.attention_scale)
         key = np.arange(k.shape[1])
@@ -287,8 +290,8 @@ class Reference:
         return product(self._rms_norm(run.taken_by(op), norm), router, *bias)
 
     def _expert_gate_up(self, op: Op, run: _Run, biases: Sequence[Array]) -> Array:
-        """Returns the features of each position's chosen experts, side by side, in the order of
-        their ids.
+        """Returns the activations of each position's chosen experts, concatenated in the order of
+        the experts' ids.
         """
         (norm,) = op.norms()
         n, lanes = self._rms_norm(run.taken_by(op), self._weight(norm)), self.config.num_lanes
@@ -317,8 +320,8 @@ class Reference:
         return self._added(op, run, own, [bias] if op.biases else [])
 
     def _final(self, op: Op, run: _Run, biases: Sequence[Array], norm: Array) -> Array:
-        """Returns the normalised residual, averaged over the lanes unless each lane has its own
-        logits.
+        """Applies the last norm to each residual. Returns the mean over the residuals; but all of
+        them if each lane makes a part of the logits.
         """
         n = self._rms_norm(run.taken_by(op), norm)
         if self.program.num_head_parts == 1:
@@ -326,9 +329,7 @@ class Reference:
         return n
 
     def _head(self, op: Op, run: _Run, biases: Sequence[Array], head: Array) -> Array:
-        """Returns the logits. If the head is parallel over the vocabulary, lane l's are the l-th
-        part.
-        """
+        """Returns the logits. If lm_head is "vocab_parallel", lane l makes part l of them."""
         n = run.taken_by(op)
         parts = product(n, head.reshape(len(n), -1, head.shape[1]))
         return np.concatenate(parts, axis=-1)[None]
@@ -349,7 +350,7 @@ class Reference:
         return [*map(self._weight, names[0])], [*map(self._weight, names[1])]
 
     def _activated(self, n: Array, biases: Sequence[Array], weights: Sequence[Array]) -> Array:
-        """Returns the features of a feed-forward block: config.swiglu_limit says by which rule."""
+        """Returns the activations of a feed-forward block, by ModelConfig.swiglu_limit's rule."""
         gate, up = (product(n, w, *biases[i : i + 1]) for i, w in enumerate(weights))
         scale = np.float32(1)
         if limit := np.float32(self.config.swiglu_limit):
@@ -364,12 +365,12 @@ class Reference:
         return x * (1 / np.sqrt(mean_square + np.float32(self.config.norm_eps))) * weight
 
     def _split(self, x: Array) -> Array:
-        """[lanes, positions, heads, head_dim]"""
+        """Returns x with heads on an axis of their own: [lanes, positions, heads, head_dim]."""
         return x.reshape(*x.shape[:2], -1, self.config.head_dim)
 
     def _rotate(self, x: Array, cos: Array, sin: Array) -> Array:
         """Rotates the pairs (2i, 2i + 1), or (i, i + head_dim / 2), by their position's angles."""
-        # The two elements of a pair get an axis of their own.
+        # Splits off an axis of length 2: the two elements of a pair.
         axis = -1 if self.config.rope.is_interleaved else -2
         pairs = x.reshape(*x.shape[:-1], *((-1, 2) if axis == -1 else (2, -1)))
         a, b = pairs.take(0, axis), pairs.take(1, axis)

@@ -1,4 +1,4 @@
-"""Checks the prompt and the parameters of a request to an Engine before anything runs."""
+"""Checks the prompt and the parameters of a request to an Engine before the request runs."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ def integer(name: str, value: Any) -> int:
     """Returns `value` as a Python integer.
 
     Raises:
-        InvalidArgument: It is no integer. The text names it.
+        InvalidArgument: The value is no integer. The error names `name`.
     """
     found = as_integer(value)
     if found is None:
@@ -25,12 +25,12 @@ def integer(name: str, value: Any) -> int:
 
 
 def check_ids(ids: Sequence[int], context: int, room: int = 0) -> list[int]:
-    """Returns ids as a list.
+    """Checks the number of ids, and returns them as a list.
 
     Args:
         ids: The tokens.
         context: The number of ids that there is room for.
-        room: The number that must be left free.
+        room: How many of these must stay free.
 
     Raises:
         InvalidArgument: There is no id, or there are too many.
@@ -61,7 +61,7 @@ def prompt_ids(
             f"the prompt is of type {type(prompt).__name__}, must be text or ids"
         )
     if isinstance(prompt, str):
-        # An empty text is refused even if the tokenizer would turn it into one BOS.
+        # An empty text is refused below, although some tokenizers would encode it as BOS.
         ids = encode(prompt) if prompt else []
     else:
         given = list(prompt)
@@ -82,10 +82,11 @@ def prompt_ids(
 
 
 def context_of(config: ModelConfig, context: int | None) -> int:
-    """Returns the tokens that an engine makes room for; None: the model's context, at most 4096.
+    """Returns the number of tokens that an engine makes room for. If `context` is None, that is the
+    model's context, but at most 4096.
 
     Raises:
-        InvalidArgument: It is no integer, or the model has no such positions.
+        InvalidArgument: `context` is no integer, or not from 1 to the model's longest context.
     """
     found = min(config.context, 4096) if context is None else integer("context", context)
     most = config.longest_context
@@ -107,7 +108,9 @@ def encoded(tokenizer: Tokenizer | None, source: object, lacks: str, text: str) 
 
 
 def check_needs_no_text(params: SamplingParams, why: str) -> None:
-    """Raises InvalidArgument if a request without a tokenizer needs one."""
+    """Raises InvalidArgument if a request needs text, because it has stop strings or a grammar.
+    `why` says why there is no text.
+    """
     if params.stop:
         raise kccl.InvalidArgument(f"stop is {params.stop!r}, must be empty: {why}")
     if params.grammar is not None:
@@ -115,10 +118,10 @@ def check_needs_no_text(params: SamplingParams, why: str) -> None:
 
 
 def check_room(ids: Sequence[int], room: int, config: ModelConfig, context: int) -> None:
-    """Checks that a prompt leaves enough room in a context.
+    """Checks the length of a prompt.
 
     Raises:
-        InvalidArgument: The prompt is too long.
+        InvalidArgument: The prompt has more than `room` ids.
     """
     if len(ids) > room:
         most = config.longest_context
@@ -140,24 +143,24 @@ def params_of(
     """Returns the parameters of a request.
 
     Args:
-        params: All of them, or None.
-        given: Some of them, by name.
-        defaults: The model's own values of the other parameters.
-        wrong: What is wrong with the model's own values of further parameters.
+        params: All parameters; None: they are made from `given` and `defaults`.
+        given: Parameters by name. Must be empty if `params` is given.
+        defaults: The values that the model's files have for parameters that are not given.
+        wrong: Name of a parameter -> what is wrong with its value in the model's files.
         ends: The stop ids, unless `stop_ids` is given.
-        vocab_size: Ids with a bias must be below it.
+        vocab_size: The ids of logit_bias must be below it.
 
     Raises:
-        InvalidArgument: One is wrong, or there is no such parameter.
-        kccl.Error: The request would use one that is wrong in the model's files.
+        InvalidArgument: A parameter is wrong, or there is none of this name.
+        kccl.Error: The request would use a parameter whose value in the model's files is wrong.
     """
     found = _params_of(params, given, defaults, ends)
     for name, told in wrong.items() if params is None else ():
-        # Filters change nothing where the likeliest token is taken.
+        # With temperature 0 filters have no effect, so a wrong one does not matter.
         if name not in given and (found.temperature > 0 or name not in FILTERS):
             raise kccl.Error(f"{told}; give another {name}")
     for number, _ in found.biases:
-        # This is checked here, because kernels add biases without checking the ids.
+        # Executors do not check these ids.
         if not 0 <= number < vocab_size:
             raise kccl.InvalidArgument(
                 f"logit_bias has id {number}, must have ids from 0 to {vocab_size - 1}"

@@ -1,4 +1,4 @@
-"""Runs requests on an engine's ranks, one at a time, and knows what their KV caches hold."""
+"""Runs requests on an engine's ranks, one at a time. Records what the KV caches hold."""
 
 import secrets
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
@@ -26,12 +26,12 @@ from .ranks import Agreed, Ranks, Wanted
 from .requests import check_room, integer, prompt_ids
 from .shares import spread
 
-# A drawn seed has few bits, so that a person can type it again.
+# The bits of a seed that the engine draws. They are few, so that a person can type the seed again.
 _SEED_BITS = 32
 
 
 class Runner:
-    """Requests of one model, on this process's part of the ranks.
+    """Runs the requests of one model, on the ranks that are in this process.
 
     Attributes:
         ranks: The ranks.
@@ -39,8 +39,8 @@ class Runner:
         context: The most tokens of prompt and answer together.
         params: How the newest request chooses its tokens, with the seed that was drawn for it.
         num_cached: How many ids of the newest request the KV cache had.
-        drafts: How the requests from now on make drafts; the same on all ranks.
-        drafted: The drafts of the newest request.
+        drafts: How the requests from now on make drafts. Must be the same on all ranks.
+        drafted: The number of drafts of the newest request.
         prefixes: The sequences that the KV cache holds.
     """
 
@@ -57,7 +57,7 @@ class Runner:
         Args:
             ranks, config, context: See the attributes.
             encode: Turns text into ids.
-            matcher: Follows a grammar.
+            matcher: Makes a Matcher for a grammar.
         """
         self.ranks = ranks
         self.config = config
@@ -76,7 +76,7 @@ class Runner:
         return self.ranks.mine[0].program
 
     def ids(self, prompt: str | Sequence[int], room: int = 0) -> list[int]:
-        """Returns the ids of a prompt that leaves room for so many more.
+        """Returns the ids of a prompt. Checks that the context has room for `room` more.
 
         Raises:
             InvalidArgument: The prompt is empty, too long, or has an id that does not exist.
@@ -94,24 +94,25 @@ class Runner:
         cancellation: Cancellation | None = None,
         waits: bool = False,
     ) -> Generator[Token, None, None]:
-        """Yields the tokens of an answer, each as soon as its pass has chosen all of its own, among
-        which it spreads the pass's time (shares.py). Closing the generator ends the request.
+        """Yields the tokens of an answer. The tokens that one pass chooses come together, and their
+        time_s are spread over the pass (shares.py). Closing the generator ends the request.
 
         Args:
             ids: The prompt, from ids().
             params: How tokens are chosen.
             overlaps: As Executor.prepare() takes it.
-            cancellation: Another thread can end the request with it.
-            waits: Whether the request waits until another one has ended.
+            cancellation: Lets another thread cancel the request.
+            waits: What happens while another request runs. True: this one waits. False: it raises.
 
         Raises:
-            InvalidArgument: The engine is closed or answers another request, or the ranks make
-                different ones; or the grammar is too complex.
+            InvalidArgument: The engine is closed or answers another request, the ranks make
+                different requests, or the grammar is too complex.
             EndedElsewhere: The request was cancelled.
             kccl.Error: The logits are not finite; or a rank was lost.
         """
         length = min(len(ids) + params.max_tokens, self.context)
-        # Keys that were rotated with other frequencies cannot be used again.
+        # Requests of different kinds do not share cached keys. The reach is a part of the kind,
+        # because with another reach keys are rotated with other frequencies.
         kind = overlaps, self.program.reach(length, self.context)
         seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         what = f"generate {ids} {params} {overlaps} {self.drafts.of_all_ranks}"
@@ -144,8 +145,8 @@ class Runner:
                             break
                         self.ranks.owner.check()
                 finally:
-                    # The last token's keys and values are not kept, because it may not have run.
-                    # With another kernel nothing is kept, because its keys and values may be wrong.
+                    # Leaves out the last token, which may not have run: then the cache lacks its
+                    # keys and values. Variants of the kernel may write wrong ones, so none count.
                     if generated and self._variant == USUAL:
                         self.prefixes.keep(place, [*ids, *generated[:-1]])
 
@@ -169,15 +170,17 @@ class Runner:
         Args:
             ids: The prompt, from ids().
             at_once: The most tokens whose logits are yielded at a time.
-            cancellation, waits: As in tokens(). The request ends between two pieces. All ranks pass
-                a cancellation, or none does, and only rank 0's counts.
+            cancellation, waits: As in tokens(). A cancelled request ends before the next logits.
+                Either all ranks must pass a cancellation, or none. Only rank 0's is read.
 
         Raises:
             EndedElsewhere: The request was cancelled.
             InvalidArgument, kccl.Error: As tokens().
         """
         kind = True, self.program.reach(len(ids), self.context)
-        # All ids run here, even those that the KV cache has.
+        # Every token of the prompt must run, because its logits are needed. So no cached prefix may
+        # be reused. A search with a single id finds none, because find() always leaves at least one
+        # id to run.
         with self._request(f"logits {ids} {at_once}", ids[:1], kind, waits=waits) as (place, _):
             self._rotate(len(ids))
             for first in range(0, len(ids), at_once):
@@ -199,8 +202,8 @@ class Runner:
     def _request(
         self, what: str, ids: list[int], kind: Hashable, seed: int = 0, *, waits: bool
     ) -> Iterator[Agreed]:
-        """A context for a request that fills a slot of the KV cache. The slot counts as empty until
-        the request records what it holds.
+        """Makes a context for a request that fills a slot of the KV cache. The slot counts as empty
+        until the request calls prefixes.keep().
         """
         find = partial(self.prefixes.find, ids, kind)
         with self.ranks.request(Wanted(what, find, seed, waits)) as agreed:
@@ -217,7 +220,7 @@ class Runner:
         the reference has it.
 
         Raises:
-            InvalidArgument: There is no such op; or the ranks are processes.
+            InvalidArgument: There is no such op, or the ranks are not threads of this process.
         """
         ops = self.program.ops
         op_index = integer("op_index", op_index)
@@ -236,7 +239,7 @@ class Runner:
         return self.ranks.mine[0].as_reference(op, out)
 
     def use(self, variant: Variant) -> None:
-        """Makes the requests from now on run a decode kernel, and compiles it.
+        """Compiles a variant of the decode kernel, which all later requests run.
 
         Raises:
             InvalidArgument: The backend has no kernel.

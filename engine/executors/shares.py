@@ -6,16 +6,16 @@ from ..model.executor import Token
 
 
 def spread(tokens: Iterator[Token]) -> Generator[Token, None, None]:
-    """Yields tokens, those of a pass together. A pass takes long, and then chooses all its tokens
-    at once. So that their times say how fast an answer is, each token of a pass gets an equal share
-    of the time from the pass before. The times of the last token of each pass, and of tokens
-    without drafts, stay what they are.
+    """Yields the tokens with new times. A pass chooses all its tokens at its end, so they all have
+    nearly the same time_s. A reader would see bursts. So each of n tokens of a pass gets a share of
+    1/n of the time since the pass before. The last token of a pass keeps its time. The tokens of a
+    pass are yielded together.
 
     Args:
         tokens: Executor.tokens(), or what a grammar makes of them.
 
     Raises:
-        BaseException: What `tokens` raises, behind the tokens that came before.
+        BaseException: What `tokens` raises, after the tokens that came before it.
     """
     before_s: float | None = None
     of_pass: list[Token] = []
@@ -26,7 +26,7 @@ def spread(tokens: Iterator[Token]) -> Generator[Token, None, None]:
         except BaseException as error:
             ends = error
         else:
-            # Behind a draft that was right, the same pass chooses another token.
+            # After an accepted draft, the same pass chooses at least one more token.
             if of_pass[-1].is_draft and not of_pass[-1].end:
                 continue
         yield from _shared(of_pass, before_s)

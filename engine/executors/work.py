@@ -11,7 +11,7 @@ class Work:
 
     Attributes:
         seconds: The seconds that the last piece took; NaN before the first.
-        has_failed: Whether the piece has failed, and nobody has joined it yet.
+        has_failed: Whether the last piece has raised an error that join() has not raised yet.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Work:
         return self._failure is not None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begins it."""
+        """Begins a piece of work in a new thread. join() must have been called for the last one."""
 
         def run() -> None:
             began = time.monotonic()
@@ -38,8 +38,8 @@ class Work:
         self._thread.start()
 
     def join(self) -> None:
-        """Waits until the piece of work has ended, and raises its error. Returns at once if there
-        is none.
+        """Waits until the piece of work has ended, and raises its error if it failed. Returns at
+        once if no work was started.
         """
         if self._thread is not None:
             self._thread.join()

@@ -1,7 +1,7 @@
 """Opens a model on disk: its configuration, its tensors under one set of names, its tokenizer.
 
-Opening reads headers, and the small tensors that say how a matrix is stored. It compares every
-shape with the configuration. A tensor is read when it is asked for, and is not kept.
+Opening reads the headers, and the small tensors that say how a matrix is stored. It checks every
+shape by the configuration. Other tensors are read when a caller asks for them, and are not kept.
 """
 
 import copy
@@ -29,8 +29,8 @@ from .kept import expanded, kept_formats, op_of, shown_format
 from .rounded import is_rounded, rounded_formats, what_is_rounded
 from .source import CUT_AXIS, Source
 
-# The number of elements of a matrix that are read at a time, where only some of its columns are
-# needed.
+# read() reads about so many elements at a time if it needs only some columns of a matrix, because
+# it must read whole rows.
 _READ = 1 << 18
 
 
@@ -43,16 +43,15 @@ class Checkpoint(Closing):
         stored: How the file stores the matrices: one or several of "BF16", "F16",
             "F32", GGUF's names, and those of quantised folders' forms, as in "INT4".
         dtype: The type to which matrices are converted: "bfloat16" or "float16".
-        formats: The format of the matrices of each kind of op, by the kind's name in ops.KINDS; of
-            those ops whose kind has several, by the op's name; and of those matrices that have
-            another one than the first of their op, by the matrix's name. It is that of `dtype`,
-            except where as_stored() keeps the file's format, or as_weights() rounds to another.
-        weights: What as_weights() rounds to; "" without it.
+        formats: The formats in which matrices are given. A key is a matrix, an op, or a kind of op
+            in ops.KINDS; for a matrix, the first of these that is there counts. The format is that
+            of `dtype`, unless as_stored() keeps the file's or as_weights() rounds to another.
+        weights: The argument of as_weights(); "" if it was not called.
     """
 
     def __init__(self, source: Source) -> None:
-        """Checks all names and shapes. If all weights are stored as F16, they stay F16. Otherwise
-        all are read as BF16.
+        """Checks all names and shapes. If all matrices are stored as F16, `dtype` is "float16",
+        otherwise "bfloat16".
 
         Raises:
             kccl.Error: A tensor is missing, has another shape than the configuration says, or is
@@ -84,8 +83,8 @@ class Checkpoint(Closing):
         self.formats = self._formats_of(self._stored, ())
 
     def as_dtype(self, dtype: str) -> "Checkpoint":
-        """Reads the same files with weights in another dtype, rounded to the nearest. Weights that
-        a GGUF file has quantised are rounded to BF16 first.
+        """Returns a checkpoint of the same files that converts weights to `dtype`, rounding to the
+        nearest. It rounds weights that a GGUF file has quantised to BF16 first.
 
         Raises:
             InvalidArgument: `dtype` is neither "bfloat16" nor "float16".
@@ -103,15 +102,14 @@ class Checkpoint(Closing):
     def as_stored(
         self, multiplied: Collection[str] = MULTIPLIED, *, is_alike: bool = False
     ) -> "Checkpoint":
-        """Reads the same files, and keeps the stored format of each op whose matrices have one
-        format that executors can multiply, and whose lanes have whole blocks. The other matrices
-        are converted to `dtype`. So are those of a kind of op with several formats, unless they are
-        formats of blocks, which may differ between layers. Queries, keys and values may have
-        several of those formats.
+        """Returns a checkpoint of the same files that keeps the stored format of an op's matrices,
+        if they have one format, it is among `multiplied`, and lanes have whole blocks. It converts
+        other matrices to `dtype`. A kind of op may have several formats only if they are formats of
+        blocks, which may differ between layers, and within wq, wk and wv.
 
         Args:
-            multiplied: The names of these formats.
-            is_alike: Whether each kind of op has one format all the same, as the monokernel needs.
+            multiplied: The names of the formats that the executor can multiply.
+            is_alike: Whether each kind of op must have one format, as the monokernel needs.
         """
         other = copy.copy(self)
         other._keeps, other.weights = multiplied, ""
@@ -119,17 +117,17 @@ class Checkpoint(Closing):
         return other
 
     def as_weights(self, weights: str) -> "Checkpoint":
-        """Reads the same files, and rounds the matrices of layers to fewer bits: a group of columns
-        has a scale, by which its largest number becomes the format's largest, and each weight is
-        rounded to the nearest. Groups have 128 columns, or fewer where a lane has no whole ones.
-        MXFP4 is rounded as its specification says. The embedding and the head stay in `dtype`.
+        """Returns a checkpoint of the same files that rounds the layers' matrices to fewer bits. A
+        group of columns has a scale, which maps its largest number to the format's largest, and
+        weights are rounded to the nearest. A group has 128 columns, or fewer if a lane has no whole
+        ones. MXFP4 is rounded by its specification. Embedding and head stay in `dtype`.
 
         Args:
             weights: "fp8", "int8", "int4" or "mxfp4".
 
         Raises:
-            InvalidArgument: There is no such format, the file has fewer bits already, or no lane
-                has whole groups.
+            InvalidArgument: There is no such format, the file has no more bits already, or lanes
+                have no whole groups.
         """
         rounded = rounded_formats(weights, self._stored, self._shapes, str(self.source))
         other = copy.copy(self)
@@ -138,15 +136,15 @@ class Checkpoint(Closing):
         return other
 
     def with_formats(self, formats: Mapping[str, Format]) -> "Checkpoint":
-        """Reads the same files in the formats of another checkpoint of them."""
+        """Returns a checkpoint of the same files with another one's `formats`."""
         other = copy.copy(self)
         other.formats = dict(formats)
         return other
 
     @property
     def rounded(self) -> tuple[str, ...]:
-        """Returns how the file stores those matrices that are given in another format, as in
-        `stored`.
+        """Returns the stored formats, named as in `stored`, of the matrices that are given in
+        another format.
         """
         return tuple(
             sorted(
@@ -161,7 +159,7 @@ class Checkpoint(Closing):
 
     @property
     def fewer_bits(self) -> tuple[str, ...]:
-        """Returns sentences on what as_weights() rounds and what it leaves."""
+        """Returns sentences that say which matrices as_weights() rounds and which it does not."""
         if not self.weights:
             return ()
         in_file = [self._opened().names[name] for name in self._stored]
@@ -170,8 +168,8 @@ class Checkpoint(Closing):
 
     @property
     def expanded(self) -> tuple[str, ...]:
-        """Returns sentences that say which blocks become numbers of 16 bits and why, where
-        as_stored() keeps formats of blocks; none elsewhere.
+        """Returns sentences that say which formats of blocks as_stored() does not keep but converts
+        to `dtype`, and why; none if it keeps no formats.
         """
         given = {name: self.format_of(name) for name in self._stored}
         source = self._opened()
@@ -182,7 +180,7 @@ class Checkpoint(Closing):
         self, stored: Mapping[str, Format], keeps: Collection[str], *, is_alike: bool = False
     ) -> dict[str, Format]:
         found = kept_formats(stored, self._shapes, DTYPES[self.dtype], keeps, is_alike=is_alike)
-        if self.config.is_tied:  # Embedding and head are one tensor.
+        if self.config.is_tied:  # The head is the embedding's tensor.
             found["head"] = found["embed"]
         return found
 
@@ -227,8 +225,8 @@ class Checkpoint(Closing):
         return tuple(self._shapes)
 
     def tensor(self, name: str, lanes: range | None = None) -> NDArray[Any]:
-        """Reads a tensor, or some lanes of it, and converts it to numbers as Format.values()
-        does.
+        """Reads a tensor, or some lanes of it, and converts its words to numbers by
+        Format.values().
         """
         return self.read(name, lanes).values()
 
@@ -240,8 +238,8 @@ class Checkpoint(Closing):
             lanes: The lanes to read of a matrix that is cut into lanes; None: the whole tensor.
 
         Returns:
-            A tensor of the shape that config.shapes() gives, without the lanes that are not read.
-            Its format is format_of(); the file's numbers are rounded to it.
+            A tensor of the shape of config.shapes(), with only the lanes that were read. The file's
+            numbers are rounded to the format of format_of().
 
         Raises:
             InvalidArgument: There is no such tensor, or it has no such lanes.
@@ -261,7 +259,7 @@ class Checkpoint(Closing):
         if axis is None:
             return Stored(given, self._read(name, 0, in_file[0]).reshape(*rows_of, words))
         if self._opened().is_stacked or axis == 0:
-            # The rows of a lane along the file's first axis.
+            # How many entries of the file's first axis a lane has.
             each = in_file[0] // shape[0]
             read = self._read(name, lanes.start * each, lanes.stop * each)
             return Stored(given, read.reshape(len(lanes), *rows_of[1:], words))
@@ -275,7 +273,7 @@ class Checkpoint(Closing):
         return Stored(given, found)
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Reads some rows, and converts them to numbers as Format.values() does."""
+        """Does what read_rows() does, and converts the rows to numbers by Format.values()."""
         return self.read_rows(name, start, stop).values()
 
     def read_rows(self, name: str, start: int, stop: int) -> Stored:
@@ -291,8 +289,7 @@ class Checkpoint(Closing):
         num_rows, columns = self._shape(name) if name in ("embedding", "head") else (0, 0)
         if not 0 <= start <= stop <= num_rows:
             raise kccl.InvalidArgument(f"{name} has no rows {start} to {stop} that can be read")
-        # The rows of one entry of the file's first axis. If that axis is the lane, an entry has
-        # many rows.
+        # How many rows an entry of the file's first axis has: 1, or more if that axis is the lanes.
         each = num_rows // self._opened().shapes[self._opened().names[name]][0]
         first, given = start // each, self.format_of(name)
         read = self._read(name, first, -(-stop // each)).reshape(-1, given.words_of(columns))
@@ -303,7 +300,7 @@ class Checkpoint(Closing):
         source, given = self._opened(), self.format_of(name)
         in_file = source.names[name]
         stored = source.read(in_file, start, stop)
-        # NaN, and values that the format cannot hold, are found by the check below.
+        # NumPy's warnings are off: is_finite() below finds NaN and values that do not fit.
         with np.errstate(invalid="ignore", over="ignore"):
             rounded = stored.turned_into(given)
         if not given.is_finite(rounded.words):
@@ -312,7 +309,7 @@ class Checkpoint(Closing):
         return rounded.words
 
     def _why_not_finite(self, stored: Stored, rounded: Stored) -> str:
-        """Returns which of a tensor's numbers is not finite, in its file or after rounding."""
+        """Returns words for an error: which number is not finite, in the file or after rounding."""
         with np.errstate(all="ignore"):
             read = stored.values().astype(np.float32).reshape(-1)
         if not np.isfinite(read).all() or not isinstance(rounded.format, Plain):
@@ -346,19 +343,19 @@ class Checkpoint(Closing):
 
     @property
     def mapped_bytes(self) -> int:
-        """Returns the address space in bytes that the largest file takes while a tensor is read."""
+        """Returns the bytes of the largest file that is mapped while a tensor is read."""
         return self._opened().mapped_bytes
 
     def end_ids(self) -> tuple[int, ...]:
-        """Returns the ids that end a text, where the files name them outside their tokenizer."""
+        """Returns the ids that end a text according to other files than the tokenizer's."""
         return self._opened().end_ids()
 
     def tokenizer(self) -> Tokenizer:
         """Returns the tokenizer beside the weights. It is read once.
 
         Raises:
-            kccl.Error: There is none, it cannot be read, or texts become ids that the embedding
-                does not have.
+            kccl.Error: There is none, it cannot be read, or it can give ids that the embedding does
+                not have.
         """
         if self._tokenizer is None:
             tokenizer = self._opened().tokenizer()
@@ -382,8 +379,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """Opens a folder in Hugging Face's layout, or a GGUF file.
 
     Raises:
-        kccl.Error: It cannot be read, it is damaged, or it holds a model that the engine does not
-            know. The text names the file, and the tensor or field.
+        kccl.Error: The model cannot be read, is damaged, or is one that the engine does not know.
+            The text names the file, and the tensor or field.
     """
     path = Path(path)
     if not os.path.exists(path):

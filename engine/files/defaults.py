@@ -1,5 +1,7 @@
-"""Reads how a model asks to be sampled: a folder in generation_config.json, or else config.json, as
-transformers reads them; a GGUF file in its keys, as llama.cpp reads them.
+"""Reads the sampling parameters that a model's files ask for.
+
+A folder has them in generation_config.json, or else in config.json; they are read as transformers
+does. A GGUF file has them in its keys; they are read as llama.cpp does.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,10 +17,10 @@ from ..model.sample import SamplingParams
 
 FILE = "generation_config.json"
 _OLDER = "config.json"
-# The values that transformers uses if the file asks for sampling and does not give them.
+# What transformers uses if the file has do_sample without temperature or top_k.
 _TEMPERATURE, _TOP_K = 1.0, 50
-# Fields of other ways to choose tokens, which the engine does not have, and the values with which
-# they change nothing.
+# Fields of ways to choose tokens that the engine does not have -> the values with which they have
+# no effect. Any other value gives a notice.
 _UNKNOWN: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "typical_p": (1.0,),
@@ -50,32 +52,34 @@ _UNKNOWN: dict[str, tuple[Any, ...]] = {
     "force_words_ids": ([],),
     "constraints": ([],),
 }
-# Fields that bound the answer's length, and transformers' own values. The engine ignores them: the
-# caller's max_tokens counts, or its default.
+# Fields that bound the answer's length -> transformers' defaults, which give no notice. The engine
+# ignores these fields: max_tokens bounds the answer.
 _LENGTHS: dict[str, tuple[Any, ...]] = {"max_new_tokens": (), "max_length": (20,)}
 
 
-# llama.cpp's keys without "general.sampling.", and the fields of SamplingParams that they are.
+# llama.cpp's keys without "general.sampling." -> fields of SamplingParams.
 _OF_GGUF = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _GGUF = "general.sampling."
-# Keys of samplers that the engine does not have, and the values with which they change nothing.
+# Keys of samplers that the engine does not have -> the values with which they have no effect.
 _UNKNOWN_IN_GGUF: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "xtc_probability": (0.0,),
     "sequence": ("", "edskypmxt"),
 }
-# The tokens that llama.cpp's penalty_repeat counts without penalty_last_n; -1: all.
+# How many of the last tokens llama.cpp's penalty_repeat counts if penalty_last_n is missing; and
+# the value of penalty_last_n that counts all tokens.
 _LAST_N, _ALL = 64, -1
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """How a model asks to be sampled.
+    """The sampling parameters that a model's files ask for.
 
     Attributes:
-        values: Fields of SamplingParams.
-        wrong: What is wrong with other fields of SamplingParams, for requests that would use them.
-        notices: Sentences, one for each thing in the files that is not used.
+        values: Field of SamplingParams -> its value in the files.
+        wrong: Field of SamplingParams -> what is wrong with its value in the files. Requests that
+            would use this field are refused.
+        notices: Sentences, one for each field of the files that is not used.
     """
 
     values: Mapping[str, Any]
@@ -101,7 +105,9 @@ class _Reader:
         self.wrong: dict[str, str] = {}
 
     def take(self, name: str, read: Callable[[], Any]) -> None:
-        """Keeps what `read` returns, or what is wrong with it."""
+        """Calls `read`, and stores its value as field `name`. Stores why the field is wrong if
+        read() or SamplingParams raises.
+        """
         try:
             value = read()
             SamplingParams(**{name: value})
@@ -113,16 +119,16 @@ class _Reader:
             self.values[name] = value
 
     def done(self, notices: list[str]) -> Defaults:
-        """Returns all of it, with other notices."""
+        """Returns the collected fields, with the caller's notices behind those for wrong fields."""
         unusable = [f"{told}; requests that use it are refused" for told in self.wrong.values()]
         return Defaults(self.values, self.wrong, (*unusable, *notices))
 
 
 def read_defaults(folder: Path) -> Defaults:
-    """Returns what generation_config.json beside the weights says; config.json if there is none.
+    """Reads a folder's generation_config.json; config.json if it has none.
 
-    Without `do_sample: true` the likeliest token is taken, whatever the temperature in the file;
-    its filters then are for callers who give a temperature.
+    Without `do_sample: true` the file's temperature is ignored, so the likeliest token is chosen.
+    The file's filters then have an effect only if the caller gives a temperature.
 
     Raises:
         kccl.Error: The file is damaged.
@@ -138,7 +144,7 @@ def read_defaults(folder: Path) -> Defaults:
     try:
         samples = fields.boolean("do_sample", default=False)
     except kccl.Error as error:
-        # It decides about the temperature.
+        # do_sample decides about the temperature, so that one is wrong, too.
         found.wrong["temperature"], samples = str(error), False
     if samples:
         found.take("temperature", partial(fields.number, "temperature", default=_TEMPERATURE))
@@ -160,7 +166,7 @@ def read_defaults(folder: Path) -> Defaults:
 
 
 def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> Defaults:
-    """Returns what a GGUF file's keys say. The likeliest token is taken without a temperature."""
+    """Reads a GGUF file's keys. If they have no temperature, the likeliest token is chosen."""
     fields = Fields(path, metadata)
     found = _Reader(path)
     for key, name in _OF_GGUF.items():
@@ -186,7 +192,7 @@ def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> Defaults:
 
 
 def _number_of_gguf(fields: Fields, key: str) -> float:
-    """Returns a number. llama.cpp takes those out of range for the nearest in it."""
+    """Returns a key's number. Clamps it to the key's range, as llama.cpp does."""
     name = f"{_GGUF}{key}"
     if key == "top_k":
         return max(fields.integer(name), 0)

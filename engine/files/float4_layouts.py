@@ -1,5 +1,5 @@
-"""The layouts of matrices of 4-bit floats: MXFP4 and NVFP4. A byte has two numbers of a row, the
-first in its lower half.
+"""The layouts of matrices of 4-bit floats: MXFP4 and NVFP4. A byte has two numbers of a row. The
+lower four bits are the first number.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ from .quantized import QuantizedMatrix
 
 
 class Mxfp4Matrix(QuantizedMatrix):
-    """compressed-tensors' `weight_packed`, and a byte for the scale of 32 columns."""
+    """MXFP4 as compressed-tensors stores it: `weight_packed`, and a byte per 32 columns of a row
+    that is their scale.
+    """
 
     def _forms(self) -> Sequence[Mxfp4]:
         return (MXFP4,)
@@ -41,8 +43,8 @@ class Mxfp4Matrix(QuantizedMatrix):
 
 
 class Nvfp4Matrix(QuantizedMatrix):
-    """compressed-tensors' `weight_packed`, a scale in e4m3 for 16 columns, and what all scales are
-    divided by.
+    """NVFP4 as compressed-tensors stores it: `weight_packed`, an e4m3 scale per 16 columns of a
+    row, and one number by which all scales are divided.
     """
 
     _numbers, _factor, _divides = "weight_packed", "weight_global_scale", True
@@ -74,6 +76,6 @@ class Nvfp4Matrix(QuantizedMatrix):
 
 
 class Modelopt4Matrix(Nvfp4Matrix):
-    """ModelOpt's `weight`, which differs in the names, and whose scales are multiplied."""
+    """NVFP4 as ModelOpt stores it: with other names, and scales are multiplied by the number."""
 
     _numbers, _factor, _divides = "weight", "weight_scale_2", False

@@ -1,5 +1,5 @@
-"""Experts of which a folder has one tensor for all, as gpt-oss's has: each of their matrices and
-biases becomes a tensor of its own.
+"""Splits fused experts. Some folders, as gpt-oss's, have one tensor for the same matrix of all
+experts. Here each expert's matrix or bias becomes a tensor of its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from .source import CUT_AXIS
 from .tensors import Tensors
 
 _BYTES = ("U8",)
-# The tensor that has each part of an expert, the part's first row, and the distance of its rows.
+# Part of an expert -> (the tensor that has it, the part's first row in it, the stride of its rows).
 _HOLDERS = {
     "w1": ("gate_up_proj", 0, 2),
     "w3": ("gate_up_proj", 1, 2),
@@ -29,13 +29,13 @@ _HOLDERS = {
 
 
 class ExpertPart:
-    """A matrix or bias of one expert, within tensors of all.
+    """A matrix or bias of one expert, within a tensor of all experts.
 
     Attributes:
         shape: Its shape.
         format: The format in which it is read.
-        main: The name of the tensor that holds it.
-        uses: The names of all tensors that hold it.
+        main: The name of the tensor that holds its numbers.
+        uses: The names of all tensors that it is made of: `main`, and that of its scales.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class ExpertPart:
         uses: tuple[str, ...],
         read: Callable[[int, int], NDArray[Any]],
     ) -> None:
-        """Takes the function that reads rows, or elements of a bias, as words of the format."""
+        """Makes a part. read(start, stop) returns its rows, or elements of a bias, as words of the
+        format.
+        """
         self.shape, self.format, self.uses, self._read = shape, stored_in, {*uses}, read
         self.main = uses[0]
 
@@ -55,14 +57,15 @@ class ExpertPart:
         Raises:
             kccl.Error: A file cannot be read.
         """
-        # What is kept for the next part must not be handed out.
+        # Copies, because _read() returns views of an array that is kept for the next part.
         return Stored(self.format, np.array(self._read(start, stop), order="C"))
 
 
 def find_fused(
     tensors: Tensors, config: ModelConfig, names: Mapping[str, str]
 ) -> dict[str, ExpertPart]:
-    """Returns the parts of all experts, by their names in `names`, which no tensor has.
+    """Returns all experts' parts by their names in `names`. The folder has no tensors of these
+    names.
 
     Args:
         tensors: The folder's tensors.
@@ -117,7 +120,7 @@ def _part(
         return MXFP4.from_pairs(*read)
 
     def words(start: int, stop: int) -> NDArray[Any]:
-        # The gate and "up" are read one after the other.
+        # Kept, because w3 is read right after w1, from the same tensor.
         return tensors.kept(f"{name} {expert}", made)[first::step][start:stop]
 
     return ExpertPart(shape, MXFP4, (blocks, scales), words)
@@ -130,8 +133,8 @@ def _plain(
     shape: tuple[int, ...],
     part_of: Callable[[NDArray[Any]], NDArray[Any]],
 ) -> ExpertPart:
-    """Returns a part that is not quantised. part_of: returns it from all of the expert's numbers,
-    which are kept until others are read.
+    """Returns a part that is not quantised. part_of() cuts it out of the expert's whole tensor,
+    which is kept until another one is read.
     """
     stored_in = IN_FILES[tensors.held[name][0]]
 

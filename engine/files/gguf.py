@@ -22,9 +22,9 @@ from .gguf_rope import ROPE_TABLES, read_rope
 from .gguf_switches import check_switches, check_type
 from .source import Source, layer_names
 
-# ModelConfig's family of each architecture. Mistral's files also call theirs "llama".
+# GGUF's architecture -> ModelConfig.family. In Mistral's files the architecture is "llama", too.
 _FAMILIES: dict[str, Any] = {family: family for family in ("llama", "qwen2", "qwen3")} | MIXTURES
-# Fields of ModelConfig, and their keys in the metadata without the family's name.
+# Field of ModelConfig -> its key in the metadata, without the architecture's name in front.
 _KEYS = {
     "num_layers": "block_count",
     "hidden": "embedding_length",
@@ -81,7 +81,7 @@ class GgufSource(Source):
         """Reads the header.
 
         Raises:
-            kccl.Error: It is damaged, or holds a model that the engine does not know.
+            kccl.Error: The file is damaged, or holds a model that the engine does not know.
         """
         self._file = GgufParts(path)
         self.path = self._file.path
@@ -116,7 +116,8 @@ class GgufSource(Source):
         is_mixture = family in MIXTURES
         check_switches(fields, family, ("expert_count", "expert_used_count") * is_mixture)
         context = fields.integer(f"{family}.{_KEYS['context']}")
-        # llama.cpp ignores it in these architectures, but transformers does not.
+        # llama.cpp ignores the window of these architectures, but transformers applies it. So a
+        # window that would have an effect is refused.
         window = f"{family}.attention.sliding_window"
         if family != "gpt-oss" and 0 < fields.integer(window, default=0) < context:
             raise fields.wrong(
@@ -175,7 +176,7 @@ class GgufSource(Source):
             raise kccl.Error(f"{self.path}: {error}") from error
 
     def _has_biases(self, kind: str) -> bool:
-        """Tells whether the file has one of an op's biases in any layer."""
+        """Tells whether the file has a bias of this kind of op in any layer."""
         of_experts = "experts." if KINDS[kind].has_experts else ""
         names = (LAYER_NAMES[of_experts + name] for name in BIASES[kind])
         forms = [name.partition(OF_EXPERT)[0].partition("{}") for name in names]
@@ -186,8 +187,8 @@ class GgufSource(Source):
         )
 
     def _of_all_layers(self, fields: Fields, name: str, default: int | None = None) -> int:
-        """Returns an integer field of at least 1. Some files give such a field once for each
-        layer.
+        """Returns an integer field of at least 1. If the file has a value for each layer, these
+        must be equal.
         """
         value = fields.value(name)
         if not isinstance(value, np.ndarray):

@@ -1,4 +1,6 @@
-"""Mixtures of experts in GGUF files: their keys, and tensors that hold a matrix of all experts."""
+"""Reads mixtures of experts in GGUF files: their keys, and each expert's part of the tensors that
+hold a matrix of all experts.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,18 +14,18 @@ from ..model.experts import MOST_CHOSEN, MOST_EXPERTS, Experts
 from .gguf_parts import GgufParts
 
 OF_EXPERT = ", expert "
-"""What stands between a tensor's name and an expert's number, in the name of the expert's part."""
+"""The name of an expert's part is the tensor's name, this string, and the expert's number."""
 MIXTURES = {"qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
-"""ModelConfig's family of each architecture with experts."""
-# The limit of the gate is the architecture's, and no key has it.
+"""GGUF's architecture -> ModelConfig.family, for architectures with experts."""
+# gpt-oss's swiglu_limit. It belongs to the architecture, and GGUF has no key for it.
 _GPT_OSS_LIMIT = 7.0
-# Gate and up may be one tensor, gate before up.
+# Some files have gate and up in one tensor of this name. The gate's rows come first.
 _BOTH = "blk.{}.ffn_gate_up_exps.{}"
 _HALVES = {"w1": 0, "w3": 1, "b1": 0, "b3": 1}
 
 
 class Part(NamedTuple):
-    """A matrix or a bias of one expert, within a tensor of all.
+    """A matrix or a bias of one expert, within a tensor of all experts.
 
     Attributes:
         tensor: The tensor.
@@ -39,7 +41,7 @@ class Part(NamedTuple):
 
 
 def experts(fields: Fields, family: str, num_layers: int) -> dict[str, Any]:
-    """Returns the fields of ModelConfig that mixtures have; none for other architectures.
+    """Returns the fields of ModelConfig that only mixtures have; {} for other architectures.
 
     Raises:
         kccl.Error: A key is missing or wrong; the text names it.
@@ -53,7 +55,8 @@ def experts(fields: Fields, family: str, num_layers: int) -> dict[str, Any]:
             raise fields.wrong(f"{family}.{key}", f"at most {most}")
         most = min(MOST_CHOSEN, numbers[0])
     num, chosen = numbers
-    # llama.cpp's architectures divide by the sum, whatever the file says.
+    # llama.cpp always normalises the chosen experts' weights in these architectures, whatever the
+    # file says. So is_normalised keeps its default, True.
     found: dict[str, Any] = {"experts": Experts(num=num, chosen=chosen)}
     if family == "gpt-oss":
         found |= {"has_sinks": True, "swiglu_limit": _GPT_OSS_LIMIT}
@@ -66,8 +69,8 @@ def experts(fields: Fields, family: str, num_layers: int) -> dict[str, Any]:
 
 
 def parts_of(config: ModelConfig, names: Mapping[str, str], file: GgufParts) -> dict[str, Part]:
-    """Returns the parts of all experts, by their names in `names`, which no tensor has. A part
-    whose tensor is missing is left out.
+    """Returns all experts' parts by their names in `names`. The file has no tensors of these names.
+    Leaves out parts whose tensor is missing.
 
     Args:
         config: The model's configuration.
@@ -75,7 +78,7 @@ def parts_of(config: ModelConfig, names: Mapping[str, str], file: GgufParts) -> 
         file: The file.
 
     Raises:
-        kccl.Error: A tensor has another number of experts.
+        kccl.Error: A tensor has another number of experts than the configuration.
     """
     found = {}
     num = config.experts.num if config.experts else 0
@@ -106,8 +109,8 @@ def parts_of(config: ModelConfig, names: Mapping[str, str], file: GgufParts) -> 
 
 
 def read_part(file: GgufParts, part: Part, start: int, stop: int) -> Stored:
-    """Returns the rows from start to stop - 1 of a matrix, or the elements of a bias, as they are
-    stored, in new memory.
+    """Reads the rows from start to stop - 1 of a matrix, or such elements of a bias. Returns them
+    in their stored format, in new memory.
 
     Raises:
         kccl.Error: The file cannot be read.

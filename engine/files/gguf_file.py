@@ -1,8 +1,8 @@
 """Reads the layout of a GGUF file: metadata, and the place of each tensor.
 
-The numbers of types are those of the `gguf` package. Its reader is not used: it follows whatever
-length a file gives, so a damaged one fills the memory, and it takes seconds for an ordinary
-vocabulary. Here every length is compared with the file's size before it is used.
+The numbers of types are those of the package `gguf`. That package's reader is not used, for two
+reasons. It trusts the lengths in a file, so a damaged file can fill the memory. And it takes
+seconds for an ordinary vocabulary. Here every length is checked against the file's size first.
 """
 
 import math
@@ -27,7 +27,7 @@ from ..formats.table import OF_GGUF
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
-# The types of values: their code and their layout.
+# GGUF's number of a type of values -> its format in the module struct.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS |= {12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -47,7 +47,7 @@ class Tensor:
 
 
 class _Cursor:
-    """Reads values one after the other, and never reads past the end of the file."""
+    """Reads values one after the other. Raises kccl.Error at the file's end."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path = path
@@ -60,7 +60,7 @@ class _Cursor:
         return self._content[self.offset - num_bytes : self.offset]
 
     def need(self, num_bytes: int, what: str) -> None:
-        """Raises kccl.Error if fewer bytes follow."""
+        """Raises kccl.Error if fewer than num_bytes bytes are left. `what` is what needs them."""
         if num_bytes > len(self._content) - self.offset:
             raise kccl.Error(
                 f"{self.path} is truncated or damaged: {what} needs {num_bytes} bytes at offset "
@@ -78,8 +78,8 @@ class _Cursor:
             raise kccl.Error(f"{self.path}: {what} is not UTF-8: {one_line(error)}") from error
 
     def text(self, what: str) -> str:
-        """Returns a string. Bytes that are not UTF-8 become surrogates, because nobody may ever ask
-        for this value.
+        """Returns a string. Bytes that are not UTF-8 become surrogates instead of an error, because
+        the engine may not need this value.
         """
         return self._string(what).decode(errors="surrogateescape")
 
@@ -100,7 +100,7 @@ class _Cursor:
 
     def array(self, what: str, depth: int = 1) -> Any:
         kind, length = self.scalar("I", what), self.scalar("Q", what)
-        # Some writers give an empty array a type without meaning.
+        # Some programs write an empty array with a meaningless type, so that is not checked.
         if length == 0:
             return [] if kind not in _SCALARS else np.empty(0, _dtype(kind))
         if kind == _STRING:
@@ -135,7 +135,7 @@ class GgufFile:
         """Reads the header.
 
         Raises:
-            kccl.Error: It is no GGUF file, or it is damaged. The text names the key or the tensor.
+            kccl.Error: The file is no GGUF file, or is damaged. The text names the key or tensor.
         """
         self.path = path
         try:
@@ -146,7 +146,7 @@ class GgufFile:
             self._size = os.fstat(self._fd).st_size
             with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as content:
                 self._read_header(_Cursor(path, content))
-        # An empty file, or a folder, cannot be mapped.
+        # mmap() raises these for an empty file and for a folder.
         except (OSError, ValueError) as error:
             self.close()
             if isinstance(error, kccl.Error):
@@ -174,7 +174,7 @@ class GgufFile:
         num_tensors = cursor.scalar("Q", "the number of tensors")
         num_values = cursor.scalar("Q", "the number of metadata values")
         self.metadata: dict[str, Any] = {}
-        # Each entry takes at least its key's length, its type and a byte.
+        # An entry has at least 13 bytes: its key's length (8), its type (4) and a value (1).
         cursor.need(num_values * 13, f"{num_values} metadata values")
         for _ in range(num_values):
             key = cursor.name("a metadata key")
@@ -185,7 +185,8 @@ class GgufFile:
         self._read_tensors(cursor, num_tensors)
 
     def _read_tensors(self, cursor: _Cursor, num_tensors: int) -> None:
-        # Each tensor takes at least its name's length, its number of axes, its type and its offset.
+        # A tensor's entry has at least 24 bytes: its name's length (8), number of axes (4), type
+        # (4) and offset (8).
         cursor.need(num_tensors * 24, f"{num_tensors} tensors")
         found = [self._read_tensor(cursor) for _ in range(num_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
@@ -244,8 +245,8 @@ class GgufFile:
         return Tensor(name, quantisation.name, shape, offset, num_bytes)
 
     def read(self, name: str, start: int, stop: int) -> Stored:
-        """Returns the entries from start to stop - 1 of a tensor's first axis, as they are stored,
-        in new memory.
+        """Reads the entries from start to stop - 1 of a tensor's first axis. Returns them in their
+        stored format, in new memory.
 
         Raises:
             kccl.Error: The file cannot be read.
@@ -259,8 +260,8 @@ class GgufFile:
         return Stored(stored_in, words.reshape(*rows, -1))
 
     def read_rows(self, name: str, start: int, stop: int) -> Stored:
-        """Returns the rows from start to stop - 1 of a tensor, counted over all axes but the last,
-        as they are stored, in new memory.
+        """Reads the rows from start to stop - 1 of a tensor, whose axes but the last are counted as
+        one. Returns them in their stored format, in new memory.
 
         Raises:
             kccl.Error: The file cannot be read.

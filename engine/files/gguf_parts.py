@@ -11,7 +11,7 @@ from .gguf_file import GgufFile, Tensor
 
 _NAME = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _NUM_TENSORS = "split.tensors.count"
-# The most parts that are believed. A damaged file may give any number.
+# The most parts: names have five digits. A damaged file may give any number.
 _MAX_PARTS = 99_999
 _MAX_TENSORS = 2**31 - 1
 
@@ -26,10 +26,10 @@ class GgufParts:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens a file, and the other parts if the model has several. Any part may be given.
+        """Opens a file, and the other parts if the model has several. `path` may be any part.
 
         Raises:
-            kccl.Error: A part is missing or damaged, or it is a part of something else.
+            kccl.Error: A part is missing or damaged, or belongs to another model.
         """
         self._files: list[GgufFile] = []
         self._holders: dict[str, GgufFile] = {}
@@ -81,11 +81,11 @@ class GgufParts:
         return self._holders.get(name, self._files[0]).path
 
     def read(self, name: str, start: int, stop: int) -> Stored:
-        """Does what GgufFile.read() does."""
+        """Calls GgufFile.read() of the part that holds the tensor."""
         return self._holders[name].read(name, start, stop)
 
     def read_rows(self, name: str, start: int, stop: int) -> Stored:
-        """Does what GgufFile.read_rows() does."""
+        """Calls GgufFile.read_rows() of the part that holds the tensor."""
         return self._holders[name].read_rows(name, start, stop)
 
     def close(self) -> None:

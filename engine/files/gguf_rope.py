@@ -12,15 +12,15 @@ from .gguf_parts import GgufParts
 _FREQS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_TABLES = frozenset({_FREQS, _SHORT, _LONG})
-"""Tensors that divide frequencies."""
+"""The tensors that have a divisor for each pair's frequency."""
 _KINDS = ("none", "linear", "yarn", "longrope")
-# For contexts of at most 2 pi, YaRN's ramp would begin before the first pair.
+# The least original context for YaRN. With one of at most 2 pi, the ramp would end before pair 0.
 _LEAST_YARN = 7
-# Keys behind "rope." that are read, and keys that change nothing.
+# Keys behind "rope." that the engine reads, or that have no effect.
 _READ = {"dimension_count", "freq_base", "scale_linear", "scaling.type", "scaling.factor"}
 _READ |= {"scaling.attn_factor", "scaling.original_context_length", "scaling.finetuned"}
-# Keys that llama.cpp reads only for other architectures, and the values with which they change
-# nothing.
+# Keys that llama.cpp reads only for other architectures -> the values with which they have no
+# effect.
 _USUAL: dict[str, tuple[float, ...]] = {
     "scaling.alpha": (0.0,),
     "scaling.yarn_log_multiplier": (0.0,),
@@ -40,8 +40,8 @@ def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_d
         head_dim: Elements of a head.
 
     Raises:
-        kccl.Error: The engine does not know such a RoPE. The text names the key or the tensor.
-        InvalidArgument: The numbers contradict each other.
+        kccl.Error: The engine does not support this RoPE. The text names the key or the tensor.
+        InvalidArgument: The fields of Rope or of its scaling do not fit each other.
     """
     prefix = f"{family}.rope."
     kind = fields.text(f"{prefix}scaling.type", default="linear")
@@ -76,7 +76,7 @@ def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_d
                 f"{fields.path}: the original context of RoPE scaling 'yarn' is {original}, must "
                 f"be at least {_LEAST_YARN}"
             )
-        # gpt-oss was trained with a ramp whose ends are not rounded, which no key says.
+        # gpt-oss was trained without rounding the ramp's ends. GGUF has no key that says so.
         parts.append(YarnScaling(factor, original, truncate=family != "gpt-oss"))
     elif factor != 1:
         parts.append(LinearScaling(factor))
@@ -91,8 +91,8 @@ def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_d
 
 
 def _factor(fields: Fields, prefix: str) -> float:
-    """Returns the divisor of the frequencies. The old key counts only without the new one, and 0
-    means 1.
+    """Returns the divisor of the frequencies. Reads the old key, scale_linear, only if the new one
+    is missing. A value of 0 means 1.
     """
     name = f"{prefix}scaling.factor"
     if name not in fields:
@@ -104,7 +104,7 @@ def _factor(fields: Fields, prefix: str) -> float:
 
 
 def _check_tables(file: GgufParts, fields: Fields, kind: str) -> None:
-    """Refuses tensors that llama.cpp would not use."""
+    """Raises kccl.Error if there is a table that llama.cpp would not use for this scaling."""
     wanted = {_SHORT, _LONG} if kind == "longrope" else {_FREQS}
     for name in sorted(ROPE_TABLES & file.tensors.keys() - wanted):
         raise kccl.Error(f"{fields.path}: tensor {name} does not belong to RoPE scaling {kind!r}")

@@ -1,12 +1,12 @@
-"""Refuses GGUF files with settings that the engine does not follow. The table has the keys that
-would change a model's logits, and the values with which they do not.
+"""Refuses GGUF files with settings that the engine does not support, but that would change a
+model's logits.
 """
 
 from collections.abc import Collection
 
 from ..base.fields import Fields
 
-# Kinds of files that are no model, and what the user can do with them.
+# Type of a file that is no model -> what it is, and what the user can do.
 _OTHER_TYPES = {
     "adapter": "a LoRA adapter; merge it into its base (llama-export-lora)",
     "mmproj": "a projector of images; give the model's own file",
@@ -15,7 +15,7 @@ _OTHER_TYPES = {
 }
 _ZERO = (0,)
 _FACTOR = (0, 1)
-# The rules of llama.cpp's mixtures are numbers: 1 is softmax over all experts, 3 over the chosen.
+# Values of llama.cpp's expert_gating_func: 1 is softmax over all experts, 3 over the chosen ones.
 _SOFTMAX = (0, 1, 3)
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), _FACTOR),
@@ -34,10 +34,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def check_type(fields: Fields) -> None:
-    """Refuses a file that is no model.
+    """Checks that a file is a model.
 
     Raises:
-        kccl.Error: It is something else. The text names the file and the key.
+        kccl.Error: The file is something else. The text names the file and the key.
     """
     kind = fields.text("general.type", default="model")
     if kind != "model":
@@ -46,15 +46,15 @@ def check_type(fields: Fields) -> None:
 
 
 def check_switches(fields: Fields, family: str, read: Collection[str] = ()) -> None:
-    """Refuses values that would change the logits.
+    """Checks that no unsupported setting has a value that would change the logits.
 
     Args:
         fields: The file's metadata.
         family: The architecture.
-        read: Keys that the architecture has, without its name.
+        read: Keys, without the architecture's name, that the engine supports for it.
 
     Raises:
-        kccl.Error: There is one. The text names the file and the key.
+        kccl.Error: A setting has such a value. The text names the file and the key.
     """
     for key, neutral in _NEUTRAL.items():
         name = f"{family}.{key}"
@@ -62,7 +62,7 @@ def check_switches(fields: Fields, family: str, read: Collection[str] = ()) -> N
             key not in read
             and name in fields
             and not any(
-                # True is 1 in Python.
+                # Compares types too, because True == 1 in Python.
                 fields.value(name) == each and _is_bool(fields.value(name)) is _is_bool(each)
                 for each in neutral
             )

@@ -24,9 +24,9 @@ from .schemes import Quantization
 from .source import Source, layer_names
 from .tensors import Tensors
 
-# The prefix of all names but the head's. Checkpoints of the bare model leave it out.
+# The prefix of all tensors' names but the head's. Checkpoints saved without a head lack the prefix.
 _PREFIX = "model."
-# The number of elements of head and embedding that are compared at a time.
+# How many elements of head and embedding are compared at a time.
 _COMPARED = 1 << 22
 
 _LANEFORMER_WHOLE = {
@@ -72,8 +72,7 @@ LAYER_NAMES = {
     "experts.b3": "model.layers.{}.mlp.experts.{}.up_proj.bias",
     "experts.b2": "model.layers.{}.mlp.experts.{}.down_proj.bias",
 }
-# The names in which a family differs. gpt-oss's files have one tensor for the same matrix of all
-# experts.
+# Family -> the names that differ from LAYER_NAMES. gpt-oss's experts are fused: fused_experts.py.
 _OF_FAMILY = {
     "mixtral": {
         "router": "model.layers.{}.block_sparse_moe.gate.weight",
@@ -95,7 +94,7 @@ class FolderSource(Source):
         """Reads the configuration and the headers of the files with weights.
 
         Raises:
-            kccl.Error: A file is missing, damaged, or not of a kind that the engine knows.
+            kccl.Error: A file is missing or damaged, or the engine does not support it.
         """
         self.path = path
         check_adapter(path)
@@ -115,8 +114,8 @@ class FolderSource(Source):
         self.dtypes = {name: dtype for name, (dtype, _) in held.items()}
         whole, per_layer = tables if self.is_stacked else _without_prefix(held, *tables)
         embedding, head = whole["embedding"], whole["head"]
-        # This follows transformers: a head and an embedding of which the file has one are tied. If
-        # the file has both, they are tied only if they are equal.
+        # Follows transformers. If the configuration ties head and embedding, and the file has only
+        # one of them, it is used for both. If the file has both, they are tied only if equal.
         if self.config.is_tied and head in held:
             if embedding not in held:
                 whole = {**whole, "embedding": head}
@@ -125,8 +124,8 @@ class FolderSource(Source):
         self.names = layer_names(self.config, whole, per_layer)
         self.mapped_bytes = max(file.stat().st_size for file in {*files.values()})
         self.has_tokenizer = has_tokenizer(path)
-        # These tensors are ignored: tables of frequencies, which older files repeat in each layer,
-        # and a copy of the embedding.
+        # Ignores the tables of frequencies that older files have in each layer, and a head that is
+        # a copy of the embedding.
         self.ignored = frozenset(
             name
             for name in held
@@ -139,8 +138,8 @@ class FolderSource(Source):
         self.notices += unusable(path, self.config.vocab_size)
 
     def _take(self, found: Mapping[str, QuantizedMatrix | ExpertPart]) -> None:
-        """Gives each tensor that is made of others one name, shape and format. The others are
-        ignored.
+        """Adds tensors that are made of others, such as a quantised matrix of its numbers and
+        scales. Ignores the tensors of which they are made.
         """
         used = {name for each in found.values() for name in each.uses}
         self._made |= found
@@ -163,7 +162,7 @@ class FolderSource(Source):
         if self.shapes[one] != self.shapes[other] or self.dtypes[one] != self.dtypes[other]:
             return False
         if self.dtypes[one] not in IN_FILES:
-            # Numbers without their scales tell nothing.
+            # Quantised numbers cannot be compared without their scales.
             return False
         rows, *rest = self.shapes[one]
         at_once = max(1, _COMPARED // max(1, math.prod(rest)))
@@ -207,7 +206,7 @@ class FolderSource(Source):
 def _without_prefix(
     held: Held, whole: Mapping[str, str], per_layer: Mapping[str, str]
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Returns the names as this file has them: all with "model." in front, or all without."""
+    """Returns the tables with "model." in front of names, or without, as the file has it."""
     bare = {own: name.removeprefix(_PREFIX) for own, name in whole.items()}
     if whole["embedding"] in held or bare["embedding"] not in held:
         return whole, per_layer

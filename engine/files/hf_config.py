@@ -1,6 +1,6 @@
 """Reads a model's configuration from Hugging Face's config.json.
 
-Every switch that changes the logits is read, and a value that the engine cannot honour is refused.
+It reads every switch that changes the logits. Values that the engine does not support are refused.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from .hf_rope import read_rope
 from .hf_switches import check_switches
 from .schemes import FIELD as QUANTIZATION
 
-# The engine's family for each model_type, and the family's class in `architectures`.
+# model_type -> ModelConfig.family; and the family -> its class in the field `architectures`.
 _FAMILY_OF = {"laneformer": "laneformer", "laneformer_tp": "laneformer"}
 _FAMILY_OF |= {family: family for family in ("llama", "mistral", "qwen2", "qwen3", *MIXTURES)}
 ARCHITECTURE_OF = {
@@ -30,12 +30,11 @@ ARCHITECTURE_OF = {
     "mixtral": "MixtralForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
 }
-# Fields of ModelConfig, and their names in the file. Where there are several names, the file may
-# use any of them.
+# Field of ModelConfig -> its name in the file. If there are several, the file may use any of them.
 _NAMES: dict[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers",),
     "hidden": ("hidden_size",),
-    "ffn": ("intermediate_size",),  # but of Qwen3's experts
+    "ffn": ("intermediate_size",),  # Qwen3's experts have another name: _shape().
     "num_heads": ("num_attention_heads",),
     "num_kv_heads": ("num_key_value_heads",),
     "context": ("max_position_embeddings",),
@@ -50,11 +49,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "mlp_comm": ("use_mlp_comm",),
     "lm_head": ("lm_head_type",),
 }
-# Fields that must have this value where a file gives them.
+# Field -> the value that it must have if it is there, and the words for it in an error.
 _ONLY: dict[str, tuple[object, str]] = {
     "hidden_act": ("silu", '"silu"'),
-    # These are Laneformer's rules: the mean over the lanes follows the norm, and one norm serves
-    # all lanes.
+    # These two belong to Laneformers. The engine takes the mean over the lanes after the norm, and
+    # all lanes share the norm's weights.
     "pre_norm_lane_agg": (False, "false, because the engine averages lanes after the norm"),
     "replicated_rmsn_scale": (True, "true, because the lanes share their norms' weights"),
 }
@@ -64,13 +63,13 @@ def read_config(path: Path) -> ModelConfig:
     """Reads config.json.
 
     Raises:
-        kccl.Error: It is no configuration that the engine knows. The text names the file and the
+        kccl.Error: The engine does not support the configuration. The text names the file and the
             field.
     """
     fields = Fields(path, read_json(path))
     family = _family(fields)
     for name, (wanted, text) in _ONLY.items():
-        # transformers knows SiLU under this name, too.
+        # In transformers "swish" is another name of SiLU.
         if name == "hidden_act" and fields.value(name) == "swish":
             continue
         if name in fields and fields.value(name) != wanted:
@@ -124,7 +123,7 @@ def _shape(fields: Fields, family: str) -> dict[str, Any]:
     hidden = fields.integer(*_NAMES["hidden"])
     num_heads = fields.integer(*_NAMES["num_heads"], least=1)
     if family == "qwen3":
-        # There is no default, because transformers' own depends on its version.
+        # The field must be there, because transformers' default differs between its versions.
         head_dim = fields.integer("head_dim")
     else:
         head_dim = fields.integer("head_dim", default=hidden // num_heads)

@@ -10,15 +10,15 @@ _CHOSEN = ("num_experts_per_tok", "experts_per_token")
 MIXTURES = ("qwen3_moe", "mixtral", "gpt_oss")
 """The families whose layers have experts."""
 READ = frozenset({*_NUM, *_CHOSEN, "swiglu_limit"})
-"""Fields that these families have and others must not have."""
+"""The fields of config.json that only families of MIXTURES may have."""
 
 
 def experts(fields: Fields, family: str) -> dict[str, Any]:
-    """Returns the fields of ModelConfig that mixtures have; none for other families.
+    """Returns the fields of ModelConfig that only mixtures have; {} for other families.
 
     Raises:
-        kccl.Error: A field is wrong, or asks for layers that the engine does not have. The text
-            names it.
+        kccl.Error: A field is wrong, or asks for layers that the engine does not support. The text
+            names the field.
     """
     if family not in MIXTURES:
         return {}
@@ -47,7 +47,7 @@ def _at_most(fields: Fields, names: tuple[str, ...], most: int) -> int:
 
 
 def _refuse_other_layers(fields: Fields) -> None:
-    """Refuses layers with one feed-forward block among layers of experts."""
+    """Raises kccl.Error if some layers have experts and others a single feed-forward block."""
     if fields.integer("decoder_sparse_step", default=1) != 1:
         raise fields.wrong("decoder_sparse_step", "1: every layer has experts")
     if fields.value("mlp_only_layers"):

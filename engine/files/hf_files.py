@@ -1,4 +1,4 @@
-"""Finds the files that hold a folder's weights, as transformers would."""
+"""Finds and reads a folder's files of weights. Chooses the same files as transformers."""
 
 import json
 import struct
@@ -21,13 +21,13 @@ INDEX = "model.safetensors.index.json"
 DTYPES = sorted(name for name, stored in IN_FILES.items() if isinstance(stored, Plain))
 """The dtypes of matrices that are not quantised, and of vectors."""
 E4M3, E8M0 = "F8_E4M3", "F8_E8M0"
-"""The dtypes of FP8 e4m3fn, and of scales that are powers of two. They are read as bytes."""
+"""The dtypes of FP8 e4m3fn, and of scales that are powers of two. Both are read as bytes."""
 # The most bytes of a safetensors file's header. The format allows no more.
 _MAX_HEADER = 100_000_000
-# Files of adapters, whose weights are added to another model's. transformers applies them if `peft`
-# is installed.
+# Files of adapters (LoRA). If `peft` is installed, transformers adds their weights to the model's;
+# the engine does not.
 _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-# Files of weights in formats that are not read, the likeliest first.
+# Patterns of files of weights in formats that the engine does not read, the likeliest first.
 _OTHER_FORMATS = ("pytorch_model*.bin*", "*.bin", "*.pth", "*.pt", "*.h5", "*.msgpack", "*.npz")
 
 Held = dict[str, tuple[str, tuple[int, ...]]]
@@ -35,10 +35,10 @@ Held = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses a folder without config.json if it holds a model in another form.
+    """Checks whether a folder without config.json holds a model in another form.
 
     Raises:
-        kccl.Error: It does. The text says what to give instead.
+        kccl.Error: It does. The text says what to name as the model instead.
     """
     if (folder / "config.json").exists():
         return
@@ -51,10 +51,10 @@ def check_folder(folder: Path) -> None:
 
 
 def check_adapter(folder: Path) -> None:
-    """Refuses a folder with an adapter.
+    """Checks that a folder has no adapter.
 
     Raises:
-        kccl.Error: There is one. The text names the file and the base model.
+        kccl.Error: There is an adapter. The text names its file and the base model.
     """
     for name in _ADAPTERS:
         if not (folder / name).exists():
@@ -74,13 +74,13 @@ def read_headers(folder: Path, more: Collection[str] = ()) -> tuple[dict[str, Pa
     """Returns the file of each tensor, and the tensors' shapes and dtypes.
 
     Args:
-        more: The dtypes that tensors may have besides those of matrices that are not quantised.
+        more: Dtypes that tensors may have besides DTYPES.
 
     Raises:
         kccl.Error: A file is missing, damaged or of another format.
     """
     file, index = folder / WEIGHTS, folder / INDEX
-    # As in transformers, a single file counts, and an index beside it does not.
+    # As in transformers: if there is a single file, an index beside it is ignored.
     if file.exists() or file.is_symlink():
         tensors = _known(file, _headers(file), more)
         return dict.fromkeys(tensors, file), tensors
@@ -90,7 +90,7 @@ def read_headers(folder: Path, more: Collection[str] = ()) -> tuple[dict[str, Pa
 
 
 def _no_weights(folder: Path) -> str:
-    """Returns what the folder holds instead of the weights."""
+    """Returns an error's text for a folder without weights: what it has instead, and what to do."""
     missing = f"{folder} has neither {WEIGHTS} nor {INDEX}"
     others = _names(folder, "*.safetensors")
     if parts := _names(folder, "model-*-of-*.safetensors"):
@@ -146,7 +146,7 @@ def _sharded(folder: Path, index: Path, more: Collection[str]) -> tuple[dict[str
 
 
 def _known(file: Path, held: Held, more: Collection[str]) -> Held:
-    """Returns a file's tensors, whose dtypes must be ones that the engine reads."""
+    """Returns a file's tensors. Raises kccl.Error if one has a dtype that cannot be read."""
     for name, (dtype, _) in held.items():
         if dtype not in DTYPES and dtype not in more:
             raise wrong_dtype(file, name, dtype, (*DTYPES, *more))
@@ -154,7 +154,7 @@ def _known(file: Path, held: Held, more: Collection[str]) -> Held:
 
 
 def wrong_dtype(file: Path, name: str, dtype: str, wanted: Sequence[str]) -> kccl.Error:
-    """Returns the exception that says which dtypes a tensor may have."""
+    """Returns the error for a tensor whose dtype is not among those `wanted`."""
     one_of = "one of " if len(wanted) > 1 else ""
     return kccl.Error(
         f"{file}: tensor {shown(name)} has dtype {dtype}, must be {one_of}{', '.join(wanted)}"
@@ -192,11 +192,11 @@ def starts_of(file: Path) -> dict[str, int]:
         with open(file, "rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
             header = json.loads(opened.read(length))
-            # Its values are texts under any names.
+            # This entry describes the file, and is no tensor.
             header.pop("__metadata__", None)
             found = {name: each["data_offsets"] for name, each in header.items()}
             return {name: 8 + length + start for name, (start, _) in found.items()}
-    # The file may have become another one since.
+    # The file may have been replaced since read_headers() checked its header.
     except (
         *(MemoryError, OSError, ValueError, TypeError, KeyError, AttributeError, struct.error),
     ) as error:
@@ -231,7 +231,9 @@ def _headers(file: Path) -> Held:
 
 
 def _truncated(file: Path) -> str:
-    """Returns what lookalike() says, or that the file ends before its tensors do."""
+    """Returns ": it is truncated; ..." if the file ends before its header or its tensors do, else
+    "".
+    """
     try:
         size = file.stat().st_size
         with open(file, "rb") as opened:
@@ -242,7 +244,7 @@ def _truncated(file: Path) -> str:
             header = json.loads(opened.read(length))
         ends = [each["data_offsets"][1] for each in header.values() if "data_offsets" in each]
         needed = 8 + length + max(ends, default=0)
-    # A damaged header may hold anything, and the reader's own message says what is wrong.
+    # A damaged header may raise any of these. Then the caller shows the message of safetensors.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error):
         return ""
     if needed <= size:

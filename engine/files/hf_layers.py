@@ -1,11 +1,13 @@
-"""Reads what config.json says of single layers, as transformers reads it: windows and biases."""
+"""Reads from config.json which layers have a window, and which products biases, as transformers
+does.
+"""
 
 from ..base.fields import Fields
 from ..model.ops import ATTENTION, IN_MIXTURE, MLP, products_of_module
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-# The windows that transformers assumes if the file does not have the field. If the field is null,
-# there is no window.
+# transformers' defaults of sliding_window and max_window_layers, if a field is missing. If
+# sliding_window is null, there is no window.
 _DEFAULT_WINDOW, _DEFAULT_FIRST = 4096, 28
 
 
@@ -30,14 +32,15 @@ def windows(
     elif family == "gpt_oss":
         window = _window(fields, default=0)
         kinds = _kinds(fields, num_layers)
-        # Every other layer has the window, the first one among them.
+        # By default every other layer has the window, beginning with the first.
         layers = tuple(range(0, num_layers, 2)) if kinds is None else _sliding(kinds)
         if layers and not window:
             raise fields.wrong("sliding_window", f"given, because layers are {_SLIDING!r}")
     else:
         window = _window_of_all(fields, family, context)
         layers = tuple(range(num_layers)) if window else ()
-        # transformers' classes mask by the window, and their KV caches by these names.
+        # In transformers the window decides about the mask, and layer_types about the KV cache. So
+        # the engine requires that they agree.
         if (kinds := _kinds(fields, num_layers)) is not None and _sliding(kinds) != layers:
             wanted = _SLIDING if window else _FULL
             raise fields.wrong("layer_types", f"{num_layers} times {wanted!r}, as the window says")
@@ -55,7 +58,7 @@ def biases(fields: Fields, family: str) -> tuple[str, ...]:
     if has_mlp and family != "llama":
         raise fields.wrong("mlp_bias", f"false in a model of the family {family}")
     if family == "qwen2":
-        # The family's class has these biases whatever the file says.
+        # transformers' class has these biases, whatever the file says.
         return ("qkv",)
     if family == "gpt_oss":
         of_experts = products_of_module(MLP, IN_MIXTURE)
@@ -73,16 +76,16 @@ def _window(fields: Fields, default: int = _DEFAULT_WINDOW) -> int:
 
 
 def _window_of_all(fields: Fields, family: str, context: int) -> int:
-    """Returns the window of a family whose layers all have it, or none; 0: none."""
+    """Returns the window of a family in which either all layers have one or none; 0: none."""
     if family == "mistral":
         return _window(fields)
     if family == "mixtral":
         return _window(fields, default=0)
     if family == "qwen3_moe":
-        # max_window_layers changes nothing.
+        # max_window_layers has no effect in this family.
         return _window(fields) if fields.boolean("use_sliding_window", default=False) else 0
-    # transformers' Llama does not mask by a window, but its KV cache drops what is older. So the
-    # logits depend on the parts in which a text is computed.
+    # transformers' Llama does not mask by a window, but its KV cache drops keys that are older. So
+    # its logits would depend on how a prompt is cut into chunks.
     if "sliding_window" in fields and fields.integer("sliding_window") < context:
         raise fields.wrong(
             "sliding_window",

@@ -1,5 +1,5 @@
-"""Reads RoPE from Hugging Face's config.json, in either spelling: rope_theta and rope_scaling, or
-rope_parameters with both. Scalings are those of transformers.
+"""Reads RoPE from Hugging Face's config.json. Older files have rope_theta and rope_scaling, newer
+ones have rope_parameters with both. The kinds of scaling are those of transformers.
 """
 
 import math
@@ -12,14 +12,15 @@ from ..model.rope import MOST_POSITIONS, LinearScaling, Llama3Scaling, Rope, Sca
 from ..model.rope_scaling import DynamicScaling, LongRopeScaling, YarnScaling, yarn_attention_factor
 
 _PARAMETERS = ("rope_parameters", "rope_scaling")
-# theta, where a file does not give it.
+# Family -> theta, if the file does not have it. Other families: 10000.
 _THETA = {"mixtral": 1e6, "gpt_oss": 150_000.0}
 _ORIGINAL = "original_max_position_embeddings"
-# The fields that any kind of scaling reads. transformers ignores those of other kinds.
+# The fields of all kinds of scaling. Like transformers, each kind ignores the others' fields.
 _KNOWN = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned", "factor"}
 _KNOWN |= {_ORIGINAL, "low_freq_factor", "high_freq_factor", "short_factor", "long_factor"}
 _KNOWN |= {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"}
-# Fields of other models, which rotate only some of the pairs, or rotate differently in some layers.
+# Fields of models that the engine does not support: they rotate only a share of the pairs
+# (_SHARES), or rotate some pairs or layers differently (_OTHERS).
 _SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percent", "rope_pct")
 _OTHERS = (
     *("rotary_dim", "rope_local_base_freq", "local_rope_theta", "global_rope_theta"),
@@ -37,8 +38,8 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
         head_dim: Elements of a head.
 
     Raises:
-        kccl.Error: The engine does not know such a RoPE. The text names the file, the field and its
-            value.
+        kccl.Error: The engine does not support this RoPE. The text names the file, the field and
+            its value.
     """
     if not 1 <= context <= MOST_POSITIONS:
         raise kccl.Error(
@@ -48,7 +49,7 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
     values = fields.value(*_PARAMETERS)
     if values is None:
         if family == "gpt_oss":
-            # The class has a scaling of its own then.
+            # transformers would use a scaling that is the class's default, and not in the file.
             raise kccl.Error(f"{fields.path}: field {' or '.join(_PARAMETERS)} is missing")
         values = {}
     if not isinstance(values, dict):
@@ -89,7 +90,7 @@ def _scaling(
     kind = within.text("rope_type", "type", default="default")
 
     def original(least: int = 1) -> int:
-        # A field outside of the parameters goes before the same field inside.
+        # If the field is both at the file's top level and in the parameters, the first counts.
         holder = fields if _ORIGINAL in fields else within
         number = holder.integer(_ORIGINAL, default=context, least=least)
         if number > MOST_POSITIONS:
@@ -123,7 +124,7 @@ def _yarn(within: Fields, context: int, original: int) -> tuple[Scaling, float]:
     factor = within.positive("factor", default=None if ratio == 1 else ratio)
 
     def at_least_0(name: str, default: float) -> float:
-        """Returns a number. 0 counts as not given."""
+        """Returns a field's number. If it is missing or 0, returns the default."""
         if within.number(name, default=0) < 0:
             raise within.wrong(name, "at least 0")
         return within.number(name, default=0) or default

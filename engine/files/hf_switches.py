@@ -1,9 +1,9 @@
-"""Refuses config.json files with settings that the engine does not follow. The table has the fields
-that would change a model's logits, and the values with which they do not.
+"""Refuses config.json files with settings that the engine does not support, but that would change a
+model's logits.
 
-transformers reads some of these fields for every class of models: its masks, its KV cache and its
-configurations of single layers do (release 5.24). It reads the others only for other classes. A
-file with such a field holds a model of another kind under a known name.
+transformers (release 5.24) applies some of these settings to every class of models: in its masks,
+in its KV cache, and in its configurations of single layers. It reads the others only for classes
+that the engine does not support. A file with one of these may hold such a model under a known name.
 """
 
 from collections.abc import Callable, Collection
@@ -23,10 +23,10 @@ def _is_one(value: Any) -> bool:
 _OFF = (_is_off, "absent, 0 or false")
 _ONE = (_is_one, "absent or 1")
 _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    # These change any class of transformers: whether tokens see those behind them, which keys a
-    # layer sees or takes from another layer, and the fields of single layers.
+    # These apply to any class of transformers. They say whether tokens see later ones, which keys a
+    # layer sees or shares with another layer, and what differs between layers.
     "is_causal": (bool, "absent or true"),
-    # Even 0 counts as a size.
+    # transformers takes even 0 for a chunk's size.
     "attention_chunk_size": (lambda _: False, "absent"),
     **dict.fromkeys(("kv_sharing_modes", "per_layer_config"), _OFF),
     **dict.fromkeys(("num_kv_shared_layers", "use_bidirectional_attention"), _OFF),
@@ -41,7 +41,7 @@ _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("clip_qkv", "swiglu_limit", "attention_sink", "attn_temperature_tuning"), _OFF
     ),
-    # These ask for other norms and positions: OLMo, Falcon, MPT, SmolLM3, Llama 4.
+    # These ask for other norms, positions or layers: OLMo, Falcon, MPT, SmolLM3, Llama 4.
     **dict.fromkeys(("use_qk_norm", "qk_layernorm", "alibi", "parallel_attn"), _OFF),
     "qkv_bias": _OFF,
     **dict.fromkeys(("use_parallel_residual", "nope"), _OFF),
@@ -55,7 +55,7 @@ _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
     # These hold configurations of models within models.
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), _OFF),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), _OFF),
-    # This names a file that transformers would read instead.
+    # This names a file of weights that transformers would read instead of the usual one.
     "transformers_weights": _OFF,
 }
 
@@ -63,20 +63,20 @@ _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
 def check_switches(
     fields: Fields, read: Collection[str] = (), *, has_qk_norm: bool = False
 ) -> None:
-    """Refuses values that would change the logits.
+    """Checks that no unsupported setting has a value that would change the logits.
 
     Args:
         fields: The fields of config.json.
-        read: Fields that the model's family has.
-        has_qk_norm: Whether queries and keys of the family pass a norm, as some of its files say.
+        read: Fields that the engine supports for the model's family.
+        has_qk_norm: Whether the family norms queries and keys. Then use_qk_norm must not be false.
 
     Raises:
-        kccl.Error: There is one. The text names the file and the field.
+        kccl.Error: A setting has such a value. The text names the file and the field.
     """
     if has_qk_norm and not fields.boolean("use_qk_norm", default=True):
         raise fields.wrong("use_qk_norm", "absent or true")
     if fields.is_null("is_causal"):
-        # transformers takes a null for false here.
+        # transformers treats null as false here.
         raise fields.wrong("is_causal", _SWITCHES["is_causal"][1])
     read = {*read, "use_qk_norm"} if has_qk_norm else read
     for name, (is_neutral, told) in _SWITCHES.items():

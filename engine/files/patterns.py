@@ -1,4 +1,6 @@
-"""The lists of names and patterns with which config.json says which layers are quantised."""
+"""Reads and matches the lists of names and patterns by which config.json says which layers are
+quantised. Patterns are limited, so that a file cannot make matching take for ever.
+"""
 
 import re
 import warnings
@@ -10,30 +12,30 @@ from typing import Any
 from ..base.fields import Fields, shown
 
 LINEAR = "Linear"
-"""The target that means all linear layers."""
+"""The name in a list that means all linear layers."""
 REGEX = "re:"
-"""What a regular expression has in front."""
+"""The prefix of regular expressions in a list."""
 MOST_NAMES = 2000
-"""The most names and patterns of a list. Each is compared with each layer."""
+"""The most names and patterns of a list, because each is compared with each layer."""
 # The most characters of a pattern. No known file comes near them.
 _MOST_CHARACTERS = 1000
-# A module's name has at most so many characters.
+# The most characters of a module's name. _ways() counts repetitions up to it.
 _LONGEST = 40
-# The most ways in which the patterns of a list may match a name. Python tries one after another.
-# That is four times ".*" in one pattern, or one in each.
+# The most ways in which the patterns of a list may match a name, because Python's backtracking may
+# try them all. It permits four ".*" in one pattern, or one in each pattern.
 _MOST_WAYS = 1 << 22
-# Parts of expressions that match in one way.
+# Parts of regular expressions that can match in only one way.
 _SINGLE = {"LITERAL", "NOT_LITERAL", "ANY", "IN", "AT", "GROUPREF", "FAILURE"}
 _REPEATS = {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}
-# Groups, atomic groups and what looks ahead or behind: the last argument is what they hold.
+# Groups, atomic groups and lookarounds. Their last argument is the expression inside.
 _GROUPS = {"SUBPATTERN", "ATOMIC_GROUP", "ASSERT", "ASSERT_NOT"}
 
 
 def names_of(fields: Fields, name: str) -> tuple[str, ...]:
-    """Returns a list of names, and of patterns behind "re:".
+    """Reads a field that is a list of names, and of patterns with "re:" in front.
 
     Raises:
-        kccl.Error: The field is something else, or its patterns would take long to match.
+        kccl.Error: The field is no such list, or its patterns would take too long to match.
     """
     value: Any = fields.value(name)
     if value is None:
@@ -46,9 +48,10 @@ def names_of(fields: Fields, name: str) -> tuple[str, ...]:
         if each.startswith(REGEX):
             try:
                 ways = _ways_of(each)
-                # This finds what the parser does not, such as looking behind by any length.
+                # Compiling finds errors that the parser does not, such as a lookbehind of variable
+                # length.
                 _pattern(each)
-            # An expression with many brackets exhausts the parser's stack.
+            # RecursionError: many nested brackets exhaust the parser's stack.
             except (re.error, RecursionError, OverflowError):
                 wanted = f"patterns; {shown(each)} is no regular expression"
                 raise fields.wrong(name, wanted) from None
@@ -60,10 +63,11 @@ def names_of(fields: Fields, name: str) -> tuple[str, ...]:
 
 
 def check_number(fields: Fields, name: str, names: Sequence[str]) -> None:
-    """Refuses names and patterns, all of which names_of() has returned, if they are too many.
+    """Checks the number of names, and of the ways in which patterns match. `names` must be from
+    names_of().
 
     Raises:
-        kccl.Error: They are. The text names the field.
+        kccl.Error: There are too many. The text names the field.
     """
     ways = sum(_ways_of(each) for each in names if each.startswith(REGEX))
     if len(names) > MOST_NAMES or ways > _MOST_WAYS:
@@ -71,7 +75,7 @@ def check_number(fields: Fields, name: str, names: Sequence[str]) -> None:
 
 
 def is_match(target: str, module: str) -> bool:
-    """Tells whether a module's name is a target's, as compressed-tensors does."""
+    """Tells whether a target names a module, by the rule of compressed-tensors."""
     if target == LINEAR:
         return True
     if not target.startswith(REGEX):
@@ -80,8 +84,8 @@ def is_match(target: str, module: str) -> bool:
 
 
 def is_kept(names: Sequence[str], module: str) -> bool:
-    """Tells whether an entry of `modules_to_not_convert` names a module: by a part of the module's
-    name between dots, which may be the whole name.
+    """Tells whether `modules_to_not_convert` names a module. An entry must equal one or several
+    consecutive words of the module's dotted name, or be a pattern that matches.
     """
     plain, patterns = _apart(tuple(names))
     words = module.split(".")
@@ -92,7 +96,9 @@ def is_kept(names: Sequence[str], module: str) -> bool:
 
 @lru_cache(maxsize=8)
 def _apart(names: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Returns the names, and the patterns among them. Files have some for each layer."""
+    """Returns the plain names and the patterns. Cached, because lists may be long and is_kept() is
+    called for each layer.
+    """
     patterns = tuple(name for name in names if name.startswith(REGEX))
     return frozenset(names) - {*patterns}, patterns
 
@@ -105,20 +111,20 @@ def _pattern(target: str) -> re.Pattern[str]:
 
 @lru_cache(maxsize=2 * MOST_NAMES)
 def _ways_of(target: str) -> int:
-    # The parser of the standard library has no public name.
+    # The standard library's parser of regular expressions is not public.
     return _ways(_quietly(import_module("re._parser").parse, target))
 
 
 def _quietly(read: Callable[[str], Any], target: str) -> Any:
     with warnings.catch_warnings():
-        # Python warns of expressions that later versions may read otherwise.
+        # Ignores warnings that later versions of Python may read the expression differently.
         warnings.simplefilter("ignore")
         return read(target.removeprefix(REGEX))
 
 
 def _ways(parts: Any) -> int:
-    """Returns in how many ways a parsed expression can match a name, or more; beyond _MOST_WAYS
-    the number is not exact.
+    """Returns an upper bound of the number of ways in which a parsed expression can match a name.
+    Numbers above _MOST_WAYS become _MOST_WAYS + 1.
     """
     product = 1
     for op, value in parts:
@@ -140,5 +146,5 @@ def _ways_of_part(op: str, value: Any) -> int:
         return sum(_ways(branch) for branch in value[1])
     if op == "GROUPREF_EXISTS":
         return sum(_ways(branch) for branch in value[1:] if branch is not None)
-    # What later versions of Python add.
+    # Unknown parts, which later versions of Python may have, are refused.
     return _MOST_WAYS + 1

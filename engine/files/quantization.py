@@ -1,9 +1,9 @@
-"""Reads what config.json says of quantised weights: which matrices are stored how.
+"""Reads from config.json how quantised weights are stored.
 
-The field `quantization_config` names a method. The methods that are read are those of transformers'
-FP8 checkpoints, of fbgemm, compressed-tensors, NVIDIA's ModelOpt, AWQ and GPTQ. What would change
-the logits and is not honoured is refused by name, but for the rounding of activations, which the
-engine leaves out and tells of.
+The field `quantization_config` names a method. The engine reads transformers' FP8 checkpoints,
+fbgemm, compressed-tensors, NVIDIA's ModelOpt, AWQ, GPTQ and gpt-oss's MXFP4. It refuses settings
+that it does not support if they would change the logits. One exception is the rounding of
+activations: the engine does not round them, and a notice says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from .schemes import (
     refuse,
 )
 
-# The head is no layer that AWQ, GPTQ and transformers' FP8 quantise unless they are told to.
+# The head's module. AWQ, GPTQ and transformers' FP8 quantise it only if the file says so.
 _HEAD = "lm_head"
 
 
@@ -33,7 +33,7 @@ def read_quantization(path: Path) -> Quantization | None:
     """Reads config.json. Returns None if no weights are quantised.
 
     Raises:
-        kccl.Error: The file asks for what the engine does not honour. The text names the field.
+        kccl.Error: The file has a setting that the engine does not support. The text names it.
     """
     whole = Fields(path, read_json(path))
     if FIELD not in whole:
@@ -51,7 +51,7 @@ def read_quantization(path: Path) -> Quantization | None:
 
 
 def _fp8(fields: Fields) -> Quantization:
-    """The layout of DeepSeek's files, which transformers, Qwen3-FP8 and AutoFP8 have too."""
+    """Reads the method of DeepSeek's files, which transformers, Qwen3-FP8 and AutoFP8 use, too."""
     if fields.text("activation_scheme", default="dynamic") not in ("dynamic", "static"):
         raise fields.wrong("activation_scheme", "'dynamic' or 'static'")
     if fields.text("fmt", default="e4m3") not in ("e4m3", "float8_e4m3fn"):
@@ -63,13 +63,13 @@ def _fp8(fields: Fields) -> Quantization:
     scheme = Scheme(Layout.E4M3, ("weight_scale_inv", "weight_scale"), rows, columns)
     lists = ("modules_to_not_convert", "ignored_layers")
     kept = [each for name in lists for each in names_of(fields, name)]
-    # Where a file names no layers, transformers leaves the head alone.
+    # If a file has no such list, transformers does not quantise the head.
     has_head = any(name in fields for name in lists)
     return _of_method(fields, scheme, kept, has_head=has_head, rounds_activations=8)
 
 
 def _fbgemm(fields: Fields) -> Quantization:
-    """fbgemm's layout: FP8 with a scale for a row."""
+    """Reads fbgemm's method: FP8 with a scale per row."""
     scheme = Scheme(Layout.E4M3, ("weight_scale",), 1, 0)
     kept = names_of(fields, "modules_to_not_convert")
     return _of_method(fields, scheme, kept, has_head=False, rounds_activations=8)
@@ -100,7 +100,7 @@ def _gptq(fields: Fields) -> Quantization:
         raise fields.wrong("pack_dtype", "'int32'")
     refuse(fields, ("dynamic", "is_marlin_format", "modules_in_block_to_quantize"))
     columns = group_size(fields, "group_size")
-    # The first version of the layout stores zero points less 1.
+    # The layout "gptq" stores each zero point minus 1; "gptq_v2" stores it as it is.
     offset = 1 if layout == "gptq" else 0
     form = Layout.GPTQ if bits == 4 else Layout.GPTQ8
     scheme = Scheme(form, ("scales",), 1, columns, has_zeros=True, zero_offset=offset)
@@ -109,7 +109,9 @@ def _gptq(fields: Fields) -> Quantization:
 
 
 def _mxfp4(fields: Fields) -> Quantization:
-    """gpt-oss's layout. It has only the experts in blocks: fused_experts.py finds their tensors."""
+    """Reads gpt-oss's method. Only its experts are quantised, and fused_experts.py finds their
+    tensors. So there are no schemes.
+    """
     names_of(fields, "modules_to_not_convert")
     if fields.boolean("dequantize", default=False):
         raise fields.wrong("dequantize", "false: the engine does not follow it")
@@ -124,8 +126,8 @@ def _of_method(
     has_head: bool,
     rounds_activations: int,
 ) -> Quantization:
-    """Returns one scheme for all linear layers but those that are named, and the head unless
-    `has_head`.
+    """Returns a Quantization with one scheme for all linear layers. Those in `kept` are not
+    quantised. Nor is the head, unless `has_head`.
     """
 
     def is_ignored(module: str) -> bool:
@@ -172,8 +174,8 @@ def _compressed_tensors(fields: Fields) -> Quantization:
 
 
 def _rounds_activations(group: Fields) -> int:
-    """Returns the bits of activations, or 0. Their scales may be found while the model runs
-    ("dynamic"), or stand in the file.
+    """Returns to how many bits activations are rounded; 0: they are not. Both dynamic scales and
+    scales in the file are accepted, because the engine does not round activations.
     """
     if "input_activations" not in group:
         return 0
@@ -212,7 +214,7 @@ def _scheme(group: Fields, usual: str) -> Scheme:
 
 
 def _grid(weights: Fields) -> tuple[int, int]:
-    """Returns the rows and the columns that share a scale; 0: all."""
+    """Returns how many rows and columns share a scale; 0: all of them."""
     strategy = weights.value("strategy")
     if strategy is None:
         size = weights.integer("group_size", default=0)
@@ -229,13 +231,15 @@ def _grid(weights: Fields) -> tuple[int, int]:
 
 
 def _modelopt(fields: Fields) -> Quantization:
-    """NVIDIA's ModelOpt, as newer versions write it into config.json."""
+    """Reads the method of NVIDIA's ModelOpt, as newer versions write it into config.json."""
     refuse(fields, ("kv_cache_scheme",))
     return _of_modelopt(fields, names_of(fields, "ignore"))
 
 
 def _of_old_modelopt(path: Path) -> Quantization | None:
-    """Reads the file of its own that older versions of ModelOpt write. None: there is none."""
+    """Reads hf_quant_config.json, which older versions of ModelOpt write. Returns None if there is
+    none.
+    """
     if not path.exists():
         return None
     fields = Fields(path, read_json(path)).inner("quantization")
@@ -244,7 +248,9 @@ def _of_old_modelopt(path: Path) -> Quantization | None:
 
 
 def _of_modelopt(fields: Fields, kept: Sequence[str]) -> Quantization:
-    """Returns what a file says. kept: the modules that are left alone, with "*" for any text."""
+    """Returns the Quantization of a ModelOpt file. `kept` names the modules that are not quantised;
+    "*" in a name matches any text.
+    """
     algorithm = fields.text("quant_algo")
     if algorithm not in _MODELOPT:
         raise fields.wrong("quant_algo", f"one of {', '.join(_MODELOPT)}")

@@ -1,8 +1,8 @@
-"""Writes a folder whose layers have 8 or 4 bits a weight from one of 16 or 32. The layout is that
-of compressed-tensors, which transformers and vLLM read, too.
+"""Quantises a folder with weights of 16 or 32 bits: writes a new folder whose layers have 8 or 4
+bits a weight. The layout is that of compressed-tensors, which transformers and vLLM also read.
 
-A scale in FP32 belongs to a group of a row's columns, or in FP8 to a row. The largest number of a
-group becomes the format's largest, and each weight is rounded to the nearest.
+A group of a row's columns has an FP32 scale; in FP8 a whole row has one. The scale maps the group's
+largest number to the format's largest, and each weight is rounded to the nearest.
 """
 
 import json
@@ -41,11 +41,11 @@ from .schemes import SMALLEST_GROUP
 
 Tensors = dict[str, NDArray[Any]]
 
-# The columns of a group; the first that divides a row is taken.
+# The sizes of a group in columns. A matrix has the first size that divides its rows.
 _GROUPS = (128, 64, 32)
-# The rows that are rounded at a time.
+# How many rows are rounded at a time.
 _AT_ONCE = 1024
-# Files beside the weights that a model needs.
+# Patterns of the other files of a model, which are copied.
 _BESIDE = (
     *("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab*", "merges.txt", "chat_template*", "LICENSE*"),
@@ -54,16 +54,16 @@ _BESIDE = (
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a matrix is written.
+    """A way to write matrices.
 
     Attributes:
         form: compressed-tensors' name of the layout.
         bits: The bits of a number.
-        sizes: The columns that may share a scale; the first that divides a row is taken. (): all of
-            a row do.
-        groups: Makes the format with so many columns in a group; None: MXFP4.
-        zero: What is added to integers, so that none is below 0. Integers are packed into words of
-            32 bits. 0: numbers are floats.
+        sizes: The sizes of a group in columns: the first that divides a row. (): a row is one
+            group.
+        groups: Makes the format whose groups have a number of columns. None: the format is MXFP4.
+        zero: The number that is added to integers so that none is negative, before they are packed
+            into words of 32 bits. 0: numbers are floats.
     """
 
     form: str
@@ -73,13 +73,13 @@ class _Kind:
     zero: int = 0
 
     def columns_of(self, columns: int) -> int:
-        """Returns the columns that share a scale; 0: a row cannot be cut into groups."""
+        """Returns the group's size for rows of `columns` columns; 0: no size divides them."""
         if not self.sizes:
             return columns if columns % SMALLEST_GROUP == 0 else 0
         return next((each for each in self.sizes if columns % each == 0), 0)
 
     def described(self, columns: int) -> dict[str, Any]:
-        """Returns how config.json describes matrices with so many columns in a group."""
+        """Returns config.json's description of matrices with groups of `columns` columns."""
         strategy: dict[str, Any] = {"strategy": "channel"}
         if self.sizes:
             strategy = {"strategy": "group", "group_size": columns}
@@ -93,13 +93,13 @@ KINDS = {
     "int4": _Kind("pack-quantized", 4, _GROUPS, partial(Int4, has_zeros=False), ZERO),
     "mxfp4": _Kind("mxfp4-pack-quantized", 4, (MXFP4.block,)),
 }
-"""By the names that Engine(weights=) has."""
+"""The values of Engine's argument `weights` -> how matrices are written."""
 
 
 def write_quantized(
     model: Path, out: Path, weights: str, progress: Callable[[int, int], None] | None = None
 ) -> tuple[int, int]:
-    """Writes a folder. It appears when it is complete.
+    """Writes a quantised folder. `out` appears only when it is complete.
 
     Args:
         model: A folder in Hugging Face's layout with weights of 16 or 32 bits.
@@ -120,10 +120,10 @@ def write_quantized(
         )
     if not model.is_dir():
         raise kccl.InvalidArgument(f"{model} is no folder: only folders are quantised")
-    # Unlike Path.exists() it raises nothing for a name that is too long.
+    # Unlike Path.exists(), lexists() does not raise for a name that is too long.
     if os.path.lexists(out):
         raise kccl.InvalidArgument(f"{out} exists already: name a new folder")
-    # It refuses tensors that are missing, that the model does not have, or of another shape.
+    # Opening it raises if tensors are missing, superfluous or of a wrong shape.
     open_checkpoint(model).close()
     with closing(FolderSource(model)) as source:
         grids = _grids_of(source, KINDS[weights])
@@ -145,8 +145,8 @@ def write_quantized(
 
 
 def _grids_of(source: FolderSource, kind: _Kind) -> dict[str, int]:
-    """Returns the columns that share a scale in each matrix of a layer, by its name in the folder;
-    0: the matrix stays as it is.
+    """Returns the group's size for each matrix of a layer, by its name in the folder; 0: the matrix
+    is copied.
     """
     if source.is_stacked:
         raise kccl.InvalidArgument(
@@ -204,7 +204,9 @@ def _write(
 
 
 def _files_of(source: FolderSource) -> list[list[str]]:
-    """Returns the names of the tensors of each new file: those of one layer, or those of none."""
+    """Returns the tensors' names for each new file. Each layer has a file, and the tensors outside
+    the layers share one.
+    """
     files: dict[str, list[str]] = {}
     for own, name in source.names.items():
         layer = own.split(".")[1] if own.startswith("layers.") else ""
@@ -231,7 +233,9 @@ def _check_finite(source: FolderSource, name: str, values: NDArray[Any]) -> None
 
 
 def _quantised(source: FolderSource, name: str, kind: _Kind, columns: int) -> Tensors:
-    """Returns the tensors of a matrix: its numbers, its scales, and for integers its shape."""
+    """Quantises a matrix. Returns the tensors to write: its numbers, scales, and for integers its
+    shape.
+    """
     rows = source.shapes[name]
     parts = [*_parts(source, name, kind, columns)]
     numbers, scales = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -245,7 +249,7 @@ def _quantised(source: FolderSource, name: str, kind: _Kind, columns: int) -> Te
 def _parts(
     source: FolderSource, name: str, kind: _Kind, columns: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Yields numbers and scales of some rows at a time."""
+    """Yields (numbers, scales) of _AT_ONCE rows at a time."""
     rows, row_columns = source.shapes[name]
     for start in range(0, rows, _AT_ONCE):
         values = source.read(name, start, min(start + _AT_ONCE, rows)).to_float32()
@@ -264,7 +268,7 @@ def _parts(
 
 
 def _packed(integers: NDArray[np.int32], bits: int) -> NDArray[np.int32]:
-    """Returns integers in words of 32 bits, the first of each word in its lowest bits."""
+    """Packs integers into words of 32 bits. The first integer is in a word's lowest bits."""
     in_word = 32 // bits
     places = integers.reshape(len(integers), -1, in_word).astype(np.uint32)
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
@@ -275,7 +279,7 @@ def _packed(integers: NDArray[np.int32], bits: int) -> NDArray[np.int32]:
 def _description(source: FolderSource, kind: _Kind, grids: Mapping[str, int]) -> dict[str, Any]:
     """Returns config.json's `quantization_config`."""
     modules = {_module_of(name): columns for name, columns in grids.items()}
-    # FP8's rows differ in length, and are described alike.
+    # In FP8 a group is a row, whatever its length, so all matrices have the same description.
     sizes = Counter(columns if kind.sizes else 0 for columns in modules.values() if columns)
     (usual, _), *others = sizes.most_common()
     targets = {usual: ["Linear"]} | {
@@ -300,6 +304,6 @@ def _description(source: FolderSource, kind: _Kind, grids: Mapping[str, int]) ->
 
 
 def _module_of(name: str) -> str:
-    """Returns a module's name in transformers. Files of the bare model leave out "model."."""
+    """Returns a module's name in transformers. Adds "model.", which files without a head lack."""
     module = name.removesuffix(".weight")
     return module if module.startswith("model.") else f"model.{module}"

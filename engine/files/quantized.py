@@ -1,8 +1,8 @@
-"""The interface of a matrix whose numbers, scales and zero points are tensors of their own. They
-become rows of one of the formats that have groups of columns (formats/groups.py).
+"""The interface of a quantised matrix: a file has its numbers, scales and zero points as separate
+tensors, and read() joins them to rows of a format (formats/).
 
-A scale that many rows or columns share is repeated for each group. So some rows, or some lanes of
-them, can be read alone. What the tensors of each layout are is in quantized_layouts.py.
+A scale that many rows or columns share is repeated for each group of columns. So some rows, or some
+lanes of them, can be read alone. quantized_layouts.py has the layouts of the tensors.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ from .tensors import Tensors
 
 _FLOATS = ("BF16", "F16", "F32")
 _SCALES = (*_FLOATS, E8M0)
-# What files have for rounded activations. The engine rounds none.
+# A layer's tensors for rounding activations. The engine does not round them, so it ignores these.
 _OF_ACTIVATIONS = (
     "activation_scale",
     "input_global_scale",
@@ -33,13 +33,13 @@ _OF_ACTIVATIONS = (
 
 
 class QuantizedMatrix(ABC):
-    """A matrix.
+    """A quantised matrix.
 
     Attributes:
         shape: Its rows and columns.
-        format: The format in which rows are read.
+        format: The format of the rows that read() returns.
         main: The name of the tensor with its numbers.
-        uses: The names of all of its tensors.
+        uses: The names of all tensors that belong to it.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class QuantizedMatrix(ABC):
             layer: The layer's name in the folder, before ".weight".
             scheme: How the matrix is stored.
             shape: The shape that the configuration gives it.
-            columns_of_lane: The columns of a lane. Groups are as large as possible so that each
-                lane has whole ones. If there are none, they are as small as possible.
+            columns_of_lane: The columns of a lane. The format gets the largest groups that divide
+                these; if no size does, the smallest groups.
 
         Raises:
             kccl.Error: A tensor is missing, or has another dtype or shape.
@@ -87,32 +87,32 @@ class QuantizedMatrix(ABC):
 
     @property
     def _groups(self) -> Groups:
-        """Returns the format, in layouts with groups of columns."""
+        """Returns `format`, which must have groups of columns."""
         assert isinstance(self.format, Groups)
         return self.format
 
     @abstractmethod
     def _forms(self) -> Sequence[Format]:
-        """Returns the formats that it can have, that with the largest groups first."""
+        """Returns the formats that the matrix can have, the largest groups first."""
 
     @abstractmethod
     def _check(self) -> list[str]:
-        """Checks the tensors, and returns their names, that of the numbers first."""
+        """Checks the tensors, and returns their names. That of the numbers comes first."""
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Stored:
-        """Returns the rows from start to stop - 1, in new memory.
+        """Reads the rows from start to stop - 1. Returns them in `format`, in new memory.
 
         Raises:
             kccl.Error: A file cannot be read, or a tensor has numbers that it must not have.
         """
 
     def take_bias(self) -> None:
-        """Ignores a bias that the model does not have, if the file has one of zeros, as AutoGPTQ
-        writes it for each layer.
+        """Ignores the layer's bias if the file has one. Must be called if the model has no bias
+        here: AutoGPTQ writes one of zeros for each layer.
 
         Raises:
-            kccl.Error: It is not all 0, or has another dtype or shape.
+            kccl.Error: The bias is not all 0, or has a wrong dtype or shape.
         """
         name = f"{self._layer}.bias"
         if name not in self._tensors.held:
@@ -130,7 +130,7 @@ class QuantizedMatrix(ABC):
         return name
 
     def _shapes_of_grid(self) -> list[tuple[int, ...]]:
-        """Returns the shapes that a tensor with one number for each scale may have."""
+        """Returns the shapes that a tensor of scales, or of zero points, may have."""
         rows, columns = self._grid
         shapes: list[tuple[int, ...]] = [(rows, columns)]
         if columns == 1:
@@ -140,7 +140,9 @@ class QuantizedMatrix(ABC):
         return shapes
 
     def _checked(self, name: str, scales: NDArray[Any]) -> NDArray[np.float32]:
-        """Returns scales in FP32. All must be above 0: with one of 0, weights would be lost."""
+        """Returns scales in FP32. Raises kccl.Error unless all are above 0 and small enough that no
+        weight overflows. A scale of 0 would make all weights of its group 0.
+        """
         if self._tensors.held[name][0] == E8M0:
             scales = scales.view(ml_dtypes.float8_e8m0fnu)
         with np.errstate(all="ignore"):
@@ -154,23 +156,23 @@ class QuantizedMatrix(ABC):
         return exact
 
     def _rows_of_grid(self, start: int, stop: int) -> slice:
-        """Returns the rows of the grid of scales in which rows of the matrix lie."""
+        """Returns which rows of the grid of scales the rows from start to stop - 1 need."""
         return slice(start // self._rows, -(-stop // self._rows))
 
     def _of_groups(self, of_grid: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-        """Returns a number for each group of some rows, [rows, groups].
+        """Repeats the grid's numbers, so that each group of a row has one: [rows, groups].
 
         Args:
-            of_grid: [rows of the grid, columns of the grid]: those of _rows_of_grid().
-            start, stop: The rows.
+            of_grid: The numbers of _rows_of_grid(start, stop): [rows, columns of the grid].
+            start, stop: The matrix's rows from start to stop - 1.
         """
         rows = np.arange(start, stop) // self._rows - start // self._rows
         columns = np.arange(0, self.shape[1], self.format.block) // self._columns
         return of_grid[rows[:, None], columns]
 
     def _check_order(self, name: str) -> None:
-        """Checks that the columns of each group lie side by side. Otherwise the vector would have
-        to be permuted.
+        """Checks by the tensor `name` (g_idx) that the columns of each group are consecutive. The
+        engine does not support others, for which it would have to permute the vector.
         """
         self._tensors.check(name, ("I32",), (self.shape[1],))
         wanted = np.arange(self.shape[1]) // self._columns

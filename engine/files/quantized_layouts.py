@@ -24,18 +24,18 @@ from .source import CUT_AXIS
 from .tensors import Tensors
 
 DTYPES = (E4M3_DTYPE, E8M0_DTYPE, "I8", "U8", "I32", "I64")
-"""The dtypes that tensors of quantised matrices have besides those of 16 and 32 bits."""
+"""The dtypes of quantised matrices' tensors, besides the dtypes of 16 and 32 bits."""
 _WORD_BITS = 32
-# What adds 1 to each of a word's integers, by their bits.
+# Bits of an integer -> the word to add to a word, to add 1 to each of its integers.
 _ONES = {4: 0x11111111, 8: 0x01010101}
-# The column of each integer of 4 bits in AWQ's words.
+# The columns of the 8 integers of a word in AWQ's layout, from the lowest bits on.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-# The rows of a matrix that are unpacked at a time, so that their integers of 8 bits stay small:
-# whole words.
+# How many rows of a matrix are unpacked at a time, to save memory. A multiple of 8, because AWQ's
+# words have integers of 8 rows.
 _ROWS_AT_ONCE = 512
-# The rows and columns of a block, where a file with blocks does not say.
+# The rows and columns of a block, if config.json does not say.
 _BLOCK = 128
-# The bit that differs between an integer of 8 bits and the integer plus 128.
+# XOR with this bit adds 128 to an 8-bit integer.
 _SIGN = np.uint8(0x80)
 
 
@@ -53,15 +53,15 @@ class _Rows(QuantizedMatrix):
         return self._of_groups(self._checked(self._scale, read), start, stop)
 
     def _of_grid(self, name: str, rows: slice) -> NDArray[Any]:
-        """Returns some rows of a tensor with one number for each scale."""
+        """Reads some rows of the grid from a tensor of scales or zero points."""
         has_rows = bool(self._tensors.held[name][1])
         read = self._tensors.read(name, *([rows] if has_rows else []))
         return read.reshape(-1, self._grid[1])
 
 
 class _Bytes(_Rows):
-    """`weight`, 8-bit floats or integers, its scales, and integers' zero points if there are any.
-    Older files have zero points of 0 besides.
+    """8-bit floats or integers in `weight`, with scales. Integers may have zero points. Older files
+    also have zero points, all 0, for matrices without.
     """
 
     def _forms(self) -> Sequence[Groups]:
@@ -93,8 +93,8 @@ class _Bytes(_Rows):
 
 
 class _Packed(_Rows):
-    """compressed-tensors' `weight_packed`: words of 32 bits with 8 or 4 integers of a row, the
-    first in the lowest bits, each plus half of its range.
+    """compressed-tensors' `weight_packed`: words of 32 bits with 8 or 4 integers of a row. The
+    first integer has the lowest bits. Half of the range was added to each (8 or 128).
     """
 
     @property
@@ -129,7 +129,8 @@ class _Packed(_Rows):
     def read(self, start: int, stop: int) -> Stored:
         words = self._tensors.read(self.main, slice(start, stop))
         scales = self._scales(start, stop)
-        # A word's lowest bits come first in memory.
+        # The words are stored as little-endian. So the byte view has each word's integers in column
+        # order, the lowest bits first.
         read: NDArray[np.uint8] = np.ascontiguousarray(words, "<i4").view(np.uint8)
         zeros = self._zeros(start, stop) if self._scheme.has_zeros else None
         if self._bits == 4:
@@ -140,7 +141,7 @@ class _Packed(_Rows):
         return Stored(self.format, self._groups.joined(read, scales, zeros))
 
     def _zeros(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Returns the zero points of some rows. A word has those of 8 or 4 rows."""
+        """Returns the zero points of some rows' groups. A word has those of 8 or 4 rows."""
         rows, in_word = self._rows_of_grid(start, stop), _WORD_BITS // self._bits
         first = rows.start // in_word
         words = self._tensors.read(self._zero, slice(first, -(-rows.stop // in_word)))
@@ -150,8 +151,8 @@ class _Packed(_Rows):
 
 
 class _Transposed(QuantizedMatrix):
-    """AWQ's and GPTQ's `qweight`, `qzeros` and `scales`, which have a column for each row of the
-    matrix. So a matrix is read as a whole, and kept until another is read.
+    """AWQ's and GPTQ's `qweight`, `qzeros` and `scales`. They are transposed: a column of them is a
+    row of the matrix. So read() reads the whole matrix, and keeps it until another one is read.
     """
 
     @property
@@ -189,8 +190,8 @@ class _Transposed(QuantizedMatrix):
         scales = self._checked(self._scale, self._tensors.read(self._scale)).T
         is_awq, bits = self._scheme.layout is Layout.AWQ, self._bits
         order = _AWQ_ORDER if is_awq else None
-        # The first version of GPTQ's layout subtracts 1 from all zero points of a word at once. A
-        # zero point of 0 borrows from the next one.
+        # The layout "gptq" stores zero points minus 1, subtracted from the whole word, so that a
+        # zero point of 0 borrows from the next one. Adding 1s to the whole word undoes this.
         offset = np.uint32(_ONES[bits] * self._scheme.zero_offset)
         zeros = _unpacked(of_zeros.view(np.uint32) + offset, bits, order).T
         found = np.empty((rows, self.format.words_of(columns)), np.uint8)
@@ -212,15 +213,16 @@ class _Transposed(QuantizedMatrix):
 def _unpacked(
     words: NDArray[Any], bits: int, order: Sequence[int] | None = None
 ) -> NDArray[np.uint8]:
-    """Returns the integers of 4 or 8 bits in words of 32, [rows, 8 or 4 times the columns].
+    """Unpacks integers of 4 or 8 bits from words of 32 bits. Returns [rows, 8 or 4 times the
+    columns].
 
     Args:
         words: [rows, columns].
-        bits: The bits of an integer.
-        order: The place in 8 columns of each of a word's integers of 4 bits, from the lowest bits.
-            None: they are in order.
+        bits: The bits of an integer: 4 or 8.
+        order: The columns, from 0 to 7, of a word's integers of 4 bits, from the lowest bits on.
+            None: 0 to 7.
     """
-    # A word's lowest bits come first in memory.
+    # The words are made little-endian, so the byte view has the lowest bits first.
     read = np.ascontiguousarray(words, words.dtype.newbyteorder("<")).view(np.uint8)
     if bits == 8:
         return read.reshape(len(words), -1)
@@ -252,11 +254,11 @@ def find_quantized(
     config: ModelConfig,
     names: Mapping[str, str],
 ) -> dict[str, QuantizedMatrix]:
-    """Returns the quantised matrices of a model, by their names in the folder, which end in
-    ".weight" though no tensor may have this name.
+    """Returns the quantised matrices of a model by their names in `names`. These end in ".weight",
+    even if the folder has no tensor of that name.
 
     Args:
-        quantization: Which matrices are stored how.
+        quantization: What config.json says.
         tensors: The folder's tensors.
         config: The model's configuration.
         names: The folder's name of each of the config's tensors.
@@ -279,7 +281,8 @@ def find_quantized(
         dtype, _ = tensors.held.get(names[own], ("", ()))
         if own == "head" and quantization.is_head_open and dtype in PLAIN_DTYPES:
             continue
-        # Few files quantise a router, and not all of them name it.
+        # Most files do not quantise the router, and some of these do not list it as an exception.
+        # So its dtype decides.
         if own.endswith(".router") and dtype in PLAIN_DTYPES:
             continue
         lanes, *shape = (1, *shapes[own])[-3:]
@@ -301,8 +304,8 @@ def find_quantized(
 
 
 def _with_blocks(scheme: Scheme, tensors: Tensors, layer: str, shape: tuple[int, int]) -> Scheme:
-    """Returns the scheme with transformers' usual blocks, if config.json gives none and the file
-    has scales for them.
+    """Returns the scheme with blocks of _BLOCK rows and columns, transformers' default, if
+    config.json gives none and the tensor of scales has the shape for such blocks.
     """
     if "weight_scale_inv" not in scheme.scale or scheme.rows:
         return scheme
@@ -312,6 +315,6 @@ def _with_blocks(scheme: Scheme, tensors: Tensors, layer: str, shape: tuple[int,
 
 
 def _module_of(name: str) -> str:
-    """Returns the module's name in transformers, by which the configuration calls it."""
+    """Returns the module's name in transformers, which config.json uses."""
     module = name.removesuffix(".weight")
     return module if module.startswith(("model.", "lm_head")) else f"model.{module}"

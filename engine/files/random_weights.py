@@ -1,5 +1,5 @@
-"""Makes checkpoints of known shapes with random weights: for tests, and for benchmarks of models
-that are not on this machine.
+"""Makes checkpoints with random weights, of the shapes of known models. Tests use them, and
+benchmarks of models whose files this machine does not have.
 """
 
 import math
@@ -29,12 +29,12 @@ from .checkpoint import Checkpoint
 from .source import Source
 
 _LEVELS = 1 << 16
-# The largest random word, and the words that a thread draws at a time.
+# The largest random word, and how many words a thread draws at a time.
 _MOST_WORD, _AT_ONCE = (1 << 64) - 1, 1 << 14
-# The norms' weights are random numbers around 1, so that tests notice a norm that is forgotten or
-# swapped.
+# The spread of the norms' weights around 1. They differ, so that a test fails if a norm is
+# forgotten, or taken for another.
 _NORM_SPREAD = 0.1
-# The biases are large enough that tests notice a forgotten one.
+# The spread of biases. It is so large that a test fails if a bias is forgotten.
 _BIAS_SPREAD = 0.3
 
 
@@ -48,8 +48,8 @@ def _laneformer(**fields: Any) -> ModelConfig:
 
 
 def _ordinary(**fields: Any) -> ModelConfig:
-    """Returns a model with lanes that follow from its heads, and with a tied embedding by
-    default.
+    """Returns the shape of a model without delay. Its lanes follow from lanes_for(). By default its
+    embedding is tied.
     """
     lanes = lanes_for(fields["num_heads"], fields["num_kv_heads"], fields["ffn"])
     return ModelConfig(num_lanes=lanes, **{"is_tied": True} | fields)
@@ -58,13 +58,13 @@ def _ordinary(**fields: Any) -> ModelConfig:
 _LLAMA_31 = Llama3Scaling(
     factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192
 )
-# gpt-oss's ramp has ends that are not rounded.
+# gpt-oss's YaRN does not round the ramp's ends.
 _YARN_32 = YarnScaling(factor=32.0, original_context=4096, truncate=False)
 _TINY = {"hidden": 64, "ffn": 96, "head_dim": 8, "vocab_size": 256, "context": 128}
 
 
 def _gpt_oss(**fields: Any) -> ModelConfig:
-    """Returns a model in which every other layer has the window, the first one among them."""
+    """Returns a shape of gpt-oss: every other layer, beginning with the first, has the window."""
     experts = fields.pop("experts")
     return ModelConfig(
         family="gpt_oss",
@@ -175,14 +175,15 @@ MODELS = {
 }
 
 
-# Names within the layer -> the format in which a shape's matrices are published, if not in 16 bits.
+# Shape -> names of matrices within the layer -> the format in which they are published. All others
+# are published in 16 bits.
 _IN_MXFP4 = dict.fromkeys(("w1", "w3", "w2"), "mxfp4")
 _STORED = {"gpt-oss-20b": _IN_MXFP4, "gpt-oss-120b": _IN_MXFP4}
 
 
 def shape_of(name: str) -> ModelConfig:
-    """Returns the shape of a name in MODELS. ":2" behind it leaves the first 2 layers, so that a
-    part of a large model fits into memory.
+    """Returns the shape of a name in MODELS. The name may end in ":" and a number of layers: then
+    the shape has only so many, so that a part of a large model fits into memory.
 
     Raises:
         InvalidArgument: There is no such shape, or it has fewer layers.
@@ -216,8 +217,8 @@ def random_checkpoint(
     stored: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Checkpoint:
-    """Returns a checkpoint whose tensors are drawn at random when they are read. The same tensor is
-    always the same.
+    """Returns a checkpoint whose tensors are drawn at random when they are read. A tensor depends
+    only on its name, shape, format and the seed.
 
     The scale of the weights keeps activations and logits near 1 in size.
 
@@ -225,10 +226,10 @@ def random_checkpoint(
         model: A name that shape_of() knows, or a configuration.
         seed: The seed of the weights; 0 or more.
         dtype: The type of the stored weights: "bfloat16" or "float16".
-        stored: Names within the layer, "embedding" or "head" -> the names of formats in which these
-            matrices are stored instead, which executors must multiply. None: those in which the
-            model is published.
-        changes: Fields of the configuration that differ from the model's, as in num_layers=2.
+        stored: Name within the layer, "embedding" or "head" -> the name of the format in which
+            these matrices are stored instead. It must be a format that an executor multiplies.
+            None: the formats in which the model is published.
+        changes: Fields of the configuration to replace, as in num_layers=2.
 
     Raises:
         InvalidArgument: There is no such model, or no such configuration.
@@ -272,8 +273,8 @@ class RandomSource(Source):
         return self.path
 
     def read(self, name: str, start: int, stop: int) -> Stored:
-        """Reads a tensor, as Source.read() does. The numbers of an entry do not depend on which
-        other entries are read with it.
+        """Draws some entries of a tensor, as Source.read() reads them. An entry's numbers do not
+        depend on which others are drawn with it.
         """
         shape = self.shapes[name]
         size = math.prod(shape[1:])
@@ -281,7 +282,7 @@ class RandomSource(Source):
         words = -(-size // 4)
         num = (stop - start) * words
         stored_in = self._formats[name]
-        # Blocks are made of numbers in FP32.
+        # Formats of blocks are rounded from random numbers in FP32.
         drawn_in = stored_in if stored_in.block == 1 else FLOAT32
         levels = _levels(*self._mean_and_spread(name), drawn_in)
         words_of = np.empty(4 * num, levels.dtype)
@@ -293,7 +294,7 @@ class RandomSource(Source):
                 _MOST_WORD, size=min(_AT_ONCE, num - first), dtype=np.uint64, endpoint=True
             )
             out = words_of[4 * first : 4 * (first + _AT_ONCE)]
-            # No index is too large. "wrap" is the fastest: it checks nothing.
+            # Every 16-bit index is valid. mode="wrap" avoids the check, and is the fastest.
             np.take(levels, some.view(np.uint16), mode="wrap", out=out)
 
         in_parts(draw_from, num, _AT_ONCE)
@@ -310,8 +311,8 @@ class RandomSource(Source):
             return 0.0, _BIAS_SPREAD * ((2 * c.num_layers) ** -0.5 if adds_to_residual else 1.0)
         if part == "embedding" and not c.is_tied:
             return 0.0, 1.0
-        # This scale makes the modules' additions to the residual sum up to about 1, over all layers
-        # and lanes.
+        # With this spread the outputs of all modules, which are added to the residual, sum up to a
+        # size of about 1.
         fan_in = {"wo": c.num_heads * c.head_dim, "w2": c.ffn}.get(part)
         return 0.0, (fan_in * 2 * c.num_layers if fan_in else c.hidden) ** -0.5
 
@@ -324,7 +325,7 @@ class RandomSource(Source):
 
 @cache
 def _normal_quantiles() -> NDArray[np.float64]:
-    """Returns values of the normal distribution, each equally likely."""
+    """Returns _LEVELS quantiles of the standard normal distribution, at equal probabilities."""
     inverse = NormalDist().inv_cdf
     upper = np.array([inverse((i + 0.5) / _LEVELS) for i in range(_LEVELS // 2, _LEVELS)])
     return np.concatenate([-upper[::-1], upper])
@@ -332,7 +333,7 @@ def _normal_quantiles() -> NDArray[np.float64]:
 
 @cache
 def _levels(mean: float, spread: float, stored_in: Format) -> NDArray[Any]:
-    """Returns a table of words that turns 16 random bits into a number that is about normally
-    distributed.
+    """Returns a table of a format's words, indexed by 16 random bits. The numbers are approximately
+    normally distributed.
     """
     return stored_in.from_values(mean + spread * _normal_quantiles())

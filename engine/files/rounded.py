@@ -1,4 +1,4 @@
-"""Matrices of 16 or 32 bits that are rounded to fewer bits while they are read."""
+"""Decides which matrices of 16 or 32 bits are rounded to fewer bits while they are read."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,17 +12,17 @@ from .kept import op_of, shown_format
 def rounded_formats(
     weights: str, stored: Mapping[str, Format], shapes: Mapping[str, tuple[int, ...]], source: str
 ) -> dict[str, Format]:
-    """Returns the formats of all matrices with those of layers rounded. Embedding and head stay
-    in a dtype of arrays, and so does a matrix whose lanes have no whole groups.
+    """Returns the format of each matrix if the layers' matrices are rounded. The embedding, the
+    head, and matrices whose lanes have no whole groups keep their dtype.
 
     Args:
         weights: One of ROUNDED.
-        stored, shapes: As kept_formats() takes them.
+        stored, shapes: As in kept_formats().
         source: The files, for messages.
 
     Raises:
-        InvalidArgument: There are no such weights, the files have fewer bits already, or no lane
-            has whole groups.
+        InvalidArgument: `weights` is wrong, the files are quantised already, or no matrix's lanes
+            have whole groups.
     """
     if not isinstance(weights, str) or weights not in ROUNDED:
         names = ", ".join(map(repr, ROUNDED))
@@ -45,7 +45,7 @@ def rounded_formats(
 
 
 def is_rounded(given: Format, stored: Format) -> bool:
-    """Tells whether a matrix is rounded from a dtype of arrays to a format of blocks."""
+    """Tells whether a matrix is rounded from 16 or 32 bits (Plain) to a format of blocks."""
     return isinstance(stored, Plain) and not isinstance(given, Plain)
 
 
@@ -56,13 +56,13 @@ def what_is_rounded(
     shapes: Mapping[str, tuple[int, ...]],
     in_file: Sequence[str],
 ) -> tuple[str, ...]:
-    """Returns a sentence on what is rounded, and one on what is not.
+    """Returns sentences for the user: which matrices are rounded, and which of the layers' are not.
 
     Args:
-        weights: The weights, one of ROUNDED.
-        stored, shapes: As kept_formats() takes them.
-        given: The format in which each of these matrices is given.
-        in_file: The names by which messages call them, in the order of `stored`.
+        weights: One of ROUNDED.
+        stored, shapes: As in kept_formats().
+        given: Matrix -> the format in which it is given.
+        in_file: The matrices' names for messages, in the order of `stored`.
     """
     of_files = {shown_format(stored[n]) for n, each in given.items() if is_rounded(each, stored[n])}
     found = [f"the matrices of layers are rounded from {', '.join(sorted(of_files))} to {weights}"]

@@ -1,6 +1,6 @@
-"""How quantised matrices are stored, by config.json, and what reads its fields.
+"""Describes how quantised matrices are stored, and reads single fields of config.json.
 
-The methods that files name are in quantization.py.
+quantization.py uses these to read each method of quantisation.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,7 +21,7 @@ _MOST_SHARED = (1 << 31) - 1
 
 
 class Layout(Enum):
-    """Which tensors a matrix has, and what is in them (files/quantized.py)."""
+    """The layouts of a matrix's tensors. quantized_layouts.py and float4_layouts.py read them."""
 
     E4M3 = "8-bit floats in `weight`"
     INT8 = "8-bit integers in `weight`"
@@ -40,12 +40,12 @@ class Scheme:
     """How a matrix is stored.
 
     Attributes:
-        layout: Its tensors.
-        scale: The names of the tensor of scales, of which the file has one.
-        rows: The rows that share a scale; 0: all.
-        columns: The columns that share a scale; 0: all.
-        has_zeros: Whether each scale has a zero point.
-        zero_offset: What is added to a stored zero point.
+        layout: The layout of its tensors.
+        scale: The names that the tensor of scales may have. The file has one of these.
+        rows: How many rows share a scale; 0: all of them.
+        columns: How many columns share a scale; 0: all of them.
+        has_zeros: Whether there is a zero point for each scale.
+        zero_offset: The number to add to a stored zero point.
     """
 
     layout: Layout
@@ -57,14 +57,14 @@ class Scheme:
 
 
 class Quantization:
-    """Which matrices are stored how.
+    """What config.json says about how each matrix is stored.
 
     Attributes:
         path: The file, for messages.
-        rounds_activations: The bits to which the file asks to round activations before a product,
-            or 0. The engine multiplies them as they are.
-        is_head_open: Whether the file's dtype tells if the head is quantised, where it has a
-            scheme.
+        rounds_activations: To how many bits the file asks to round activations before a product;
+            0: it does not ask. The engine does not round them.
+        is_head_open: Whether the head may be unquantised although it has a scheme. Then its dtype
+            decides.
     """
 
     def __init__(
@@ -76,13 +76,19 @@ class Quantization:
         rounds_activations: int,
         is_head_open: bool = False,
     ) -> None:
-        """Takes targets with their schemes, and a function that tells whether a module is ignored.
-        A target is "Linear", a module's name, or a regular expression behind "re:".
+        """Stores the schemes.
+
+        Args:
+            path, rounds_activations, is_head_open: See the attributes.
+            schemes: (target, scheme) pairs. A target is "Linear", a module's name, or "re:" and a
+                regular expression.
+            is_ignored: Tells whether a module is not quantised.
         """
         self.path = path
         self.rounds_activations = rounds_activations
         self.is_head_open = is_head_open
-        # compressed-tensors takes names before patterns, and patterns before classes.
+        # The first target that matches decides. As in compressed-tensors, names come before
+        # patterns, and patterns before classes ("Linear").
         self._schemes = sorted(
             schemes, key=lambda each: (each[0] == LINEAR, each[0].startswith(REGEX), each[0])
         )
@@ -100,10 +106,10 @@ class Quantization:
         return next(found, None)
 
     def check_targets(self, modules: Collection[str]) -> None:
-        """Refuses targets that are no linear layers of the model.
+        """Checks that each target that is a name names a linear layer of the model.
 
         Raises:
-            kccl.Error: There is one.
+            kccl.Error: A target names none.
         """
         for target, _ in self._schemes:
             if not target.startswith(REGEX) and target != LINEAR and target not in modules:
@@ -117,7 +123,7 @@ class Quantization:
 
 
 def refuse(fields: Fields, names: Sequence[str]) -> None:
-    """Refuses fields that must be absent or empty."""
+    """Raises kccl.Error if one of the fields is there and not empty."""
     for name in names:
         if fields.value(name) not in (None, False, "", [], {}):
             raise fields.wrong(name, "absent: the engine does not honour it")
@@ -129,7 +135,7 @@ def only(fields: Fields, name: str, wanted: int, *others: str) -> None:
 
 
 def group_size(fields: Fields, *names: str) -> int:
-    """Returns the columns of a group; 0: all. Files say -1 for that."""
+    """Returns the columns of a group. Returns 0 if a row is one group, for which files have -1."""
     size = fields.integer(*names)
     if size != -1 and (not 0 < size <= _MOST_SHARED or size % SMALLEST_GROUP):
         raise fields.wrong(names, f"a multiple of {SMALLEST_GROUP} below 2^31, or -1")

@@ -1,4 +1,4 @@
-"""The interface of a file format: tensors under the file's names, and the tokenizer beside them."""
+"""The interface of a file format, which reads a model's tensors and its tokenizer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -11,12 +11,12 @@ from .defaults import Defaults
 
 CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
 CUT_AXIS |= dict.fromkeys(("bq", "bk", "bv", "b1", "b3", "sinks"), 0)
-"""The axis along which a tensor is cut into lanes, where the file stores all lanes as one matrix or
-vector."""
+"""Tensor within the layer -> the axis along which it is divided among lanes, in files that store
+all lanes as one matrix or vector."""
 
 
 class Source(ABC):
-    """A file format: tensors under the names that the file gives them.
+    """A model in a file format.
 
     Attributes:
         path: The folder or file, for messages.
@@ -24,13 +24,14 @@ class Source(ABC):
         shapes: The shape of each tensor in the file.
         dtypes: The type in which the file stores each tensor: Format.in_files, as in "F16" or
             "Q4_1".
-        names: The file's name of each of the config's tensors.
-        ignored: The file's names of tensors that the model does not need.
+        names: Tensor of ModelConfig.shapes() -> its name in the file.
+        ignored: Names of tensors in the file that the model does not need.
         is_stacked: Whether matrices in the file have the lane as their first axis, like the
             config's shapes.
         has_tokenizer: Whether there is a tokenizer beside the weights.
-        mapped_bytes: The bytes of address space that the largest file takes while a tensor is read.
-        notices: Sentences, one for each thing that the files ask for and the engine does otherwise.
+        mapped_bytes: The bytes of the largest file that is mapped while a tensor is read; 0: none
+            is mapped.
+        notices: Sentences, one for each setting of the files that the engine does not follow.
     """
 
     path: Path
@@ -49,15 +50,15 @@ class Source(ABC):
         """Returns the file that holds a tensor, for messages."""
 
     def main_of(self, name: str) -> str:
-        """Returns the name of a tensor that the file has, for messages: that of the numbers of a
-        matrix whose scales are a tensor of their own.
+        """Returns the name of a tensor of the file, for messages. If `name` is made of several
+        tensors, it is that of the numbers, not of the scales.
         """
         return name
 
     @abstractmethod
     def read(self, name: str, start: int, stop: int) -> Stored:
-        """Returns the entries from start to stop - 1 of a tensor's first axis, as they are stored,
-        in new memory.
+        """Reads the entries from start to stop - 1 of a tensor's first axis. Returns them in their
+        stored format, in new memory.
         """
 
     @abstractmethod
@@ -65,7 +66,7 @@ class Source(ABC):
         """Returns the tokenizer beside the weights."""
 
     def defaults(self) -> Defaults:
-        """Returns how the files ask to be sampled.
+        """Returns the sampling parameters that the files ask for.
 
         Raises:
             kccl.Error: A file is damaged.
@@ -73,7 +74,7 @@ class Source(ABC):
         return Defaults({}, {}, ())
 
     def end_ids(self) -> tuple[int, ...]:
-        """Returns the ids that end a text, where the files name them outside their tokenizer."""
+        """Returns the ids that end a text according to other files than the tokenizer's."""
         return ()
 
     @abstractmethod
@@ -84,13 +85,13 @@ class Source(ABC):
 def layer_names(
     config: ModelConfig, whole: Mapping[str, str], per_layer: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the file's name of each of the config's tensors.
+    """Returns Source.names: tensor of ModelConfig.shapes() -> its name in the file.
 
     Args:
         config: The model's configuration.
-        whole: The file's names of "embedding", "norm" and "head".
-        per_layer: The file's names of a layer's tensors, by names as "wq" or "experts.w1", with
-            "{}" for the layer, and for the expert.
+        whole: "embedding", "norm" and "head" -> the names in the file.
+        per_layer: Tensor within the layer, as "wq" or "experts.w1" -> its name in the file, with
+            "{}" for the layer's number, and a second "{}" for the expert's.
     """
     parts: Iterable[str] = config.layer_shapes()
     names = {}

@@ -1,4 +1,4 @@
-"""The tensors of a folder in Hugging Face's layout, under the folder's names."""
+"""Reads the tensors of a folder in Hugging Face's layout, by the folder's names."""
 
 import math
 import threading
@@ -16,7 +16,7 @@ from ..formats.base import Plain
 from ..formats.table import IN_FILES
 from .hf_files import E4M3, E8M0, Held, read_bytes, starts_of, wrong_dtype
 
-# The files' dtypes. Numbers lie in them with their lowest byte first.
+# Dtype in safetensors files -> NumPy's dtype. The files are little-endian.
 _DTYPES: dict[str, Any] = {E4M3: "u1", E8M0: "u1", "U8": "u1", "I8": "i1", "I32": "<i4"}
 _DTYPES |= {"I64": "<i8"}
 _DTYPES |= {name: each.dtype for name, each in IN_FILES.items() if isinstance(each, Plain)}
@@ -34,21 +34,21 @@ class Tensors:
     def __init__(self, path: Path, files: Mapping[str, Path], held: Held) -> None:
         self.path, self.files, self.held = path, files, held
         self._last = threading.local()
-        # The first byte of each tensor, of the files of which it was needed.
+        # File -> tensor -> its first byte. Read when a file's first tensor is read.
         self._starts: dict[Path, dict[str, int]] = {}
 
     def read(self, name: str, rows: slice = slice(None)) -> NDArray[Any]:
         """Reads a tensor, or a part of its first axis.
 
         Returns:
-            The numbers in NumPy's dtype, or that of ml_dtypes; 8-bit floats as bytes.
+            The numbers in NumPy's dtype or one of ml_dtypes. 8-bit floats are uint8.
 
         Raises:
             kccl.Error: The file cannot be read.
         """
         file, (dtype, shape) = self.files[name], self.held[name]
         if file not in self._starts:
-            # safetensors reads the whole header for each tensor that it is asked for.
+            # Reads the header once for each file. safetensors would read it for each tensor.
             self._starts[file] = starts_of(file)
         stored_in = np.dtype(_DTYPES[dtype])
         row_bytes = math.prod(shape[1:]) * stored_in.itemsize
@@ -59,12 +59,13 @@ class Tensors:
         return found
 
     def kept(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Returns what `make` returns for a tensor. The last result is kept for each thread, since
-        ranks in threads read different tensors.
+        """Returns what make() returned for this name. Calls make() unless the last call had the
+        same name. Each thread keeps a result of its own, because threads, which may be ranks, read
+        different tensors.
         """
         kept = getattr(self._last, "made", None)
         if kept is None or kept[0] != name:
-            # The old one is freed first.
+            # Frees the old array before the new one is made.
             self._last.made = kept = None
             self._last.made = kept = name, make()
         return kept[1]
@@ -77,7 +78,7 @@ class Tensors:
         """Checks that a tensor is there, and that it has one of the dtypes and shapes.
 
         Raises:
-            kccl.Error: It has not. The text names the tensor.
+            kccl.Error: The tensor is missing, or has another dtype or shape. The text names it.
         """
         if name not in self.held:
             raise kccl.Error(f"{self.path}: tensor {shown(name)} is missing")
@@ -89,5 +90,5 @@ class Tensors:
             raise self.wrong(name, f"shape {list(shape)}, must have {wanted}")
 
     def wrong(self, name: str, told: str) -> kccl.Error:
-        """Returns an exception that names a tensor and its file."""
+        """Returns an error that names a tensor and its file, and says what is wrong with it."""
         return kccl.Error(f"{self.files[name]}: tensor {shown(name)} has {told}")

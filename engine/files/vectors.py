@@ -1,4 +1,4 @@
-"""Reads a model's norms once, for every executor that needs them."""
+"""Reads the weights of a model's norms, in the form in which executors use them."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +9,11 @@ from .checkpoint import Checkpoint
 
 
 def norms_of(checkpoint: Checkpoint, program: Program) -> dict[str, NDArray[np.float32]]:
-    """Returns the weights of all RMSNorms by the names of their tensors, in the order of their use.
+    """Reads the weights of all RMSNorms.
 
     Returns:
-        float32 [hidden] for each norm. The norms of queries and keys are [head_dim], and the two
-        elements of a RoPE pair lie side by side in them.
+        Tensor -> float32 [hidden], in the order in which ops use them. The norms of queries and
+        keys are [head_dim], reordered so that the two elements of a RoPE pair are neighbours.
     """
     c = program.config
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)

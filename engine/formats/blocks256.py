@@ -1,5 +1,5 @@
-"""The common base of GGUF's K formats, which the host executor multiplies as they are stored:
-blocks of 256 integers, in which each 32 or 16 have a scale of their own.
+"""The base classes of GGUF's K formats, which the host executor multiplies as they are stored. They
+have blocks of 256 integers. Each group of 32 or 16 integers has a scale.
 """
 
 from typing import Any
@@ -14,14 +14,15 @@ _BLOCK = 256
 
 
 class Blocks256(Ggml):
-    """A format with FP16 numbers at some places of each block.
+    """A K format.
 
     Attributes:
-        halves_at: The bytes at which they begin.
-        scaled: The number of values that share a scale.
+        halves_at: The byte offsets of a block's FP16 numbers, by which scales and minimums are
+            multiplied.
+        scaled: How many values share a scale.
         scale_dtype: The dtype of scales.
-        zero: The integer that is stored for a weight of 0.
-        has_minimums: Whether each 32 values have a minimum, which is subtracted.
+        zero: The integer that means a weight of 0.
+        has_minimums: Whether each group of 32 values has a minimum, which is subtracted.
     """
 
     is_on_host = True
@@ -44,26 +45,28 @@ class Blocks256(Ggml):
         )
 
     def from_values(self, values: NDArray[Any]) -> NDArray[Any]:
-        """See Format. The package `gguf` does not quantise to these formats. A scale here follows
-        from the largest number; llama.cpp looks for better ones.
+        """See Format. Implemented here because the package `gguf` does not quantise to these
+        formats. A scale maps the largest number to the largest integer. llama.cpp searches for
+        better scales.
         """
         rows = np.ascontiguousarray(values, np.float32)
         words = self._quantised(rows.reshape(-1, _BLOCK))
         return words.reshape(*values.shape[:-1], -1)
 
     def _quantised(self, blocks: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """Returns the words of float32 [blocks, 256]."""
+        """Quantises float32 [blocks, 256], and returns the words."""
         raise NotImplementedError
 
     def unpacked(self, blocks: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """Returns the parts of uint8 [blocks, words] as bytes: FP16 numbers [blocks, bytes], scales
-        [blocks, 256 / scaled], minimums [blocks, 8] if there are any, and integers [blocks, 256].
+        """Unpacks uint8 [blocks, words] to a list of uint8 arrays: the FP16 numbers' bytes [blocks,
+        bytes], scales [blocks, 256 / scaled], minimums [blocks, 8] if has_minimums, and integers
+        [blocks, 256].
         """
         raise NotImplementedError
 
 
 class WithMinimums(Blocks256):
-    """Q4_K and Q5_K: each 32 integers have a scale and a minimum of 6 bits."""
+    """Q4_K and Q5_K: each group of 32 integers has a scale and a minimum, of 6 bits each."""
 
     halves_at, scaled, scale_dtype, zero, has_minimums = (0, 2), 32, np.uint8, 0, True
 
@@ -103,10 +106,11 @@ class WithMinimums(Blocks256):
 def _integers(
     numbers: NDArray[np.float32], most: int
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Rounds numbers of at least 0 to integers of at most `most` times an FP16 number of a block.
+    """Rounds each block's numbers, which must be at least 0, to an integer times an FP16 factor
+    that the block shares. Integers are from 0 to `most`.
 
     Returns:
-        The rounded numbers, their integers, and the FP16 number's bytes.
+        The rounded numbers, their integers, and the factors' bytes.
     """
     factor = (numbers.max(axis=1, keepdims=True) / most).astype(np.float16)
     wide = factor.astype(np.float32)
@@ -122,7 +126,7 @@ def _packed(scales: NDArray[np.uint8], minimums: NDArray[np.uint8]) -> NDArray[n
 
 
 class Signed(Blocks256):
-    """Q6_K: each 16 integers have a scale of 8 bits with a sign."""
+    """Q6_K: each group of 16 integers has a signed scale of 8 bits."""
 
     halves_at, scaled, scale_dtype, zero, has_minimums = (208,), 16, np.int8, 32, False
 

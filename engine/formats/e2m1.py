@@ -7,16 +7,16 @@ from numpy.typing import NDArray
 
 _SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 NUMBERS: NDArray[np.float32] = np.array([*_SIZES, *(-size for size in _SIZES)], np.float32)
-"""What each of the 16 codes means."""
-# The numbers halfway between two sizes. A tie goes to the size whose mantissa is even: upwards from
-# every second one.
+"""Code -> number, for the 16 codes."""
+# The numbers halfway between two sizes. Such a number is a tie, and is rounded to the size whose
+# mantissa is even. That is the larger size for every second one of them.
 _BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _PAIRS = 16
 
 
 def rounded(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Returns the codes of the nearest numbers; that of the largest for what is beyond it. A NaN
-    becomes a zero.
+    """Returns the codes of the nearest numbers. Values beyond the largest number get its code. NaN
+    gets the code of a zero.
     """
     sizes = np.abs(values)
     codes = np.zeros(values.shape, np.uint8)
@@ -27,17 +27,17 @@ def rounded(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def reordered(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns blocks of 32 codes in the order in which the engine stores them: byte i has those of
-    columns i and i + 16, in its lower and its upper half.
+    """Reorders blocks of 32 codes to the order in which the engine stores them: byte i has the code
+    of column i in its lower half, and that of column i + 16 in its upper half.
 
     Args:
-        pairs: uint8 [blocks, 16], as folders of Hugging Face have them: byte i has the codes of
-            columns 2 i and 2 i + 1. With any strides.
+        pairs: uint8 [blocks, 16], with any strides. Byte i has the codes of columns 2 i and
+            2 i + 1, as in Hugging Face's files.
 
     Returns:
         uint8 [blocks, 16].
     """
-    # A byte's halves become two bytes: columns lie in their order, a byte each.
+    # Splits each byte into two, so that each column's code is a byte, in the order of columns.
     halves = pairs.astype("<u2")
     halves |= halves << 4
     halves &= 0x0F0F

@@ -1,4 +1,4 @@
-"""GGUF's formats of blocks of integers with scales. The package `gguf` knows their layout."""
+"""GGUF's formats: blocks of integers with scales. The package `gguf` converts them to FP32."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from ..base.extras import library
 from .base import Format
 
-# The number of values that are dequantised at a time, so that their FP32 copy stays small.
+# How many values are dequantised at a time, so that their FP32 copy stays small.
 _CHUNK = 1 << 20
 
 
 class Ggml(Format):
-    """One of the quantised formats."""
+    """One of GGUF's quantised formats."""
 
     word = np.dtype(np.uint8)
 
@@ -43,14 +43,13 @@ class Ggml(Format):
         return np.asarray(values, np.float32).reshape(*words.shape[:-1], -1)
 
     def values(self, words: NDArray[Any]) -> NDArray[Any]:
-        """Returns the numbers in BF16. Every other format is made from these."""
+        """Returns the numbers in BF16. Conversions to other formats start from these."""
         flat = np.ascontiguousarray(words).reshape(-1)
         values = np.empty(flat.size // self.words * self.block, ml_dtypes.bfloat16)
         at_once = _CHUNK // self.block
         for first in range(0, flat.size // self.words, at_once):
             some = flat[first * self.words : (first + at_once) * self.words]
-            # A number that is too large for BF16 becomes an infinity. The reader of the values
-            # checks them.
+            # A number that is too large for BF16 becomes infinite. The caller must check for that.
             with np.errstate(all="ignore"):
                 start = first * self.block
                 dequantised = self.to_float32(some)
@@ -60,4 +59,4 @@ class Ggml(Format):
 
 _EXPANDED = ("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 EXPANDED = tuple(map(Ggml, (*_EXPANDED, "IQ4_NL", "IQ4_XS")))
-"""Those that no executor multiplies as they are stored."""
+"""The formats that no executor multiplies as they are stored: they are converted to 16 bits."""

@@ -1,8 +1,8 @@
-"""NVFP4: floats of 4 bits (e2m1.py) with a scale in e4m3 for 16 columns, and a factor in FP32 for
-all of them: weight = number * (scale * factor).
+"""NVFP4: floats of 4 bits (e2m1.py). Each 16 columns have a scale in e4m3, and the whole matrix has
+a factor in FP32: weight = number * (scale * factor).
 
-Files have one factor for a matrix. The engine repeats it for each group of columns, so that some
-rows, or some lanes of them, can be read alone. A group is stored as
+The engine repeats the factor for each group of columns, so that some rows, or some lanes of them,
+can be read alone. A group is stored as
 
     factor in FP32 | a scale, a byte, for each 16 columns | numbers, in the order of e2m1.py
 """
@@ -21,14 +21,14 @@ from .groups import scales_of
 SCALED = 16
 """The columns that share a scale."""
 _FACTOR_BYTES = 4
-# The largest number, and the smallest scale above 0.
+# The largest e2m1 number, and the smallest e4m3 scale above 0.
 _LARGEST, _SMALLEST = 6.0, 2.0**-9
-# The number of values that are converted at a time, so that copies of them stay small.
+# How many values are converted at a time, so that copies of them stay small.
 _CHUNK = 1 << 20
 
 
 class Nvfp4(Format):
-    """The format with groups of so many columns."""
+    """NVFP4 whose factor is repeated for each group of `columns` columns."""
 
     word = np.dtype(np.uint8)
     is_on_host = True
@@ -49,7 +49,7 @@ class Nvfp4(Format):
         return values.reshape(*words.shape[:-1], -1)
 
     def from_values(self, values: NDArray[Any]) -> NDArray[Any]:
-        """See Format. A group's factor makes its largest scale the largest number of e4m3."""
+        """See Format. A group's factor makes its largest scale e4m3's largest number."""
         groups = np.ascontiguousarray(values, np.float32).reshape(-1, self.block // SCALED, SCALED)
         most = np.abs(groups).max(axis=2)
         factors = scales_of(most.max(axis=1), _LARGEST * MOST)
@@ -67,12 +67,12 @@ class Nvfp4(Format):
         scales: NDArray[np.uint8],
         factor: np.float32,
     ) -> NDArray[np.uint8]:
-        """Returns the words of rows of a folder of Hugging Face.
+        """Converts rows from the layout of Hugging Face's files to words.
 
         Args:
-            pairs: [rows, columns / 2]: byte i has columns 2 i and 2 i + 1.
-            scales: [rows, columns / 16] bytes of e4m3.
-            factor: That of the matrix.
+            pairs: The numbers, [rows, columns / 2]: byte i has columns 2 i and 2 i + 1.
+            scales: The scales, [rows, columns / 16] bytes of e4m3.
+            factor: The matrix's factor.
         """
         of_groups = scales.reshape(-1, self.block // SCALED)
         words = self._joined(pairs.reshape(-1, 16), of_groups, factor)
@@ -84,7 +84,9 @@ class Nvfp4(Format):
         scales: NDArray[np.uint8],
         factors: NDArray[np.float32] | np.float32,
     ) -> NDArray[np.uint8]:
-        """Returns the words of groups, from 32 columns of pairs in each row."""
+        """Returns the words of groups. Each row of `pairs` has 32 columns, and each row of `scales`
+        those of a group.
+        """
         num = len(scales)
         words = np.empty((num, self.words), np.uint8)
         of_factors = np.broadcast_to(np.asarray(factors, np.float32), num).reshape(num, 1)
@@ -116,4 +118,4 @@ class Nvfp4(Format):
 
 
 NVFP4 = tuple(map(Nvfp4, (128, 32)))
-"""The formats, that with the fewest factors first."""
+"""NVFP4 with groups of 128 and of 32 columns. The first has the fewest copies of the factor."""

@@ -1,5 +1,5 @@
-"""GGUF's K formats with blocks of 64 columns. Lanes that end within a block of 256 are given in
-these: a quarter has the FP16 numbers of its block, so nothing is rounded.
+"""GGUF's K formats cut into blocks of 64 columns, for matrices whose lanes end within a block of
+256. Each quarter repeats the FP16 numbers of its block, so nothing is rounded.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ _BLOCK, _SCALED = 64, 32
 
 
 class Quarters(Format):
-    """The quarters of a format's blocks. A block's words are the FP16 numbers, the scales, the
-    minimums if there are any, and the integers, each of a byte.
+    """The quarters of a K format's blocks. The words of a quarter are the FP16 numbers, the scales,
+    the minimums if the format has them, and the integers. Each but the FP16 numbers is a byte.
     """
 
     word = np.dtype(np.uint8)
@@ -33,11 +33,11 @@ class Quarters(Format):
         self.words = self._halves + self._scales + self._minimums + _BLOCK
 
     def bytes_of(self, num_values: int) -> int:
-        """Returns the bytes of so many values in the file."""
+        """Returns the bytes that `num_values` values take in the file."""
         return num_values * self._whole.words // self._whole.block
 
     def from_stored(self, stored: Stored) -> Stored:
-        """See Format. Only the format whose quarters these are is turned into them."""
+        """See Format. Unpacks the K format without rounding. Converts others as usual."""
         if stored.format is not self._whole:
             return super().from_stored(stored)
         blocks = np.ascontiguousarray(stored.words).reshape(-1, self._whole.words)
@@ -54,7 +54,7 @@ class Quarters(Format):
         halves, scales, minimums, integers = np.split(blocks, ends, axis=1)
         factors = np.ascontiguousarray(halves).view(np.float16).astype(np.float32)
         signed = np.ascontiguousarray(scales).view(self._whole.scale_dtype)
-        # These products are exact.
+        # The product of an FP16 number and a scale is exact in FP32.
         by = (factors[:, :1] * signed.astype(np.float32)).repeat(self._whole.scaled, axis=1)
         values = (integers.astype(np.float32) - self._whole.zero) * by
         if self._minimums:

@@ -1,4 +1,4 @@
-"""All formats. engine/README.md says what a new one needs."""
+"""The table of all formats. engine/README.md says what a new one needs."""
 
 from .base import Format, Plain
 from .bfloat16 import BFLOAT16
@@ -42,21 +42,22 @@ _ALL: tuple[Format, ...] = (
 )
 
 IN_FILES = {each.in_files: each for each in _ALL}
-"""By what files call them."""
+"""Format.in_files, the name in files -> format."""
 OF_GGUF = {name: each for name, each in IN_FILES.items() if isinstance(each, Plain | Ggml)}
-"""Those of tensors in GGUF files."""
+"""The formats that tensors in GGUF files may have, by their names in files."""
 MULTIPLIED = {each.name: each for each in _ALL if each.tile_bytes}
-"""Those that all executors multiply as they are stored, by name."""
+"""Name -> format, for the formats that all executors multiply as they are stored."""
 ON_HOST = {each.name: each for each in _ALL if each.is_on_host}
-"""Those of blocks that the host executor multiplies as they are stored, by name. The monokernel
-turns those that are not in MULTIPLIED into a dtype."""
+"""Name -> format, for the formats of blocks that the host executor multiplies as they are stored.
+For the monokernel those that are not in MULTIPLIED are converted to a dtype."""
 ROUNDED: dict[str, tuple[Format, ...]] = {
     "fp8": E4M3,
     "int8": INT8,
     "int4": INT4,
     "mxfp4": (MXFP4,),
 }
-"""Those to which weights of 16 or 32 bits are rounded when an engine is asked for it, by what it
-calls them, that with the fewest scales first."""
+"""Value of Engine's argument `weights` -> the formats to which weights of 16 or 32 bits are then
+rounded. The format with the fewest scales comes first."""
 DTYPES: dict[str, Plain] = {each.name: each for each in (BFLOAT16, FLOAT16)}
-"""Those that a model's matrices may be turned into, by name; the usual one first."""
+"""Name -> format, for the dtypes to which a model's matrices may be converted; the usual one first.
+"""

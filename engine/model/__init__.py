@@ -1,1 +1,3 @@
-"""The model as all rooms of the engine see it: configuration, ops, and the executor's interface."""
+"""What all other packages of the engine use of a model: its configuration, its ops, and the
+interface of executors.
+"""

@@ -5,8 +5,8 @@ from .program import Program
 
 
 def kv_bytes(config: ModelConfig, position: int, item_bytes: int) -> int:
-    """Returns the bytes of keys and values that the token at a position reads, its own included.
-    Positions count from 0.
+    """Returns the bytes of keys and values that the token at a position reads, including its own
+    key and value. Positions count from 0.
     """
     seen = 0
     for layer in range(config.num_layers):

@@ -21,10 +21,10 @@ LM_HEADS = ("replicate", "vocab_parallel")
 MESSAGE_DTYPES = ("bfloat16", "float32")
 _BIAS_NAMES = frozenset(name for names in BIASES.values() for name in names)
 MAX_LANES: int = lib.kKcclEngineMaxLanes
-# The most layers, far above any dense model. A damaged file may hold any number, and loops run over
-# the layers.
+# The most layers, far above those of any model. A damaged file may name any number, and loops over
+# so many layers would not end.
 _MAX_LAYERS = 4096
-# The most experts of all layers together, for the same reason.
+# The most experts of all layers together, because loops run over these, too.
 _MAX_EXPERTS = 1 << 17
 _MAX_SIZE = 2**31 - 1
 
@@ -35,43 +35,46 @@ class ModelConfig:
 
     Attributes:
         family: One of FAMILIES.
-        num_layers, num_lanes: The number of layers and of lanes. It does not depend on the number
-            of ranks.
-        hidden, ffn: Width of the residual, and of the feed-forward block over all lanes; with
-            experts, of one of them.
-        num_heads, num_kv_heads, head_dim: Query heads and KV heads over all lanes; elements each.
+        num_layers, num_lanes: The number of layers and of lanes. Neither depends on the number of
+            ranks.
+        hidden: The width of the residual.
+        ffn: The width of a feed-forward block over all lanes. An expert is one such block.
+        num_heads, num_kv_heads: The number of query heads, and of KV heads, over all lanes.
+        head_dim: The elements of a head.
         vocab_size: Rows of the embedding.
         context: The most positions that a sequence should have, as the model's file says. See
             longest_context.
         norm_eps: Added to the mean square in RMSNorm.
         rope: The rotary position embedding.
-        window: The keys that a query sees in layers with a window, its own included; 0: no layer
-            has a window.
-        window_layers: The layers that have the window: the first so many, or their numbers in
-            ascending order. Numbers that are those of the first layers become their count.
+        window: How many keys a query sees in layers with a window, its own key included. 0: no
+            layer has a window.
+        window_layers: The layers that have the window. An integer n: the first n layers. A tuple:
+            the layers' numbers in ascending order. A tuple (0, ..., n - 1) becomes n.
         biases: The kinds of ops whose products have biases, in the order of BIASES.
         is_tied: Whether the head is the embedding.
         has_qk_norm: Whether queries and keys pass an RMSNorm over head_dim before RoPE (Qwen3).
         has_sinks: Whether each head has an attention sink: a learned logit that joins the softmax
             and has no value (gpt-oss).
         experts: The experts of each layer; None: each layer has one feed-forward block.
-        swiglu_limit: 0: the feed-forward block computes silu(gate) * up. Otherwise gpt-oss's rule:
-            gate at most this, up within plus and minus this, and (up + 1) * gate *
-            sigmoid(1.702 * gate).
+        swiglu_limit: If 0, the feed-forward block computes silu(gate) * up. Otherwise it follows
+            gpt-oss: it clamps gate to at most this limit and up to +-limit, and computes
+            (up + 1) * gate * sigmoid(1.702 * gate).
         attention_scale: Multiplies the products of queries and keys; 0: head_dim ** -0.5.
-        delay: The layers until a lane's message is added at the other lanes. 0: all lanes share one
+        delay: After how many layers the other lanes add a lane's message. 0: all lanes share one
             residual, and add up their outputs in lane order after each module, as in ordinary
             models.
-        early_comm: The first `delay` layers sum over all lanes at once. Otherwise they scale each
-            lane's own output by sqrt(num_lanes).
-        early_messages: The first `delay` layers send messages, which land `delay` layers later.
-        attention_comm, mlp_comm: Attention blocks, and feed-forward blocks, send messages.
+        early_comm: Whether the first `delay` layers sum over all lanes at once. Otherwise they
+            scale each lane's own output by sqrt(num_lanes).
+        early_messages: Whether the first `delay` layers send messages. The other lanes add these
+            `delay` layers later.
+        attention_comm, mlp_comm: Whether attention, and feed-forward blocks, send messages.
         lm_head: "replicate", or "vocab_parallel": lane l makes the logits of the l-th part of the
             vocabulary from its own residual, and nothing is averaged.
         message_dtype: The type to which a lane's message is rounded before the others add it.
 
     Args:
-        names: What the model's file calls these fields, for messages; None: as above.
+        names: Maps these fields to their names in the model's file, for messages of errors; None:
+            the names above.
 
     Raises:
         InvalidArgument: A field is wrong; the text names it.
@@ -149,7 +152,7 @@ class ModelConfig:
         if self.swiglu_limit != 0:
             check_positive(called["swiglu_limit"], self.swiglu_limit)
         self._check_together(called)
-        # This raises if a scaling does not fit the head.
+        # Raises InvalidArgument if the RoPE scaling does not fit head_dim.
         self.rope.frequencies(self.head_dim)
 
     def _check_window_layers(self, called: str) -> None:
@@ -249,7 +252,7 @@ class ModelConfig:
         """Returns the shapes of one layer's tensors by their names within the layer, as in "wq" or
         "experts.5.w1".
 
-        Matrices but the router are cut into lanes, lane first: [lanes, rows, columns].
+        Matrices are divided among lanes: [lanes, rows, columns]. The router is not.
         """
         lanes = self.num_lanes
         heads, kv_heads = (n // lanes * self.head_dim for n in (self.num_heads, self.num_kv_heads))
@@ -280,8 +283,8 @@ class ModelConfig:
             matrices = (name for name in kind.tensors(self) if not is_vector(name))
             for name, matrix in zip(kind.bias_tensors(self), matrices, strict=True):
                 *of_lane, _ = shapes[matrix]
-                # The bias of an output that is summed over all lanes is added once, so it is not
-                # cut.
+                # The output of an op that ends a module is summed over the lanes. Its bias is added
+                # once to this sum, so it is not divided among lanes.
                 shapes[name] = (self.hidden,) if kind.ends_module else tuple(of_lane)
         return shapes
 
@@ -310,12 +313,13 @@ def is_vector(name: str) -> bool:
 
 
 def lanes_for(num_heads: int, num_kv_heads: int, ffn: int, block: int = 1) -> int:
-    """Returns the number of lanes of an ordinary model: the largest one, up to 8, that divides its
-    heads and its ffn.
+    """Returns the number of lanes of an ordinary model: the largest number up to MAX_LANES that
+    divides num_heads, num_kv_heads and ffn.
 
     Args:
         num_heads, num_kv_heads, ffn: As in ModelConfig.
-        block: The columns that share a scale. Each lane of ffn has whole blocks, if ffn has.
+        block: The columns that share a scale. If it divides ffn, each lane's share of ffn is a
+            whole number of blocks.
     """
     if ffn % block == 0:
         ffn //= block

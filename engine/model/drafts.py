@@ -1,4 +1,4 @@
-"""Guesses of an answer's next tokens, several of which one pass checks."""
+"""Settings of drafts: guesses of an answer's next tokens, which one pass of the model checks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,35 +10,35 @@ from ..base.core import lib
 from ..base.scalars import as_integer
 
 MOST_DRAFTS: int = lib.kKcclEngineMaxDrafts
-"""Most drafts of a pass."""
+"""The most drafts that a pass checks."""
 
 Drafter: TypeAlias = Callable[[list[int], int], Sequence[int]]
-"""Proposes what follows on a text. It is called with all ids so far, prompt and answer, and with
-the most ids that it may return, from 1 to MOST_DRAFTS. It may return fewer, or an empty sequence.
-An id that turns out wrong costs time, and changes no token."""
+"""A function that proposes the next ids of a text. Its arguments are all ids so far, of prompt and
+answer, and the most ids that it may return, from 1 to MOST_DRAFTS. It may return fewer, or none. A
+wrong id costs time, and changes no token."""
 
 
 @dataclass(frozen=True)
 class Drafts:
     """How drafts are made.
 
-    A pass runs the last token and some drafts behind it, and reads the weights once. A draft
-    becomes a token if it equals the token that is chosen for its place, whose logits, noise and
-    history are those that it would have without drafts. So an answer has the same tokens, the same
-    log-probabilities and the same end, with every field of SamplingParams, a grammar too.
+    A pass runs the last token and some drafts behind it, and reads the weights once. Then it
+    chooses a token for each draft's place, from the logits, noise and history that this token would
+    have without drafts. A draft is accepted if it equals this token. So drafts change neither the
+    tokens of an answer nor their log-probabilities nor its end, whatever SamplingParams are.
 
     Attributes:
         most: The most drafts of a pass; 0: none.
-        adapts: Whether a pass takes 7 drafts (at most `most`), 3, 1 or none, by the share of the
-            last drafts that were accepted: seven in eight, two in three, half, or fewer. Times
-            play no part, so equal requests take equal passes. If no draft is ever right, 20 of an
-            answer's first 260 passes try one.
-        drafter: Makes the drafts; None: they are what followed on the same ids earlier in the text.
-            In a job of several processes rank 0's is called. A thread of the executor calls it
-            between two passes, and all ranks wait meanwhile: it must return within KCCL_TIMEOUT,
-            and Ctrl-C waits for it. It cannot close its engine. If it raises, so does the request;
-            other processes' requests then raise EndedElsewhere. No garbage collection begins by
-            itself while it runs.
+        adapts: Whether the number of drafts depends on the share of the last drafts that were
+            accepted. From 7/8 on a pass has 7 drafts, from 2/3 on 3, from 1/2 on 1, else none; at
+            most `most`. Times play no part, so equal requests take equal passes. If no draft is
+            ever right, 20 of an answer's first 260 passes try one.
+        drafter: The function that makes the drafts. None: drafts are copied from where the same ids
+            stood earlier in the text. In a job of several processes only rank 0's is called. A
+            thread of the executor calls it between two passes. All ranks wait meanwhile, and so
+            does Ctrl-C. It must return within KCCL_TIMEOUT. It cannot close its engine. If it
+            raises, the request raises the same error, and other processes' requests raise
+            EndedElsewhere. No automatic garbage collection begins while it runs.
 
     Raises:
         InvalidArgument: `most` is out of range, `adapts` is no bool, or `drafter` is no function.
@@ -62,20 +62,22 @@ class Drafts:
 
     @property
     def of_all_ranks(self) -> tuple[int, bool, bool]:
-        """Returns what must be the same on all ranks, whose drafters are different objects."""
+        """Returns what must be equal on all ranks. Of the drafter this is only whether there is
+        one, because each rank has a different object.
+        """
         return self.most, self.adapts, self.drafter is not None
 
 
 OFF = Drafts(0)
-"""No drafts."""
+"""Makes no drafts."""
 
 
 def drafts_of(given: "Drafts | str | int") -> Drafts:
-    """Returns how drafts are made: "off", "auto" (Drafts.adapts), the most drafts of a pass, or
-    Drafts.
+    """Converts an argument `drafts` to Drafts. It is "off", "auto" (which sets Drafts.adapts), the
+    most drafts of a pass, or Drafts already.
 
     Raises:
-        InvalidArgument: It is none of these.
+        InvalidArgument: The argument is none of these.
     """
     if isinstance(given, Drafts):
         return given

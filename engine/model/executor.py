@@ -1,4 +1,4 @@
-"""The interface of an executor: one rank, as the engine sees it."""
+"""The interface by which the engine uses an executor, which is one rank."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ class Token(NamedTuple):
         id: The token.
         logprob: Its log-probability; NaN unless asked for.
         end: "" while the request goes on; "stop", "max_tokens" or "context" at its last token.
-        time_s: The time at which it was chosen, by time.monotonic(). An answer's reader gets shares
-            of a pass's time instead, if the pass chose several tokens.
+        time_s: The time at which it was chosen, by time.monotonic(). If a pass chooses several
+            tokens, executors/shares.py then spreads the pass's time over them.
         alternatives: The likeliest tokens and their log-probabilities, as many as were asked for.
-        pass_number: The number of the request's pass from whose logits it was chosen. Only an
-            executor that takes drafts counts them.
+        pass_number: The number, within the request, of the pass that chose it. Always 0 if the
+            executor takes no drafts.
         num_drafts: The drafts that this pass checked.
         is_draft: Whether the token was one of them.
     """
@@ -45,7 +45,7 @@ class Token(NamedTuple):
 
 @dataclass
 class Drafted:
-    """The drafts of an answer, as far as it has come.
+    """Counts the drafts of an answer's tokens so far.
 
     Attributes:
         proposed: The number of drafts that its passes checked.
@@ -57,8 +57,8 @@ class Drafted:
     _pass: int = field(default=-1, repr=False, compare=False)
 
     def count(self, token: Token) -> None:
-        """Counts the drafts that came with the next token."""
-        # All tokens of a pass have the number of its drafts.
+        """Adds the drafts of the answer's next token."""
+        # All tokens of a pass have the same num_drafts, so only the first one of a pass adds it.
         if token.pass_number != self._pass:
             self._pass = token.pass_number
             self.proposed += token.num_drafts
@@ -70,9 +70,9 @@ class Place(NamedTuple):
 
     Attributes:
         slot: The request's slot.
-        source: The slot that has the first num_cached positions. If it is another slot, they are
-            copied.
-        num_cached: The number of positions that need not run.
+        source: The slot that has the first num_cached positions. If it is not `slot`, the executor
+            copies them to `slot`.
+        num_cached: How many first positions of the prompt need not run, because the cache has them.
     """
 
     slot: int = 0
@@ -81,7 +81,7 @@ class Place(NamedTuple):
 
 
 BEGINNING = Place()
-"""The place of a request of which the cache has nothing."""
+"""The place of a request in slot 0 that has no cached positions."""
 
 
 class EndedElsewhere(kccl.Error):
@@ -92,7 +92,9 @@ class EndedElsewhere(kccl.Error):
 
 
 def bad_logits(dtype: str) -> kccl.Error:
-    """Returns the error for logits that are not finite. The weights have a dtype that it names."""
+    """Returns the error for logits that are not finite. `dtype` is that of the weights: for float16
+    the error says that bfloat16 may help.
+    """
     text = "the model's logits are NaN, or none is finite"
     if dtype == "float16":
         text += (
@@ -110,15 +112,15 @@ def finite(logits: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
 
 
 class Executor(Protocol):
-    """One rank's weights and KV cache, with the calls that run requests. All ranks make the same
-    calls.
+    """One rank's weights and KV cache, with the methods that run requests. All ranks' methods must
+    be called in the same order.
 
     Attributes:
         program: The model's program.
-        context: Positions that the KV cache has room for.
+        context: The positions that a slot of the KV cache has room for.
         num_slots: The sequences that the KV cache keeps. A request uses one of these slots.
-        rotations: The cosines and sines of RoPE. The caller sets a request's length there before
-            start().
+        rotations: The cosines and sines of RoPE. The caller must call rotations.choose() with a
+            request's length before start().
         nbytes: The bytes of this rank's packed weights.
         kv_item_bytes: The bytes of an element of the KV cache.
         device: The name of the rank's GPU; "" on a CPU.
@@ -137,17 +139,18 @@ class Executor(Protocol):
     drafts: Drafts
 
     def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
-        """Compiles and loads all that start() needs for such a request. All ranks of a process call
-        it before the first of them starts, because a GPU may load no kernel while another one runs.
+        """Compiles and loads the kernels that start() needs for a request with these arguments. All
+        ranks of a process must call it before the first of them calls start(), because a GPU may
+        load no kernel while another one runs.
 
         Args:
             params: How tokens are chosen.
-            overlaps: Whether computing, copying and exchanging happen at the same time. If not,
+            overlaps: Whether computing, copying and exchanging happen at the same time. If False,
                 each op waits for the exchange before it, and weights are copied when they are
-                needed. The bits are the same, and it is slower. Only devices have this.
+                needed. That is slower and has the same bits. Only devices support False.
 
         Raises:
-            InvalidArgument: The executor cannot do that.
+            InvalidArgument: The executor does not support these arguments.
         """
 
     def start(
@@ -158,12 +161,13 @@ class Executor(Protocol):
         place: Place = BEGINNING,
         overlaps: bool = True,
     ) -> None:
-        """Begins to generate tokens after `ids`. The other arguments are those of prepare().
+        """Begins to generate tokens after `ids`, and returns at once. prepare() must have been
+        called with the same `params` and `overlaps`.
 
         Args:
             ids: The prompt.
             params: How tokens are chosen.
-            place: Which slot the request has, and what is in the cache.
+            place: The request's slot, and the positions that the cache already has.
             overlaps: As in prepare().
         """
 
@@ -177,26 +181,28 @@ class Executor(Protocol):
 
     def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
         """Sets which ids may be chosen for a position. A request with a grammar waits for this mask
-        before it chooses each token. Its caller posts the mask of the first position behind the
-        prompt after start(). It posts each further mask when tokens() has given the token before,
-        unless that token ends the request. All ranks get the same masks; a rank that chooses
-        nothing may ignore them. Any thread may call. Nothing happens if the request has ended.
+        before it chooses each token. After start(), the caller must post the mask of the first
+        position behind the prompt. After each token that tokens() gives, unless it ends the
+        request, the caller must post the next position's mask. All ranks must get the same masks; a
+        rank that chooses no tokens may ignore them. Any thread may call. Does nothing if the
+        request has ended.
 
-        Ids that may not be chosen count as if their logits were minus infinity, before everything
-        else that SamplingParams names. Log-probabilities stay those of all logits.
+        The mask is applied first, before anything else of SamplingParams: the logits of ids that
+        may not be chosen become minus infinity. Log-probabilities are those of the unmasked logits.
 
-        cancel(), end() and close() end the wait, and so does the time limit of ranks' waits.
+        cancel(), end() and close() end the executor's wait for a mask, and so does KCCL_TIMEOUT.
 
         Args:
             position: The place in the sequence that the token will have, from 0.
             words: uint32 [(vocab_size + 31) // 32]. Id i may be chosen if bit i % 32 of word
-                i // 32 is set; at least one may. Read before the call returns.
+                i // 32 is set. At least one bit must be set. The caller may change the array when
+                the call has returned.
         """
 
     def cancel(self) -> None:
-        """Asks the running request to end at the next token; on the host, within a few positions of
-        a prompt. Does nothing if it makes no tokens. Any thread may call. tokens() then raises
-        EndedElsewhere.
+        """Asks the running request to end, and does not wait. It ends at the next token; on the
+        host also within a few positions of the prompt. Its tokens() then raises EndedElsewhere. A
+        request that makes no tokens goes on. Any thread may call.
         """
 
     def end(self) -> None:
@@ -214,35 +220,40 @@ class Executor(Protocol):
         writes_shared: bool,
         place: Place = BEGINNING,
     ) -> None:
-        """Begins to write logits to `out`, after each id that the cache does not have: float32
-        [those ids, vocab_size].
+        """Begins to write to `out` the logits behind each id that the cache does not have: float32
+        [number of these ids, vocab_size]. wait() waits for the end.
 
-        An executor may refuse logits that are not finite, in wait().
+        wait() may raise kccl.Error for logits that are not finite.
 
         Args:
             ids: The tokens.
             out: The array that gets the logits.
-            writes_shared: Whether this rank writes the parts that are the same on all ranks. Where
-                ranks share one array, one of them does.
+            writes_shared: Whether this rank writes the parts that are the same on all ranks. If
+                ranks share one array, it must be True for exactly one of them.
             place: As in start().
         """
 
     def start_trace(
         self, ids: Sequence[int], op: Op, out: NDArray[np.float32], *, writes_shared: bool
     ) -> None:
-        """Begins to write this rank's part of an op's output to out, float32 [lanes or residuals,
-        len(ids), values]. writes_shared as in start_scoring().
+        """Begins to run `ids`, and to write this rank's part of an op's output to `out`: float32
+        [lanes or residuals, len(ids), values]. writes_shared is as in start_scoring(). wait() waits
+        for the end.
         """
 
     def as_reference(self, op: Op, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Returns an op's output with its elements in the reference's order."""
+        """Returns an op's output, as start_trace() wrote it, with its elements in the reference's
+        order.
+        """
 
     def start_streaming(self, turns: int) -> None:
-        """Begins to read all weights `turns` times, and to do nothing else."""
+        """Begins to read all weights `turns` times, and to do nothing else. Benchmarks measure the
+        bandwidth so. wait() returns the time.
+        """
 
     def use(self, variant: Variant) -> None:
-        """Makes the requests from now on run another decode kernel, and compiles it. Its tokens and
-        what it adds to the cache may be wrong.
+        """Compiles another decode kernel, which all later requests run. A variant may leave work
+        out, so its tokens, and what it adds to the cache, may be wrong.
 
         Raises:
             InvalidArgument: The executor has no kernel.
@@ -251,14 +262,19 @@ class Executor(Protocol):
     def start_timeline(
         self, ids: Sequence[int], place: Place, token_steps: int, out: list[Stamps]
     ) -> None:
-        """Begins to generate `token_steps` tokens, and appends what the rank's blocks did in each.
+        """Begins to generate `token_steps` tokens after `ids`. When they are made, appends the
+        Stamps of the rank's blocks to `out`.
 
         Raises:
             InvalidArgument: The kernel in use does not trace.
         """
 
     def wait(self) -> float:
-        """Waits for the end of a request without tokens; returns the seconds that it took."""
+        """Waits for the end of what another start_ method than start() began. Returns the seconds
+        that it took.
+        """
 
     def close(self) -> None:
-        """Ends a request as end() does, then frees what the rank has. May be called again."""
+        """Ends the running request as end() does, then frees the rank's memory and threads. May be
+        called again.
+        """

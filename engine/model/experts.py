@@ -1,4 +1,4 @@
-"""The rule of a mixture of experts: which feed-forward blocks of a layer a position passes."""
+"""The rule of a mixture of experts: which experts of a layer a position uses, and their weights."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from kccl import InvalidArgument
 from ..base.core import lib
 
 SWISH = 1.702
-"""What gpt-oss multiplies the gate by within the sigmoid."""
+"""The factor in gpt-oss's sigmoid(SWISH * gate)."""
 MOST_EXPERTS: int = lib.kKcclEngineMaxExperts
 MOST_CHOSEN: int = lib.kKcclEngineMaxChosen
 
@@ -20,15 +20,15 @@ MOST_CHOSEN: int = lib.kKcclEngineMaxChosen
 class Experts:
     """The experts of each layer.
 
-    A router gives each expert a logit. A position passes the experts with the largest logits; of
-    equal logits the one with the lower id is chosen. Their outputs are added up in the order of
-    their ids, each times its weight.
+    A router gives each expert a logit. A position uses the experts with the largest logits. Of two
+    experts with equal logits, the one with the lower id comes first. Each chosen expert's output is
+    multiplied by its weight, and these products are added up in the order of the experts' ids.
 
     Attributes:
         num: The experts of a layer.
-        chosen: The experts that a position passes.
-        is_normalised: Whether the weights of the chosen experts are the softmax over their logits.
-            Otherwise they are those of the softmax over all experts, and add up to less than 1.
+        chosen: How many experts a position uses.
+        is_normalised: If True, the weights are the softmax over the chosen experts' logits. If
+            False, they are the softmax over all experts' logits, so they add up to less than 1.
 
     Raises:
         InvalidArgument: A field is out of range.

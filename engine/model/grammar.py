@@ -1,7 +1,7 @@
 """Describes what an answer must look like: a JSON schema, a regular expression, a grammar or a
 choice.
 
-A Grammar is data. llguidance checks it, and text/matcher.py follows it token by token.
+A Grammar only describes. llguidance checks it, and text/matcher.py applies it token by token.
 """
 
 import json
@@ -14,10 +14,10 @@ from kccl import InvalidArgument
 
 from ..base.extras import library
 
-# The most white space between the parts of a JSON text. Without a bound a model might write nothing
-# else.
+# Bounds the white space between the parts of a JSON text. Without a bound a model might write white
+# space for ever.
 JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,24}| )"}
-# For each kind, the argument that errors name, and what it must be.
+# Kind -> (the name of the argument in messages of errors, what it must be).
 _KINDS = {
     "json": ("schema", "a JSON schema"),
     "regex": ("pattern", "a regular expression"),

@@ -1,4 +1,4 @@
-"""The table of ops: all that the engine knows of each kind of op, whatever executor runs it.
+"""The table of ops: everything about each kind of op that does not depend on the executor.
 
 The program (program.py) is made from it. The reference, both executors, their packers, diff.py and
 the benchmarks read it. The monokernel is compiled with a table that is generated from it
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class Vector(Enum):
-    """The vectors that go from op to op. Each has one value per row for each lane, residual or part
-    of the head.
+    """Kinds of vectors that ops give and take. At one position there is one vector of a kind for
+    each lane, residual or part of the head (Program._num_vectors()).
     """
 
     RESIDUAL = "residual"
@@ -26,10 +26,10 @@ class Vector(Enum):
     ROUTED = "routed"
     """The router's logit of each expert."""
     ACTS = "acts"
-    """A lane's features between the two products of the feed-forward block; with experts, those of
-    each chosen expert."""
+    """A lane's activations between the two products of the feed-forward block. With experts: those
+    of all chosen experts."""
     NORMED = "normed"
-    """What the head multiplies."""
+    """The output of the last norm, which the head multiplies."""
     LOGITS = "logits"
 
 
@@ -37,13 +37,14 @@ class Rows(Enum):
     """How packers make one product from an op's matrices."""
 
     ONE = "one"
-    """There is one matrix."""
+    """The op has one matrix, which is the product."""
     HEADS = "heads"
-    """They lie below each other, head by head. In all but the last one, RoPE turns pairs of rows,
-    which are put side by side.
+    """The matrices are stacked, each head by head. In all but the last matrix, RoPE rotates pairs
+    of rows. The rows of a pair become neighbours.
     """
     IN_TURN = "in turn"
-    """Equally many rows of each follow each other, as often as there are any."""
+    """The matrices' rows alternate: some rows of the first matrix, as many of the second, and so
+    on, until no rows are left."""
 
 
 class Mlp(Enum):
@@ -51,7 +52,7 @@ class Mlp(Enum):
 
     DENSE = "dense"
     EXPERTS = "experts"
-    """A mixture of experts, from which each position takes some: experts.py."""
+    """A mixture of experts, of which each position uses some: experts.py."""
 
 
 class Place(Enum):
@@ -76,9 +77,9 @@ class Limit:
     cosine: float
 
 
-# These things change an op's output: sums in another order, by 1e-6; keys and values in F16, by
-# 2**-12; messages in BF16 that round the other way, by 2**-8 of an element; and vectors that lose
-# the lowest bits of FP32.
+# Executors may differ from the reference for four reasons. Sums in another order change an output
+# by 1e-6, and keys and values in F16 by 2**-12. A BF16 message may round the other way, which
+# changes an element by 2**-8. And vectors lose the lowest bits of FP32.
 _COMPUTED = Limit(2e-3, 1 - 2e-6)
 _COPIED = Limit(0.0, 1 - 1e-12)
 
@@ -92,21 +93,21 @@ class OpKind:
         place: Where in the program the op runs. Ops of a layer run in the order of KINDS.
         mlp: The kind of feed-forward block whose models have the op; None: all models have it.
         oracle: The name of Reference's method, without the leading underscore.
-        takes: The vector that it reads, and multiplies if it has matrices; None: the token's id.
-        gives: The vector that it makes.
+        takes: The vector that the op reads. None: it reads the token's id.
+        gives: The vector that the op makes.
         width: The number of values of the vector that it makes.
-        norm: The tensor of the RMSNorm that the vector passes before; "": none.
-        matrices: The names of its matrices, in the order of the product's rows; each expert has
-            these, if has_experts.
+        norm: The tensor of the RMSNorm that is applied to the vector it reads; "": none.
+        matrices: The names of its matrices, in the order of the product's rows. If has_experts,
+            each expert has matrices of these names.
         has_experts: Whether the matrices and biases are those of experts.
         rows: How packers make one product of the matrices.
         head_norms: The tensors of the RMSNorms of queries and keys, if the model has them.
         biases: The tensors of its biases, one for each matrix, if the model has them.
         sinks: The tensor of the attention sinks, if the model has them.
-        table: "embedding" or "head" if the op's weights are that whole matrix; "" otherwise.
-        at_once: The most row tiles whose sums a block of the monokernel holds at a time. A stage of
-            weights has no more row tiles either. 0: all row tiles of the block.
-        limit: How much an executor's output may differ from the oracle's: diff.py.
+        table: "embedding" or "head" if the op's only weights are that matrix; "" otherwise.
+        at_once: The most row tiles whose sums a block of the monokernel holds at a time, and the
+            most that a stage of weights has. 0: all row tiles of the block.
+        limit: How much an executor's output may differ from the oracle's. diff.py checks it.
     """
 
     name: str
@@ -134,12 +135,14 @@ class OpKind:
 
     @property
     def ends_module(self) -> bool:
-        """Tells whether the op adds to the residual, and so exchanges messages between lanes."""
+        """Tells whether the op is the last one of a module: it adds the module's output to the
+        residual, and exchanges messages between lanes.
+        """
         return self.place is Place.LAYER and self.gives is Vector.RESIDUAL
 
     def tensors(self, config: "ModelConfig") -> tuple[str, ...]:
-        """Returns the checkpoint's tensors without the biases, in the order in which the op reads
-        them; names within the layer.
+        """Returns the names, within the layer, of the op's tensors in the checkpoint without its
+        biases. They are in the order in which the op reads them.
         """
         names = [self.norm, *self._of_experts(self.matrices, config)]
         names += self.head_norms if config.has_qk_norm else ()
@@ -148,8 +151,8 @@ class OpKind:
         return tuple(name for name in names if name)
 
     def bias_tensors(self, config: "ModelConfig") -> tuple[str, ...]:
-        """Returns the checkpoint's tensors of the op's biases, as tensors() does; none if the model
-        has none.
+        """Returns the names, within the layer, of the op's biases in the checkpoint; () if the
+        model has none.
         """
         return self._of_experts(self.biases, config) if self.name in config.biases else ()
 
@@ -162,7 +165,7 @@ class OpKind:
 
 
 def _head_width(heads: Callable[["ModelConfig"], int]) -> Callable[["ModelConfig"], int]:
-    """Returns one lane's part of the values of so many heads over all lanes."""
+    """Makes OpKind.width of a vector of heads: the values of one lane's share of `heads` heads."""
     return lambda c: heads(c) // c.num_lanes * c.head_dim
 
 
@@ -288,20 +291,21 @@ _ALL = (
         gives=Vector.LOGITS,
         width=lambda c: c.vocab_size,
         table="head",
-        # With more row tiles at once, their sums would take room from the ring of weights.
+        # A block has many row tiles of the head. The sums of all of them would take shared memory
+        # from the ring of weights.
         at_once=8,
     ),
 )
 
 KINDS = {kind.name: kind for kind in _ALL}
-"""By name, in the program's order."""
+"""Name -> kind of op, in the program's order."""
 IN_LAYER = tuple(k for k in _ALL if k.place is Place.LAYER and k.mlp is not Mlp.EXPERTS)
-"""The ops of a layer, in models without experts: those that the monokernel knows."""
+"""The ops of a layer in models without experts, in order. The monokernel runs only these models."""
 IN_MIXTURE = tuple(k for k in _ALL if k.place is Place.LAYER and k.mlp is not Mlp.DENSE)
-"""The ops of a layer, in mixtures of experts."""
+"""The ops of a layer in mixtures of experts, in order."""
 PRODUCTS = tuple(kind.name for kind in _ALL if kind.is_product and kind.mlp is not Mlp.EXPERTS)
-"""The ops that multiply in models without experts, in the program's order. The monokernel numbers
-them so."""
+"""The products of models without experts, in the program's order. The monokernel numbers its
+products in this order."""
 BIASES = {kind.name: kind.biases for kind in _ALL if kind.biases}
 """Kinds of ops whose products may have biases -> the biases, in the order of the op's matrices."""
 MODULES = tuple(kind for kind in IN_LAYER if kind.ends_module)
@@ -315,13 +319,13 @@ def layer_of(config: "ModelConfig") -> tuple[OpKind, ...]:
 
 
 def module_of(kind: OpKind) -> int:
-    """Returns the number of the module that an op of a layer belongs to, within the layer."""
+    """Returns which module of its layer an op belongs to: ATTENTION or MLP."""
     layer = IN_LAYER if kind in IN_LAYER else IN_MIXTURE
     return sum(each.ends_module for each in layer[: layer.index(kind)])
 
 
 def products_of_module(module: int, layer: tuple[OpKind, ...] = IN_LAYER) -> tuple[str, ...]:
-    """Returns the ops of a layer's module, ATTENTION or MLP, that multiply. layer: IN_LAYER or
+    """Returns the names of the products of a module, ATTENTION or MLP. `layer` is IN_LAYER or
     IN_MIXTURE.
     """
     return tuple(kind.name for kind in layer if kind.is_product and module_of(kind) == module)

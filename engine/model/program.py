@@ -2,10 +2,11 @@
 
 A layer has two modules, attention and MLP. Module n = 2 * layer is attention and ends with the op
 "out"; module n = 2 * layer + 1 is the MLP and ends with the op "down", with experts "expert_down".
-These ops add to the residual, and only they exchange messages between lanes. How they do it is data
-in the op.
+Only these ops add to the residual and exchange messages between lanes. Fields of Op say which of
+the following rules an op follows.
 
-With o_l the output of lane l, and m_l the same rounded to `config.message_dtype`, all in FP32:
+Let x_r be residual r, o_l the module's output of lane l, and m_l the message: o_l rounded to
+`config.message_dtype`. All sums are FP32:
 
     is_blocking:  x_r = x_r + (m_0 + m_1 + ... + m_(L-1) + b)   for every residual r; b is the
                                                                  bias, if the op has one
@@ -13,8 +14,8 @@ With o_l the output of lane l, and m_l the same rounded to `config.message_dtype
                   x_l = x_l + (m_0 + ... + m_(L-1) without m_l)  if the op receives; the m are the
                                                                  messages of module `receives`
 
-Sums go from left to right. A blocking sum takes a lane's own output rounded, as the others see it,
-so that it is the same bits on every lane.
+Sums go from left to right. A blocking sum adds the rounded m_l also on lane l itself, so that it
+has the same bits on every lane.
 """
 
 from collections.abc import Mapping
@@ -33,45 +34,46 @@ from .ops import KINDS, MODULES, OpKind, Place, Vector, layer_of, module_of
 
 @dataclass(frozen=True)
 class Op:
-    """One op of the program. Its output is what an executor that stops here returns: see
-    diff.py.
-    """
+    """One op of the program. Its output is what run_until() of executors returns (diff.py)."""
 
     index: int
     kind: str
     """A name in ops.KINDS."""
     name: str
-    """The op's name, as in "layers.3.out". The four ops outside layers have their kind as name."""
+    """The op's name, as in "layers.3.out". Ops outside layers have their kind as name."""
     weights: tuple[str, ...]
     """The checkpoint's tensors, in the order in which the op reads them."""
     shape: tuple[int, int]
     """The shape of the output for one position: (lanes or residuals, values each)."""
     format: Format | None = None
-    """In which its first matrix, or its table, is given; None: it has none."""
+    """The format of its first matrix, or of its table; None: it has neither."""
     formats: tuple[Format, ...] = ()
-    """Those of all of them."""
+    """The formats of all its matrices, as matrices() returns them, or of its table."""
     layer: int = 0
     biases: tuple[str, ...] = ()
-    """Tensors too: one for each of its matrices, or none. They are added to the sum of a row, in
-    "out" and "down" to that over all lanes."""
+    """The tensors of its biases: one for each matrix, or none. A bias is added to the sums of the
+    rows; that of an op which ends a module is added to the sum over all lanes."""
     window: int = 0
-    """attend: the number of keys that a query sees, its own included; 0: all before it."""
+    """For attend: how many keys a query sees, its own key included. 0: it sees all keys so far."""
     module: int = 0
-    """out, down: 2 * layer or 2 * layer + 1. The fields below are theirs, too."""
+    """For ops that end a module: the module's number, 2 * layer or 2 * layer + 1. The fields below
+    are for these ops only, too."""
     own_scale: float = 1.0
     """1 or sqrt(lanes), rounded to float32 where it is used."""
     is_blocking: bool = False
     sends: bool = False
     """Whether a later module receives this module's messages."""
     receives: int | None = None
-    """The module whose messages land here."""
+    """The module whose messages this op adds; None: it adds none."""
 
     def matrices(self) -> tuple[str, ...]:
-        """Returns the tensors that are matrices, or the table."""
+        """Returns the tensors of its matrices, or of its table."""
         return tuple(name for name in self.weights if not is_vector(name))
 
     def products(self) -> tuple[tuple[str, ...], ...]:
-        """Returns the matrices of each product: one product for each expert, or a single one."""
+        """Returns the matrices of each of its products. With experts it has one product for each,
+        otherwise one.
+        """
         names, num = self.matrices(), len(KINDS[self.kind].matrices)
         return tuple(names[i : i + num] for i in range(0, len(names), num)) if num else (names,)
 
@@ -85,7 +87,7 @@ class Op:
         return self._tensors(KINDS[self.kind].sinks)
 
     def norms(self) -> tuple[str, ...]:
-        """Returns the tensor of the RMSNorm that the vector passes before, or none."""
+        """Returns the tensor of the RMSNorm that is applied to the vector it reads, or none."""
         return self._tensors(KINDS[self.kind].norm)
 
     def head_norms(self) -> tuple[str, ...]:
@@ -103,7 +105,8 @@ class Program:
         """
         Args:
             config: The model's configuration.
-            formats: The formats of matrices: Checkpoint.formats. Those that are left out are BF16.
+            formats: The formats of matrices, as Checkpoint.formats has them. Matrices that it does
+                not name are BF16.
         """
         self.config = config
         self._formats = {} if formats is None else formats
@@ -118,35 +121,39 @@ class Program:
 
     @property
     def num_head_parts(self) -> int:
-        """Returns the number of parts of the vocabulary. The logits of part i come from residual i.
-        If it is 1, all come from the mean of the residuals.
+        """Returns into how many parts the head divides the vocabulary. Residual i gives the logits
+        of part i. If there is one part, the mean of the residuals gives all logits.
         """
         return 1 if self.config.lm_head == "replicate" else self.num_residuals
 
     @property
     def num_in_flight(self) -> int:
-        """Returns for how many modules messages may be under way at once: module n's are added at
-        module n + this number.
+        """Returns after how many modules a message is added: module n's messages are added at the
+        end of module n + num_in_flight. So the messages of so many modules are under way at once.
         """
         return 2 * self.config.delay
 
     def lanes_of(self, rank: int, world_size: int) -> range:
-        """Returns the lanes of one rank, of so many. The lanes are spread as evenly as possible."""
+        """Returns the lanes of a rank among `world_size` ranks. They are spread as evenly as
+        possible.
+        """
         num = self.config.num_lanes
         return range(num * rank // world_size, num * (rank + 1) // world_size)
 
     def most_lanes(self, world_size: int) -> int:
-        """Returns the most lanes that any of so many ranks has."""
+        """Returns the most lanes that any of `world_size` ranks has."""
         return -(-self.config.num_lanes // world_size)
 
     def format_of(self, kind: str) -> Format:
-        """Returns the format of the matrices of a kind of op, except of ops that have their own."""
+        """Returns the format of the matrices of a kind of op. An op or a tensor may have another
+        one: Op.formats.
+        """
         return self._formats.get(kind, BFLOAT16)
 
     def streamed_bytes(self) -> int:
-        """Returns the bytes of weights that a token reads, as they are stored: all but the
-        embedding, and only the chosen ones of experts. If the embedding is tied, it is read as the
-        head. Norms and biases are in FP32.
+        """Returns the bytes of weights that a token reads, in the formats in which they are stored.
+        Of the experts only the chosen ones count. The embedding does not count, unless it is also
+        the head. Norms, biases and sinks are FP32.
         """
         shapes, vector = self.shapes, np.dtype(np.float32).itemsize
         experts, total = self.config.experts, 0
@@ -166,7 +173,9 @@ class Program:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """ModelConfig.shapes(), which has an entry for each matrix of each expert."""
+        """Returns ModelConfig.shapes(). Cached, because it has an entry for each matrix of each
+        expert.
+        """
         return self.config.shapes()
 
     @cached_property
@@ -174,21 +183,22 @@ class Program:
         return {op.name: op for op in self.ops}
 
     def reach(self, length: int, context: int) -> int:
-        """Returns the most positions, up to `context`, of a request with the same rotations as one
-        of `length`.
+        """Returns the length of the longest request, up to `context`, that has the same rotations
+        as a request of `length` positions.
         """
         return self.config.rope.reach(length, context)
 
     def rotations(
         self, length: int, start: int = 0, stop: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the cosines and sines of RoPE, times its attention factor, in a request of
-        `length` positions: float32 [stop - start, head_dim / 2] each, computed in float64 and
-        rounded once.
+        """Returns the cosines and sines of RoPE, multiplied by its attention factor, for a request
+        of `length` positions: float32 [stop - start, head_dim / 2] each. They are computed in
+        float64 and rounded once.
 
         Args:
-            length: Positions of prompt and answer together, on which frequencies may depend.
-            start, stop: The positions from `start` to `stop` - 1; None: to the request's end.
+            length: The positions of prompt and answer together. Frequencies may depend on it.
+            start, stop: Returns those of positions `start` to `stop` - 1; None: to the request's
+                end.
         """
         rope = self.config.rope
         frequencies = rope.frequencies(self.config.head_dim, length)
@@ -255,8 +265,8 @@ class Program:
         is_early = module < delay
         if delay == 0 or (is_early and c.early_comm):
             return {"module": module, "is_blocking": True, "sends": self._sends(module)}
-        # Lanes that do not add each other's outputs scale their own instead. The sum of that many
-        # independent outputs would be as large.
+        # A lane that does not add the other lanes' outputs scales its own by sqrt(lanes). A sum of
+        # as many independent outputs would be as large.
         is_alone = is_early or not self._communicates(module)
         source = module - delay
         return {

@@ -1,5 +1,7 @@
-"""Rotary position embedding: the pairs that rotate, and their frequencies. rope_scaling has the
-kinds of scaling that need more than the frequencies.
+"""Rotary position embedding (RoPE): which pairs of a head's elements rotate, and how fast.
+
+Here are the kinds of scaling that compute new frequencies from the old ones alone. rope_scaling.py
+has those that also need theta or the request's length.
 """
 
 import math
@@ -22,7 +24,9 @@ def check_positive(name: str, value: float) -> None:
 
 
 def stretched(context: int, factor: float) -> int:
-    """Returns the context that a scaling's factor gives, at least the original one."""
+    """Returns a context multiplied by a scaling's factor: at least `context`, and at most
+    MOST_POSITIONS.
+    """
     return int(min(max(context * factor, context), MOST_POSITIONS))
 
 
@@ -33,18 +37,20 @@ class Scaling(ABC):
     def scale(
         self, frequencies: NDArray[np.float64], theta: float, length: int
     ) -> NDArray[np.float64]:
-        """Returns the frequencies to use instead, in a request of `length` positions.
+        """Returns the frequencies, scaled for a request of `length` positions.
 
         Raises:
-            InvalidArgument: The scaling does not suit so many pairs, or theta.
+            InvalidArgument: The scaling does not fit the number of pairs, or theta.
         """
 
     def reach(self, length: int) -> float:
-        """Returns the most positions of a request with the same frequencies as one of `length`."""
+        """Returns the length of the longest request that has the same frequencies as a request of
+        `length` positions.
+        """
         return math.inf
 
     def longest(self, context: int) -> int:
-        """Returns the most positions that a model of this context may be asked for."""
+        """Returns the most positions that a model trained for `context` positions can run."""
         return context
 
 
@@ -105,8 +111,8 @@ class Llama3Scaling(Scaling):
 
 @dataclass(frozen=True)
 class TableScaling(Scaling):
-    """Each pair's frequency is divided by its own factor. GGUF files store Llama 3.1's
-    scaling so.
+    """Divides each pair's frequency by a factor of its own. GGUF files store Llama 3.1's scaling in
+    this form.
     """
 
     factors: tuple[float, ...]
@@ -133,8 +139,9 @@ class Rope:
 
     Attributes:
         theta: Pair i of a head turns by theta ** (-2i / head_dim) radians a position, unscaled.
-        is_interleaved: A pair is the elements (2i, 2i+1) of a head; otherwise (i, i + head_dim/2).
-        scaling: Changes the frequencies; None leaves them.
+        is_interleaved: If True, pair i is the elements (2i, 2i + 1) of a head. If False, it is
+            (i, i + head_dim / 2).
+        scaling: Changes the frequencies; None: they stay.
         attention_factor: Multiplies the cosines and sines.
     """
 
@@ -148,8 +155,8 @@ class Rope:
         check_positive("attention_factor of RoPE", self.attention_factor)
 
     def frequencies(self, head_dim: int, length: int = 1) -> NDArray[np.float64]:
-        """Returns the radians per position of each pair, scaled, in a request of `length`
-        positions: float64 [head_dim / 2].
+        """Returns by how many radians each pair turns from a position to the next, scaled for a
+        request of `length` positions: float64 [head_dim / 2].
         """
         exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
         unscaled: NDArray[np.float64] = np.power(float(self.theta), -exponents)
@@ -163,11 +170,11 @@ class Rope:
         return self.scaling is None or self.scaling.reach(1) == math.inf
 
     def reach(self, length: int, context: int) -> int:
-        """Returns the most positions, up to `context`, of a request with the same frequencies as
-        one of `length`. Two requests have the same frequencies if their reach is the same.
+        """Returns the length of the longest request, up to `context`, that has the same frequencies
+        as a request of `length` positions. Two requests with equal reach have equal frequencies.
         """
         return int(min(math.inf if self.scaling is None else self.scaling.reach(length), context))
 
     def longest(self, context: int) -> int:
-        """Returns the most positions that a model of this context may be asked for."""
+        """Returns the most positions that a model trained for `context` positions can run."""
         return context if self.scaling is None else self.scaling.longest(context)

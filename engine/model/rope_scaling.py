@@ -1,5 +1,5 @@
 """Kinds of RoPE scaling that need more than the frequencies: theta, or the length of the request.
-Frequencies are chosen once for each request.
+All positions of a request have the frequencies of its length.
 """
 
 import math
@@ -17,14 +17,14 @@ Frequencies = NDArray[np.float64]
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
-    """Returns the factor of YaRN for cosines and sines, unless a model's file gives another one."""
+    """Returns YaRN's factor for cosines and sines. It is used if a model's file gives none."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True)
 class DynamicScaling(Scaling):
-    """NTK scaling: theta grows with the request if the request is longer than the training's
-    context.
+    """Dynamic NTK scaling: if a request is longer than the training's context, theta grows with the
+    request's length.
 
     Attributes:
         factor: How fast theta grows.
@@ -54,14 +54,14 @@ class DynamicScaling(Scaling):
         return max(length, self.original_context)
 
     def longest(self, context: int) -> int:
-        # A request of any length has frequencies.
+        # Every length has frequencies, so the scaling sets no limit.
         return MOST_POSITIONS
 
 
 @dataclass(frozen=True)
 class YarnScaling(Scaling):
-    """YaRN: frequencies of slow pairs are divided by a factor, those of fast pairs stay, and a ramp
-    over the pairs' numbers blends those between.
+    """YaRN: frequencies of slow pairs are divided by a factor, and those of fast pairs stay.
+    Between them, a linear ramp over the pairs' numbers blends both.
 
     Attributes:
         factor: Divides the frequencies of slow pairs.
@@ -83,7 +83,7 @@ class YarnScaling(Scaling):
 
     def scale(self, frequencies: Frequencies, theta: float, length: int) -> Frequencies:
         low, high = self.ramp(2 * len(frequencies), theta)
-        # If both ends are the same pair, the ramp is a step.
+        # If the ramp begins and ends at the same pair, 0.001 avoids a division by 0: it is a step.
         ramp = (np.arange(len(frequencies)) - low) / (high - low or 0.001)
         divided: Frequencies = np.clip(ramp, 0.0, 1.0)
         return frequencies * (1 - divided + divided / self.factor)
@@ -127,7 +127,7 @@ class LongRopeScaling(Scaling):
         self._tables()
 
     def scale(self, frequencies: Frequencies, theta: float, length: int) -> Frequencies:
-        # Both tables are read, so that a wrong size is found when the model is opened.
+        # Both tables are applied, so that a table of a wrong size raises when the model is opened.
         short, long = (each.scale(frequencies, theta, length) for each in self._tables())
         return long if length > self.original_context else short
 

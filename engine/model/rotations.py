@@ -1,5 +1,5 @@
-"""The cosines and sines by which a rank rotates queries and keys. They are chosen once for each
-request.
+"""The tables of cosines and sines by which a rank rotates queries and keys. They are chosen once
+for each request.
 """
 
 from collections.abc import Callable
@@ -11,18 +11,21 @@ from .program import Program
 
 
 def pair_order(head_dim: int, *, is_interleaved: bool) -> NDArray[np.intp]:
-    """Returns where the executor's element i of a head lies in the checkpoint's head."""
+    """Returns the order of a head's elements in an executor, where the elements of a pair are
+    neighbours: entry i is the index in the checkpoint's head.
+    """
     order = np.arange(head_dim)
     return order if is_interleaved else order.reshape(2, -1).T.ravel()
 
 
 class Rotations:
-    """A rank's tables. They never move, because executors read them in place.
+    """A rank's tables of cosines and sines. The arrays are only filled anew, never replaced,
+    because executors keep pointers to them.
 
     Attributes:
         cosines, sines: The cosines and sines of each position's angles: float32
-            [context, head_dim / 2]. Rows that the last request cannot reach may belong to a
-            request before.
+            [context, head_dim / 2]. Rows behind the last request's reach may be an earlier
+            request's.
     """
 
     def __init__(
@@ -33,8 +36,8 @@ class Rotations:
         Args:
             program: The model's program.
             context: The number of positions to make room for.
-            changed: Called when the tables have changed. It copies them to the memory that kernels
-                read.
+            changed: Called when the tables have changed. On a GPU it copies them to the memory that
+                kernels read.
         """
         self._program, self._context, self._changed = program, context, changed
         self._reach = context
@@ -43,12 +46,13 @@ class Rotations:
         self.sines: NDArray[np.float32] = np.ascontiguousarray(sines)
 
     def choose(self, length: int) -> None:
-        """Fills the tables for a request of `length` positions, prompt and answer together. No
-        request may run.
+        """Fills the tables for a request of `length` positions, prompt and answer together. Must
+        not be called while a request runs.
         """
         reach = self._program.reach(length, self._context)
         if reach != self._reach:
-            # The reach is set when all tables are written, because Ctrl-C may come in between.
+            # The reach is 0 until both tables are written. If Ctrl-C comes in between, the next
+            # call fills them again.
             self._reach = 0
             self.cosines[:reach], self.sines[:reach] = self._program.rotations(reach)
             self._changed()

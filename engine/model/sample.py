@@ -1,9 +1,10 @@
-"""Chooses the next token: the parameters, and the NumPy code that executors are compared with.
+"""Chooses the next token: the parameters, and the NumPy reference that executors must agree with.
 
 A token is a pure function of logits, parameters, position and history. The noise of token `id` at a
-position depends on (seed, position, id) alone, so it does not matter which rank, block or vector
-lane draws it. Everything after the logits is computed in float64: executors whose logits have the
-same bits choose the same tokens, but for ties within the last bit of a sum, exp or log.
+position depends on (seed, position, id) alone, so any rank, block or vector lane may compute it.
+Everything after the logits is computed in float64. So executors whose logits have the same bits
+choose the same tokens, except if two scores differ by no more than the last bits of a sum, exp or
+log.
 """
 
 import math
@@ -27,14 +28,14 @@ _PHILOX_ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
-# Limits of the parameters. Beyond them a logit could overflow to infinity in float64. Differences
-# of infinities are NaN, and a NaN chooses any token.
+# Limits of the parameters. Beyond them a logit could overflow to infinity in float64. A difference
+# of two infinities is NaN, and with a NaN the choice would be arbitrary.
 _LEAST_DIVISOR, _MOST_PENALTY = 1e-6, 1e6
 
 FILTERS = ("top_k", "top_p", "min_p")
 """Parameters that have no effect if temperature is 0."""
 MOST_ALTERNATIVES = 20
-"""Most of the likeliest tokens that come with each token."""
+"""The largest top_logprobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +65,14 @@ class SamplingParams:
         max_tokens: Most tokens to generate.
         stop_ids: Tokens that end the answer; kept as a tuple.
         stop: A string that ends the answer, or several; kept as a tuple. UTF-8 must be able to
-            encode them. They may have names of control tokens, as in "<|im_end|>".
+            encode them. They may contain names of control tokens, as in "<|im_end|>".
         logprobs: Whether each token comes with its log-probability.
         top_logprobs: How many of the likeliest tokens come with each token, at most 20; logprobs
             must be True.
-        grammar: What the answer must look like; None: anything. The other tokens cannot be chosen.
-            The tokenizer's end ids can be where the answer is complete. If nothing can follow, the
-            answer ends. It is incomplete if max_tokens, a stop string or a stop id ends it before.
+        grammar: What the answer must look like; None: anything. Only tokens that it permits can be
+            chosen. Where the answer is complete, it also permits the tokenizer's end ids. If
+            nothing can follow, the answer ends. The answer is incomplete if max_tokens, a stop
+            string or a stop id ends it earlier.
 
     Raises:
         InvalidArgument: A parameter is wrong; the text names it.
@@ -145,7 +147,7 @@ class SamplingParams:
             raise InvalidArgument(f"{name} is {_shown(getattr(self, name))}, must be {wanted}")
 
     def _number(self, name: str) -> float:
-        """Returns the field as a float, which replaces the given value; NaN if it is no number."""
+        """Converts a field to float, stores it and returns it. Returns NaN if it is no number."""
         number = as_float(getattr(self, name))
         if not math.isnan(number):
             self._set(name, number)
@@ -177,11 +179,12 @@ def sample(
             takes it; None: all.
 
     Returns:
-        The id, and the log-probability that the model itself gives it: from the logits before
-        grammar, penalties, temperature and filters.
+        The id, and its log-probability by the unchanged logits: without grammar, penalties,
+        temperature and filters.
 
     Raises:
-        Error: A logit is NaN, or none is finite, or all ids that may be chosen have minus infinity.
+        Error: A logit is NaN, none is finite, or all ids that the mask allows have the logit minus
+            infinity.
     """
     raw = np.asarray(logits).astype(np.float64)
     peak = raw.max()
@@ -244,7 +247,7 @@ def kept_ids(scores: Array, params: SamplingParams) -> Array:
     Args:
         scores: float64 [vocab_size], after penalty and temperature.
     """
-    # The largest comes first, and equal ones come in the order of their ids.
+    # Sorts by score, the largest first. A stable sort keeps equal scores in the order of their ids.
     order = np.argsort(-scores, kind="stable")
     if 0 < params.top_k < order.size:
         order = order[scores[order] >= scores[order[params.top_k - 1]]]
@@ -257,12 +260,13 @@ def kept_ids(scores: Array, params: SamplingParams) -> Array:
 
 
 def gumbel(seed: int, position: int, ids: Array) -> Array:
-    """Returns Gumbel noise, float64. With it added, the id of the largest score is a sample of the
-    softmax.
+    """Returns Gumbel noise, float64, for each id. If it is added to the scores, the id of the
+    largest sum is a random sample from the softmax of the scores.
 
-    The word w of token `id` is word id % 4 of Philox4x32-10 with the key (seed's low half, high
-    half) and the counter (id // 4, position, 0, 0); u = (w + 1/2) / 2**32, and the noise is
-    -log(-log1p(-u)). Small u, which are exact, give the large values that win.
+    The key of Philox4x32-10 is the seed (low half, high half), and its counter is (id // 4,
+    position, 0, 0). Word id % 4 of its output is w. Then u = (w + 1/2) / 2**32, and the noise is
+    -log(-log1p(-u)). The largest noise, which decides the choice, comes from the smallest u, and
+    these are exact.
     """
     ids = np.asarray(ids, dtype=np.uint64)
     words = philox((seed & _WORD, seed >> 32), (ids // 4, position, 0, 0))
@@ -286,7 +290,9 @@ def philox(key: tuple[int, int], counter: tuple[Any, Any, Any, Any]) -> tuple[Ar
 
 
 def _listed(values: Any, convert: Callable[[Any], T | None]) -> tuple[T, ...] | None:
-    """Returns the values converted; None if they are no list, or one cannot be converted."""
+    """Converts each value. Returns None if `values` is a string or cannot be iterated, or if
+    convert() returns None for a value.
+    """
     if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
         return None
     found = []
@@ -299,7 +305,7 @@ def _listed(values: Any, convert: Callable[[Any], T | None]) -> tuple[T, ...] | 
 
 
 def _biases(given: Any) -> tuple[tuple[int, float], ...] | None:
-    """Returns pairs of an id and the number that is added to its logit; None if a pair is wrong."""
+    """Converts logit_bias to (id, number) pairs, sorted by id. Returns None if a pair is wrong."""
     pairs = given.items() if isinstance(given, Mapping) else given
     if isinstance(pairs, str | bytes | bytearray) or not isinstance(pairs, Iterable):
         return None
@@ -315,9 +321,7 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...] | None:
 
 
 def _text(value: Any) -> str | None:
-    """Returns a string that an answer's text may contain: it is not empty, and UTF-8 can
-    encode it.
-    """
+    """Returns a stop string; None if it is no string, is empty, or UTF-8 cannot encode it."""
     if not isinstance(value, str):
         return None
     try:

@@ -1,10 +1,10 @@
 """Computes when each block of a kernel did what, from the stamps of a kernel that traces
 (kernels/trace.cuh).
 
-A block's stamps count the ticks of its multiprocessor. The two stamps at the beginning of each
-token step, ticks and nanoseconds, tell how long a tick is and when the block's clock was zero. So
-times of one GPU are comparable to within a step of its nanosecond clock. Times of several GPUs are
-comparable as far as these clocks agree, because nothing else is known of them.
+A block's stamps count the ticks of its multiprocessor's clock. At the beginning of each token step,
+a block records both ticks and the GPU's nanoseconds. From these pairs follow how long a tick is and
+when the block's tick clock was zero. So times of one GPU are comparable to within a step of its
+nanosecond clock. Times of several GPUs are comparable only as far as their nanosecond clocks agree.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from ..base.core import lib
 
 Array = NDArray[Any]
 
-# KcclDecodeStamp, of an op.
+# The stamps of an op: KcclDecodeStamp.
 BEGAN: int = lib.kKcclDecodeBegan
 ARRIVED: int = lib.kKcclDecodeArrived
 MULTIPLIED: int = lib.kKcclDecodeMultiplied
 MET: int = lib.kKcclDecodeMet
 FINISHED: int = lib.kKcclDecodeFinished
 NUM_STAMPS: int = lib.kKcclDecodeNumStamps
-# KcclDecodeStageStamp, of a stage.
+# The stamps of a stage of weights: KcclDecodeStageStamp.
 ASKED: int = lib.kKcclDecodeAsked
 LANDED: int = lib.kKcclDecodeLanded
 LET_GO: int = lib.kKcclDecodeLetGo
@@ -46,8 +46,8 @@ _PHASES = (
     Phase("meet", MULTIPLIED, MET),
     Phase("finish", MET, FINISHED),
 )
-# At the end a block chooses among its own logits, waits for all blocks of all ranks, and tells the
-# host.
+# The phases at the end of a token step: a block finds the best of its own logits, waits for all
+# blocks of all ranks, and writes the choice for the host.
 _PHASES_OF_END = (
     Phase("finish", BEGAN, ARRIVED),
     Phase("wait", ARRIVED, MULTIPLIED),
@@ -58,11 +58,11 @@ PHASES = tuple(phase.name for phase in _PHASES)
 
 
 class TracedOp(NamedTuple):
-    """An op that has stamps. The last norm and the head count as one op, and so does the end of a
-    token step.
+    """An op that has stamps. The last norm and the head together are one traced op. The end of a
+    token step is one, too.
 
     Attributes:
-        kind: As Op.kind in program.py; or "end": all blocks agree on the next token.
+        kind: Op.kind of program.py; or "end", in which all blocks agree on the next token.
         layer: The layer; -1 for the head and for the end.
     """
 
@@ -71,7 +71,7 @@ class TracedOp(NamedTuple):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Returns the phases of a block in it, in order."""
+        """Returns the phases of a block in this op, in order."""
         return _PHASES_OF_END if self.kind == "end" else _PHASES
 
 
@@ -81,8 +81,8 @@ class Layout:
 
     Attributes:
         ops: The traced ops, in their order.
-        stage_ops: int [stage][block]: the op that multiplies the block's stage; -1: the block has
-            no such stage.
+        stage_ops: int [stage][block]: the index in `ops` of the op that multiplies this stage of
+            the block; -1: the block has no such stage.
         stage_bytes: int [stage][block]: the bytes of the block's stage.
         of_token_step: The number of stamps of a block in a token step.
         ring_stages: The number of stages that a block's ring has room for.
@@ -108,8 +108,8 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Stamps:
-    """The stamps of a rank's kernel: uint64 [token step][stamp][block]. 0 stands for a point that
-    was not reached.
+    """The stamps that a rank's kernel wrote: uint64 [token step][stamp][block]. 0: the block did
+    not reach the point of this stamp.
     """
 
     rank: int
@@ -125,21 +125,25 @@ class Stamps:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """A rank's token steps, in nanoseconds since the first kept one began on any rank.
+    """The times of a rank's token steps, in nanoseconds since the first kept token step began on
+    the rank that was first.
 
-    The first token step that was traced filled an empty ring, and the last one only tells when the
-    one before ended. Neither is kept. Their stages are, because stages are copied ahead.
+    The ops of the first and the last traced token step are not kept: the first began with an empty
+    ring, and the last one's beginning is only used as the end of the one before. The stages of both
+    are kept, because stages are copied ahead of the token step that multiplies them.
 
     Attributes:
         rank: The rank.
         layout: What its stamps mean.
-        begins: [kept token step + 1]: when the blocks began it, on average; the last one is the
-            end.
-        ops: [kept token step][op][stamp][block]; NaN: not reached.
-        stages: [traced token step][stage][stage stamp][block]; NaN: there is none. A stage that its
-            block let go before the copying warp saw it land counts as landed then.
-        ns_per_tick: Nanoseconds of a tick of the multiprocessors' clocks.
-        clock_error_ns: The most by which a block's begin stamps differ from its clock.
+        begins: [kept token steps + 1]: when the blocks began each kept token step, on average. The
+            last element is the end of the last one.
+        ops: [kept token step][op][stamp][block]; NaN: the stamp was not reached.
+        stages: [traced token step][stage][stage stamp][block]; NaN: the stage does not exist. The
+            producer warp may notice late that a stage has landed. If its block let it go before
+            that, LANDED is the time of LET_GO.
+        ns_per_tick: Nanoseconds per tick of the multiprocessors' clocks.
+        clock_error_ns: The largest difference between the nanoseconds that a block recorded at the
+            beginning of a token step and those that its ticks give.
     """
 
     rank: int
@@ -166,8 +170,8 @@ class Timeline:
         return (end - begin) / self.num_token_steps
 
     def flat_stages(self) -> tuple[Array, Array, Array]:
-        """Returns the stages of all token steps that exist and were let go of: times [stage
-        stamp][stage], bytes [stage] and blocks [stage].
+        """Returns all blocks' stages, of all traced token steps, as flat arrays: times [stage
+        stamp][stage], bytes [stage] and blocks [stage]. Leaves out stages that lack a stamp.
         """
         is_there = ~np.isnan(self.stages).any(axis=2)
         steps, numbers, blocks = np.nonzero(is_there)
@@ -176,14 +180,17 @@ class Timeline:
 
 
 def timelines(ranks: Sequence[Stamps]) -> list[Timeline]:
-    """Returns the timelines of ranks that ran the same token steps, at least three."""
+    """Returns the timelines of ranks that ran the same token steps. There must be at least three
+    token steps.
+    """
     origins = [int(each.values[1, -1].min()) for each in ranks]
     return [_timeline(each, min(origins)) for each in ranks]
 
 
 def _timeline(stamps: Stamps, origin_ns: int) -> Timeline:
     layout, values = stamps.layout, stamps.values
-    # Differences of integers are taken first: they are small, so float64 holds them exactly.
+    # Subtracts as integers, before the conversion to float64: the differences are small enough to
+    # be exact there.
     first = values[0, -2].astype(np.int64)
     ticks = np.where(values[:, :-2] == 0, np.nan, (values[:, :-2].astype(np.int64) - first))
     begin_ticks = values[:, -2].astype(np.int64) - first
@@ -203,14 +210,14 @@ def _timeline(stamps: Stamps, origin_ns: int) -> Timeline:
 
 
 def level(begins: Array, ends: Array, at: Array) -> Array:
-    """Returns how many of the intervals [begin, end) contain each time."""
+    """Returns, for each time in `at`, how many of the intervals [begin, end) contain it."""
     return np.searchsorted(np.sort(begins), at, "right") - np.searchsorted(
         np.sort(ends), at, "right"
     )
 
 
 def covered(begins: Array, ends: Array, window: tuple[float, float]) -> float:
-    """Returns for how long at least one of the intervals runs."""
+    """Returns how much of the window is covered by at least one of the intervals [begin, end)."""
     order = np.argsort(begins)
     begins = np.clip(begins[order], *window)
     # The latest end of the intervals so far.

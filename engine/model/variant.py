@@ -1,4 +1,4 @@
-"""Variants of the decode kernel that leave a part out, to learn what it costs."""
+"""Variants of the decode kernel that leave a part of the work out, to measure what it costs."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Variant:
     Attributes:
         name: The name, as parse() takes it.
         ablated, in_flight, stage_steps: As in Tuning; 0: the usual value.
-        traces: Whether it records the times of its ops.
+        traces: Whether the kernel records the times of its ops (timeline.py).
     """
 
     name: str = "none"
@@ -37,14 +37,14 @@ class Variant:
 
     @property
     def has_races(self) -> bool:
-        """Tells whether the kernel reads memory that others may be writing. The simulator refuses
-        that.
+        """Tells whether the kernel has data races, because it reads vectors without waiting for
+        them. The simulator refuses such a kernel.
         """
         return self.ablated & _LEFT_OUT["exchanges"] != 0
 
     @property
     def pins(self) -> bool:
-        """Tells whether it reads the stages of a product from one place."""
+        """Tells whether the variant has a part "pin:P", as parse() explains."""
         return self.ablated >= _PINNED
 
 
@@ -57,15 +57,15 @@ def parse(name: str) -> Variant:
     "+".
 
     Args:
-        name: Parts are "exchanges" (reads vectors without waiting for them), "weights" (copies
-            none), "attention" (sees its own position only), "pin:P" (takes every stage of the
-            product P, a name in ops.PRODUCTS, from the same place, so that it comes from the
-            cache), "in-flight=N" (at most N stages are copied at the same time) and "stage-steps=N"
-            (tiles of each warp in a stage). Without a ring of weights there is no pin:P and no
-            in-flight=N, which monokernel/tuning.py says.
+        name: The parts are: "exchanges": reads vectors without waiting for them. "weights": copies
+            no weights. "attention": a position sees itself only. "pin:P": reads every stage of the
+            product P, a name in ops.PRODUCTS, from the same address, so that it comes from the
+            cache. "in-flight=N": copies at most N stages at the same time. "stage-steps=N": a
+            stage has N tiles for each warp. A kernel without a ring of weights supports neither
+            pin:P nor in-flight=N: monokernel/tuning.py refuses them.
 
     Raises:
-        InvalidArgument: There is no such variant.
+        InvalidArgument: A part is not one of these.
     """
     ablated, numbers = 0, dict.fromkeys(_NUMBERS, 0)
     for part in () if name == USUAL.name else name.split("+"):

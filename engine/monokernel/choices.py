@@ -1,7 +1,7 @@
-"""Prepares how the monokernel chooses the tokens of a request: that part of its task, and its
-memory.
+"""Prepares the choice of tokens in the monokernel: fills in its fields of the task, and allocates
+its memory.
 
-An id's data lie on the rank that has the id's row of the head.
+A rank holds the marks, counts and biases of those ids whose rows of the head it has.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _MOST_ALTERNATIVES: int = lib.kKcclEngineMaxAlternatives
 
 
 def penalizes_answer(params: SamplingParams) -> bool:
-    """Tells whether the kernel counts how often the answer has a token."""
+    """Tells whether the kernel must count how often each id occurs in the answer."""
     return params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
@@ -50,7 +50,7 @@ class Choices:
             program: The model's program.
             comm: The ranks.
             arena: Where the memory comes from.
-            context: The number of positions that there is room for.
+            context: The positions that a slot of the KV cache has room for.
         """
         rows = head_rows(program, comm.world_size)
         self._arena, self._mailbox = arena, mailbox
@@ -68,7 +68,9 @@ class Choices:
         self._order = threading.Lock()
 
     def give_to(self, task: Any, params: SamplingParams) -> None:
-        """Fills in a request's part of KcclDecodeTask, and the memory that it points to."""
+        """Fills in the fields of a KcclDecodeTask that say how tokens are chosen, and the memory to
+        which they point.
+        """
         if params.stop_ids:
             self._arena.write(task.stop_ids, np.asarray(params.stop_ids, np.int32))
         task.num_stop_ids = len(params.stop_ids)
@@ -86,20 +88,21 @@ class Choices:
             self._arena.write(self._biases, biases)
         task.num_alternatives = min(params.top_logprobs, self._vocab_size)
         task.mask = self._mask if params.grammar is not None else 0
-        # No token is chosen for position 0.
+        # 0 stands for no mask, because the first position that needs one is behind the prompt.
         self._mailbox.masked = self._mailbox.awaited = 0
 
     def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
         """Gives the kernel the mask of a position: Executor.post_mask()."""
         words = np.ascontiguousarray(words, np.uint32)
-        # Taking the lock again makes the mask visible before its position is.
+        # The kernel reads the mask once it sees the position. Releasing the lock and acquiring it
+        # again orders the two writes.
         with self._order:
             ctypes.memmove(self._mask, words.ctypes.data, self._mask_bytes)
         with self._order:
             self._mailbox.masked = position
 
     def alternatives(self, task: Any, index: int) -> list[Any]:
-        """Returns where the kernel writes the likeliest ids beside an answer's token:
+        """Returns the likeliest ids that the kernel wrote for the answer's token number `index`, as
         KcclDecodeTokens, the likeliest first.
         """
         first = index * _MOST_ALTERNATIVES

@@ -1,5 +1,5 @@
-"""Compiles the monokernel for one model and machine: the usual kernels, and other decode
-kernels.
+"""Compiles the monokernel for one model and machine: the usual kernels, and decode kernels for
+other variants and requests.
 """
 
 import kccl
@@ -17,13 +17,13 @@ from .tuning import with_variant
 
 
 class Kernels:
-    """A rank's kernels. The usual ones are compiled at once, others when they are first needed.
+    """A rank's kernels. Compiles the usual ones at once, and others when they are first needed.
 
     All of them use the same memory.
 
     Attributes:
-        usual: The usual module. It has all kernels. Its decode kernel overlaps its work, and takes
-            the most likely tokens.
+        usual: The usual module, which has all kernels. Its decode kernel overlaps its work, and
+            always chooses the most likely token.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class Kernels:
             launcher: Launches kernels on the rank's device.
             arena: The rank's memory.
             tuning: How the device is used.
-            context: Positions that the KV cache has room for.
+            context: The positions that a slot of the KV cache has room for.
 
         Raises:
-            BackendError: There is no compiler, or it refused.
+            BackendError: There is no compiler, or it reported an error.
         """
         self._program, self._comm, self._tuning = program, comm, tuning
         self._launcher, self._arena = launcher, arena
         self._context = context
         self._numbers = arena.allocate(loading.SIZES_BYTES)
-        # The modules by variant, by whether they sample, and by whether they overlap.
+        # (variant, samples, overlaps) -> compiled module.
         self._known: dict[tuple[Variant, bool, bool], Compiled] = {}
         self.usual = self.get()
 
@@ -63,7 +63,9 @@ class Kernels:
     def get(
         self, variant: Variant = USUAL, *, samples: bool = False, overlaps: bool = True
     ) -> Compiled:
-        """Returns the kernels of a variant. `samples` and `overlaps` are source_of()'s."""
+        """Returns the kernels of a variant, and compiles them first if needed. `samples` and
+        `overlaps` are as in source_of().
+        """
         key = variant, samples, overlaps
         if key not in self._known:
             tuning = with_variant(self._tuning, variant)
@@ -89,8 +91,8 @@ class Kernels:
 
 
 def wants_sampling(params: SamplingParams) -> bool:
-    """Tells whether a request needs the kernel that samples. The other kernel takes only the most
-    likely tokens, and has more registers for the rest.
+    """Tells whether a request needs the kernel that samples. The other kernel always chooses the
+    most likely token, which leaves more registers for its other work.
     """
     penalizes = params.repetition_penalty != 1 or penalizes_answer(params)
     changes_scores = penalizes or bool(params.biases) or params.grammar is not None
@@ -98,8 +100,8 @@ def wants_sampling(params: SamplingParams) -> bool:
 
 
 def check_sampling(params: SamplingParams) -> None:
-    """Raises InvalidArgument if the kernel cannot choose tokens as a request asks. The text names
-    what it cannot do.
+    """Raises InvalidArgument if the kernel does not support a request's parameters: it has room for
+    MOST_STOP_IDS stop ids.
     """
     num, most = len(params.stop_ids), MOST_STOP_IDS
     if num > most:

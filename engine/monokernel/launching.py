@@ -11,12 +11,12 @@ from .loading import Sizes
 from .shape import Tuning
 from .source import KERNELS
 
-# The warps of a block that packs or copies.
+# The warps of a block of the kernels pack and copy_cache.
 _PACKERS = 8
 
 
 class Compiled(NamedTuple):
-    """A compiled module of source.py, and the sizes that it reports."""
+    """A compiled module of source.py, and the sizes that its kernel `describe` reports."""
 
     module: Any
     sizes: Sizes
@@ -37,7 +37,7 @@ class Launcher:
             warp_size: The threads of a warp of the simulated device.
         """
         self._comm = comm
-        # Only the simulator needs the warp size. A GPU has its own.
+        # compile() passes it on: the simulator must be told, while a GPU's warp size is fixed.
         self._warp_size = warp_size if comm.backend == "sim" else None
         self.device: kccl.gpu.Device | None = None
         self._stream: Any = None
@@ -47,7 +47,7 @@ class Launcher:
                 self._stream = kccl.gpu.make_stream()
 
     def compile(self, source: str, names: Sequence[str]) -> Any:
-        """Compiles a source of source.py into a module with these kernels."""
+        """Compiles a source of source_of() into a module with the named kernels."""
         return kccl.compile(
             source,
             list(names),
@@ -70,7 +70,7 @@ class Launcher:
             )
 
     def wait(self) -> None:
-        """Waits for the kernels that this rank has launched, not for those of other ranks."""
+        """Waits for the kernels that this rank has launched. Does not wait for other ranks'."""
         if self.device is not None:
             with self._current():
                 kccl.gpu.synchronize_stream(self._stream)
@@ -78,8 +78,8 @@ class Launcher:
     def meet(self) -> None:
         """Waits until the devices of all ranks have reached this call. Collective.
 
-        The barrier runs on this rank's stream. Ranks that share a GPU share its default stream: the
-        barrier of one rank would wait there for the end of the other's.
+        The barrier must run on this rank's own stream. Ranks that share a GPU share its default
+        stream. On that stream one rank's barrier would wait for the other's to end: a deadlock.
         """
         if self.device is None:
             self._comm.barrier()
@@ -98,7 +98,7 @@ class Launcher:
 
 
 class Grids:
-    """Launches a rank's kernels on all blocks, one after the other."""
+    """Launches a rank's kernels, each with Tuning.blocks blocks. They run in order."""
 
     def __init__(
         self, launcher: Launcher, comm: kccl.Communicator, tuning: Tuning, usual: Compiled
@@ -107,18 +107,18 @@ class Grids:
 
         Args:
             launcher: Launches the kernels.
-            comm: The ranks, which make the same call.
+            comm: The ranks. Collective: all of them must call this.
             tuning: How the device is used.
             usual: The module with all kernels.
         """
         self._launcher, self._tuning, self._usual = launcher, tuning, usual
-        # Only the waits of this channel are used.
+        # Kernels use only the waits of this DeviceComm, so the smallest buffers are enough.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
 
     def pack(self, *place: int) -> None:
-        """Packs a matrix, and returns when it has been read."""
+        """Packs a matrix, and returns when the kernel has ended."""
         self._launch_packers("pack", *place)
-        # The next matrix is copied to the same place.
+        # load() copies the next matrix into the same staging memory.
         self._launcher.wait()
 
     def copy_cache(self, to: int, source: int, num: int) -> None:

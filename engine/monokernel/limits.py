@@ -10,7 +10,7 @@ def check(program: Program, world_size: int) -> None:
     """Refuses a model that the monokernel cannot run.
 
     Raises:
-        InvalidArgument: The text names what does not fit.
+        InvalidArgument: The monokernel cannot run the model; the text says why.
     """
     c = program.config
     for name, value, without in (
@@ -59,7 +59,7 @@ def check(program: Program, world_size: int) -> None:
 
 
 def _head_rows(program: Program, world_size: int) -> dict[str, int]:
-    """Returns the rows of the head that are multiplied together."""
+    """Returns the number of rows of the head that one product has, and its name for errors."""
     vocab_size, parts = program.config.vocab_size, program.num_head_parts
     if parts > 1:
         return {f"vocab_size / {parts} lanes": vocab_size // parts}

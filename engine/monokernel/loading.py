@@ -30,11 +30,11 @@ class Sizes(NamedTuple):
     Attributes:
         shared: A block's shared memory.
         exchange_buffer: A rank's exchange buffer.
-        weights: The packed weights.
-        cache: Keys and values.
-        slots: Where vectors begin in the exchange buffer.
-        prefill_shared: A block's shared memory in prefill; 0 without chunks.
-        stamps: The number of stamps of a token step and block, if the kernel traces.
+        weights: A rank's packed weights.
+        cache: A slot of a rank's KV cache.
+        slots: The first slots of vectors in the exchange buffer, in float4s.
+        prefill_shared: A block's shared memory in prefill; 0 if there is no kernel for chunks.
+        stamps: The number of stamps of a block in a token step, if the kernel traces.
     """
 
     shared: int
@@ -51,12 +51,12 @@ class Loaded(NamedTuple):
 
     Attributes:
         task: A KcclDecodeTask with the addresses of the rank's memory.
-        norms: The norms, as norms_of() returns them. The kernel has a copy.
-        rotations: The tables by which it rotates. The kernel has a copy.
+        norms: The norms, as norms_of() returns them. Kernels read a copy.
+        rotations: The tables of cosines and sines. Kernels read a copy.
         tokens, mailbox: KcclDecodeToken [context] and KcclDecodeMailbox, in host memory that the
             kernel reads and writes.
         logits: The addresses of every rank's logits, with room for SCORED_AT_ONCE positions.
-        choices: What chooses the tokens of requests.
+        choices: Prepares the choice of a request's tokens.
         caches: The address of each slot of the KV cache.
     """
 
@@ -99,24 +99,25 @@ def load(
         program: The model's program.
         comm: The ranks.
         arena: Where the memory comes from.
-        sizes: The sizes of this shape.
-        context: The number of positions to make room for.
-        pack: Packs a matrix: (packed weights, matrix, product, layer, lane group). Returns when the
-            matrix has been read.
-        progress: Called with the number of bytes that were packed since the last call.
+        sizes: The sizes that the kernel reports.
+        context: The positions that a slot of the KV cache has room for.
+        pack: Packs a matrix: (packed weights, matrix, product, layer, lane group). Must return only
+            when the kernel has read the matrix.
+        progress: Called with the number of bytes that were packed since its last call.
         slots: The number of sequences that the KV cache keeps.
     """
     c, world_size = program.config, comm.world_size
     lanes = program.lanes_of(comm.rank, world_size)
-    # Ranks allocate together and equally much, although a rank with fewer lanes needs less.
+    # Allocation is collective, and all ranks must ask for the same number of bytes. A rank with
+    # fewer lanes needs less, so all take the largest number.
     biases = weights.biases(checkpoint, program, lanes)
     needs = comm.gather_objects([sizes.weights, sizes.cache, sizes.exchange_buffer, biases.nbytes])
     weights_bytes, cache_bytes, exchange_buffer_bytes, biases_bytes = map(
         max, zip(*needs, strict=True)
     )
     task = new_task()
-    # Large memory is allocated before the weights are read, because reading takes longest and an
-    # allocation may fail.
+    # The large allocations come before the weights are read, which takes longest. So they fail
+    # early.
     try:
         task.cache = arena.allocate(slots * cache_bytes)
     except kccl.BackendError as error:

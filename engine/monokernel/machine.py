@@ -11,29 +11,31 @@ from .shape import SHARED_BYTES
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How kernels use devices of a kind.
+    """How kernels use a kind of device.
 
     Attributes:
-        warps: How many consumer warps a block may have: numbers with which a thread has the
-            registers that the products need. The first choice comes first.
-        warps_together: The number of warps that can give each other registers; 1: none can.
-        weights_in_registers: Whether each warp loads its weights ahead into registers, a stage at
-            a time. If not, a ring of stages is in block-shared memory.
-        least_stage_bytes: The fewest bytes of a stage of weights. Smaller stages of a ring cost
-            more to hand over than to multiply; smaller ones in registers leave the memory idle.
+        warps: The numbers of consumer warps that a block may have, in order of preference. With
+            each of them a thread has enough registers for the products.
+        warps_together: How many neighbouring warps can exchange registers (setmaxnreg); 1: none.
+        weights_in_registers: Whether each warp loads a stage of its weights ahead into registers.
+            If not, a ring of stages is in block-shared memory.
+        least_stage_bytes: The fewest bytes of a stage of weights. With smaller stages, handing over
+            a stage of a ring would cost more than multiplying it. In registers, too few bytes would
+            be in flight.
         most_stage_bytes: The most bytes of a stage of weights.
-        bytes_in_flight: The most bytes of weights that a ring's copies move at the same time, when
+        bytes_in_flight: The most bytes of weights that a ring's copies move at the same time, while
             the block multiplies the product that is copied.
-        quiet_bytes: The most bytes that they move at other times: fewer, because exchanges wait
-            behind copies.
-        quietest_bytes: The same limit for short layers. The copies of a short layer fill the ring
-            during its exchanges.
+        quiet_bytes: The same limit at other times. It is lower, because exchanges queue behind
+            copies.
+        quietest_bytes: quiet_bytes for short layers, whose exchanges run while copies still fill
+            the ring.
         short_layer_bytes: A layer of an ordinary model is short if a block has at most so many
             bytes of its weights.
         bytes_per_ns: The bytes of weights that a block reads in a nanosecond.
-        chunk: Positions of a prompt that run at the same time; 1: one by one, as decoding does.
-        chunk_warps: How many consumer warps a block may have in prefill: numbers with which a
-            thread has the registers that it needs. The first choice comes first.
+        chunk: The positions of a prompt that run at the same time. 1: a prompt runs one position at
+            a time, with the decode kernel.
+        chunk_warps: The numbers of consumer warps that a block may have in prefill, in order of
+            preference. With each of them a thread has enough registers.
         chunk_steps: The steps of a stage of vectors in prefill.
         vectors: The number of vectors that a multiplication of kernels/mma.cuh takes.
         most_kv_strands: The most KV strands of a KV head.
@@ -57,16 +59,15 @@ class Kind:
 
 
 NVIDIA = Kind()
-"""By measurement on one H200 (bench/LOG.md). short_layer_bytes is by measurement on one H100: with
-quietest_bytes, layers of 238 KB a block are faster, of 54 KB as fast, of 921 KB slower."""
+"""Measured on one H200 (bench/LOG.md). short_layer_bytes was measured on one H100: with
+quietest_bytes, layers of 238 KB a block are faster, of 54 KB as fast, and of 921 KB slower."""
 
 AMD = Kind(
-    # Each of four SIMDs runs two waves. With a third one, threads would spill registers to memory.
+    # With these numbers each of the four SIMDs runs two waves. With three, registers would spill.
     warps=(6, 4),
     warps_together=1,
-    # A stage is all the data that is on its way: 16 or 24 KB. A compute unit reads 17 bytes a
-    # nanosecond, and a load takes 0.8 to 1 microsecond. With more, threads would spill registers to
-    # memory.
+    # Only one stage is in flight. It must cover the latency of a load, 0.8 to 1 microsecond, at 17
+    # bytes a nanosecond. So a stage has 16 or 24 KB. With more, registers would spill.
     weights_in_registers=True,
     least_stage_bytes=14 << 10,
     most_stage_bytes=24 << 10,
@@ -76,10 +77,10 @@ AMD = Kind(
     chunk_steps=8,
     vectors=lib.kKcclDecodeVectorsOnAmd,
 )
-"""By the code that clang makes for gfx942 and by published numbers. Nothing was measured."""
+"""Derived from the code that clang makes for gfx942 and from published numbers; not measured."""
 
 SIMULATED = Kind(warps_together=1, chunk=1)
-"""Simulated blocks cost real time: a prompt runs as decoding does."""
+"""Prompts run with the decode kernel, because a prefill kernel would cost the simulator time."""
 
 _KINDS = {"cuda": NVIDIA, "hip": AMD, "sim": SIMULATED}
 
@@ -89,7 +90,7 @@ class Machine:
     """The part of a device that a rank may use.
 
     Attributes:
-        multiprocessors: Their number. Each runs one block.
+        multiprocessors: How many multiprocessors the rank may use. Each runs one block.
         shared_bytes: The bytes of a block's shared memory.
         kind: The kind of device.
     """
@@ -100,13 +101,13 @@ class Machine:
 
 
 def machine_of(comm: kccl.Communicator, program: Program) -> Machine:
-    """Returns this rank's share of its device. Collective.
+    """Returns this rank's share of its device. Collective: all ranks must call it.
 
-    Ranks that are threads of one process may share a GPU.
+    Ranks that are threads of one process may share a GPU. They share its multiprocessors equally.
     """
     kind = _KINDS[comm.backend]
     if comm.backend == "sim":
-        # The simulator has only as many blocks as the model can use.
+        # In the simulator one block for each lane group is enough, and fewer blocks run faster.
         return Machine(num_groups(program, comm.world_size), kind=kind)
     device = kccl.gpu.device(comm.empty(1).device)
     uuids = comm.gather_objects(device.uuid)
@@ -114,5 +115,5 @@ def machine_of(comm: kccl.Communicator, program: Program) -> Machine:
 
 
 def num_groups(program: Program, world_size: int) -> int:
-    """Returns the number of residuals of a rank. Its blocks are cut into so many groups."""
+    """Returns the number of residuals of a rank, which is the number of its lane groups."""
     return 1 if program.num_residuals == 1 else program.most_lanes(world_size)

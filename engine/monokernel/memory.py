@@ -11,14 +11,16 @@ import kccl
 
 
 class Arena(ABC):
-    """Allocates memory that kernels reach, filled with zeros, and copies to and from it."""
+    """Allocates zeroed memory that kernels can access, and copies data to and from it."""
 
     def __init__(self, comm: kccl.Communicator) -> None:
         self._comm = comm
         self._windows: list[Any] = []
 
     def shared(self, nbytes: int) -> list[int]:
-        """Allocates on every rank, and returns the addresses on all ranks. Collective."""
+        """Allocates `nbytes` on every rank. Returns the addresses of all ranks' memory, which this
+        rank's kernels can access. Collective.
+        """
         window = self._comm.window(nbytes)
         self._windows.append(window)
         return list(window.addresses)
@@ -30,8 +32,8 @@ class Arena(ABC):
         return self.shared(nbytes)[self._comm.rank]
 
     def place(self, array: NDArray[Any]) -> int:
-        """Copies an array to new memory, and returns the address. Collective: all arrays must have
-        the same size.
+        """Copies an array to newly allocated memory, and returns the address. Collective: all ranks
+        must pass arrays of the same size.
         """
         address = self.allocate(array.nbytes)
         self.write(address, array)
@@ -39,13 +41,13 @@ class Arena(ABC):
 
     @abstractmethod
     def on_host(self, nbytes: int) -> int:
-        """Allocates host memory that kernels read and write at the same address. It is freed
-        with this Arena.
+        """Allocates host memory that kernels can read and write at the same address as the host. It
+        lives as long as this Arena.
         """
 
     @abstractmethod
     def write(self, address: int, array: NDArray[Any]) -> None:
-        """Copies an array to an address, and returns when it is there."""
+        """Copies an array to an address, and returns when the copy is complete."""
 
     @abstractmethod
     def read(self, address: int, nbytes: int) -> bytes:

@@ -1,9 +1,9 @@
-"""Reads each op's output at the position that ran last from a rank's exchange buffer.
+"""Reads each op's output, at the position that ran last, from a rank's exchange buffer.
 
-kernels/exchange_buffer.cuh says what lies there. For four ops it does not hold the reference's
-output, so this file computes the rest: it has rows of the embedding, queries and keys before norm
-and RoPE, partial results of attention, and the last residual before its norm. An error in the
-kernel's own rest shows in the output of the next op.
+kernels/exchange_buffer.cuh says what the buffer holds. For four ops it is not yet the reference's
+output: the embedding's rows in their format, queries and keys before norm and RoPE, partial results
+of attention, and the last residual before its norm. This file computes the missing step from them.
+If the kernel computes that step wrong, the next op's output shows the error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from ..model.rotations import Rotations, pair_order
 
 Array = NDArray[Any]
 _FLOAT4_BYTES: int = lib.kKcclDecodeFloat4Bytes
-# The numbers of a partial result behind those of a head.
+# How many numbers a partial result has behind the head_dim numbers of its weighted sum.
 _PARTIAL_EXTRA: int = 4 * lib.kKcclDecodePartialFloat4s
 
 
@@ -40,10 +40,10 @@ class Outputs:
         program: The model's program.
         norms: The norms, as norms_of() returns them.
         lanes: The lanes of the rank.
-        rotations: The tables by which the rank rotates.
-        slots: The slots of the exchange buffer.
+        rotations: The rank's tables of cosines and sines.
+        slots: The first slots of vectors in the exchange buffer.
         kv_splits: See Tuning.
-        read: Returns so many bytes of the exchange buffer, from an offset on.
+        read: Reads the exchange buffer: (offset, number of bytes) -> bytes.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Outputs:
         self._order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
 
     def residuals(self) -> Sequence[int]:
-        """Returns the numbers of those residuals that the rank has completely."""
+        """Returns the numbers of the residuals that the rank's exchange buffer has in full."""
         return [0] if self._program.num_residuals == 1 else self._lanes
 
     def of(self, op: Op, position: int) -> dict[int, Array]:
-        """Returns an op's output by lane or residual: float32 [values]. Not of "embed" and
-        "head".
+        """Returns an op's output by lane or residual: float32 [values]. The op must not be "embed"
+        or "head", whose outputs are not in the exchange buffer.
         """
         match KINDS[op.kind].gives:
             case Vector.HEADS:

@@ -1,4 +1,4 @@
-"""Keeps the memory for the stamps of a kernel that traces."""
+"""Allocates and reads the memory for the stamps of a kernel that traces."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .trace import layout_of, numbers_bytes
 
 
 class Recording:
-    """A rank's memory for the stamps of one request: kernels/trace.cuh."""
+    """A rank's memory for the stamps of one request, which kernels/trace.cuh writes."""
 
     def __init__(
         self,
@@ -39,23 +39,24 @@ class Recording:
         self._blocks, self._token_steps = blocks, token_steps
         self._nbytes = 8 * token_steps * of_token_step * blocks
         self._numbers_bytes = numbers_bytes(of_token_step, blocks)
-        # Ranks allocate together and equally much, although a rank with fewer lanes needs less.
+        # Allocation is collective, and all ranks must ask for the same number of bytes. A rank with
+        # fewer lanes needs less, so all take the largest number.
         needs = comm.gather_objects([self._nbytes, self._numbers_bytes])
         self._stamps, self._numbers = (
             arena.allocate(max(each)) for each in zip(*needs, strict=True)
         )
         launcher.launch(module.kernel("describe_trace"), self._numbers, grid=blocks, warps=1)
         launcher.wait()
-        # This waits until all ranks have loaded the kernel: a GPU may load nothing while another
-        # rank's kernel runs.
+        # Waits until all ranks have loaded the kernel, because a GPU may load no kernel while
+        # another rank's runs.
         comm.gather_objects(None)
 
     def give_to(self, task: Any) -> None:
-        """Makes a request write its stamps here. task: a KcclDecodeTask."""
+        """Makes the request of `task`, a KcclDecodeTask, write its stamps to this memory."""
         task.trace, task.traced = self._stamps, self._token_steps
 
     def read(self, program: Program, rank: int) -> Stamps:
-        """Returns the stamps of a request that has ended."""
+        """Waits for the request's kernel, and returns its stamps."""
         self._launcher.wait()
         numbers = self._arena.read(self._numbers, self._numbers_bytes)
         stamps = self._arena.read(self._stamps, self._nbytes)

@@ -1,5 +1,5 @@
-"""Tuning: the numbers of how the monokernel uses a machine. They are compiled into it (S in
-kernels/shape.cuh).
+"""Tuning: the numbers that say how the monokernel uses a machine. The kernel is compiled with them
+(S in kernels/shape.cuh).
 """
 
 from dataclasses import dataclass
@@ -10,45 +10,47 @@ SHARED_BYTES = 227 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How the monokernel uses a GPU; only `warps`, `strip_tiles` and `kv_strands` change bits of
+    """How the monokernel uses a GPU. Only `warps`, `strip_tiles` and `kv_strands` change bits of
     results.
 
     Attributes:
-        blocks: Blocks that work on one rank, a multiple of its residuals.
-        warps: Warps of a block that multiply; the columns of each product are cut into as many
-            parts.
+        blocks: The blocks of a rank, a multiple of its residuals.
+        warps: The consumer warps of a block. Each has an equal share of the columns of a product.
         stages: The most stages of a block's ring of weights.
-        stage_steps: Tiles of each warp in a stage, of the format with the smallest tiles.
-        strip_tiles: A power of two: the most tiles of a warp that share the scales of their rows,
-            where a format has scales.
+        stage_steps: The tiles that a stage has for each warp, in the format with the smallest
+            tiles.
+        strip_tiles: For formats with scales: the most tiles of a warp that share the scales of
+            their rows. A power of two.
         in_flight: The most stages that are copied at the same time, until a block's warps have
             freed two stages of the product that is copied.
         urgent_in_flight: The most stages that are copied at the same time from then on; 0:
             in_flight.
-        kv_strands: KV strands of a KV head, a power of two: each has every so many-th tile of 16
-            positions, and one warp goes over it.
-        kv_splits: KV splits of a KV head, a power of two: each is an equal number of KV strands,
-            and one block goes over it.
+        kv_strands: The KV strands of a KV head, a power of two. A strand is every kv_strands-th
+            tile of 16 positions, and one warp goes over it.
+        kv_splits: The KV splits of a KV head, a power of two. Each has equally many KV strands, and
+            one block goes over it.
         merges_first: Whether the blocks of a KV head merge the partial results of its KV splits. If
             not, each block of the output projection does.
-        others: Warps of a block that do not multiply: one copies weights, or only watches over
-            waits; one collects messages.
+        others: The warps of a block that do not multiply. One copies weights; without a ring it
+            only watches over waits. Another collects messages.
         shared_bytes: The bytes of a block's shared memory. The ring has as many stages as fit.
-        stagger_ns: The blocks of residual i begin a token step later than those of residual 0, by
-            i % staggers times so many nanoseconds.
+        stagger_ns: Delays the beginning of token steps: the blocks of residual i begin
+            (i % staggers) * stagger_ns nanoseconds later than those of residual 0.
         staggers: See stagger_ns.
-        delay_ns: For tests: warps wait at each op, a random time of at most so many nanoseconds.
-        slow_rank: For tests: the rank whose warps always wait that long; -1: none.
-        ablated: What the kernel leaves out to show what that costs, as bits of KcclDecodeAblation.
-        weights_in_registers: Whether each warp that multiplies loads a stage of its weights ahead,
-            into registers. If not, a ring of stages is in block-shared memory: stages, in_flight
-            and urgent_in_flight are the ring's alone.
-        chunk: Positions of a prompt that run at the same time, a multiple of 4, on AMD of 8; 1: a
-            prompt runs as decoding does, and the other numbers of chunks have no meaning.
+        delay_ns: For tests: at each op, warps wait for a random time of at most so many
+            nanoseconds.
+        slow_rank: For tests: the rank whose warps always wait delay_ns; -1: none.
+        ablated: Which work the kernel leaves out, to measure what it costs: bits of
+            KcclDecodeAblation.
+        weights_in_registers: Whether each consumer warp loads a stage of its weights ahead into
+            registers. If not, a ring of stages is in block-shared memory. Only the ring uses
+            `stages`, `in_flight` and `urgent_in_flight`.
+        chunk: The positions of a prompt that run at the same time: a multiple of 4, on AMD of 8. 1:
+            the decode kernel runs prompts, and the fields chunk_* are not used.
         chunk_warps: The consumer warps of a block in prefill.
-        chunk_others: The other warps of a block in prefill; one of them copies.
+        chunk_others: The other warps of a block in prefill. One of them copies vectors.
         chunk_stages: The stages of a block's ring of vectors.
-        chunk_steps: The most stretches of 16 elements of all positions in a stage of that ring.
+        chunk_steps: The most steps of a stage of that ring. A step is 16 elements of all positions.
     """
 
     blocks: int

@@ -1,4 +1,4 @@
-"""The monokernel's source for one model and machine: constants, sequence of ops, kernels."""
+"""Generates the monokernel's source for one model and machine: constants, ops, and kernels."""
 
 from pathlib import Path
 
@@ -43,21 +43,20 @@ def source_of(
     traces: bool = False,
     overlaps: bool = True,
 ) -> str:
-    """Returns the translation unit: the kernels that kernels_of() names, for one shape.
+    """Returns a translation unit with the kernels that kernels_of() names, for one shape.
 
     Args:
         program: The model's program.
         world_size: The number of ranks that share the model.
-        context: The number of positions that the KV cache has room for.
+        context: The positions that a slot of the KV cache has room for.
         tuning: How a GPU is used.
-        rank: The rank that gets the kernels. Ranks with equally many lanes get the same ones.
-        samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
-            and the ops have more registers. A source that samples has the kernel decode alone.
-        traces: Whether the kernel records the times of its ops. Then there is describe_trace, too.
-        overlaps: Whether computing, copying and exchanging happen at the same time. If not, all
+        rank: The rank that will run the kernels. Only its number of lanes matters.
+        samples: Whether decode chooses tokens as SamplingParams say. If False, it chooses the most
+            likely ones, and its ops have more registers. If True, there is no prefill.
+        traces: Whether decode records the times of its ops. Then there is describe_trace, too.
+        overlaps: Whether computing, copying and exchanging happen at the same time. If False, all
             blocks of all ranks wait for each other behind each op, and a stage of weights is copied
-            when all warps wait for it. The results have the same bits. Such a source has the kernel
-            decode alone, too.
+            when all warps wait for it. The results have the same bits, and there is no prefill.
     """
     c = program.config
     lanes = c.num_lanes

@@ -1,4 +1,4 @@
-"""Fills and reads the structs of abi.inc that the host and the monokernel give each other."""
+"""Makes and reads the structs of abi.inc that the host and the monokernel exchange."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ NO_LOGITS = len(ffi.new("KcclDecodeTask *").logits) * (0,)
 
 
 def new_task(copied: Any = None) -> Any:
-    """Returns a KcclDecodeTask with zeros in its fields, or a copy of one."""
+    """Returns a copy of a KcclDecodeTask; None: a new one whose fields are zero."""
     return ffi.new("KcclDecodeTask *") if copied is None else ffi.new("KcclDecodeTask *", copied[0])
 
 
@@ -34,7 +34,7 @@ def id_and_end(token: Any) -> tuple[int, int]:
 
 
 def layers(program: Program) -> bytes:
-    """Returns the rules of all layers, as the kernel reads them: KcclDecodeLayer [layers]."""
+    """Returns the rules of all layers' modules, in the kernel's form: KcclDecodeLayer [layers]."""
 
     ops = program.by_name
     rules = [

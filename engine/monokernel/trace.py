@@ -1,6 +1,4 @@
-"""Reads the meaning of a kernel's stamps, which describe_trace() (kernels/trace_layout.cuh)
-writes.
-"""
+"""Reads what describe_trace() (kernels/trace_layout.cuh) writes: the meaning of stamps."""
 
 import numpy as np
 
@@ -11,13 +9,18 @@ from ..model.timeline import NUM_STAGE_STAMPS, Layout, TracedOp
 
 _SIZES_BYTES: int = ffi.sizeof("KcclDecodeTraceSizes")
 _STAGE_BYTES: int = ffi.sizeof("KcclDecodeStage")
-# KcclDecodeStage, for NumPy.
+# The struct KcclDecodeStage as a NumPy dtype.
 _STAGE = np.dtype([(name, np.uint32) for name, _ in ffi.typeof("KcclDecodeStage").fields])
 assert _STAGE.itemsize == _STAGE_BYTES
 
 
 def numbers_bytes(of_token_step: int, blocks: int) -> int:
-    """Returns the most bytes that describe_trace() writes, for so many stamps of a token step."""
+    """Returns the most bytes that describe_trace() writes.
+
+    Args:
+        of_token_step: The number of stamps of a block in a token step.
+        blocks: The number of the rank's blocks.
+    """
     return _SIZES_BYTES + _STAGE_BYTES * (of_token_step // NUM_STAGE_STAMPS * blocks)
 
 
@@ -41,7 +44,7 @@ def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
     for number, product in enumerate(PRODUCTS, start=1):
         at = np.array([index for index, op in enumerate(ops) if op.kind == product])
         for block in range(blocks):
-            # Each layer has equally many stages.
+            # A block has equally many stages of a product in each layer.
             mine = np.flatnonzero(products[:, block] == number)
             stage_ops[mine, block] = np.repeat(at, len(mine) // len(at))
     return Layout(

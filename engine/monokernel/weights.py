@@ -1,4 +1,4 @@
-"""Gives a rank's weights to the device, which packs them."""
+"""Reads a rank's weights in the form in which a kernel packs them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,17 +18,18 @@ _HALF = TILE // 2
 _ROWS_AT_ONCE = 4096
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that were packed since the last call."""
+"""A function that is called with the number of bytes packed since its last call."""
 
 
 def matrices(
     checkpoint: Checkpoint, program: Program, rank: int, world_size: int
 ) -> Iterator[tuple[Piece, NDArray[Any]]]:
-    """Yields a rank's matrices as the device packs them, one after another.
+    """Yields a rank's matrices in the order in which they are packed.
 
     Yields:
-        The product's place, and the matrix as it is stored, [rows, words of a row]. A group's lanes
-        lie one below the other, or side by side if they add to one residual.
+        The Piece that the matrix is, and the matrix in its stored format, [rows, words of a row].
+        The lanes of a lane group are stacked; those of a product that ends a module are side by
+        side, because its sums go over the lanes.
     """
     c = program.config
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
@@ -55,7 +56,7 @@ def embedding(checkpoint: Checkpoint, program: Program) -> NDArray[Any]:
 
 
 def biases(checkpoint: Checkpoint, program: Program, lanes: range) -> NDArray[np.float32]:
-    """Returns a rank's biases, float32 [...], as kernels/biases.cuh describes them."""
+    """Returns a rank's biases in the order of kernels/biases.cuh, as one float32 vector."""
     c = program.config
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
 
@@ -77,14 +78,14 @@ def _matrices_of(op: Op) -> list[str]:
 def _read_product(
     checkpoint: Checkpoint, op: Op, lanes: range, order: NDArray[np.intp]
 ) -> NDArray[Any]:
-    """Returns an op's product from its tensors, which are not kept."""
+    """Reads an op's tensors and returns its product. Does not keep the tensors."""
     parts = [np.ascontiguousarray(checkpoint.read(name, lanes).words) for name in _matrices_of(op)]
     return _product_of(op, parts, order)
 
 
 def _product_of(op: Op, parts: list[NDArray[Any]], order: NDArray[np.intp]) -> NDArray[Any]:
-    """Returns one product's matrix from an op's matrices, [lanes, rows, columns] each, as
-    OpKind.rows says. order: the order of the rows of a head, pair_order().
+    """Joins an op's matrices, [lanes, rows, columns] each, into one, as OpKind.rows says. `order`
+    is the order of a head's rows, from pair_order().
     """
     kind = KINDS[op.kind]
     match kind.rows:
@@ -99,8 +100,8 @@ def _product_of(op: Op, parts: list[NDArray[Any]], order: NDArray[np.intp]) -> N
 
 
 def _below_each_other(parts: list[NDArray[Any]], order: NDArray[np.intp]) -> NDArray[Any]:
-    """Returns the rows of one matrix from queries, keys and values, [lanes, rows, columns] each. In
-    heads of queries and keys, the two elements of a RoPE pair are put side by side.
+    """Stacks wq, wk and wv, [lanes, rows, columns] each, lane by lane. Reorders the rows of heads
+    of wq and wk, so that the two rows of a RoPE pair are neighbours.
     """
     lanes, _, columns = parts[0].shape
     heads = [part.reshape(lanes, -1, len(order), columns) for part in parts]
@@ -109,11 +110,13 @@ def _below_each_other(parts: list[NDArray[Any]], order: NDArray[np.intp]) -> NDA
 
 
 def _in_turn(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Returns two matrices, [lanes, rows, columns] each, as rows of one: _HALF of each in turn."""
+    """Joins two matrices, [lanes, rows, columns] each, into one whose rows alternate: _HALF rows of
+    the first matrix, then _HALF rows of the second.
+    """
     halves = [part.reshape(-1, 1, _HALF, part.shape[2]) for part in parts]
     return np.concatenate(halves, axis=1).reshape(-1, parts[0].shape[2])
 
 
 def _side_by_side(tensor: NDArray[Any]) -> NDArray[Any]:
-    """Returns [lanes, rows, columns] as [rows, lanes * columns]."""
+    """Reshapes [lanes, rows, columns] to [rows, lanes * columns]."""
     return np.ascontiguousarray(tensor.swapaxes(0, 1)).reshape(tensor.shape[1], -1)

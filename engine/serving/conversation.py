@@ -1,4 +1,4 @@
-"""A conversation with a chat model: the turns so far, and the next answer."""
+"""Runs a conversation with a chat model: keeps its messages, and asks for the next answer."""
 
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -10,13 +10,12 @@ from .submission import Submission
 
 
 class Conversation:
-    """The messages of a conversation. For each turn the engine computes only what is new, as long
-    as its KV cache keeps the turns before. It is a context manager, which cancels the running
-    answer.
+    """The messages of a conversation. At each turn the engine runs only the new tokens, as long as
+    its KV cache keeps the turns before. A context manager, which cancels the running answer.
 
     Attributes:
-        messages: All messages so far; each has "role" and "content". The caller may change them
-            between two turns. Answers in harmony are there without thoughts and headers.
+        messages: All messages so far. Each has "role" and "content". The caller may change them
+            between two turns. Answers in harmony are kept without thoughts and headers.
         ids: The prompt of the newest answer.
         tokenizer: The model's tokenizer.
     """
@@ -61,16 +60,16 @@ class Conversation:
             self.messages.append({"role": "system", "content": self._system})
 
     def stream(self, text: str, **given: Any) -> Generator[Piece, None, None]:
-        """Yields the answer to the next message, piece by piece, as the model writes it. Closing
-        the iterator ends the answer; the conversation keeps the pieces that have come.
+        """Sends the next message, and yields the answer piece by piece, as the model writes it. If
+        the caller closes the iterator, the answer ends, and the conversation keeps its beginning.
 
         Args:
             text: The message.
-            given: Fields of SamplingParams for this answer, in place of the conversation's.
+            given: Fields of SamplingParams for this answer. They override the conversation's.
 
         Raises:
-            InvalidArgument, kccl.Error: As Engine.submit(). The conversation then forgets the
-                message.
+            InvalidArgument, kccl.Error: As Engine.submit(). If no piece has come, the conversation
+                does not keep the message.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         self.ids = self.tokenizer.chat(asked, literal=True, **self._variables)
@@ -87,8 +86,8 @@ class Conversation:
                 self.messages = [*asked, {"role": "assistant", "content": self._kept(parts)}]
 
     def ask(self, text: str, **given: Any) -> str:
-        """Returns the whole answer to the next message, as `messages` keeps it. Arguments and
-        errors are those of stream().
+        """Sends the next message, and returns the whole answer, as `messages` keeps it. Arguments
+        and errors are those of stream().
         """
         return self._kept([piece.text for piece in self.stream(text, **given)])
 

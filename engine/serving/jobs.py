@@ -1,4 +1,4 @@
-"""The jobs that an engine's queue takes, in a form that rank 0 can send to the other ranks."""
+"""The jobs that an engine's queue takes. Rank 0 can send them to the other ranks as JSON."""
 
 from collections.abc import Generator
 from contextlib import closing
@@ -19,7 +19,7 @@ _SCORED_AT_ONCE = 128
 
 
 class Job(Protocol[T_co]):
-    """A request.
+    """A request that the queue can run.
 
     Attributes:
         ids: The ids of its prompt.
@@ -30,12 +30,15 @@ class Job(Protocol[T_co]):
         """See the attributes."""
 
     def order(self) -> dict[str, Any]:
-        """Returns the data with which other ranks can run it too; JSON represents them."""
+        """Describes the job for the other ranks, as data that JSON can represent. job_of() makes a
+        job from them again.
+        """
 
     def run(
         self, runner: Runner, tokenizer: Tokenizer | None, cancellation: Cancellation
     ) -> Generator[T_co, None, None]:
-        """Yields the request's results. Collective. Only rank 0's cancellation counts.
+        """Runs the request, and yields its results. Collective: all ranks must call it. Only rank
+        0's cancellation has an effect.
 
         Raises:
             EndedElsewhere: The request was cancelled.
@@ -50,7 +53,7 @@ class Generate:
     Attributes:
         ids: The prompt.
         params: How tokens are chosen.
-        shown: Control tokens whose names are part of the text.
+        shown: Ids of the control tokens whose names are part of the text.
     """
 
     ids: list[int]
@@ -77,11 +80,11 @@ class Generate:
 
 
 class Scored(NamedTuple):
-    """The model's log-probability of a token that was given.
+    """The log-probability of a prompt's token.
 
     Attributes:
-        logprob: Its log-probability.
-        alternatives: The likeliest tokens in its place, as Piece.alternatives.
+        logprob: The token's log-probability behind all tokens before it.
+        alternatives: The likeliest tokens at this position, as in Piece.alternatives.
     """
 
     logprob: float
@@ -94,7 +97,7 @@ class Score:
 
     Attributes:
         ids: The prompt.
-        num_alternatives: The number of likeliest tokens that come with each.
+        num_alternatives: How many of the likeliest tokens come with each token.
     """
 
     ids: list[int]
@@ -112,14 +115,14 @@ class Score:
         pieces = runner.scores(self.ids, _SCORED_AT_ONCE, cancellation=cancellation, waits=True)
         with closing(pieces):
             for logits in pieces:
-                # The prompt has no token behind the last row.
+                # strict=False: no token of the prompt follows the last row of logits.
                 for row, token in zip(logits, following, strict=False):
                     logprob = float(logprobs_of(row)[token])
                     yield Scored(logprob, alternatives(row, self.num_alternatives))
 
 
 def job_of(order: dict[str, Any]) -> Job[Any]:
-    """Returns the job that order() has described."""
+    """Makes the job that Job.order() has described."""
     if order["kind"] == "score":
         return Score(order["ids"], order["num_alternatives"])
     params = dict(order["params"])
@@ -129,7 +132,7 @@ def job_of(order: dict[str, Any]) -> Job[Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Returns a field of SamplingParams with its tuples as lists."""
+    """Converts the tuples in a field of SamplingParams to lists."""
     if isinstance(value, tuple):
         return [_as_json(each) for each in value]
     return value

@@ -1,4 +1,4 @@
-"""Reads an answer of a chat model: its thoughts, its text, and its calls of tools."""
+"""Divides an answer of a chat model into thoughts, text, and calls of tools."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from .tools.reader import CallReader
 
 @dataclass
 class Call:
-    """A call, as far as it has come.
+    """A call of a function, which may still be incomplete.
 
     Attributes:
-        id: The id that the tool's result names.
+        id: The id by which the tool's result refers to the call.
         name: The function's name.
-        arguments: The arguments in JSON.
+        arguments: The arguments so far, as JSON.
     """
 
     id: str
@@ -23,13 +23,13 @@ class Call:
 
 
 class Reader:
-    """An answer, both as its text comes and as a whole.
+    """Reads an answer while its text comes: returns events, and collects the whole answer.
 
     Attributes:
-        thoughts: The model's thoughts.
-        text: The model's answer. Calls whose arguments are no JSON are part of it.
-        calls: The calls that are complete, by their numbers.
-        events: All events so far, in their order. Neighbours of one kind are one event.
+        thoughts: The model's thoughts so far.
+        text: The answer's text so far. It includes calls whose arguments are no JSON.
+        calls: Number of a call -> the call, for calls that are complete.
+        events: All events so far, in order. Neighbouring events of the same kind are joined.
         num_begun: The number of calls that have begun.
     """
 
@@ -49,7 +49,7 @@ class Reader:
 
     @property
     def divides(self) -> bool:
-        """Tells whether thoughts or calls are looked for."""
+        """Tells whether the reader separates thoughts or calls from the text."""
         return self._reasoning is not None or self._reader is not None
 
     @property
@@ -58,11 +58,11 @@ class Reader:
         return self._reasoning is not None and self._reasoning.is_thinking
 
     def push(self, text: str, *, is_last: bool = False) -> list[Event]:
-        """Returns the events that this text completes.
+        """Adds text. Returns the events that it completes.
 
         Args:
             text: The next part of the answer.
-            is_last: Whether nothing follows.
+            is_last: Whether this is the last part.
         """
         parts = [(False, text)]
         if self._reasoning is not None:

@@ -1,4 +1,4 @@
-"""The queue of an engine. Rank 0 submits requests, and all ranks run one after the other."""
+"""The queue of an engine. Rank 0 submits requests, and all ranks run them one after the other."""
 
 import threading
 from collections import deque
@@ -15,34 +15,35 @@ from .submission import CANCELLED, End, Submission
 
 T = TypeVar("T")
 
-# The most requests that wait, unless the caller sets another limit.
+# The default of the most requests that may wait.
 MOST_WAITING = 64
 
 FATAL = (kccl.PeerLost, kccl.Timeout, kccl.BackendError)
-"""Errors behind which the ranks can no longer run requests together."""
+"""Errors after which the ranks cannot run any more requests together."""
 _BEAT, _END = {"kind": "beat"}, {"kind": "end"}
-# Rank 0 tells the other ranks that it is alive so many times within the time limit of their waits.
+# While no request comes, rank 0 tells the other ranks that it is alive. It does so whenever this
+# share of their waits' timeout has passed.
 _BEAT_SHARE = 0.2
 
 
 class QueueFull(kccl.Error):
-    """Raised when so many requests wait that another one is refused."""
+    """Raised by submit() if so many requests wait that another one is refused."""
 
 
 class Sessions:
-    """Requests in the order in which they came. A thread of rank 0 runs them.
+    """The queue of requests. A thread of rank 0 runs them in the order in which they came.
 
     Attributes:
         limit: The most requests that may wait.
-        failure: The reason for which the ranks can no longer run requests; None while they can.
+        failure: The error after which the ranks cannot run requests any more; None: they can.
     """
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer | None, limit: int) -> None:
         """Begins with an empty queue. The thread starts with the first request.
 
         Args:
-            runner: The runner of the requests. Its owner still closes it.
-            tokenizer: Turns ids into text; None: answers have no text.
+            runner: Runs the requests. The caller must close it.
+            tokenizer: Converts ids to text; None: answers have no text.
             limit: The most requests that may wait.
         """
         self.limit = limit
@@ -86,12 +87,12 @@ class Sessions:
                 self._thread.start()
 
     def submit(self, job: Job[T]) -> Submission[T]:
-        """Puts a request at the queue's end.
+        """Adds a request to the queue's end. Returns at once.
 
         Raises:
             QueueFull: `limit` requests wait already.
             InvalidArgument: The engine is closed, or this is not rank 0.
-            kccl.Error: The ranks can no longer run requests.
+            kccl.Error: The ranks cannot run requests any more.
         """
         self.start()
         submission = Submission(job, self._cancel, self._owner)
@@ -125,10 +126,10 @@ class Sessions:
         """Refuses new requests, and waits until those in the queue have ended.
 
         Args:
-            seconds: The longest wait; None: no limit.
+            seconds: The timeout; None: there is none.
 
         Returns:
-            Whether all have ended.
+            Whether all requests have ended.
         """
         self._owner.check()
         with self._changed:
@@ -138,8 +139,8 @@ class Sessions:
             )
 
     def close(self) -> None:
-        """Cancels all requests, and ends the thread and follow() on the other ranks. May be called
-        again. In a fork of the process nothing happens.
+        """Cancels all requests, ends the thread, and makes follow() return on the other ranks. May
+        be called again. Does nothing in a fork of the process.
         """
         if not self._owner.is_here:
             return
@@ -156,8 +157,8 @@ class Sessions:
             thread.join()
 
     def wait_for_failure(self) -> BaseException | None:
-        """Waits until the ranks can no longer run requests, and returns the reason; None after
-        close().
+        """Waits until the ranks cannot run requests any more, or close() is called. Returns
+        `failure`.
         """
         self._owner.check()
         with self._changed:
@@ -176,7 +177,7 @@ class Sessions:
                     self._tell(_END if is_closing else _BEAT)
                 else:
                     self._run(submission)
-            # Every BaseException is caught: without this thread, requests would wait for ever.
+            # Catches every BaseException: if this thread ended, requests would wait for ever.
             except BaseException as error:
                 self._fail(error)
             with self._changed:
@@ -204,13 +205,13 @@ class Sessions:
             end = End(CANCELLED)
         except BaseException as error:
             end = End("", error)
-            # After another BaseException the ranks may be at different points.
+            # After a BaseException that is no Exception, ranks may be at different points.
             if isinstance(error, FATAL) or not isinstance(error, Exception):
                 self._fail(error)
         submission.finish(end)
 
     def _fail(self, error: BaseException) -> None:
-        """Ends all requests that wait, because the ranks run nothing more."""
+        """Records that the ranks cannot run requests any more, and ends those that wait."""
         with self._changed:
             self.failure = error
             waiting, self._queue = list(self._queue), deque()
@@ -221,11 +222,11 @@ class Sessions:
     # ---- the other ranks -------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Runs the requests that rank 0 submits, until rank 0 closes its engine. The other ranks of
-        a job call it.
+        """Runs the requests that rank 0 submits, until rank 0 closes its engine. All other ranks of
+        a job must call it.
 
-        Rank 0 must call start() or submit() before the ranks' waits time out. Only then does its
-        close() end follow().
+        Rank 0 must call start() or submit() before the ranks' waits time out. If it calls neither,
+        its close() does not end follow(), which raises.
 
         Raises:
             kccl.Error: A rank was lost, or rank 0 has not begun in time.
@@ -242,6 +243,6 @@ class Sessions:
             except EndedElsewhere:
                 continue
             except kccl.Error as error:
-                # Rank 0 has the same error, and gives it to the caller.
+                # Rank 0 has the same error, and reports it to the request's caller.
                 if isinstance(error, FATAL):
                     raise

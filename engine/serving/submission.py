@@ -1,4 +1,4 @@
-"""A request in an engine's queue, and its answer as it comes."""
+"""A request in an engine's queue, through which its caller receives the results."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from .jobs import Job
 T = TypeVar("T")
 
 CANCELLED = "cancelled"
-"""The end of a submission that was cancelled."""
+"""End.reason of a submission that was cancelled."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class End:
     """The end of a submission.
 
     Attributes:
-        reason: A reason as in Piece.end, or CANCELLED; "" if the request failed.
-        error: The error of the failure, or None.
+        reason: As in Piece.end, or CANCELLED; "" if the request failed.
+        error: The error if the request failed, else None.
     """
 
     reason: str
@@ -31,18 +31,18 @@ class End:
 
 
 class Submission(Generic[T]):
-    """A request that waits in the queue, runs, or has ended. Iterating over it gives the results as
-    they come. The engine never waits for the caller that iterates.
+    """A request that waits in the queue, runs, or has ended. Iterating over it yields the results
+    as they come. Results are stored, so the engine never waits for its caller to iterate.
 
-    It is a context manager, which cancels the request at its end.
+    A context manager, which cancels the request at the context's end.
 
     Attributes:
         job: The job of the request.
-        cancellation: Ends it while it runs.
-        num_cached: The number of the prompt's tokens that the KV cache had; -1 before the request
-            runs.
-        drafted: The drafts that the request has checked and accepted so far.
-        end: The end of the request; None before.
+        cancellation: Cancels the request while it runs. Callers should call cancel().
+        num_cached: The number of the prompt's tokens that the KV cache had; -1 before the first
+            result.
+        drafted: The number of drafts that the request has checked and accepted so far.
+        end: The end of the request; None: it has not ended.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Submission(Generic[T]):
         Args:
             job: The job of the request.
             cancel: Cancels the request, whether it waits or runs.
-            owner: The process that runs it.
+            owner: The process that runs the request.
         """
         self.job = job
         self.cancellation = Cancellation()
@@ -66,9 +66,11 @@ class Submission(Generic[T]):
         self._listener: Callable[[T | End], None] | None = None
 
     def __iter__(self) -> Iterator[T]:
-        """Raises the error of a failed request. Ends silently if the request was cancelled."""
+        """Yields the results as they come. Raises the error of a failed request at the end. Ends
+        without an error if the request was cancelled.
+        """
         for index in count():
-            # In a fork another thread may hold the lock for ever.
+            # Raises in a fork, where the lock may be held for ever by a thread that does not exist.
             self._owner.check()
             with self._changed:
                 while index == len(self._items) and self.end is None:
@@ -87,14 +89,14 @@ class Submission(Generic[T]):
         self.cancel()
 
     def cancel(self) -> None:
-        """Ends the request: at once if it waits, within a few positions of its prompt, or at the
-        next token. Any thread may call. Nothing happens after the request's end.
+        """Cancels the request. If it waits, it ends at once; if it runs, within a few positions of
+        its prompt, or at the next token. Any thread may call. Does nothing after the request's end.
         """
         self._cancel(self)
 
     def listen(self, listener: Callable[[T | End], None]) -> None:
-        """Passes all past and future results to a function that must never wait. The engine's
-        thread calls it. The last call has the End.
+        """Passes all results, past and future, to a function, and then the End. The engine's thread
+        calls the function for future results, so it must not block.
         """
         self._owner.check()
         with self._changed:
@@ -105,7 +107,7 @@ class Submission(Generic[T]):
             self._listener = listener
 
     def put(self, item: T) -> None:
-        """Adds a result to the answer."""
+        """Adds a result. The engine's thread calls it."""
         with self._changed:
             self._items.append(item)
             self._changed.notify_all()
@@ -113,7 +115,7 @@ class Submission(Generic[T]):
                 self._listener(item)
 
     def finish(self, end: End) -> None:
-        """Ends the answer, unless it has ended before."""
+        """Ends the submission, unless it has ended before."""
         with self._changed:
             if self.end is not None:
                 return

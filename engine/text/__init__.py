@@ -1,1 +1,1 @@
-"""Converts text to ids and back."""
+"""Tokenizers, chat templates, and what divides an answer into thoughts, text and calls."""

@@ -1,4 +1,6 @@
-"""Chat templates: they turn messages into text in the form that a model was trained on."""
+"""Chat templates: programs in Jinja that turn messages into text, in the form that a model was
+trained on.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,9 +16,10 @@ from . import harmony
 from .chat_data import conversation_of, variables_of
 
 DEFAULT = "default"
-# The name of the template that is used with tools, if the model has one of this name.
+# If a model has a template of this name, it is used for conversations with tools.
 _WITH_TOOLS = "tool_use"
-# Arguments of transformers' apply_chat_template() that are no variables of a template.
+# Arguments of transformers' apply_chat_template() that are no variables of a template. Callers who
+# pass them get an error that says what to do.
 _NOT_VARIABLES = frozenset(
     {"chat_template", "continue_final_message", "conversation", "max_length", "messages"}
     | {
@@ -28,7 +31,7 @@ _NOT_VARIABLES = frozenset(
     }
     | {"tokenize", "tokenizer_kwargs", "truncation"}
 )
-# Variables that chat() itself sets. A template that does not use them ignores them.
+# Variables that may be passed to any template, even if it does not use them.
 _ALWAYS = frozenset({"tools", "documents"})
 # Variables that every template has, and that no caller may set.
 _GIVEN = frozenset({"add_generation_prompt", "messages", "raise_exception", "strftime_now"})
@@ -41,7 +44,7 @@ class Template:
     Attributes:
         source: The template.
         where: Its file, for messages.
-        error: Why it cannot be read, for whoever uses it; "" if it can.
+        error: Why the template cannot be read; "" if it can. Raised when the template is used.
     """
 
     source: str
@@ -53,11 +56,11 @@ class ChatTemplates:
     """The templates of a model, by name."""
 
     def __init__(self, templates: Mapping[str, Template], tokens: Mapping[str, str]) -> None:
-        """Takes templates, which are compiled when they are first used.
+        """Stores the templates. A template is compiled when it is first used.
 
         Args:
-            templates: Templates by name; a single one is called "default".
-            tokens: Texts of tokens that a template may use besides the messages, as in "bos_token".
+            templates: Name -> template. If there is only one, its name is "default".
+            tokens: Variables that have the text of a token, as in "bos_token".
         """
         self._templates = dict(templates)
         self._tokens = dict(tokens)
@@ -74,8 +77,8 @@ class ChatTemplates:
         add_generation_prompt: bool,
         name: str | None = None,
     ) -> str:
-        """Renders a conversation by the template of this name, as ChatTemplate.render() does. None:
-        the template that suits.
+        """Renders a conversation with the template `name`: ChatTemplate.render(). If `name` is
+        None, takes "tool_use" for a conversation with tools if there is one, else "default".
 
         Raises:
             InvalidArgument: There is no such template, or it does not use one of the variables.
@@ -98,12 +101,14 @@ class ChatTemplates:
         return found.render(messages, variables, add_generation_prompt=add_generation_prompt)
 
     def source(self, *, with_tools: bool) -> str:
-        """Returns the text of the template that suits; "" if there is none."""
+        """Returns the source of the template for a conversation with tools, or without; "" if there
+        is none.
+        """
         found = self._templates.get(self._suits(with_tools=with_tools))
         return found.source if found else ""
 
     def takes_tools(self) -> bool:
-        """Tells whether the template for tools uses them."""
+        """Tells whether the template for conversations with tools uses the variable "tools"."""
         return bool(self) and "tools" in self._template(self._suits(with_tools=True)).variables
 
     def _suits(self, *, with_tools: bool) -> str:
@@ -114,7 +119,8 @@ class ChatTemplates:
         """Returns the template of this name, compiled.
 
         Raises:
-            InvalidArgument: There is none.
+            InvalidArgument: There is no template of this name.
+            kccl.Error: The template cannot be read, or is no Jinja.
         """
         if not isinstance(name, str) or name not in self._templates:
             known = ", ".join(map(repr, self._templates))
@@ -131,7 +137,7 @@ class ChatTemplate:
     """A template in Jinja, rendered in its sandbox as Hugging Face's libraries do.
 
     Attributes:
-        variables: The names of variables that it uses and does not set itself.
+        variables: The names of the variables that the template reads but does not set itself.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
@@ -139,12 +145,11 @@ class ChatTemplate:
 
         Args:
             source: The template.
-            tokens: Texts of tokens that the template may use besides the messages, as in
-                "bos_token".
+            tokens: Variables that have the text of a token, as in "bos_token".
             where: The file, for messages.
 
         Raises:
-            kccl.Error: It is no template.
+            kccl.Error: The source is no Jinja.
         """
         jinja2 = library("jinja2")
         sandbox = library("jinja2.sandbox")
@@ -156,7 +161,7 @@ class ChatTemplate:
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _generation_blocks()],
         )
-        # This filter replaces Jinja's own, which escapes for HTML.
+        # Replaces Jinja's own filter, which escapes characters for HTML.
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
@@ -182,12 +187,12 @@ class ChatTemplate:
             variables: The template's variables, by name, as in "enable_thinking". "tools" has
                 functions that the model may call, or their JSON schemas. "documents" has texts to
                 answer from, each with "title" and "text".
-            add_generation_prompt: Whether the text ends with what precedes the model's answer.
+            add_generation_prompt: Whether the text ends with the header of the model's answer.
 
         Raises:
-            InvalidArgument: The messages are no list, a message lacks its role, or something is no
+            InvalidArgument: The messages are no list, a message lacks its role, or a value is no
                 plain data.
-            kccl.Error: The template refuses the messages, or fails.
+            kccl.Error: The template raises an error.
         """
         said = conversation_of(messages)
         if self._is_harmony:
@@ -199,7 +204,7 @@ class ChatTemplate:
         }
         try:
             text: str = self._template.render(given)
-        # A template is a program, which may fail in any way on these messages.
+        # A template is a program, which may raise any exception.
         except Exception as error:
             raise kccl.Error(
                 f"{self._where}: the chat template fails: {one_line(error)}"
@@ -208,8 +213,8 @@ class ChatTemplate:
 
 
 def _generation_blocks() -> Any:
-    """Returns an extension of Jinja. It has the block `generation`, which marks an assistant's text
-    for training; the block gives its text unchanged.
+    """Returns an extension of Jinja for the block `generation`. Templates mark an assistant's text
+    with it, for training. The extension leaves the text unchanged.
     """
     jinja2, extensions = library("jinja2"), library("jinja2.ext")
 

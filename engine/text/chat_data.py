@@ -1,5 +1,5 @@
-"""Turns what callers pass to a chat template into plain data, as transformers does: templates come
-with a model, and are given no objects with methods.
+"""Converts the arguments of a chat template to plain data, as transformers does. A template comes
+with a model and may not be trusted, so it gets no objects with methods.
 """
 
 import inspect
@@ -14,7 +14,7 @@ import kccl
 
 from .function_schemas import schema_of
 
-# Names of the field in which a message may have its author's thoughts.
+# The fields that may have the author's thoughts of a message. The first one that is there counts.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -23,7 +23,7 @@ def conversation_of(messages: Any) -> list[dict[str, Any]]:
     pydantic. A field that is None counts as absent.
 
     Raises:
-        InvalidArgument: They are no list, or one is no message.
+        InvalidArgument: `messages` is no list or is empty, or one of them is no message.
     """
     messages = getattr(messages, "messages", messages)
     is_one = isinstance(messages, str | bytes | Mapping) or _fields_of(messages) is not None
@@ -42,7 +42,7 @@ def variables_of(given: Mapping[str, Any]) -> dict[str, Any]:
     schemas.
 
     Raises:
-        InvalidArgument: One is no data, or `tools` or `documents` is no list of objects.
+        InvalidArgument: A value is no plain data, or `tools` or `documents` is no list of objects.
     """
     found = dict(given)
     for name in ("tools", "documents"):
@@ -98,7 +98,7 @@ def _plain(where: str, value: Any) -> Any:
         return value
     if isinstance(value, np.generic):
         return _plain(where, value.item())
-    # Subclasses may have further methods.
+    # Instances of subclasses are converted to the base class, because they may have other methods.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""The chat templates that lie in a folder."""
+"""Reads the chat templates of a folder in Hugging Face's layout."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +13,9 @@ _MORE = "additional_chat_templates"
 
 
 def read_templates(folder: Path, config: Fields) -> Mapping[str, Template]:
-    """Returns templates by name. Files of their own count before tokenizer_config.json. A default
-    that cannot be read is an error of its user, since text needs none.
+    """Returns templates by name. If there are files *.jinja, the templates in tokenizer_config.json
+    are ignored. If reading fails, returns a template whose `error` is raised only when it is used,
+    because requests of plain text need none.
     """
     try:
         return _read_all(folder, config)

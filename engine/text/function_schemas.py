@@ -1,5 +1,5 @@
-"""Describes Python functions as tools, as transformers' get_json_schema() does: by type hints and a
-docstring in Google's style.
+"""Describes Python functions as tools, as transformers' get_json_schema() does. It reads type hints
+and a docstring in Google's style.
 """
 
 import inspect
@@ -23,14 +23,14 @@ _TYPES: dict[Any, dict[str, Any]] = {
     dict: {"type": "object"},
     Any: {},
 }
-# The types of values that a schema can list.
+# The types of values that a schema's "enum" can have.
 _SCALARS = (int, float, str, bool, type(None))
-# The beginning of a docstring, and two of its sections.
+# Patterns of a docstring's beginning, of its section Args and of its section Returns.
 _END = r"[\n\s]*(?:Returns:|Raises:|\Z)"
 _ABOUT = re.compile(r"\A(.*?)[\n\s]*(?:Args:|Returns:|Raises:|\Z)", re.DOTALL)
 _ARGS = re.compile(rf"\n\s*Args:\n(.*?){_END}", re.DOTALL)
 _RETURNS = re.compile(r"\n\s*Returns:\n\s*(.*?)[\n\s]*(?:Raises:|\Z)", re.DOTALL)
-# An argument's line, as in "name (type): text".
+# The first line of an argument in the section Args, as in "name (type): text".
 _ARG = re.compile(r"([ \t]*)(\w+)(?:[ \t]*\([^()\n]*\))?:[ \t]*(.*)")
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
@@ -40,11 +40,11 @@ class _Unknown(Exception):
 
 
 def schema_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    """Returns the description of a function as a tool.
+    """Returns a function's description as a tool, which has a JSON schema of its arguments.
 
     Args:
         function: A function or method, with type hints, whose docstring describes its arguments.
-        where: What messages call it.
+        where: The name of the function's place, as in "tools[0]", for messages.
 
     Raises:
         InvalidArgument: A type hint or a description is missing, or no schema describes a hint.
@@ -90,13 +90,13 @@ def _wrong(where: str, name: str, told: str) -> kccl.InvalidArgument:
 
 
 def _described(doc: str) -> dict[str, str]:
-    """Returns the descriptions of the arguments."""
+    """Returns argument -> its description in the docstring."""
     found: dict[str, str] = {}
     section = _ARGS.search(doc)
     indent, name = "", ""
     for line in section[1].splitlines() if section else ():
         begun = _ARG.match(line)
-        # A line that is further in goes on with the description.
+        # A line with a larger indent continues the argument's description.
         if begun and not (name and len(begun[1]) > len(indent)):
             indent, name = begun[1], begun[2]
             found[name] = begun[3].strip()
@@ -109,7 +109,7 @@ def _hints(
     function: Callable[..., Any], where: str, name: str
 ) -> tuple[dict[str, dict[str, Any]], list[str], dict[str, Any] | None]:
     """Returns the schemas of the arguments, the names of those without a default, and the schema of
-    what the function returns.
+    the result; None instead of the latter if no schema describes it.
     """
     try:
         hints, signature = get_type_hints(function), inspect.signature(function)
@@ -129,7 +129,7 @@ def _hints(
         try:
             returns = _schema(hints.pop("return"), "its result")
         except _Unknown:
-            # No model makes it, so it may stay undescribed.
+            # A model writes only arguments. So the description may do without the result.
             returns = None
     return {each: _schema(hint, each) for each, hint in hints.items()}, required, returns
 
@@ -174,7 +174,7 @@ def _union(inner: tuple[Any, ...], of: str) -> dict[str, Any]:
 
 
 def _listed(values: list[Any], of: str) -> dict[str, Any]:
-    """Returns the schema of one of several values."""
+    """Returns the schema of an argument that must be one of several values."""
     if not values or any(type(value) not in _SCALARS for value in values):
         raise _Unknown(f"has values of {of} that are not text, numbers, true, false or null")
     kinds = list(dict.fromkeys(_TYPES[type(value)]["type"] for value in values))

@@ -2,9 +2,9 @@
 
     <|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>
 
-The prompt ends with "<|start|>assistant". Channel "analysis" has thoughts, and "final" the answer.
-"commentary" has calls of tools, whose header names a recipient as in "to=functions.weather", and
-text for the user, which announces them.
+The prompt ends with "<|start|>assistant". A header names a message's channel: "analysis" has
+thoughts, and "final" the answer. "commentary" has calls of tools, whose header names a recipient as
+in "to=functions.weather", and text for the user that announces a call.
 """
 
 import re
@@ -16,17 +16,17 @@ from .parts import Part
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 ENDS = (END, CALL, RETURN)
-"""What stands behind a message."""
+"""The markers that may end a message."""
 MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 """All control tokens of the format."""
 AUTHOR = "assistant"
 ANALYSIS, COMMENTARY, FINAL = "analysis", "commentary", "final"
 FUNCTIONS = "functions."
-"""The recipient of a call is this and the function's name."""
+"""The prefix of a call's recipient. The function's name follows."""
 
-# Recipients whose messages are text all the same.
+# Recipients that are no tools. Messages to them are text.
 _NOBODY = ("", "all", "user", AUTHOR)
-# The most characters of a header.
+# The most characters of a header. Longer text counts as no header.
 _LONGEST_HEADER = 256
 _PARAGRAPH = "\n\n"
 
@@ -37,8 +37,8 @@ def is_in(source: str) -> bool:
 
 
 def with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a message in the form that gpt-oss's template takes: one with calls has thoughts or a
-    content, but not both. The thoughts then end with the content.
+    """Returns a message in the form that gpt-oss's template takes. In a message with calls the
+    template refuses both thoughts and a content. So the content is moved behind the thoughts.
     """
     thought, content = message.get("thinking"), message.get("content")
     if not (message.get("tool_calls") and thought and content):
@@ -50,11 +50,11 @@ def with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _header(end: str) -> re.Pattern[str]:
-    """Returns a pattern of headers, in which white space is single blanks.
+    """Returns a pattern of headers whose white space was replaced by single blanks.
 
     Args:
-        end: What may stand in place of each character: nothing, or `|` and the text's end. With the
-            latter, the pattern matches the beginnings of headers.
+        end: What is appended to each character in the pattern. If empty, the pattern matches whole
+            headers. If it is an alternative for the text's end, beginnings of headers match, too.
     """
 
     def spelt(text: str) -> str:
@@ -69,7 +69,7 @@ def _header(end: str) -> re.Pattern[str]:
     parts = (
         f"{blank}(?:{spelt(START)})?{blank}(?:{spelt(AUTHOR)})?",
         f"(?:{to}{word('first', letters)})?{blank}",
-        # Small models begin a header twice.
+        # Small models write the beginning of a header twice. The first one is skipped.
         f"(?:{begin}{blank}{channel}(?:{to}(?:{letters}+{end}))?{blank}(?={begin}))?",
         f"(?:(?:{begin})?{blank}(?P<channel>{channel})(?:{to}{word('second', letters)})?",
         f"(?:{spelt(' ')}(?:{kinds}+{end}))?)?",
@@ -82,22 +82,24 @@ _HEADER, _BEGUN = _header(""), _header(r"|\Z")
 
 
 class Harmony:
-    """See Divider. A header that is none counts as text of the answer, and so does a message to a
-    tool, with its header: a reader of calls finds it there. Messages of one kind are paragraphs.
+    """See Divider. Text that should be a header but is none counts as text of the answer. So does a
+    message to a tool, with its header, because the reader of calls must find it in the answer.
+    Messages of the same kind are separated as paragraphs.
     """
 
     def __init__(self, prompt_end: str = "") -> None:
         """Begins before the first text of the answer.
 
         Args:
-            prompt_end: The prompt from its last START on, or "".
+            prompt_end: The end of the prompt, from its last START on; "" if it has none. It may
+                have a part of the answer's header.
         """
         self._parts: list[Part] = []
-        # The text that may be a marker, or a header with the marker in front of it.
+        # The text that is not decided yet: it may be a marker, or a header behind self._end.
         self._held = ""
-        # The marker in front of the header, which ended a message.
+        # The marker that ended the message before this header; "" if there is none.
         self._end = ""
-        # The part of the header that the prompt has.
+        # The part of the answer's first header that is in the prompt.
         self._given = ""
         self._is_thought = self._is_call = False
         self._is_new, self._has_said = True, {True: False, False: False}
@@ -122,7 +124,7 @@ class Harmony:
         return self._taken()
 
     def finish(self) -> list[Part]:
-        """See Divider. A header that is cut off is no text."""
+        """See Divider. An incomplete header at the answer's end is dropped."""
         if self._is_in_header:
             begun = self._held.removeprefix(self._end)
             has_marker = any(marker in begun for marker in MARKERS)
@@ -145,7 +147,7 @@ class Harmony:
             first, self._held = self._held[0], self._held[1:]
             self._give(first)
         if self._held in ENDS and self._is_call:
-            # A reader of calls needs the marker.
+            # The marker stays in the answer's text, because the reader of calls needs it.
             self._give(self._held)
             self._is_in_header, self._held, self._end = True, "", ""
         elif self._held in markers:
@@ -177,19 +179,19 @@ class Harmony:
             self._give(f"{START}{AUTHOR} to={recipient}{between}{of_kind}{MESSAGE}")
 
     def _refuse(self) -> None:
-        """Called when the text that is held is no header. It counts as text: of the message if that
-        has not ended, else of the answer.
+        """Must be called when the held text turns out to be no header. Adds it as text: to the
+        message if that has not ended, else to the answer.
         """
         text, end = self._held, self._end
         self._held = self._end = self._given = ""
         self._is_in_header = False
         if self._is_thought and end:
-            # The thoughts have ended.
+            # The end marker has ended the thoughts. So the text belongs to the answer.
             text, end = text.removeprefix(end), ""
             self._is_thought, self._is_new = False, True
-        # A call may have the marker in its arguments.
+        # A call's arguments may contain START. Then the call goes on.
         self._is_call = self._is_call and text.startswith(START)
-        # Without its first marker the text may have another one.
+        # Adds the first marker as text, and examines the rest again, which may have a marker.
         first = end or (START if text.startswith(START) else "")
         self._give(first)
         for character in text.removeprefix(first):

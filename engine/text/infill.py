@@ -9,13 +9,12 @@ from .tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Infill:
-    """The way in which a family of models is asked.
+    """The form of a family's prompts: prefix, text before the gap, suffix, text behind it, middle.
 
     Attributes:
         family: The family of models.
-        prefix, suffix, middle: The token in front of the text before the gap, the token in front of
-            the text behind it, and the token in front of the answer.
-        ends: Tokens that end an answer, where the vocabulary has them.
+        prefix, suffix, middle: The three control tokens of a prompt.
+        ends: Tokens that end an answer. A vocabulary may lack some of them.
     """
 
     family: str
@@ -47,7 +46,7 @@ FAMILIES = (
         ("<\uff5cend\u2581of\u2581sentence\uff5c>",),
     ),
 )
-"""What is known. All write the two texts in this order, and the answer behind them."""
+"""The families that are supported, in the order in which they are tried."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Gap:
 
     Attributes:
         ids: The prompt.
-        stop_ids: Ids that end the answer, besides those that end every answer.
+        stop_ids: Ids that must end the answer, besides the model's usual ones.
     """
 
     ids: list[int]

@@ -7,13 +7,14 @@ from typing import Any
 
 import kccl
 
-# Characters of Unicode's private use. No text of a model should have all of them.
+# The candidates for a mark: characters of Unicode's private use. No text should have all of them.
 _MARKS = tuple(map(chr, range(0xE000, 0xF900)))
 
 
 class Literal:
-    """Marks the control tokens in messages before a template renders them. The marks split the
-    rendered text into parts without such a token, so each part can be encoded by itself.
+    """Marks control tokens that are spelt out in messages, before a template renders these. The
+    rendered text is then split at the marks. The parts, which are encoded one by one, contain only
+    the control tokens that the template itself wrote.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
@@ -24,12 +25,12 @@ class Literal:
                 so it is not marked.
         """
         known = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
-        # Overlapping control tokens are found as well.
+        # A lookahead also finds control tokens that overlap.
         self._known = re.compile(f"(?={'|'.join(map(re.escape, known))})") if known else None
 
     def marked(self, messages: Any) -> tuple[Any, str]:
-        """Returns the messages with a mark behind the first character of each control token in
-        them, and the mark; "" if there is no control token.
+        """Inserts a mark behind the first character of each control token in the messages. Returns
+        the messages and the mark; "" as mark if they have no control token.
 
         Raises:
             InvalidArgument: The messages have a control token and all characters of private use.
@@ -38,7 +39,7 @@ class Literal:
         if self._known is None or not any(map(self._known.search, texts)):
             return messages, ""
         whole = "".join(texts)
-        # The messages may not have the form that a template makes of the mark either.
+        # A template may write the mark escaped, so the messages must not have that form either.
         mark = next((m for m in _MARKS if m not in whole and escaped(m) not in whole), None)
         if mark is None:
             raise kccl.InvalidArgument(
@@ -61,7 +62,7 @@ class Literal:
 
 
 def escaped(mark: str) -> str:
-    """Returns a mark in the form that JSON in ASCII gives it."""
+    """Returns a mark as JSON in ASCII writes it: as an escape of six characters."""
     return json.dumps(mark)[1:-1]
 
 

@@ -2,13 +2,13 @@
 
 
 class Marker:
-    """Waits for a marker, character by character, so that it does not matter how the text is cut.
+    """Searches for a marker character by character, so that a marker may be cut into pieces.
 
-    White space in front of the marker is kept back with it.
+    Holds back text that may be the marker, and white space in front of it.
     """
 
     def __init__(self, text: str) -> None:
-        """Waits for a text, which must not be empty."""
+        """Begins to search for the marker `text`, which must not be empty."""
         self._text = text
         self._space: list[str] = []
         # The text that may be the beginning of the marker.
@@ -16,13 +16,13 @@ class Marker:
 
     @property
     def held(self) -> str:
-        """Returns the text that is kept back."""
+        """Returns the text that is held back."""
         return "".join(self._space) + self._begun
 
     def take(self, character: str) -> str | None:
-        """Returns the text that is certainly neither the marker nor white space in front of it; it
-        may be empty. Returns None when the marker is complete. Then `held` ends with the marker,
-        and clear() begins anew.
+        """Adds a character. Returns the text that cannot be the marker or white space in front of
+        it any more; it may be "". Returns None when the marker is complete. Then `held` ends with
+        the marker, and the caller must call clear() before the next search.
         """
         self._begun += character
         free: list[str] = []
@@ -35,6 +35,6 @@ class Marker:
         return None if self._begun == self._text else "".join(free)
 
     def clear(self) -> None:
-        """Forgets the text that is kept back."""
+        """Drops the text that is held back, and begins a new search."""
         self._space.clear()
         self._begun = ""

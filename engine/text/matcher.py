@@ -1,6 +1,6 @@
-"""Follows a grammar token by token: which ids may come next, for one request.
+"""Computes by a grammar which ids may come next in an answer, token by token.
 
-llguidance does the work. All ranks have the same masks, because they have the same tokens.
+llguidance does the work. The masks of all ranks are equal, because their tokens are.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from ..base.extras import library
 from ..model.grammar import Grammar, is_panic, reason_in
 from .tokenizer import Tokenizer
 
-# Grammars that stay compiled.
+# How many grammars stay compiled.
 _MOST_KEPT = 16
 
 
@@ -24,10 +24,10 @@ class Matcher:
     """The position of an answer in a grammar."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
-        """Begins where llguidance's matcher is.
+        """Wraps llguidance's matcher, at whatever position that is.
 
         Args:
-            matcher: llguidance's matcher, which nobody else uses.
+            matcher: llguidance's matcher. Only this object may use it from now on.
             vocab_size: The number of the model's ids.
 
         Raises:
@@ -38,24 +38,24 @@ class Matcher:
         self._check()
 
     def copy(self) -> "Matcher":
-        """Another one at the same place in the grammar."""
+        """Returns a new Matcher at the same position in the grammar."""
         return Matcher(_done(self._matcher.deep_copy), self._vocab_size)
 
     def push(self, number: int) -> None:
-        """Takes the answer's next token.
+        """Advances by the answer's next token.
 
         Raises:
-            InvalidArgument: The grammar is too complex there.
+            InvalidArgument: The grammar is too complex at this position.
         """
         _done(self._matcher.consume_token, number)
         self._check()
 
     def mask(self) -> NDArray[np.uint32] | None:
-        """Returns the ids that may come next, as Executor.post_mask() takes them; valid until the
-        next call. Returns None if no id may come next.
+        """Returns the mask of the ids that may come next, as Executor.post_mask() takes it; None if
+        none may. The array is overwritten by the next call.
 
         Raises:
-            InvalidArgument: The grammar is too complex there.
+            InvalidArgument: The grammar is too complex at this position.
         """
         words = self._words
         _done(self._matcher.unsafe_compute_mask_ptr, words.ctypes.data, words.nbytes)
@@ -63,7 +63,7 @@ class Matcher:
         return words if words.any() else None
 
     def first_mask(self) -> NDArray[np.uint32]:
-        """Returns the ids with which an answer may begin, as mask() does. It may take long.
+        """Returns the mask of the answer's first token, as mask() does. This may take long.
 
         Raises:
             InvalidArgument: The grammar is too complex, or allows none of the model's tokens.
@@ -86,14 +86,14 @@ class Matcher:
 
 
 class Matchers:
-    """Makes a Matcher of a grammar, for one model.
+    """Makes Matchers for one model's grammars.
 
-    It keeps the grammars of the last requests compiled: programs ask for the same one again and
-    again, and the queue waits while one is compiled.
+    It keeps the last _MOST_KEPT grammars compiled. Programs often use the same grammar again, and
+    other requests wait while one is compiled.
     """
 
     def __init__(self, tokenizer: Callable[[], Tokenizer], vocab_size: int) -> None:
-        """Prepares, without compiling anything yet.
+        """Stores the arguments. Compiles nothing yet.
 
         Args:
             tokenizer: Returns the model's tokenizer, or raises kccl.Error if there is none.
@@ -118,16 +118,16 @@ class Matchers:
             found = _Vocabulary(self._tokenizer(), self._vocab_size)
             eos = found.eos_ids or None
             self._compiled = llguidance.LLTokenizer(found, n_vocab=self._vocab_size, eos_token=eos)
-        # Errors go into exceptions, not to the screen.
+        # log_level=0: llguidance prints nothing. Errors become exceptions.
         begun = _done(llguidance.LLMatcher, self._compiled, grammar.compiled(), log_level=0)
         return Matcher(begun, self._vocab_size)
 
 
 def _done(call: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """Calls llguidance, whose failures end the request and nothing else.
+    """Calls a function of llguidance. If its Rust code panics, only the request must fail.
 
     Raises:
-        InvalidArgument: It panicked.
+        InvalidArgument: llguidance panicked.
     """
     try:
         return call(*args, **more)
@@ -142,7 +142,7 @@ def _unfollowed(reason: str) -> InvalidArgument:
 
 
 class _Vocabulary:
-    """Describes a model's ids in the form that llguidance takes."""
+    """A model's vocabulary in the form in which llguidance's LLTokenizer takes it."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -150,7 +150,7 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.eos_ids = [number for number in tokenizer.eos_ids if number < vocab_size]
         self.eos_token_id = self.eos_ids[0] if self.eos_ids else None
-        # Text is never encoded with these ids.
+        # llguidance must never match these ids as text.
         special = {*tokenizer.special_ids, *self.eos_ids}
         self.special_token_ids = sorted(number for number in special if number < vocab_size)
         self.tokens = [

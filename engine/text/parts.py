@@ -1,4 +1,4 @@
-"""The parts of an answer, which a reader tells apart as the text comes."""
+"""The interface of what divides an answer into thoughts and text while it comes."""
 
 from typing import NamedTuple, Protocol
 
@@ -16,8 +16,8 @@ class Part(NamedTuple):
 
 
 class Divider(Protocol):
-    """Divides an answer into thoughts and the answer itself. It does not matter how the text is
-    cut.
+    """Divides an answer's text into thoughts and the answer itself. The text may come in pieces of
+    any length.
     """
 
     @property
@@ -25,10 +25,12 @@ class Divider(Protocol):
         """Tells whether the text that comes next may be a thought."""
 
     def push(self, text: str) -> list[Part]:
-        """Returns the parts that this text completes."""
+        """Adds a piece of text. Returns the parts that are certain now. Text that may be a marker
+        is held back.
+        """
 
     def finish(self) -> list[Part]:
-        """Returns the text that was kept back, at the answer's end."""
+        """Returns the parts that were held back. Must be called at the answer's end."""
 
 
 def joined(parts: list[Part]) -> str:

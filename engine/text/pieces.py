@@ -1,4 +1,4 @@
-"""An answer, piece by piece and as a whole."""
+"""Makes an answer's pieces from its tokens, and the whole answer from its pieces."""
 
 import math
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ class Piece:
     """A piece of an answer: a new token, and the text that it completes.
 
     Attributes:
-        text: The text that is complete now. It may be empty, and it may come from several tokens.
+        text: The text that this token completes. It may be empty, or include earlier tokens' text.
         id: The token.
         logprob: The token's log-probability; NaN unless asked for.
-        end: "" while the answer goes on. At the last piece "stop" (a stop id, a stop string, or
-            nothing can follow by the grammar), "max_tokens" or "context".
+        end: "" while the answer goes on. At the last piece "max_tokens", "context", or "stop": a
+            stop id or stop string came, or the grammar allows no other token.
         time_s: When the token was chosen, by time.monotonic(). Tokens of one pass, as drafts make
             them, share its time equally.
         alternatives: The likeliest tokens and their log-probabilities, the likeliest first; as many
@@ -42,9 +42,9 @@ class Answer:
 
     Attributes:
         text: The text, without the stop string.
-        ids, logprobs: The tokens, a stop id included.
+        ids, logprobs: The tokens, including a stop id, and their log-probabilities.
         end: The last piece's Piece.end.
-        params: How the tokens were chosen; with the seed, if there was one.
+        params: How the tokens were chosen, with the seed that was drawn.
         num_prompt: The number of the prompt's tokens.
         first_token_s: Seconds from the call to the first token.
         tokens_per_s: Tokens a second after the first token; NaN if there is only one.
@@ -63,10 +63,10 @@ class Answer:
 def whole_answer(
     pieces: Sequence[Piece], params: SamplingParams, num_prompt: int, began: float
 ) -> Answer:
-    """Returns the answer that these pieces make.
+    """Joins the pieces of an answer.
 
     Args:
-        pieces: All of them.
+        pieces: All pieces of the answer.
         params, num_prompt: As in Answer.
         began: When the answer was asked for, by time.monotonic().
     """
@@ -98,18 +98,18 @@ class TextOf(Protocol):
 
 
 class StopText:
-    """Makes the text of an answer, which ends before the first stop string.
+    """Makes an answer's pieces from its tokens. The text ends before the first stop string.
 
-    As in transformers, a stop string may have names of control tokens, which are no part of the
-    answer's text.
+    As in transformers, a stop string may contain names of control tokens. These names are matched,
+    although they are not part of the answer's text.
     """
 
     def __init__(self, stream: TextOf | None, stops: Sequence[str]) -> None:
         self._stream = stream
         self._stops = stops
-        # The text, with the names of control tokens, that may be the beginning of a stop string.
+        # The text that may be the beginning of a stop string, with the names of control tokens.
         self._held = ""
-        # Where these names begin and end in it.
+        # The beginnings and ends of these names in _held.
         self._names: list[tuple[int, int]] = []
 
     def piece(self, token: Token) -> Piece:
@@ -134,7 +134,7 @@ class StopText:
         return _piece(shown, token, "", name)
 
     def _shown(self, text: str, cut: int) -> str:
-        """Returns the text in front of the cut without the names of control tokens."""
+        """Returns text[:cut] without the names of control tokens."""
         parts, at = [], 0
         for begin, end in self._names:
             parts.append(text[at : min(begin, cut)])
@@ -147,8 +147,6 @@ def _piece(text: str, token: Token, end: str, name: str) -> Piece:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest proper beginning of the stop string that the text ends
-    with.
-    """
+    """Returns the length of the stop string's longest proper prefix with which the text ends."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

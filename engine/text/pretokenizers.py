@@ -1,8 +1,8 @@
-"""Splits a text into words as byte-level tokenizers in GGUF files do, by the names that files give.
+"""The patterns by which byte-level tokenizers in GGUF files split a text into words.
 
-A file does not have the patterns, only a name. The patterns here are those that each tokenizer's
-authors published, in the syntax of the `tokenizers` library. If none is published, as for
-"default", the pattern follows llama.cpp.
+A file has no patterns, only a pre-tokenizer's name. The patterns here are those that each
+tokenizer's authors published, in the syntax of the `tokenizers` library. If they published none, as
+for "default", the pattern follows llama.cpp.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from ..base.extras import library
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """The way in which a kind of tokenizer prepares a text.
+    """How a kind of tokenizer prepares a text.
 
     Attributes:
-        patterns: The patterns, applied in turn. Each splits the pieces so far into its matches and
-            the text between them.
-        takes_words: Whether a word that is a token becomes that token without merges.
-        adds_bos: Whether texts begin with BOS, if a file does not say.
-        composes: Whether a text is first brought into Unicode's form NFC.
+        patterns: Applied one after the other. Each splits the pieces so far into its matches and
+            the text between these.
+        takes_words: Whether a word that equals a token becomes this token, without merges.
+        adds_bos: Whether texts begin with BOS, if the file does not say.
+        composes: Whether a text is first normalised to Unicode's NFC.
     """
 
     patterns: tuple[str, ...]
@@ -30,8 +30,8 @@ class PreTokenizer:
     composes: bool = False
 
     def steps(self, *, adds_space: bool = False) -> Any:
-        """Returns the pre-tokenizer of the `tokenizers` library. With adds_space it puts a space in
-        front of each word that has none.
+        """Makes the pre-tokenizer of the `tokenizers` library. If adds_space is True, it puts a
+        space in front of each word that has none.
         """
         tokenizers = library("tokenizers")
         made = tokenizers.pre_tokenizers
@@ -49,14 +49,14 @@ _OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 
 
 def _words(digits: str) -> str:
-    """Returns the pattern of Llama 3 or Qwen 2. They differ in how many digits stay together."""
+    """Returns the pattern of Llama 3 or Qwen 2. They differ in `digits`, the pattern of numbers."""
     letters = r"[^\r\n\p{L}\p{N}]?\p{L}+"
     return f"{_ENDINGS}|{letters}|{digits}|{_OTHERS}|{_SPACES}"
 
 
 def _cased_words(digits: str, endings: str = "") -> str:
-    """Returns a pattern that splits words at capitals: Tekken's, or GPT-4o's, which also knows
-    endings.
+    """Returns a pattern that splits words at capitals: Tekken's, or with `endings`, as in "'s",
+    GPT-4o's.
     """
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -69,7 +69,7 @@ def _cased_words(digits: str, endings: str = "") -> str:
 
 _LLAMA3 = (_words(r"\p{N}{1,3}"),)
 _QWEN2 = (_words(_DIGIT),)
-# The cased letters that DeepSeek's pattern knows.
+# The letters of DeepSeek's pattern for words: those that have upper and lower case.
 _CASED = (
     r"A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}"
     r"\x{295}-\x{2AF}\x{370}-\x{373}\x{376}\x{377}\x{37B}-\x{37D}\x{37F}\x{386}\x{388}-\x{38A}"
@@ -151,4 +151,4 @@ _NAMES: tuple[tuple[str, PreTokenizer], ...] = (
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     name: each for names, each in _NAMES for name in names.split()
 }
-"""By the name that a file gives. A file without a name means "default"."""
+"""The name in a file's key tokenizer.ggml.pre -> the pre-tokenizer. No key means "default"."""

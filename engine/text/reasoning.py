@@ -10,14 +10,14 @@ from .tokenizer import Tokenizer
 
 _BEGIN, _END = "<think>", "</think>"
 MARKERS = (_BEGIN, _END)
-"""What stands around thoughts. A vocabulary may have them as control tokens."""
-# The number of tokens at a prompt's end that show whether it ends within thoughts.
+"""The markers around thoughts. They may be control tokens or ordinary text."""
+# How many tokens at a prompt's end are decoded, to see whether it ends within thoughts.
 _LOOKED_AT = 16
 
 
 class Reasoning:
-    """See Divider. The markers and the white space around them belong to neither part. An answer
-    that does not begin with thoughts has none.
+    """See Divider. Drops the markers, and the white space around them. Finds thoughts only at the
+    answer's beginning.
     """
 
     def __init__(self, *, is_inside: bool = False) -> None:
@@ -41,7 +41,7 @@ class Reasoning:
         """See Divider."""
         for index, character in enumerate(text):
             if self._take is None:
-                # Once the answer itself has begun, no marker is looked for.
+                # The answer itself has begun. From now on markers are ordinary text.
                 self._give(False, text[index:])
                 break
             self._take(character)
@@ -100,25 +100,25 @@ class Reasoning:
 
 
 def speaks_harmony(tokenizer: Tokenizer) -> bool:
-    """Tells whether the model answers in harmony, whose channels tell thoughts from the answer."""
+    """Tells whether the model answers in harmony (harmony.py)."""
     return harmony.is_in(tokenizer.template_source())
 
 
 def markers_of(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Returns the markers that the reader of reasoning_of() needs in an answer's text."""
+    """Returns the markers that reasoning_of()'s Divider must find in an answer's text."""
     return harmony.MARKERS if speaks_harmony(tokenizer) else MARKERS
 
 
 def shown_in_chats(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the control tokens whose names belong to the text of answers in a conversation. In
-    harmony they are needed to find the answer at all.
+    """Returns the control tokens whose names must be in the text of a conversation's answers. In
+    harmony these divide the answer from the thoughts; other models need none.
     """
     return tokenizer.control_ids(harmony.MARKERS) if speaks_harmony(tokenizer) else ()
 
 
 def answer_in(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> str:
-    """Returns the answer as the conversation keeps it. Templates of harmony take it without its
-    thoughts, and those of other models remove thoughts themselves.
+    """Returns the answer as a conversation must keep it for later prompts. In harmony this is the
+    answer without thoughts. Other models' templates remove thoughts themselves.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -132,7 +132,7 @@ def answer_in(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> str:
 
 
 def reasoning_of(tokenizer: Tokenizer, ids: Sequence[int]) -> Divider | None:
-    """Returns a reader that divides the answer to a conversation; None if the chat template has no
+    """Makes the Divider of an answer in a conversation. Returns None if the chat template has no
     thoughts.
 
     Args:
@@ -148,8 +148,8 @@ def reasoning_of(tokenizer: Tokenizer, ids: Sequence[int]) -> Divider | None:
 
 
 def begun_message(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Returns the message that a prompt in harmony begins and the answer goes on with; "" if there
-    is none.
+    """Returns the end of a prompt in harmony, from its last START on: the answer continues this
+    message. Returns "" if the prompt has no START.
     """
     start = tokenizer.id_of(harmony.START)
     at = next((at for at in reversed(range(len(ids))) if ids[at] == start), len(ids))
@@ -158,11 +158,13 @@ def begun_message(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def has_thought(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    """Tells whether a prompt ends behind thoughts, as it does if the request asks for none."""
+    """Tells whether a prompt ends with "</think>". Templates write empty thoughts if a request asks
+    for none.
+    """
     return _end_of(tokenizer, ids).endswith(_END)
 
 
 def _end_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Returns the end of a prompt, without white space behind it."""
+    """Returns the text of a prompt's last _LOOKED_AT tokens, without white space at the end."""
     stream = tokenizer.stream(tokenizer.control_ids(MARKERS))
     return "".join(map(stream.push, ids[-_LOOKED_AT:])).rstrip()

@@ -1,5 +1,5 @@
-"""Reads the special tokens of a folder, which five files may name. Their ids are those of
-transformers.
+"""Reads a folder's special tokens, which five files may name. The tokens get the ids that
+transformers gives them.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from ..base.fields import Fields, read_optional
 
 _MAP = "special_tokens_map.json"
 _ADDED = "added_tokens.json"
-# A file may also name tokens of its own, whose names end in "_token".
+# Fields that name one token each. A file may have further ones that end in "_token".
 _NAMED = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token"),
     "mask_token",
@@ -26,16 +26,16 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 def add_special_tokens(
     folder: Path, config: Fields, values: dict[str, Any], backend: Any, content: dict[str, Any]
 ) -> dict[str, str]:
-    """Adds the tokens that the files beside a tokenizer name to its vocabulary.
+    """Adds to a tokenizer's vocabulary the tokens that the files beside it name.
 
     Args:
         folder: The folder.
-        config, values: tokenizer_config.json, as fields and as it is.
-        backend: A tokenizers.Tokenizer, which is changed.
-        content: Its tokenizer.json; empty where there is none.
+        config, values: tokenizer_config.json, as Fields and as a dict.
+        backend: The tokenizers.Tokenizer to which the tokens are added.
+        content: tokenizer.json; empty if there is none.
 
     Returns:
-        The texts of named tokens, as in "bos_token".
+        Field that names a token, as "bos_token" -> the token's text.
 
     Raises:
         kccl.Error: A file is damaged. The text names the file and the field.
@@ -61,7 +61,7 @@ def add_special_tokens(
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     missing = [token for _, token in sorted(added.items()) if repr(token) not in known]
     seen = {token.content for token in added.values()}
-    # A token of the tokenizer's own file keeps the flags that it has there.
+    # Tokens that the backend has already keep their flags.
     seen |= {token.content for token in backend.get_added_tokens_decoder().values()}
     for name, value in given:
         token = _named_token(older if name in older else config, name, value)
@@ -77,7 +77,7 @@ def add_special_tokens(
 
 
 def _mark(backend: Any, named: set[str]) -> None:
-    """Makes the named tokens control tokens, even if the tokenizer has them as ordinary text."""
+    """Makes the named tokens control tokens, even if the tokenizer has them as ordinary tokens."""
     tokens = [each for each in backend.get_added_tokens_decoder().values() if each.content in named]
     backend.add_special_tokens(tokens)
 
@@ -85,7 +85,7 @@ def _mark(backend: Any, named: set[str]) -> None:
 def _older(
     folder: Path, config: Fields, values: dict[str, Any], content: dict[str, Any]
 ) -> dict[int, Any]:
-    """Returns tokens by id, where tokenizer_config.json does not list them."""
+    """Returns id -> token, for folders whose tokenizer_config.json has no added_tokens_decoder."""
     named = {text for name in _names(values) if (text := _text(config, values, name))}
     named |= {_content(each) for _, found in _extras(values) for each in found}
     make = library("tokenizers").AddedToken
@@ -113,18 +113,20 @@ def _names(values: dict[str, Any]) -> Iterable[str]:
 
 
 def _text(config: Fields, values: dict[str, Any], name: str) -> str | None:
-    """Returns the text of a named token, which some files give as an object with more fields."""
+    """Returns the text of the token that a field names; None if it names none. Some files have an
+    object with more fields instead of a text.
+    """
     value = _content(values.get(name))
     if value is None or isinstance(value, str):
         return value
     if name in _NEEDED:
         raise kccl.Error(f"{config.path}: field {name} is {value!r:.80}, must be a string")
-    # Decoding needs no other field.
+    # A wrong value of another field is ignored, because decoding does not need it.
     return None
 
 
 def _extras(values: dict[str, Any]) -> list[tuple[str, list[Any]]]:
-    """Returns further special tokens, which have no name, with the field that lists them."""
+    """Returns special tokens that are listed without names: (field, tokens), or []."""
     for name in _EXTRA:
         found: Any = values.get(name)
         if isinstance(found, dict):
@@ -138,19 +140,19 @@ def _extras(values: dict[str, Any]) -> list[tuple[str, list[Any]]]:
 
 
 def _content(value: Any) -> Any:
-    """Returns the text of a token, which some files give as an object with flags."""
+    """Returns a token's text. Some files have an object with flags, whose content is the text."""
     return value.get("content") if isinstance(value, dict) else value
 
 
 def _named_token(fields: Fields, name: str, value: Any) -> Any:
-    """Returns a special token, with the flags that its object has."""
+    """Makes a special token from a text, or from an object with flags."""
     if isinstance(value, str):
         return library("tokenizers").AddedToken(value, special=True, normalized=False)
     return _token(fields, name, {**value, "special": True})
 
 
 def _token(config: Fields, name: str, token: dict[str, Any]) -> Any:
-    """Returns a token as a file describes it."""
+    """Makes a token from an object with a content and flags."""
     text = token.get("content")
     flags = {flag: token[flag] for flag in _FLAGS if flag in token}
     if not isinstance(text, str) or not all(isinstance(flag, bool) for flag in flags.values()):

@@ -13,16 +13,16 @@ from .chat import ChatTemplates, Template
 from .chat_data import conversation_of, variables_of
 from .literal import Literal, escaped
 
-# The character that SentencePiece writes for a space.
+# SentencePiece spells a space with this character.
 _SPACE = "\u2581"
-# This character is put in front of a text so that the backend adds no space there.
+# _encode_behind() puts this character in front of a text, so that no space is added to the text.
 _ALONE = "\u263a"
-# The number of characters from which encoding a text takes more than milliseconds.
+# Encoding texts of at least so many characters takes more than milliseconds.
 _LONG = 1 << 14
 
 
 class Pieces(Protocol):
-    """The way in which a vocabulary spells bytes."""
+    """How a vocabulary spells bytes: byte_level or sentence_piece."""
 
     def __call__(self, token: str) -> bytes:
         """Returns the bytes that a token of the vocabulary stands for."""
@@ -48,7 +48,9 @@ def sentence_piece(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns GPT-2's alphabet: printable bytes of Latin-1 as they are, the others from 256 on."""
+    """Returns GPT-2's alphabet, character -> byte. Printable bytes of Latin-1 stand for themselves.
+    The others are the characters from 256 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     characters = {chr(byte): byte for byte in printable}
@@ -62,12 +64,11 @@ class Tokenizer:
     """A model's tokenizer.
 
     Attributes:
-        bos_id, pad_id: Ids of these tokens; None where there is none.
-        eos_ids: Ids that end a text; the model's own end of text first. They may be ids of the
-            model that have no token.
-        special_ids: Ids of control tokens. They decode to nothing.
-        vocab_size: All ids are below this. A model may have more ids, which decode to nothing.
-        prefix, suffix: Ids that encode() puts before and behind a text, as the model was trained.
+        bos_id, pad_id: The ids of BOS and of the padding token; None: there is no such token.
+        eos_ids: Ids that end a text; the model's own end of text first. Some may have no token.
+        special_ids: The ids of control tokens. They decode to no text.
+        vocab_size: All ids are below this. A model may have more ids, which decode to no text.
+        prefix, suffix: Ids that encode() puts before and behind a text, as in the model's training.
         adds_bos: Whether bos_id is in the prefix.
     """
 
@@ -91,15 +92,14 @@ class Tokenizer:
 
         Args:
             backend: A tokenizers.Tokenizer.
-            pieces: The way in which its vocabulary spells bytes.
+            pieces: How its vocabulary spells bytes.
             where: The file, for messages.
-            bos_id, eos_ids, pad_id, prefix, suffix: As the attributes; the ids but eos_ids are in
+            bos_id, eos_ids, pad_id, prefix, suffix: See the attributes. All but eos_ids must be in
                 the vocabulary.
             adds_space: Whether the backend puts a space in front of a text.
-            templates: Chat templates by name.
-            texts: Texts of special tokens for the template, as in "bos_token".
-            begins_chats: Whether a conversation has the prefix even if its template does not write
-                it.
+            templates: Name -> chat template.
+            texts: Variable of templates, as "bos_token" -> the token's text.
+            begins_chats: Whether chat() adds the prefix if a template does not write it.
         """
         self._backend = backend
         self._pieces = pieces
@@ -116,19 +116,19 @@ class Tokenizer:
         self._adds_space = adds_space
         self._templates = ChatTemplates(templates, texts)
         self._begins_chats = begins_chats
-        # The vocabulary has the texts of added tokens unchanged.
+        # Added tokens have their plain text in the vocabulary, not the spelling of `pieces`.
         self._bytes = {
             number: b"" if token.special else token.content.encode()
             for number, token in added.items()
         }
 
     def fit(self, rows: int, source: Path) -> None:
-        """Compares the ids with the embedding's rows. A model may lack rows for tokens that were
-        added to its tokenizer, as padding often is: such a token ends no text.
+        """Checks the ids against the embedding's rows. Drops eos_ids and pad_id that have no row:
+        tokens that were added to a tokenizer, as padding often is, may lack one.
 
         Raises:
-            kccl.Error: The vocabulary has more ids than there are rows, or a text's beginning or
-                end has no row.
+            kccl.Error: The vocabulary without added tokens has more ids than there are rows, or an
+                id of the prefix or suffix has no row.
         """
         size = vocab_size_of(self._backend, with_added=False)
         if size > rows:
@@ -151,18 +151,18 @@ class Tokenizer:
 
         Args:
             text: Any text.
-            add_bos: Put the prefix in front, if the text does not spell it out itself, and the
-                suffix behind. In most models that is BOS, or nothing.
+            add_bos: Whether to add the suffix, and the prefix unless the text begins with it. In
+                most models the prefix is BOS or nothing.
 
         Raises:
-            InvalidArgument: The text has a character that UTF-8 cannot encode, as text that was
-                decoded from invalid UTF-8 has.
+            InvalidArgument: The text has a character that UTF-8 cannot encode: a surrogate, as
+                text decoded from invalid UTF-8 has.
         """
         check_utf8(text)
         if len(text) < _LONG:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         else:
-            # encode_batch() lets other threads run meanwhile. encode() alone holds Python's lock.
+            # encode_batch_fast() releases the GIL meanwhile. encode() does not.
             (found,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
             ids = found.ids
         return [*self._begun(ids), *self.suffix] if add_bos else ids
@@ -172,7 +172,7 @@ class Tokenizer:
 
         Args:
             text: Any text.
-            follows: Whether other text stands in front, so that no space is put there.
+            follows: Whether the text follows other text, so that no space is added in front.
 
         Raises:
             InvalidArgument: As encode().
@@ -188,7 +188,7 @@ class Tokenizer:
         """Returns the ids of a text that follows other text."""
         if not self._adds_space:
             return self.encode(text, add_bos=False)
-        # This character belongs to no token together with others.
+        # No token has _ALONE and other characters. So its own ids can be cut off.
         front, whole = (self.encode(_ALONE + each, add_bos=False) for each in ("", text))
         return whole[len(front) :]
 
@@ -198,12 +198,13 @@ class Tokenizer:
         return ids if has_it else [*self.prefix, *ids]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of ids, those of encode() included. Bytes that are no UTF-8 become
-        U+FFFD.
+        """Returns the text of ids. Bytes that are no UTF-8 become U+FFFD. Undoes encode(): removes
+        the space that it added.
 
         Args:
             ids: The ids.
-            skip_special_tokens: Leave out control tokens; False: write their names.
+            skip_special_tokens: Whether control tokens are left out. If False, their names are
+                written.
 
         Raises:
             InvalidArgument: An id is negative.
@@ -217,10 +218,10 @@ class Tokenizer:
         return spelt.decode(errors="replace")
 
     def stream(self, shown: Collection[int] = ()) -> "TextStream":
-        """Decodes ids as they come, as text that follows a prompt.
+        """Makes a TextStream, which decodes ids one by one, as text that follows a prompt.
 
         Args:
-            shown: Control tokens that decode to their names, as control_ids() gives them.
+            shown: Ids of control tokens that decode to their names, from control_ids().
         """
         return TextStream(self, shown)
 
@@ -250,15 +251,13 @@ class Tokenizer:
         return found
 
     def control_ids(self, names: Iterable[str]) -> tuple[int, ...]:
-        """Returns the ids of those names that are control tokens here. The other names are ordinary
-        text.
-        """
+        """Returns the ids of those names that are control tokens of this vocabulary."""
         found = {number for name in names if (number := self.id_of(name)) is not None}
         return tuple(sorted(found & self.special_ids))
 
     @cached_property
     def longest(self) -> int:
-        """Returns an upper bound of the characters of a token's text."""
+        """Returns an upper bound of the number of characters of a token's text."""
         return max(map(len, self._backend.get_vocab()), default=1)
 
     @property
@@ -267,8 +266,8 @@ class Tokenizer:
         return bool(self._templates)
 
     def template_source(self, *, with_tools: bool = False) -> str:
-        """Returns the text of the chat template that chat() uses, with tools or without; "" if the
-        model has none.
+        """Returns the source of the chat template that chat() uses, with tools or without; "" if
+        the model has none.
         """
         return self._templates.source(with_tools=with_tools)
 
@@ -292,17 +291,17 @@ class Tokenizer:
         Args:
             messages: Each has "role" ("system", "user", "assistant" or "tool") and "content"; as
                 mappings, dataclasses or models of pydantic.
-            add_generation_prompt: Whether the ids end with what precedes the model's answer.
+            add_generation_prompt: Whether the ids end with the header of the model's answer.
             template: Name of one of several templates; None: "tool_use" with tools, else "default".
-            literal: Whether control tokens that are spelt out in messages and tools stay text, as
-                they must if others write these. Otherwise each becomes one id.
+            literal: Whether control tokens that are spelt out in messages and tools stay text. Must
+                be True if people who are not trusted write these. If False, each becomes one id.
             variables: `tools`, a list of functions or of their JSON schemas, `documents`, a list of
-                objects, and variables that the template knows, as in `enable_thinking=False`.
+                objects, and the template's own variables, as in `enable_thinking=False`.
 
         Raises:
             InvalidArgument: The messages are no list, a message lacks its role, there is no such
-                template, or it does not know a variable.
-            kccl.Error: The model has no template, or the template refuses the messages.
+                template, or it does not use a variable.
+            kccl.Error: The model has no template, or the template raises an error.
         """
         mark = ""
         if literal:
@@ -313,9 +312,9 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, template=template, **variables
         )
         if mark:
-            # A template may escape characters outside ASCII.
+            # A template may have escaped the mark, because it is not ASCII.
             text = text.replace(escaped(mark), mark)
-        # For folders the template alone decides how a conversation begins.
+        # add_bos=False: the template writes BOS itself. Only for GGUF files it may be missing.
         ids: list[int] = []
         for part in text.split(mark) if mark else [text]:
             ids += self.encode(part, add_bos=False)
@@ -342,7 +341,7 @@ class Tokenizer:
 
 
 class TextStream:
-    """Decodes ids that come one by one. A character appears when its last byte has come."""
+    """Decodes ids one by one. A character is returned when all its bytes have come."""
 
     def __init__(self, tokenizer: Tokenizer, shown: Collection[int]) -> None:
         self._tokenizer = tokenizer
@@ -366,8 +365,8 @@ class TextStream:
 
 
 def vocab_size_of(backend: Any, *, with_added: bool = True) -> int:
-    """Returns a number above all ids of a tokenizers.Tokenizer, those of added tokens included
-    unless asked otherwise. A vocabulary may leave ids out.
+    """Returns the largest id of a tokenizers.Tokenizer plus 1. That may be more than the number of
+    tokens, because a vocabulary may leave ids out.
     """
     return max(backend.get_vocab(with_added_tokens=with_added).values(), default=-1) + 1
 
@@ -383,7 +382,7 @@ def check_utf8(text: str) -> None:
 
 
 def guarded(where: Path, make: Any, *args: Any) -> Any:
-    """Calls the `tokenizers` library, whose failures have many types.
+    """Calls the `tokenizers` library, whose failures are exceptions of many types.
 
     Raises:
         kccl.Error: The call failed.

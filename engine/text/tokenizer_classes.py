@@ -1,7 +1,7 @@
 """Finds the class with which transformers (release 5.24) reads a folder's tokenizer.
 
-Some classes replace what a tokenizer.json says of spaces, of words and of Unicode by their own
-rules. The ids are theirs then, whatever the file says.
+Some classes ignore what tokenizer.json says about spaces, words and Unicode, and have rules of
+their own. For such a class the engine follows these rules, so that ids are those of transformers.
 """
 
 import json
@@ -22,9 +22,10 @@ LLAMA = "LlamaTokenizer"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 _QWEN2, _GPT2 = "Qwen2Tokenizer", "GPT2Tokenizer"
 _END = "<|endoftext|>"
-# The class of a family whose folder names none.
+# Family -> its class, if the folder names none.
 _OF_FAMILY = dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), _QWEN2)
-# The families whose tokenizer.json counts, and whose class counts, whatever class a folder names.
+# The families for which transformers ignores the class that a folder names: in the first two it
+# follows tokenizer.json, in the last one the family's own class.
 _BY_FILE, _BY_CLASS = ("mistral", "mixtral"), ("qwen2",)
 
 
@@ -33,10 +34,10 @@ class _Class:
     """A class of tokenizers.
 
     Attributes:
-        texts: Its special tokens, where no file names them.
-        spells_bytes: Whether its vocabulary spells bytes as GPT-2's does; else as SentencePiece's.
-        prepare: Sets the rules of a tokenizers.Tokenizer by tokenizer_config.json, and tells
-            whether it puts a space in front of a text.
+        texts: Its special tokens, if no file names them, as in "bos_token" -> "<s>".
+        spells_bytes: Whether its vocabulary spells bytes as GPT-2 does. If not, as SentencePiece.
+        prepare: Sets the class's rules in a tokenizers.Tokenizer, by tokenizer_config.json. Returns
+            whether the tokenizer puts a space in front of a text.
     """
 
     texts: Mapping[str, str]
@@ -45,12 +46,12 @@ class _Class:
 
 
 def class_of(config: Fields, model: Fields, content: Mapping[str, Any]) -> str:
-    """Returns the name of the class; "" if the folder's files alone count.
+    """Returns the name of the class whose rules replace tokenizer.json's; "" if there is none.
 
     Args:
         config: tokenizer_config.json.
         model: config.json.
-        content: tokenizer.json; empty where there is none.
+        content: tokenizer.json; empty if there is none.
     """
     family = model.text("model_type", default="")
     if family in _BY_FILE:
@@ -59,7 +60,8 @@ def class_of(config: Fields, model: Fields, content: Mapping[str, Any]) -> str:
         return _OF_FAMILY[family]
     named = config.text("tokenizer_class", default="") or model.text("tokenizer_class", default="")
     found = named.removesuffix("Fast") or _OF_FAMILY.get(family, "")
-    # Llama 3 names this class, which does not spell bytes.
+    # Some folders name LlamaTokenizer, as Llama 3's do, but have a byte-level tokenizer. Then the
+    # file counts.
     if found == LLAMA and any(
         '"ByteLevel"' in json.dumps(value) for name, value in content.items() if name != "model"
     ):
@@ -70,14 +72,15 @@ def class_of(config: Fields, model: Fields, content: Mapping[str, Any]) -> str:
 def rebuilt(
     file: Path, loaded: Any, content: Mapping[str, Any], named: str, config: Fields
 ) -> tuple[Any, Pieces, bool, dict[str, str]]:
-    """Returns what a class makes of a tokenizer.json: a tokenizers.Tokenizer without added tokens,
-    the way in which its vocabulary spells bytes, whether it puts a space in front of a text, and
-    the texts of the tokens that the class names.
+    """Makes the tokenizer of a class from a tokenizer.json.
+
+    Returns a tokenizers.Tokenizer without added tokens, how its vocabulary spells bytes, whether it
+    puts a space in front of a text, and the class's special tokens (_Class.texts).
 
     Args:
-        file: The file.
+        file: The path of tokenizer.json.
         loaded: The tokenizers.Tokenizer that the file describes.
-        content: The file.
+        content: The content of the file.
         named: The class, from class_of().
         config: tokenizer_config.json.
 
@@ -106,13 +109,14 @@ def wrong_class(file: Path, named: str) -> kccl.Error:
 
 
 def spells_bytes(named: str) -> bool:
-    """Tells whether a class reads only vocabularies that spell bytes."""
+    """Tells whether a class reads only vocabularies that spell bytes as GPT-2 does."""
     return bool(named) and _CLASSES[named].spells_bytes
 
 
 def of_merges(folder: Path, named: str, config: Fields) -> tuple[Any, bool, dict[str, str]]:
-    """Reads vocab.json and merges.txt, the files of byte-level tokenizers before tokenizer.json.
-    They do not say how a text is split into words, nor which tokens are special: the class does.
+    """Makes a tokenizer from vocab.json and merges.txt, the older files of byte-level tokenizers.
+    These files do not say how a text is split into words, nor which tokens are special. So the
+    class must be known.
 
     Args:
         folder: The folder.
@@ -120,8 +124,8 @@ def of_merges(folder: Path, named: str, config: Fields) -> tuple[Any, bool, dict
         config: tokenizer_config.json.
 
     Returns:
-        A tokenizers.Tokenizer, whether it puts a space in front of a text, and the texts of the
-        tokens that its class names.
+        A tokenizers.Tokenizer, whether it puts a space in front of a text, and the class's special
+        tokens (_Class.texts).
 
     Raises:
         kccl.Error: A file is missing or damaged, or the class is not known.
@@ -143,8 +147,9 @@ def of_merges(folder: Path, named: str, config: Fields) -> tuple[Any, bool, dict
 
 
 def spell_as_llama(backend: Any, config: Fields) -> bool:
-    """Sets the rules of LlamaTokenizer. It puts a space in front of a text that begins with none,
-    or where `legacy` is true, of each text between control tokens. Returns whether it does.
+    """Sets the rules of LlamaTokenizer: it puts a space in front of a text that begins with none.
+    If `legacy` is true, it does so with each text between control tokens. Returns whether it adds
+    spaces at all.
     """
     tokenizers = library("tokenizers")
     made = tokenizers.decoders
@@ -175,7 +180,7 @@ def _spell_as_gpt2(backend: Any, config: Fields) -> bool:
     tokenizers = library("tokenizers")
     adds_space = config.boolean("add_prefix_space", default=False)
     backend.normalizer = None
-    # Unlike Qwen2's, it puts a space in front of the text and not of each word.
+    # Unlike Qwen2's, this pre-tokenizer puts a space in front of the text only, not of each word.
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
     backend.decoder = tokenizers.decoders.ByteLevel()
     _set_model(backend.model, fuses=False)
@@ -183,7 +188,7 @@ def _spell_as_gpt2(backend: Any, config: Fields) -> bool:
 
 
 def _set_model(model: Any, *, fuses: bool) -> None:
-    """Sets how characters outside the vocabulary are spelt, and that all words pass the merges."""
+    """Makes all words pass the merges. Sets whether unknown characters become bytes."""
     model.unk_token, model.dropout, model.ignore_merges = None, None, False
     model.fuse_unk = model.byte_fallback = fuses
 

@@ -15,12 +15,12 @@ from .tokenizer_model import MODEL, read_model
 
 TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
-# Files that name ids. The first file that gives an id counts. The last one also names the family.
+# Files that name ids, in order of precedence. config.json also names the model's family.
 _WITH_IDS = ("generation_config.json", "config.json")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Tells whether a folder has a tokenizer, which may be damaged."""
+    """Tells whether a folder has a tokenizer. Does not read it, so it may be damaged."""
     return any((folder / name).exists() for name in (TOKENIZER, MODEL, VOCABULARY))
 
 
@@ -31,7 +31,7 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
     Args:
         folder: The folder.
         vocab_size: The number of the model's ids. The tokenizer may have fewer tokens.
-        is_laneformer: Whether the model is a Laneformer. Its texts begin as add_bos_token says.
+        is_laneformer: Whether the model is a Laneformer. Then add_bos_token decides about BOS.
 
     Raises:
         kccl.Error: A file is missing or damaged, or the tokenizer is of an unknown kind.
@@ -46,7 +46,7 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
     others = _with_ids(folder)
     if is_there:
         content = read_json(file)
-    # transformers does not read Laneformers.
+    # transformers has no Laneformers, so there is no class to follow.
     named = "" if is_laneformer else class_of(config, others[-1], content)
     if is_model:
         file = folder / MODEL
@@ -62,7 +62,7 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
             raise kccl.Error(
                 f"{folder} has neither {TOKENIZER} nor {MODEL}, nor {VOCABULARY} with {MERGES}"
             )
-        # The library cannot open a file whose name is no UTF-8.
+        # Reads the file here: the library cannot open a path that is not UTF-8.
         backend = guarded(file, library("tokenizers").Tokenizer.from_buffer, file.read_bytes())
         if named:
             backend, pieces, adds_space, texts = guarded(
@@ -71,10 +71,10 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
             values = texts | values
         else:
             pieces, adds_space = _kind(file, content)
-    # Truncation and padding are switched off, so that a text is never changed unnoticed.
+    # A tokenizer.json may ask for truncation or padding, which would change texts silently.
     backend.no_truncation()
     backend.no_padding()
-    # Control tokens that are spelt out in a text stay text then, as in transformers.
+    # If split_special_tokens is true, control tokens that are spelt out in a text stay text.
     backend.encode_special_tokens = config.boolean("split_special_tokens", default=False)
     texts = guarded(file, add_special_tokens, folder, config, values, backend, content)
     ids = {
@@ -92,8 +92,8 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
     suffix: list[int] = []
     if backend.post_processor is not None:
         prefix, suffix = _around(file, backend)
-    # transformers takes the post-processor of a tokenizer.json, or none, whatever these fields say.
-    # It does not read Laneformers: the tokenizers that they are trained with have none.
+    # With a tokenizer.json, transformers uses the file's post-processor, or none if it has none. It
+    # ignores these fields. Laneformers' tokenizer.json has none, but their fields count.
     elif is_model or is_merges or is_laneformer:
         prefix = _if_asked(config, "add_bos_token", bos_id)
         suffix = _if_asked(config, "add_eos_token", ids["eos"])
@@ -113,17 +113,19 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
 
 
 def named_ends(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """Returns the ids that end a text by the folder's configurations, whatever its tokenizer is."""
+    """Returns the ids that end a text by eos_token_id in _WITH_IDS. Does not read the tokenizer."""
     return tuple(_first_ids(_with_ids(folder), "eos_token_id", vocab_size))
 
 
 def unusable(folder: Path, vocab_size: int) -> tuple[str, ...]:
-    """Returns sentences on what a folder's files say of texts and only some requests would use."""
+    """Returns notices about mistakes in a folder's files that do not prevent all requests: ids of
+    eos_token_id that do not exist, and chat templates that cannot be read.
+    """
     found = []
     for fields in _with_ids(folder):
         named = fields.value("eos_token_id")
         ids = [each for each in (named if isinstance(named, list) else [named]) if each is not None]
-        # As in transformers, -1 stands for none.
+        # -1 stands for no id, as in transformers.
         known = (-1, *_ids(fields, "eos_token_id", vocab_size))
         if wrong := [number for number in ids if number not in known]:
             found.append(
@@ -135,7 +137,7 @@ def unusable(folder: Path, vocab_size: int) -> tuple[str, ...]:
     try:
         values = read_optional(folder / _CONFIG)
     except kccl.Error:
-        # Whoever reads the tokenizer learns of it.
+        # from_folder() raises this error when the tokenizer is needed.
         return tuple(found)
     templates = read_templates(folder, Fields(folder / _CONFIG, values))
     found += [f"{each.error}; chats are refused" for each in templates.values() if each.error]
@@ -147,7 +149,7 @@ def _with_ids(folder: Path) -> list[Fields]:
 
 
 def _around(file: Path, backend: Any) -> tuple[list[int], list[int]]:
-    """Returns the ids that the tokenizer itself puts before and behind a text."""
+    """Returns the ids that the backend's post-processor puts before and behind a text."""
     bare = guarded(file, backend.encode, "a", None, False, False).ids
     whole = guarded(file, backend.encode, "a").ids
     for start in range(len(whole) - len(bare) + 1):
@@ -162,7 +164,7 @@ def _if_asked(config: Fields, name: str, number: int | None) -> list[int]:
 
 
 def _first_ids(others: list[Fields], name: str, vocab_size: int) -> list[int]:
-    """Returns the ids of the first file that gives some."""
+    """Returns the ids of a field, from the first file that has some below vocab_size."""
     for fields in others:
         if ids := _ids(fields, name, vocab_size):
             return ids
@@ -170,7 +172,7 @@ def _first_ids(others: list[Fields], name: str, vocab_size: int) -> list[int]:
 
 
 def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
-    """Returns the ids of a field that exist."""
+    """Returns those ids of a field that are from 0 to vocab_size - 1."""
     value = fields.value(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in ids):
@@ -179,7 +181,9 @@ def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
 
 
 def _usable_id(others: list[Fields], name: str, vocab_size: int) -> int | None:
-    """Returns the first id that is one: decoding may not need it, so a wrong one counts as none."""
+    """Returns the first valid id that a file has in this field, or None. A wrong id is ignored,
+    because decoding may not need it.
+    """
     for fields in others:
         value = fields.value(name)
         for number in value if isinstance(value, list) else [value]:

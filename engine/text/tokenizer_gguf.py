@@ -1,6 +1,4 @@
-"""Builds the tokenizer that a GGUF file holds from its vocabulary, with the `tokenizers`
-library.
-"""
+"""Builds a tokenizer from the vocabulary in a GGUF file, with the `tokenizers` library."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,24 +23,24 @@ from .tokenizer_pieces import (
 
 _TEMPLATE = "tokenizer.chat_template"
 _MODELS = ("gpt2", "llama")
-# The name of the tokenizer in files without a vocabulary.
+# Values of tokenizer.ggml.model in files without a vocabulary.
 _NONE = ("none", "no_vocab")
-# The kinds of ids that end a text. The model's own end comes first.
+# The kinds of ids that end a text, in the keys' names. The model's own end comes first.
 _ENDS = ("eos", "eot", "eom")
 _NEEDED = ("bos", *_ENDS)
-# Some writers give this for a token that there is not.
+# Some programs write this id if there is no such token.
 _NO_ID = 2**32 - 1
-# The ids of SentencePiece's own tokens, for files that do not give them.
+# SentencePiece's default ids, for files that have no such keys.
 _PIECES = {"bos": 1, "eos": 2, "unknown": 0}
-# The texts of tokens that end an answer, whatever kind the file gives them. This is llama.cpp's
-# list: few files name the end of a turn by its id.
+# The texts of tokens that end an answer, even if the file does not mark them as control tokens.
+# This is llama.cpp's list. It is needed because few files name the end of a turn by its id.
 _END_TEXTS = {
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
     *("<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>"),
     *("<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "[e~["),
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    # Tokens around a text to fill in, and between files. They end an answer, too.
+    # Tokens of prompts for infilling, and between files. They end an answer, too.
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }
@@ -52,12 +50,14 @@ _ANSWER_ENDS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
-    """Tells whether a file has a tokenizer, which may be of an unknown kind."""
+    """Tells whether a file has a tokenizer. The engine may not support it."""
     return metadata.get("tokenizer.ggml.model") not in (None, *_NONE)
 
 
 def named_ends(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """Returns the ids that end a text by a file's keys and tokens, whatever its tokenizer is."""
+    """Returns the ids that end a text, by a file's keys and its tokens' texts. Works even if the
+    engine does not support the tokenizer.
+    """
     fields = Fields(path, metadata)
     ids = _ids(fields, "", vocab_size)
     named = [number for kind in _ENDS if (number := ids[kind]) is not None]
@@ -112,13 +112,13 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
         adds_space=adds_space,
         templates=_templates(fields),
         texts=texts,
-        # llama.cpp does so, too.
+        # As in llama.cpp, conversations get the prefix if the template does not write it.
         begins_chats=True,
     )
 
 
 def _templates(fields: Fields) -> dict[str, Template]:
-    """Returns chat templates by name. The keys of all but the default one end in their names."""
+    """Returns name -> chat template. Key _TEMPLATE has the default, and _TEMPLATE.NAME others."""
     path = str(fields.path)
     try:
         found = {DEFAULT: fields.text(_TEMPLATE, default="")}
@@ -131,7 +131,9 @@ def _templates(fields: Fields) -> dict[str, Template]:
 
 
 def _tokens(fields: Fields) -> list[str]:
-    """Returns the vocabulary. Files pad it with empty tokens, which get different names here."""
+    """Returns the vocabulary. Gives a name to each empty token with which files pad it, because
+    tokens must differ.
+    """
     tokens = _strings(fields, "tokenizer.ggml.tokens")
     return [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
 
@@ -192,7 +194,7 @@ def _strings(fields: Fields, name: str) -> list[str]:
     for number, each in enumerate(value):
         try:
             each.encode()
-        # The file's reader makes surrogates of bytes that are not UTF-8.
+        # GgufFile decodes bytes that are not UTF-8 as surrogates.
         except UnicodeEncodeError as error:
             raw = each.encode(errors="surrogateescape")
             raise kccl.Error(
@@ -202,7 +204,7 @@ def _strings(fields: Fields, name: str) -> list[str]:
 
 
 def _numbers(fields: Fields, name: str, count: int, kinds: str) -> Any:
-    """Returns an array of numbers, one for each token; `kinds` as in numpy's dtype.kind."""
+    """Returns an array of numbers, one for each token. `kinds` has the allowed dtype.kind."""
     value = fields.value(name)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or len(value) < count:
         raise fields.wrong(name, f"an array of {count} numbers")
@@ -210,7 +212,7 @@ def _numbers(fields: Fields, name: str, count: int, kinds: str) -> Any:
 
 
 def unusable_ids(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[str, ...]:
-    """Returns sentences on keys that name a text's beginning or end by ids that do not exist."""
+    """Returns notices about keys whose id of BOS or of a text's end does not exist."""
     fields = Fields(path, metadata)
     found = []
     for kind in _NEEDED:
@@ -224,8 +226,8 @@ def unusable_ids(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tu
 
 
 def _ids(fields: Fields, model: str, vocab_size: int) -> dict[str, int | None]:
-    """Returns the ids of special tokens by their kind. In place of an id that does not exist
-    llama.cpp takes the default of the kind of model.
+    """Returns kind of special token -> id, or None. If an id is missing or does not exist, uses
+    SentencePiece's default for model "llama", as llama.cpp does.
     """
     found: dict[str, int | None] = {}
     for kind in (*_NEEDED, "unknown", "padding"):

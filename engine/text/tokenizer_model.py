@@ -1,4 +1,4 @@
-"""Reads the tokenizer of a folder with SentencePiece's own file, tokenizer.model."""
+"""Reads a folder's tokenizer from tokenizer.model, SentencePiece's own file."""
 
 import re
 from pathlib import Path
@@ -19,9 +19,9 @@ from .tokenizer_pieces import (
 )
 
 MODEL = "tokenizer.model"
-# The kinds of models in the file.
+# The values of the file's model_type that are supported.
 _UNIGRAM, _BPE = 1, 2
-# The form of a line of tiktoken's file: a token in base 64, and its rank.
+# A line of a file of tiktoken: a token in base 64, and its rank.
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 CONVERT = "let transformers write a tokenizer.json (AutoTokenizer and save_pretrained())"
 
@@ -32,14 +32,14 @@ def read_model(file: Path, config: Fields, named: str) -> tuple[Any, bool, dict[
     Args:
         file: The file.
         config: tokenizer_config.json.
-        named: The class with which transformers reads it, from class_of().
+        named: The class with which transformers reads the file, from class_of().
 
     Returns:
-        A tokenizers.Tokenizer, whether it puts a space in front of a text, and the texts of the
-        tokens that the file itself names.
+        A tokenizers.Tokenizer, whether it puts a space in front of a text, and the special tokens
+        that the file itself names, as in "bos_token" -> "<s>".
 
     Raises:
-        kccl.Error: It is damaged, or of a kind that is not known.
+        kccl.Error: The file is damaged, or of a kind that is not supported.
     """
     if spells_bytes(named):
         raise wrong_class(file, named)
@@ -59,7 +59,7 @@ def read_model(file: Path, config: Fields, named: str) -> tuple[Any, bool, dict[
         add_control_tokens(backend, tokens, kinds)
     else:
         adds_space = bool(normal.add_dummy_prefix)
-        # A null counts as false here.
+        # legacy: null counts as false. If the field is missing, it counts as true.
         is_once = config.is_null("legacy") or not config.boolean("legacy", default=True)
         _prepare(backend, normal, is_once=is_once)
         add_control_tokens(
@@ -94,13 +94,13 @@ def _backend(trained: Any, tokens: list[str], scores: list[float], kinds: list[i
 
 
 def _prepare(backend: Any, normal: Any, *, is_once: bool) -> None:
-    """Sets how a text is changed before it is cut into pieces.
+    """Sets how a text is normalised before it is divided into pieces.
 
     Args:
         backend: A tokenizers.Tokenizer.
         normal: The file's own rules.
-        is_once: Whether a space is put only in front of a whole text. Otherwise one is put in front
-            of each text between control tokens.
+        is_once: Where a space is added. True: in front of the whole text only. False: in front of
+            each text between control tokens.
     """
     tokenizers = library("tokenizers")
     made, regex = tokenizers.normalizers, tokenizers.Regex
@@ -120,7 +120,9 @@ def _prepare(backend: Any, normal: Any, *, is_once: bool) -> None:
 
 
 def _keep_whole(backend: Any, pieces: list[str]) -> None:
-    """Keeps the pieces that a user has defined whole: they are always found, and never merged."""
+    """Sets that a text is split at user-defined pieces, so that these are always found as a whole,
+    and never merged with other text.
+    """
     if not pieces:
         return
     tokenizers = library("tokenizers")
@@ -133,7 +135,7 @@ def _keep_whole(backend: Any, pieces: list[str]) -> None:
 
 
 def _proto(file: Path) -> Any:
-    # SentencePiece's own reader names only some kinds of pieces.
+    # Parses the protobuf, because SentencePiece's own reader does not give all kinds of pieces.
     messages = library("sentencepiece.sentencepiece_model_pb2")
     errors = library("google.protobuf.message")
     proto = messages.ModelProto()

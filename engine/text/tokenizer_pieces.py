@@ -1,4 +1,4 @@
-"""Builds a tokenizer of SentencePiece's kind from its pieces, wherever they come from."""
+"""Builds a tokenizer of SentencePiece's kind from its pieces, for tokenizer.model and GGUF."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,20 +7,21 @@ from ..base.extras import library
 
 # The kinds of pieces, in SentencePiece's files and in GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-# The character that stands for a space.
+# Pieces spell a space with this character.
 SPACE = "\u2581"
 
 
 def bpe_of_pieces(
     tokens: Sequence[str], scores: Any, kinds: Sequence[int], only: int | None = None
 ) -> Any:
-    """Returns a tokenizers.Tokenizer whose merges follow from the scores of the pieces.
+    """Returns a tokenizers.Tokenizer with BPE. Derives its merges from the scores of the pieces.
 
     Args:
-        tokens: The pieces by their ids. No piece may be there twice.
-        scores: A number for each; the higher, the earlier two pieces become this one.
+        tokens: The pieces, in the order of their ids. They must differ.
+        scores: A number for each piece. Of two merges, the one whose result has the higher score
+            comes first.
         kinds: The kind of each piece.
-        only: Merges use pieces of this kind; None: of all kinds.
+        only: Merges use only pieces of this kind; None: all pieces.
     """
     tokenizers = library("tokenizers")
     vocabulary = {token: number for number, token in enumerate(tokens)}
@@ -47,8 +48,8 @@ def bpe_of_pieces(
 
 
 def spell_spaces(backend: Any, *, adds_space: bool) -> None:
-    """Returns a normalizer that writes spaces as pieces do. If asked, it puts a space in front of
-    each text between control tokens.
+    """Sets a normalizer that spells spaces as pieces do. If adds_space is True, it also puts a
+    space in front of each text between control tokens.
     """
     normalizers = library("tokenizers").normalizers
     steps = [normalizers.Prepend(SPACE)] if adds_space else []
@@ -56,7 +57,8 @@ def spell_spaces(backend: Any, *, adds_space: bool) -> None:
 
 
 def add_control_tokens(backend: Any, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Makes tokens that are found in a text before it is split. Arguments are those of
+    """Adds control tokens, unknown tokens and user-defined pieces to a tokenizers.Tokenizer as
+    added tokens, which are found in a text before it is split. tokens, kinds: as in
     bpe_of_pieces().
     """
     added = library("tokenizers").AddedToken

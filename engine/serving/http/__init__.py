@@ -1,1 +1,1 @@
-"""The server: OpenAI's API, and a page."""
+"""The HTTP server: OpenAI's API, and a web page."""

@@ -1,4 +1,6 @@
-"""The common part of chat and completions: several choices, sent as one object or as events."""
+"""Answers requests to chat and completions: submits the choices, and sends them as one object or as
+events.
+"""
 
 import asyncio
 import contextlib
@@ -23,9 +25,10 @@ from .errors import ApiError
 from .events import DONE, Events, EventStream, event
 from .service import Service, usage
 
-# The seconds between two checks whether the client of a whole answer is still connected.
+# While an answer that is not streamed is made: the seconds between two checks whether the client is
+# still connected.
 _LOOK_S = 0.2
-# The status that nginx records if the client has closed its connection.
+# The status of an answer whose client has closed its connection, as in nginx.
 CLIENT_LEFT = 499
 
 
@@ -34,12 +37,12 @@ class Choice:
     """One of the answers to a request.
 
     Attributes:
-        index: Its number among the request's answers.
-        submission: The answer.
+        index: The choice's number among the request's answers.
+        submission: The submission that gives its pieces.
         reader: Separates thoughts and calls from its text.
-        pieces: The pieces that have come.
+        pieces: The pieces so far.
         news: The events that the newest piece completed.
-        num_thoughts: The number of tokens of thoughts, their end included.
+        num_thoughts: The number of tokens of thoughts, including the marker at their end.
     """
 
     index: int
@@ -68,8 +71,8 @@ class Choice:
 
 Chunk = dict[str, Any]
 Chunks = Callable[[Choice, Piece | None], list[Chunk]]
-"""What events say of a choice: of the piece that it took, or, for None, before the first one. There
-is at least one event for a piece.
+"""A function that makes the `choices` entries of a choice's next events, at least one for a piece.
+Its arguments are the choice and the newest piece; None instead of the latter before the first one.
 """
 
 
@@ -82,8 +85,8 @@ def submit(
     shown: tuple[int, ...] = (),
     reader: Callable[[], Reader] = Reader,
 ) -> list[Choice]:
-    """Puts all choices of a request into the queue, n for each prompt. If one is refused, none is
-    put there.
+    """Submits all choices of a request to the queue, `n` for each prompt. If one is refused,
+    cancels the others.
 
     Args:
         service: The engine.
@@ -102,7 +105,7 @@ def submit(
     try:
         for ids in prompts:
             for number in range(body.n or 1):
-                # Choices with the same seed would be equal, so each gets a seed of its own.
+                # Choices with equal seeds would be equal. So each adds its number to the seed.
                 seed = {"seed": (fields["seed"] + number) % 2**64} if "seed" in fields else {}
                 params = engine.params_for(**{"max_tokens": engine.context} | fields | seed)
                 submission = service.submit(Generate(ids, params, shown))
@@ -111,14 +114,14 @@ def submit(
         for each in choices:
             each.submission.cancel()
         if isinstance(error, kccl.InvalidArgument):
-            # The error begins with the field's name.
+            # The error's first word is the field's name.
             raise ApiError(400, str(error), param=str(error).partition(" ")[0]) from None
         raise
     return choices
 
 
 def check_number(service: Service, body: Sampled, num_prompts: int) -> None:
-    """Raises ApiError if the queue can never hold all choices of so many prompts."""
+    """Raises ApiError if the request has more choices than the queue can ever hold."""
     number, most = num_prompts * (body.n or 1), service.engine.sessions.limit + 1
     if number > most:
         name = "prompt" if num_prompts > 1 else "n"
@@ -146,14 +149,14 @@ async def answer(
 
     Args:
         service: The engine.
-        request: The request, whose client may leave.
+        request: The request. If its client disconnects, the choices are cancelled.
         body: The body of the request.
         choices: The choices that submit() has returned.
-        head: The first fields of each event and of the object.
-        kind: The name of an event's object.
-        chunk: Turns a choice into its part of an event.
-        whole: Turns a choice into its part of the object.
-        begins: Whether a choice has an event before its first piece.
+        head: The fields with which each event, and the object, begins.
+        kind: The field "object" of events.
+        chunk: Makes a choice's entries of events: see Chunks.
+        whole: Makes a choice's entry of the object.
+        begins: Whether each choice has an event before its first piece.
     """
     began = time.monotonic()
     if body.stream:
@@ -168,8 +171,8 @@ async def answer(
 async def collected(
     service: Service, request: Request, choices: list[Choice], began: float
 ) -> bool:
-    """Waits for all choices, or until the client leaves; then it cancels them. Tells whether all
-    are complete.
+    """Waits until all choices are complete, or the client disconnects. Then cancels those that are
+    not complete. Tells whether all are.
     """
 
     async def collect() -> None:
@@ -193,7 +196,7 @@ async def _events(
     begins: bool,
     began: float,
 ) -> Events:
-    """Yields the events of a stream."""
+    """Yields the events of a stream: one choice after the other, and DONE."""
     try:
         for choice in choices:
             if begins:
@@ -211,7 +214,7 @@ async def _events(
                     last = piece.time_s
                     for made in chunk(choice, piece):
                         yield event(head | {"choices": [made]} | timing)
-                        # The time belongs to the token, however many events the token makes.
+                        # If a token makes several events, only the first one has its time.
                         timing = {}
         if body.stream_options is not None and body.stream_options.include_usage:
             yield event(head | {"choices": [], "usage": usage_of(choices)})
@@ -224,7 +227,7 @@ def cancel(choices: list[Choice]) -> None:
     """Cancels the choices that have not ended."""
     for choice in choices:
         if choice.submission.end is None:
-            # Cancelling may wait for the executor, so another thread does it.
+            # cancel() may block, so it must not run on the event loop's thread.
             asyncio.get_running_loop().run_in_executor(None, choice.submission.cancel)
 
 
@@ -233,8 +236,8 @@ def usage_of(choices: list[Choice]) -> dict[str, Any]:
     # A prompt counts once, however many choices it has.
     prompts = dict[int, Submission[Piece]]()
     for choice in choices:
-        # The first choice of a prompt counts, because later ones find in the cache what it left
-        # there.
+        # A prompt's first choice says how many tokens were cached before the request. Later ones
+        # would also count the tokens that the first has left in the cache.
         prompts.setdefault(id(choice.submission.job.ids), choice.submission)
     first = list(prompts.values())
     return usage(
@@ -247,7 +250,9 @@ def usage_of(choices: list[Choice]) -> dict[str, Any]:
 
 
 async def with_client(request: Request, work: Coroutine[Any, Any, None]) -> bool:
-    """Works until a task is done, or the client leaves. Tells whether the task is done."""
+    """Runs a coroutine until it ends, or the client disconnects. Then cancels it. Tells whether it
+    has ended. Raises what it raises.
+    """
     working = asyncio.create_task(work)
     try:
         while not working.done():

@@ -1,4 +1,4 @@
-"""The server's application: it maps paths to functions."""
+"""Makes the server's application: routes of paths to functions, and middleware."""
 
 import logging
 import math
@@ -29,15 +29,15 @@ from .tokens import detokenize, tokenize, tokenizer_info
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
 _PAGE = Path(__file__).parents[1] / "page"
-# The page's file for each path, and the file's type.
+# Path -> (the page's file, its media type).
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/style.css": ("style.css", "text/css; charset=utf-8"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
     "/markdown-it.js": ("vendor/markdown-it.min.js", "text/javascript; charset=utf-8"),
 }
-# The page runs only scripts from this server, and sends requests only to it and to the server of
-# --compare.
+# The page's Content-Security-Policy. It may run scripts only from this server, and may send
+# requests only to this server and to that of --compare.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self' {compare}; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -58,10 +58,10 @@ def application(
     origins: Collection[str] = (),
     keys: Collection[str] = (),
 ) -> Starlette:
-    """Returns the application that answers for an engine. Its `state.service` is the Service.
+    """Makes the application of an engine. Its `state.service` is the Service.
 
     Args:
-        engine: The engine, whose owner closes it.
+        engine: The engine. The caller must close it.
         settings: How the server is set up.
         hosts, origins, keys: See Guard.
     """
@@ -83,11 +83,11 @@ def application(
             CORSMiddleware,
             allow_origins=list(origins),
             allow_methods=["GET", "POST"],
-            # OpenAI's client for browsers sends headers of its own.
+            # OpenAI's client for browsers sends headers of its own, so any header is allowed.
             allow_headers=["*"],
             expose_headers=["Retry-After"],
         )
-        # This comes before the guard, because a browser sends its preflight request without a key.
+        # In front of the guard, because a browser sends preflight requests without a key.
         middleware.insert(0, cors)
     routes = [
         route("/v1/chat/completions", chat, "POST"),

@@ -1,4 +1,6 @@
-"""The bodies of requests: the fields that are read, and their types. Other fields are ignored."""
+"""Models of the requests' bodies: the fields that are read, and their types. Other fields are
+ignored.
+"""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -21,7 +23,7 @@ from .tool_bodies import Tool, ToolCall
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _MOST_BIAS, _MOST_PENALTY, _MOST_CHOICES, _MOST_STOPS = 100, 2, 16, 4
-# The most ids in logit_bias, because each wrong one makes an error.
+# The most ids in logit_bias. Each wrong one makes a validation error, so their number is limited.
 _MOST_BIASED = 4096
 Ids = Annotated[ListOf[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
@@ -31,13 +33,13 @@ class _Body(BaseModel):
 
 
 class StreamOptions(_Body):
-    """The extra contents of a stream that a request may ask for."""
+    """What a stream contains besides the answer."""
 
     include_usage: StrictBool | None = None
 
 
 class Sampled(Structured):
-    """The fields of all requests for answers. A field that is null counts as absent."""
+    """The fields that all requests for answers have. A field that is null counts as missing."""
 
     model: StrictStr | None = None
     stream: StrictBool | None = None
@@ -61,7 +63,7 @@ class Sampled(Structured):
         | None
     ) = None
     kccl: StrictBool | None = None
-    """Whether the chunks of a stream say when each token came."""
+    """Whether the events of a stream have a field `kccl` with each token's time."""
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -92,7 +94,7 @@ class SaidPart(_Body):
 
 
 def check_refusals(content: Any, role: str | None) -> None:
-    """Raises ValueError if the content of another role than the assistant has a refusal."""
+    """Raises ValueError if a content has a refusal and the role is not "assistant"."""
     parts = content if isinstance(content, list) else []
     if role != "assistant" and any(each.type == "refusal" for each in parts):
         raise ValueError("has a refusal, must have none: only an assistant's content may")
@@ -121,7 +123,7 @@ class Message(_Body):
         return content
 
     def given(self) -> dict[str, Any]:
-        """Returns the message as chat templates take it."""
+        """Returns the message in the form that chat templates take."""
         role = "system" if self.role == "developer" else self.role
         content = self.content
         if isinstance(content, list):
@@ -165,7 +167,7 @@ class Completion(Sampled):
     best_of: StrictInt | None = None
 
     def prompts(self) -> list[str | list[int]]:
-        """Returns the prompts, one or several."""
+        """Returns the prompts as a list, even if there is only one."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)

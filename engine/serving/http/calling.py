@@ -1,4 +1,4 @@
-"""The tools of a request: it gives them to the chat template, and finds calls in the answer."""
+"""Reads the tools of a request, for the chat template, the grammar and the answer's reader."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,11 @@ class Calling:
     """The tools of a request, and how the model may call them.
 
     Attributes:
-        functions: The functions that the model may call. If there are none, it calls nothing.
-        format: The format in which the model writes calls; None if it calls nothing.
-        must: Whether the model must call a function: AUTO, REQUIRED, or the name of the function.
-        most: The most calls that it may make; None: any number.
+        functions: The functions that the model may call; (): it may call none.
+        format: The format in which the model writes calls; None: it may call no function.
+        must: AUTO: the model may call. REQUIRED: it must call some function. Otherwise the name of
+            the function that it must call.
+        most: The most calls of an answer; None: any number.
     """
 
     functions: tuple[Function, ...] = ()
@@ -35,12 +36,12 @@ class Calling:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """Returns the tools as chat templates take them; None if there are none."""
+        """Returns the tools in the form that chat templates take; None if there are none."""
         return [{"type": "function", "function": each.given()} for each in self.functions] or None
 
     @property
     def controls(self) -> tuple[str, ...]:
-        """Returns the texts that calls have besides JSON."""
+        """Returns the texts of the control tokens with which calls are written."""
         return self.format.controls if self.format else ()
 
     def callable(self) -> Functions | None:
@@ -49,11 +50,11 @@ class Calling:
             return None
         is_any = self.must in (AUTO, REQUIRED)
         found = {e.name: e.parameters for e in self.functions if is_any or e.name == self.must}
-        # If the request names a function, it asks for one call.
+        # If the request names a function, the answer must be a single call.
         return Functions(self.format, found, self.most is None and is_any)
 
     def reader(self) -> CallReader | None:
-        """Returns a reader that finds the calls of an answer; None if there can be none."""
+        """Makes a reader that finds the calls in an answer; None if it may have none."""
         if self.format is None:
             return None
         return self.format.reader([each.name for each in self.functions], self.most)
@@ -70,13 +71,13 @@ def calling_of(
 
     Args:
         service: The engine.
-        functions: The functions that it names.
+        functions: The functions that the request describes.
         choice: NONE, AUTO, REQUIRED, or the name of a function.
         is_parallel: Whether an answer may have several calls; None: it may.
 
     Raises:
-        ApiError: The names of functions are not unique, or the choice is none of them, or the model
-            has no format for calls.
+        ApiError: There are too many functions, two have the same name, the choice names none of
+            them, or the model has no format for calls.
     """
     names = [each.name for each in functions]
     if len(names) > _MOST_TOOLS:
@@ -92,7 +93,8 @@ def calling_of(
         known = ", ".join(map(repr, names))
         raise wrong_value("tool_choice", choice, f"a function that tools has: {known}")
     if choice == NONE or not names:
-        # The prompt leaves them out too, because the model would call them if it saw them.
+        # Without functions, the prompt does not describe them either. A model that saw them might
+        # call them.
         return Calling()
     try:
         found = format_of(service.engine.tokenizer)
@@ -107,11 +109,12 @@ def chosen(choice: Any, name_of: str) -> str:
     """Reads the choice of a tool: NONE, AUTO, REQUIRED, or the name of a function.
 
     Args:
-        choice: The field tool_choice.
-        name_of: The path of fields at which an object has the name.
+        choice: The value of the field tool_choice.
+        name_of: If the choice is an object: the path of the field that has the function's name, as
+            in "function.name".
 
     Raises:
-        ApiError: It is none of these.
+        ApiError: The choice is none of these.
     """
     if choice is None:
         return AUTO

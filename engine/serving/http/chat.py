@@ -1,4 +1,4 @@
-"""/v1/chat/completions."""
+"""Answers requests to /v1/chat/completions."""
 
 import time
 from typing import Any
@@ -63,7 +63,7 @@ async def chat(service: Service, request: Request) -> Response:
         told: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
         if piece is None:
             return [told | {"delta": {"role": "assistant", "content": ""}}]
-        # Each token gets an event of its own, because clients show the probability of each.
+        # Even a token without text makes an event, because clients show each token's probability.
         found = deltas_of(choice.news) or [{} if choice.reader.divides else {"content": ""}]
         made = [told | {"delta": delta} for delta in found]
         made[0]["logprobs"] = logprobs([piece])
@@ -92,7 +92,7 @@ async def chat(service: Service, request: Request) -> Response:
 
 
 def _logprob(service: Service, piece: Piece) -> dict[str, Any]:
-    """Returns a token's log-probability and alternatives in the form of OpenAI's API."""
+    """Returns a token's log-probability and alternatives, in the form of OpenAI's API."""
 
     def told(token: int, logprob: float) -> dict[str, Any]:
         text, raw = spelt(service.engine.tokenizer, token)

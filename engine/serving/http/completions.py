@@ -1,4 +1,4 @@
-"""/v1/completions."""
+"""Answers requests to /v1/completions."""
 
 import time
 from typing import Any
@@ -16,12 +16,12 @@ from .service import Service, clipped, finish_reason, new_id, usage
 from .structured import grammar_of
 from .tokens import named
 
-# The default of OpenAI's API.
+# The default of max_tokens, as in OpenAI's API.
 _MAX_TOKENS = 16
 
 
 async def completions(service: Service, request: Request) -> Response:
-    """Continues texts, or ids."""
+    """Answers a request: continues each of its prompts, which are texts or ids."""
     body = await service.body(request, Completion)
     service.check_model(body.model)
     if body.best_of not in (None, body.n or 1):
@@ -87,7 +87,7 @@ async def completions(service: Service, request: Request) -> Response:
     def whole(choice: Choice) -> dict[str, Any]:
         each = echoed[choice.index // (body.n or 1)] if echoed else Logprobs(service)
         text = each.text + choice.text
-        # The choices of one prompt share its echo.
+        # The choices of a prompt share its echo, so each adds its tokens to a copy.
         each = each.copy()
         for piece in choice.pieces:
             each.add_piece(piece)
@@ -111,7 +111,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 class Logprobs:
-    """The log-probabilities of a text's tokens, in the form of OpenAI's first API.
+    """The log-probabilities of a text's tokens, in the form of OpenAI's API of completions.
 
     Attributes:
         text: The echoed text of the prompt.
@@ -135,19 +135,19 @@ class Logprobs:
         }
 
     def copy(self) -> "Logprobs":
-        """Returns a copy that may grow by itself."""
+        """Returns a copy. Tokens that are added to the copy are not added to this object."""
         found = Logprobs(self._service, self._offset)
         found.told = {name: list(values) for name, values in self.told.items()}
         return found
 
     def add(self, token: int, text: str, logprob: float | None, others: Any) -> None:
-        """Adds a token. The first token of a prompt has no log-probability.
+        """Adds a token.
 
         Args:
-            token: Its id.
+            token: The token's id.
             text: The text that it adds.
-            logprob: Its log-probability, or None.
-            others: Its alternatives.
+            logprob: Its log-probability; None for a prompt's first token, which has none.
+            others: The alternatives: (id, log-probability) pairs.
         """
         tokenizer, told = self._service.engine.tokenizer, self.told
         told["tokens"].append(named(tokenizer, token))
@@ -156,7 +156,7 @@ class Logprobs:
         self._offset += len(text)
         top = None
         if logprob is not None:
-            # The token itself is added if it is not among the likeliest.
+            # If the token is not among the likeliest, it is added to them, as in OpenAI's API.
             top = {named(tokenizer, each): clipped(value) for each, value in others}
             top.setdefault(named(tokenizer, token), clipped(logprob))
         told["top_logprobs"].append(top)

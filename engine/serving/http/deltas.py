@@ -1,4 +1,4 @@
-"""Writes answers of a chat in the form of OpenAI's API: a message, or its parts as they come."""
+"""Converts the events of an answer to OpenAI's API: to deltas for a stream, or to a message."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from ..tools.events import Arguments, CallBegins, Event, Text, Thought
 
 
 def deltas_of(events: list[Event]) -> list[dict[str, Any]]:
-    """Returns the deltas, one for each chunk."""
+    """Returns the `delta` objects for events. Each belongs into a chunk of its own."""
     return [delta for event in events if (delta := _delta(event)) is not None]
 
 
@@ -23,7 +23,7 @@ def _delta(event: Event) -> dict[str, Any] | None:
             return {"tool_calls": [call]}
         case Arguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-    # A call's end needs no delta, because clients see it by what follows.
+    # CallEnds has no delta in this API. Clients notice the end by the next delta.
     return None
 
 

@@ -1,4 +1,4 @@
-"""Errors in the form in which OpenAI's clients read them."""
+"""Makes errors in the form in which OpenAI's clients read them."""
 
 import reprlib
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, ValidationError
 from starlette.responses import JSONResponse
 
-# OpenAI's name for the error of each status.
+# HTTP status -> OpenAI's type of error.
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -15,22 +15,23 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
-# Names of types that may be part of an error's path beside the fields' names.
+# Names of types that pydantic adds to the path of an error, behind the fields' names.
 _KINDS = ("str", "int", "float", "bool")
 
 
 T = TypeVar("T")
 ListOf = Annotated[list[T], Field(fail_fast=True)]
-"""A list in a body. One wrong item is told, and a long list may have a million of them."""
+"""A list in a body. Validation stops at the first wrong item, because a list may have a million of
+them, and only one is reported."""
 
 
 class ApiError(Exception):
-    """The error of a request that cannot be answered.
+    """An error with which a request is answered.
 
     Attributes:
         status: The HTTP status.
-        param: The field that is wrong, or None.
-        code: A word for programs, or None.
+        param: The field of the request that is wrong, or None.
+        code: OpenAI's code of the error, for programs, or None.
         headers: Further headers of the answer.
     """
 
@@ -63,26 +64,27 @@ class ApiError(Exception):
 
 
 def _escaped(text: str) -> str:
-    """Returns a text without surrogates, which a request may hold but no answer can."""
+    """Escapes surrogates. A request's JSON may have them, but an answer's UTF-8 cannot."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def wrong_value(param: str, value: Any, must: str) -> ApiError:
-    """Returns the error of a field. It names the value, and what it must be."""
+    """Returns the error for a field, which says its value and what it must be."""
     return ApiError(400, f"{param} is {reprlib.repr(value)}, must be {must}", param=param)
 
 
 def of_validation(error: ValidationError, at: str = "") -> ApiError:
-    """Returns the error for the first fault of a body, or of the part of it that stands `at` this
-    place.
+    """Converts pydantic's error to an ApiError for one wrong field. `at` is the path of the part of
+    the body that was validated; "": the whole body.
     """
-    # A field that may be of several types has an error for each. If the value has one of the types,
-    # but its parts are wrong, the errors of the parts say more.
+    # A field of several possible types has an error for each. If the value has one of the types but
+    # wrong parts, the parts' errors say more than the other types'. So the deepest error, and none
+    # about a type, is preferred.
     found = error.errors(include_url=False, include_context=False)
     first = min(found, key=lambda each: (each["type"].endswith("_type"), -len(each["loc"])))
     param = at
     for index, part in enumerate(first["loc"]):
-        # The names of types are no part of the field's path.
+        # Leaves out a type's name at the end, which is no field.
         if part in _KINDS and index + 1 == len(first["loc"]):
             continue
         if isinstance(part, int):

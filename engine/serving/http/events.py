@@ -9,31 +9,31 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
-# The seconds between two comments that keep a connection open.
+# The seconds between two comments that keep an idle connection open.
 _PING_S = 15
 _PING = b": wait\n\n"
-# A proxy must pass each event on at once, and must not store it.
+# These headers tell proxies to pass each event on at once, and not to store it.
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 Events = AsyncGenerator[bytes, None]
-"""What event() and DONE make, in their order."""
+"""Yields the bytes of events, which event() makes, or DONE, in order."""
 
 DONE = b"data: [DONE]\n\n"
 """The last event of chat and completions."""
 
 
 def written(value: Any) -> str:
-    """Returns a value as the JSON of an event, which has no line breaks.
+    """Returns a value as JSON without line breaks, as an event needs it.
 
     Raises:
-        ValueError: It has NaN or infinity.
+        ValueError: The value has NaN or an infinity.
     """
     return _ENCODER.encode(value)
 
 
 def event(data: dict[str, Any], kind: str = "") -> bytes:
-    """Returns an event with this JSON.
+    """Returns the bytes of an event.
 
     Args:
         data: The fields of the object.
@@ -44,10 +44,10 @@ def event(data: dict[str, Any], kind: str = "") -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """An answer of events. Comments keep the connection open while no event comes. If the client
-    leaves, the generator of the events is closed.
+    """An answer that is a stream of events. Sends comments while no event comes, which keep the
+    connection open. Closes the generator of events if the client disconnects.
 
-    starlette alone would leave the generator to the garbage collector, and sends no comments.
+    starlette's own class sends no comments, and leaves the generator to the garbage collector.
     sse-starlette does both, but takes more of the server's time for each event (bench/LOG.md).
     """
 
@@ -57,9 +57,9 @@ class EventStream(StreamingResponse):
         """Prepares an answer.
 
         Args:
-            events: What is sent.
-            on_end: Called once when the answer has ended, also if `events` never began: a generator
-                that has not begun runs no code of its own when it is closed.
+            events: Yields the events.
+            on_end: Called once, when the answer has ended. Unlike a `finally` in `events`, it is
+                also called if the client disconnects before the generator began.
         """
         super().__init__(events, headers=_HEADERS)
         self._events, self._on_end = events, on_end
@@ -82,7 +82,9 @@ class EventStream(StreamingResponse):
 
 
 async def _ping(send: Send) -> None:
-    """Sends a comment now and then. Each body is written as a whole, so it comes between events."""
+    """Sends a comment every _PING_S seconds. Each body is sent as a whole, so comments come between
+    events.
+    """
     while True:
         await asyncio.sleep(_PING_S)
         await send({"type": "http.response.body", "body": _PING, "more_body": True})

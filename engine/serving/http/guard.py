@@ -1,4 +1,4 @@
-"""Decides who may send requests: the middleware in front of all endpoints."""
+"""The middleware in front of all endpoints, which decides whether a request is permitted."""
 
 import hashlib
 import hmac
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import ApiError
 
-# The most headers. A proxy adds some, but never a hundred.
+# The most headers of a request. Proxies add some, but never a hundred.
 _MOST_HEADERS = 100
 # The paths that need no key.
 _WITHOUT_KEY = frozenset({"/", "/health"})
@@ -22,8 +22,9 @@ class Guard:
     """Refuses requests from web pages of other sites, requests without a key, and requests with too
     many headers.
 
-    A page of another site can make a browser send requests here, but it cannot choose their Host or
-    Origin. Even if that site's name is made to resolve to this machine, Host still has the name.
+    A page of another site can make a browser send requests to this server. But it cannot choose the
+    headers Host and Origin, which the guard checks. Host also protects against DNS rebinding: if
+    the site's name resolves to this machine, Host still has that name.
     """
 
     def __init__(
@@ -39,10 +40,10 @@ class Guard:
 
         Args:
             app: The application.
-            hosts: Names by which the server may be called, besides this machine's and addresses.
-            origins: Other origins whose pages may ask, as in "https://example.com".
-            keys: The keys. A request needs one of them; empty: it needs none.
-            page: Paths of the page's files, which need no key.
+            hosts: Names that Host may have, besides this machine's names and any IP address.
+            origins: Other origins whose pages may send requests, as in "https://example.com".
+            keys: The keys, of which a request must have one. Empty: requests need no key.
+            page: The paths of the page's files, which need no key.
         """
         self._app = app
         self._hosts = {"localhost", socket.gethostname().lower(), *map(str.lower, hosts)}
@@ -103,7 +104,8 @@ class Guard:
         return True
 
     def _is_key(self, key: str) -> bool:
-        # All keys are compared, each in constant time, so that the time tells nothing about a key.
+        # Compares with all keys, each in constant time, so that the time reveals nothing about
+        # them.
         given = _digest(key)
         return any([hmac.compare_digest(given, known) for known in self._keys])
 

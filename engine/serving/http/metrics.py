@@ -1,4 +1,4 @@
-"""Writes the text of /metrics in Prometheus's format."""
+"""Counts requests and tokens, and writes them for /metrics in Prometheus's format."""
 
 from collections.abc import Callable, Collection
 
@@ -39,7 +39,7 @@ class Metrics:
         running.set_function(lambda: sessions().num_running)
 
     def text(self) -> bytes:
-        """Returns the whole text."""
+        """Returns the text of /metrics."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, told: str, *labels: str) -> Counter:
@@ -50,7 +50,7 @@ class Metrics:
 
 
 class Counting:
-    """Counts all requests, including those that the application behind it refuses."""
+    """A middleware that counts all requests, including those that the guard refuses."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, paths: Collection[str]) -> None:
         """Wraps an application.
@@ -58,7 +58,7 @@ class Counting:
         Args:
             app: The application.
             metrics: The counts.
-            paths: The paths that are counted by name. All others count as "other".
+            paths: The paths that have counts of their own. All others are counted as "other".
         """
         self._app, self._metrics, self._paths = app, metrics, frozenset(paths)
 

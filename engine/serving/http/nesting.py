@@ -1,4 +1,4 @@
-"""Limits how deep JSON may nest, because code that reads and writes it is recursive."""
+"""Limits how deep JSON may nest: code that reads and writes JSON is recursive, and would fail."""
 
 from typing import Any
 

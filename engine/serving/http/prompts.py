@@ -1,4 +1,4 @@
-"""Returns the ids of a request's prompt."""
+"""Converts the prompt of a request to ids."""
 
 import asyncio
 from typing import Any
@@ -11,18 +11,18 @@ from .bodies import Completion, Message
 from .errors import ApiError, wrong_value
 from .service import Service
 
-# Arguments of Tokenizer.chat() that only the server sets.
+# Arguments of Tokenizer.chat() that only the server may set.
 _OWN = frozenset({"add_generation_prompt", "literal", "template", "tools"})
 
 
 async def ids_of_text(
     service: Service, prompt: str | list[int], *, add_bos: bool = True
 ) -> list[int]:
-    """Returns the ids of a text, or ids that are given instead of a text. Other requests go on
-    meanwhile.
+    """Returns the ids of a prompt, which may be ids already. Encodes in another thread, so that the
+    event loop goes on.
 
     Raises:
-        ApiError: The text is no UTF-8, or too long for the context.
+        ApiError: UTF-8 cannot encode the text, or it is too long for the context.
     """
     if not isinstance(prompt, str):
         return prompt
@@ -37,8 +37,8 @@ async def gap_of(service: Service, body: Completion, prompt: str | list[int]) ->
     """Returns the prompt whose answer fills the gap between a text and the body's suffix.
 
     Raises:
-        ApiError: The vocabulary lacks the tokens for that, or other fields of the body do not go
-            with a suffix.
+        ApiError: The vocabulary lacks the tokens for a gap, a text is wrong, or the body has fields
+            that exclude a suffix.
     """
     suffix = body.suffix or ""
     if not isinstance(prompt, str):
@@ -68,20 +68,20 @@ async def ids_of_chat(
     add_generation_prompt: bool = True,
     param: str = "messages",
 ) -> list[int]:
-    """Returns the ids of a conversation. Control tokens in messages and tools stay text. Other
-    requests go on meanwhile.
+    """Returns the ids of a conversation. Control tokens that are spelt out in messages and tools
+    stay text. Encodes in another thread, so that the event loop goes on.
 
     Args:
         service: The engine.
         messages: The conversation.
         variables: Variables of the chat template, by name.
-        tools: The tools that the model may call, as chat templates take them; None: no tools.
+        tools: The tools that the model may call, in the form that chat templates take; None: none.
         add_generation_prompt: See Tokenizer.chat().
         param: The field that has the messages, for errors.
 
     Raises:
-        ApiError: The model has no chat template, or that refuses the messages; or they are too long
-            for the context.
+        ApiError: The model has no chat template, the template refuses the messages, a variable is
+            wrong, or the messages are too long for the context.
     """
     if wrong := _OWN & variables.keys():
         raise wrong_value("chat_template_kwargs", min(wrong), "variables of the chat template")
@@ -89,7 +89,7 @@ async def ids_of_chat(
         raise ApiError(400, "the model has no chat template: use /v1/completions", param=param)
     given = [message.given() for message in messages]
     try:
-        # Templates may leave out the thoughts of earlier turns.
+        # Thoughts do not count, because templates may leave out those of earlier turns.
         said = [[each["content"], each.get("tool_calls")] for each in given]
         _check_length(service, _characters(said), param)
         _check_length(service, _characters(tools), "tools")
@@ -102,7 +102,7 @@ async def ids_of_chat(
             **variables,
         )
     except kccl.Error as error:
-        # If a variable is wrong, the error begins with its name.
+        # If a variable is wrong, the error's first word is its name.
         is_variable = str(error).partition(" ")[0] in variables
         param = "chat_template_kwargs" if is_variable else param
         raise ApiError(400, str(error), param=param) from None
@@ -118,7 +118,9 @@ def _characters(value: Any) -> int:
 
 
 def _check_length(service: Service, characters: int, param: str) -> None:
-    """Raises ApiError for a text that cannot fit into the context, whatever its tokens are."""
+    """Raises ApiError for a text that is too long for the context, even if all its tokens are as
+    long as the longest. Such a text is not encoded, which might take long.
+    """
     most = service.most_characters
     if characters > most:
         raise ApiError(

@@ -1,4 +1,4 @@
-"""Chooses how the answer to a conversation is read, and what form it must have."""
+"""Chooses the reader and the grammar of an answer to a conversation."""
 
 import json
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from .errors import ApiError
 from .service import Service
 from .structured import MOST_CHARACTERS, check_characters, compiled
 
-# The most bytes of all tools' parameters together.
+# The most characters of all tools' parameters together, as JSON.
 _MOST_CHARACTERS = 4 * MOST_CHARACTERS
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The way in which an answer is read.
+    """How an answer is made and read.
 
     Attributes:
-        shown: Control tokens whose names the reader needs.
-        reader: Makes a reader.
-        grammar: The field `grammar` of SamplingParams; empty: anything may be answered.
+        shown: Ids of the control tokens whose names the reader must find in the text.
+        reader: Makes a reader for an answer.
+        grammar: The field `grammar` of SamplingParams; {}: no grammar.
     """
 
     shown: tuple[int, ...]
@@ -37,14 +37,15 @@ class Reading:
 async def reading_of(
     service: Service, ids: list[int], calling: Calling, asked: dict[str, Grammar], param: str
 ) -> Reading:
-    """Chooses how the answer to a conversation is read. Other requests go on meanwhile.
+    """Chooses the reader and the grammar of an answer. Compiles the grammar in another thread, so
+    that the event loop goes on.
 
     Args:
         service: The engine.
         ids: The prompt.
         calling: The tools.
-        asked: The grammar that the request asks for, by grammar_of().
-        param: The field that asks for the grammar, for errors.
+        asked: The grammar that the request asks for, from grammar_of().
+        param: The field in which it asks for the grammar, for errors.
 
     Raises:
         ApiError: A tool's parameters are no schema, or tools and the grammar cannot be combined.
@@ -56,7 +57,7 @@ async def reading_of(
     if functions is not None and not is_json:
         raise ApiError(400, f"{param} and tools are given: only JSON goes with tools", param=param)
     if calling.must == AUTO and not is_json:
-        # This grammar leaves no room for thoughts.
+        # A grammar that is not JSON is not combined with thoughts. So the answer has none.
         thinks = False
     elif calling.must != AUTO or (asked and (thinks or functions is not None)):
         schema = asked["grammar"].text if asked and calling.must == AUTO else None
@@ -72,7 +73,7 @@ async def reading_of(
 def _combined(
     service: Service, ids: list[int], functions: Functions | None, schema: str | None
 ) -> dict[str, Grammar]:
-    """Returns the grammar of calls, or of JSON, that may follow thoughts."""
+    """Returns a grammar of calls, or of JSON, with the thoughts that may come first."""
     given = functions.parameters.values() if functions is not None else ()
     check_characters(sum(len(json.dumps(each)) for each in given), "tools", _MOST_CHARACTERS)
     try:

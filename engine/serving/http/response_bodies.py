@@ -1,4 +1,4 @@
-"""The body of /v1/responses, and the conversation that it describes."""
+"""The body of /v1/responses, and its conversion to a conversation."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -105,7 +105,9 @@ class ResponseTool(_Item):
 
 
 class TextFormat(_Item):
-    """The form that the text must have. A schema stands beside its name here."""
+    """The form that the text must have. Unlike in chat completions, the schema is a field here, not
+    in an object of its own.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     name: StrictStr | None = None
@@ -137,8 +139,8 @@ class ResponseBody(Sampled):
     conversation: Any = None
 
     def refuse_what_needs_a_store(self) -> None:
-        """Raises ApiError if the body asks for things that only a server with stored responses can
-        do.
+        """Raises ApiError if the body has fields that only a server which stores responses can
+        support.
         """
         told = "null: this server keeps no responses; give the whole conversation as input"
         if self.previous_response_id is not None:
@@ -157,8 +159,8 @@ class ResponseBody(Sampled):
         return self.text.format.model_dump(by_alias=True, exclude_unset=True)
 
     async def grammar_of_text(self, engine: Engine) -> dict[str, Grammar]:
-        """Returns the grammar of text.format, or of the fields that other endpoints have, like
-        grammar_of().
+        """Returns the grammar of text.format, as grammar_of() does. If that is absent, reads the
+        fields that other endpoints have.
         """
         form = self.text and self.text.format
         if not form or form.type == "text":
@@ -170,7 +172,7 @@ class ResponseBody(Sampled):
         try:
             return await grammar_of(engine, body)
         except ApiError as error:
-            # In a chat this field is at another place.
+            # The error names the field of chat completions. Replaces it with this body's field.
             names = ("response_format.json_schema", "response_format")
             name = next((each for each in names if (error.param or "").startswith(each)), None)
             if name is None:
@@ -201,7 +203,7 @@ class ResponseBody(Sampled):
                     message.reasoning_content, thought = thought, None
                 found.append(message)
             elif isinstance(item, CallItem):
-                # The calls of an answer belong to one message, together with its text.
+                # An answer's calls and its text become one message.
                 if not found or found[-1].role != "assistant":
                     found.append(Message(role="assistant", reasoning_content=thought))
                     thought = None
@@ -217,11 +219,11 @@ class ResponseBody(Sampled):
 
 
 def _item(given: dict[str, Any], at: str) -> _Item:
-    """Reads an item of the input.
+    """Validates an item of the input. Raises ApiError if it is wrong.
 
     Args:
         given: The item in the body.
-        at: The item's place, for errors.
+        at: The item's path in the body, for errors.
     """
     kind = given.get("type", "message")
     if not isinstance(kind, str) or kind not in _KINDS:

@@ -1,4 +1,4 @@
-"""The output of a response: its items, and the events that announce them."""
+"""Makes the output of a response: its items, and the events of a stream."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from .service import new_id
 
 Told = dict[str, Any]
 _MESSAGE, _REASONING, _CALL = "message", "reasoning", "function_call"
-# The names of an item's part, and of the events of its text.
+# Type of an item -> the type of its content part, which is also in the names of its text's events.
 _PARTS = {_MESSAGE: "output_text", _REASONING: "reasoning_text"}
 
 
 class Output:
-    """The items of a response, as they come.
+    """Collects the items of a response while the answer comes.
 
     Attributes:
-        items: All items so far.
+        items: All items so far. The last one may be incomplete.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Output:
         self._told: list[Told] = []
 
     def take(self, events: list[Event]) -> list[Told]:
-        """Returns the events of the API for the next events of the answer."""
+        """Adds the next events of the answer's reader. Returns the API's events for them."""
         for event in events:
             match event:
                 case Thought(text):
@@ -43,7 +43,8 @@ class Output:
         return self._given()
 
     def finish(self, status: str) -> list[Told]:
-        """Returns the events of the API at the answer's end.
+        """Completes the last item, and returns the API's events for that. Must be called at the
+        answer's end.
 
         Args:
             status: The status of the last item: "completed" or "incomplete".
@@ -54,7 +55,7 @@ class Output:
         return self._given()
 
     def _add(self, kind: str, text: str) -> None:
-        """Adds to a message, or to the model's thoughts."""
+        """Adds text to a message, or to the model's thoughts. Opens an item if needed."""
         if not self._is_open or self.items[-1]["type"] != kind:
             if kind == _MESSAGE:
                 self._open(kind, "msg", {"role": "assistant", "content": []})
@@ -107,16 +108,16 @@ def _part(kind: str, text: str) -> Told:
 
 
 def _more(kind: str) -> Told:
-    """Returns the fields that events of a text have besides others."""
+    """Returns the further fields that events of a message's text have."""
     return {"logprobs": []} if kind == _MESSAGE else {}
 
 
 def output_of(reader: Reader, status: str) -> list[Told]:
-    """Returns the items of a whole answer: those of its stream, in the same order.
+    """Returns the items of a whole answer. They are those that its stream would have.
 
     Args:
-        reader: The answer.
-        status: As Output.finish().
+        reader: The reader that has read the answer.
+        status: As in Output.finish().
     """
     output = Output()
     output.take(reader.events)

@@ -1,4 +1,6 @@
-"""Answers /v1/responses without a store: each request has its whole conversation."""
+"""Answers requests to /v1/responses. The server stores no responses, so each request must have its
+whole conversation.
+"""
 
 import contextlib
 import time
@@ -63,7 +65,7 @@ def _echoed(body: ResponseBody) -> dict[str, Any]:
     """Returns the fields that a response repeats from its request.
 
     Raises:
-        ApiError: The answer cannot have such a field.
+        ApiError: A field cannot be written into the response.
     """
     found = {
         "instructions": body.instructions,
@@ -83,7 +85,7 @@ def _echoed(body: ResponseBody) -> dict[str, Any]:
 
 
 class _Made:
-    """Returns the fields of a response, whatever its status."""
+    """Makes the JSON object of a response, in each status that it passes."""
 
     def __init__(
         self, service: Service, body: ResponseBody, echoed: dict[str, Any], choice: Choice
@@ -112,7 +114,7 @@ class _Made:
     def told(
         self, status: str, output: list[dict[str, Any]], error: ApiError | None = None
     ) -> dict[str, Any]:
-        """Returns the JSON object."""
+        """Returns the JSON object of the response in a status, with its output so far."""
         is_incomplete, has_ended = status == _INCOMPLETE, status in (_COMPLETED, _INCOMPLETE)
         failed = error and {"code": "server_error", "message": str(error)}
         return {

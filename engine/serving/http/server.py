@@ -1,4 +1,6 @@
-"""Runs uvicorn's server, and ends it so that clients get a clear error."""
+"""Runs uvicorn's server with timeouts, and with a shutdown after which each client has its answer
+or an error.
+"""
 
 import asyncio
 import contextlib
@@ -13,22 +15,22 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..sessions import Sessions
 
-# The seconds between two checks for a signal.
+# During shutdown: the seconds between two checks whether a second signal has come.
 _LOOK_S = 0.1
-# The seconds that cancelled answers have to end.
+# The seconds in which cancelled answers must end.
 _END_S = 5
 
 
 class Connection(H11Protocol):
-    """A connection with time limits. It is closed if the header of a request does not come in time,
-    or if the client does not read an answer in time.
+    """A connection with timeouts. It is closed if the header of a request does not come in time, or
+    if the client does not read an answer in time.
 
-    uvicorn itself waits without limit for a header, and for a client that does not read. A few
-    clients that send or read nothing would use up all connections.
+    uvicorn itself has no timeout for headers and for clients that do not read. A few clients that
+    send or read nothing would use up all connections.
 
     Attributes:
-        read_s: The seconds in which a client must read what has been written. They count only when
-            the system's buffers are full, and so only for a client that has stopped reading.
+        read_s: The seconds in which a client must read what has been written. They begin when the
+            system's buffers are full, which happens only if a client has stopped reading.
     """
 
     read_s = 30.0
@@ -36,31 +38,31 @@ class Connection(H11Protocol):
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to wait for the first header."""
+        """Starts the timer for the first header."""
         super().connection_made(transport)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the wait for a header."""
+        """Stops both timers."""
         super().connection_lost(exc)
         self._unwatch()
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        """Begins to wait for the client to read."""
+        """Starts the timer for a client that does not read."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(self.read_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Ends the wait for the client."""
+        """Stops the timer for a client that does not read."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
 
     def data_received(self, data: bytes) -> None:
-        """Waits on while a header is incomplete, counted from its first byte."""
+        """Stops the timer when a header is complete. While one is incomplete, the timer runs on."""
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._watch()
@@ -79,7 +81,7 @@ class Connection(H11Protocol):
 
 class Server(uvicorn.Server):
     """A server that gives requests some time to end after SIGINT or SIGTERM. After that time, or at
-    a second signal, the remaining requests end with an error that says so.
+    a second signal, it cancels the remaining requests, whose clients get an error that says so.
     """
 
     def __init__(
@@ -92,8 +94,8 @@ class Server(uvicorn.Server):
         """Prepares to serve.
 
         Args:
-            config: uvicorn's settings. The time for requests to end is set here.
-            sessions: Returns the queue whose requests must end.
+            config: uvicorn's settings. Their timeout for shutdown is set here.
+            sessions: Returns the queue whose requests are cancelled.
             tell: Shows a line to the person who started the server.
             drain_s: The seconds that requests have to end by themselves.
         """
@@ -103,21 +105,23 @@ class Server(uvicorn.Server):
         self._is_urgent = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shows where the server listens."""
+        """Starts the server, and shows its addresses."""
         await super().startup(sockets)
         for each in sockets or ():
             host, port = each.getsockname()[:2]
             self._tell(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Records a signal. The second one ends requests, which uvicorn would drop."""
+        """Handles a signal. The first one begins the shutdown. A second one makes _end_requests()
+        cancel requests at once; uvicorn itself would drop their connections.
+        """
         if self.should_exit:
             self._is_urgent = True
         else:
             super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Waits for requests."""
+        """Waits until the requests have ended, or _end_requests() has cancelled them."""
         sessions = self._sessions()
         number = sessions.num_waiting + sessions.num_running
         if number:
@@ -130,18 +134,18 @@ class Server(uvicorn.Server):
             await ending
 
     async def _end_requests(self) -> None:
-        """Cancels the remaining requests when the time is over."""
+        """Waits for drain_s, or for a second signal. Then cancels the remaining requests."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._drain_s
         while not self._is_urgent and loop.time() < end:
             await asyncio.sleep(_LOOK_S)
-        # Cancelling waits for the engine's thread.
+        # close() blocks until the engine's thread has ended, so another thread calls it.
         await asyncio.to_thread(self._sessions().close)
 
 
 def ignore_signals() -> None:
-    """Keeps this process alive until it ends by itself: uvicorn would raise the signal once
-    more.
+    """Installs handlers that do nothing. Without them this process would not end by itself: behind
+    its shutdown, uvicorn raises the signal again.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

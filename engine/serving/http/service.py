@@ -1,5 +1,5 @@
-"""The common part of the endpoints: it reads bodies and parameters, and gets answers from the
-engine.
+"""What all endpoints use: reads bodies and parameters, submits jobs to the engine, and receives
+their results.
 """
 
 import asyncio
@@ -32,22 +32,22 @@ from .nesting import MOST_LEVELS, nests_too_deeply
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 
-# The seconds in which a body must come.
+# The timeout of a request's body, in seconds.
 _BODY_S = 30.0
 _RETRY_S = 1
-# The seconds after which a client should try again while the engine restarts.
+# The header Retry-After while the engine restarts, in seconds.
 _RESTART_S = 5
 # The most digits of a token's id.
 _MOST_DIGITS = 12
-# JSON has no infinity, so this number stands for minus infinity.
+# The least log-probability in answers. It stands for minus infinity, which JSON cannot represent.
 _LEAST_LOGPROB = -9999.0
-# Fields whose names and values are the same here and in OpenAI's or vLLM's API.
+# Fields of bodies that have the same name and meaning in SamplingParams.
 _SAME = (
     *("temperature", "top_p", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 STOP = "stop"
-"""Piece.end of an answer that the model, or a stop string, ended."""
+"""Piece.end of an answer that ended by a stop id, a stop string or its grammar."""
 _FINISH = {STOP: "stop", "max_tokens": "length", "context": "length"}
 
 
@@ -56,12 +56,12 @@ class Settings:
     """The settings of a server.
 
     Attributes:
-        names: The names of the model. The server reports the first one.
+        names: The names that requests may use for the model. Answers have the first one.
         most_body: The most bytes of a request's body.
-        bandwidth: The bytes a second at which the engine reads weights; NaN if caches hold them, so
-            that memory bounds nothing.
+        bandwidth: The bytes a second at which the engine reads weights. NaN: the caches hold the
+            weights, so the memory's bandwidth is no bound.
         compare: The origin of a server whose answers the page shows beside this one's, as in
-            "http://127.0.0.1:8001"; "": none.
+            "http://127.0.0.1:8001"; "": there is none.
     """
 
     names: tuple[str, ...]
@@ -74,13 +74,13 @@ class Service:
     """An engine, with the functions that endpoints need.
 
     Attributes:
-        engine: The engine, whose owner closes it. A restart puts another one in its place.
+        engine: The engine. replace() sets another one after a restart. Its owner must close it.
         restarts: Whether an engine that has failed is restarted.
-        settings: How the server is set up.
-        metrics: The counts of its answers.
-        created: The time at which it started, in seconds since 1970.
-        most_characters: The most characters of a text that can fit into the context, whatever its
-            tokens are.
+        settings: The settings of the server.
+        metrics: The counts of its requests and answers.
+        created: When the server started, in seconds since 1970.
+        most_characters: The most characters of a text that fits into the context, if all its tokens
+            are as long as the vocabulary's longest.
     """
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
@@ -91,8 +91,8 @@ class Service:
         self.most_characters = engine.context * engine.tokenizer.longest
 
     def replace(self, engine: Engine | None) -> None:
-        """Answers with another engine of the same model from now on. None: the engine has failed,
-        and is not restarted.
+        """Sets the engine for all later requests, which must have the same model. None: the engine
+        has failed, and will not be restarted.
         """
         if engine is None:
             self.restarts = False
@@ -105,7 +105,7 @@ class Service:
         """Reads the body of a request.
 
         Raises:
-            ApiError: It is too long, comes too slowly, or does not match `kind`.
+            ApiError: The body is too long, comes too slowly, or does not match `kind`.
         """
         most, found = self.settings.most_body, bytearray()
         try:
@@ -132,7 +132,7 @@ class Service:
             raise of_validation(error) from None
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError if the name is not the model's."""
+        """Raises ApiError unless the name is one of the model's, or None."""
         if name is not None and name not in self.settings.names:
             known = " or ".join(map(repr, self.settings.names))
             raise ApiError(
@@ -143,10 +143,10 @@ class Service:
             )
 
     def fields(self, body: Sampled) -> dict[str, Any]:
-        """Returns the fields of SamplingParams that a body gives, without max_tokens.
+        """Returns the fields of SamplingParams that a body has, without max_tokens.
 
         Raises:
-            ApiError: One is wrong.
+            ApiError: A field is wrong.
         """
         found = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
         if body.top_k is not None:
@@ -159,7 +159,7 @@ class Service:
         if body.logit_bias:
             size = self.engine.config.vocab_size
             for name in body.logit_bias:
-                # Python refuses to read thousands of digits.
+                # The length is checked first, because int() raises for thousands of digits.
                 is_id = name.isdecimal() and name.isascii() and len(name) <= _MOST_DIGITS
                 if not is_id or int(name) >= size:
                     raise wrong_value("logit_bias", name, f"ids from 0 to {size - 1}")
@@ -167,15 +167,15 @@ class Service:
         return found
 
     def checked(self, ids: list[int], param: str, room: int = 1) -> list[int]:
-        """Returns the ids of a prompt. They must exist and leave room for so many more.
+        """Checks the ids of a prompt, and returns them.
 
         Args:
             ids: The prompt.
             param: The field that has the prompt, for errors.
-            room: How many more.
+            room: How many more ids the context must have room for.
 
         Raises:
-            ApiError: They do not.
+            ApiError: The prompt is empty, has ids that do not exist, or is too long.
         """
         engine = self.engine
         try:
@@ -196,7 +196,7 @@ class Service:
     # ---- answers ---------------------------------------------------------------------------------
 
     def submit(self, job: Job[T]) -> Submission[T]:
-        """Puts a job into the queue.
+        """Submits a job to the queue.
 
         Raises:
             ApiError: The queue is full, or the engine has failed.
@@ -211,7 +211,7 @@ class Service:
             raise self._unavailable(error) from None
 
     def _unavailable(self, error: BaseException) -> ApiError:
-        """Returns the error of a request that the engine cannot run at present."""
+        """Returns the error for a request that the engine cannot run, because it has failed."""
         headers = {"Retry-After": str(_RESTART_S)} if self.restarts else {}
         return ApiError(503, str(error), code="engine_unavailable", headers=headers)
 
@@ -226,7 +226,7 @@ class Service:
         arrived: asyncio.Queue[T | End] = asyncio.Queue()
 
         def arrive(item: T | End) -> None:
-            # After the server has ended, nothing more is read.
+            # RuntimeError: the event loop is closed, because the server has ended.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
 
@@ -235,8 +235,8 @@ class Service:
             while not isinstance(item := await arrived.get(), End):
                 yield item
                 if not arrived.empty():
-                    # No coroutine blocks here, so a lost connection is noticed and other requests
-                    # are answered.
+                    # While results are queued, get() does not suspend this coroutine. sleep(0)
+                    # lets others run, and a disconnect be noticed.
                     await asyncio.sleep(0)
             if item.error is not None:
                 if isinstance(item.error, FATAL):
@@ -247,7 +247,7 @@ class Service:
                 raise ApiError(503, "the request was cancelled: the server ends")
         finally:
             if submission.end is None:
-                # Cancelling may wait for the executor, so another thread does it.
+                # cancel() may block, so it must not run on the event loop's thread.
                 loop.run_in_executor(None, submission.cancel)
 
     async def pieces(
@@ -257,7 +257,7 @@ class Service:
 
         Args:
             submission: The answer.
-            began: The time at which the request came, by time.monotonic().
+            began: When the request came, by time.monotonic().
         """
         metrics, last, end = self.metrics, began, "left"
         try:
@@ -279,7 +279,9 @@ class Service:
             metrics.ends.labels(end).inc()
 
     async def scores(self, submission: Submission[Scored]) -> list[Scored]:
-        """Yields the log-probabilities of a prompt's tokens, and counts them."""
+        """Waits for the log-probabilities of a prompt's tokens, counts the tokens, and returns the
+        former.
+        """
         found, end = list[Scored](), "left"
         try:
             async with contextlib.aclosing(self.items(submission)) as items:
@@ -295,25 +297,25 @@ class Service:
         return found
 
     def timing(self, piece: Piece, last_s: float, position: int) -> dict[str, Any]:
-        """Returns the fields that the extension `kccl` of a chunk has for a token: its seconds, and
-        their share of the bound, at which each token reads the weights. With drafts a token has an
-        equal share of its pass's time, and several tokens read the weights once. So a share may
-        then exceed 1.
+        """Returns a token's fields of the extension `kccl`. token_s is the seconds that it took.
+        bound_share is the least time in which the memory can deliver the token's weights, keys and
+        values, divided by token_s. With drafts, several tokens read the weights once and have equal
+        shares of their pass's time. So bound_share may exceed 1.
 
         Args:
             piece: The token.
-            last_s: The time at which the token before it came, or the request.
-            position: Its place in the sequence.
+            last_s: When the token before it came; for the first token, when the request came.
+            position: The token's position in the sequence.
         """
         took = piece.time_s - last_s
         bound_s = self.engine.bytes_per_token(position) / self.settings.bandwidth
-        # If caches hold the weights, memory bounds nothing.
+        # NaN: the caches hold the weights, so there is no bound.
         share = None if math.isnan(bound_s) or took <= 0 else round(bound_s / took, 4)
         return {"token_s": round(took, 7), "bound_share": share}
 
 
 def finish_reason(end: str) -> str:
-    """Returns OpenAI's word for Piece.end."""
+    """Converts Piece.end to OpenAI's finish_reason."""
     return _FINISH[end]
 
 
@@ -334,7 +336,9 @@ def usage(
     num_thoughts: int = 0,
     drafted: Sequence[Drafted] = (),
 ) -> dict[str, Any]:
-    """Returns the counts of tokens of an answer. OpenAI calls drafts predictions."""
+    """Returns the object `usage`: the counts of tokens of an answer. OpenAI calls drafts
+    predictions.
+    """
     accepted = sum(each.accepted for each in drafted)
     rejected = sum(each.proposed for each in drafted) - accepted
     return {

@@ -1,5 +1,5 @@
-"""Reads which form an answer must have: OpenAI's response_format, and the fields of vLLM and
-llama.cpp.
+"""Reads the fields that say which form an answer must have: OpenAI's response_format, and those of
+vLLM and llama.cpp. Compiles them to grammars.
 """
 
 import asyncio
@@ -18,10 +18,11 @@ from .errors import ApiError, ListOf, wrong_value
 
 R = TypeVar("R")
 
-# The most characters of a grammar: llguidance compiles so many in about a second.
+# The most characters of a grammar, which llguidance compiles in about a second; and the most
+# choices.
 MOST_CHARACTERS, _MOST_CHOICES = 1 << 16, 2000
-# Grammars have threads of their own. While these compile, other threads encode texts and cancel
-# requests.
+# The threads that compile grammars. They are separate, so that the event loop's other threads stay
+# free to encode texts and cancel requests.
 _COMPILERS = ThreadPoolExecutor(2, "kccl compiler")
 
 
@@ -30,7 +31,7 @@ class _Body(BaseModel):
 
 
 class JsonSchema(_Body):
-    """A schema with a name. Answers follow it even if `strict` is not true."""
+    """A schema with a name. Answers follow the schema even if `strict` is not true."""
 
     name: StrictStr | None = None
     description: StrictStr | None = None
@@ -39,8 +40,8 @@ class JsonSchema(_Body):
 
 
 class ResponseFormat(_Body):
-    """OpenAI's field response_format. llama.cpp also puts a schema beside the type
-    "json_object".
+    """OpenAI's field response_format. With type "json_object" it may also have a field `schema`, as
+    in llama.cpp.
     """
 
     type: Literal["text", "json_object", "json_schema"]
@@ -59,7 +60,7 @@ class StructuredOutputs(_Body):
 
 
 class Structured(_Body):
-    """The fields of a request for the form of its answer. Only one may be given."""
+    """The fields of a request that say which form its answer must have. Only one may be given."""
 
     response_format: ResponseFormat | None = None
     guided_json: Any = None
@@ -71,22 +72,22 @@ class Structured(_Body):
 
 
 async def compiled(make: Callable[..., R], *args: Any) -> R:
-    """Runs a function that compiles a grammar, and returns its result. Other requests go on
-    meanwhile.
+    """Calls a function that compiles a grammar in another thread, so that the event loop goes on.
+    Returns its result.
     """
     return await asyncio.get_running_loop().run_in_executor(_COMPILERS, make, *args)
 
 
 Made = tuple[str, Callable[[Any], Grammar], Any]
-"""The field that asks for a grammar, how to make it, and from what."""
+"""A request for a grammar: (the field that asks for it, function that makes it, its argument)."""
 
 
 async def grammar_of(engine: Engine, body: Structured) -> dict[str, Grammar]:
-    """Returns the field `grammar` of SamplingParams that a body asks for; empty if it asks for
-    none. Other requests go on meanwhile.
+    """Returns the field `grammar` of SamplingParams for a body; {} if it asks for no grammar.
+    Compiles in another thread, so that the event loop goes on.
 
     Raises:
-        ApiError: Two fields ask for one, or one is wrong.
+        ApiError: Two fields ask for a grammar, or a grammar is wrong.
     """
     found = [*_of_format(body.response_format), *_of_outputs(body.structured_outputs)]
     for name, make in _FIELDS.items():
@@ -102,7 +103,7 @@ async def grammar_of(engine: Engine, body: Structured) -> dict[str, Grammar]:
     try:
         grammar = await compiled(_checked, engine, param, make, value)
     except kccl.InvalidArgument as error:
-        # The error begins with another name than the field's.
+        # The error's first word is Grammar's name of the argument. Replaces it with the field's.
         reason = str(error).partition(" ")[2]
         raise ApiError(400, f"{param} {reason}", param=param) from None
     except kccl.Error as error:
@@ -119,7 +120,7 @@ def _checked(engine: Engine, param: str, make: Callable[[Any], Grammar], value: 
         )
     check_characters(len(value if isinstance(value, str) else json.dumps(value)), param)
     grammar = make(value)
-    # A grammar may use tokens that the model lacks, or be too complex at its beginning.
+    # Raises if the grammar uses tokens that the model lacks, or is too complex at its beginning.
     engine.matcher(grammar).first_mask()
     return grammar
 
@@ -133,7 +134,7 @@ def check_characters(number: int, param: str, most: int = MOST_CHARACTERS) -> No
 
 
 def _lark_or_gbnf(text: str) -> Grammar:
-    """Makes a grammar from a text of either syntax. GBNF writes its rules with "::="."""
+    """Makes a grammar from a text in Lark's or GBNF's syntax. Only GBNF has "::="."""
     return Grammar.gbnf(text) if "::=" in text else Grammar.lark(text)
 
 
@@ -147,7 +148,7 @@ _FIELDS: dict[str, Callable[[Any], Grammar]] = {
 
 
 def _of_format(given: ResponseFormat | None) -> list[Made]:
-    """Returns the grammar that response_format asks for, if any."""
+    """Returns the grammar that response_format asks for, or []."""
     if given is None or given.type == "text":
         return []
     if given.type == "json_object":
@@ -162,7 +163,7 @@ def _of_format(given: ResponseFormat | None) -> list[Made]:
 
 
 def _of_outputs(given: StructuredOutputs | None) -> list[Made]:
-    """Returns the grammar that structured_outputs asks for, if any."""
+    """Returns the grammars that the fields of structured_outputs ask for."""
     if given is None:
         return []
     found: list[Made] = []

@@ -1,4 +1,4 @@
-"""Answers /tokenize, /detokenize and /tokenizer_info, and writes tokens as JSON."""
+"""Answers requests to /tokenize, /detokenize and /tokenizer_info. Converts tokens for JSON."""
 
 import asyncio
 
@@ -16,15 +16,15 @@ _MOST_IDS = 1 << 17
 
 
 def spelt(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
-    """Returns the text of a token, and its bytes. A control token's text is its name, and it has no
-    bytes.
-    """
+    """Returns a token's text and bytes. For a control token these are its name and b""."""
     raw = tokenizer.bytes_of(token)
     return (raw.decode(errors="replace") if raw else tokenizer.name_of(token)), raw
 
 
 def named(tokenizer: Tokenizer, token: int) -> str:
-    """Returns a token as a key of an object. Tokens of different bytes have different keys."""
+    """Returns a token's text as a key of a JSON object. If the bytes are no UTF-8, it shows them,
+    so that tokens with different bytes have different keys.
+    """
     text, raw = spelt(tokenizer, token)
     if not raw or "\N{REPLACEMENT CHARACTER}" not in text:
         return text
@@ -60,7 +60,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
-    """Returns the names of special tokens. With them lm-eval uses /tokenize as its tokenizer."""
+    """Returns the names of special tokens. lm-eval asks for them, to use /tokenize as tokenizer."""
     tokenizer = service.engine.tokenizer
     ids = {"bos": tokenizer.bos_id, "eos": next(iter(tokenizer.eos_ids), None)}
     ids["pad"] = tokenizer.pad_id

@@ -1,4 +1,4 @@
-"""Reads the tools in bodies, in the form of /v1/chat/completions."""
+"""Models of the tools and calls in bodies, in the form of /v1/chat/completions."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -11,10 +11,10 @@ FunctionName = Annotated[StrictStr, Field(pattern=r"^[\w.-]{1,128}$")]
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call from their JSON. An empty text means no arguments.
+    """Parses the arguments of a call, which are JSON. An empty text means no arguments.
 
     Raises:
-        ValueError: The JSON is no object.
+        ValueError: The text is no JSON object, or nests too deeply.
     """
     try:
         found = json.loads(text) if text.strip() else {}
@@ -39,7 +39,7 @@ class Function(_Body):
     parameters: dict[str, Any] | None = None
 
     def given(self) -> dict[str, Any]:
-        """Returns the function as chat templates take it."""
+        """Returns the function in the form that chat templates take."""
         found = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -72,8 +72,8 @@ class ToolCall(_Body):
     function: CalledFunction
 
     def given(self) -> dict[str, Any]:
-        """Returns the call as chat templates take it. Arguments are an object, because templates
-        write them as JSON themselves.
+        """Returns the call in the form that chat templates take. Its arguments are an object, not
+        text, because templates write them as JSON themselves.
         """
         function = {
             "name": self.function.name,

@@ -1,4 +1,4 @@
-"""The parts of an answer, as they come."""
+"""The events of an answer: thoughts, text and calls, as they come."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ class Text:
 
 @dataclass(frozen=True)
 class CallBegins:
-    """A call whose function is known.
+    """The beginning of a call, as soon as the function's name is known.
 
     Attributes:
-        index: Its number in the answer.
-        id: The id that the tool's result names.
+        index: The call's number in the answer, from 0.
+        id: The id by which the tool's result refers to the call.
         name: The function's name.
     """
 
@@ -51,7 +51,8 @@ class CallEnds:
 
     Attributes:
         index: The call's number.
-        is_whole: Whether its arguments are an object in JSON. An answer may end within them.
+        is_whole: Whether its arguments are a JSON object. They may not be, as when the answer ends
+            within them.
         written: The whole text of the call, as the model wrote it.
     """
 
@@ -64,7 +65,7 @@ Event = Thought | Text | CallBegins | Arguments | CallEnds
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """Joins neighbouring events of one kind."""
+    """Joins neighbouring events that are all text, all thoughts, or all arguments."""
     found: list[Event] = []
     for each in events:
         last = found[-1] if found else None

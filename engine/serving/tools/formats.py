@@ -16,7 +16,7 @@ from .llama import LlamaReader
 from .mistral import MistralReader
 from .reader import CallReader
 
-# The length of ids. Mistral's templates refuse ids of another length.
+# The length of a call's id in Mistral's templates, which refuse any other.
 _MISTRAL_ID_LENGTH = 9
 
 
@@ -35,10 +35,11 @@ class Format:
 
     Attributes:
         name: The common name of the format.
-        signs: Groups of texts. A template that has all texts of one group uses this format.
-        others: Texts. A template that has one of them uses another format.
-        controls: The texts of a call besides JSON. A vocabulary may have them as control tokens.
-        kind: The reader that finds calls.
+        signs: Groups of texts. A template that has all texts of one group uses this format, unless
+            it has one of `others`.
+        others: Texts that only templates of other formats have.
+        controls: The texts that mark calls. They may be control tokens of a vocabulary.
+        kind: The class of readers that find calls.
         new_id: Makes the id of a call.
     """
 
@@ -50,7 +51,7 @@ class Format:
     new_id: Callable[[], str] = _new_id
 
     def reader(self, names: Collection[str], most: int | None) -> CallReader:
-        """Returns a reader that finds the calls of an answer. Arguments are CallReader's."""
+        """Makes a reader that finds the calls in an answer. Arguments are as in CallReader."""
         return self.kind(names, self.new_id, most)
 
     def is_in(self, source: str) -> bool:
@@ -72,7 +73,8 @@ FORMATS = (
     Format(
         "Hermes",
         ((hermes.BEGIN,),),
-        # The calls of Qwen3-Coder and GLM are no JSON, so they have no format here.
+        # Qwen3-Coder and GLM also have <tool_call>, but their calls are no JSON. They are not
+        # supported.
         ("<function=", "<arg_key>"),
         (hermes.BEGIN, hermes.END),
         HermesReader,
@@ -98,7 +100,7 @@ def format_of(tokenizer: Tokenizer) -> Format:
     """Returns the format in which a model writes calls.
 
     Raises:
-        kccl.Error: Its chat template takes no tools, or has no format that is known.
+        kccl.Error: The model's chat template takes no tools, or writes calls in no known format.
     """
     if not tokenizer.takes_tools():
         raise kccl.Error("the model's chat template takes no tools")

@@ -1,4 +1,4 @@
-"""The grammar of answers that are calls, for each format."""
+"""Makes the grammars of answers that are calls, for each format."""
 
 import json
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ from ...text.tokenizer import Tokenizer
 from . import hermes, mistral
 from .formats import Format
 
-# The white space that templates write. The grammar allows the same, because the model was trained
-# on it.
+# The white space that templates write in JSON. The grammar demands it, because the model was
+# trained on it.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -31,8 +31,8 @@ class Functions:
 
     Attributes:
         format: The format in which the model writes calls.
-        parameters: The JSON schema of each function's arguments, by its name; None: no arguments.
-        is_several: Whether there may be several calls.
+        parameters: Name of a function -> the JSON schema of its arguments; None: it has none.
+        is_several: Whether the answer may have several calls.
     """
 
     format: Format
@@ -43,19 +43,19 @@ class Functions:
 def grammar_of_answer(
     tokenizer: Tokenizer, ids: list[int], functions: Functions | None, schema: str | None
 ) -> Grammar:
-    """Returns the grammar of answers that are calls, or JSON that a schema describes. The model may
-    think first, if it was trained to.
+    """Returns the grammar of answers that are calls, or JSON that a schema describes. If the model
+    writes thoughts, these may come first.
 
     Args:
         tokenizer: The model's tokenizer.
         ids: The prompt.
-        functions: The functions that it may call; None: no functions.
-        schema: The schema, if the answer may be such JSON instead.
+        functions: The functions that the answer may call; None: it may not be calls.
+        schema: The JSON schema that the answer may follow; None: it may not be JSON.
 
     Raises:
-        InvalidArgument: A schema of arguments is no schema, describes no object, or is not
-            supported.
-        kccl.Error: The model answers in harmony, and its prompt or vocabulary is not as usual.
+        InvalidArgument: A schema of arguments is wrong, describes no object, or is not supported.
+        kccl.Error: The model answers in harmony, and its prompt does not end with a message's
+            beginning, or its vocabulary lacks a control token.
     """
     spell = _Spelling(tokenizer)
     ways, rules = [], []
@@ -64,8 +64,8 @@ def grammar_of_answer(
         rules += _RULES[functions.format.name](functions, tokenizer, spell)
         for index, (name, given) in enumerate(functions.parameters.items()):
             parameters = _schema(name, given)
-            # This is checked here, because the error of a grammar of several schemas would be
-            # unclear.
+            # Checks each schema alone, so that an error names it. The error of the whole grammar
+            # would not.
             Grammar.json(parameters)
             rules.append(f"arguments_{index}: %json {json.dumps(parameters)}")
     if schema is not None:
@@ -76,8 +76,8 @@ def grammar_of_answer(
 
 
 def _bounded(schema: str) -> str:
-    """Returns a schema whose JSON has as little white space as an answer that consists of JSON
-    alone.
+    """Returns a schema that limits white space, as Grammar.json() does for answers that are only
+    JSON.
     """
     given = json.loads(schema)
     if given is True:
@@ -88,7 +88,9 @@ def _bounded(schema: str) -> str:
 
 
 def _schema(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the schema of a function's arguments, which are an object."""
+    """Returns the schema of a function's arguments. Raises InvalidArgument unless it describes an
+    object.
+    """
     empty = {"type": "object", "properties": {}, "additionalProperties": False}
     schema = empty if given is None else {"type": "object", **given}
     if schema["type"] != "object":
@@ -99,24 +101,28 @@ def _schema(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class _Spelling:
-    """Writes texts in the syntax of a grammar."""
+    """Writes texts in the syntax of llguidance's Lark grammars."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def marker(self, text: str) -> str:
-        """Returns a text that may be a control token. If it is, no other tokens can spell it."""
+        """Returns a marker. If it is a control token, the grammar requires this token, and no
+        others that spell the same text.
+        """
         (number,) = self._tokenizer.control_ids([text]) or (None,)
         return json.dumps(text) if number is None else f"<[{number}]>"
 
     @staticmethod
     def text(text: str) -> str:
-        """Returns any other text."""
+        """Returns a text that is no marker."""
         return json.dumps(text, ensure_ascii=False)
 
 
 def _start(tokenizer: Tokenizer, ids: list[int], spell: _Spelling) -> str:
-    """Returns the first rule: thoughts, if there may be any, and the answer."""
+    """Returns the rule `start` and what it needs: thoughts if the model may write some, and the
+    answer.
+    """
     if speaks_harmony(tokenizer):
         return _start_of_harmony(tokenizer, ids, spell)
     reasoning = reasoning_of(tokenizer, ids)
@@ -133,11 +139,11 @@ def _start(tokenizer: Tokenizer, ids: list[int], spell: _Spelling) -> str:
 
 
 def _start_of_harmony(tokenizer: Tokenizer, ids: list[int], spell: _Spelling) -> str:
-    """Returns the first rule in harmony: messages with thoughts, and the message that answers.
+    """Returns the rule `start` for harmony: messages with thoughts, and the message that answers.
 
     Raises:
-        kccl.Error: The prompt does not end where a message of the model begins, or the vocabulary
-            lacks a control token.
+        kccl.Error: The prompt does not end with "<|start|>assistant", or the vocabulary lacks a
+            control token.
     """
     begun = f"{harmony.START}{harmony.AUTHOR}"
     if (found := begun_message(tokenizer, ids)) != begun:
@@ -171,12 +177,12 @@ def _json(tokenizer: Tokenizer, body: str, spell: _Spelling) -> list[str]:
 
 
 def _several(functions: Functions, one: str, between: str = "") -> str:
-    """Returns a rule for one call, or several."""
+    """Returns an expression for one call, or for several if the functions permit that."""
     return f"{one} ({between} {one})*" if functions.is_several else one
 
 
 def _objects(functions: Functions, arguments: str, spell: _Spelling) -> str:
-    """Returns a rule for the object that is a call."""
+    """Returns the rule `call` for a JSON object with a function's name and its arguments."""
     heads = (
         f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{arguments}": '
         for name in functions.parameters
@@ -211,7 +217,7 @@ def _of_mistral(functions: Functions, tokenizer: Tokenizer, spell: _Spelling) ->
 
 
 def _of_harmony(functions: Functions, _: Tokenizer, spell: _Spelling) -> list[str]:
-    """Returns the rules for one call, because an answer ends behind a call."""
+    """Returns the rules for a single call, because in harmony an answer ends behind a call."""
     begin = f"{harmony.COMMENTARY} to={harmony.FUNCTIONS}"
     end = f'" " {spell.marker(harmony.CONSTRAIN)} "json" {spell.marker(harmony.MESSAGE)}'
     ways = (

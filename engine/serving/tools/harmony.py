@@ -1,4 +1,4 @@
-"""Calls of gpt-oss, in the one form in which text/harmony.py writes their headers:
+"""Finds calls of gpt-oss. text/harmony.py has brought their headers into this form:
 
 <|start|>assistant to=functions.name<|channel|>commentary <|constrain|>json<|message|>{}<|call|>
 """
@@ -9,12 +9,12 @@ from ...text.harmony import AUTHOR, ENDS, FUNCTIONS, MESSAGE, START
 from .reader import CallReader
 
 BEGIN = f"{START}{AUTHOR} to="
-# The most characters from a recipient to the arguments.
+# The most characters from a call's recipient to its arguments.
 _LONGEST_HEAD = 512
 
 
 class HarmonyReader(CallReader):
-    """See CallReader. The object is the arguments."""
+    """See CallReader. The header has the function's name, and the object is the arguments."""
 
     marker = BEGIN
     _head = _name = ""

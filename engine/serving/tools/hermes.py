@@ -1,4 +1,4 @@
-"""Calls of Hermes and Qwen: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
+"""Finds calls of Hermes and Qwen: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
 
 from .reader import CallReader
 
@@ -6,7 +6,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesReader(CallReader):
-    """See CallReader. The end of a call may be missing."""
+    """See CallReader. A call without </tool_call> counts, too."""
 
     marker = BEGIN
 

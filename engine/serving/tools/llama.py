@@ -1,5 +1,5 @@
-"""Calls of Llama 3: {"name": ..., "parameters": {...}}, behind <|python_tag|> or at the answer's
-beginning. Semicolons separate several calls.
+"""Finds calls of Llama 3: {"name": ..., "parameters": {...}}, behind <|python_tag|> or at the
+answer's beginning. Semicolons separate several calls.
 """
 
 from collections.abc import Callable, Collection
@@ -10,8 +10,8 @@ TAG = "<|python_tag|>"
 
 
 class LlamaReader(CallReader):
-    """See CallReader. An object without a tag is a call only if its function exists: it may also be
-    an answer in JSON.
+    """See CallReader. An object without <|python_tag|> is a call only if its function exists.
+    Otherwise it may be an answer in JSON.
     """
 
     marker = TAG
@@ -45,8 +45,8 @@ class LlamaReader(CallReader):
         elif character == "{":
             self._object(character)
         else:
-            # The tag may also begin a program, which the model was trained to write for other
-            # tools.
+            # The tag may also begin a program: the model was trained to write code for an
+            # interpreter. That counts as text.
             self.refuse()
             self.take(character)
 

@@ -1,5 +1,5 @@
-"""Calls of Mistral: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or, since version 11 of
-their tokenizer, [TOOL_CALLS]name[ARGS]{...} for each.
+"""Finds calls of Mistral: a list, [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]; since
+version 11 of their tokenizer, [TOOL_CALLS]name[ARGS]{...} for each call.
 """
 
 import json
@@ -11,7 +11,7 @@ from .reader import CallReader
 BEGIN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _HEAD = re.compile(rf"([\w.-]+)\s*(?:{re.escape(ID)}\s*\w+\s*)?(?:{re.escape(ARGUMENTS)})?\s*")
 _IN_HEAD = re.compile(r"[\w.\-\[\]\s]")
-# The most characters in front of the arguments.
+# The most characters between the marker and the arguments.
 _LONGEST_HEAD = 256
 
 
@@ -33,7 +33,7 @@ class MistralReader(CallReader):
         self.take = self._in_list if self._is_list else self.in_text
 
     def unwritten(self) -> str:
-        """See CallReader. If the name stands outside the object, the object is the arguments."""
+        """See CallReader. If the name is in front of the object, the object is the arguments."""
         call = self.call
         is_end = self._has_name and call.name and call.depth == 1 and not call.is_in_string
         return "}" if is_end else ""
@@ -71,7 +71,7 @@ class MistralReader(CallReader):
             self.take(character)
 
     def _before_object(self, character: str) -> None:
-        """Reads what stands in front of the first object of a list."""
+        """Reads a character behind "[", before the list's first object."""
         if character == "{":
             self.begin_object()
             self.take(character)
@@ -82,7 +82,7 @@ class MistralReader(CallReader):
             self.take(character)
 
     def _in_list(self, character: str) -> None:
-        """Reads what stands behind an object of a list."""
+        """Reads a character of a list behind one of its objects."""
         if character == "]":
             self.behind = ""
             self.take = self.in_text

@@ -1,21 +1,22 @@
-"""Reads the JSON object that is a call, as its text comes."""
+"""Reads a call's JSON object character by character."""
 
 import json
 from collections.abc import Collection
 from typing import Any
 
-# The characters of values outside strings, without brackets: blanks, numbers, true, false, null.
+# The characters that JSON has outside strings, except brackets and quotes: blanks, separators, and
+# those of numbers, true, false and null.
 _PLAIN = frozenset(" \t\r\n,:+-.0123456789eEtrufalsn")
 _PAIRS = {"{": "}", "[": "]"}
-# Different families of models use different names for the arguments.
+# The names of the field with the arguments, which differ between families of models.
 _ARGUMENTS = ("arguments", "parameters")
 
 
 class Brackets:
-    """Follows the brackets and strings of a JSON value.
+    """Counts the open brackets of a JSON value, and recognises its strings.
 
     Attributes:
-        closers: The characters that close the open brackets.
+        closers: The characters that will close the open brackets, the innermost last.
         is_in_string: Whether the next character belongs to a string.
     """
 
@@ -25,8 +26,8 @@ class Brackets:
         self._is_escaped = False
 
     def take(self, character: str) -> bool:
-        """Tells whether the value may go on with this character. The text between brackets is not
-        checked against JSON's grammar.
+        """Adds a character. Returns False if JSON cannot have it here. Checks only brackets,
+        strings and the set of characters, not JSON's whole grammar.
         """
         if self.is_in_string:
             if self._is_escaped:
@@ -49,20 +50,21 @@ class Brackets:
 
 
 class CallObject:
-    """A call in the form {"name": ..., "arguments": {...}}; "parameters" means the same. If the
-    arguments follow the name, they are passed on as they come. Otherwise both come at the end.
+    """Reads a call of the form {"name": ..., "arguments": {...}}. The arguments' field may also be
+    "parameters". If it follows the name, new_arguments() returns the arguments as they come.
+    Otherwise the name and the arguments are known only at the object's end.
 
     Attributes:
-        name: The function's name; "" while it is not known, and if this is no call.
+        name: The function's name; "" while it is not known, and if the object is no call.
         is_done: Whether the object is complete.
-        is_whole: Whether it is a call whose arguments are an object in JSON.
+        is_whole: Whether it is complete and a call whose arguments are a JSON object.
     """
 
     def __init__(self, names: Collection[str] | None = None) -> None:
-        """Begins before the object.
+        """Begins before the object's first character.
 
         Args:
-            names: The names of the functions; None: any name.
+            names: The names that a function may have; None: any name.
         """
         self.name = ""
         self.is_done = self.is_whole = False
@@ -83,8 +85,8 @@ class CallObject:
         return self._brackets.is_in_string
 
     def take(self, character: str) -> bool:
-        """Takes a character. Returns False, and does not take it, if with it the object would be no
-        call.
+        """Adds a character. Returns False if with it the object cannot be a call. Then no more
+        characters may be added.
         """
         is_opened = character == "{" and not self._brackets.is_in_string
         if not self._brackets.take(character):
@@ -101,14 +103,14 @@ class CallObject:
         return True
 
     def new_arguments(self) -> str:
-        """Returns the characters of the arguments that are new since the last call."""
+        """Returns the arguments' characters that have come since this method was last called."""
         text = "".join(self._new)
         self._new.clear()
         return text
 
     def _begins(self) -> bool:
-        """Looks whether an object that begins here has the arguments of a call. Tells whether the
-        function exists.
+        """Must be called when an inner object begins. Checks whether it is the arguments, behind
+        the name. Returns False if it is, and no function has this name.
         """
         found = _loaded("".join(self._written) + "}}")
         if isinstance(found, dict) and next(reversed(found)) in _ARGUMENTS:
@@ -133,7 +135,7 @@ class CallObject:
         if not isinstance(name, str) or not name or not self._is_known(name):
             return
         given = next((found[each] for each in _ARGUMENTS if each in found), None)
-        # Some models write the object of the arguments as a string.
+        # Some models write the arguments' object as a string that has its JSON.
         given = {} if given is None else given
         text = given if isinstance(given, str) else json.dumps(given)
         if isinstance(_loaded(text), dict) and _is_text(text):
@@ -142,7 +144,7 @@ class CallObject:
 
 
 def _loaded(text: str) -> Any:
-    """Returns the text's value in JSON; None if it is no JSON."""
+    """Parses JSON. Returns None if the text is no JSON."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -150,7 +152,7 @@ def _loaded(text: str) -> Any:
 
 
 def _is_text(text: str) -> bool:
-    """Tells whether UTF-8 can encode a text: JSON may spell single surrogates."""
+    """Tells whether UTF-8 can encode a text. JSON may contain lone surrogates as escapes."""
     try:
         text.encode()
     except UnicodeEncodeError:

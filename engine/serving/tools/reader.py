@@ -1,4 +1,4 @@
-"""The common part of all formats of calls: a marker separates text from the call behind it."""
+"""The base class of what finds calls in an answer, for all formats: a marker precedes each call."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
@@ -10,21 +10,21 @@ from .objects import CallObject
 
 
 class CallReader(ABC):
-    """Finds the calls in an answer, as its text comes. It does not matter how the text is cut. A
-    supposed call that proves to be none before its function is known counts as text. White space in
-    front of a call, or behind the last one, belongs to neither.
+    """Finds the calls in an answer while its text comes, in pieces of any length. If what follows a
+    marker turns out to be no call before its function is known, it counts as text. White space in
+    front of a call, or behind the last one, is dropped.
     """
 
     marker: ClassVar[str]
-    """What stands in front of a call."""
+    """The text in front of a call."""
 
     def __init__(self, names: Collection[str], new_id: Callable[[], str], most: int | None) -> None:
         """Begins before the first text of an answer.
 
         Args:
-            names: The functions that there are.
-            new_id: Makes a call's id.
-            most: The most calls to report; later ones are dropped. None: all are reported.
+            names: The names of the functions that may be called.
+            new_id: Makes the id of a call.
+            most: The most calls to report. Later ones are dropped. None: all are reported.
         """
         self.names = frozenset(names)
         self._new_id, self._most = new_id, most
@@ -34,24 +34,28 @@ class CallReader(ABC):
         self.call = CallObject()
         self._num_calls = 0
         self.behind = ""
-        """What came behind a call, or in front of the answer, while nothing is known of it."""
+        """The text behind a call, or at the answer's beginning, of which it is not decided yet
+        whether it is text of the answer.
+        """
         self._is_known = False
         self.take: Callable[[str], None] = self.in_text
-        """Takes the next character, by what the answer is at."""
+        """The method that reads the next character. It is the state of this reader."""
 
     def push(self, text: str) -> list[Event]:
-        """Returns the events that this text completes."""
+        """Adds text. Returns the events that it completes."""
         for character in text:
             self.take(character)
         return self._given()
 
     def finish(self) -> list[Event]:
-        """Returns the text that was kept back, at the answer's end."""
+        """Returns the last events, with text that was held back. Must be called at the answer's
+        end.
+        """
         if self._written:
             self.refuse()
         self.give_back()
         rest = self._before.held
-        # White space behind a call is no part of the answer.
+        # Drops white space behind the last call.
         if not self._num_calls or rest.strip():
             self._events.append(Text(rest))
         self._before.clear()
@@ -61,14 +65,14 @@ class CallReader(ABC):
 
     @abstractmethod
     def opened(self) -> None:
-        """Called when the marker has come. Sets `take` to the function that reads what follows."""
+        """Called at the marker's end. Must set `take` to the method that reads what follows."""
 
     @abstractmethod
     def closed(self) -> None:
-        """Called when a call has ended. Sets `take` to the function that reads what follows."""
+        """Called when a call has ended. Must set `take` to the method that reads what follows."""
 
     def in_text(self, character: str) -> None:
-        """Takes text."""
+        """Reads a character of text, which may belong to the marker."""
         found = self._before.take(character)
         if found is None:
             self.write(self._before.held)
@@ -78,15 +82,16 @@ class CallReader(ABC):
             self._events.append(Text(found))
 
     def write(self, text: str) -> None:
-        """Keeps the text of a call, in case it proves to be no call."""
+        """Stores text of a call, which refuse() needs if this turns out to be no call."""
         self._written.append(text)
 
     def begin_object(self, names: Collection[str] | None = None, head: str = "") -> None:
-        """Called when a call's object begins with the next character.
+        """Begins to read a call's object. Must be called before its first character is read.
 
         Args:
-            names: The names of the functions; None: any name.
-            head: The beginning of an object in the usual form, which the model does not write.
+            names: The names that the function may have; None: any name.
+            head: In formats whose object is only the arguments: the text that would precede them
+                in an object of the usual form.
         """
         self.call, self._is_known = CallObject(names), False
         for each in head:
@@ -94,7 +99,7 @@ class CallReader(ABC):
         self.take = self.in_object
 
     def in_object(self, character: str) -> None:
-        """Takes a character of a call's object."""
+        """Reads a character of a call's object."""
         call = self.call
         if not call.take(character):
             self.refuse()
@@ -109,17 +114,17 @@ class CallReader(ABC):
                 self._end(is_whole=True)
                 self.closed()
             else:
-                # The character that ends it is text too.
+                # The object is no call. All of it is text, including the last character.
                 self.refuse()
 
     def unwritten(self) -> str:
-        """Returns the characters that an object of the usual form would have here, though the model
-        does not write them.
+        """Returns the characters that an object of the usual form would have at this point, but
+        which the model does not write in this format.
         """
         return ""
 
     def refuse(self) -> None:
-        """Called when the model's text is no call. It counts as text."""
+        """Ends a call that turns out to be none. If it was not reported yet, it becomes text."""
         if self._is_known:
             self._end(is_whole=False)
         else:
@@ -128,7 +133,7 @@ class CallReader(ABC):
         self.take = self.in_text
 
     def give_back(self, character: str = "") -> None:
-        """Called when text follows a call. What was kept back is text, and so is this character."""
+        """Reads the text behind a call again as text of the answer, with a further character."""
         text, self.behind = self.behind + character, ""
         self.take = self.in_text
         for each in text:
@@ -137,7 +142,7 @@ class CallReader(ABC):
     # ---- events ----------------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        """Reports the new parts of the call."""
+        """Adds events for what is new of the call."""
         call, index = self.call, self._num_calls
         if call.name and not self._is_known:
             self._is_known = True
