@@ -82,7 +82,7 @@ def communicator(
     Raises:
         InvalidArgument: The group has another backend, or KCCL does not have this device type.
         Error: The communicator must be made first, and a CUDA graph is being captured.
-        Timeout, PeerLost: A rank did not make the call in time, or its process ended.
+        Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     device = torch.device(device)
     if device.type not in DEVICES:

@@ -67,7 +67,7 @@ class Communicators:
 
         Raises:
             Error: A CUDA graph is being captured.
-            Timeout, PeerLost: A rank did not make the call in time, or its process ended.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         refuse_capture(device, "this group")
         if device.type == "cuda" and device.index is None:

@@ -211,7 +211,7 @@ class ProcessGroup(dist.ProcessGroup):
         Raises:
             NotImplementedError: The group was made for other devices.
             Error: The communicator must be made first, and a CUDA graph is being captured.
-            Timeout, PeerLost: A rank did not make the call in time, or its process ended.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         """
         if not self._has(device.type):
             raise NotImplementedError(

@@ -59,7 +59,7 @@ def all_reduce_rms_norm(
         Error: No communicator has this name.
         InvalidArgument: An argument is wrong; nothing was sent. It is a ValueError and a
             RuntimeError.
-        Timeout, PeerLost: A rank did not make the call in time, or its process ended.
+        Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     result: tuple[torch.Tensor, torch.Tensor] = _op(
         x, residual, weight, eps, scale, comm or DEFAULT

@@ -42,7 +42,7 @@ def agree_at_start(
 
     Raises:
         InvalidArgument: A setting differs between ranks.
-        Timeout, PeerLost: A rank did not come, or went.
+        Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     tuning = tuning_for(backend, env.tuning)
     mine = {
@@ -96,7 +96,7 @@ def agree_on_arguments(
 
     Raises:
         InvalidArgument: One differs between ranks.
-        Timeout, PeerLost: A rank did not come, or went.
+        Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     replies = ranks.allgather(json.dumps(mine).encode(), what, timeout)
     for peer, reply in enumerate(replies):

@@ -68,7 +68,7 @@ def connect(job_rank: JobRank, timeout: float, ranks_per_node: int = 0) -> mesh.
         ranks_per_node: As in Env.
 
     Raises:
-        Timeout, PeerLost: A rank did not come, or went.
+        Timeout, PeerLost: A rank did not arrive in time, or has left or died.
         BackendError: The ranks are not on one machine and not started by mpirun, or one cannot
             start.
         InvalidArgument: One cannot start because of an argument or a variable; or there are more

@@ -46,7 +46,7 @@ def exchange(
 
     Raises:
         BackendError: Another process has the place of this rank.
-        Timeout, PeerLost: A rank did not come, or went.
+        Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     deadline = clock.now() + seconds
     place = Place(job, rank)

@@ -129,7 +129,7 @@ class Window(ABC):
 
         Raises:
             InvalidArgument: The ranks close different windows. None is closed.
-            Timeout, PeerLost: A rank did not come, or went. The window is not closed.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died. The window is not closed.
         """
         assert self._close is not None, "a scratch ends with its communicator"
         if not self.is_closed:
@@ -194,7 +194,7 @@ def agree_on_size(mesh: Connected, nbytes: int, what: str, timeout: float) -> No
 
     Raises:
         InvalidArgument: The size is not positive, or differs between ranks.
-        Timeout, PeerLost: A rank did not come, or went.
+        Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     sizes = [text.decode() for text in mesh.allgather(str(nbytes).encode(), what, timeout)]
     for peer, size in enumerate(sizes):

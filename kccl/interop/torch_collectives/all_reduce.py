@@ -30,7 +30,7 @@ def all_reduce(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> tor
     Raises:
         Error: No communicator has this name.
         InvalidArgument: An argument is wrong; nothing was sent.
-        Timeout, PeerLost: A rank did not make the call in time, or its process ended.
+        Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     result: torch.Tensor = _op(x, op, comm or DEFAULT)
     return result
