@@ -22,8 +22,8 @@ from ..api import Engine
 
 Tell = Callable[[str], None]
 
-# The server gives up after _MOST_TRIES failed restarts in a row. Before the second one it waits
-# _PAUSE_S seconds, before each further one twice as long as before the last.
+# After _MOST_TRIES failed restarts in a row the server gives up. It waits _PAUSE_S seconds between
+# the first and the second of these, and doubles the wait before each further one.
 _MOST_TRIES, _PAUSE_S = 5, 1.0
 # The seconds in which a rank must end by itself. Then it is killed.
 _END_S = 10.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _AROUND_BAR = 16 + 2 + 3
 
 INTERRUPTED = "interrupted"
-"""The commands' end of an answer that Ctrl-C interrupted, in place of Piece.end."""
+"""What commands show in place of Piece.end if Ctrl-C interrupted the answer."""
 
 
 def console(*, is_quiet: bool) -> "Console":

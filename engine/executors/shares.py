@@ -6,10 +6,9 @@ from ..model.executor import Token
 
 
 def spread(tokens: Iterator[Token]) -> Generator[Token, None, None]:
-    """Yields the tokens with new times. A pass chooses all its tokens at its end, so they all have
-    nearly the same time_s. A reader would see bursts. So each of n tokens of a pass gets a share of
-    1/n of the time since the pass before. The last token of a pass keeps its time. The tokens of a
-    pass are yielded together.
+    """Yields the tokens with new times. A pass chooses all its tokens at its end, so their time_s
+    would not show how fast the answer is. Here each of a pass's n tokens gets 1/n of the time since
+    the pass before. The last token of a pass keeps its time_s. A pass's tokens come together.
 
     Args:
         tokens: Executor.tokens(), or what a grammar makes of them.

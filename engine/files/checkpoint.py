@@ -126,8 +126,8 @@ class Checkpoint(Closing):
             weights: "fp8", "int8", "int4" or "mxfp4".
 
         Raises:
-            InvalidArgument: There is no such format, the file has no more bits already, or lanes
-                have no whole groups.
+            InvalidArgument: There is no such format, the file is quantised already, or no matrix's
+                lanes have whole groups.
         """
         rounded = rounded_formats(weights, self._stored, self._shapes, str(self.source))
         other = copy.copy(self)

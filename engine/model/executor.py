@@ -270,8 +270,8 @@ class Executor(Protocol):
         """
 
     def wait(self) -> float:
-        """Waits for the end of what another start_ method than start() began. Returns the seconds
-        that it took.
+        """Waits for the end of what start_scoring(), start_trace(), start_streaming() or
+        start_timeline() has begun. Returns the seconds that it took.
         """
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class Kernels:
             context: The positions that a slot of the KV cache has room for.
 
         Raises:
-            BackendError: There is no compiler, or it reported an error.
+            BackendError: There is no compiler, or the compiler failed.
         """
         self._program, self._comm, self._tuning = program, comm, tuning
         self._launcher, self._arena = launcher, arena
