@@ -129,7 +129,8 @@ class Window(ABC):
 
         Raises:
             InvalidArgument: The ranks close different windows. None is closed.
-            Timeout, PeerLost: A rank did not arrive in time, or has left or died. The window is not closed.
+            Timeout, PeerLost: A rank did not arrive in time, or has left or died. The window is not
+                closed.
         """
         assert self._close is not None, "a scratch ends with its communicator"
         if not self.is_closed:
