@@ -160,7 +160,7 @@ bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t las
         }
         if (!is_fine) return false;
     }
-    // With several columns, other blocks will read residuals that this block has written.
+    // With several columns, other blocks read residuals that this block has written.
     return is_alone() || block_.await_rank(publish());
 }
 

@@ -44,7 +44,7 @@ PLANTED = {
         "    if (!is_alone()) publish();\n    return true;\n}\n\nColumns",
     ),
     "the logits do not wait for the residuals of other blocks": (
-        "    // Other blocks read residuals of several columns.\n"
+        "    // With several columns, other blocks read residuals that this block has written.\n"
         "    return is_alone() || block_.await_rank(publish());",
         "    if (!is_alone()) publish();\n    return true;",
     ),

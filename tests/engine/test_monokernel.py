@@ -210,8 +210,8 @@ BUGS = {
     ),
     "scores are read before all are there": (
         "kv_strand.cuh",
-        "        warp().sync();\n        // A thread looks at",
-        "        // A thread looks at",
+        "        warp().sync();\n        // Each thread handles",
+        "        // Each thread handles",
     ),
     "nobody asks whether a product's first stage is there": (
         "product.cuh",
