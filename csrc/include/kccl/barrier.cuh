@@ -1,6 +1,7 @@
-// Flag words: with them ranks tell each other, by epoch, that they have reached a point, and wait
-// for each other. A barrier is arrive() and then await(). The simple protocols move their data
-// around these two.
+// Flag words: a rank stores the epoch of its call (the call's number on its channel) in such a word
+// at a peer, to tell it that it has reached a point of the call (KcclFlag). A barrier is arrive()
+// and then await(). The simple protocols store data before arrive() and read the peers' data after
+// await().
 #pragma once
 
 #include "wait.cuh"

@@ -30,7 +30,7 @@ class FailureLatch {
     // Tells whether this thread has found no failure.
     KCCL_DEVICE bool is_ok() const { return found_ == kKcclOk && status_ == kKcclOk; }
 
-    // Returns ok until fail().
+    // Returns ok until fail() is called, then the communicator's failed status.
     KCCL_DEVICE Status status() const { return status_; }
 
     // Votes. Returns false if a thread of the coop found a failure; then the caller must call
@@ -57,7 +57,7 @@ class FailureLatch {
 
   private:
     bool has_agreed_ = false;
-    Status found_;  // at the opening, by this thread
+    Status found_;  // the status that this thread read when the channel was opened
     Status status_ = kKcclOk;
 };
 

@@ -23,7 +23,7 @@ KCCL_DEVICE Status check_window(Coop coop, const DeviceComm& comm, KcclKernel ke
 template <class Coop>
 KCCL_DEVICE Status check_part(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                               const Window& window, int peer, uint64_t offset, uint64_t num_bytes) {
-    // The ranks of the window count, which may be only a part of the communicator's.
+    // `peer` must be a rank of the window, which may have fewer ranks than the communicator.
     if (is_outside(peer, window.world_size)) {
         return refuse_by(coop, comm, kernel,
                          {kKcclArgumentPeer, uint64_t(int64_t{peer}), uint64_t(window.world_size)});

@@ -25,7 +25,8 @@ KCCL_DEVICE Status status_of(const DeviceComm& comm) {
         mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm)->status));
 }
 
-// Sets this rank's abort word at `peer`; releases what this thread wrote before.
+// Stores `departure` in this rank's abort word at `peer`, with release: a peer that acquires the
+// word sees what this thread wrote before.
 KCCL_DEVICE void depart(const DeviceComm& comm, int peer, KcclDeparture departure) {
     mem::store<mem::Order::kRelease, mem::Scope::kSystem>(abort_word(comm, peer, comm.rank),
                                                           static_cast<uint32_t>(departure));
@@ -155,12 +156,12 @@ struct Patience {
 // that wait for this rank.
 constexpr uint64_t kQuietNs = platform::kCpu ? 0 : 1000000;
 
-// On CPUs a rank that has waited this long compares its call with those of the missing peers. A
-// peer that is only late loses a cache line by that, and nothing else.
+// On CPUs a rank that has waited this long compares its call with those of the missing peers. If a
+// peer is only late, that costs it one cache line, which it must fetch again.
 constexpr uint64_t kCompareAfterNs = 10000000;
 
-// Tells whether this thread checks the clock this time. The waiting threads of a warp take turns.
-// lanes: the waiting threads, a bit each.
+// Tells whether it is this thread's turn to check the clock. The waiting threads of a warp take
+// turns. lanes: the waiting threads, a bit each. looks: see Patience.
 KCCL_DEVICE bool has_turn(uint64_t lanes, uint32_t looks) {
     const uint64_t behind = lanes & (~uint64_t{0} << (looks % platform::kWarpSize));
     const uint64_t remaining = behind != 0 ? behind : lanes;
@@ -237,8 +238,8 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
 
 // Returns true if `mine` is true in any thread of the warp. `mine`: this thread has found that the
 // communicator has failed. If it returns true, status_of() is not ok in any thread of the warp from
-// here on. The sync behind the vote is for that, because a vote orders no memory. Called by all
-// threads of a warp.
+// here on. The sync behind the vote ensures that, because a vote alone orders no memory. Called by
+// all threads of a warp.
 KCCL_DEVICE bool has_failed_in_warp(bool mine) {
     if (!platform::warp_any(mine)) return false;
     platform::sync_warp();

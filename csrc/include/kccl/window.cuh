@@ -48,15 +48,16 @@ KCCL_DEVICE uint32_t* signal_word(const DeviceComm& comm, int rank, int signal_i
 }
 
 // Returns the address of the line in which a block of this rank stores its count of syncs, for the
-// barriers of `family` (grid.cuh). For `block` kKcclMaxBlocks + 2 * i: the line of counter i.
+// barriers of `family` (grid.cuh). If `block` is kKcclMaxBlocks + 2 * i, it is the line of counter
+// i.
 KCCL_DEVICE uint32_t* grid_line(const DeviceComm& comm, KcclGridWords family, uint32_t block) {
     const uint64_t line = uint64_t(family) * (kKcclMaxBlocks + kKcclGridCounterLines) + block;
     return scratch_at<uint32_t>(comm, comm.rank, comm.layout.grid + line * kKcclLineBytes);
 }
 
 // Returns the address of a mark that is not zero while the block has a GridBarrier open (`what` is
-// 0) or a GridExchange (`what` is 1 + its reach). The mark lies in the block's line, behind its
-// count.
+// 0), or a GridExchange (`what` is 1 + its KcclReach). The mark lies in the block's line of
+// kKcclGridBarriers, behind the block's count.
 KCCL_DEVICE uint32_t* open_mark(const DeviceComm& comm, uint32_t what, uint32_t block) {
     return grid_line(comm, kKcclGridBarriers, block) + 2 + what;
 }

@@ -45,8 +45,8 @@ KCCL_DEVICE Status all_to_all(Coop coop, const DeviceComm& comm, T* out, const T
     });
 }
 
-// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
-// blocks.
+// Divides the call among the blocks of the grid: see in_grid_slices() in one_call.cuh. Called by
+// all threads of all blocks.
 template <class T>
 KCCL_DEVICE Status all_to_all(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
     begin_together<CoopKind::kGrid>(comm, "all_to_all",

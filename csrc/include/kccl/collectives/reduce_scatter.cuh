@@ -48,8 +48,8 @@ KCCL_DEVICE Status reduce_scatter(Coop coop, const DeviceComm& comm, T* out, con
     });
 }
 
-// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
-// blocks.
+// Divides the call among the blocks of the grid: see in_grid_slices() in one_call.cuh. Called by
+// all threads of all blocks.
 template <class T, class Op = Sum>
 KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T* in,
                                   uint64_t count) {

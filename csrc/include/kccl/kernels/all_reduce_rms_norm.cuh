@@ -19,7 +19,9 @@
 
 namespace kccl {
 
-// The number of packets of each source that a thread awaits at once. Its registers limit it.
+// How many packets from each rank a thread waits for at a time. Until all of them have come, it
+// holds them in registers. So with more than four ranks, or an unknown number (WORLD_SIZE 0), it
+// waits for two packets of each rank; with fewer, for a whole column's.
 template <int WORLD_SIZE>
 constexpr uint32_t kPacketsAtOnce = WORLD_SIZE > 0 && WORLD_SIZE <= 4 ? kColumnPayloads : 2;
 
