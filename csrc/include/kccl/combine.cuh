@@ -15,7 +15,8 @@
 namespace kccl {
 namespace expert_rows {
 
-// The choices of a row that name an expert, in ascending order of the experts, four bits each.
+// A row's choices that name an expert, in ascending order of these experts. A choice is an index
+// from 0 to top_k - 1, and has four bits.
 struct Order {
     uint64_t choices = 0;
     uint32_t num = 0;

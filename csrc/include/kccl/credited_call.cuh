@@ -1,5 +1,6 @@
 // Checks on CPUs that the ranks have made the same call, for calls that do not wait for all peers.
-// Each rank describes its call beside its credit, in the same line, and the next call compares.
+// Each rank describes its call (description.cuh) in the cache line of its credit, and in the next
+// call its peers compare.
 #pragma once
 
 #include "wait.cuh"

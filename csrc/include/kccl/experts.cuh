@@ -7,8 +7,8 @@
 // Rows travel through a window. In its part each rank has two halves, each with an area of every
 // rank, which only that rank writes:
 //
-//     line 0: which half this rank writes next
-//     [half][writer]:  uint32 counts[expert]          of the rank's own experts: rows sent
+//     line 0: which half of the peers' windows this rank writes next
+//     [half][writer]:  uint32 counts[expert]          dispatch: rows that the writer has sent
 //                      slots[expert][capacity]        a row, and behind it its scales
 //
 // In a dispatch `expert` counts the experts of the reader, in a combine those of the writer. Row m
@@ -134,7 +134,7 @@ class Areas {
     const uint64_t stride_;
 };
 
-// This warp's number among the warps that share the work of a call, and their number.
+// The warps that share the work of a call: this warp's number among them, and how many they are.
 struct Workers {
     uint32_t index;
     uint32_t size;
@@ -249,8 +249,9 @@ KCCL_DEVICE Status on_channel(Channel<Coop, WORLD_SIZE>& channel, uint32_t kerne
     return kKcclOk;
 }
 
-// Makes a call by all blocks of the grid, each on its own channel, after begin(channel) -> Status.
-// Every block's rows have come before any is read. Called by all threads of all blocks.
+// Makes a call by all blocks of the grid, each on its own channel. begin(channel) -> Status checks
+// the arguments. A sync of the grid ensures that the rows of all blocks have come before any is
+// read. Called by all threads of all blocks.
 template <class Begin, class Send, class Take>
 KCCL_DEVICE Status by_grid(const DeviceComm& comm, uint32_t kernel, const Areas& areas, Begin begin,
                            Send send, Take take) {

@@ -151,7 +151,7 @@ struct Failure : Error {
 
 // All except timeout_s must be the same on all ranks.
 struct Options {
-    int channels;        // how many coops, blocks or warps, of a kernel make calls
+    int channels;        // how many blocks or warps of a kernel make calls at the same time
     uint64_t max_bytes;  // the most bytes of one coop's message
     double timeout_s;    // how long one wait may last, also for a peer whose process has ended
     // Bytes of all slices of all ranks in publish() and collect(), each slice rounded up to 64.

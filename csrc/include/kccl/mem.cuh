@@ -47,8 +47,8 @@
 // meet_any(n, mine), where kMeetsInHardware: the block's first n threads, whole warps, wait for
 // each other. Returns whether any of them passed true. See meeting.cuh.
 //
-// clock_ticks() takes a few cycles, where clock_ns() may take hundreds. It counts the cycles of its
-// own multiprocessor, so only two reads on the same multiprocessor may be compared.
+// clock_ticks() takes a few cycles, where clock_ns() may take hundreds. It counts at the rate of
+// its own multiprocessor, so only two reads on the same multiprocessor may be compared.
 //
 // unit_id() is the hardware's number of the multiprocessor or compute unit that runs this block,
 // die_id() that of its die on AMD's GPUs, else 0. Numbers need not be dense. On a CPU each block

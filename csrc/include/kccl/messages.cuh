@@ -27,11 +27,12 @@ enum class RecordKind : uint32_t {
 };
 
 struct RecordHead {
-    uint64_t mark;       // RecordKind, and above it the bytes that follow the head
-    uint64_t num_bytes;  // of the whole message
-    uint64_t address;    // kAddress
+    uint64_t mark;       // low half: RecordKind; high half: the record's bytes behind the head
+    uint64_t num_bytes;  // length of the whole message
+    uint64_t address;    // kAddress: where the bytes lie in the sender's process
     int32_t tag;
-    uint32_t ticket;  // kAddress, kResent
+    uint32_t ticket;  // kAddress, kResent: the sender's number of a long message, which the
+                      // receiver writes to ticket_word() when it has read the message
 };
 static_assert(sizeof(RecordHead) == 32, "RecordHead: no padding");
 
@@ -137,8 +138,8 @@ class RecordReader {
         }
     }
 
-    // Returns the room of the record that next() has returned to the sender. `mark`: the record's
-    // mark.
+    // Frees the record that next() returned, so that the sender may write to its part of the ring
+    // again. `mark`: the record's mark.
     KCCL_DEVICE void take(uint64_t mark) { pass(units_of(piece_bytes_of(mark))); }
 
   private:
@@ -162,8 +163,8 @@ class RecordReader {
     uint8_t* ring_;
     uint32_t* taken_word_;
     uint32_t num_units_;
-    uint32_t taken_ = 0;
-    uint32_t said_ = 0;
+    uint32_t taken_ = 0;  // units that this rank has taken, modulo 2^32
+    uint32_t said_ = 0;   // the value of taken_ that the sender was told last
 };
 
 }  // namespace kccl

@@ -1,5 +1,6 @@
 // Checks on CPUs that the ranks make the same call, for calls that pull. Each rank describes its
-// call beside the flag word "written", in the same line. So the comparison costs no further line.
+// call (description.cuh) in the cache line of the flag word "written", which its peers read anyway.
+// So the comparison costs no further line.
 #pragma once
 
 #include "channel.cuh"

@@ -5,9 +5,9 @@
 //              what rank p has sent --> part p of out
 //
 // The length of a part may be 0. parts.cuh says how a part is sent. Parts are bytes, so every bit
-// pattern arrives unchanged. `out` may be `in` if a rank receives as much from each rank as it
-// sends there: a thread has pushed a payload before it stores one in its place, and a step of the
-// staging overwrites only the round that the step before has pushed.
+// pattern arrives unchanged. `out` may be `in` if a rank receives from each rank as many bytes as
+// it sends to it: a thread has pushed a payload of `in` before it stores another one in its place,
+// and a step of the staging (rounds.cuh) overwrites only the round that the step before has pushed.
 #pragma once
 
 #include "../parts.cuh"

@@ -1,5 +1,5 @@
-// narrow: rounds an array from the type in which sums accumulate to the caller's type. No peer
-// takes part. See scale.cuh.
+// narrow: rounds an array from the type in which sums accumulate to the caller's type, as the last
+// part of a sum of products (scale.cuh). No peer takes part.
 #pragma once
 
 #include "../reduce.cuh"

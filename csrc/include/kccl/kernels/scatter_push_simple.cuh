@@ -7,8 +7,8 @@
 //
 //     traffic out of the root: (world_size - 1) * n bytes, where n is the length of one chunk
 //
-// In every step each rank receives a flag from every other. So the call is pairwise, and the next
-// one waits for no credits.
+// In every step each rank waits for a flag of every other rank. So the call is pairwise
+// (channel.cuh), and the next call need not wait for credits.
 #pragma once
 
 #include "../rounds.cuh"

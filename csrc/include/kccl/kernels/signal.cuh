@@ -1,8 +1,8 @@
 // signal: adds one to the peer's count of signals under an id. Releases what this rank's coop wrote
 // before, puts included: the peer sees it after the wait for this signal.
 //
-// Each source has a word of its own at the peer. So a signal only stores the new count, and needs
-// no remote atomic.
+// Each rank has a word of its own at the peer for each id. So a signal only stores the new count in
+// it, and needs no remote atomic.
 #pragma once
 
 #include "../one_sided.cuh"

@@ -1,8 +1,8 @@
 // wait: waits for signals under an id, from one peer or from all ranks together, and consumes them.
 // What the signalling ranks wrote before their signals is visible after the wait.
 //
-// The words in the window only count up. How many signals of each word this rank has consumed is
-// stored in its own memory.
+// Each source counts the signals that it has sent in a word of this rank's window, which only
+// counts up. How many of them this rank has consumed is stored in its KcclState.
 #pragma once
 
 #include "../one_sided.cuh"
