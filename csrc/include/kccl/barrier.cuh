@@ -8,9 +8,10 @@
 
 namespace kccl {
 
-// Tells every rank, this one too, that this rank has reached `flag` of scratch channel `index` in
-// call `epoch`. Called by all threads of the coop. kRelease: what the coop's threads wrote before
-// is visible to every coop that awaits this epoch with kAcquire. kRelaxed orders nothing.
+// Tells every rank, this one too, that this rank has reached `flag` in call `epoch` on scratch
+// channel `index` (Channel::index()). Called by all threads of the coop (a thread, warp or block:
+// coop.cuh). kRelease: what the coop's threads wrote before is visible to every coop that awaits
+// this epoch with kAcquire. kRelaxed orders nothing.
 template <mem::Order order, class Coop>
 KCCL_DEVICE void arrive(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
                         uint32_t epoch) {

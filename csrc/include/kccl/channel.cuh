@@ -112,7 +112,7 @@ class Channel {
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (launch_.is_stored() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
         store_state();
-        // At the end of a kernel no sync is needed, because the end orders as much.
+        // At the end of a kernel no sync is needed: the end orders what a sync would order.
         if (!launch_.is_launch()) coop_.sync();
     }
 
@@ -273,8 +273,8 @@ class Channel {
         return status();
     }
 
-    // Describes this call in this rank's own line. After a failure it does not: the communicator
-    // may be closed and its memory gone.
+    // Stores the description of this call (description.cuh) in this rank's own line. After a
+    // failure stores nothing, because the communicator may be closed and its memory gone.
     KCCL_DEVICE void describe() {
         if constexpr (platform::kCpu) {
             if (is_described() && is_usable()) kccl::describe(comm_, index_, description());

@@ -160,7 +160,7 @@ KCCL_DEVICE void add_to_group(float* groups, uint32_t column, bool is_mine,
 }
 
 // Stores zero as the sums of those groups that a piece of `columns` columns does not have. Called
-// by all threads of the coop, which are at least a warp.
+// by all threads of the coop, a warp or a block.
 template <class Coop>
 KCCL_DEVICE void clear_groups(Coop coop, float* groups, uint32_t columns) {
     const uint32_t group = columns / kGroupColumns + coop.index();

@@ -121,8 +121,8 @@ KCCL_DEVICE Slot combine_slot(const Experts& experts) {
 
 }  // namespace expert_rows
 
-// Combines results on an open channel. Called by all threads of its coop. On every rank the same
-// coop must make the call.
+// Combines results on an open channel. Called by all threads of its coop (a thread, warp or block:
+// coop.cuh). On every rank the same coop must make the call.
 //
 // Row i of `out` gets the sum over j of weights[i][j] times the result of expert
 // routes.experts[i][j]. It is zero if the row has no expert. `out` is [num_rows][columns],

@@ -8,7 +8,7 @@
 namespace kccl {
 
 // Describes this call in the line of a flag at all ranks. arrive() then sets the flag with release.
-// Called by all threads of the coop.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh).
 template <class Coop>
 KCCL_DEVICE void describe_to_peers(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
                                    const Description& mine) {

@@ -43,9 +43,10 @@ class DependentLaunch {
     KCCL_DEVICE bool is_ending() const { return is_ending_; }
 
     // Announces that this thread has sent all that it sends in this call. Called by all threads of
-    // the coop. Returns true after expect_end(): then the caller must store what the next kernel
-    // must know, and no thread of this kernel reads that again. If the call fails after this, what
-    // is stored makes no difference: only reset() may follow, and it clears everything.
+    // the coop (a thread, warp or block: coop.cuh). Returns true after expect_end(): then the
+    // caller must store what the next kernel must know, and no thread of this kernel reads that
+    // again. If the call fails after this, what is stored makes no difference: only reset() may
+    // follow, and it clears everything.
     //
     // In a chain of calls, the blocks of at most one call wait on the device: a call admits the
     // next call only after its own wait for the kernels before it. Admitting it earlier, at the

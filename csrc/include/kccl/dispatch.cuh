@@ -107,8 +107,8 @@ KCCL_DEVICE Slot dispatch_slot(const Experts& experts, const Scales& scales) {
 
 }  // namespace expert_rows
 
-// Dispatches rows on an open channel. Called by all threads of its coop. On every rank the same
-// coop must make the call.
+// Dispatches rows on an open channel. Called by all threads of its coop (a thread, warp or block:
+// coop.cuh). On every rank the same coop must make the call.
 //
 // Sends row i of `in` to the experts routes.experts[i][...]; each gets its own copy. `in` is
 // [num_rows][columns], and num_rows may differ between ranks. T is any type: rows are moved as they

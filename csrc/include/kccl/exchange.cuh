@@ -235,8 +235,9 @@ KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source,
 // The Floats of an exchange() whose take() does not compute with floats.
 struct NoFloats {};
 
-// Makes a whole call: sends packet i to every rank and takes packet i of every rank, for all
-// i < num_packets, which is at least 1. Called by all threads of the channel's coop.
+// Makes a whole call: sends packet i to every rank and takes packet i of every rank, for all i <
+// num_packets, which is at least 1. Called by all threads of the channel's coop (a thread, warp or
+// block: coop.cuh).
 //
 // send(i, are_words): pushes packet i. take(i, is_mine, are_words) -> bool: waits for packet i, and
 // uses it if is_mine. Returns false if the wait failed. A thread without a packet of its own polls

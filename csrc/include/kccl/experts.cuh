@@ -188,7 +188,7 @@ KCCL_DEVICE void copy_by_warp(void* to, const void* from, uint64_t num_bytes) {
 }
 
 // Checks the arguments of a call, and refuses those with which it cannot be made. Called by all
-// threads of the coop, which all get the status.
+// threads of the coop (a thread, warp or block: coop.cuh), which all get the status.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status begin(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
                          const Experts& experts, const Slot& slot, uint32_t top_k) {

@@ -24,7 +24,8 @@ class FailureLatch {
     KCCL_DEVICE void ask(const DeviceComm& comm) { found_ = status_of(comm); }
 
     // Notes that an argument of the opening was refused, so that the coop makes no calls. Called by
-    // all threads of the coop, instead of ask(). The coop's leader has already written the record.
+    // all threads of the coop (a thread, warp or block: coop.cuh), instead of ask(). The coop's
+    // leader has already written the record.
     KCCL_DEVICE void refuse() { found_ = kKcclBadArgument; }
 
     // Tells whether this thread has found no failure.

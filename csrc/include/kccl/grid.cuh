@@ -17,8 +17,8 @@
 // name the missing block. A sync without a long wait stores nothing.
 //
 // The next kernel may have fewer blocks, or more. So at the end the blocks also store their own
-// count for the absent blocks, up to kKcclMaxBlocks. Nobody reads those before the kernel ends.
-// Both numbers wrap; no block is ever more than one sync ahead of another.
+// count for the absent blocks, up to kKcclMaxBlocks. Nobody reads those before the kernel ends. The
+// epoch and the counter's value wrap, but no block is ever more than one sync ahead of another.
 #pragma once
 
 #include "refuse.cuh"

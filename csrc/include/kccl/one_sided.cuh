@@ -7,8 +7,8 @@
 namespace kccl {
 
 // Refuses a copy if the `num_bytes` bytes at `address` do not lie in one window of some rank.
-// Called by all threads of the coop; all get the status. Only the simulator knows the windows, so
-// the other targets refuse nothing.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh); all get the status. Only
+// the simulator knows the windows, so the other targets refuse nothing.
 template <class Coop>
 KCCL_DEVICE Status check_window(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                                 KcclArgument argument, const void* address, uint64_t num_bytes) {

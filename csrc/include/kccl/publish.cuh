@@ -58,7 +58,7 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
             send(i, mem::load_plain(words + i));
         }
     } else {
-        // An empty slice is not read.
+        // An empty slice comes here too: load_payload() reads nothing of it and returns zero.
         for (uint32_t i = exchange.thread(); i < num_packets; i += size) {
             send(i, load_payload(in, i, count, false));
         }

@@ -143,8 +143,9 @@ KCCL_DEVICE void reduce_rows_of(Coop coop, T* out, const T* const* rows, uint64_
 }
 
 // Sets out[i] to the reduction of rows[0][i], rows[1][i], ... for i < count. `out` may be one of
-// the rows. Called by all threads of the coop. Each world size has a loop of its own, in which the
-// size is a constant, so that compilers for CPUs make vector code.
+// the rows. Called by all threads of the coop (a thread, warp or block: coop.cuh). Each world size
+// has a loop of its own, in which the size is a constant, so that compilers for CPUs make vector
+// code.
 template <class T, class Op, class Coop>
 KCCL_DEVICE_SHARED void reduce_rows(Coop coop, T* out, const T* const* rows, int world_size,
                                     uint64_t count, [[maybe_unused]] const Op& op = Op{}) {

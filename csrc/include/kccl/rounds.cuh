@@ -124,7 +124,8 @@ KCCL_DEVICE void copy_rows(uint32_t index, uint32_t size, int num_rows, RowOf ro
 
 // Makes num_calls pairwise calls, at least 1, in num_calls + 1 steps. step(s, parity) -> void makes
 // step s. `parity`: that of the slots that were written in step s - 1, and which step s reads.
-// Called by all threads of the channel's coop, with the same num_calls on every rank.
+// Called by all threads of the channel's coop (a thread, warp or block: coop.cuh), with the same
+// num_calls on every rank.
 template <class Coop, int WORLD_SIZE, class Step>
 KCCL_DEVICE Status in_steps(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel,
                             uint32_t num_calls, Step step) {

@@ -8,7 +8,7 @@
 namespace kccl {
 
 // Sets "written" at all ranks, and describes this call. Releases what the coop has written. Called
-// by all threads of the coop.
+// by all threads of the coop (a thread, warp or block: coop.cuh).
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void say_written(Channel<Coop, WORLD_SIZE>& channel) {
     if constexpr (platform::kComparesCalls) {

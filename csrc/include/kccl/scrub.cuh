@@ -13,8 +13,9 @@
 
 namespace kccl {
 
-// Scrubs a channel, before the call that is `awaited`. Called by all threads of the coop when they
-// enter that call. `index`: the scratch channel.
+// Scrubs a channel, before the call that is `awaited`. Called by all threads of the coop (a thread,
+// warp or block: coop.cuh) when they enter that call. `index`: the scratch channel
+// (Channel::index()).
 template <class Coop>
 KCCL_DEVICE_COLD Status scrub(Coop coop, const DeviceComm& comm, int index, Awaited awaited) {
     const uint32_t epoch = awaited.wanted;

@@ -104,8 +104,8 @@ class Slots {
     }
 
     // Re-arms the words that the call before used, and records that this call uses num_packets from
-    // each source. Called once a call by all threads of the coop, between their pushes and their
-    // polls.
+    // each source. Called once a call by all threads of the coop (a thread, warp or block:
+    // coop.cuh), between their pushes and their polls.
     KCCL_DEVICE void rearm(uint32_t num_packets) {
         const uint32_t size = channel_.num_threads();
         mem::Packet* const stale = inbox_ + to_stale_;

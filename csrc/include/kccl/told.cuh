@@ -105,7 +105,7 @@ KCCL_DEVICE void channel_opens([[maybe_unused]] Coop coop, [[maybe_unused]] cons
 }
 
 // Tells the simulator that the coop closes a channel; also called if the channel was refused.
-// Called by all threads of the coop.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh).
 template <class Coop>
 KCCL_DEVICE void channel_closes([[maybe_unused]] Coop coop, [[maybe_unused]] const DeviceComm& comm,
                                 [[maybe_unused]] int channel, [[maybe_unused]] int index) {

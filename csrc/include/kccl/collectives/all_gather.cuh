@@ -6,7 +6,8 @@
 
 namespace kccl {
 
-// Gathers chunks on an open channel. Called by all threads of the channel's coop.
+// Gathers chunks on an open channel. Called by all threads of the channel's coop (a thread, warp or
+// block: coop.cuh).
 //
 // Every rank's `out` gets all ranks' `in`: the `count` elements of T of rank p go to out + p *
 // stride. The stride is at least `count`, which is the default. `in` is this rank's chunk of `out`,

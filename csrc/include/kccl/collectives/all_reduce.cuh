@@ -6,7 +6,8 @@
 
 namespace kccl {
 
-// Reduces on an open channel. Called by all threads of the channel's coop.
+// Reduces on an open channel. Called by all threads of the channel's coop (a thread, warp or block:
+// coop.cuh).
 //
 // Every rank's `out` becomes the element-wise reduction of all ranks' `in`, `count` elements of T.
 // On a rank, `in` and `out` are the same array or do not overlap. On return all threads have the

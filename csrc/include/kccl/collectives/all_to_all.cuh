@@ -6,7 +6,8 @@
 
 namespace kccl {
 
-// Exchanges chunks on an open channel. Called by all threads of the channel's coop.
+// Exchanges chunks on an open channel. Called by all threads of the channel's coop (a thread, warp
+// or block: coop.cuh).
 //
 // Sends chunk p of `in` to rank p, and stores the chunk that rank p sends here as chunk p of `out`.
 // A chunk has `count` elements of T. Chunk p begins at in + p * stride or out + p * stride. The

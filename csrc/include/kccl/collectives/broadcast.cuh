@@ -6,7 +6,8 @@
 
 namespace kccl {
 
-// Broadcasts on an open channel. Called by all threads of the channel's coop.
+// Broadcasts on an open channel. Called by all threads of the channel's coop (a thread, warp or
+// block: coop.cuh).
 //
 // Copies the root's `in`, `count` elements of T, to the `out` of every other rank. The root does
 // not write its `out`, and the other ranks do not read their `in`. The status, and what the coop

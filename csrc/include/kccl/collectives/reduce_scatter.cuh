@@ -6,7 +6,8 @@
 
 namespace kccl {
 
-// Reduces and scatters on an open channel. Called by all threads of the channel's coop.
+// Reduces and scatters on an open channel. Called by all threads of the channel's coop (a thread,
+// warp or block: coop.cuh).
 //
 // This rank's `out` becomes the element-wise reduction of the chunks that all ranks have for it,
 // `count` elements of T each. The chunk for rank p begins at in + p * stride; the default stride is

@@ -17,8 +17,8 @@ namespace kccl {
 
 // Sets every rank's `out` to the reduction of all ranks' `in`. `out` and `in` hold `count` elements
 // of T, at most channel.max_bytes() bytes. They are the same array or do not overlap, and may be
-// reused on return. Called by all threads of the channel's coop. All threads get the same status;
-// unless it is ok, `out` is undefined.
+// reused on return. Called by all threads of the channel's coop (a thread, warp or block:
+// coop.cuh). All threads get the same status; unless it is ok, `out` is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                             uint32_t count, const Op& op = Op{}) {

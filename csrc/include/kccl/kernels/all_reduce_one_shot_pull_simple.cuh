@@ -6,8 +6,8 @@
 //              staging of every rank --reduce--> out        (world_size - 1) * n bytes in
 //
 // A CPU pulls a peer's cache lines as fast as the peer could push them, and pulled lines need no
-// flags. The staging slots alternate by parity. Two suffice (channel.cuh): a peer that has entered
-// the next call has read all it needs of this one.
+// flags. Calls use two staging slots in turn. Two are enough (channel.cuh), because a peer that has
+// entered the next call has read all that it needs of this one.
 #pragma once
 
 #include "../payload.cuh"

@@ -59,9 +59,9 @@ struct HeldColumn {
 
 // Reduces and normalises row `row`, of which this thread has loaded its column into `held`. The row
 // has at most one column for each thread, and fits in a slot; if there are two ranks, in two slots.
-// `turn` counts the rows that this coop has computed. Called by all threads of the channel's coop,
-// for one row after another. All threads get the same status. Unless it is ok, the residual and the
-// result are undefined.
+// `turn` counts the rows that this coop has computed. Called by all threads of the channel's coop
+// (a thread, warp or block: coop.cuh), for one row after another. All threads get the same status.
+// Unless it is ok, the residual and the result are undefined.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_rms_norm(Channel<Coop, WORLD_SIZE>& channel,
                                        const NormedRows<T>& rows, uint64_t row, bool are_lines,

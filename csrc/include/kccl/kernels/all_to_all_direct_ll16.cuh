@@ -14,8 +14,8 @@ namespace kccl {
 
 // Sends the chunk at in + p * stride to each rank p, and stores the chunk from rank p at out + p *
 // stride. A chunk has `count` bytes, at most channel.max_bytes(). `out` is `in` or does not overlap
-// it; both may be reused on return. Called by all threads of the channel's coop. All threads get
-// the same status; unless it is ok, `out` is undefined.
+// it; both may be reused on return. Called by all threads of the channel's coop (a thread, warp or
+// block: coop.cuh). All threads get the same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint32_t count, uint64_t stride) {

@@ -18,8 +18,8 @@ namespace kccl {
 // and call.receives have their lengths in bytes; the parts lie one behind the other in `in` and
 // `out`, in rank order. `out` and `in` are the same array, with equal lengths, or do not overlap,
 // except that the part that this rank keeps may already lie in its place in `out`. Both may be
-// reused on return. Called by all threads of the channel's coop. All threads get the same status;
-// unless it is ok, `out` is undefined.
+// reused on return. Called by all threads of the channel's coop (a thread, warp or block:
+// coop.cuh). All threads get the same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all_parts(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                     const uint8_t* in, const Call& call, Sharing sharing = {}) {

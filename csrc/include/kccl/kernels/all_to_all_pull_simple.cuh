@@ -5,8 +5,9 @@
 //              part r of peer p's staging --copy--> chunk p of out  (world_size - 1) * n bytes in
 //
 // n is the length of one chunk; a staging slot has a part for each chunk. `out` may be `in`: a
-// round writes only what it has copied to the staging before. The slots alternate by parity. Two
-// suffice (channel.cuh): a peer that has entered the next call has read all it needs of this one.
+// round writes only what it has copied to the staging before. Calls use two slots in turn. Two are
+// enough (channel.cuh), because a peer that has entered the next call has read all that it needs of
+// this one.
 #pragma once
 
 #include "../payload.cuh"

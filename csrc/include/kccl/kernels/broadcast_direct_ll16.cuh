@@ -15,8 +15,8 @@ namespace kccl {
 
 // Copies the root's `in` to the `out` of all other ranks. Only the root reads `in`, and only the
 // others write `out`. Both have `count` bytes, at most channel.max_bytes(), and may be reused on
-// return. Called by all threads of the channel's coop. All threads get the same status; unless it
-// is ok, `out` is undefined.
+// return. Called by all threads of the channel's coop (a thread, warp or block: coop.cuh). All
+// threads get the same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                          const uint8_t* in, uint32_t count, int root) {

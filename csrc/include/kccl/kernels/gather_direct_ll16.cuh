@@ -15,8 +15,9 @@ namespace kccl {
 
 // Copies the `in` of each rank p to out + p * stride on the root. `in` holds `count` bytes, at most
 // channel.max_bytes(). Only the root writes `out`. The root's `in` is its chunk of `out`, or does
-// not overlap `out`. Both may be reused on return. Called by all threads of the channel's coop. All
-// threads get the same status; unless it is ok, the root's `out` is undefined.
+// not overlap `out`. Both may be reused on return. Called by all threads of the channel's coop (a
+// thread, warp or block: coop.cuh). All threads get the same status; unless it is ok, the root's
+// `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status gather_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                       const uint8_t* in, uint32_t count, uint64_t stride,

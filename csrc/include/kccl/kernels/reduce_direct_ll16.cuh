@@ -16,8 +16,9 @@ namespace kccl {
 
 // Sets the root's `out` to the reduction of all ranks' `in`. Both hold `count` elements of T, at
 // most channel.max_bytes() bytes. Only the root writes `out`, which is `in` or does not overlap it.
-// Both may be reused on return. Called by all threads of the channel's coop. All threads get the
-// same status; unless it is ok, the root's `out` is undefined.
+// Both may be reused on return. Called by all threads of the channel's coop (a thread, warp or
+// block: coop.cuh). All threads get the same status; unless it is ok, the root's `out` is
+// undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                       uint32_t count, int root, const Op& op = Op{}) {

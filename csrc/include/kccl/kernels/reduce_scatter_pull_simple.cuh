@@ -4,9 +4,9 @@
 //              flag "written" to every peer                     one word each
 //              chunk r of each rank's staging --reduce--> out       (world_size - 1) * n bytes in
 //
-// n is the length of one chunk; a staging slot has a part for each chunk. The slots alternate by
-// parity. Two suffice (channel.cuh): a peer that has entered the next call has read all it needs of
-// this one.
+// n is the length of one chunk; a staging slot has a part for each chunk. Calls use two slots in
+// turn. Two are enough (channel.cuh), because a peer that has entered the next call has read all
+// that it needs of this one.
 #pragma once
 
 #include "../payload.cuh"

@@ -18,8 +18,8 @@ namespace kccl {
 // Sets `out` to the reduction of the `in` of ranks 0 to this one. If `exclusive` is 1 instead of 0,
 // this rank's own `in` is left out, and rank 0 does not write its `out`. `out` and `in` hold
 // `count` elements of T, at most channel.max_bytes() bytes. They are the same array or do not
-// overlap, and may be reused on return. Called by all threads of the channel's coop. All threads
-// get the same status; unless it is ok, `out` is undefined.
+// overlap, and may be reused on return. Called by all threads of the channel's coop (a thread, warp
+// or block: coop.cuh). All threads get the same status; unless it is ok, `out` is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scan_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                     uint32_t count, int exclusive, const Op& op = Op{}) {

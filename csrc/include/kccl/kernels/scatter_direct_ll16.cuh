@@ -16,7 +16,8 @@ namespace kccl {
 // Copies the root's chunk at in + p * stride to the `out` of each rank p. A chunk has `count`
 // bytes, at most channel.max_bytes(). Only the root reads `in`. The root's `out` is its chunk of
 // `in`, or does not overlap `in`. Both may be reused on return. Called by all threads of the
-// channel's coop. All threads get the same status; unless it is ok, `out` is undefined.
+// channel's coop (a thread, warp or block: coop.cuh). All threads get the same status; unless it is
+// ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scatter_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                        const uint8_t* in, uint32_t count, uint64_t stride,
