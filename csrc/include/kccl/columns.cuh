@@ -167,8 +167,8 @@ KCCL_DEVICE void clear_groups(Coop coop, float* groups, uint32_t columns) {
     if (group < kPieceGroups) mem::store_plain(groups + group, 0.0f);
 }
 
-// Returns the sum of a piece from the sums of its groups. Called after a sync that orders their
-// stores.
+// Returns the sum of a piece from the sums of its groups. Called after a sync of the block, behind
+// which all groups' sums are stored.
 KCCL_DEVICE float sum_of_groups(const mem::Line* groups) {
     float sums[kPieceGroups];
     KCCL_UNROLL

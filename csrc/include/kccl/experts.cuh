@@ -232,8 +232,9 @@ KCCL_DEVICE Status exchange_halves(Channel<Coop, WORLD_SIZE>& channel, uint32_t 
     return ll16::exchange(channel, kernel, Exchange::kPairwise, 1, true, send, take);
 }
 
-// Makes a call by the coop of an open channel. send(workers, half) -> failed: writes this worker's
-// rows. take(workers, halves): reads what has come. Called by all threads of the coop.
+// Makes a call by the coop of an open channel. send(workers, half): writes this warp's part of the
+// rows, and returns whether this thread has refused an argument. take(workers, halves): reads this
+// warp's part of what has come. Called by all threads of the coop.
 template <class Coop, int WORLD_SIZE, class Send, class Take>
 KCCL_DEVICE Status on_channel(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
                               const Areas& areas, Send send, Take take) {

@@ -72,8 +72,9 @@ KCCL_DEVICE void store_count(const DeviceComm& comm, KcclGridWords family, uint3
         uint64_t{count.total} << 32 | count.epoch);
 }
 
-// Stores that this block has reached `count`. Returns a block that has not stored that it has
-// reached `count` too, among the blocks first, first + kWarpSize, ... < num_blocks.
+// Finds a block for the record of a wait that fails. Stores that this block has reached `count`.
+// Returns a block that has not stored the same, among the blocks first, first + kWarpSize, ... <
+// num_blocks.
 KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords family, uint32_t first,
                                      uint32_t num_blocks, GridCount count) {
     const uint32_t mine = platform::block_in_grid();

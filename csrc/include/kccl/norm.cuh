@@ -64,7 +64,7 @@ struct NormedRows {
     const T* weight;
     const float* fp8_scale;  // null: the result is of type T
     void* out;
-    uint64_t count;  // elements of all rows. A division by `width` would delay the first push
+    uint64_t count;  // elements of all rows; rows are not counted, because a division would be slow
     uint32_t width;
     float eps;
 };

@@ -73,8 +73,8 @@ KCCL_DEVICE uint64_t chunks_bytes(const Channel<Coop, WORLD_SIZE>& channel, uint
     return (stride == count ? count * channel.world_size() : count) * sizeof(T);
 }
 
-// Tells whether chunks may begin `stride` elements of T apart: at least `least`, and not more than
-// any memory has. On targets that do not check strides, always returns true.
+// Tells whether chunks may begin `stride` elements of T apart: at least `least`, and not more
+// elements than any memory has. On targets that do not check strides, always returns true.
 template <class T>
 KCCL_DEVICE bool is_stride(uint64_t stride, uint64_t least) {
     return !kComparesAll || stride - least < kMostElements<T>;

@@ -373,7 +373,7 @@ template <uint32_t NUM, class F>
 KCCL_DEVICE float reduce_lanes(float value, F f) {
     static_assert(NUM == 4 || NUM == kWarpSize, "what AMD's lanes can move at once");
 #if defined(KCCL_TARGET_HIP)
-    // The lanes of a group that is reduced all have its value, so a mirrored lane is a neighbour.
+    // All lanes of a reduced group hold its value, so a mirrored lane is as good as a neighbour.
     value = f(value, move_lanes<kLanePairs>(value));
     value = f(value, move_lanes<kLanePairsOfPairs>(value));
     if constexpr (NUM == kWarpSize) {

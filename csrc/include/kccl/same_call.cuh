@@ -7,8 +7,9 @@
 
 namespace kccl {
 
-// Sets "written" at all ranks, and describes this call. Releases what the coop has written. Called
-// by all threads of the coop (a thread, warp or block: coop.cuh).
+// Stores this call's epoch in the flag words "written" of all ranks, and describes this call beside
+// them. Releases what the coop has written. Called by all threads of the coop (a thread, warp or
+// block: coop.cuh).
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void say_written(Channel<Coop, WORLD_SIZE>& channel) {
     if constexpr (platform::kComparesCalls) {

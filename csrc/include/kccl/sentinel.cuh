@@ -32,7 +32,7 @@
 
 namespace kccl::sentinel {
 
-// NaN in every float type of 1, 2, 4 and 8 bytes.
+// The sentinel: its bits are NaN in every float type of 1, 2, 4 and 8 bytes.
 constexpr uint64_t kArmed = ~uint64_t{0};
 
 // The payloads of a packet: each half is one word.

@@ -63,13 +63,14 @@ enum class Need { kEach, kAny };
 // The purpose of a wait, as the record says it if the wait fails.
 struct Awaited {
     uint32_t kernel;  // KcclKernel or KcclNoKernel
-    int32_t channel;  // or the signal_id
+    int32_t channel;  // as KcclRecord.channel: the channel, or in wait the signal_id
     uint32_t wanted;  // an epoch or a count
     Need need = Need::kEach;
     bool is_on_channel = false;  // wanted is the epoch of a call that this rank has described
 };
 
-// Fails this rank because `source` makes a different call.
+// Fails this rank because `source` makes a different call. `mine` and `theirs` describe this rank's
+// call and the source's call; they go into the record.
 KCCL_DEVICE_COLD void refuse_call(const DeviceComm& comm, const Awaited& awaited, int source,
                                   const Description& mine, const Description& theirs) {
     constexpr uint64_t kMost = 0xffffffff;

@@ -64,7 +64,7 @@ KCCL_DEVICE uint32_t* open_mark(const DeviceComm& comm, uint32_t what, uint32_t 
 }
 
 // Returns the address of the word in which a block of this rank keeps the epoch of its last
-// exchange of this reach.
+// GridExchange of this reach (with the blocks of one rank, or of all ranks).
 KCCL_DEVICE uint32_t* exchange_epoch(const DeviceComm& comm, KcclReach reach, uint32_t block) {
     const uint64_t word = uint64_t(reach) * kKcclMaxBlocks + block;
     return scratch_at<uint32_t>(comm, comm.rank, comm.layout.exchanges + word * sizeof(uint32_t));

@@ -1,4 +1,5 @@
-// all_gather inside a kernel; collectives.cuh has what holds for all collectives.
+// all_gather inside a kernel. collectives.cuh says what holds for all collectives: channels,
+// lengths, failures.
 #pragma once
 
 #include "../kernels/all_gather_direct_ll16.cuh"

@@ -1,4 +1,5 @@
-// all_reduce inside a kernel; collectives.cuh has what holds for all collectives.
+// all_reduce inside a kernel. collectives.cuh says what holds for all collectives: channels,
+// lengths, failures.
 #pragma once
 
 #include "../kernels/all_reduce_one_shot_ll16.cuh"

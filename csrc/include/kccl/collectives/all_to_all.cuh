@@ -1,4 +1,5 @@
-// all_to_all inside a kernel; collectives.cuh has what holds for all collectives.
+// all_to_all inside a kernel. collectives.cuh says what holds for all collectives: channels,
+// lengths, failures.
 #pragma once
 
 #include "../kernels/all_to_all_direct_ll16.cuh"

@@ -1,4 +1,5 @@
-// barrier inside a kernel; collectives.cuh has what holds for all collectives.
+// barrier inside a kernel. collectives.cuh says what holds for all collectives: channels, lengths,
+// failures.
 #pragma once
 
 #include "../kernels/barrier_direct.cuh"

@@ -1,4 +1,5 @@
-// broadcast inside a kernel; collectives.cuh has what holds for all collectives.
+// broadcast inside a kernel. collectives.cuh says what holds for all collectives: channels,
+// lengths, failures.
 #pragma once
 
 #include "../kernels/broadcast_direct_ll16.cuh"

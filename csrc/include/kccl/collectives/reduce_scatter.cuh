@@ -1,4 +1,5 @@
-// reduce_scatter inside a kernel; collectives.cuh has what holds for all collectives.
+// reduce_scatter inside a kernel. collectives.cuh says what holds for all collectives: channels,
+// lengths, failures.
 #pragma once
 
 #include "../kernels/reduce_scatter_direct_ll16.cuh"

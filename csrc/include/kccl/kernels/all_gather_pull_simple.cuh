@@ -13,7 +13,8 @@
 
 namespace kccl {
 
-// Has the contract of all_gather_direct_ll16, for messages of any length.
+// Copies the `in` of each rank p, `count` bytes, to out + p * stride on every rank. `count` may be
+// any number. All else is as in all_gather_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint64_t count, uint64_t stride) {

@@ -17,7 +17,8 @@
 
 namespace kccl {
 
-// Has the contract of all_reduce_one_shot_ll16, for floats.
+// Sets every rank's `out` to the reduction of all ranks' `in`, `count` elements of T, at most
+// channel.max_bytes() bytes. T has NaN, as floats do. All else is as in all_reduce_one_shot_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                 const T* in, uint32_t count, const Op& op = Op{}) {

@@ -69,8 +69,9 @@ KCCL_DEVICE_COLD void give_up_reading(const DeviceComm& comm, Awaited awaited, i
                    peer, awaited.kernel, awaited.channel, seen, awaited.wanted, 0, 0});
 }
 
-// Has the contract of all_reduce_one_shot_ll16, for messages of any length and a coop of one
-// thread, as a CPU's block is. The planner has checked that every rank's process may read every
+// Sets every rank's `out` to the reduction of all ranks' `in`, `count` elements of T. `count` may
+// be any number. The coop is one thread, as a CPU's block is. All else is as in
+// all_reduce_one_shot_ll16(). The planner has checked that every rank's process may read every
 // other's memory.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,

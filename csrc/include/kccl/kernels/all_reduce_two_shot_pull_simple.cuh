@@ -18,7 +18,8 @@
 
 namespace kccl {
 
-// Has the contract of all_reduce_one_shot_ll16, for messages of any length.
+// Sets every rank's `out` to the reduction of all ranks' `in`, `count` elements of T. `count` may
+// be any number. All else is as in all_reduce_one_shot_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                    const T* in, uint64_t count,

@@ -28,7 +28,8 @@ KCCL_DEVICE uint64_t two_shot_sentinel_bytes(const DeviceComm& comm) {
     return comm.layout.packet_bytes / (2 * kPacketBytes) * kPacketBytes * comm.world_size;
 }
 
-// Has the contract of all_reduce_one_shot_sentinel, for at most two_shot_sentinel_bytes().
+// Sets every rank's `out` to the reduction of all ranks' `in`, `count` elements of T, at most
+// two_shot_sentinel_bytes() bytes. All else is as in all_reduce_one_shot_sentinel().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_sentinel(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                 const T* in, uint32_t count, const Op& op = Op{}) {

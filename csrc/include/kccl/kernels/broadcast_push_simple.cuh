@@ -25,7 +25,8 @@ KCCL_DEVICE uint32_t broadcast_round(uint64_t count, uint32_t most) {
     return round < most ? static_cast<uint32_t>(round) : most;
 }
 
-// Has the contract of broadcast_direct_ll16, for any `count`.
+// Copies the root's `in`, `count` bytes, to the `out` of all other ranks. `count` may be any
+// number. All else is as in broadcast_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                          const uint8_t* in, uint64_t count, int root) {

@@ -12,7 +12,8 @@
 
 namespace kccl {
 
-// Has the contract of gather_direct_ll16, for any `count`.
+// Copies the `in` of each rank p, `count` bytes, to out + p * stride on the root. `count` may be
+// any number. All else is as in gather_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status gather_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                       const uint8_t* in, uint64_t count, uint64_t stride,

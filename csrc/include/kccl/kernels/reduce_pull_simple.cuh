@@ -14,7 +14,8 @@
 
 namespace kccl {
 
-// Has the contract of reduce_direct_ll16, for messages of any length.
+// Sets the root's `out` to the reduction of all ranks' `in`, `count` elements of T. `count` may be
+// any number. All else is as in reduce_direct_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                       uint64_t count, int root, const Op& op = Op{}) {

@@ -16,7 +16,8 @@
 
 namespace kccl {
 
-// Has the contract of reduce_direct_ll16, for any `count`.
+// Sets the root's `out` to the reduction of all ranks' `in`, `count` elements of T. `count` may be
+// any number. All else is as in reduce_direct_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_two_shot_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                const T* in, uint64_t count, int root,

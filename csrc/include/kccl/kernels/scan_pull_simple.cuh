@@ -14,7 +14,9 @@
 
 namespace kccl {
 
-// Has the contract of scan_direct_ll16, for messages of any length.
+// Sets `out` to the reduction of the `in` of ranks 0 to this one, `count` elements of T. If
+// `exclusive` is 1 instead of 0, this rank's own `in` is left out. `count` may be any number. All
+// else is as in scan_direct_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scan_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                     uint64_t count, int exclusive, const Op& op = Op{}) {

@@ -15,7 +15,8 @@
 
 namespace kccl {
 
-// Has the contract of scatter_direct_ll16, for any `count`.
+// Copies the root's chunk at in + p * stride, `count` bytes, to the `out` of each rank p. `count`
+// may be any number. All else is as in scatter_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scatter_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                        const uint8_t* in, uint64_t count, uint64_t stride,

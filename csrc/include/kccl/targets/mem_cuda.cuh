@@ -240,8 +240,8 @@ KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, Copy
         : "memory");
 }
 
-// Asynchronous copies go through the async proxy, to which ordinary loads and stores are not
-// ordered.
+// Asynchronous copies go through the async proxy. Without this fence they are not ordered behind
+// what the thread did before by ordinary loads and stores.
 KCCL_DEVICE void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 #else

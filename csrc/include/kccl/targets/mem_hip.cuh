@@ -117,8 +117,8 @@ KCCL_DEVICE void finish_stores() {
     platform::await_accesses();
 }
 
-// Loads 8 or 16 bytes of global memory that are read once. They take no room in the caches from
-// data that is read again.
+// Loads 8 or 16 bytes of global memory that are read once. The load is nontemporal, so that it
+// evicts no data from the caches that is read again.
 template <class T>
 KCCL_DEVICE T load_streamed(const T* address) {
     using Words = uint32_t __attribute__((ext_vector_type(sizeof(T) / sizeof(uint32_t))));

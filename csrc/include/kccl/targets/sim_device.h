@@ -28,7 +28,7 @@ struct KcclSimCall {
     uint64_t memory;  // an address that identifies the ranks or blocks that make the call together
     uint64_t state;   // address of the rank's KcclState
     int32_t stream;   // the scratch channel; of an exchange: -1 - KcclReach
-    int32_t channel;  // as the user counts; -1: none
+    int32_t channel;  // the user's number of the channel; -1: none
     uint32_t rank;
     uint32_t num_callers;  // ranks, or blocks of all ranks
     uint32_t epoch;        // epoch of an exchange
