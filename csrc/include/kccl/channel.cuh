@@ -169,7 +169,8 @@ class Channel {
             }
         }
     }
-    // Marks the calls on this channel as parts of calls of the grid.
+    // Tells the simulator, by tell(), that the calls on this channel are parts of calls of the
+    // grid.
     KCCL_DEVICE void tell_of_grid() { grid_blocks_ = platform::blocks_per_grid(); }
 
     // Returns the purpose of a wait in this call, for the record if it fails.
@@ -373,21 +374,21 @@ class Channel {
     const DeviceComm& comm_;
     const int channel_;
     int index_ = 0;
-    // Addresses of packet slots in calls of even parity; offset_ leads to those of this call.
+    // Addresses of the packet slots in calls of even parity.
     mem::Packet* outbox_[kMaxRanks<WORLD_SIZE>];
     const mem::Packet* inbox_;
-    uint32_t slot_packets_;  // packets from one source
-    uint32_t half_packets_;  // packets from all sources, in calls of one parity
-    uint32_t offset_;        // where this call's parity begins, in packets
+    uint32_t slot_packets_;  // the most packets from one source in a call
+    uint32_t half_packets_;  // the most packets from all sources in a call
+    uint32_t offset_;        // packets from the addresses above to the slots of this call
     uint32_t thread_;
     uint32_t num_threads_;
     uint32_t step_;
     uint32_t special_ = 0;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
-    // the call as the host launched it, which outlives this object; null: none
+    // The call as the host launched it, which outlives this object; null: it is not described.
     const Call* call_ = nullptr;
     uint64_t bytes_per_count_ = 0;
-    uint32_t grid_blocks_ = 0;           // for tell()
+    uint32_t grid_blocks_ = 0;           // blocks of the grid that makes the calls, for tell()
     uint32_t kernel_ = kKcclNumKernels;  // KcclKernel of the last call, once there was one
     DependentLaunch launch_;
     FailureLatch latch_;

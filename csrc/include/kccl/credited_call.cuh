@@ -13,7 +13,7 @@ template <class Coop>
 KCCL_DEVICE void describe_to_peers(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
                                    const Description& mine) {
     for (int peer = coop.index(); peer < comm.world_size; peer += coop.size()) {
-        // On a CPU describe() has written this rank's own line.
+        // On a CPU describe() has already written this rank's own line.
         if (platform::kCpu && flag == kKcclFlagWritten && peer == comm.rank) continue;
         mem::store_plain(description_slot(comm, peer, index, flag, comm.rank, mine.epoch), mine);
     }

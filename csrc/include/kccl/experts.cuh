@@ -60,13 +60,13 @@ struct Experts {
 
 // The experts to which a rank's rows are sent. Both arrays are [num_rows][top_k].
 struct Routes {
-    const int32_t* experts;  // a negative number: no expert
-    int32_t* slots;          // dispatch writes them, and combine reads them
+    const int32_t* experts;  // the expert of each route; a negative number: none
+    int32_t* slots;          // dispatch writes to which slot each row went; combine reads it
     uint32_t num_rows;
     uint32_t top_k;
 };
 
-// Scales that travel with rows, like those of FP8. There are `per_row` of them, any number.
+// Scales that travel with rows, like those of FP8. A row has `per_row` scales, which may be 0.
 struct Scales {
     float* out = nullptr;       // [own expert][rows_per_expert()][per_row]
     const float* in = nullptr;  // [num_rows][per_row]

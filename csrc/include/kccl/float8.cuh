@@ -45,7 +45,7 @@ KCCL_DEVICE uint32_t rounded(uint32_t magnitude) {
 
 // Rounds to nearest even, as e5m2_from_float() does. `value` must not be NaN.
 KCCL_DEVICE uint8_t e4m3_from_float(float value) {
-    constexpr uint32_t kMost = 0x43e80000u;  // 464, which rounds to 448
+    constexpr uint32_t kMost = 0x43e80000u;  // 464: it rounds to 448, a larger value to NaN
     const uint32_t bits = platform::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t number = rounded<3, 7>(magnitude) | (bits >> 24 & 0x80u);
@@ -69,7 +69,7 @@ KCCL_DEVICE uint32_t limited_e4m3s(float first, float second) {
 }
 
 KCCL_DEVICE uint8_t e5m2_from_float(float value) {
-    constexpr uint32_t kTooLarge = 0x47700000u;  // 61440, halfway to the next power of two
+    constexpr uint32_t kTooLarge = 0x47700000u;  // 61440: it and larger values round to infinity
     const uint32_t bits = platform::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t number = magnitude >= kTooLarge ? 0x7cu : rounded<2, 15>(magnitude);

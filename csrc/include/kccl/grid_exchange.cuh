@@ -377,8 +377,8 @@ class GridExchange {
     // Addresses of slot 0 of the boards of the peers and of this rank.
     mem::Packet* outbox_[kNumPeers > 0 ? kNumPeers : 1] = {};
     mem::Packet* inbox_ = nullptr;
-    uint32_t slot_packets_ = 0;  // length of a slot
-    uint32_t offset_ = 0;        // where this exchange's slot begins
+    uint32_t slot_packets_ = 0;  // length of a slot of the board, in packets
+    uint32_t offset_ = 0;        // where this exchange's slot begins, in packets
     uint32_t num_packets_ = 0;   // packets of a slice
     uint32_t stride_ = 0;        // distance between slices, in packets
     uint32_t own_slice_ = 0;

@@ -19,9 +19,9 @@
 namespace kccl {
 
 enum class RecordKind : uint32_t {
-    kSkip = 1,     // nothing: the next record is at the ring's beginning
+    kSkip = 1,     // no data: the next record lies at the ring's beginning
     kBytes = 2,    // a message, or its first bytes
-    kMore = 3,     // the next bytes of that message
+    kMore = 3,     // the next bytes of the message whose first bytes came last
     kAddress = 4,  // a long message: where its bytes lie in the sender's process
     kResent = 5    // as kBytes, of a long message that the receiver could not read
 };
@@ -114,7 +114,7 @@ class RecordWriter {
     uint8_t* ring_;
     const uint32_t* taken_word_;
     uint32_t num_units_;
-    uint32_t written_ = 0;  // units, modulo 2^32
+    uint32_t written_ = 0;  // units that this rank has written, modulo 2^32
     uint32_t taken_ = 0;    // units that the receiver has taken, as far as this rank knows
 };
 

@@ -60,7 +60,7 @@ struct NormedRows {
     }
 
     const T* in;
-    T* residual;  // null: none
+    T* residual;  // rows that are added to `in`, and then get the sum; null: nothing is added
     const T* weight;
     const float* fp8_scale;  // null: the result is of type T
     void* out;

@@ -54,7 +54,7 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, uint6
         refuse_on(channel, kernel, {kKcclArgumentCount, count, channel.max_bytes() / sizeof(T)});
         return false;
     }
-    // An earlier failure remains, as in refuse_on().
+    // If the channel has failed before, the status and the record of that failure remain.
     channel.check();
     if (count == 0) return false;
     if (channel.status() == kKcclOk && leads(channel.coop())) {

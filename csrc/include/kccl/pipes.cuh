@@ -34,16 +34,16 @@ namespace kccl {
 
 // The number and lengths of a communicator's pipes. They are the same on all ranks.
 struct PipeShape {
-    uint32_t of_channel_0;  // pipes from each source on channel 0
-    uint32_t of_others;     // pipes from each source on each other channel
-    uint32_t num_bytes;     // length of a pipe
-    uint32_t packet_bytes;  // payload of the packets of one step
-    uint32_t chunk_bytes;   // length of a step of plain bytes
+    uint32_t of_channel_0;  // number of pipes from each source on channel 0
+    uint32_t of_others;     // number of pipes from each source on each other channel
+    uint32_t num_bytes;     // bytes of a pipe's memory
+    uint32_t packet_bytes;  // most bytes of payload in the packets of one step
+    uint32_t chunk_bytes;   // most bytes in a step of plain bytes
 
     static constexpr uint32_t kPacketSlots = 4;
     static constexpr uint32_t kChunkSlots = 2;
 
-    // The first lines of a pipe.
+    // The first lines of a pipe's memory.
     enum Line : uint32_t {
         kWritten = 0,  // written by the source: the epoch of its last step of plain bytes
         kCredit = 1,   // written by the source: the epoch of the last step that it has received of
@@ -348,8 +348,8 @@ class PipeEnd {
     const KcclNoKernel kernel_;
     const int peer_;
     const int channel_;
-    const Pipe mine_;    // what this rank gets from the peer
-    const Pipe theirs_;  // what the peer gets from this rank
+    const Pipe mine_;    // in this rank's scratch: what the peer sends this rank
+    const Pipe theirs_;  // in the peer's scratch: what this rank sends the peer
     uint32_t* const counter_;
     uint32_t epoch_;
     const Status status_;

@@ -40,7 +40,7 @@ struct Call {
     uint32_t kernel;  // KcclKernel or KcclNoKernel
     uint64_t num_bytes;
     uint32_t dtype = kKcclNumDtypes;
-    uint32_t op = kKcclNumOps;  // means nothing where nothing is reduced
+    uint32_t op = kKcclNumOps;  // kKcclNumOps in calls that reduce nothing
     int root = -1;
     uint32_t num_blocks = 0;
 };

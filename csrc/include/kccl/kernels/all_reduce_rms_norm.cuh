@@ -51,7 +51,7 @@ struct HeldColumn {
 
     const bool is_mine;
     const uint32_t number;
-    uint64_t hidden[kColumnPayloads] = {};  // this rank's input, and later the sum
+    uint64_t hidden[kColumnPayloads] = {};  // this rank's input, later the sum over the ranks
     uint64_t residual[kColumnPayloads] = {};
     uint64_t weight[kColumnPayloads] = {};
     float scale = 1;

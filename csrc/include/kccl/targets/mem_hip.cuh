@@ -189,7 +189,7 @@ KCCL_DEVICE uint64_t clock_ticks() { return __builtin_amdgcn_s_memtime(); }
 constexpr int register_bits(int number, int first, int count) {
     return number | first << 6 | (count - 1) << 11;
 }
-constexpr int kPlaceOfWave = 4, kDieOfWave = 20;  // HW_ID and XCC_ID of CDNA3
+constexpr int kPlaceOfWave = 4, kDieOfWave = 20;  // the registers HW_ID and XCC_ID of CDNA3
 
 KCCL_DEVICE uint32_t die_id() { return __builtin_amdgcn_s_getreg(register_bits(kDieOfWave, 0, 4)); }
 // The register has four bits for the compute unit, one for its array and three for its engine.
