@@ -65,8 +65,8 @@ KCCL_DEVICE void store_column(T* row, uint32_t column, uint32_t width, bool are_
     }
 }
 
-// Rounds values to T and returns them as a payload. A NaN becomes any NaN: a row's threads check
-// for NaN only once, in the sum of the row's squares (store_canonical()).
+// Rounds values to T and returns them as a payload. A NaN may become another NaN: a row's threads
+// check for NaN only once, in the sum of the row's squares (store_canonical()).
 template <class T, uint32_t N>
 KCCL_DEVICE uint64_t round_payload(const float (&values)[N]) {
 #if defined(KCCL_MEM_KEEPS_NAN)

@@ -41,7 +41,8 @@ KCCL_DEVICE Order order_of(const int32_t* chosen, uint32_t top_k) {
     return order;
 }
 
-// Writes this worker's part of the results into `half`. Called by all threads of a warp.
+// Writes this warp's part of the results into half `half` of the windows of the ranks that sent the
+// rows. Called by all threads of a warp.
 template <class T>
 KCCL_DEVICE void return_rows(const Experts& experts, const Areas& areas, const Slot& slot,
                              Workers workers, uint32_t half, const T* in, const uint32_t* counts) {
@@ -57,7 +58,8 @@ KCCL_DEVICE void return_rows(const Experts& experts, const Areas& areas, const S
              });
 }
 
-// Adds this worker's part of the rows. Called by all threads of a warp.
+// Adds the results of this warp's part of the rows, and stores the sums in `out`. Called by all
+// threads of a warp.
 template <class T>
 KCCL_DEVICE void add_rows(const Experts& experts, const Areas& areas, Workers workers,
                           uint32_t halves, T* out, const Routes& routes, const float* weights) {

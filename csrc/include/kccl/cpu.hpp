@@ -33,7 +33,7 @@
 #include "record.hpp"
 
 // Functions that wait.cuh calls on a CPU. They are weak, because several files of a program may
-// include this.
+// include this header.
 extern "C" {
 
 __attribute__((weak)) uint64_t kccl_host_clock_ns() {

@@ -23,7 +23,7 @@ struct Description {
     uint32_t call;  // kernel, element type, operator and root, in the form of KcclRecord.call
 };
 static_assert(3 * sizeof(Description) <= kKcclLineBytes, "behind the flag word, in its line");
-// The `call` of a description that does not know the call.
+// The value of Description::call if the call is not known.
 constexpr uint32_t kUnknownCall = 255u << 24;
 static_assert(kKcclNumKernels <= kUnknownCall >> 24, "a kernel has 8 bits, and 255 is no kernel");
 static_assert(kKcclNumDtypes <= 256 && kKcclNumOps <= 256 && kKcclMaxWorldSize <= 256,

@@ -62,8 +62,8 @@ struct PeerPlace {
     int32_t out_move = 0, in_move = 0;
 };
 
-// Pushes the packet that lies `step` packets behind `place` to every other rank. Receivers use
-// await_peers().
+// Pushes a packet with `payload` to every other rank, to the position `step` packets behind
+// `place`. The receivers wait for it by await_peers().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void push_to_peers(const Channel<Coop, WORLD_SIZE>& channel, const PeerPlace& place,
                                uint32_t step, uint64_t payload) {

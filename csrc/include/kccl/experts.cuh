@@ -151,8 +151,9 @@ KCCL_DEVICE Workers workers_of(Grid) {
 }
 KCCL_DEVICE bool is_first(Workers workers) { return workers.index == 0 && leads(warp()); }
 
-// Divides `count` items among the workers. Calls use(number, part, parts) for this worker's work:
-// part `part` of `parts` of item `number`. Called by all threads of a warp.
+// Divides `count` items among the warps that make the call. Calls use(number, part, parts) for each
+// piece of this warp's work: part `part`, of `parts`, of item `number`. Called by all threads of a
+// warp.
 template <class Use>
 KCCL_DEVICE void share(Workers workers, uint32_t count, Use use) {
     if (count == 0) return;
@@ -162,10 +163,10 @@ KCCL_DEVICE void share(Workers workers, uint32_t count, Use use) {
     }
 }
 
-// Calls use(expert, source, m, row) for this worker's part of all rows that this rank's experts
-// got: row m of `source` for `expert`, which is row `row` of the expert when the sources' rows
-// follow each other. count_of(expert, source): the number of rows of `source` for `expert`. Called
-// by all threads of a warp.
+// Calls use(expert, source, m, row) for this warp's part of all rows that this rank's experts got:
+// row m of `source` for `expert`, which is row `row` of the expert when the sources' rows follow
+// each other. count_of(expert, source): the number of rows of `source` for `expert`. Called by all
+// threads of a warp.
 template <class CountOf, class Use>
 KCCL_DEVICE void each_row(Workers workers, const Experts& experts, CountOf count_of, Use use) {
     const auto ranks = static_cast<uint32_t>(experts.window.world_size);

@@ -148,8 +148,7 @@ class RecordReader {
     }
 
     // Clears the marks of `units` units and counts them as taken. Tells the sender only when it has
-    // taken a quarter of the ring since it last did, because each time the cache line moves between
-    // the ranks.
+    // taken another quarter of the ring, because each time a cache line moves between the ranks.
     KCCL_DEVICE void pass(uint32_t units) {
         for (uint32_t i = 0; i < units; ++i) {
             mem::store_plain(&head_at(taken_ + i)->mark, uint64_t{0});

@@ -20,8 +20,8 @@ struct Sharing {
     uint32_t block = 0;
     uint32_t blocks = 1;
 
-    // Returns the bytes of a part of num_bytes that one block moves. A longer part has no shorter
-    // share.
+    // Returns the bytes of a part of num_bytes that one block moves. A longer part never has a
+    // shorter share, so share() of the longest part is the longest share.
     KCCL_DEVICE uint64_t share(uint64_t num_bytes) const {
         constexpr uint64_t kUnit = 16;
         return ((num_bytes + kUnit - 1) / kUnit + blocks - 1) / blocks * kUnit;
@@ -63,8 +63,7 @@ class PartsCall {
         return in_ + (call_.repeats != 0 ? 0 : bytes_before(call_.sends, rank));
     }
 
-    // Returns the beginning of this block's slice of a part of num_bytes: the bytes that packets
-    // carry.
+    // Returns the first bytes of this block's slice of a part of num_bytes, which packets carry.
     KCCL_DEVICE Slice first(uint64_t num_bytes) const {
         const Slice slice = sharing_.slice(num_bytes);
         return {slice.begin, slice.count < most_first_ ? slice.count : most_first_};

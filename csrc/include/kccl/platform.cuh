@@ -367,8 +367,8 @@ KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
 }
 
 // Reduces by f the values of each group of NUM neighbouring threads of a warp, 4 or all. Returns
-// the group's result in each thread. f is commutative. The order is fixed: pairs, then pairs of
-// pairs. Called by all threads of the warp.
+// the group's result in each thread. f must be commutative. The order is fixed: pairs, then pairs
+// of pairs. Called by all threads of the warp.
 template <uint32_t NUM, class F>
 KCCL_DEVICE float reduce_lanes(float value, F f) {
     static_assert(NUM == 4 || NUM == kWarpSize, "what AMD's lanes can move at once");

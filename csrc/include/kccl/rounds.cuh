@@ -8,8 +8,8 @@
 //
 // Each step but the last is a call of its own on the channel. A step writes into the peers'
 // staging, to the slots of its call's parity. The next step reads these slots in this rank's
-// staging, after "written" has come from all ranks. A peer's "written" also says that it has read
-// what came in the step before. So the step after it may write to the same slots again.
+// staging, after "written" has come from all ranks. By "written" a peer also says that it has read
+// what it received in the step before. So the next step may write to the slots of that step again.
 //
 // The staging holds plain data, which only these flags order. When a kernel begins, peers may still
 // read what an earlier kernel wrote into the result half of their staging. Packet calls in between

@@ -9,9 +9,9 @@
 // which nobody polls any more. All other words of that slot are still armed. The next writes to
 // them are the peers' pushes of call c+3. These come after the re-arming:
 //   - In call c every thread re-arms its share, then a sync ends the call, and in call c+1 every
-//     thread fences before it pushes. So all that it pushes comes after the re-arming by all
-//     threads. All that it orders are packets, so a fence of packets is enough. The
-//     re-arming that it waits for was stored a call ago.
+//     thread fences before it pushes. So its pushes come after the re-arming by all threads. The
+//     fence orders packets only, so fence_packets() is enough. It waits little, because the words
+//     were re-armed a call ago.
 //   - A peer leaves call c+1 only when it has polled a word of this rank, because every sentinel
 //     call is pairwise, with at least one word from every rank to every other.
 //   - The peer's fences of call c+2 come after those polls, because the sync that ends a call

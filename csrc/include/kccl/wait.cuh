@@ -101,8 +101,8 @@ KCCL_DEVICE_COLD bool make_same_call(const DeviceComm& comm, const Awaited& awai
 
 // The peers that a thread still waits for.
 struct Missing {
-    uint32_t ranks;      // a bit each; this rank's own bit: its other threads are waited for
-    uint32_t seen;       // last value of one of their words, as an epoch or a count
+    uint32_t ranks;      // a bit for each rank that is waited for, also if it is this rank itself
+    uint32_t seen;       // the last value of a word of one of these ranks: an epoch or a count
     int32_t block = -1;  // in waits between blocks: the block whose word that is
 };
 

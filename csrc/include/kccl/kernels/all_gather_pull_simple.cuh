@@ -4,8 +4,9 @@
 //              flag "written" to every peer         one word each
 //              staging of peer p --copy--> chunk p of out    (world_size - 1) * n bytes in
 //
-// Calls use two staging slots in turn. Two are enough (channel.cuh), because a peer that has
-// entered the next call has read all that it needs of this one.
+// n is the length of `in` in bytes. Calls use two staging slots in turn. Two are enough
+// (channel.cuh), because a peer that has entered the next call has read all that it needs of this
+// one.
 #pragma once
 
 #include "../payload.cuh"

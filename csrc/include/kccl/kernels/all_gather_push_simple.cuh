@@ -4,6 +4,8 @@
 //     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         round s - 1 of in --> part r of every peer's staging    (world_size - 1) * n bytes out
 //         round s - 2: part p of its own staging --> chunk p of out
+//
+// n is the length of `in` in bytes.
 #pragma once
 
 #include "../rounds.cuh"

@@ -5,9 +5,10 @@
 //              flag "written" to every peer         one word each
 //              staging of every rank --reduce--> out        (world_size - 1) * n bytes in
 //
-// A CPU pulls a peer's cache lines as fast as the peer could push them, and pulled lines need no
-// flags. Calls use two staging slots in turn. Two are enough (channel.cuh), because a peer that has
-// entered the next call has read all that it needs of this one.
+// n is the length of `in` in bytes. A CPU pulls a peer's cache lines as fast as the peer could push
+// them, and pulled lines need no flags. Calls use two staging slots in turn. Two are enough
+// (channel.cuh), because a peer that has entered the next call has read all that it needs of this
+// one.
 #pragma once
 
 #include "../payload.cuh"

@@ -4,11 +4,11 @@
 //     rank r:  row of in --pack--> slots in every peer's window      (world_size - 1) * 2 * n bytes
 //              in + slots of its own window + residual = hidden --normalise--> out
 //
-// A block computes whole rows, because a row's sum of squares is needed before its first element is
-// stored. Before the wait, each thread loads a column (columns.cuh) of in, residual and weight into
-// registers. Every rank reduces all rows. A rank sends itself nothing; PeerPlace says for what its
-// own slot is used. Each row is a call on the block's channel; channel.cuh says why the next call
-// may use the slots again.
+// n is the length of a row in bytes. A block computes whole rows, because a row's sum of squares is
+// needed before its first element is stored. Before the wait, each thread loads a column
+// (columns.cuh) of in, residual and weight into registers. Every rank reduces all rows. A rank
+// sends itself nothing; PeerPlace says for what its own slot is used. Each row is a call on the
+// block's channel; channel.cuh says why the next call may use the slots again.
 //
 // all_reduce followed by rms_norm gives the same bits: both round the sum over the ranks to the
 // element type before the residual is added.

@@ -8,13 +8,13 @@
 //
 //     traffic in per rank: 2 * (world_size - 1) / world_size * n bytes, each byte moved once
 //
-// `out` may be `in`. Before all ranks have said "reduced", only rank r itself reads chunk r of its
-// arrays, so it may overwrite that chunk with its result. Each other rank p reads chunk p of rank
-// r's `in` before it says "reduced", and rank r overwrites its own chunk p only after that. The
-// call ends when all ranks have said "pulled", because then nobody reads the caller's arrays any
-// more. A rank that gives up returns to its caller earlier, but first tells its peers by its abort
-// words. So each rank checks the abort words after its last read, and does not use what it read
-// from a rank that gave up.
+// n is the length of `in` in bytes. `out` may be `in`. Before all ranks have said "reduced", only
+// rank r itself reads chunk r of its arrays, so it may overwrite that chunk with its result. Each
+// other rank p reads chunk p of rank r's `in` before it says "reduced", and rank r overwrites its
+// own chunk p only after that. The call ends when all ranks have said "pulled", because then nobody
+// reads the caller's arrays any more. A rank that gives up returns to its caller earlier, but first
+// tells its peers by its abort words. So each rank checks the abort words after its last read, and
+// does not use what it read from a rank that gave up.
 //
 // Some memory cannot be read by another process, as some drivers' pinned memory; the rank that owns
 // the memory finds this out. A process may also forbid, after start-up, that other processes read

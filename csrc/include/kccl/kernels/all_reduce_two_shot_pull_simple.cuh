@@ -7,9 +7,9 @@
 //
 //     traffic in per rank: 2 * (world_size - 1) / world_size * n bytes
 //
-// Rounds are so short that the staging stays in the caches. So main memory sees little more than
-// one read of `in` and one write of `out`. Calls use two staging slots in turn; channel.cuh says
-// why two are enough.
+// n is the length of `in` in bytes. Rounds are so short that the staging stays in the caches. So
+// main memory sees little more than one read of `in` and one write of `out`. Calls use two staging
+// slots in turn; channel.cuh says why two are enough.
 #pragma once
 
 #include "../payload.cuh"

@@ -8,6 +8,8 @@
 //         result parts of round s - 2 --> out
 //
 //     traffic out per rank: 2 * (world_size - 1) / world_size * n bytes
+//
+// n is the length of `in` in bytes.
 #pragma once
 
 #include "../reduce.cuh"

@@ -9,11 +9,11 @@
 //
 //     traffic out per rank: 2 * (world_size - 1) / world_size * n bytes
 //
-// There is no barrier between the two phases: a word that is not the sentinel has arrived, and a
-// thread that has reduced a packet sends it on. All chunks are equally long, and all are sent, even
-// those at the end that hold no elements. So every rank sends words to every other, as sentinel.cuh
-// demands. A slice that is longer than the slots is sent in rounds, each a call of its own on the
-// channel.
+// n is the length of `in` in bytes. There is no barrier between the two phases: a word that is not
+// the sentinel has arrived, and a thread that has reduced a packet sends it on. All chunks are
+// equally long, and all are sent, even those at the end that hold no elements. So every rank sends
+// words to every other, as sentinel.cuh demands. A slice that is longer than the slots is sent in
+// rounds, each a call of its own on the channel.
 #pragma once
 
 #include "../payload.cuh"

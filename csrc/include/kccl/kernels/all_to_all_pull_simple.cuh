@@ -22,7 +22,7 @@ KCCL_DEVICE Status all_to_all_pull_simple(Channel<Coop, WORLD_SIZE>& channel, ui
                                           const uint8_t* in, uint64_t count, uint64_t stride) {
     const DeviceComm& comm = channel.comm();
     const Coop coop = channel.coop();
-    // Parts begin on lines of their own, so that no line is read by two ranks.
+    // Parts begin on cache lines of their own, so that no two ranks read the same line.
     const uint64_t round =
         comm.layout.staging_bytes / comm.world_size / kKcclLineBytes * kKcclLineBytes;
     for (; count > 0; out += round, in += round) {

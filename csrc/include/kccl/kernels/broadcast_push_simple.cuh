@@ -8,8 +8,8 @@
 //
 //     traffic out: the root's n bytes; a peer's n * (world_size - 2) / (world_size - 1)
 //
-// In every step each rank waits for a flag of every other rank. So the call is pairwise
-// (channel.cuh), and the next call need not wait for credits.
+// n is the length of `in` in bytes. In every step each rank waits for a flag of every other rank.
+// So the call is pairwise (channel.cuh), and the next call need not wait for credits.
 #pragma once
 
 #include "../rounds.cuh"

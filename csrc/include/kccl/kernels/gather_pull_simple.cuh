@@ -3,8 +3,9 @@
 //     others:  in --copy--> their own staging; flag "written" to every peer
 //     root:    staging of peer p --copy--> chunk p of out    (world_size - 1) * n bytes in
 //
-// Only the root waits. So the call is credited (channel.cuh): a rank writes its staging slot again
-// only after the root has entered the call after the one that used it.
+// n is the length of `in` in bytes. Only the root waits. So the call is credited (channel.cuh): a
+// rank writes its staging slot again only after the root has entered the call after the one that
+// used it.
 #pragma once
 
 #include "../payload.cuh"

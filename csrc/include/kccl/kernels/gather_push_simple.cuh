@@ -4,8 +4,8 @@
 //         round s - 1 of in --> part r of the root's staging    n bytes out
 //         root: round s - 2: part p of its own staging --> chunk p of out
 //
-// In every step each rank waits for a flag of every other rank. So the call is pairwise
-// (channel.cuh), and the next call need not wait for credits.
+// n is the length of `in` in bytes. In every step each rank waits for a flag of every other rank.
+// So the call is pairwise (channel.cuh), and the next call need not wait for credits.
 #pragma once
 
 #include "../rounds.cuh"

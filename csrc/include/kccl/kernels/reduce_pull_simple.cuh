@@ -3,9 +3,9 @@
 //     rank r:  in --copy--> its own staging; flag "written" to every peer
 //     root:    its own in, and the others' staging --reduce--> out    (world_size - 1) * n bytes in
 //
-// Only the root waits. So the call is credited (channel.cuh): a rank writes a staging slot again
-// only after the root has entered the call after the one that used it. The other ranks run a round
-// ahead, and copy the next round while the root reduces this one.
+// n is the length of `in` in bytes. Only the root waits. So the call is credited (channel.cuh): a
+// rank writes a staging slot again only after the root has entered the call after the one that used
+// it. The other ranks run a round ahead, and copy the next round while the root reduces this one.
 #pragma once
 
 #include "../payload.cuh"

@@ -24,7 +24,7 @@ KCCL_DEVICE Status reduce_scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel
                                               const Op& op = Op{}) {
     const DeviceComm& comm = channel.comm();
     const Coop coop = channel.coop();
-    // Parts begin on lines of their own, so that no line is read by two ranks.
+    // Parts begin on cache lines of their own, so that no two ranks read the same line.
     const uint64_t line = kKcclLineBytes / sizeof(T);
     const uint64_t round = comm.layout.staging_bytes / comm.world_size / kKcclLineBytes * line;
     for (; count > 0; out += round, in += round) {

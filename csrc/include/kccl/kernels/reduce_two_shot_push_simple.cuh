@@ -9,6 +9,8 @@
 //
 //     traffic per rank: (world_size - 1) / world_size * n bytes out, n / world_size more to the
 //     root; the root's traffic in is less than 2 * n bytes
+//
+// n is the length of `in` in bytes.
 #pragma once
 
 #include "../reduce.cuh"

@@ -3,9 +3,9 @@
 //     rank r:  in --copy--> its own staging; flag "written" to every peer
 //              its own in, and the staging of ranks 0 to r - 1 --reduce--> out    r * n bytes in
 //
-// Each rank waits for all others, so the call is pairwise. Calls use two staging slots in turn. Two
-// are enough (channel.cuh), because a peer that has entered the next call has read all that it
-// needs of this one.
+// n is the length of `in` in bytes. Each rank waits for all others, so the call is pairwise. Calls
+// use two staging slots in turn. Two are enough (channel.cuh), because a peer that has entered the
+// next call has read all that it needs of this one.
 #pragma once
 
 #include "../payload.cuh"

@@ -5,6 +5,8 @@
 //         round s - 2 of in, and parts 0 to r - 1 of its own staging --reduce--> out
 //
 //     traffic out of rank r: (world_size - 1 - r) * n bytes
+//
+// n is the length of `in` in bytes.
 #pragma once
 
 #include "../reduce.cuh"

@@ -21,7 +21,7 @@ KCCL_DEVICE Status scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8
                                        int root) {
     const DeviceComm& comm = channel.comm();
     const Coop coop = channel.coop();
-    // Parts begin on lines of their own, so that no line is read by two ranks.
+    // Parts begin on cache lines of their own, so that no two ranks read the same line.
     const uint64_t round =
         comm.layout.staging_bytes / comm.world_size / kKcclLineBytes * kKcclLineBytes;
     for (; count > 0; out += round, in += round) {

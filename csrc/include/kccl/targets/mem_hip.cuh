@@ -103,7 +103,8 @@ KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
 
 // Packets of system scope bypass all caches. So a packet that the memory has acknowledged is
 // visible to all, and no cache must be written back or invalidated. Other waves of the block have
-// waited for theirs in sync_block(). The signal fences are for the compiler.
+// waited for theirs in sync_block(). The signal fences keep the compiler from moving accesses
+// across.
 KCCL_DEVICE void fence_packets() {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     platform::await_accesses();
