@@ -17,8 +17,9 @@ using ChannelState = ::KcclChannelState;
 using Record = ::KcclRecord;
 using Status = ::KcclStatus;
 
-// A window as a kernel's argument: a Window in Python, host::Window::for_kernels() in C++. Its
-// functions only compute addresses.
+// A window in the form in which a kernel takes it as an argument: memory of the same size on every
+// rank, which all ranks can access. Python's comm.window() and for_kernels() of a host::Window or
+// cpu::Window return it. Its functions only compute addresses.
 struct Window : KcclWindow {
     // Returns the address of byte `offset` of a peer's part, in this rank's address space. The
     // caller must keep within num_bytes. Only the simulator checks that `peer` is a rank of the

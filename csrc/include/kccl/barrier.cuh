@@ -1,15 +1,17 @@
-// Flag words: with them ranks tell each other, by epoch, that they have reached a point, and wait
-// for each other. A barrier is arrive() and then await(). The simple protocols move their data
-// around these two.
+// Flag words: a rank stores the epoch of its call (the call's number on its channel) in such a word
+// at a peer, to tell it that it has reached a point of the call (KcclFlag). A barrier is arrive()
+// and then await(). The simple protocols store data before arrive() and read the peers' data after
+// await().
 #pragma once
 
 #include "wait.cuh"
 
 namespace kccl {
 
-// Tells every rank, this one too, that this rank has reached `flag` of scratch channel `index` in
-// call `epoch`. Called by all threads of the coop. kRelease: what the coop's threads wrote before
-// is visible to every coop that awaits this epoch with kAcquire. kRelaxed orders nothing.
+// Tells every rank, this one too, that this rank has reached `flag` in call `epoch` on scratch
+// channel `index` (Channel::index()). Called by all threads of the coop (a thread, warp or block:
+// coop.cuh). kRelease: what the coop's threads wrote before is visible to every coop that awaits
+// this epoch with kAcquire. kRelaxed orders nothing.
 template <mem::Order order, class Coop>
 KCCL_DEVICE void arrive(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
                         uint32_t epoch) {

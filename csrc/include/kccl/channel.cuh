@@ -30,7 +30,7 @@ namespace kccl {
 
 enum class Exchange {
     kPairwise,  // the call ends only when this rank has seen a word of every peer
-    kCredited   // the call may end earlier
+    kCredited   // the call may end earlier, so it sends every peer a credit
 };
 
 // On CPUs peers pull from a rank's slots, so their reads must be ordered before their credit.
@@ -40,7 +40,7 @@ constexpr mem::Order kCreditAwait = platform::kCpu ? mem::Order::kAcquire : mem:
 // The purpose for which a channel is opened.
 enum class Opening {
     kManyCalls,  // opening may take longer so that calls are shorter
-    kOneCall,    // the constructor does not wait for its loads; check() does
+    kOneCall,    // the constructor does not wait for its loads; the first call does
     kLaunch      // as kOneCall, in a kernel that the host launches for one call
 };
 
@@ -112,7 +112,7 @@ class Channel {
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (launch_.is_stored() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
         store_state();
-        // At the end of a kernel no sync is needed, because the end orders as much.
+        // At the end of a kernel no sync is needed: the end orders what a sync would order.
         if (!launch_.is_launch()) coop_.sync();
     }
 
@@ -153,7 +153,7 @@ class Channel {
         return {call_->count * bytes_per_count_, state_.epoch, call_in_bits(*call_)};
     }
 
-    // See DependentLaunch.
+    // Tells whether this call needs no fence before it sends: see DependentLaunch.
     KCCL_DEVICE bool is_ordered() const { return launch_.is_ordered(); }
 
     // Gives access to the counters of the sentinel protocol.
@@ -169,7 +169,8 @@ class Channel {
             }
         }
     }
-    // Marks the calls on this channel as parts of calls of the grid.
+    // Tells the simulator, by tell(), that the calls on this channel are parts of calls of the
+    // grid.
     KCCL_DEVICE void tell_of_grid() { grid_blocks_ = platform::blocks_per_grid(); }
 
     // Returns the purpose of a wait in this call, for the record if it fails.
@@ -192,14 +193,14 @@ class Channel {
     // Tells whether this thread's warp may send before the coop has voted in check().
     KCCL_DEVICE bool is_usable() const { return latch_.is_usable(); }
 
-    // Tells whether the next call may be entered by next_plain().
+    // Tells whether the next call may be entered by next_plain(): it has nothing to wait for.
     KCCL_DEVICE bool is_next_plain() {
         look();
         return state_.epoch + step_ != special_;
     }
 
-    // Enters the next call, which is pairwise. is_next_plain() has returned true, so this call has
-    // nothing to wait for. Called by all threads of the coop.
+    // Enters the next call, which is pairwise. The caller has seen is_next_plain() return true.
+    // Called by all threads of the coop.
     KCCL_DEVICE void next_plain(uint32_t kernel) {
         launch_.begin_call(kernel_);
         kernel_ = kernel;
@@ -273,8 +274,8 @@ class Channel {
         return status();
     }
 
-    // Describes this call in this rank's own line. After a failure it does not: the communicator
-    // may be closed and its memory gone.
+    // Stores the description of this call (description.cuh) in this rank's own line. After a
+    // failure stores nothing, because the communicator may be closed and its memory gone.
     KCCL_DEVICE void describe() {
         if constexpr (platform::kCpu) {
             if (is_described() && is_usable()) kccl::describe(comm_, index_, description());
@@ -328,9 +329,9 @@ class Channel {
         special_ = state_.epoch + step_;
     }
 
-    // Computes the next epoch at which a call must take the slow path: that of the second call
-    // ever, of the call after a credited one, and twice a period of the call that scrubs. All other
-    // calls make one comparison only.
+    // Computes the next epoch at which a call takes the slow path, enter_special(): one of the
+    // first two calls ever, the call after a credited one, and, twice a period, the call that
+    // scrubs. All other calls make only one comparison.
     KCCL_DEVICE void find_special() {
         constexpr uint32_t kHalfAPeriod = 0x80000000u;
         special_ = (state_.epoch & kHalfAPeriod) + kHalfAPeriod;
@@ -373,22 +374,22 @@ class Channel {
     const DeviceComm& comm_;
     const int channel_;
     int index_ = 0;
-    // Addresses for calls of even parity.
+    // Addresses of the packet slots in calls of even parity.
     mem::Packet* outbox_[kMaxRanks<WORLD_SIZE>];
     const mem::Packet* inbox_;
-    uint32_t slot_packets_;  // packets from one source
-    uint32_t half_packets_;  // packets from all sources, in calls of one parity
-    uint32_t offset_;        // where this call's parity begins, in packets
+    uint32_t slot_packets_;  // the most packets from one source in a call
+    uint32_t half_packets_;  // the most packets from all sources in a call
+    uint32_t offset_;        // packets from the addresses above to the slots of this call
     uint32_t thread_;
     uint32_t num_threads_;
     uint32_t step_;
     uint32_t special_ = 0;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
-    // the call as the host launched it, which outlives this object; null: none
+    // The call as the host launched it, which outlives this object; null: it is not described.
     const Call* call_ = nullptr;
     uint64_t bytes_per_count_ = 0;
-    uint32_t grid_blocks_ = 0;           // for tell()
-    uint32_t kernel_ = kKcclNumKernels;  // kernel of the last call; none yet
+    uint32_t grid_blocks_ = 0;           // blocks of the grid that makes the calls, for tell()
+    uint32_t kernel_ = kKcclNumKernels;  // KcclKernel of the last call, once there was one
     DependentLaunch launch_;
     FailureLatch latch_;
     ChannelState state_ = {};

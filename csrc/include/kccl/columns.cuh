@@ -1,8 +1,10 @@
-// Columns: what the threads of a GPU hold of a row, and how they normalise it. norm.cuh defines the
-// order of the sum of squares.
+// Columns: what the threads of a GPU hold of a row, and how they normalise it. A column is two
+// lines of 16 bytes, 32 columns are a group, and 16 groups a piece. norm.cuh defines them, and the
+// order in which squares are added.
 //
-// A thread adds the squares of its column, and a warp those of its groups, by shuffles. The sums of
-// the groups are stored in block-shared memory, and every thread adds them.
+// A thread adds the squares of its own column. The threads of a group add their sums by shuffles,
+// and store the group's sum in block-shared memory. After a sync every thread adds the sums of all
+// groups.
 #pragma once
 
 #include "norm.cuh"
@@ -18,7 +20,7 @@ struct GroupSums {
     KCCL_DEVICE const mem::Line* lines(uint32_t turn) const { return of[turn % 2]; }
 };
 
-// Returns the number in the row of the first element of a line of a column.
+// Returns the index in the row of the first element of a column's line; `line` is 0 or 1.
 template <class T>
 KCCL_DEVICE uint32_t element_of(uint32_t column, uint32_t line) {
     const uint32_t group = column / kGroupColumns;
@@ -63,8 +65,8 @@ KCCL_DEVICE void store_column(T* row, uint32_t column, uint32_t width, bool are_
     }
 }
 
-// Rounds values to T and returns them as a payload. A NaN becomes any NaN: a row's threads check
-// for NaN only once, in the sum of the row's squares (store_canonical()).
+// Rounds values to T and returns them as a payload. A NaN may become another NaN: a row's threads
+// check for NaN only once, in the sum of the row's squares (store_canonical()).
 template <class T, uint32_t N>
 KCCL_DEVICE uint64_t round_payload(const float (&values)[N]) {
 #if defined(KCCL_MEM_KEEPS_NAN)
@@ -158,15 +160,15 @@ KCCL_DEVICE void add_to_group(float* groups, uint32_t column, bool is_mine,
 }
 
 // Stores zero as the sums of those groups that a piece of `columns` columns does not have. Called
-// by all threads of the coop, which are at least a warp.
+// by all threads of the coop, a warp or a block.
 template <class Coop>
 KCCL_DEVICE void clear_groups(Coop coop, float* groups, uint32_t columns) {
     const uint32_t group = columns / kGroupColumns + coop.index();
     if (group < kPieceGroups) mem::store_plain(groups + group, 0.0f);
 }
 
-// Returns the sum of a piece from the sums of its groups. Called after a sync that orders their
-// stores.
+// Returns the sum of a piece from the sums of its groups. Called after a sync of the block, behind
+// which all groups' sums are stored.
 KCCL_DEVICE float sum_of_groups(const mem::Line* groups) {
     float sums[kPieceGroups];
     KCCL_UNROLL
@@ -180,8 +182,8 @@ KCCL_DEVICE float sum_of_groups(const mem::Line* groups) {
     return sum_of_tree(sums);
 }
 
-// Stores this thread's column of the sum with the residual again, with canonical NaNs, if the row
-// may have a NaN. `total`, the sum of the row's squares, is NaN then.
+// Stores this thread's column of the sum with the residual again, now with canonical NaNs, if the
+// row may have a NaN: if `total`, the sum of the row's squares, is NaN.
 template <class T>
 KCCL_DEVICE void store_canonical(const NormedRows<T>& rows, uint64_t row, uint32_t column,
                                  bool are_lines, const uint64_t (&hidden)[kColumnPayloads],
@@ -198,7 +200,8 @@ KCCL_DEVICE float inverse_now(float number) {
     return platform::bit_cast<float>(mem::forget(platform::bit_cast<uint32_t>(1.0f / number)));
 }
 
-// Normalises a column and stores it. scale: 1 divided by the caller's fp8_scale.
+// Normalises a column and stores it in rows.out. inverse: what inverse_rms() has returned for the
+// row. scale: 1 divided by the caller's fp8_scale.
 template <class T>
 KCCL_DEVICE void store_normalised(const NormedRows<T>& rows, uint64_t row, uint32_t column,
                                   bool are_lines, const uint64_t (&hidden)[kColumnPayloads],
@@ -208,7 +211,7 @@ KCCL_DEVICE void store_normalised(const NormedRows<T>& rows, uint64_t row, uint3
     const uint64_t begin = row * rows.width;
     const bool is_fp8 = rows.fp8_scale != nullptr;
     uint64_t results[kColumnPayloads];
-    uint32_t small[kColumnPayloads];  // an element of 8 bits has a quarter or half of its bytes
+    uint32_t small[kColumnPayloads];  // with fp8_scale: the 2 or 4 bytes that a payload becomes
     KCCL_UNROLL
     for (uint32_t n = 0; n < kColumnPayloads; ++n) {
         T x[kCount], w[kCount];

@@ -15,7 +15,8 @@
 namespace kccl {
 namespace expert_rows {
 
-// The choices of a row that name an expert, in ascending order of the experts, four bits each.
+// A row's choices that name an expert, in ascending order of these experts. A choice is an index
+// from 0 to top_k - 1, and has four bits.
 struct Order {
     uint64_t choices = 0;
     uint32_t num = 0;
@@ -40,7 +41,8 @@ KCCL_DEVICE Order order_of(const int32_t* chosen, uint32_t top_k) {
     return order;
 }
 
-// Writes this worker's part of the results into `half`. Called by all threads of a warp.
+// Writes this warp's part of the results into half `half` of the windows of the ranks that sent the
+// rows. Called by all threads of a warp.
 template <class T>
 KCCL_DEVICE void return_rows(const Experts& experts, const Areas& areas, const Slot& slot,
                              Workers workers, uint32_t half, const T* in, const uint32_t* counts) {
@@ -56,7 +58,8 @@ KCCL_DEVICE void return_rows(const Experts& experts, const Areas& areas, const S
              });
 }
 
-// Adds this worker's part of the rows. Called by all threads of a warp.
+// Adds the results of this warp's part of the rows, and stores the sums in `out`. Called by all
+// threads of a warp.
 template <class T>
 KCCL_DEVICE void add_rows(const Experts& experts, const Areas& areas, Workers workers,
                           uint32_t halves, T* out, const Routes& routes, const float* weights) {
@@ -120,8 +123,8 @@ KCCL_DEVICE Slot combine_slot(const Experts& experts) {
 
 }  // namespace expert_rows
 
-// Combines results on an open channel. Called by all threads of its coop. On every rank the same
-// coop must make the call.
+// Combines results on an open channel. Called by all threads of its coop (a thread, warp or block:
+// coop.cuh). On every rank the same coop must make the call.
 //
 // Row i of `out` gets the sum over j of weights[i][j] times the result of expert
 // routes.experts[i][j]. It is zero if the row has no expert. `out` is [num_rows][columns],

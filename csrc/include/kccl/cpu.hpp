@@ -33,7 +33,7 @@
 #include "record.hpp"
 
 // Functions that wait.cuh calls on a CPU. They are weak, because several files of a program may
-// include this.
+// include this header.
 extern "C" {
 
 __attribute__((weak)) uint64_t kccl_host_clock_ns() {
@@ -121,7 +121,7 @@ class Window {
 struct Options {
     int channels = 1;            // how many threads of a rank make calls at the same time
     uint64_t max_bytes = 65536;  // the most bytes of one call's message
-    double timeout_s = 30;       // how long one wait may last
+    double timeout_s = 30;       // how many seconds one wait may last
     // Bytes of all slices of all ranks in publish() and collect(), each slice rounded up to 64.
     uint64_t exchange_bytes = 262144;
 };

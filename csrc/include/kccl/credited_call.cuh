@@ -1,5 +1,6 @@
 // Checks on CPUs that the ranks have made the same call, for calls that do not wait for all peers.
-// Each rank describes its call beside its credit, in the same line, and the next call compares.
+// Each rank describes its call (description.cuh) in the cache line of its credit, and in the next
+// call its peers compare.
 #pragma once
 
 #include "wait.cuh"
@@ -7,12 +8,12 @@
 namespace kccl {
 
 // Describes this call in the line of a flag at all ranks. arrive() then sets the flag with release.
-// Called by all threads of the coop.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh).
 template <class Coop>
 KCCL_DEVICE void describe_to_peers(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
                                    const Description& mine) {
     for (int peer = coop.index(); peer < comm.world_size; peer += coop.size()) {
-        // On a CPU describe() has written this rank's own line.
+        // On a CPU describe() has already written this rank's own line.
         if (platform::kCpu && flag == kKcclFlagWritten && peer == comm.rank) continue;
         mem::store_plain(description_slot(comm, peer, index, flag, comm.rank, mine.epoch), mine);
     }

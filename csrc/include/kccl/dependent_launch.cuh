@@ -27,14 +27,15 @@ class DependentLaunch {
 
     KCCL_DEVICE bool is_launch() const { return is_launch_; }
 
-    // Notes what the host has said: whether the next kernel is a dependent that may come early.
+    // Notes whether the next kernel is a programmatic dependent that may begin early, as the host
+    // has said in KcclCall.dependent.
     KCCL_DEVICE void set_dependent(bool is_early) { has_dependent_ = is_early; }
 
     // Notes that a call begins. `last`: the KcclKernel of the previous call in this kernel;
     // kKcclNumKernels if this call is the first, which follows the end of earlier kernels.
     KCCL_DEVICE void begin_call(uint32_t last) { is_ordered_ &= last == kKcclNumKernels; }
-    // Tells whether all that earlier calls did comes before all that this one does, as if by a
-    // fence.
+    // Tells whether all stores of earlier calls come before those of this call, as if a fence stood
+    // between them.
     KCCL_DEVICE bool is_ordered() const { return is_ordered_; }
 
     // Announces that the next call is the kernel's last, and that it calls sent().
@@ -42,13 +43,14 @@ class DependentLaunch {
     KCCL_DEVICE bool is_ending() const { return is_ending_; }
 
     // Announces that this thread has sent all that it sends in this call. Called by all threads of
-    // the coop. Returns true after expect_end(): then the caller must store what the next kernel
-    // must know, and no thread of this kernel reads that again. If the call fails after this, what
-    // is stored makes no difference: only reset() may follow, and it clears everything.
+    // the coop (a thread, warp or block: coop.cuh). Returns true after expect_end(): then the
+    // caller must store what the next kernel must know, and no thread of this kernel reads that
+    // again. If the call fails after this, what is stored makes no difference: only reset() may
+    // follow, and it clears everything.
     //
-    // At most one call of a chain has waiting blocks on the device: a call admits the next only
-    // after its own wait. Admitting it earlier, at the kernel's beginning, gains nothing
-    // (bench/LOG.md).
+    // In a chain of calls, the blocks of at most one call wait on the device: a call admits the
+    // next call only after its own wait for the kernels before it. Admitting it earlier, at the
+    // kernel's beginning, gains nothing (bench/LOG.md).
     template <class Coop>
     KCCL_DEVICE bool sent(Coop coop) {
         if (has_dependent_) mem::launch_dependents();

@@ -1,11 +1,13 @@
-// A rank describes its call, so that its peers can compare it with theirs. This is done only on
-// CPUs. A description lies in the cache line of a flag word, and costs no measurable time.
+// Descriptions of calls: on CPUs a rank stores what call it makes, so that its peers can compare
+// that call with their own. A description lies in the cache line of a flag word (barrier.cuh), and
+// costs no measurable time.
 //
-// Where the description is stored                    who reads it
-//   in the line of "written", at every rank            calls that pull, before they pull
-//   in the line of "credit", at every rank             the call after one that did not wait for all
-//   in the rank's own line of "written", at itself     peers that have waited long; and once, those
-//                                                      that have made a call of a new kind
+// Where the description is stored                    who reads it, and when
+//   in the line of "written", at every rank            a peer, before it pulls this rank's data
+//   in the line of "credit", at every rank             a peer, in its next call, if this call did
+//                                                      not wait for all peers
+//   in the rank's own line of "written", at itself     a peer that has waited long; and a peer that
+//                                                      has made a call for the first time
 //
 // There is a description for each parity, because a rank may enter the next call before a peer has
 // read the description of this one. When it enters the call after that, it knows that the peer has.
@@ -18,9 +20,10 @@ namespace kccl {
 struct Description {
     uint64_t num_bytes;
     uint32_t epoch;
-    uint32_t call;  // as KcclRecord.call
+    uint32_t call;  // kernel, element type, operator and root, in the form of KcclRecord.call
 };
 static_assert(3 * sizeof(Description) <= kKcclLineBytes, "behind the flag word, in its line");
+// The value of Description::call if the call is not known.
 constexpr uint32_t kUnknownCall = 255u << 24;
 static_assert(kKcclNumKernels <= kUnknownCall >> 24, "a kernel has 8 bits, and 255 is no kernel");
 static_assert(kKcclNumDtypes <= 256 && kKcclNumOps <= 256 && kKcclMaxWorldSize <= 256,
@@ -59,8 +62,9 @@ KCCL_DEVICE void describe(const DeviceComm& comm, int index, const Description& 
     mem::store<mem::Order::kRelease, mem::Scope::kSystem>(&slot->epoch, mine.epoch);
 }
 
-// Returns `rank`'s description of its call of this epoch, which this rank has not left. The call is
-// unknown if `rank` has not entered it.
+// Returns `rank`'s description of its call with this epoch. The description's `call` is
+// kUnknownCall if `rank` has not described that call yet. The caller must not have entered its next
+// call, because then `rank` may overwrite the description.
 KCCL_DEVICE Description described(const DeviceComm& comm, int rank, int index, uint32_t epoch) {
     const Description* slot = own_description(comm, rank, index, epoch);
     if (mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&slot->epoch) != epoch) {

@@ -9,11 +9,13 @@ namespace kccl {
 static_assert(kKcclLeastStagingBytes == kKcclMaxWorldSize * kKcclLineBytes,
               "abi.inc spells it as a literal because cffi reads it");
 
-// The number of control lines before each ring of messages (messages.cuh). One line says how much
-// the receiver has taken, the other one has the tickets.
+// The number of control lines before each ring of messages (messages.cuh). They are about the
+// messages that this rank sends to the ring's source: in one line the source says how much of them
+// it has taken, in the other one which long messages it has read (their tickets).
 constexpr uint64_t kMessageLines = 2;
-// A ring must have room for the longest record, besides the rest at its end that a record may skip,
-// and a quarter of the ring that the receiver may have taken without telling the sender.
+// The least length of a ring. The longest record must fit although a record may skip the rest of
+// the ring at its end, and although the receiver may have taken a quarter of the ring without
+// telling the sender.
 constexpr uint64_t kMostRecordBytes = 8192;
 constexpr uint64_t kLeastMessageBytes = 4 * kMostRecordBytes;
 static_assert(kKcclMessageTickets * sizeof(uint32_t) == kKcclLineBytes, "tickets fill a line");
@@ -27,8 +29,8 @@ constexpr bool fits_layout(const KcclSizes& sizes) {
            (sizes.message_bytes == 0 || sizes.message_bytes >= kLeastMessageBytes);
 }
 
-// Returns where each region of a rank's scratch begins. The sizes must fit. page_bytes: the
-// machine's page size.
+// Returns where each region of a rank's memory begins. fits_layout() must be true for the sizes.
+// page_bytes: the machine's page size.
 constexpr KcclLayout layout(uint64_t world_size, const KcclSizes& sizes, uint64_t page_bytes) {
     KcclLayout regions = {};
     uint64_t end = 0;
@@ -64,8 +66,9 @@ constexpr KcclLayout layout(uint64_t world_size, const KcclSizes& sizes, uint64_
     return regions;
 }
 
-// Returns sizes that fit, for calls in users' kernels. max_bytes: the most bytes of one coop's
-// message; exchange_bytes: the bytes of all slices of an exchange of the grid.
+// Returns the sizes of a communicator for calls in users' kernels; fits_layout() is true for them.
+// max_bytes: the most bytes of one coop's message. exchange_bytes: the bytes of all slices of an
+// exchange of the grid (publish.cuh).
 constexpr KcclSizes sizes_for_kernels(uint32_t channels, uint64_t max_bytes,
                                       uint64_t exchange_bytes) {
     const auto rounded_up = [](uint64_t num_bytes, uint64_t unit) {
@@ -83,13 +86,14 @@ constexpr KcclSizes sizes_for_kernels(uint32_t channels, uint64_t max_bytes,
 
 // The addresses of memory, as one rank maps them.
 struct Addresses {
-    const uint64_t* windows;    // every rank's, in rank order
+    const uint64_t* windows;    // the window of every rank, in rank order
     const uint64_t* scratches;  // the scratch of every rank, in rank order
     uint64_t state;             // this rank's KcclState
     uint64_t channels;          // this rank's KcclChannelState, one for each block of each channel
 };
 
-// Returns a DeviceComm. polls_per_check: the polls between two reads of the clock.
+// Returns the DeviceComm of one rank. polls_per_check: how many times a wait polls between two
+// reads of the clock.
 constexpr KcclDeviceComm make_comm(int rank, int world_size, const KcclSizes& sizes,
                                    const Addresses& addresses, uint64_t page_bytes,
                                    uint32_t polls_per_check) {

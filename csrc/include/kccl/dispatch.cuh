@@ -20,8 +20,9 @@ KCCL_DEVICE_COLD void refuse_count(const DeviceComm& comm, const Experts& expert
                          static_cast<int32_t>(expert), count, experts.capacity, 0, 0});
 }
 
-// Writes this worker's part of the rows into `half`. Returns true if a route is invalid or an
-// expert gets too many rows; then this rank has failed. Called by all threads of a warp.
+// Writes this warp's part of the rows into half `half` of the owners' windows. Returns true if a
+// route is invalid or an expert gets too many rows; then this rank has failed. Called by all
+// threads of a warp.
 template <class T>
 KCCL_DEVICE bool send_rows(const DeviceComm& comm, const Experts& experts, const Areas& areas,
                            const Slot& slot, Workers workers, uint32_t half, const T* in,
@@ -72,7 +73,7 @@ KCCL_DEVICE bool send_rows(const DeviceComm& comm, const Experts& experts, const
     return failed;
 }
 
-// Copies this worker's part of the rows that have come. Called by all threads of a warp.
+// Copies this warp's part of the rows that have come to `out`. Called by all threads of a warp.
 template <class T>
 KCCL_DEVICE void take_rows(const Experts& experts, const Areas& areas, const Slot& slot,
                            Workers workers, uint32_t halves, T* out, uint32_t* counts,
@@ -107,8 +108,8 @@ KCCL_DEVICE Slot dispatch_slot(const Experts& experts, const Scales& scales) {
 
 }  // namespace expert_rows
 
-// Dispatches rows on an open channel. Called by all threads of its coop. On every rank the same
-// coop must make the call.
+// Dispatches rows on an open channel. Called by all threads of its coop (a thread, warp or block:
+// coop.cuh). On every rank the same coop must make the call.
 //
 // Sends row i of `in` to the experts routes.experts[i][...]; each gets its own copy. `in` is
 // [num_rows][columns], and num_rows may differ between ranks. T is any type: rows are moved as they

@@ -13,7 +13,7 @@
 
 namespace kccl::ll16 {
 
-// Pushes packet i to receiver(k) of the channel.
+// Pushes packet i of this rank to channel.receiver(k).
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void push_to(const Channel<Coop, WORLD_SIZE>& channel, int k, uint32_t i,
                          uint64_t payload) {
@@ -41,9 +41,9 @@ KCCL_DEVICE void push(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i, uint
     }
 }
 
-// The positions of a thread's packets in a call in which ranks send themselves nothing. At each
-// rank the slot of its own packets is free then. If there are two ranks, each uses the free slot at
-// the other for packets that do not fit in its slot there.
+// Computes where a thread's packets lie in a call in which ranks send themselves nothing. At each
+// rank the slot for its own packets is then free. With two ranks, a rank pushes the packets that do
+// not fit in its slot at the other rank into the free slot there.
 struct PeerPlace {
     // first: the number of the thread's first packet, below twice the packets of a slot. The
     // thread's other packets lie in the same slot.
@@ -57,11 +57,13 @@ struct PeerPlace {
     }
 
     uint32_t first;
-    int32_t out_move = 0, in_move = 0;  // added to a position, in packets, to reach the slot used
+    // The distances, in packets, from the usual slot to the slot that is used: out_move for packets
+    // that are pushed, in_move for packets that are awaited.
+    int32_t out_move = 0, in_move = 0;
 };
 
-// Pushes the packet that lies `step` packets behind `place` to every other rank. Receivers use
-// await_peers().
+// Pushes a packet with `payload` to every other rank, to the position `step` packets behind
+// `place`. The receivers wait for it by await_peers().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void push_to_peers(const Channel<Coop, WORLD_SIZE>& channel, const PeerPlace& place,
                                uint32_t step, uint64_t payload) {
@@ -120,8 +122,9 @@ KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
 
 // Waits for N packets of every other rank. They lie `begin`, begin + step and so on packets behind
 // `place`. payloads[source] gets what `source` pushed; this rank's own entry is not changed. But if
-// WORLD_SIZE is 2, payloads[1] gets what the other rank pushed: a sum of two does not depend on
-// their order. All loads overlap. Returns and threads are as in await_all().
+// WORLD_SIZE is 2, the other rank's packets always go to payloads[1], and the caller keeps its own
+// in payloads[0]: a sum of two does not depend on their order. All loads overlap. The result, and
+// who must call it, are as in await_all().
 template <uint32_t N, class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_peers(const Channel<Coop, WORLD_SIZE>& channel, const PeerPlace& place,
                              uint32_t begin, uint32_t step,
@@ -186,8 +189,9 @@ KCCL_DEVICE bool await_peers(const Channel<Coop, WORLD_SIZE>& channel, const Pee
     return true;
 }
 
-// Waits for unit i of every rank. Its N payloads go to units[source * N] and the entries behind it.
-// Returns and threads are as in await_all().
+// Waits for unit i of every rank: N payloads, which a reduction computes together (payload.cuh).
+// They go to units[source * N] and the entries behind it. The result, and who must call it, are as
+// in await_all().
 template <uint32_t N, class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_units(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
                              uint64_t (&units)[kMaxRanks<WORLD_SIZE> * N]) {
@@ -207,7 +211,8 @@ KCCL_DEVICE bool await_units(const Channel<Coop, WORLD_SIZE>& channel, uint32_t 
     }
 }
 
-// Waits for packet i of one rank. Returns and threads are as in await_all().
+// Waits for packet i of rank `source`; *payload gets what it pushed. The result, and who must call
+// it, are as in await_all().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source, uint32_t i,
                            uint64_t* payload) {
@@ -227,10 +232,12 @@ KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source,
     return true;
 }
 
+// The Floats of an exchange() whose take() does not compute with floats.
 struct NoFloats {};
 
-// Makes a whole call: sends packet i to every rank and takes packet i of every rank, for all
-// i < num_packets, which is at least 1. Called by all threads of the channel's coop.
+// Makes a whole call: sends packet i to every rank and takes packet i of every rank, for all i <
+// num_packets, which is at least 1. Called by all threads of the channel's coop (a thread, warp or
+// block: coop.cuh).
 //
 // send(i, are_words): pushes packet i. take(i, is_mine, are_words) -> bool: waits for packet i, and
 // uses it if is_mine. Returns false if the wait failed. A thread without a packet of its own polls

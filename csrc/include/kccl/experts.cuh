@@ -7,8 +7,8 @@
 // Rows travel through a window. In its part each rank has two halves, each with an area of every
 // rank, which only that rank writes:
 //
-//     line 0: which half this rank writes next
-//     [half][writer]:  uint32 counts[expert]          of the rank's own experts: rows sent
+//     line 0: which half of the peers' windows this rank writes next
+//     [half][writer]:  uint32 counts[expert]          dispatch: rows that the writer has sent
 //                      slots[expert][capacity]        a row, and behind it its scales
 //
 // In a dispatch `expert` counts the experts of the reader, in a combine those of the writer. Row m
@@ -60,13 +60,13 @@ struct Experts {
 
 // The experts to which a rank's rows are sent. Both arrays are [num_rows][top_k].
 struct Routes {
-    const int32_t* experts;  // a negative number: no expert
-    int32_t* slots;          // dispatch writes them, and combine reads them
+    const int32_t* experts;  // the expert of each route; a negative number: none
+    int32_t* slots;          // dispatch writes to which slot each row went; combine reads it
     uint32_t num_rows;
     uint32_t top_k;
 };
 
-// Scales that travel with rows, like those of FP8. There are `per_row` of them, any number.
+// Scales that travel with rows, like those of FP8. A row has `per_row` scales, which may be 0.
 struct Scales {
     float* out = nullptr;       // [own expert][rows_per_expert()][per_row]
     const float* in = nullptr;  // [num_rows][per_row]
@@ -134,7 +134,7 @@ class Areas {
     const uint64_t stride_;
 };
 
-// This warp's number among the warps that share the work of a call, and their number.
+// The warps that share the work of a call: this warp's number among them, and how many they are.
 struct Workers {
     uint32_t index;
     uint32_t size;
@@ -151,8 +151,9 @@ KCCL_DEVICE Workers workers_of(Grid) {
 }
 KCCL_DEVICE bool is_first(Workers workers) { return workers.index == 0 && leads(warp()); }
 
-// Divides `count` items among the workers. Calls use(number, part, parts) for this worker's work:
-// part `part` of `parts` of item `number`. Called by all threads of a warp.
+// Divides `count` items among the warps that make the call. Calls use(number, part, parts) for each
+// piece of this warp's work: part `part`, of `parts`, of item `number`. Called by all threads of a
+// warp.
 template <class Use>
 KCCL_DEVICE void share(Workers workers, uint32_t count, Use use) {
     if (count == 0) return;
@@ -162,10 +163,10 @@ KCCL_DEVICE void share(Workers workers, uint32_t count, Use use) {
     }
 }
 
-// Calls use(expert, source, m, row) for this worker's part of all rows that this rank's experts
-// got: row m of `source` for `expert`, which is row `row` of the expert when the sources' rows
-// follow each other. count_of(expert, source): the number of rows of `source` for `expert`. Called
-// by all threads of a warp.
+// Calls use(expert, source, m, row) for this warp's part of all rows that this rank's experts got:
+// row m of `source` for `expert`, which is row `row` of the expert when the sources' rows follow
+// each other. count_of(expert, source): the number of rows of `source` for `expert`. Called by all
+// threads of a warp.
 template <class CountOf, class Use>
 KCCL_DEVICE void each_row(Workers workers, const Experts& experts, CountOf count_of, Use use) {
     const auto ranks = static_cast<uint32_t>(experts.window.world_size);
@@ -188,7 +189,7 @@ KCCL_DEVICE void copy_by_warp(void* to, const void* from, uint64_t num_bytes) {
 }
 
 // Checks the arguments of a call, and refuses those with which it cannot be made. Called by all
-// threads of the coop, which all get the status.
+// threads of the coop (a thread, warp or block: coop.cuh), which all get the status.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status begin(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
                          const Experts& experts, const Slot& slot, uint32_t top_k) {
@@ -232,8 +233,9 @@ KCCL_DEVICE Status exchange_halves(Channel<Coop, WORLD_SIZE>& channel, uint32_t 
     return ll16::exchange(channel, kernel, Exchange::kPairwise, 1, true, send, take);
 }
 
-// Makes a call by the coop of an open channel. send(workers, half) -> failed: writes this worker's
-// rows. take(workers, halves): reads what has come. Called by all threads of the coop.
+// Makes a call by the coop of an open channel. send(workers, half): writes this warp's part of the
+// rows, and returns whether this thread has refused an argument. take(workers, halves): reads this
+// warp's part of what has come. Called by all threads of the coop.
 template <class Coop, int WORLD_SIZE, class Send, class Take>
 KCCL_DEVICE Status on_channel(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
                               const Areas& areas, Send send, Take take) {
@@ -249,8 +251,9 @@ KCCL_DEVICE Status on_channel(Channel<Coop, WORLD_SIZE>& channel, uint32_t kerne
     return kKcclOk;
 }
 
-// Makes a call by all blocks of the grid, each on its own channel, after begin(channel) -> Status.
-// Every block's rows have come before any is read. Called by all threads of all blocks.
+// Makes a call by all blocks of the grid, each on its own channel. begin(channel) -> Status checks
+// the arguments. A sync of the grid ensures that the rows of all blocks have come before any is
+// read. Called by all threads of all blocks.
 template <class Begin, class Send, class Take>
 KCCL_DEVICE Status by_grid(const DeviceComm& comm, uint32_t kernel, const Areas& areas, Begin begin,
                            Send send, Take take) {

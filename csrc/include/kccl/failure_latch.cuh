@@ -24,13 +24,14 @@ class FailureLatch {
     KCCL_DEVICE void ask(const DeviceComm& comm) { found_ = status_of(comm); }
 
     // Notes that an argument of the opening was refused, so that the coop makes no calls. Called by
-    // all threads of the coop, instead of ask(). The coop's leader has already written the record.
+    // all threads of the coop (a thread, warp or block: coop.cuh), instead of ask(). The coop's
+    // leader has already written the record.
     KCCL_DEVICE void refuse() { found_ = kKcclBadArgument; }
 
     // Tells whether this thread has found no failure.
     KCCL_DEVICE bool is_ok() const { return found_ == kKcclOk && status_ == kKcclOk; }
 
-    // Returns ok until fail().
+    // Returns ok until fail() is called, then the communicator's failed status.
     KCCL_DEVICE Status status() const { return status_; }
 
     // Votes. Returns false if a thread of the coop found a failure; then the caller must call
@@ -57,7 +58,7 @@ class FailureLatch {
 
   private:
     bool has_agreed_ = false;
-    Status found_;  // at the opening, by this thread
+    Status found_;  // the status that this thread read when the channel was opened
     Status status_ = kKcclOk;
 };
 

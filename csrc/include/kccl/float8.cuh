@@ -33,7 +33,8 @@ template <uint32_t MANTISSA, uint32_t BIAS>
 KCCL_DEVICE uint32_t rounded(uint32_t magnitude) {
     constexpr uint32_t kDropped = 23 - MANTISSA;
     constexpr uint32_t kHalf = (1u << (kDropped - 1)) - 1;
-    // Adding this makes the floating-point unit round to multiples of the least step.
+    // Adding this number makes the floating-point unit round to multiples of the smallest
+    // subnormal.
     constexpr uint32_t kShift = (127u + 24u - BIAS - MANTISSA) << 23;
     const uint32_t normal =
         (magnitude + kHalf + ((magnitude >> kDropped) & 1u) - ((127u - BIAS) << 23)) >> kDropped;
@@ -45,7 +46,7 @@ KCCL_DEVICE uint32_t rounded(uint32_t magnitude) {
 
 // Rounds to nearest even, as e5m2_from_float() does. `value` must not be NaN.
 KCCL_DEVICE uint8_t e4m3_from_float(float value) {
-    constexpr uint32_t kMost = 0x43e80000u;  // 464, which rounds to 448
+    constexpr uint32_t kMost = 0x43e80000u;  // 464: it rounds to 448, a larger value to NaN
     const uint32_t bits = platform::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t number = rounded<3, 7>(magnitude) | (bits >> 24 & 0x80u);
@@ -69,7 +70,7 @@ KCCL_DEVICE uint32_t limited_e4m3s(float first, float second) {
 }
 
 KCCL_DEVICE uint8_t e5m2_from_float(float value) {
-    constexpr uint32_t kTooLarge = 0x47700000u;  // 61440, halfway to the next power of two
+    constexpr uint32_t kTooLarge = 0x47700000u;  // 61440: it and larger values round to infinity
     const uint32_t bits = platform::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t number = magnitude >= kTooLarge ? 0x7cu : rounded<2, 15>(magnitude);

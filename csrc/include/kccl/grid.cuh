@@ -5,11 +5,11 @@
 // for. On NVIDIA's GPUs there is one counter, because several are no faster (bench/LOG.md). On
 // AMD's there are eight, which blocks use in turn, in the order in which the hardware gives blocks
 // to its dies. By estimate (bench/LOG.md), the atomics of 256 blocks on one word are a third of a
-// barrier. In a sync all counters advance by the same number: the first block of each counter adds
-// what its other blocks leave. On AMD's GPUs a thread also polls several times before its wait
-// pauses and checks its timeout, because a poll that comes just too early costs the barrier the
-// time of a poll. Dies have no leaders that tell each other of arrivals, because each hop would go
-// through memory (bench/LOG.md).
+// barrier. In a sync all counters advance by the same number, although they may have unequal
+// numbers of blocks: the first block of each counter adds what the others leave. On AMD's GPUs a
+// thread also polls several times before its wait pauses and checks its timeout, because a poll
+// that comes just too early costs the barrier the time of a poll. Dies have no leaders that tell
+// each other of arrivals, because each hop would go through memory (bench/LOG.md).
 //
 // Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch,
 // and the counter's value at that sync. The same block of the next kernel goes on counting from it,
@@ -17,8 +17,8 @@
 // name the missing block. A sync without a long wait stores nothing.
 //
 // The next kernel may have fewer blocks, or more. So at the end the blocks also store their own
-// count for the absent blocks, up to kKcclMaxBlocks. Nobody reads those before the kernel ends.
-// Both numbers wrap; no block is ever more than one sync ahead of another.
+// count for the absent blocks, up to kKcclMaxBlocks. Nobody reads those before the kernel ends. The
+// epoch and the counter's value wrap, but no block is ever more than one sync ahead of another.
 #pragma once
 
 #include "refuse.cuh"
@@ -72,8 +72,9 @@ KCCL_DEVICE void store_count(const DeviceComm& comm, KcclGridWords family, uint3
         uint64_t{count.total} << 32 | count.epoch);
 }
 
-// Stores that this block has reached `count`. Returns a block that has not stored that it has
-// reached `count` too, among the blocks first, first + kWarpSize, ... < num_blocks.
+// Finds a block for the record of a wait that fails. Stores that this block has reached `count`.
+// Returns a block that has not stored the same, among the blocks first, first + kWarpSize, ... <
+// num_blocks.
 KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords family, uint32_t first,
                                      uint32_t num_blocks, GridCount count) {
     const uint32_t mine = platform::block_in_grid();
@@ -111,8 +112,8 @@ class GridBarrierOf {
         polled_ = mem::keep(counter(block().index()));
         own_ = kCounters == 1 ? polled_ : counter(platform::block_in_grid());
         step_ = mem::keep(comm.epoch_step);
-        // In tests with fewer bits of epochs the counter wraps as early as they do, but stays
-        // comparable.
+        // Each block adds step_, so that the counter wraps as early as epochs do in tests that
+        // shorten them. But it adds at most so much that counters stay comparable.
         weight_ = mem::keep(step_ < kMostLead / num_blocks_ ? step_ : kMostLead / num_blocks_);
         added_ = kCounters == 1 ? weight_ : share_of(platform::block_in_grid());
         const Status status = status_of(comm);
@@ -215,9 +216,11 @@ class GridBarrierOf {
 
     static constexpr uint32_t kCounters = platform::kGridCounters;
     static_assert(kCounters <= kKcclGridCounters && kCounters <= platform::kWarpSize, "they fit");
-    // Keeps a counter less than half a period away from the awaited value.
+    // The most by which a sync advances a counter: a counter stays less than half a period (2^31)
+    // away from the value that a block waits for.
     static constexpr uint32_t kMostLead = 1u << 30;
-    // The library's own barriers open and close within one function.
+    // Only users' barriers have an open_mark(): the library's own open and close within one
+    // function.
     static constexpr bool kIsMarked = FAMILY == kKcclGridBarriers;
     static constexpr uint32_t kMark = 0;
 

@@ -170,9 +170,10 @@ class GridExchange {
         return status_;
     }
 
+    // Returns the number of packets of a slice.
+    KCCL_DEVICE uint32_t num_packets() const { return num_packets_; }
     // Return the packets that this thread collects, counted over [slice][packet]: the first one,
     // then every num_threads-th packet behind it.
-    KCCL_DEVICE uint32_t num_packets() const { return num_packets_; }
     KCCL_DEVICE SlicePacket first() const { return first_; }
     KCCL_DEVICE SlicePacket after(SlicePacket at) const {
         at.slice += step_on_.slice;
@@ -185,7 +186,6 @@ class GridExchange {
     KCCL_DEVICE uint32_t position_of(SlicePacket at) const {
         return at.slice * stride_ + at.packet;
     }
-    // Returns the position of first().
     KCCL_DEVICE uint32_t first_position() const { return first_position_; }
     // The position that a thread without a packet polls: every exchange has a packet there.
     static constexpr uint32_t kSomePosition = 0;
@@ -332,9 +332,9 @@ class GridExchange {
         step_on_ = {num_threads_ / num_packets_, num_threads_ % num_packets_};
     }
 
-    // Computes the next epoch at which an exchange must take the slow path: that of the second one
-    // ever between ranks, and twice a period of the one that scrubs. All others make one comparison
-    // only.
+    // Computes the next epoch at which an exchange takes the slow path, enter_special(): the second
+    // exchange ever between ranks, and, twice a period, the one that scrubs. All others make only
+    // one comparison.
     KCCL_DEVICE void find_special() {
         constexpr uint32_t kHalfAPeriod = 0x80000000u;
         special_ = (epoch_ & kHalfAPeriod) + kHalfAPeriod;
@@ -374,11 +374,11 @@ class GridExchange {
 
     const DeviceComm& comm_;
     const uint32_t num_blocks_;
-    // Addresses of slot 0.
+    // Addresses of slot 0 of the boards of the peers and of this rank.
     mem::Packet* outbox_[kNumPeers > 0 ? kNumPeers : 1] = {};
     mem::Packet* inbox_ = nullptr;
-    uint32_t slot_packets_ = 0;  // length of a slot
-    uint32_t offset_ = 0;        // where this exchange's slot begins
+    uint32_t slot_packets_ = 0;  // length of a slot of the board, in packets
+    uint32_t offset_ = 0;        // where this exchange's slot begins, in packets
     uint32_t num_packets_ = 0;   // packets of a slice
     uint32_t stride_ = 0;        // distance between slices, in packets
     uint32_t own_slice_ = 0;

@@ -117,7 +117,7 @@ class Window {
   private:
     static constexpr auto kKind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-    // Maps a rank's part and takes over the handle.
+    // Maps a rank's part. Takes over the handle, which is released when the window is destroyed.
     void map(int rank, CUmemGenericAllocationHandle handle) {
         const std::size_t size = num_bytes_;
         CUdeviceptr& at = addresses_[rank];
@@ -151,9 +151,9 @@ struct Failure : Error {
 
 // All except timeout_s must be the same on all ranks.
 struct Options {
-    int channels;        // how many coops, blocks or warps, of a kernel make calls
+    int channels;        // how many blocks or warps of a kernel make calls at the same time
     uint64_t max_bytes;  // the most bytes of one coop's message
-    double timeout_s;    // how long one wait may last, also for a peer whose process has ended
+    double timeout_s;    // seconds that one wait may last, also for a peer whose process has ended
     // Bytes of all slices of all ranks in publish() and collect(), each slice rounded up to 64.
     uint64_t exchange_bytes = 262144;
 };

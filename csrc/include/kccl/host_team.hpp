@@ -46,7 +46,8 @@ class Fd {
     int fd_;
 };
 
-// Steps to run at the end, the last one first.
+// Steps that undo something, as closing or unmapping. run() and the destructor run them, the last
+// one first.
 class Undo {
   public:
     Undo() = default;
@@ -139,7 +140,9 @@ class Team {
         }
     }
 
-    // Gives every rank a duplicate of every other's descriptor; this rank's own entry stays empty.
+    // Sends this rank's descriptor to every other rank. Returns duplicates of all ranks'
+    // descriptors, in rank order; this rank's own entry is empty. timeout_s: how long a rank waits
+    // for one of them.
     std::vector<Fd> exchange(const Fd& mine, double timeout_s) const;
 
   private:

@@ -8,8 +8,9 @@ namespace kccl {
 
 // The state of meetings, in block-shared memory. There may be at most 16 warps.
 struct MeetingPlace {
-    mem::CopyBarrier met;
-    // Each warp's value, by the parity of the meeting.
+    mem::CopyBarrier met;  // its phase ends when all warps have arrived
+    // Whether any thread of each warp has passed true. Meetings use the two rows in turn, because a
+    // warp may already store its value for the next meeting while others still read this one's.
     struct alignas(16) Said {
         uint8_t of_warp[16];
     } said[2];

@@ -28,8 +28,8 @@
 //   load_words / store_words    load_plain / store_plain of a struct of 16 bytes, as two words
 //   read_peer                   a plain copy from another process's own memory; returns 0 or errno.
 //                               CPUs only
-//   may_read_peer               whether this process may now read that one's memory
-//   overwrite                   a copy to cache lines that a peer has read
+//   may_read_peer               whether this process may now read the memory of a peer's process
+//   overwrite                   a copy to cache lines that a peer has read and still caches
 //   copy                        makes the share of thread `index` of `size` of a plain copy
 //   copy_async                  a copy into block-shared memory that ends later: see CopyBarrier
 //
@@ -47,8 +47,8 @@
 // meet_any(n, mine), where kMeetsInHardware: the block's first n threads, whole warps, wait for
 // each other. Returns whether any of them passed true. See meeting.cuh.
 //
-// clock_ticks() is read in a few cycles, where clock_ns() may take hundreds. It counts at the rate
-// of its multiprocessor, and only differences on the same one mean something.
+// clock_ticks() takes a few cycles, where clock_ns() may take hundreds. It counts at the rate of
+// its own multiprocessor, so only two reads on the same multiprocessor may be compared.
 //
 // unit_id() is the hardware's number of the multiprocessor or compute unit that runs this block,
 // die_id() that of its die on AMD's GPUs, else 0. Numbers need not be dense. On a CPU each block
@@ -168,8 +168,8 @@ KCCL_DEVICE T load_streamed(const T* address) {
 }
 #endif
 
-// Loads a struct of 16 bytes plainly, as two words: compilers would wait for each member's load by
-// itself.
+// Loads a struct of 16 bytes plainly, as two words. If it were loaded member by member, compilers
+// would wait for each load separately.
 template <class T>
 KCCL_DEVICE T load_words(const T* address) {
     const auto* const words = reinterpret_cast<const uint64_t*>(address);
@@ -200,7 +200,7 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
 #if defined(KCCL_TARGET_HOST)
     (void)index;
     (void)size;
-    // An array without elements may have no address, which memcpy does not take.
+    // An empty array may have a null address, with which memcpy must not be called.
     if (num_bytes > 0) __builtin_memcpy(to, from, num_bytes);
 #else
     auto* out = static_cast<uint8_t*>(to);
@@ -232,9 +232,9 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
 #endif
 }
 
-// Copies as copy() does, to cache lines that a peer has read and has in its cache. A CPU prefetches
-// each line some time before it stores to it: stores wait for their lines in order, prefetches do
-// not.
+// Copies as copy() does, to cache lines that a peer has read and still has in its cache. On a CPU
+// each line is prefetched some time before it is stored to, because stores wait for their lines one
+// after the other, and prefetches overlap.
 KCCL_DEVICE void overwrite(void* to, const void* from, uint64_t num_bytes, uint32_t index,
                            uint32_t size) {
 #if defined(KCCL_TARGET_HOST)

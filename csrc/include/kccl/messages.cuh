@@ -19,19 +19,20 @@
 namespace kccl {
 
 enum class RecordKind : uint32_t {
-    kSkip = 1,     // nothing: the next record is at the ring's beginning
+    kSkip = 1,     // no data: the next record lies at the ring's beginning
     kBytes = 2,    // a message, or its first bytes
-    kMore = 3,     // the next bytes of that message
+    kMore = 3,     // the next bytes of the message whose first bytes came last
     kAddress = 4,  // a long message: where its bytes lie in the sender's process
     kResent = 5    // as kBytes, of a long message that the receiver could not read
 };
 
 struct RecordHead {
-    uint64_t mark;       // RecordKind, and above it the bytes that follow the head
-    uint64_t num_bytes;  // of the whole message
-    uint64_t address;    // kAddress
+    uint64_t mark;       // low half: RecordKind; high half: the record's bytes behind the head
+    uint64_t num_bytes;  // length of the whole message
+    uint64_t address;    // kAddress: where the bytes lie in the sender's process
     int32_t tag;
-    uint32_t ticket;  // kAddress, kResent
+    uint32_t ticket;  // kAddress, kResent: the sender's number of a long message, which the
+                      // receiver writes to ticket_word() when it has read the message
 };
 static_assert(sizeof(RecordHead) == 32, "RecordHead: no padding");
 
@@ -113,7 +114,7 @@ class RecordWriter {
     uint8_t* ring_;
     const uint32_t* taken_word_;
     uint32_t num_units_;
-    uint32_t written_ = 0;  // units, modulo 2^32
+    uint32_t written_ = 0;  // units that this rank has written, modulo 2^32
     uint32_t taken_ = 0;    // units that the receiver has taken, as far as this rank knows
 };
 
@@ -137,8 +138,8 @@ class RecordReader {
         }
     }
 
-    // Returns the room of the record that next() has returned to the sender. `mark`: the record's
-    // mark.
+    // Frees the record that next() returned, so that the sender may write to its part of the ring
+    // again. `mark`: the record's mark.
     KCCL_DEVICE void take(uint64_t mark) { pass(units_of(piece_bytes_of(mark))); }
 
   private:
@@ -147,8 +148,7 @@ class RecordReader {
     }
 
     // Clears the marks of `units` units and counts them as taken. Tells the sender only when it has
-    // taken a quarter of the ring since it last did, because each time the cache line moves between
-    // the ranks.
+    // taken another quarter of the ring, because each time a cache line moves between the ranks.
     KCCL_DEVICE void pass(uint32_t units) {
         for (uint32_t i = 0; i < units; ++i) {
             mem::store_plain(&head_at(taken_ + i)->mark, uint64_t{0});
@@ -162,8 +162,8 @@ class RecordReader {
     uint8_t* ring_;
     uint32_t* taken_word_;
     uint32_t num_units_;
-    uint32_t taken_ = 0;
-    uint32_t said_ = 0;
+    uint32_t taken_ = 0;  // units that this rank has taken, modulo 2^32
+    uint32_t said_ = 0;   // the value of taken_ that the sender was told last
 };
 
 }  // namespace kccl

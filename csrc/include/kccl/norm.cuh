@@ -60,11 +60,11 @@ struct NormedRows {
     }
 
     const T* in;
-    T* residual;  // null: none
+    T* residual;  // rows that are added to `in`, and then get the sum; null: nothing is added
     const T* weight;
     const float* fp8_scale;  // null: the result is of type T
     void* out;
-    uint64_t count;  // elements of all rows; to divide by `width` would delay the first push
+    uint64_t count;  // elements of all rows; rows are not counted, because a division would be slow
     uint32_t width;
     float eps;
 };
@@ -97,7 +97,7 @@ KCCL_DEVICE float group_on_cpu(const T* hidden, uint32_t count) {
     KCCL_INDEPENDENT
     for (uint32_t i = 0; i < count; ++i) {
         const float value = Element<T>::widen(mem::load_plain(hidden + i));
-        sums[i] = value * value;  // no sum follows that it could be fused with
+        sums[i] = value * value;  // a compiler cannot fuse it: no sum follows in this loop
     }
     for (uint32_t i = count; i < kCount; ++i) sums[i] = 0;
     add_neighbours(sums, kCount, kColumnLines * kGroupColumns);
@@ -126,8 +126,8 @@ KCCL_DEVICE float squares_on_cpu(const T* hidden, uint32_t width) {
     return total;
 }
 
-// Normalises one row. Copies members of `rows` to variables, because the compiler must assume that
-// the stores of a loop change the members.
+// Adds the residual to one row, if there is one, and normalises the row. Copies members of `rows`
+// to variables, because the compiler must assume that a loop's stores change the members.
 template <class T>
 KCCL_DEVICE_SHARED void row_on_cpu(const NormedRows<T>& rows, uint64_t row) {
     const uint32_t width = rows.width;

@@ -20,7 +20,8 @@ constexpr uint64_t kMostElements = (uint64_t{1} << 60) / sizeof(T);
 constexpr bool kComparesAll = told::kIsTold || platform::kCpu;
 
 // Fails the call because of an argument. If the opening of the channel found an earlier failure,
-// the status and the record remain those of that failure. Called by all threads of the coop.
+// the status and the record remain those of that failure. Called by all threads of the coop (a
+// thread, warp or block: coop.cuh).
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status refuse_on(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel,
                              const Refused& why) {
@@ -53,7 +54,7 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, uint6
         refuse_on(channel, kernel, {kKcclArgumentCount, count, channel.max_bytes() / sizeof(T)});
         return false;
     }
-    // An earlier failure remains, as in refuse_on().
+    // If the channel has failed before, the status and the record of that failure remain.
     channel.check();
     if (count == 0) return false;
     if (channel.status() == kKcclOk && leads(channel.coop())) {
@@ -72,8 +73,8 @@ KCCL_DEVICE uint64_t chunks_bytes(const Channel<Coop, WORLD_SIZE>& channel, uint
     return (stride == count ? count * channel.world_size() : count) * sizeof(T);
 }
 
-// Tells whether chunks may begin `stride` elements of T apart: at least `least`, and not more than
-// any memory has. On targets that do not check strides, always returns true.
+// Tells whether chunks may begin `stride` elements of T apart: at least `least`, and not more
+// elements than any memory has. On targets that do not check strides, always returns true.
 template <class T>
 KCCL_DEVICE bool is_stride(uint64_t stride, uint64_t least) {
     return !kComparesAll || stride - least < kMostElements<T>;
@@ -114,8 +115,8 @@ KCCL_DEVICE Slice grid_slice(uint64_t count) {
 
 // Makes a call by the grid: each block makes the call for its slice, then the blocks synchronise,
 // so that any block may read the whole result. make(channel, slice) -> Status. Called by all
-// threads of all blocks. If a block's slice of the input was written by other blocks, the caller
-// must synchronise the blocks before.
+// threads of all blocks. If other blocks have written a block's slice of the input, the caller must
+// synchronise the blocks before the call.
 template <class T, class Make>
 KCCL_DEVICE Status in_grid_slices(const DeviceComm& comm, uint64_t count, Make make) {
     const Slice slice = grid_slice<T>(count);

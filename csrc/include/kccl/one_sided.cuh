@@ -7,8 +7,8 @@
 namespace kccl {
 
 // Refuses a copy if the `num_bytes` bytes at `address` do not lie in one window of some rank.
-// Called by all threads of the coop; all get the status. Only the simulator knows the windows, so
-// the other targets refuse nothing.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh); all get the status. Only
+// the simulator knows the windows, so the other targets refuse nothing.
 template <class Coop>
 KCCL_DEVICE Status check_window(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                                 KcclArgument argument, const void* address, uint64_t num_bytes) {
@@ -23,7 +23,7 @@ KCCL_DEVICE Status check_window(Coop coop, const DeviceComm& comm, KcclKernel ke
 template <class Coop>
 KCCL_DEVICE Status check_part(Coop coop, const DeviceComm& comm, KcclKernel kernel,
                               const Window& window, int peer, uint64_t offset, uint64_t num_bytes) {
-    // The ranks of the window count, which may be only a part of the communicator's.
+    // `peer` must be a rank of the window, which may have fewer ranks than the communicator.
     if (is_outside(peer, window.world_size)) {
         return refuse_by(coop, comm, kernel,
                          {kKcclArgumentPeer, uint64_t(int64_t{peer}), uint64_t(window.world_size)});

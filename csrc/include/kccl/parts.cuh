@@ -15,13 +15,13 @@ namespace kccl {
 // registers.
 constexpr int kMostPartsThreads = 256;
 
-// This block's number among the blocks that share a call.
+// The blocks that share a call: this block's number among them, and how many they are.
 struct Sharing {
     uint32_t block = 0;
     uint32_t blocks = 1;
 
-    // Returns the bytes of a part of num_bytes that one block moves. A longer part has no shorter
-    // share.
+    // Returns the bytes of a part of num_bytes that one block moves. A longer part never has a
+    // shorter share, so share() of the longest part is the longest share.
     KCCL_DEVICE uint64_t share(uint64_t num_bytes) const {
         constexpr uint64_t kUnit = 16;
         return ((num_bytes + kUnit - 1) / kUnit + blocks - 1) / blocks * kUnit;
@@ -48,7 +48,8 @@ KCCL_DEVICE uint64_t bytes_before(const uint64_t* lengths, int rank) {
 template <class Coop, int WORLD_SIZE>
 class PartsCall {
   public:
-    // The payloads in front of the part's bytes, a whole number of units (payload.cuh).
+    // The payloads in front of the part's bytes: the header head(), and the length of this rank's
+    // longest part. They must be a whole number of units (payload.cuh).
     static constexpr uint32_t kHead = 2;
 
     KCCL_DEVICE PartsCall(Channel<Coop, WORLD_SIZE>& channel, const uint8_t* in, const Call& call,
@@ -62,15 +63,15 @@ class PartsCall {
         return in_ + (call_.repeats != 0 ? 0 : bytes_before(call_.sends, rank));
     }
 
-    // Returns the beginning of this block's slice of a part of num_bytes: the bytes that packets
-    // carry.
+    // Returns the first bytes of this block's slice of a part of num_bytes, which packets carry.
     KCCL_DEVICE Slice first(uint64_t num_bytes) const {
         const Slice slice = sharing_.slice(num_bytes);
         return {slice.begin, slice.count < most_first_ ? slice.count : most_first_};
     }
 
-    // Enters the call and pushes all packets. Thread i / UNIT pushes payload i of each part. On
-    // failure nothing is sent.
+    // Enters the call and pushes all packets. The payloads of a part are pushed in units of UNIT
+    // payloads, and unit u by thread u modulo the coop's size, which also awaits the peers' units
+    // u. On failure nothing is sent.
     template <uint32_t UNIT>
     KCCL_DEVICE Status push(KcclKernel kernel) {
         const Status entered = channel_.next(kernel, Exchange::kPairwise);
@@ -121,7 +122,7 @@ class PartsCall {
             if (source >= channel_.world_size()) break;
             if (longest[source] > longest_) longest_ = longest[source];
             if (heads[source] == head(call_.receives[source])) continue;
-            // The first packet of a different call is no head.
+            // If the peer makes a different call, its first packet is no header.
             const bool is_head = heads[source] >> 56 == call_.kernel;
             Call theirs = call_;
             theirs.dtype = static_cast<uint32_t>(heads[source] >> 48 & 255);

@@ -2,8 +2,9 @@
 // the two ends count their steps on their own. So a message advances no channel, and other ranks
 // may make other calls meanwhile.
 //
-// Each rank's scratch has pipes from each source, some for each channel. Blocks share a message:
-// each takes slices, and a slice has a pipe of its own. Bytes go through a pipe in steps:
+// Each rank's scratch has pipes from each source, several for each channel. A message is divided
+// into slices, which blocks share, and each slice goes through a pipe of its own. Bytes go through
+// a pipe in steps, which both ends number alike (e):
 //
 //     sender     waits until a slot is free, then writes step e into it
 //     receiver   waits for step e, takes its bytes, then gives the sender the credit of e
@@ -33,19 +34,20 @@ namespace kccl {
 
 // The number and lengths of a communicator's pipes. They are the same on all ranks.
 struct PipeShape {
-    uint32_t of_channel_0;  // pipes from each source on channel 0
-    uint32_t of_others;     // pipes from each source on each other channel
-    uint32_t num_bytes;     // length of a pipe
-    uint32_t packet_bytes;  // payload of the packets of one step
-    uint32_t chunk_bytes;   // length of a step of plain bytes
+    uint32_t of_channel_0;  // number of pipes from each source on channel 0
+    uint32_t of_others;     // number of pipes from each source on each other channel
+    uint32_t num_bytes;     // bytes of a pipe's memory
+    uint32_t packet_bytes;  // most bytes of payload in the packets of one step
+    uint32_t chunk_bytes;   // most bytes in a step of plain bytes
 
     static constexpr uint32_t kPacketSlots = 4;
     static constexpr uint32_t kChunkSlots = 2;
 
-    // The first lines of a pipe.
+    // The first lines of a pipe's memory.
     enum Line : uint32_t {
-        kWritten = 0,  // the source: the epoch of its last step of plain bytes
-        kCredit = 1,   // the source: the epoch up to which it has taken what this rank sent it
+        kWritten = 0,  // written by the source: the epoch of its last step of plain bytes
+        kCredit = 1,   // written by the source: the epoch of the last step that it has received of
+                       // this rank, by the pipe in the other direction
         kOwn = 2,      // this rank's two epochs: of its last step to the source, and from it
         kNumLines = 3
     };
@@ -55,11 +57,13 @@ struct PipeShape {
         const auto blocks = static_cast<uint32_t>(comm.blocks_per_channel);
         of_channel_0 = blocks < kKcclMostPipes ? blocks : uint32_t{kKcclMostPipes};
         of_others = blocks < kKcclFewPipes ? blocks : uint32_t{kKcclFewPipes};
-        // The room is divided into a power of two of pipes, some of which nobody uses.
+        // The memory is divided evenly among pipes whose number is a power of two, so some may be
+        // unused.
         const uint32_t all = first_of(static_cast<int>(comm.num_channels));
         num_bytes = static_cast<uint32_t>(comm.layout.message_bytes);
         for (uint32_t pipes = 1; pipes < all; pipes *= 2) num_bytes /= 2;
-        // Packets have at most half of the pipe. They are twice as long as their payload.
+        // The packet slots together take at most half of the pipe. Packets are twice as long as
+        // their payload.
         const uint32_t most = num_bytes / (4 * kPacketSlots) / kKcclPacketUnit * kKcclPacketUnit;
         packet_bytes = static_cast<uint32_t>(comm.layout.packet_bytes);
         if (packet_bytes > most) packet_bytes = most;
@@ -98,7 +102,7 @@ class Pipe {
     KCCL_DEVICE uint32_t* word(PipeShape::Line line, uint32_t which = 0) const {
         return reinterpret_cast<uint32_t*>(begin_ + line * kLineBytes) + which;
     }
-    // Return the slots of a step; `step` is its number, modulo kPacketSlots.
+    // Return the address of the slot that a step uses. `step`: its number modulo kPacketSlots.
     KCCL_DEVICE mem::Packet* packets(uint32_t step) const {
         const uint32_t slot = step % PipeShape::kPacketSlots;
         return reinterpret_cast<mem::Packet*>(after_lines() + slot * shape_.slot_bytes());
@@ -124,7 +128,8 @@ template <class Coop>
 class PipeEnd {
   public:
     // The number of payloads in front of the slice's bytes: the message's length, and an empty one.
-    // There are two, so that the bytes behind those in packets are as aligned as the slice.
+    // The empty one makes the packets carry a multiple of 16 bytes of the slice, so that what
+    // follows as plain bytes is aligned as the slice is.
     static constexpr uint32_t kHead = 2;
 
     // `kernel`: kKcclSendTo or kKcclRecvFrom.
@@ -151,7 +156,8 @@ class PipeEnd {
             if (i >= kHead && i < num) return load_payload(bytes, i - kHead, first, false);
             return i == 0 ? num_bytes : uint64_t{0};
         };
-        // The payload is loaded before the wait for the credit, so that both loads overlap.
+        // The first payload is loaded before the wait for the credit, so that the two loads
+        // overlap.
         uint64_t payload = payload_of(coop_.index());
         begin_step();
         const bool has_room = wait_for_room();
@@ -210,8 +216,8 @@ class PipeEnd {
     // Tells whether the communicator had not failed when this object was made; all threads of the
     // warp get the same answer. Each step asks for it late, so that other loads overlap this one.
     KCCL_DEVICE bool is_usable() const { return !has_failed_in_warp(status_ != kKcclOk); }
-    // Tells whether the receiver makes words old again at the end of this step: twice a period, in
-    // as many steps as packets have slots.
+    // Tells whether the receiver makes words old again at the end of the step of this epoch: twice
+    // a period it does so in kPacketSlots steps, one for each slot of packets.
     KCCL_DEVICE bool is_scrubbed(uint32_t epoch) const {
         return (epoch << 1 >> 1) < PipeShape::kPacketSlots * comm_.epoch_step;
     }
@@ -301,7 +307,8 @@ class PipeEnd {
     }
 
     // Gives the credit of this step; all threads have taken what came in it. order: kRelease orders
-    // their loads before the credit. Packets need no such order, because their values are in use.
+    // their loads before the credit. After a step of packets no such order is needed: each thread
+    // has used the values that it loaded, so its loads are complete.
     template <mem::Order order>
     KCCL_DEVICE void end_step(bool is_last) {
         if (!is_scrubbed(epoch_)) {
@@ -315,7 +322,8 @@ class PipeEnd {
              i += coop_.size()) {
             mem::store_packet(packets + i, mem::Packet{{stale, stale}});
         }
-        // In a step that is not the last, the sender may already announce its next chunk.
+        // Only the last step resets "written": before that, the sender may already store its next
+        // value.
         if (is_last && leads(coop_)) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(mine_.word(PipeShape::kWritten),
                                                                   epoch_);
@@ -340,8 +348,8 @@ class PipeEnd {
     const KcclNoKernel kernel_;
     const int peer_;
     const int channel_;
-    const Pipe mine_;    // what this rank gets from the peer
-    const Pipe theirs_;  // what the peer gets from this rank
+    const Pipe mine_;    // in this rank's scratch: what the peer sends this rank
+    const Pipe theirs_;  // in the peer's scratch: what this rank sends the peer
     uint32_t* const counter_;
     uint32_t epoch_;
     const Status status_;

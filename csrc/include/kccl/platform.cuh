@@ -1,5 +1,5 @@
-// All that differs between the targets, but for memory: qualifiers, the numbers of threads and
-// blocks, synchronisation inside a block. Blocks are a whole number of warps.
+// All that differs between the targets, except memory accesses (mem.cuh): qualifiers, the numbers
+// of threads and blocks, synchronisation inside a block. A block is a whole number of warps.
 //
 //   cuda   nvcc or NVRTC           hip    clang for amdgcn, hipRTC
 //   host   any C++20 compiler: a rank is a process or a thread, a block is one OS thread
@@ -35,12 +35,13 @@ using uint64_t = unsigned long;
 #endif
 
 // ---- Qualifiers -----------------------------------------------------------------------------
-// KCCL_KERNEL_OF(n): its blocks have at most n threads, so that each may use more registers.
-// KCCL_CONSTEXPR: a function that device code and constant expressions may call.
+// KCCL_KERNEL_OF(n): a kernel of at most n threads a block, so that a thread may use more registers
+// KCCL_CONSTEXPR: a function that device code and constant expressions may call
+// KCCL_UNROLL: unrolls the next loop on GPUs, so that arrays that it indexes can be registers
 #if defined(KCCL_TARGET_CUDA)
 #define KCCL_CONSTEXPR __host__ __device__ constexpr
 #define KCCL_DEVICE __device__ __forceinline__
-#define KCCL_INLINED  // behind a lambda's parameters
+#define KCCL_INLINED  // stands behind a lambda's parameters; on CPUs it forces inlining
 // Inlined although it is cold: around a call the hot path's registers would be spilled.
 #define KCCL_DEVICE_COLD KCCL_DEVICE
 #define KCCL_DEVICE_SHARED KCCL_DEVICE
@@ -50,7 +51,7 @@ using uint64_t = unsigned long;
 #define KCCL_INDEPENDENT
 #define KCCL_UNROLL _Pragma("unroll")
 #elif defined(KCCL_TARGET_HIP)
-#define KCCL_CONSTEXPR constexpr  // clang calls it from anywhere
+#define KCCL_CONSTEXPR constexpr  // clang lets device code call it too
 #define KCCL_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define KCCL_INLINED
 #define KCCL_DEVICE_COLD __attribute__((device)) inline __attribute__((noinline))
@@ -73,19 +74,18 @@ using uint64_t = unsigned long;
 #define KCCL_UNROLL
 #else
 #define KCCL_CONSTEXPR constexpr
-// Always inlined, so that one translation unit per instruction set emits no shared symbols.
+// Always inlined: units that are compiled for different instruction sets must share no symbol.
 #define KCCL_DEVICE inline __attribute__((always_inline))
 #define KCCL_INLINED __attribute__((always_inline))
 #define KCCL_DEVICE_COLD static __attribute__((noinline, cold, unused))
-// One function for all kernels of a translation unit.
+// Not inlined, so that all kernels of a translation unit share one copy of the function.
 #define KCCL_DEVICE_SHARED static __attribute__((noinline))
 // Internal linkage, because every instruction set has its own copy.
 #define KCCL_KERNEL [[maybe_unused]] static
 #define KCCL_KERNEL_OF(threads) KCCL_KERNEL
 #define KCCL_KERNEL_PARAM(type) const type&
-// Unrolls the next loop, so that arrays that it indexes can be registers.
 #define KCCL_UNROLL
-// Promises that each turn of the next loop touches other elements.
+// Promises the compiler that no two turns of the next loop touch the same element.
 #if defined(__clang__)
 #define KCCL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -93,8 +93,8 @@ using uint64_t = unsigned long;
 #endif
 #endif
 
-// platform::dynamic_shared(): the block's shared memory of the size given at launch, aligned to 128
-// bytes; kDynamicSharedBytes on the host target.
+// platform::dynamic_shared(): returns the block's dynamic shared memory, aligned to 128 bytes. Its
+// size is given at launch; on the host target it is kDynamicSharedBytes.
 //
 // KCCL_BLOCK_SHARED(T, name): declares `T& name`, one T in block-shared memory, not initialised. In
 // functions only.
@@ -118,15 +118,15 @@ namespace kccl::platform {
 constexpr uint32_t kWarpSize = 32;
 // The number of counters by which the blocks of a grid wait for each other.
 constexpr uint32_t kGridCounters = 1;
-// How often a waiting block polls these counters before it pauses.
+// How many times a waiting thread polls its counter before it pauses (grid.cuh).
 constexpr uint32_t kGridPolls = 1;
 // Whether the target is plain C++ on a CPU, where a coop is one thread.
 constexpr bool kCpu = false;
-// Whether ranks compare their calls: only those that pull, which a GPU never runs.
+// Whether ranks check that they make the same call, by what they tell each other (same_call.cuh).
 constexpr bool kComparesCalls = false;
-// While an object lives, floats are rounded to nearest. Only CPUs have other modes.
+// While an object lives, its thread rounds floats to nearest. Only CPUs have other modes.
 struct DefaultFloats {};
-// Whether in_rounds() has a path of its own for calls of one round.
+// Whether in_rounds() (payload.cuh) has a path of its own for calls of one round.
 constexpr bool kPeels = true;
 // Whether in_rounds() calls Channel::expect_end() in its loop.
 constexpr bool kExpectsEnd = true;
@@ -169,9 +169,9 @@ KCCL_DEVICE uint32_t blocks_per_grid() {
 KCCL_DEVICE void await_accesses() {
     __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0); the other counters may have any value
 }
-// The fences are here because a bare s_barrier does not wait for stores, which could still be on
-// their way. The wait is here because clang puts none before the barrier, and a later release waits
-// for its own wave's stores only.
+// The fences are here because a bare s_barrier orders no memory. The explicit wait is here because
+// clang emits none before the barrier, so this wave's stores could still be on their way, and a
+// later release by another wave waits for that wave's own stores only.
 KCCL_DEVICE void sync_block() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     await_accesses();
@@ -183,15 +183,15 @@ KCCL_DEVICE bool warp_any(bool mine) { return warp_ballot(mine) != 0; }
 KCCL_DEVICE uint32_t shuffle_word(uint32_t word, uint32_t source_lane) {
     return __builtin_amdgcn_ds_bpermute(source_lane * 4, word);
 }
-// Moves of values between lanes by DPP, which needs no memory: a row is 16 lanes.
+// Patterns by which DPP instructions move values between lanes, without memory. 16 lanes are a row.
 enum LaneMove {
-    kLanePairs = 0xb1,         // with the neighbour: 1 0 3 2
-    kLanePairsOfPairs = 0x4e,  // 2 3 0 1
-    kLaneOddOfPair = 0xf5,     // 1 1 3 3
-    kMirrorHalfRow = 0x141,
-    kMirrorRow = 0x140,
-    kToNextRow = 0x142,   // the last lane of a row to the next one
-    kToUpperRows = 0x143  // lane 31 to lanes 32 to 63
+    kLanePairs = 0xb1,         // each four lanes get the values of their lanes 1 0 3 2
+    kLanePairsOfPairs = 0x4e,  // each four lanes: 2 3 0 1
+    kLaneOddOfPair = 0xf5,     // each four lanes: 1 1 3 3
+    kMirrorHalfRow = 0x141,    // reverses the 8 lanes of each half row
+    kMirrorRow = 0x140,        // reverses the 16 lanes of each row
+    kToNextRow = 0x142,        // copies the last lane of a row to all lanes of the next row
+    kToUpperRows = 0x143       // copies lane 31 to lanes 32 to 63
 };
 // Moves values between lanes. A lane to which no value is moved keeps its own.
 template <LaneMove MOVE>
@@ -212,7 +212,7 @@ KCCL_DEVICE bool sync_block_any(bool mine) {
     const uint32_t num_waves = threads_per_block() / kWarpSize;
     const uint32_t lane = thread_in_block() % kWarpSize;
     if (num_waves <= 1) {
-        // The wave is the block, so it waits for nobody.
+        // The block has one wave, so it waits for no other wave.
         __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
         await_accesses();
         __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
@@ -287,8 +287,8 @@ KCCL_DEVICE void sync_warp() {}
 KCCL_DEVICE bool warp_any(bool mine) { return mine; }
 KCCL_DEVICE uint64_t warp_ballot(bool mine) { return mine; }
 KCCL_DEVICE uint32_t shuffle_word(uint32_t word, uint32_t) { return word; }
-// The shared memory of a block: as much as a block of an H100 may have, 227 KiB. Each OS thread is
-// a block and has this memory.
+// The bytes of dynamic shared memory: as many as a block of an H100 may have, 227 KiB. Each OS
+// thread is a block, and has such memory of its own.
 constexpr uint64_t kDynamicSharedBytes = 232448;
 [[maybe_unused]] static uint8_t* dynamic_shared() {
     alignas(128) static thread_local uint8_t memory[kDynamicSharedBytes];
@@ -306,8 +306,8 @@ KCCL_DEVICE void enter_call([[maybe_unused]] uint64_t state, [[maybe_unused]] ui
 #endif
 }
 
-// Returns the kernel's first parameter, where the launch has put it. On AMD GPUs a parameter that
-// is passed on by reference would first be copied to memory, once for each thread.
+// Returns a reference to the kernel's first parameter where the launch has put it. With a reference
+// to `parameter` itself, AMD's compiler would first copy it to memory, once for each thread.
 template <class T>
 KCCL_DEVICE const T& first_parameter([[maybe_unused]] const T& parameter) {
 #if defined(KCCL_TARGET_HIP)
@@ -329,7 +329,7 @@ KCCL_DEVICE const T& second_parameter([[maybe_unused]] const First& first,
 #endif
 }
 
-// Copies between variables of this thread: a change of type, not an access to memory.
+// Copies between two variables of this thread, to change a type. It is no access to memory.
 KCCL_DEVICE void copy_bytes(void* to, const void* from, uint64_t num_bytes) {
 #if defined(KCCL_TARGET_CUDA)
     memcpy(to, from, num_bytes);
@@ -355,7 +355,7 @@ KCCL_DEVICE float square_root(float value) {
 #endif
 }
 
-// Returns the value that thread `source_lane` of this warp passed. Called by all its threads.
+// Returns the value that thread `source_lane` passed. Called by all threads of the warp.
 template <class T>
 KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
     static_assert(sizeof(T) % 4 == 0, "whole words");
@@ -367,13 +367,13 @@ KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
 }
 
 // Reduces by f the values of each group of NUM neighbouring threads of a warp, 4 or all. Returns
-// the group's result in each thread. f is commutative. The order is fixed: pairs, then pairs of
-// pairs. Called by all threads of the warp.
+// the group's result in each thread. f must be commutative. The order is fixed: pairs, then pairs
+// of pairs. Called by all threads of the warp.
 template <uint32_t NUM, class F>
 KCCL_DEVICE float reduce_lanes(float value, F f) {
     static_assert(NUM == 4 || NUM == kWarpSize, "what AMD's lanes can move at once");
 #if defined(KCCL_TARGET_HIP)
-    // Every lane of a group has the same value, so a mirrored lane serves as well as the neighbour.
+    // All lanes of a reduced group hold its value, so a mirrored lane is as good as a neighbour.
     value = f(value, move_lanes<kLanePairs>(value));
     value = f(value, move_lanes<kLanePairsOfPairs>(value));
     if constexpr (NUM == kWarpSize) {

@@ -22,8 +22,8 @@ constexpr uint64_t kPostingSlotBytes = 9 * kKcclLineBytes;
 
 // The beginning of a slot. The part follows it.
 struct PostingHead {
-    uint64_t number;     // of the call; 0: none has used the slot
-    uint64_t num_bytes;  // of the whole call's message
+    uint64_t number;     // number of the call that uses the slot; 0: no call has used it yet
+    uint64_t num_bytes;  // length of the whole call's message
     uint64_t call;       // other facts of the call that the ranks compare
     uint64_t history;    // a hash of num_bytes and call of this call and of all calls before it
 };
@@ -56,8 +56,8 @@ class Postings {
     // Tells whether this call is the first of a batch of SLOTS / 4, which all ranks number alike.
     KCCL_DEVICE bool begins_batch() const { return number_ % kBatch == 0; }
 
-    // Begins the next call. Behind it this rank must not use parts of earlier calls any more.
-    // Returns false when a wait has failed.
+    // Begins the next call. From here on this rank must not use parts of earlier calls. Returns
+    // false when a wait has failed.
     template <class Wait>
     KCCL_DEVICE bool begin(Wait wait) {
         ++number_;

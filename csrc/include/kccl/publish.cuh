@@ -58,7 +58,7 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
             send(i, mem::load_plain(words + i));
         }
     } else {
-        // An empty slice is not read.
+        // An empty slice comes here too: load_payload() reads nothing of it and returns zero.
         for (uint32_t i = exchange.thread(); i < num_packets; i += size) {
             send(i, load_payload(in, i, count, false));
         }
@@ -74,7 +74,8 @@ struct Slices {
     uint32_t num;
 };
 
-// The packets of which a payload of `out` is made: `num` of them, at most ROWS, `stride` apart.
+// The packets from which one payload of `out` is computed: one in collect(), one of each rank in
+// collect_reduced(). They are `num`, at most ROWS, and lie `stride` packets apart.
 template <int ROWS>
 struct Rows {
     int num;
@@ -82,7 +83,8 @@ struct Rows {
 };
 
 // Collects this thread's next payloads of the slices, at most N, and moves `at` behind them.
-// Returns false if the wait failed. combine(payloads of the packets) -> payload.
+// Returns false if the wait failed. combine(payloads): returns a payload of `out`, computed from
+// the payloads of its packets.
 template <int N, int ROWS, class T, KcclReach REACH, int WORLD_SIZE, class Combine>
 KCCL_DEVICE bool collect_next(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                               Slices slices, Rows<ROWS> rows, bool are_words, SlicePacket* at,
@@ -117,8 +119,9 @@ template <mem::Order order, bool IS_PART, int ROWS, class T, KcclReach REACH, in
           class Combine>
 KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                                 Slices slices, Rows<ROWS> rows, Combine combine) {
-    // The number of payloads that a thread loads at once. A path of its own handles one payload a
-    // thread, because small exchanges matter most.
+    // The number of payloads of `out` for which a thread loads packets at once. Exchanges of at
+    // most one payload a thread take a path of their own below, because small exchanges matter
+    // most.
     constexpr int kAtOnce = ROWS <= 2 ? 2 : 1;
     begin_together<CoopKind::kGrid>(
         exchange.comm(), ROWS == 1 ? "collect" : "collect_reduced",
@@ -142,7 +145,7 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     const bool words = count != 0 && are_words(out, count);
     bool failed = IS_PART && !exchange.await_previous();
     if (failed) {
-        // leave() below gets `failed`.
+        // Nothing is collected; leave() below fails the exchange.
     } else if (words && total <= size) {
         const uint32_t first = exchange.position_of({slices.first, 0}) + exchange.first_position();
         const uint32_t position = thread < total ? first : exchange.kSomePosition;

@@ -9,8 +9,9 @@
 
 namespace kccl {
 
-// Rounds the accumulators of a unit to elements of T. Elements of 16 bits are rounded in pairs
-// unless one of them is NaN, which is rare.
+// Rounds the accumulators of a unit (one payload, or the two payloads of a long element, see
+// payload.cuh) to elements of T. Elements of 16 bits are rounded in pairs. If one of them is NaN,
+// which is rare, all are rounded again one by one, because narrow_pair() takes no NaN.
 template <class T, int N, uint32_t WORDS>
 KCCL_DEVICE void narrow_unit(uint64_t (&unit)[WORDS], const typename Element<T>::Acc (&acc)[N]) {
     if constexpr (kNarrowsPairs<T>) {
@@ -78,14 +79,15 @@ KCCL_DEVICE void reduce_packets(uint64_t (&results)[N], const uint64_t (&payload
     }
 }
 
-// The number of lines of 16 bytes that a thread loads from each row before it reduces any. Its
-// registers limit it.
+// The number of lines of 16 bytes that a thread loads from each row before it reduces any. It holds
+// these lines in registers, so with more than four ranks, or an unknown number (WORLD_SIZE 0), it
+// loads only one from each row.
 template <int WORLD_SIZE>
 constexpr uint32_t kLinesAtOnce = WORLD_SIZE > 0 && WORLD_SIZE <= 4 ? 2 : 1;
 
 // Reduces one row of each rank, `count` elements each, and stores the result into num_outs rows.
-// Does the share of thread `index` of `size`. row_of(rank) -> const T*; out_of(k) -> T*. A result
-// row is an input row or overlaps none.
+// Does the share of thread `index` of `size`. row_of(rank) returns a rank's row, and out_of(k) the
+// k-th result row. A result row is an input row or overlaps none.
 template <class T, class Op, int WORLD_SIZE, class RowOf, class OutOf>
 KCCL_DEVICE void reduce_lines(uint32_t index, uint32_t size, uint32_t count, int world_size,
                               RowOf row_of, int num_outs, OutOf out_of, const Op& op = Op{}) {
@@ -141,8 +143,9 @@ KCCL_DEVICE void reduce_rows_of(Coop coop, T* out, const T* const* rows, uint64_
 }
 
 // Sets out[i] to the reduction of rows[0][i], rows[1][i], ... for i < count. `out` may be one of
-// the rows. Called by all threads of the coop. Each world size has a loop of its own, in which it
-// is a constant, so that compilers for CPUs make vector code.
+// the rows. Called by all threads of the coop (a thread, warp or block: coop.cuh). Each world size
+// has a loop of its own, in which the size is a constant, so that compilers for CPUs make vector
+// code.
 template <class T, class Op, class Coop>
 KCCL_DEVICE_SHARED void reduce_rows(Coop coop, T* out, const T* const* rows, int world_size,
                                     uint64_t count, [[maybe_unused]] const Op& op = Op{}) {

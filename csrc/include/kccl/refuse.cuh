@@ -1,8 +1,9 @@
 // Makes a call in a kernel refuse an argument. The rank then gives up (wait.cuh): its record has
-// the argument, its value and its limit, and nothing has been written elsewhere.
+// the argument, its value and its limit. The call has written nothing else.
 //
-// The arguments of a call are the same in all threads of its coop. So a check is a comparison of
-// uniform values, and only the failing path leaves the straight line.
+// The arguments of a call are the same in all threads of its coop (a thread, warp or block:
+// coop.cuh). So a check compares values that are uniform in a warp, and its branch is taken only if
+// it fails.
 #pragma once
 
 #include "wait.cuh"

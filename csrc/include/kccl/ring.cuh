@@ -45,7 +45,8 @@ KCCL_DEVICE void init_ring(Block coop, Ring& ring, uint32_t num_consumers) {
     coop.sync();
 }
 
-// A copy's stage, and the parity of its round through the ring.
+// The stage that a copy uses, and the parity of the round through the ring in which it uses it: the
+// parity of the phase of full[stage] that this copy ends.
 template <class Ring>
 struct Turn {
     uint32_t stage = 0;
@@ -102,8 +103,8 @@ class Producer {
             &ring_.empty[wraps ? last - Ring::kStages : last], next_.parity ^ (wraps ? 0u : 1u)));
     }
 
-    // Waits until no copy is in flight, as a block must before it ends. Copies wait for nobody, so
-    // this ends.
+    // Waits until no copy is in flight. A block must not end before that. This wait has no timeout,
+    // because copies wait for nobody and so always end.
     KCCL_DEVICE void drain() {
         while (flying_ > 0) {
             if (!has_landed()) mem::poll_pause();
@@ -163,10 +164,10 @@ class Producer {
 
     Ring& ring_;
     const DeviceComm& comm_;
-    Turn<Ring> next_;
-    Turn<Ring> oldest_;
-    uint32_t flying_ = 0;
-    uint32_t count_ = 0;
+    Turn<Ring> next_;      // the turn of the next copy
+    Turn<Ring> oldest_;    // the turn of the oldest copy in flight
+    uint32_t flying_ = 0;  // copies in flight
+    uint32_t count_ = 0;   // copies that have been started, modulo 2^32
 };
 
 // A warp that uses the copies of the ring. All its threads call all functions.

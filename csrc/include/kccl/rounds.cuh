@@ -8,8 +8,8 @@
 //
 // Each step but the last is a call of its own on the channel. A step writes into the peers'
 // staging, to the slots of its call's parity. The next step reads these slots in this rank's
-// staging, after "written" has come from all ranks. A peer's "written" also says that it has read
-// what came in the step before. So the step after it may write to the same slots again.
+// staging, after "written" has come from all ranks. By "written" a peer also says that it has read
+// what it received in the step before. So the next step may write to the slots of that step again.
 //
 // The staging holds plain data, which only these flags order. When a kernel begins, peers may still
 // read what an earlier kernel wrote into the result half of their staging. Packet calls in between
@@ -27,7 +27,8 @@ namespace kccl {
 // registers.
 constexpr int kMostStepThreads = 512;
 
-// A message of `count` elements, divided into rounds of `most` elements.
+// A message of `count` elements, divided into rounds of `most` elements. The last round may be
+// shorter.
 struct Rounds {
     uint64_t count;
     uint32_t most;
@@ -72,9 +73,8 @@ struct Row {
 };
 
 // Copies this thread's share of num_rows rows, which do not overlap; it is thread `index` of
-// `size`. It loads from several rows at once, because row by row a step would wait once for each
-// row.
-// row_of(k) -> Row. WORLD_SIZE: more than num_rows; 0: any number.
+// `size`. It loads from several rows at once, because a loop over single rows would wait for the
+// loads of each row separately. row_of(k) -> Row. WORLD_SIZE: more than num_rows; 0: any number.
 template <int WORLD_SIZE, class RowOf>
 KCCL_DEVICE void copy_rows(uint32_t index, uint32_t size, int num_rows, RowOf row_of) {
     constexpr int kRows = WORLD_SIZE > 1 && WORLD_SIZE < 5 ? WORLD_SIZE - 1 : 4;
@@ -123,8 +123,9 @@ KCCL_DEVICE void copy_rows(uint32_t index, uint32_t size, int num_rows, RowOf ro
 }
 
 // Makes num_calls pairwise calls, at least 1, in num_calls + 1 steps. step(s, parity) -> void makes
-// step s; `parity` is that of the slots written in the step before. Called by all threads of the
-// channel's coop, with the same num_calls on every rank.
+// step s. `parity`: that of the slots that were written in step s - 1, and which step s reads.
+// Called by all threads of the channel's coop (a thread, warp or block: coop.cuh), with the same
+// num_calls on every rank.
 template <class Coop, int WORLD_SIZE, class Step>
 KCCL_DEVICE Status in_steps(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel,
                             uint32_t num_calls, Step step) {

@@ -1,13 +1,15 @@
 // Checks on CPUs that the ranks make the same call, for calls that pull. Each rank describes its
-// call beside the flag word "written", in the same line. So the comparison costs no further line.
+// call (description.cuh) in the cache line of the flag word "written", which its peers read anyway.
+// So the comparison costs no further line.
 #pragma once
 
 #include "channel.cuh"
 
 namespace kccl {
 
-// Sets "written" at all ranks, and describes this call. Releases what the coop has written. Called
-// by all threads of the coop.
+// Stores this call's epoch in the flag words "written" of all ranks, and describes this call beside
+// them. Releases what the coop has written. Called by all threads of the coop (a thread, warp or
+// block: coop.cuh).
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void say_written(Channel<Coop, WORLD_SIZE>& channel) {
     if constexpr (platform::kComparesCalls) {

@@ -1,10 +1,11 @@
-// The scrub: makes a channel's words old again before an epoch comes back.
+// The scrub: resets a channel's packets and flag words before epochs wrap, so that none of them
+// looks as if it came from a later call.
 //
-// Epochs wrap. A packet's flag must equal the epoch and a flag word must not be behind it. So a
-// word that nobody writes for a whole period would look valid again. Twice a period each rank
-// resets its own words of the channel to the epoch just past, and a barrier keeps the peers from
-// pushing before that. The barrier's words are not reset: the scrub itself writes them twice a
-// period.
+// The epoch, a channel's count of calls, wraps after a period. A packet is valid if its flag equals
+// the epoch, and a flag word if it is not behind the epoch. So a word that nobody writes for a
+// whole period would look valid again. Twice a period each rank resets the words of the channel in
+// its own scratch to the epoch before this one, and a barrier keeps the peers from pushing before
+// that. The barrier's own words are not reset: the scrub itself writes them twice a period.
 #pragma once
 
 #include "barrier.cuh"
@@ -12,8 +13,9 @@
 
 namespace kccl {
 
-// Scrubs a channel, before the call that is `awaited`. Called by all threads of the coop when they
-// enter that call. `index`: the scratch channel.
+// Scrubs a channel, before the call that is `awaited`. Called by all threads of the coop (a thread,
+// warp or block: coop.cuh) when they enter that call. `index`: the scratch channel
+// (Channel::index()).
 template <class Coop>
 KCCL_DEVICE_COLD Status scrub(Coop coop, const DeviceComm& comm, int index, Awaited awaited) {
     const uint32_t epoch = awaited.wanted;

@@ -1,17 +1,17 @@
 // Sentinel words: 8 bytes of floats that are their own signal, two in a packet of 16 bytes.
 //
-// A slot is armed: each of its words holds the sentinel, one pattern of NaN. A word that reads
-// otherwise has arrived. Words are single-copy atomic and each is tested. So the data carries no
-// flags and needs no order.
+// Before a slot is used it is armed: each of its words holds the sentinel, one pattern of NaN. A
+// word that holds anything else has arrived. Words are single-copy atomic, and the receiver tests
+// each of them. So the data carries no flags and needs no order.
 //
 // A word must be armed again before its next use. Call c of a channel's sentinel calls uses slot c
 // % 4. After its own pushes it re-arms the words that call c-1 used in this rank's own window,
 // which nobody polls any more. All other words of that slot are still armed. The next writes to
 // them are the peers' pushes of call c+3. These come after the re-arming:
 //   - In call c every thread re-arms its share, then a sync ends the call, and in call c+1 every
-//     thread fences before it pushes. So all that it pushes comes after the re-arming by all
-//     threads. All that it orders are packets, so a fence of packets is enough. The
-//     re-arming that it waits for was stored a call ago.
+//     thread fences before it pushes. So its pushes come after the re-arming by all threads. The
+//     fence orders packets only, so fence_packets() is enough. It waits little, because the words
+//     were re-armed a call ago.
 //   - A peer leaves call c+1 only when it has polled a word of this rank, because every sentinel
 //     call is pairwise, with at least one word from every rank to every other.
 //   - The peer's fences of call c+2 come after those polls, because the sync that ends a call
@@ -32,9 +32,10 @@
 
 namespace kccl::sentinel {
 
-// NaN in every float type of 1, 2, 4 and 8 bytes.
+// The sentinel: its bits are NaN in every float type of 1, 2, 4 and 8 bytes.
 constexpr uint64_t kArmed = ~uint64_t{0};
 
+// The payloads of a packet: each half is one word.
 constexpr uint32_t kPayloads = 2;
 
 // The most threads of a block. With more, AMD's compiler has too few registers for all ranks'
@@ -49,9 +50,9 @@ KCCL_DEVICE uint32_t num_packets(uint32_t num_payloads) {
     return (num_payloads + kPayloads - 1) / kPayloads;
 }
 
-// Returns a payload in a form that may be sent. A payload that looks like the sentinel has NaN in
-// each element. Another one is sent in its place, which also has NaN in each element but differs in
-// one sign: to a reduction all NaNs are equal.
+// Returns a payload in a form that may be sent. If the payload equals the sentinel, all its
+// elements are NaN. Then the payload that is returned also has NaN in each element, but one of them
+// has another sign bit: to a reduction all NaNs are equal.
 KCCL_DEVICE uint64_t disarmed(uint64_t payload) {
     return payload == kArmed ? payload >> 1 : payload;
 }
@@ -64,8 +65,9 @@ KCCL_DEVICE bool is_valid(mem::Packet packet) {
     return packet.half[0] != kArmed && packet.half[1] != kArmed;
 }
 
-// The slots of this call and of the call before. All threads of the coop make such an object when
-// they have entered the call, before they push anything.
+// This call's slots, which it pushes to and polls, and the slots of the call before, which it
+// re-arms. All threads of the coop make such an object when they have entered the call, before they
+// push anything.
 template <class Coop, int WORLD_SIZE>
 class Slots {
   public:
@@ -82,7 +84,7 @@ class Slots {
         if (!channel.is_ordered()) mem::fence_packets();
     }
 
-    // Pushes packet i of this call to receiver(k) of the channel; once a call.
+    // Pushes packet i of this call to receiver(k) of the channel. A call pushes each packet once.
     KCCL_DEVICE void push_to(int k, uint32_t i, mem::Packet packet) const {
         mem::store_packet(at(channel_.receiver(k), outbox_) + i, packet);
     }
@@ -102,8 +104,8 @@ class Slots {
     }
 
     // Re-arms the words that the call before used, and records that this call uses num_packets from
-    // each source. Called once a call by all threads of the coop, between their pushes and their
-    // polls.
+    // each source. Called once a call by all threads of the coop (a thread, warp or block:
+    // coop.cuh), between their pushes and their polls.
     KCCL_DEVICE void rearm(uint32_t num_packets) {
         const uint32_t size = channel_.num_threads();
         mem::Packet* const stale = inbox_ + to_stale_;
@@ -180,10 +182,10 @@ class Slots {
     const uint32_t stale_packets_;
     // The members below are computed before the first push. AMD's compiler loads the DeviceComm
     // again behind each store that others see, and a load behind a push may wait for that push.
-    const uint64_t outbox_;     // offset in each rank's scratch of this rank's slot of this call
-    mem::Packet* const inbox_;  // the first source's slot of this call; slot_packets_ to the next
-    const uint32_t slot_packets_;
-    const int32_t to_stale_;  // from inbox_ to that of the call before, in packets; slots wrap
+    const uint64_t outbox_;        // where this rank pushes: an offset in each receiver's scratch
+    mem::Packet* const inbox_;     // where rank 0 pushes to this rank in this call
+    const uint32_t slot_packets_;  // packets from the slot of one source to that of the next
+    const int32_t to_stale_;       // packets from inbox_ to the inbox_ of the call before
 };
 
 }  // namespace kccl::sentinel

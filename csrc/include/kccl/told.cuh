@@ -40,7 +40,7 @@ struct Call {
     uint32_t kernel;  // KcclKernel or KcclNoKernel
     uint64_t num_bytes;
     uint32_t dtype = kKcclNumDtypes;
-    uint32_t op = kKcclNumOps;  // means nothing where nothing is reduced
+    uint32_t op = kKcclNumOps;  // kKcclNumOps in calls that reduce nothing
     int root = -1;
     uint32_t num_blocks = 0;
 };
@@ -105,7 +105,7 @@ KCCL_DEVICE void channel_opens([[maybe_unused]] Coop coop, [[maybe_unused]] cons
 }
 
 // Tells the simulator that the coop closes a channel; also called if the channel was refused.
-// Called by all threads of the coop.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh).
 template <class Coop>
 KCCL_DEVICE void channel_closes([[maybe_unused]] Coop coop, [[maybe_unused]] const DeviceComm& comm,
                                 [[maybe_unused]] int channel, [[maybe_unused]] int index) {

@@ -25,7 +25,8 @@ KCCL_DEVICE Status status_of(const DeviceComm& comm) {
         mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm)->status));
 }
 
-// Sets this rank's abort word at `peer`; releases what this thread wrote before.
+// Stores `departure` in this rank's abort word at `peer`, with release: a peer that acquires the
+// word sees what this thread wrote before.
 KCCL_DEVICE void depart(const DeviceComm& comm, int peer, KcclDeparture departure) {
     mem::store<mem::Order::kRelease, mem::Scope::kSystem>(abort_word(comm, peer, comm.rank),
                                                           static_cast<uint32_t>(departure));
@@ -62,13 +63,14 @@ enum class Need { kEach, kAny };
 // The purpose of a wait, as the record says it if the wait fails.
 struct Awaited {
     uint32_t kernel;  // KcclKernel or KcclNoKernel
-    int32_t channel;  // or the signal_id
+    int32_t channel;  // as KcclRecord.channel: the channel, or in wait the signal_id
     uint32_t wanted;  // an epoch or a count
     Need need = Need::kEach;
     bool is_on_channel = false;  // wanted is the epoch of a call that this rank has described
 };
 
-// Fails this rank because `source` makes a different call.
+// Fails this rank because `source` makes a different call. `mine` and `theirs` describe this rank's
+// call and the source's call; they go into the record.
 KCCL_DEVICE_COLD void refuse_call(const DeviceComm& comm, const Awaited& awaited, int source,
                                   const Description& mine, const Description& theirs) {
     constexpr uint64_t kMost = 0xffffffff;
@@ -99,8 +101,8 @@ KCCL_DEVICE_COLD bool make_same_call(const DeviceComm& comm, const Awaited& awai
 
 // The peers that a thread still waits for.
 struct Missing {
-    uint32_t ranks;      // a bit each; this rank's own bit: its other threads are waited for
-    uint32_t seen;       // last value of one of their words, as an epoch or a count
+    uint32_t ranks;      // a bit for each rank that is waited for, also if it is this rank itself
+    uint32_t seen;       // the last value of a word of one of these ranks: an epoch or a count
     int32_t block = -1;  // in waits between blocks: the block whose word that is
 };
 
@@ -155,12 +157,12 @@ struct Patience {
 // that wait for this rank.
 constexpr uint64_t kQuietNs = platform::kCpu ? 0 : 1000000;
 
-// On CPUs a rank that has waited this long compares its call with those of the missing peers. A
-// peer that is only late loses a cache line by that, and nothing else.
+// On CPUs a rank that has waited this long compares its call with those of the missing peers. If a
+// peer is only late, that costs it one cache line, which it must fetch again.
 constexpr uint64_t kCompareAfterNs = 10000000;
 
-// Tells whether this thread checks the clock this time. The waiting threads of a warp take turns.
-// lanes: the waiting threads, a bit each.
+// Tells whether it is this thread's turn to check the clock. The waiting threads of a warp take
+// turns. lanes: the waiting threads, a bit each. looks: see Patience.
 KCCL_DEVICE bool has_turn(uint64_t lanes, uint32_t looks) {
     const uint64_t behind = lanes & (~uint64_t{0} << (looks % platform::kWarpSize));
     const uint64_t remaining = behind != 0 ? behind : lanes;
@@ -237,8 +239,8 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
 
 // Returns true if `mine` is true in any thread of the warp. `mine`: this thread has found that the
 // communicator has failed. If it returns true, status_of() is not ok in any thread of the warp from
-// here on. The sync behind the vote is for that, because a vote orders no memory. Called by all
-// threads of a warp.
+// here on. The sync behind the vote ensures that, because a vote alone orders no memory. Called by
+// all threads of a warp.
 KCCL_DEVICE bool has_failed_in_warp(bool mine) {
     if (!platform::warp_any(mine)) return false;
     platform::sync_warp();

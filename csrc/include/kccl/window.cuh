@@ -32,8 +32,9 @@ KCCL_DEVICE Record* abort_record(const DeviceComm& comm, int rank, int source) {
     return window_at<Record>(comm, rank, comm.layout.records + source * kKcclLineBytes);
 }
 
-// Returns the address of the word in `rank`'s scratch in which `source` stores `flag` for a scratch
-// channel. The word has a line of kKcclLineBytes of its own.
+// Returns the address of the word in `rank`'s scratch in which `source` stores the epochs of
+// `flag`. `channel`: a scratch channel; each block of a channel has one of its own
+// (Channel::index()). The word has a line of kKcclLineBytes of its own.
 KCCL_DEVICE uint32_t* flag_word(const DeviceComm& comm, int rank, int channel, KcclFlag flag,
                                 int source) {
     const uint64_t line = (uint64_t(channel) * kKcclNumFlags + flag) * comm.world_size + source;
@@ -48,21 +49,22 @@ KCCL_DEVICE uint32_t* signal_word(const DeviceComm& comm, int rank, int signal_i
 }
 
 // Returns the address of the line in which a block of this rank stores its count of syncs, for the
-// barriers of `family` (grid.cuh). For `block` kKcclMaxBlocks + 2 * i: the line of counter i.
+// barriers of `family` (grid.cuh). If `block` is kKcclMaxBlocks + 2 * i, it is the line of counter
+// i.
 KCCL_DEVICE uint32_t* grid_line(const DeviceComm& comm, KcclGridWords family, uint32_t block) {
     const uint64_t line = uint64_t(family) * (kKcclMaxBlocks + kKcclGridCounterLines) + block;
     return scratch_at<uint32_t>(comm, comm.rank, comm.layout.grid + line * kKcclLineBytes);
 }
 
 // Returns the address of a mark that is not zero while the block has a GridBarrier open (`what` is
-// 0) or a GridExchange (`what` is 1 + its reach). The mark lies in the block's line, behind its
-// count.
+// 0), or a GridExchange (`what` is 1 + its KcclReach). The mark lies in the block's line of
+// kKcclGridBarriers, behind the block's count.
 KCCL_DEVICE uint32_t* open_mark(const DeviceComm& comm, uint32_t what, uint32_t block) {
     return grid_line(comm, kKcclGridBarriers, block) + 2 + what;
 }
 
 // Returns the address of the word in which a block of this rank keeps the epoch of its last
-// exchange of this reach.
+// GridExchange of this reach (with the blocks of one rank, or of all ranks).
 KCCL_DEVICE uint32_t* exchange_epoch(const DeviceComm& comm, KcclReach reach, uint32_t block) {
     const uint64_t word = uint64_t(reach) * kKcclMaxBlocks + block;
     return scratch_at<uint32_t>(comm, comm.rank, comm.layout.exchanges + word * sizeof(uint32_t));
@@ -76,9 +78,10 @@ KCCL_DEVICE mem::Packet* board(const DeviceComm& comm, KcclReach reach, int rank
                                    comm.layout.board + slots * 2 * comm.layout.exchange_bytes);
 }
 
-// Returns the address in `rank`'s scratch to which `source` pushes its ll16 packets in calls of
-// this parity. The slot is 2 * packet_bytes long, because packets are twice as long as their
-// payload. Slots of different sources do not overlap, so only one rank ever writes a word.
+// Returns the address in `rank`'s scratch to which `source` pushes its ll16 packets, in calls whose
+// epochs have this parity. `channel`: as for flag_word(). The slot is 2 * packet_bytes long,
+// because packets are twice as long as their payload. Slots of different sources do not overlap, so
+// only one rank ever writes a word.
 KCCL_DEVICE mem::Packet* packet_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity,
                                      int source) {
     const uint64_t slot = (uint64_t(channel) * 2 + parity) * comm.world_size + source;
@@ -98,8 +101,9 @@ KCCL_DEVICE uint64_t sentinel_slot(const DeviceComm& comm, int channel, uint32_t
 enum class Half { kInput = 0, kResult = 1 };
 
 // Returns the address of a staging slot in `rank`'s scratch, for messages that are too long for
-// packets. In protocols that pull, `rank` copies its input, or its part of the result, to the slot,
-// and peers read it. In protocols that push, peers write to the slot.
+// packets. Calls of even and odd epochs use different slots, and each has a half for input and one
+// for results. In protocols that pull, `rank` copies its input, or its part of the result, to the
+// slot, and peers read it. In protocols that push, peers write to the slot.
 template <class T>
 KCCL_DEVICE T* staging_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity,
                             Half half) {

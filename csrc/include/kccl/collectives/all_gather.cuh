@@ -1,4 +1,5 @@
-// all_gather inside a kernel; collectives.cuh has what holds for all collectives.
+// all_gather inside a kernel. collectives.cuh says what holds for all collectives: channels,
+// lengths, failures.
 #pragma once
 
 #include "../kernels/all_gather_direct_ll16.cuh"
@@ -6,7 +7,8 @@
 
 namespace kccl {
 
-// Gathers chunks on an open channel. Called by all threads of the channel's coop.
+// Gathers chunks on an open channel. Called by all threads of the channel's coop (a thread, warp or
+// block: coop.cuh).
 //
 // Every rank's `out` gets all ranks' `in`: the `count` elements of T of rank p go to out + p *
 // stride. The stride is at least `count`, which is the default. `in` is this rank's chunk of `out`,
@@ -45,8 +47,8 @@ KCCL_DEVICE Status all_gather(Coop coop, const DeviceComm& comm, T* out, const T
     });
 }
 
-// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
-// blocks.
+// Divides the call among the blocks of the grid: see in_grid_slices() in one_call.cuh. Called by
+// all threads of all blocks.
 template <class T>
 KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
     begin_together<CoopKind::kGrid>(comm, "all_gather",

@@ -1,4 +1,5 @@
-// all_reduce inside a kernel; collectives.cuh has what holds for all collectives.
+// all_reduce inside a kernel. collectives.cuh says what holds for all collectives: channels,
+// lengths, failures.
 #pragma once
 
 #include "../kernels/all_reduce_one_shot_ll16.cuh"
@@ -6,7 +7,8 @@
 
 namespace kccl {
 
-// Reduces on an open channel. Called by all threads of the channel's coop.
+// Reduces on an open channel. Called by all threads of the channel's coop (a thread, warp or block:
+// coop.cuh).
 //
 // Every rank's `out` becomes the element-wise reduction of all ranks' `in`, `count` elements of T.
 // On a rank, `in` and `out` are the same array or do not overlap. On return all threads have the
@@ -37,8 +39,8 @@ KCCL_DEVICE Status all_reduce(Coop coop, const DeviceComm& comm, T* out, const T
     });
 }
 
-// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
-// blocks.
+// Divides the call among the blocks of the grid: see in_grid_slices() in one_call.cuh. Called by
+// all threads of all blocks.
 template <class T, class Op = Sum>
 KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
     begin_together<CoopKind::kGrid>(comm, "all_reduce",

@@ -1,4 +1,5 @@
-// all_to_all inside a kernel; collectives.cuh has what holds for all collectives.
+// all_to_all inside a kernel. collectives.cuh says what holds for all collectives: channels,
+// lengths, failures.
 #pragma once
 
 #include "../kernels/all_to_all_direct_ll16.cuh"
@@ -6,7 +7,8 @@
 
 namespace kccl {
 
-// Exchanges chunks on an open channel. Called by all threads of the channel's coop.
+// Exchanges chunks on an open channel. Called by all threads of the channel's coop (a thread, warp
+// or block: coop.cuh).
 //
 // Sends chunk p of `in` to rank p, and stores the chunk that rank p sends here as chunk p of `out`.
 // A chunk has `count` elements of T. Chunk p begins at in + p * stride or out + p * stride. The
@@ -45,8 +47,8 @@ KCCL_DEVICE Status all_to_all(Coop coop, const DeviceComm& comm, T* out, const T
     });
 }
 
-// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
-// blocks.
+// Divides the call among the blocks of the grid: see in_grid_slices() in one_call.cuh. Called by
+// all threads of all blocks.
 template <class T>
 KCCL_DEVICE Status all_to_all(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
     begin_together<CoopKind::kGrid>(comm, "all_to_all",

@@ -1,4 +1,5 @@
-// barrier inside a kernel; collectives.cuh has what holds for all collectives.
+// barrier inside a kernel. collectives.cuh says what holds for all collectives: channels, lengths,
+// failures.
 #pragma once
 
 #include "../kernels/barrier_direct.cuh"
@@ -7,7 +8,8 @@
 namespace kccl {
 
 // Waits on an open channel until the coops of all ranks have called barrier() on this channel: see
-// barrier_direct(). Called by all threads of the channel's coop.
+// barrier_direct(). Called by all threads of the channel's coop (a thread, warp or block:
+// coop.cuh).
 template <mem::Order order = mem::Order::kAcqRel, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status barrier(Channel<Coop, WORLD_SIZE>& channel) {
     begin_together<kCoopKind<Coop>>(channel.comm(), "barrier",

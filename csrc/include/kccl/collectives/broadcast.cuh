@@ -1,4 +1,5 @@
-// broadcast inside a kernel; collectives.cuh has what holds for all collectives.
+// broadcast inside a kernel. collectives.cuh says what holds for all collectives: channels,
+// lengths, failures.
 #pragma once
 
 #include "../kernels/broadcast_direct_ll16.cuh"
@@ -6,7 +7,8 @@
 
 namespace kccl {
 
-// Broadcasts on an open channel. Called by all threads of the channel's coop.
+// Broadcasts on an open channel. Called by all threads of the channel's coop (a thread, warp or
+// block: coop.cuh).
 //
 // Copies the root's `in`, `count` elements of T, to the `out` of every other rank. The root does
 // not write its `out`, and the other ranks do not read their `in`. The status, and what the coop
@@ -43,8 +45,8 @@ KCCL_DEVICE Status broadcast(Coop coop, const DeviceComm& comm, T* out, const T*
     });
 }
 
-// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
-// blocks.
+// Divides the call among the blocks of the grid: see in_grid_slices() in one_call.cuh. Called by
+// all threads of all blocks.
 template <class T>
 KCCL_DEVICE Status broadcast(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count,
                              int root) {

@@ -1,4 +1,5 @@
-// reduce_scatter inside a kernel; collectives.cuh has what holds for all collectives.
+// reduce_scatter inside a kernel. collectives.cuh says what holds for all collectives: channels,
+// lengths, failures.
 #pragma once
 
 #include "../kernels/reduce_scatter_direct_ll16.cuh"
@@ -6,7 +7,8 @@
 
 namespace kccl {
 
-// Reduces and scatters on an open channel. Called by all threads of the channel's coop.
+// Reduces and scatters on an open channel. Called by all threads of the channel's coop (a thread,
+// warp or block: coop.cuh).
 //
 // This rank's `out` becomes the element-wise reduction of the chunks that all ranks have for it,
 // `count` elements of T each. The chunk for rank p begins at in + p * stride; the default stride is
@@ -48,8 +50,8 @@ KCCL_DEVICE Status reduce_scatter(Coop coop, const DeviceComm& comm, T* out, con
     });
 }
 
-// Divides the call among the blocks of the grid: see in_grid_slices(). Called by all threads of all
-// blocks.
+// Divides the call among the blocks of the grid: see in_grid_slices() in one_call.cuh. Called by
+// all threads of all blocks.
 template <class T, class Op = Sum>
 KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T* in,
                                   uint64_t count) {

@@ -3,8 +3,8 @@
 //     rank r:  in --pack--> slot[r] in every rank's window    (world_size - 1) * 2 * n bytes out
 //              slot[p] of its own window --> chunk p of out       polls its own memory only
 //
-// Payloads are bytes, so every bit pattern arrives unchanged. all_reduce_one_shot_ll16 explains
-// slots and rounds.
+// n is the length of `in` in bytes. Payloads are bytes, so every bit pattern arrives unchanged.
+// all_reduce_one_shot_ll16.cuh explains slots and rounds.
 #pragma once
 
 #include "../exchange.cuh"
@@ -12,9 +12,9 @@
 namespace kccl {
 
 // Copies the `in` of each rank p to out + p * stride on every rank. `in` holds `count` bytes, at
-// most as many as fit in a slot. `in` is this rank's chunk of `out`, or does not overlap `out`;
-// both may be reused on return. Called by all threads of the channel's coop. All threads get the
-// same status; unless it is ok, `out` is undefined.
+// most channel.max_bytes(). `in` is this rank's chunk of `out`, or does not overlap `out`; both may
+// be reused on return. Called by all threads of the channel's coop (a thread, warp or block:
+// coop.cuh). All threads get the same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint32_t count, uint64_t stride) {

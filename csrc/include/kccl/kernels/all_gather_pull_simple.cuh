@@ -4,8 +4,9 @@
 //              flag "written" to every peer         one word each
 //              staging of peer p --copy--> chunk p of out    (world_size - 1) * n bytes in
 //
-// The staging slots alternate by parity. Two suffice (channel.cuh): a peer that has entered the
-// next call has read all it needs of this one.
+// n is the length of `in` in bytes. Calls use two staging slots in turn. Two are enough
+// (channel.cuh), because a peer that has entered the next call has read all that it needs of this
+// one.
 #pragma once
 
 #include "../payload.cuh"
@@ -13,7 +14,8 @@
 
 namespace kccl {
 
-// Has the contract of all_gather_direct_ll16, for messages of any length.
+// Copies the `in` of each rank p, `count` bytes, to out + p * stride on every rank. `count` may be
+// any number. All else is as in all_gather_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint64_t count, uint64_t stride) {

@@ -4,13 +4,16 @@
 //     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         round s - 1 of in --> part r of every peer's staging    (world_size - 1) * n bytes out
 //         round s - 2: part p of its own staging --> chunk p of out
+//
+// n is the length of `in` in bytes.
 #pragma once
 
 #include "../rounds.cuh"
 
 namespace kccl {
 
-// Has the contract of all_gather_direct_ll16, for any `count`.
+// Copies the `in` of each rank p, `count` bytes, to out + p * stride on every rank. `count` may be
+// any number. All else is as in all_gather_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint64_t count, uint64_t stride) {

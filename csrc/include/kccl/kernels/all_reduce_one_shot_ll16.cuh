@@ -3,8 +3,10 @@
 //     rank r:  in --pack--> slot[r] in every rank's window    (world_size - 1) * 2 * n bytes out
 //              slot[0..] of its own window --reduce--> out        polls its own memory only
 //
-// There is no barrier: a packet is its own signal. The next call uses the slots of the other
-// parity, and channel.cuh says why the call after that may overwrite the slots of this one. A
+// n is the length of the message in bytes. A packet (ll16.cuh) carries 8 bytes of it, and the
+// call's epoch as flag, so there is no barrier. Each rank has slots for the packets of one call
+// from each source: slot[r] for those of rank r. There are two sets of slots, for calls of even and
+// odd epochs; channel.cuh says why the call after the next may overwrite the slots of this one. A
 // message that is longer than a slot is sent in rounds, each a call of its own on the channel.
 #pragma once
 
@@ -14,9 +16,9 @@
 namespace kccl {
 
 // Sets every rank's `out` to the reduction of all ranks' `in`. `out` and `in` hold `count` elements
-// of T, at most as many as fit in a slot. They are the same array or do not overlap, and may be
-// reused on return. Called by all threads of the channel's coop. All threads get the same status;
-// unless it is ok, `out` is undefined.
+// of T, at most channel.max_bytes() bytes. They are the same array or do not overlap, and may be
+// reused on return. Called by all threads of the channel's coop (a thread, warp or block:
+// coop.cuh). All threads get the same status; unless it is ok, `out` is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                             uint32_t count, const Op& op = Op{}) {

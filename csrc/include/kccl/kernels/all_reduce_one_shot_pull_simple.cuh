@@ -5,9 +5,10 @@
 //              flag "written" to every peer         one word each
 //              staging of every rank --reduce--> out        (world_size - 1) * n bytes in
 //
-// A CPU pulls a peer's cache lines as fast as the peer could push them, and pulled lines need no
-// flags. The staging slots alternate by parity. Two suffice (channel.cuh): a peer that has entered
-// the next call has read all it needs of this one.
+// n is the length of `in` in bytes. A CPU pulls a peer's cache lines as fast as the peer could push
+// them, and pulled lines need no flags. Calls use two staging slots in turn. Two are enough
+// (channel.cuh), because a peer that has entered the next call has read all that it needs of this
+// one.
 #pragma once
 
 #include "../payload.cuh"
@@ -16,7 +17,8 @@
 
 namespace kccl {
 
-// Has the contract of all_reduce_one_shot_ll16, for messages of any length.
+// Sets every rank's `out` to the reduction of all ranks' `in`, `count` elements of T. `count` may
+// be any number. All else is as in all_reduce_one_shot_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                    const T* in, uint64_t count,

@@ -4,9 +4,11 @@
 //              the words of the call before are armed again   world_size * n bytes, local
 //              slot[0..] of its own window --reduce--> out    polls its own memory only
 //
-// There is no barrier: a word that is not the sentinel has arrived. sentinel.cuh says why a slot is
-// armed before a peer writes it again. A message that is longer than a slot is sent in rounds, each
-// a call of its own on the channel.
+// n is the length of the message in bytes, and slot[r] has room for the words of rank r in one
+// call. To arm a word is to store the sentinel in it, one pattern of NaN. There is no barrier: a
+// word that is not the sentinel has arrived. sentinel.cuh says why a slot is armed before a peer
+// writes it again. A message that is longer than a slot is sent in rounds, each a call of its own
+// on the channel.
 #pragma once
 
 #include "../payload.cuh"
@@ -15,7 +17,8 @@
 
 namespace kccl {
 
-// Has the contract of all_reduce_one_shot_ll16, for floats.
+// Sets every rank's `out` to the reduction of all ranks' `in`, `count` elements of T, at most
+// channel.max_bytes() bytes. T has NaN, as floats do. All else is as in all_reduce_one_shot_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                 const T* in, uint32_t count, const Op& op = Op{}) {
@@ -23,7 +26,7 @@ KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
     const uint32_t num_packets = sentinel::num_packets(num_payloads<T>(count));
     const uint32_t thread = channel.thread();
     const uint32_t size = channel.num_threads();
-    // These loads overlap with those that open the channel.
+    // These loads of `in` overlap with the loads by which the channel is opened.
     uint64_t first_payloads[sentinel::kPayloads] = {};
     if (thread < num_packets) load_payloads(first_payloads, in, 2 * thread, count);
     if (!channel.enter(kKcclAllReduceOneShotSentinel)) return channel.leave(true);

@@ -4,11 +4,11 @@
 //     rank r:  row of in --pack--> slots in every peer's window      (world_size - 1) * 2 * n bytes
 //              in + slots of its own window + residual = hidden --normalise--> out
 //
-// A block computes whole rows, because a row's sum of squares is needed before its first element is
-// stored. Before the wait, each thread loads a column (columns.cuh) of in, residual and weight into
-// registers. Every rank reduces all rows. A rank sends itself nothing; PeerPlace says for what its
-// own slot is used. Each row is a call on the block's channel; channel.cuh says why the next call
-// may use the slots again.
+// n is the length of a row in bytes. A block computes whole rows, because a row's sum of squares is
+// needed before its first element is stored. Before the wait, each thread loads a column
+// (columns.cuh) of in, residual and weight into registers. Every rank reduces all rows. A rank
+// sends itself nothing; PeerPlace says for what its own slot is used. Each row is a call on the
+// block's channel; channel.cuh says why the next call may use the slots again.
 //
 // all_reduce followed by rms_norm gives the same bits: both round the sum over the ranks to the
 // element type before the residual is added.
@@ -19,7 +19,9 @@
 
 namespace kccl {
 
-// The number of packets of each source that a thread awaits at once. Its registers limit it.
+// How many packets from each rank a thread waits for at a time. Until all of them have come, it
+// holds them in registers. So with more than four ranks, or an unknown number (WORLD_SIZE 0), it
+// waits for two packets of each rank; with fewer, for a whole column's.
 template <int WORLD_SIZE>
 constexpr uint32_t kPacketsAtOnce = WORLD_SIZE > 0 && WORLD_SIZE <= 4 ? kColumnPayloads : 2;
 
@@ -49,7 +51,7 @@ struct HeldColumn {
 
     const bool is_mine;
     const uint32_t number;
-    uint64_t hidden[kColumnPayloads] = {};  // this rank's input, and later the sum
+    uint64_t hidden[kColumnPayloads] = {};  // this rank's input, later the sum over the ranks
     uint64_t residual[kColumnPayloads] = {};
     uint64_t weight[kColumnPayloads] = {};
     float scale = 1;
@@ -57,9 +59,9 @@ struct HeldColumn {
 
 // Reduces and normalises row `row`, of which this thread has loaded its column into `held`. The row
 // has at most one column for each thread, and fits in a slot; if there are two ranks, in two slots.
-// `turn` counts the rows that this coop has computed. Called by all threads of the channel's coop,
-// for one row after another. All threads get the same status. Unless it is ok, the residual and the
-// result are undefined.
+// `turn` counts the rows that this coop has computed. Called by all threads of the channel's coop
+// (a thread, warp or block: coop.cuh), for one row after another. All threads get the same status.
+// Unless it is ok, the residual and the result are undefined.
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_rms_norm(Channel<Coop, WORLD_SIZE>& channel,
                                        const NormedRows<T>& rows, uint64_t row, bool are_lines,

@@ -8,17 +8,18 @@
 //
 //     traffic in per rank: 2 * (world_size - 1) / world_size * n bytes, each byte moved once
 //
-// `out` may be `in`. Before "reduced", only rank r reads chunk r of its buffer, so it may overwrite
-// the chunk. Rank p reads chunk p of it before it says "reduced", and rank r overwrites chunk p
-// after that. The call ends when all ranks have said "pulled", because then the caller may write
-// its buffers. A rank that gives up returns its buffers earlier, but tells its peers first. So each
-// rank checks the abort words after its last read, and does not use what it read from a rank that
-// gave up.
+// n is the length of `in` in bytes. `out` may be `in`. Before all ranks have said "reduced", only
+// rank r itself reads chunk r of its arrays, so it may overwrite that chunk with its result. Each
+// other rank p reads chunk p of rank r's `in` before it says "reduced", and rank r overwrites its
+// own chunk p only after that. The call ends when all ranks have said "pulled", because then nobody
+// reads the caller's arrays any more. A rank that gives up returns to its caller earlier, but first
+// tells its peers by its abort words. So each rank checks the abort words after its last read, and
+// does not use what it read from a rank that gave up.
 //
 // Some memory cannot be read by another process, as some drivers' pinned memory; the rank that owns
-// it finds this out. A process may also forbid after start-up that others read it, as by
-// prctl(PR_SET_DUMPABLE); its peers find this out. In both cases all ranks use
-// all_reduce_two_shot_pull_simple.
+// the memory finds this out. A process may also forbid, after start-up, that other processes read
+// its memory, as by prctl(PR_SET_DUMPABLE); its peers find this out. In both cases all ranks make
+// the call by all_reduce_two_shot_pull_simple instead.
 #pragma once
 
 #include "../reduce.cuh"
@@ -36,7 +37,7 @@ struct Whereabouts {
 };
 
 // Returns true if other processes can read the array. To find out, this process reads the array's
-// first and last byte in the way in which they would.
+// first and last byte by the system call that a peer would use.
 KCCL_DEVICE bool is_readable(const DeviceComm& comm, const void* array, uint64_t num_bytes) {
     const uint64_t context = state_of(comm)->idle_context;
     const auto address = reinterpret_cast<uint64_t>(array);
@@ -68,8 +69,9 @@ KCCL_DEVICE_COLD void give_up_reading(const DeviceComm& comm, Awaited awaited, i
                    peer, awaited.kernel, awaited.channel, seen, awaited.wanted, 0, 0});
 }
 
-// Has the contract of all_reduce_one_shot_ll16, for messages of any length and a coop of one
-// thread, as a CPU's block is. The planner has checked that every rank's process may read every
+// Sets every rank's `out` to the reduction of all ranks' `in`, `count` elements of T. `count` may
+// be any number. The coop is one thread, as a CPU's block is. All else is as in
+// all_reduce_one_shot_ll16(). The planner has checked that every rank's process may read every
 // other's memory.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,

@@ -7,9 +7,9 @@
 //
 //     traffic in per rank: 2 * (world_size - 1) / world_size * n bytes
 //
-// Rounds are so short that the staging stays in the caches. So main memory sees little more than
-// one read of `in` and one write of `out`. The staging slots alternate by parity; why two suffice:
-// see channel.cuh.
+// n is the length of `in` in bytes. Rounds are so short that the staging stays in the caches. So
+// main memory sees little more than one read of `in` and one write of `out`. Calls use two staging
+// slots in turn; channel.cuh says why two are enough.
 #pragma once
 
 #include "../payload.cuh"
@@ -18,7 +18,8 @@
 
 namespace kccl {
 
-// Has the contract of all_reduce_one_shot_ll16, for messages of any length.
+// Sets every rank's `out` to the reduction of all ranks' `in`, `count` elements of T. `count` may
+// be any number. All else is as in all_reduce_one_shot_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                    const T* in, uint64_t count,

@@ -8,6 +8,8 @@
 //         result parts of round s - 2 --> out
 //
 //     traffic out per rank: 2 * (world_size - 1) / world_size * n bytes
+//
+// n is the length of `in` in bytes.
 #pragma once
 
 #include "../reduce.cuh"
@@ -15,7 +17,8 @@
 
 namespace kccl {
 
-// Has the contract of all_reduce_one_shot_ll16, for any `count`.
+// Sets every rank's `out` to the reduction of all ranks' `in`, `count` elements of T. `count` may
+// be any number. All else is as in all_reduce_one_shot_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                    const T* in, uint64_t count,

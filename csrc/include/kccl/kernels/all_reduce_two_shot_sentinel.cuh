@@ -9,11 +9,11 @@
 //
 //     traffic out per rank: 2 * (world_size - 1) / world_size * n bytes
 //
-// There is no barrier between the two phases: a word that is not the sentinel has arrived, and a
-// thread that has reduced a packet sends it on. All chunks are equally long, and all are sent, even
-// those at the end that hold no elements. So every rank sends words to every other, as sentinel.cuh
-// demands. A slice that is longer than the slots is sent in rounds, each a call of its own on the
-// channel.
+// n is the length of `in` in bytes. There is no barrier between the two phases: a word that is not
+// the sentinel has arrived, and a thread that has reduced a packet sends it on. All chunks are
+// equally long, and all are sent, even those at the end that hold no elements. So every rank sends
+// words to every other, as sentinel.cuh demands. A slice that is longer than the slots is sent in
+// rounds, each a call of its own on the channel.
 #pragma once
 
 #include "../payload.cuh"
@@ -28,7 +28,8 @@ KCCL_DEVICE uint64_t two_shot_sentinel_bytes(const DeviceComm& comm) {
     return comm.layout.packet_bytes / (2 * kPacketBytes) * kPacketBytes * comm.world_size;
 }
 
-// Has the contract of all_reduce_one_shot_sentinel, for at most two_shot_sentinel_bytes().
+// Sets every rank's `out` to the reduction of all ranks' `in`, `count` elements of T, at most
+// two_shot_sentinel_bytes() bytes. All else is as in all_reduce_one_shot_sentinel().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_sentinel(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                 const T* in, uint32_t count, const Op& op = Op{}) {

@@ -5,7 +5,7 @@
 //
 // n is the length of one chunk. Payloads are bytes, so every bit pattern arrives unchanged. `out`
 // may be `in`: before a thread stores payload i of any chunk, it has pushed payload i of all
-// chunks. all_reduce_one_shot_ll16 explains slots and rounds.
+// chunks. all_reduce_one_shot_ll16.cuh explains slots and rounds.
 #pragma once
 
 #include "../exchange.cuh"
@@ -13,9 +13,9 @@
 namespace kccl {
 
 // Sends the chunk at in + p * stride to each rank p, and stores the chunk from rank p at out + p *
-// stride. A chunk has `count` bytes, at most as many as fit in a slot. `out` is `in` or does not
-// overlap it; both may be reused on return. Called by all threads of the channel's coop. All
-// threads get the same status; unless it is ok, `out` is undefined.
+// stride. A chunk has `count` bytes, at most channel.max_bytes(). `out` is `in` or does not overlap
+// it; both may be reused on return. Called by all threads of the channel's coop (a thread, warp or
+// block: coop.cuh). All threads get the same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint32_t count, uint64_t stride) {

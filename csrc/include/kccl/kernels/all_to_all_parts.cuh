@@ -5,9 +5,9 @@
 //              what rank p has sent --> part p of out
 //
 // The length of a part may be 0. parts.cuh says how a part is sent. Parts are bytes, so every bit
-// pattern arrives unchanged. `out` may be `in` if a rank receives as much from each rank as it
-// sends there: a thread has pushed a payload before it stores one in its place, and a step of the
-// staging overwrites only the round that the step before has pushed.
+// pattern arrives unchanged. `out` may be `in` if a rank receives from each rank as many bytes as
+// it sends to it: a thread has pushed a payload of `in` before it stores another one in its place,
+// and a step of the staging (rounds.cuh) overwrites only the round that the step before has pushed.
 #pragma once
 
 #include "../parts.cuh"
@@ -18,8 +18,8 @@ namespace kccl {
 // and call.receives have their lengths in bytes; the parts lie one behind the other in `in` and
 // `out`, in rank order. `out` and `in` are the same array, with equal lengths, or do not overlap,
 // except that the part that this rank keeps may already lie in its place in `out`. Both may be
-// reused on return. Called by all threads of the channel's coop. All threads get the same status;
-// unless it is ok, `out` is undefined.
+// reused on return. Called by all threads of the channel's coop (a thread, warp or block:
+// coop.cuh). All threads get the same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all_parts(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                     const uint8_t* in, const Call& call, Sharing sharing = {}) {

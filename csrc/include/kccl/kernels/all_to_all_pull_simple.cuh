@@ -5,8 +5,9 @@
 //              part r of peer p's staging --copy--> chunk p of out  (world_size - 1) * n bytes in
 //
 // n is the length of one chunk; a staging slot has a part for each chunk. `out` may be `in`: a
-// round writes only what it has copied to the staging before. The slots alternate by parity. Two
-// suffice (channel.cuh): a peer that has entered the next call has read all it needs of this one.
+// round writes only what it has copied to the staging before. Calls use two slots in turn. Two are
+// enough (channel.cuh), because a peer that has entered the next call has read all that it needs of
+// this one.
 #pragma once
 
 #include "../payload.cuh"
@@ -14,13 +15,14 @@
 
 namespace kccl {
 
-// Has the contract of all_to_all_direct_ll16, for messages of any length.
+// Sends the chunk at in + p * stride, `count` bytes, to each rank p, and stores the chunk from rank
+// p at out + p * stride. `count` may be any number. All else is as in all_to_all_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint64_t count, uint64_t stride) {
     const DeviceComm& comm = channel.comm();
     const Coop coop = channel.coop();
-    // Parts begin on lines of their own, so that no line is read by two ranks.
+    // Parts begin on cache lines of their own, so that no two ranks read the same line.
     const uint64_t round =
         comm.layout.staging_bytes / comm.world_size / kKcclLineBytes * kKcclLineBytes;
     for (; count > 0; out += round, in += round) {

@@ -14,7 +14,8 @@
 
 namespace kccl {
 
-// Has the contract of all_to_all_direct_ll16, for any `count`.
+// Sends the chunk at in + p * stride, `count` bytes, to each rank p, and stores the chunk from rank
+// p at out + p * stride. `count` may be any number. All else is as in all_to_all_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_to_all_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint64_t count, uint64_t stride) {

@@ -8,7 +8,7 @@ namespace kccl {
 
 // Waits for the packets of all ranks, each thread for the packet of a different rank, and acquires
 // what the ranks wrote before their packets. Returns false if the wait failed. Called by all
-// threads of the channel's coop.
+// threads of the channel's coop (a thread, warp or block: coop.cuh).
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
     const uint32_t world_size = channel.world_size();

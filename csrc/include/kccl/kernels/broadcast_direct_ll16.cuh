@@ -3,9 +3,10 @@
 //     root:    in --pack--> slot[root] in every peer's window   (world_size - 1) * 2 * n bytes out
 //     others:  slot[root] of their own window --> out
 //
-// Payloads are bytes, so every bit pattern arrives unchanged. The root does not wait for its peers.
-// So the call is credited (channel.cuh), which keeps the root from running more than one call ahead
-// of them.
+// Payloads are bytes, so every bit pattern arrives unchanged. n is the length of the message in
+// bytes. The root does not wait for its peers. So the call is credited: the next call begins by
+// waiting until all ranks have entered this one (channel.cuh), and the root is never more than one
+// call ahead of its peers.
 #pragma once
 
 #include "../exchange.cuh"
@@ -13,9 +14,9 @@
 namespace kccl {
 
 // Copies the root's `in` to the `out` of all other ranks. Only the root reads `in`, and only the
-// others write `out`. Both have `count` bytes, at most as many as fit in a slot, and may be reused
-// on return. Called by all threads of the channel's coop. All threads get the same status; unless
-// it is ok, `out` is undefined.
+// others write `out`. Both have `count` bytes, at most channel.max_bytes(), and may be reused on
+// return. Called by all threads of the channel's coop (a thread, warp or block: coop.cuh). All
+// threads get the same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                          const uint8_t* in, uint32_t count, int root) {

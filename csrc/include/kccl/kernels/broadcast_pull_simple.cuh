@@ -13,7 +13,8 @@
 
 namespace kccl {
 
-// Has the contract of broadcast_direct_ll16, for messages of any length.
+// Copies the root's `in`, `count` bytes, to the `out` of all other ranks. `count` may be any
+// number. All else is as in broadcast_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                          const uint8_t* in, uint64_t count, int root) {

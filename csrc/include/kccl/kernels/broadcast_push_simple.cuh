@@ -8,8 +8,8 @@
 //
 //     traffic out: the root's n bytes; a peer's n * (world_size - 2) / (world_size - 1)
 //
-// In every step each rank receives a flag from every other. So the call is pairwise, and the next
-// one waits for no credits.
+// n is the length of `in` in bytes. In every step each rank waits for a flag of every other rank.
+// So the call is pairwise (channel.cuh), and the next call need not wait for credits.
 #pragma once
 
 #include "../rounds.cuh"
@@ -25,7 +25,8 @@ KCCL_DEVICE uint32_t broadcast_round(uint64_t count, uint32_t most) {
     return round < most ? static_cast<uint32_t>(round) : most;
 }
 
-// Has the contract of broadcast_direct_ll16, for any `count`.
+// Copies the root's `in`, `count` bytes, to the `out` of all other ranks. `count` may be any
+// number. All else is as in broadcast_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                          const uint8_t* in, uint64_t count, int root) {

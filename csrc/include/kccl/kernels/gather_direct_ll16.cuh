@@ -3,8 +3,10 @@
 //     rank r:  in --pack--> slot[r] in the root's window    2 * n bytes out
 //     root:    slot[p] of its own window --> chunk p of out
 //
-// Payloads are bytes, so every bit pattern arrives unchanged. Only the root waits. So the call is
-// credited (channel.cuh). all_reduce_one_shot_ll16 explains slots and rounds.
+// n is the length of `in` in bytes. Payloads are bytes, so every bit pattern arrives unchanged.
+// Only the root waits for its peers. So the call is credited: the next call begins by waiting until
+// all ranks have entered this one (channel.cuh). all_reduce_one_shot_ll16.cuh explains slots and
+// rounds.
 #pragma once
 
 #include "../exchange.cuh"
@@ -12,9 +14,10 @@
 namespace kccl {
 
 // Copies the `in` of each rank p to out + p * stride on the root. `in` holds `count` bytes, at most
-// as many as fit in a slot. Only the root writes `out`. The root's `in` is its chunk of `out`, or
-// does not overlap `out`. Both may be reused on return. Called by all threads of the channel's
-// coop. All threads get the same status; unless it is ok, the root's `out` is undefined.
+// channel.max_bytes(). Only the root writes `out`. The root's `in` is its chunk of `out`, or does
+// not overlap `out`. Both may be reused on return. Called by all threads of the channel's coop (a
+// thread, warp or block: coop.cuh). All threads get the same status; unless it is ok, the root's
+// `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status gather_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                       const uint8_t* in, uint32_t count, uint64_t stride,

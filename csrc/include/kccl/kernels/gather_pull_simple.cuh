@@ -3,8 +3,9 @@
 //     others:  in --copy--> their own staging; flag "written" to every peer
 //     root:    staging of peer p --copy--> chunk p of out    (world_size - 1) * n bytes in
 //
-// Only the root waits. So the call is credited (channel.cuh): a rank writes its staging slot again
-// only after the root has entered the call after the one that used it.
+// n is the length of `in` in bytes. Only the root waits. So the call is credited (channel.cuh): a
+// rank writes its staging slot again only after the root has entered the call after the one that
+// used it.
 #pragma once
 
 #include "../payload.cuh"
@@ -12,7 +13,8 @@
 
 namespace kccl {
 
-// Has the contract of gather_direct_ll16, for messages of any length.
+// Copies the `in` of each rank p, `count` bytes, to out + p * stride on the root. `count` may be
+// any number. All else is as in gather_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                       const uint8_t* in, uint64_t count, uint64_t stride,

@@ -4,15 +4,16 @@
 //         round s - 1 of in --> part r of the root's staging    n bytes out
 //         root: round s - 2: part p of its own staging --> chunk p of out
 //
-// In every step each rank receives a flag from every other. So the call is pairwise, and the next
-// one waits for no credits.
+// n is the length of `in` in bytes. In every step each rank waits for a flag of every other rank.
+// So the call is pairwise (channel.cuh), and the next call need not wait for credits.
 #pragma once
 
 #include "../rounds.cuh"
 
 namespace kccl {
 
-// Has the contract of gather_direct_ll16, for any `count`.
+// Copies the `in` of each rank p, `count` bytes, to out + p * stride on the root. `count` may be
+// any number. All else is as in gather_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status gather_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                       const uint8_t* in, uint64_t count, uint64_t stride,

@@ -12,8 +12,8 @@ namespace kccl {
 // returns a failed status and copies nothing. A GPU does not know the windows, so it checks
 // nothing.
 //
-// Called by all threads of the coop. On return each thread has copied its share. After a sync of
-// the coop all threads may read all of `out`.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh). On return each thread has
+// copied its share. After a sync of the coop all threads may read all of `out`.
 //
 // IS_LAUNCH: the host launches this call as a kernel, and has checked the window.
 template <bool IS_LAUNCH = false, class Coop>

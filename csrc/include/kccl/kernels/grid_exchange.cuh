@@ -14,7 +14,8 @@ KCCL_DEVICE Status grid_exchange(const DeviceComm& comm, uint8_t* out, const uin
                                  uint32_t count) {
     GridExchange<kKcclReachAllRanks, WORLD_SIZE> exchange(comm);
     const uint32_t block = platform::block_in_grid();
-    // Relaxed is enough, because the end of the kernel orders everything but the packets.
+    // Relaxed is enough: the packets carry their own flags, and the end of the kernel orders all
+    // else.
     constexpr mem::Order kRelaxed = mem::Order::kRelaxed;
     publish<kRelaxed>(exchange, in + uint64_t{block} * count, count);
     uint8_t* mine = out + uint64_t{block} * exchange.num_slices() * count;

@@ -6,8 +6,9 @@
 
 namespace kccl {
 
-// Makes `count` barriers of all blocks of the kernel; each orders memory as acquire and release.
-// Called by all threads of all blocks. Returns the status of the first that fails, else ok.
+// Makes `count` barriers of all blocks of the kernel, one after the other; each orders memory as
+// acquire and release. Called by all threads of all blocks. Returns the status of the first barrier
+// that fails, else ok.
 KCCL_DEVICE Status grid_sync(const DeviceComm& comm, uint64_t count) {
     GridBarrierOf<kKcclGridSyncs> barrier(comm);
     Status status = kKcclOk;

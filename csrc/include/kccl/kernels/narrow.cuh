@@ -1,5 +1,5 @@
-// narrow: rounds an array from the type in which sums accumulate to the caller's type. No peer
-// takes part. See scale.cuh.
+// narrow: rounds an array from the type in which sums accumulate to the caller's type, as the last
+// part of a sum of products (scale.cuh). No peer takes part.
 #pragma once
 
 #include "../reduce.cuh"
@@ -7,7 +7,8 @@
 namespace kccl {
 
 // Rounds the elements of `in` to T, and stores them in `out`. A NaN becomes the canonical NaN.
-// `out` and `in` have `count` elements and do not overlap. Called by all threads of the coop.
+// `out` and `in` have `count` elements and do not overlap. Called by all threads of the coop (a
+// thread, warp or block: coop.cuh).
 template <class T, class Coop>
 KCCL_DEVICE void narrow(Coop coop, T* out, const typename Element<T>::Acc* in, uint64_t count) {
     [[maybe_unused]] const platform::DefaultFloats floats{};

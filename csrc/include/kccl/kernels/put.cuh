@@ -11,8 +11,8 @@ namespace kccl {
 // call returns a failed status and copies nothing. A GPU does not know the windows, so it checks
 // nothing.
 //
-// Called by all threads of the coop. On return each thread has read its share of `in`. After a sync
-// of the coop all threads may write all of `in`.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh). On return each thread has
+// read its share of `in`. After a sync of the coop all threads may write all of `in`.
 //
 // IS_LAUNCH: the host launches this call as a kernel, and has checked the window.
 template <bool IS_LAUNCH = false, class Coop>

@@ -3,8 +3,10 @@
 //     rank r:  in --pack--> slot[r] in the root's window    2 * n bytes out
 //     root:    slot[0..] of its own window --reduce--> out
 //
-// Only the root waits. So the call is credited (channel.cuh), which keeps the others from running
-// more than one call ahead. all_reduce_one_shot_ll16 explains slots and rounds.
+// n is the length of the message in bytes. Only the root waits for its peers. So the call is
+// credited: the next call begins by waiting until all ranks have entered this one (channel.cuh),
+// and the peers are never more than one call ahead of the root. all_reduce_one_shot_ll16.cuh
+// explains slots and rounds.
 #pragma once
 
 #include "../exchange.cuh"
@@ -13,9 +15,10 @@
 namespace kccl {
 
 // Sets the root's `out` to the reduction of all ranks' `in`. Both hold `count` elements of T, at
-// most as many as fit in a slot. Only the root writes `out`, which is `in` or does not overlap it.
-// Both may be reused on return. Called by all threads of the channel's coop. All threads get the
-// same status; unless it is ok, the root's `out` is undefined.
+// most channel.max_bytes() bytes. Only the root writes `out`, which is `in` or does not overlap it.
+// Both may be reused on return. Called by all threads of the channel's coop (a thread, warp or
+// block: coop.cuh). All threads get the same status; unless it is ok, the root's `out` is
+// undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                       uint32_t count, int root, const Op& op = Op{}) {

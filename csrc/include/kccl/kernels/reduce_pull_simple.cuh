@@ -3,9 +3,9 @@
 //     rank r:  in --copy--> its own staging; flag "written" to every peer
 //     root:    its own in, and the others' staging --reduce--> out    (world_size - 1) * n bytes in
 //
-// Only the root waits. So the call is credited (channel.cuh): a rank writes a staging slot again
-// only after the root has entered the call after the one that used it. The other ranks run a round
-// ahead, and copy the next round while the root reduces this one.
+// n is the length of `in` in bytes. Only the root waits. So the call is credited (channel.cuh): a
+// rank writes a staging slot again only after the root has entered the call after the one that used
+// it. The other ranks run a round ahead, and copy the next round while the root reduces this one.
 #pragma once
 
 #include "../payload.cuh"
@@ -14,7 +14,8 @@
 
 namespace kccl {
 
-// Has the contract of reduce_direct_ll16, for messages of any length.
+// Sets the root's `out` to the reduction of all ranks' `in`, `count` elements of T. `count` may be
+// any number. All else is as in reduce_direct_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                       uint64_t count, int root, const Op& op = Op{}) {

@@ -3,7 +3,7 @@
 //     rank r:  chunk p of in --pack--> slot[r] of rank p    (world_size - 1) * 2 * n bytes out
 //              slot[0..] of its own window --reduce--> out  polls its own memory only
 //
-// n is the length of one chunk. all_reduce_one_shot_ll16 explains slots and rounds.
+// n is the length of one chunk. all_reduce_one_shot_ll16.cuh explains slots and rounds.
 #pragma once
 
 #include "../exchange.cuh"
@@ -12,10 +12,10 @@
 namespace kccl {
 
 // Sets `out` to the reduction of the chunks that all ranks have for this rank. The chunk for rank p
-// is at in + p * stride. `out` and each chunk hold `count` elements of T, at most as many as fit in
-// a slot. `out` is this rank's chunk of `in`, or does not overlap `in`; both may be reused on
-// return. Called by all threads of the channel's coop. All threads get the same status; unless it
-// is ok, `out` is undefined.
+// is at in + p * stride. `out` and each chunk hold `count` elements of T, at most
+// channel.max_bytes() bytes. `out` is this rank's chunk of `in`, or does not overlap `in`; both may
+// be reused on return. Called by all threads of the channel's coop (a thread, warp or block:
+// coop.cuh). All threads get the same status; unless it is ok, `out` is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                               const T* in, uint32_t count, uint64_t stride,

@@ -12,9 +12,10 @@
 
 namespace kccl {
 
-// Sets `out` to the reduction of all ranks' parts for this rank. Has the contract of
-// all_to_all_parts, but call.sends is the same on all ranks, and every entry of call.receives is
-// the length of this rank's part. `out` is this rank's part of `in`, or does not overlap `in`.
+// Sets `out` to the reduction of all ranks' parts for this rank. call.sends[p] is the length of the
+// part for rank p in bytes, the same on all ranks, and every entry of call.receives is the length
+// of this rank's part. All else is as in all_to_all_parts(). `out` is this rank's part of `in`, or
+// does not overlap `in`.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_parts(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                         const Call& call, Sharing sharing = {},

@@ -4,9 +4,9 @@
 //              flag "written" to every peer                     one word each
 //              chunk r of each rank's staging --reduce--> out       (world_size - 1) * n bytes in
 //
-// n is the length of one chunk; a staging slot has a part for each chunk. The slots alternate by
-// parity. Two suffice (channel.cuh): a peer that has entered the next call has read all it needs of
-// this one.
+// n is the length of one chunk; a staging slot has a part for each chunk. Calls use two slots in
+// turn. Two are enough (channel.cuh), because a peer that has entered the next call has read all
+// that it needs of this one.
 #pragma once
 
 #include "../payload.cuh"
@@ -15,14 +15,16 @@
 
 namespace kccl {
 
-// Has the contract of reduce_scatter_direct_ll16, for messages of any length.
+// Sets `out` to the reduction of the chunks that all ranks have for this rank, `count` elements of
+// T each. The chunk for rank p is at in + p * stride. `count` may be any number. All else is as in
+// reduce_scatter_direct_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                               const T* in, uint64_t count, uint64_t stride,
                                               const Op& op = Op{}) {
     const DeviceComm& comm = channel.comm();
     const Coop coop = channel.coop();
-    // Parts begin on lines of their own, so that no line is read by two ranks.
+    // Parts begin on cache lines of their own, so that no two ranks read the same line.
     const uint64_t line = kKcclLineBytes / sizeof(T);
     const uint64_t round = comm.layout.staging_bytes / comm.world_size / kKcclLineBytes * line;
     for (; count > 0; out += round, in += round) {

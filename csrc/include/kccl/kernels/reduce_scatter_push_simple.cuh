@@ -13,7 +13,9 @@
 
 namespace kccl {
 
-// Has the contract of reduce_scatter_direct_ll16, for any `count`.
+// Sets `out` to the reduction of the chunks that all ranks have for this rank, `count` elements of
+// T each. The chunk for rank p is at in + p * stride. `count` may be any number. All else is as in
+// reduce_scatter_direct_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                               const T* in, uint64_t count, uint64_t stride,

@@ -9,6 +9,8 @@
 //
 //     traffic per rank: (world_size - 1) / world_size * n bytes out, n / world_size more to the
 //     root; the root's traffic in is less than 2 * n bytes
+//
+// n is the length of `in` in bytes.
 #pragma once
 
 #include "../reduce.cuh"
@@ -16,7 +18,8 @@
 
 namespace kccl {
 
-// Has the contract of reduce_direct_ll16, for any `count`.
+// Sets the root's `out` to the reduction of all ranks' `in`, `count` elements of T. `count` may be
+// any number. All else is as in reduce_direct_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_two_shot_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                const T* in, uint64_t count, int root,

@@ -9,8 +9,8 @@
 namespace kccl {
 
 // Normalises rows `first`, `first + step` and so on. rows.out may be rows.in if the result has type
-// T. Otherwise no two arrays overlap. Called by all threads of the coop; on a GPU they are at least
-// a warp.
+// T. Otherwise no two arrays overlap. Called by all threads of the coop (a thread, warp or block:
+// coop.cuh); on a GPU they are at least a warp.
 template <class T, class Coop>
 KCCL_DEVICE void rms_norm(Coop coop, const NormedRows<T>& rows, uint64_t first, uint64_t step) {
     [[maybe_unused]] const platform::DefaultFloats floats{};

@@ -41,8 +41,8 @@ struct Factor {
 };
 
 // Multiplies the elements of `in` by `factor` (KcclCall.factor), and stores the products in `out`.
-// Both have `count` elements and do not overlap. Called by all threads of the coop; each may use
-// what the others have stored after a sync.
+// Both have `count` elements and do not overlap. Called by all threads of the coop (a thread, warp
+// or block: coop.cuh); each may use what the others have stored after a sync.
 template <class T, class Coop>
 KCCL_DEVICE void scale(Coop coop, typename Element<T>::Acc* out, const T* in, uint64_t count,
                        uint64_t factor) {

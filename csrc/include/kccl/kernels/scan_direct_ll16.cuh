@@ -4,8 +4,10 @@
 //     rank r:  in --pack--> slot[r] in every rank's window    (world_size - 1) * 2 * n bytes out
 //              slot[0..r] of its own window --reduce--> out       polls its own memory only
 //
-// Lower ranks do not need this rank's array, but it is sent to them too. So the call is pairwise,
-// like all_reduce, and needs no credits. all_reduce_one_shot_ll16 explains slots and rounds.
+// n is the length of the message in bytes. Lower ranks do not need this rank's array, but it is
+// sent to them too. So the call is pairwise, like all_reduce: it ends only when every peer has been
+// heard from, and needs no credits (channel.cuh). all_reduce_one_shot_ll16.cuh explains slots and
+// rounds.
 #pragma once
 
 #include "../exchange.cuh"
@@ -13,11 +15,11 @@
 
 namespace kccl {
 
-// Sets `out` to the reduction of the `in` of ranks 0 to this one; `exclusive` 1: without this one,
-// so that rank 0 does not write `out`. `out` and `in` hold `count` elements of T, at most as many
-// as fit in a slot. They are the same array or do not overlap, and may be reused on return. Called
-// by all threads of the channel's coop. All threads get the same status; unless it is ok, `out` is
-// undefined.
+// Sets `out` to the reduction of the `in` of ranks 0 to this one. If `exclusive` is 1 instead of 0,
+// this rank's own `in` is left out, and rank 0 does not write its `out`. `out` and `in` hold
+// `count` elements of T, at most channel.max_bytes() bytes. They are the same array or do not
+// overlap, and may be reused on return. Called by all threads of the channel's coop (a thread, warp
+// or block: coop.cuh). All threads get the same status; unless it is ok, `out` is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scan_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                     uint32_t count, int exclusive, const Op& op = Op{}) {

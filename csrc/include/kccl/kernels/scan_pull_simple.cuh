@@ -3,9 +3,9 @@
 //     rank r:  in --copy--> its own staging; flag "written" to every peer
 //              its own in, and the staging of ranks 0 to r - 1 --reduce--> out    r * n bytes in
 //
-// Each rank waits for all others, so the call is pairwise. The staging slots alternate by parity.
-// Two suffice (channel.cuh): a peer that has entered the next call has read all it needs of this
-// one.
+// n is the length of `in` in bytes. Each rank waits for all others, so the call is pairwise. Calls
+// use two staging slots in turn. Two are enough (channel.cuh), because a peer that has entered the
+// next call has read all that it needs of this one.
 #pragma once
 
 #include "../payload.cuh"
@@ -14,7 +14,9 @@
 
 namespace kccl {
 
-// Has the contract of scan_direct_ll16, for messages of any length.
+// Sets `out` to the reduction of the `in` of ranks 0 to this one, `count` elements of T. If
+// `exclusive` is 1 instead of 0, this rank's own `in` is left out. `count` may be any number. All
+// else is as in scan_direct_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scan_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                     uint64_t count, int exclusive, const Op& op = Op{}) {

@@ -5,6 +5,8 @@
 //         round s - 2 of in, and parts 0 to r - 1 of its own staging --reduce--> out
 //
 //     traffic out of rank r: (world_size - 1 - r) * n bytes
+//
+// n is the length of `in` in bytes.
 #pragma once
 
 #include "../reduce.cuh"
@@ -12,7 +14,9 @@
 
 namespace kccl {
 
-// Has the contract of scan_direct_ll16, for any `count`.
+// Sets `out` to the reduction of the `in` of ranks 0 to this one, `count` elements of T. If
+// `exclusive` is 1 instead of 0, this rank's own `in` is left out. `count` may be any number. All
+// else is as in scan_direct_ll16().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scan_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                     uint64_t count, int exclusive, const Op& op = Op{}) {

@@ -4,8 +4,9 @@
 //     rank r:  slot[root] of its own window --> out            the root's own chunk, too
 //
 // n is the length of one chunk. Payloads are bytes, so every bit pattern arrives unchanged. The
-// root does not wait for its peers. So the call is credited (channel.cuh). all_reduce_one_shot_ll16
-// explains slots and rounds.
+// root does not wait for its peers. So the call is credited: the next call begins by waiting until
+// all ranks have entered this one (channel.cuh). all_reduce_one_shot_ll16.cuh explains slots and
+// rounds.
 #pragma once
 
 #include "../exchange.cuh"
@@ -13,9 +14,10 @@
 namespace kccl {
 
 // Copies the root's chunk at in + p * stride to the `out` of each rank p. A chunk has `count`
-// bytes, at most as many as fit in a slot. Only the root reads `in`. The root's `out` is its chunk
-// of `in`, or does not overlap `in`. Both may be reused on return. Called by all threads of the
-// channel's coop. All threads get the same status; unless it is ok, `out` is undefined.
+// bytes, at most channel.max_bytes(). Only the root reads `in`. The root's `out` is its chunk of
+// `in`, or does not overlap `in`. Both may be reused on return. Called by all threads of the
+// channel's coop (a thread, warp or block: coop.cuh). All threads get the same status; unless it is
+// ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scatter_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                        const uint8_t* in, uint32_t count, uint64_t stride,

@@ -13,14 +13,15 @@
 
 namespace kccl {
 
-// Has the contract of scatter_direct_ll16, for messages of any length.
+// Copies the root's chunk at in + p * stride, `count` bytes, to the `out` of each rank p. `count`
+// may be any number. All else is as in scatter_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                        const uint8_t* in, uint64_t count, uint64_t stride,
                                        int root) {
     const DeviceComm& comm = channel.comm();
     const Coop coop = channel.coop();
-    // Parts begin on lines of their own, so that no line is read by two ranks.
+    // Parts begin on cache lines of their own, so that no two ranks read the same line.
     const uint64_t round =
         comm.layout.staging_bytes / comm.world_size / kKcclLineBytes * kKcclLineBytes;
     for (; count > 0; out += round, in += round) {

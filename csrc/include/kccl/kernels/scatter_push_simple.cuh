@@ -7,15 +7,16 @@
 //
 //     traffic out of the root: (world_size - 1) * n bytes, where n is the length of one chunk
 //
-// In every step each rank receives a flag from every other. So the call is pairwise, and the next
-// one waits for no credits.
+// In every step each rank waits for a flag of every other rank. So the call is pairwise
+// (channel.cuh), and the next call need not wait for credits.
 #pragma once
 
 #include "../rounds.cuh"
 
 namespace kccl {
 
-// Has the contract of scatter_direct_ll16, for any `count`.
+// Copies the root's chunk at in + p * stride, `count` bytes, to the `out` of each rank p. `count`
+// may be any number. All else is as in scatter_direct_ll16().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status scatter_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                        const uint8_t* in, uint64_t count, uint64_t stride,

@@ -8,7 +8,8 @@ namespace kccl {
 
 // Sends a message of `num_bytes` bytes at `in` to rank `peer` with `tag`, which is not negative.
 // Called by one thread. Blocks until `in` may be reused or the communicator fails; the status says
-// which. A short message is then in the peer's ring of messages; a long one has been received.
+// which. `in` may be reused when a short message lies in the peer's ring of messages
+// (messages.cuh), or a long one has been received.
 KCCL_DEVICE Status send(const DeviceComm& comm, const void* in, uint64_t num_bytes, int peer,
                         int tag) {
     mem::send_message(state_of(comm)->idle_context, in, num_bytes, peer, tag);

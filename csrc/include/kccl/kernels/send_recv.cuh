@@ -16,9 +16,10 @@ namespace kccl {
 // received its slices. It may reuse the slices that it sends, although the peer may not have
 // received the short ones yet.
 //
-// Called by all threads of the coop, which is number `block` of the `blocks` coops that make the
-// call. If `blocks` is at least the number of messages, no message waits for another one. On each
-// rank only one call at a time may use a channel.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh). `blocks` coops make the
+// call together, and this is number `block` of them. If `blocks` is at least the number of
+// messages, no message waits for another one. On each rank only one call at a time may use a
+// channel.
 template <class Coop>
 KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call, uint32_t block,
                              uint32_t blocks) {

@@ -1,8 +1,8 @@
 // signal: adds one to the peer's count of signals under an id. Releases what this rank's coop wrote
 // before, puts included: the peer sees it after the wait for this signal.
 //
-// Each source has a word of its own at the peer. So a signal only stores the new count, and needs
-// no remote atomic.
+// Each rank has a word of its own at the peer for each id. So a signal only stores the new count in
+// it, and needs no remote atomic.
 #pragma once
 
 #include "../one_sided.cuh"
@@ -13,8 +13,8 @@ namespace kccl {
 // 0 to kKcclNumSignals - 1, which is 63. With other arguments the call returns a failed status and
 // sends nothing.
 //
-// Called by all threads of the coop. One coop at a time signals a peer under an id, because the
-// count of signals sent is plain memory.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh). One coop at a time signals
+// a peer under an id, because the count of signals sent is plain memory.
 template <class Coop>
 KCCL_DEVICE Status signal(Coop coop, const DeviceComm& comm, int peer, int signal_id) {
     begin_together<kCoopKind<Coop>>(

@@ -1,8 +1,8 @@
 // wait: waits for signals under an id, from one peer or from all ranks together, and consumes them.
 // What the signalling ranks wrote before their signals is visible after the wait.
 //
-// The words in the window only count up. How many signals of each word this rank has consumed is
-// stored in its own memory.
+// Each source counts the signals that it has sent in a word of this rank's window, which only
+// counts up. How many of them this rank has consumed is stored in its KcclState.
 #pragma once
 
 #include "../one_sided.cuh"
@@ -13,8 +13,9 @@ namespace kccl {
 // `signal_id`: from 0 to kKcclNumSignals - 1, which is 63. `wanted`: less than 2^31. With other
 // arguments the call returns a failed status and does not wait.
 //
-// Called by all threads of the coop; its first thread polls. One coop at a time waits under an id,
-// because the counts of consumed signals are plain memory, which the coop's syncs order.
+// Called by all threads of the coop (a thread, warp or block: coop.cuh); its first thread polls.
+// One coop at a time waits under an id, because the counts of consumed signals are plain memory,
+// which the coop's syncs order.
 template <class Coop>
 KCCL_DEVICE Status wait(Coop coop, const DeviceComm& comm, int peer, int signal_id,
                         uint32_t wanted) {

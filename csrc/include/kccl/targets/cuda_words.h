@@ -1,5 +1,6 @@
 // CUDA's functions and vector types for kernels that a CPU runs, in terms of platform.cuh and
-// mem.cuh. What is missing here has a sentence in kccl/jit/cuda_words.py, or one below.
+// mem.cuh. For a name of CUDA that is missing here, kccl/jit/cuda_words.py or KCCL_NO_WORD below
+// has an error that says what to write instead.
 #pragma once
 
 #include <math.h>

@@ -33,13 +33,14 @@ class DefaultFloats {
   private:
 #if defined(__x86_64__)
     using Word = uint32_t;
-    // MXCSR without the flags that say what has happened; all exceptions masked.
+    // kControls: the bits of MXCSR, except the flags that say which exceptions have happened.
+    // kDefault: rounds to nearest, keeps denormals, masks all exceptions.
     static constexpr Word kControls = 0xffc0, kDefault = 0x1f80;
     KCCL_ALWAYS_INLINE static Word read() { return _mm_getcsr(); }
     KCCL_ALWAYS_INLINE static void write(Word word) { _mm_setcsr(word); }
 #elif defined(__aarch64__)
     using Word = uint64_t;
-    // FPCR.
+    // All bits of FPCR. Zero rounds to nearest, keeps denormals and traps nothing.
     static constexpr Word kControls = ~Word{0}, kDefault = 0;
 #if defined(__clang__)
     KCCL_ALWAYS_INLINE static Word read() { return __builtin_arm_rsr64("fpcr"); }

@@ -1,5 +1,6 @@
 // The position of a block of the host target in its grid. A call of the library has one block. In
-// kernels of kccl.compile(target="host"), KCCL_HOST_GRID, each block of a launch is an OS thread.
+// kernels that kccl.compile(target="host") compiles, with KCCL_HOST_GRID, each block of a launch is
+// an OS thread.
 #pragma once
 
 #include <stdint.h>

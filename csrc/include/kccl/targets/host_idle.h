@@ -1,5 +1,6 @@
-// Functions that a thread of the host target calls while it waits, only in the slow path of
-// wait.cuh. csrc/host/idle.cpp implements them.
+// Functions of the library's host part that device code calls on the host target: in the slow path
+// of its waits (wait.cuh), to read a peer's memory, and to send and receive messages.
+// csrc/host/idle.cpp and messages.cpp implement them.
 #pragma once
 
 #include <stdint.h>

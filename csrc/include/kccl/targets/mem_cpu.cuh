@@ -15,7 +15,7 @@ KCCL_DEVICE T keep(T value) {
 }
 
 // Returns a * b, rounded by itself: never fused with a sum. gcc is told so by -ffp-contract=off,
-// but its vector code for complex numbers needs the barrier too.
+// but its vector code for complex numbers needs __builtin_assoc_barrier() too.
 template <class T>
 KCCL_DEVICE T product(T a, T b) {
 #if defined(__clang__)

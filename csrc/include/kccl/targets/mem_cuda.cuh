@@ -119,8 +119,8 @@ KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
         else                                                   \
             asm volatile("fence." order ".sys;" ::: "memory"); \
     } while (0)
-// PTX has these fences from 8.6 on, which came with CUDA 12.7. Before that, the stronger fence does
-// the work of both.
+// PTX has fence.acquire and fence.release from version 8.6 on, which came with CUDA 12.7. Before
+// that, fence.acq_rel is used for both.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && \
     __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1207
 #define KCCL_MEM_ONE_WAY_FENCE(order) KCCL_MEM_FENCE(order)
@@ -175,7 +175,7 @@ KCCL_DEVICE T keep(T value) {
     return value;
 }
 
-// Returns the value, about which the compiler then knows nothing.
+// Returns the value, but hides from the compiler where it came from: see mem.cuh.
 KCCL_DEVICE uint32_t forget(uint32_t value) {
     asm volatile("" : "+r"(value));
     return value;
@@ -240,7 +240,8 @@ KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, Copy
         : "memory");
 }
 
-// Asynchronous copies go through another proxy, which does not see ordinary stores in order.
+// Asynchronous copies go through the async proxy. Without this fence they are not ordered behind
+// what the thread did before by ordinary loads and stores.
 KCCL_DEVICE void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 #else
@@ -297,8 +298,8 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return bits;
 }
 
-// Converts two values; the first one goes into the lower half. The result for NaN is some NaN,
-// which the macro tells columns.cuh.
+// Converts two values; the first one goes into the lower half. A NaN becomes some NaN. The macro
+// tells columns.cuh so: there other targets need a path that checks for NaN.
 #define KCCL_MEM_KEEPS_NAN 1
 KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
     uint32_t bits;

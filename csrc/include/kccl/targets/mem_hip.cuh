@@ -103,7 +103,8 @@ KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
 
 // Packets of system scope bypass all caches. So a packet that the memory has acknowledged is
 // visible to all, and no cache must be written back or invalidated. Other waves of the block have
-// waited for theirs in sync_block(). The signal fences are for the compiler.
+// waited for theirs in sync_block(). The signal fences keep the compiler from moving accesses
+// across.
 KCCL_DEVICE void fence_packets() {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     platform::await_accesses();
@@ -117,8 +118,8 @@ KCCL_DEVICE void finish_stores() {
     platform::await_accesses();
 }
 
-// Loads 8 or 16 bytes of global memory that are read once. They take no room in the caches from
-// data that is read again.
+// Loads 8 or 16 bytes of global memory that are read once. The load is nontemporal, so that it
+// evicts no data from the caches that is read again.
 template <class T>
 KCCL_DEVICE T load_streamed(const T* address) {
     using Words = uint32_t __attribute__((ext_vector_type(sizeof(T) / sizeof(uint32_t))));
@@ -189,7 +190,7 @@ KCCL_DEVICE uint64_t clock_ticks() { return __builtin_amdgcn_s_memtime(); }
 constexpr int register_bits(int number, int first, int count) {
     return number | first << 6 | (count - 1) << 11;
 }
-constexpr int kPlaceOfWave = 4, kDieOfWave = 20;  // HW_ID and XCC_ID of CDNA3
+constexpr int kPlaceOfWave = 4, kDieOfWave = 20;  // the registers HW_ID and XCC_ID of CDNA3
 
 KCCL_DEVICE uint32_t die_id() { return __builtin_amdgcn_s_getreg(register_bits(kDieOfWave, 0, 4)); }
 // The register has four bits for the compute unit, one for its array and three for its engine.

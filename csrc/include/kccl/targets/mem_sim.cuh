@@ -7,7 +7,7 @@
 
 namespace kccl::mem {
 
-// Each half of a packet is single-copy atomic on every GPU; the whole packet is not.
+// Each half of a packet is single-copy atomic on every GPU. The whole packet is not on all GPUs.
 constexpr uint32_t kPacketUnitBytes = 8;
 
 template <Order order, Scope scope, class T>

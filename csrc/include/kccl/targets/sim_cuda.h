@@ -11,5 +11,5 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-// A constant that has its value in the source.
+// A constant of CUDA, which must be initialised where it is declared.
 #define __constant__ static

@@ -28,16 +28,16 @@ struct KcclSimCall {
     uint64_t memory;  // an address that identifies the ranks or blocks that make the call together
     uint64_t state;   // address of the rank's KcclState
     int32_t stream;   // the scratch channel; of an exchange: -1 - KcclReach
-    int32_t channel;  // as the user counts; -1: none
+    int32_t channel;  // the user's number of the channel; -1: none
     uint32_t rank;
-    uint32_t num_callers;  // ranks, or blocks of all ranks
-    uint32_t epoch;        // epoch of an exchange
+    uint32_t num_callers;  // how many ranks, or blocks of ranks, make the call
+    uint32_t epoch;        // epoch of an exchange; 0 in other calls
     uint32_t kernel;
     uint64_t num_bytes;   // bytes of the message; of an exchange: of a slice
     uint32_t dtype;       // kKcclNumDtypes: not known
     uint32_t op;          // kKcclNumOps: none
     int32_t root;         // -1: none
-    uint32_t num_blocks;  // blocks of a call of the grid; 0: it is none
+    uint32_t num_blocks;  // blocks of the grid that makes the call; 0: no grid makes it
 };
 
 // A coop, one of whose threads opens or closes a channel.
@@ -52,7 +52,7 @@ struct KcclSimOpening {
 struct KcclSimArgument {
     const char* name;
     uint64_t value;
-    uint64_t num_bytes;  // what any thread of the coop may read there; 0: nothing
+    uint64_t num_bytes;  // bytes at `value` that any thread of the coop may read in the call; or 0
 };
 
 // An argument with which a call cannot be made. Texts live as long as the kernel's library.
@@ -71,8 +71,8 @@ struct KcclSimCoopCall {
     uint64_t state;  // identifies the communicator
     const KcclSimArgument* arguments;
     uint32_t num_arguments;
-    uint32_t num_common;  // of a grid: the first arguments, which all blocks must give alike
-    // In an exchange between blocks.
+    uint32_t num_common;  // of a grid: how many first arguments must be the same in all blocks
+    // The rest is used in exchanges between blocks only.
     uint32_t step;  // kccl::ExchangeStep
     uint32_t reach;
     uint64_t num_bytes;  // bytes of a slice
@@ -90,7 +90,7 @@ struct KcclSimEngine {
     void (*store_packet)(void* address, const uint64_t* halves, uint32_t unit_bytes,
                          uint32_t scope);
     uint32_t (*claim)(uint32_t* address, uint32_t value);
-    // Returns the sum.
+    // Adds `value` to the word, and returns the sum.
     uint32_t (*add)(uint32_t* address, uint32_t value, uint32_t order, uint32_t scope);
     void (*fence)(uint32_t order, uint32_t scope);
     void (*fence_packets)(void);
@@ -131,7 +131,7 @@ struct KcclSimEngine {
     // call, and it decides which words are stale. `state` identifies the communicator.
     void (*enter_call)(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
 
-    // See told.cuh.
+    // The functions of told.cuh call these.
     uint64_t (*window_room)(const void* address);
     void (*call_begins)(const KcclSimCall* call);
     void (*channel_opens)(const KcclSimOpening* opening);
