@@ -1,5 +1,6 @@
-// The part of CUDA's driver API that launches need, without its header. Handles are numbers; Python
-// looks the functions up. tests/csrc/test_cuda_driver.py compares this with cuda.h.
+// The types and constants of CUDA's driver API that gpu.cpp needs, so that it compiles without
+// cuda.h. Handles are uint64_t. Python looks up the addresses of the functions.
+// tests/csrc/test_cuda_driver.py compares this file with cuda.h.
 #pragma once
 
 #include <stddef.h>
