@@ -25,7 +25,8 @@ constexpr uint64_t kDividesFromBytes = 65536;
 // What a rank sends its peers on their streams (nodes_exchange.h) when it has failed or closes.
 struct Word {
     uint32_t departure;  // KcclDeparture
-    int32_t tag;  // the sender's KcclNodes.tag; it changes at a reset, so older words are ignored
+    // The sender's KcclNodes.tag. It changes at a reset, so that older words are ignored.
+    int32_t tag;
     KcclRecord record;  // of a failure
 };
 
