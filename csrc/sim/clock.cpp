@@ -44,8 +44,8 @@ std::vector<uint32_t>& Clock::edit_counters(Part& part, size_t size) {
     return counters;
 }
 
-// Makes all_ at least so long. Calls reserve(), because resize() alone may take twice as much
-// memory, and there are hundreds of thousands of clocks.
+// Makes all_ at least num_slots long. Calls reserve(), because resize() alone may take twice as
+// much memory, and there are hundreds of thousands of clocks.
 void Clock::make_room(size_t num_slots) {
     if (num_slots <= all_.size()) return;
     all_.reserve(num_slots);
