@@ -51,7 +51,7 @@ struct Piece {
 // The asynchronous copies of one block.
 struct Copies {
     std::map<uint64_t, CopyPhase> barriers;  // keyed by address
-    std::vector<Piece> pieces;               // pieces that have not been made
+    std::vector<Piece> pieces;
     std::vector<uint64_t> ended;  // numbers of the copies of the last eight pieces that were made
     uint64_t next_number = 0;     // number of the next copy
     uint32_t next_counter = 1;    // number of the next event of the agents that copy
