@@ -26,7 +26,7 @@ uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t
                                                          : channel;
     Last& last = last_[{state, stream}];
     for (const Last::Entered& each : last.entered) {
-        // The same epoch may belong to two calls, because a user's kernel and the rank's program
+        // Two calls may have the same epoch, because a user's kernel and the rank's program
         // each count their own epochs. So the kernel is compared too.
         if (each.index == 0 || each.epoch != epoch || (*this)[each.index].kernel != kernel)
             continue;
