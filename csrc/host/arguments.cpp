@@ -67,7 +67,7 @@ bool is_plain(PyObject* array, const DlpackTensor& tensor) {
     static PyObject* const requires_grad = name_of("requires_grad");
     static PyObject* const is_neg = name_of("is_neg");
     static PyObject* const is_conj = name_of("is_conj");
-    // Arrays of other libraries than PyTorch lack this attribute.
+    // Arrays of libraries other than PyTorch may lack this attribute, and record no gradients then.
     PyObject* records = PyObject_GetAttr(array, requires_grad);
     PyErr_Clear();
     Py_XDECREF(records);

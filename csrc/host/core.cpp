@@ -18,7 +18,8 @@ struct InstructionSet {
 };
 
 #if defined(__x86_64__)
-// Registers that the operating system saves, as bits of XCR0.
+// Bits of XCR0. If they are set, the operating system saves the YMM registers (AVX), or the ZMM
+// registers (AVX-512), so that programs may use them.
 constexpr uint64_t kYmm = 0x06, kZmm = 0xe6;
 __attribute__((target("xsave"))) uint64_t saved_registers() { return _xgetbv(0); }
 

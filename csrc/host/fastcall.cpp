@@ -166,7 +166,7 @@ struct Op {
     KcclHostOp* op;
     PyObject* result;
     PyObject* on_failure;
-    PyObject* stream;  // null: the call keeps its stream
+    PyObject* stream;  // called before each launch; null: the KcclGpuOp's stream stays as it is
 };
 
 Op* as_op(PyObject* self) { return reinterpret_cast<Op*>(self); }

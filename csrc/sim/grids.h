@@ -130,7 +130,7 @@ struct Grid {
     Known at_begin;  // what its threads know when they begin
     Known at_end;    // what they knew when they ended; valid if has_ended
     void (*entry)(const void*) = nullptr;
-    std::vector<uint64_t> arguments;  // as 8-byte words, for alignment
+    std::vector<uint64_t> arguments;  // contains the copy of the arguments, aligned to 64 bytes
     KcclSimLaunch launch = {};
     std::vector<std::unique_ptr<Block>> blocks;  // those that have begun
     std::vector<std::unique_ptr<Warp>> warps;

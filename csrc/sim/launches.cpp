@@ -1,4 +1,5 @@
-// Launches: when they begin, what they know at their beginning, and how they end.
+// Launches: when they begin, what their threads know (Knowledge) at the beginning, and how they
+// end.
 #include <algorithm>
 #include <utility>
 
