@@ -26,8 +26,8 @@
 namespace kccl::host {
 
 // A call from Python that is under way. released: the thread state, to retake the GIL with; null
-// while the call holds the GIL. signals_handled_ns: when the GIL was last released; just before
-// that, signals were handled.
+// while the call holds the GIL. signals_handled_ns: when the GIL was last released; no signals have
+// been handled since.
 struct CallOfPython {
     PyThreadState* released = nullptr;
     uint64_t signals_handled_ns = 0;

@@ -15,8 +15,8 @@
 //   move_to(other)                     gives all messages to another Group, which drops its own
 //   group()                            sends and receives all messages, and keeps them, so that
 //                                      they can be sent and received again
-//   drop()                             drops the references to the arrays of messages that failed,
-//                                      when the communicator uses them no more
+//   drop()                             drops the references to the arrays of messages that failed;
+//                                      called when the communicator no longer uses them
 #include "group.h"
 
 namespace kccl::host {

@@ -16,8 +16,8 @@ namespace kccl::host {
 // How long a rank still waits for a message of a peer whose process has ended. The message may have
 // left the peer before its end and still be on its way.
 constexpr uint64_t kLastWordsNs = 20'000'000;
-// How long a rank that closes its communicator calls MPI, unless MPI has sent all its messages
-// before. MPI sends only while its process calls it.
+// A rank that closes its communicator goes on calling MPI for at most this long, because MPI sends
+// what is under way only while its process calls it.
 constexpr uint64_t kFlushNs = 100'000'000;
 
 // Makes a kKcclNodesStep. Returns the status of the team, which is step.op.call.comm.

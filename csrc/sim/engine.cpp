@@ -23,7 +23,7 @@ Machine& at(uint64_t site, const void* address) {
 // Tells whether an address is neither null nor in an array at null.
 bool is_memory(const void* address) { return reinterpret_cast<uint64_t>(address) >= 4096; }
 
-// Reports an access that is invalid or out of bounds, and returns false. It must not be made then.
+// Tells whether the thread may make an access. If not, reports it; then it must not be made.
 bool is_valid(Machine& machine, const void* address, uint32_t num_bytes,
               KcclSimEventKind kind = kKcclSimLoad) {
     const auto at = reinterpret_cast<uint64_t>(address);
