@@ -30,7 +30,7 @@ namespace {
 // which the pieces use in turns.
 constexpr uint64_t kPieceBytes = 256 * 1024, kHeaderBytes = 64, kSlots = 2;
 constexpr uint64_t kSlotBytes = kHeaderBytes + kPieceBytes;
-constexpr uint64_t kClosedNs = 2'000'000'000;  // see above
+constexpr uint64_t kClosedNs = 2'000'000'000;  // how long to wait for a peer that has closed
 constexpr int kMost = kKcclMaxWorldSize;
 
 // The first bytes of a slot, which say to which call the piece belongs.

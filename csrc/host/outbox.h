@@ -139,7 +139,7 @@ class Outbox {
     }
 
     // Reads the words in which the peer returns tickets. Completes the sends that the peer has
-    // read. Queues messages that the peer could not read again, so that their bytes go through the
+    // read. Queues once more those that the peer could not read, so that their bytes go through the
     // ring.
     void hear_tickets() {
         for (KcclMessage* message = offered_.first(); message != nullptr;) {
