@@ -8,12 +8,13 @@ namespace {
 PyObject* exchange_type = nullptr;
 const DlpackExchange* exchange = nullptr;
 
-// A cache: the last type of arrays that was found to have no mask.
+// A cache: the last type of arrays for which has_mask() returned false.
 PyObject* unmasked_type = nullptr;
 
 PyObject* name_of(const char* text) { return PyUnicode_InternFromString(text); }
 
-// Tells whether arrays of this type give their memory by DLPack's C interface. If so, caches it.
+// Tells whether arrays of this type give their memory by DLPack's C interface. If so, stores the
+// type and its interface in the cache above.
 bool offers_exchange(PyObject* type) {
     if (type == exchange_type) return true;
     PyObject* capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
@@ -38,8 +39,9 @@ bool has_attribute(PyObject* object, PyObject* name) {
     return found != nullptr;
 }
 
-// Tells whether arrays of this type mask elements, as NumPy's masked arrays do: their buffers show
-// masked elements too. kccl/base/arrays.py refuses such arrays, by the same rule.
+// Tells whether arrays of this type mask elements, as NumPy's masked arrays do. A call would use
+// the masked elements too, because the buffer contains them. kccl/base/arrays.py refuses arrays
+// that have these two attributes.
 bool has_mask(PyObject* type) {
     if (type == unmasked_type) return false;
     static PyObject* const mask = name_of("mask");
@@ -49,8 +51,8 @@ bool has_mask(PyObject* type) {
     return false;
 }
 
-// Calls a method. Returns true if it returns False, or if the array lacks it, as those of other
-// libraries than PyTorch may.
+// Calls a method of the array without arguments. Returns true if the method returns False or
+// raises, and also if the array has no such method: libraries other than PyTorch may lack it.
 bool is_denied(PyObject* array, PyObject* method) {
     PyObject* said = PyObject_CallMethodObjArgs(array, method, nullptr);
     PyErr_Clear();
@@ -58,19 +60,19 @@ bool is_denied(PyObject* array, PyObject* method) {
     return said == nullptr || said == Py_False;
 }
 
-// Tells whether a call may use the array's memory as it is. PyTorch's function also gives the
-// memory of tensors for which this is false: those that record gradients, and views that negate or
-// conjugate their elements.
+// Tells whether a call may use the array's memory as it is. PyTorch's tensor_from_object() also
+// succeeds for tensors for which this is false: tensors that record gradients, and views that
+// negate or conjugate the elements in memory when they are read.
 bool is_plain(PyObject* array, const DlpackTensor& tensor) {
     static PyObject* const requires_grad = name_of("requires_grad");
     static PyObject* const is_neg = name_of("is_neg");
     static PyObject* const is_conj = name_of("is_conj");
-    // Arrays of other libraries than PyTorch lack this attribute.
+    // Arrays of libraries other than PyTorch may lack this attribute, and record no gradients then.
     PyObject* records = PyObject_GetAttr(array, requires_grad);
     PyErr_Clear();
     Py_XDECREF(records);
     if (records != nullptr && records != Py_False) return false;
-    // Only complex numbers have a conjugate.
+    // Only a view of complex numbers can conjugate them, so other arrays are not asked.
     return is_denied(array, is_neg) && (tensor.code != kDlpackComplex || is_denied(array, is_conj));
 }
 

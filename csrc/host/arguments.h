@@ -17,22 +17,23 @@ class Argument {
         Py_XDECREF(dtype_);
     }
 
-    // Finds the memory of an array. is_written: the call writes to it. Returns false, without an
-    // exception, if C cannot use the array. Then Python must find out what is wrong with it, if
-    // anything is.
+    // Finds the memory of an array. is_written: the call writes to the array. Returns false, with
+    // no exception set, if C cannot use the array. The caller then leaves the call to the code in
+    // Python, which takes more kinds of arrays, and raises if the array is wrong.
     bool look(PyObject* array, bool is_written);
 
     uint64_t address() const { return address_; }
     Py_ssize_t num_bytes() const { return num_bytes_; }
-    // The array's type if it gave its memory by DLPack; null if by the buffer protocol. Borrowed.
+    // Returns the array's Python type if the array gave its memory by DLPack; null if by the buffer
+    // protocol. The reference is borrowed.
     PyObject* type() const { return type_; }
-    // The array's attribute `dtype`. Borrowed.
+    // Returns the array's attribute `dtype`, a borrowed reference.
     PyObject* dtype() const { return dtype_; }
-    // The device that has its memory.
+    // Returns the device on which the array's memory lies.
     DlpackDevice device() const { return device_; }
 
-    // Gets the stream that the array's library uses on its GPU now. Returns false without an
-    // exception if C cannot know it.
+    // Stores in *stream the stream on which the array's library, such as PyTorch, now enqueues work
+    // for the array's GPU. Returns false, with no exception set, if the library does not tell C.
     bool current_stream(uint64_t* stream) const;
 
   private:
@@ -42,7 +43,7 @@ class Argument {
     Py_ssize_t num_bytes_ = 0;
     PyObject* type_ = nullptr;
     PyObject* dtype_ = nullptr;
-    const DlpackExchange* exchange_ = nullptr;  // not null if type_ is not
+    const DlpackExchange* exchange_ = nullptr;  // null if type_ is null
     DlpackDevice device_ = {kDlpackCpu, 0};
     bool has_buffer_ = false;
     Py_buffer buffer_;  // valid if has_buffer_

@@ -1,7 +1,7 @@
-"""Describes the extension kccl._core to cffi, from every abi.inc and api.inc read verbatim.
+"""Describes the extension kccl._core to cffi. Its declarations are the text of several .inc files.
 
-Paths of sources are relative to setup.py, which is where it runs, and go through the package's
-symbolic link: so they are the same in checkout and sdist.
+Paths of sources are relative to the folder of setup.py, where cffi runs this. They go through
+symbolic links in the package kccl, so that they are the same in a checkout and in an sdist.
 """
 
 import sys
@@ -104,7 +104,8 @@ def write_kernel_table() -> None:
 write_kernel_table()
 ffibuilder = FFI()
 ffibuilder.cdef("".join(path.read_text() for path in DECLARATIONS))
-# A drafter in Python: a KcclEngineDrafter of the host executor.
+# The function through which the engine's host executor calls a drafter written in Python
+# (KcclEngineDrafter). Python defines it.
 ffibuilder.cdef(
     'extern "Python" uint32_t kccl_engine_ask_python(void *, const int32_t *, uint32_t, uint32_t, '
     "int32_t *);"
@@ -120,7 +121,7 @@ ffibuilder.set_source(
         *(f"kccl/engine/host/{name}" for name in ENGINE_SOURCES),
     ],
     depends=[
-        # The flags.
+        # setup.py has the compiler's flags.
         "setup.py",
         str(ENGINE / "abi.inc"),
         *(

@@ -1,4 +1,5 @@
-// Makes calls of several steps, each with one team of the rank's.
+// Makes calls of several steps, each with one of the rank's teams or by the rank alone: see
+// chain.inc.
 //
 // Why the teams' calls match. The steps of a call, which kccl/plan/steps.py lists, have the same
 // kernels on the same teams on all ranks; they depend on the collective, the length, the type and
@@ -10,10 +11,11 @@
 // The lowest step that some rank has not completed waits for no rank in an earlier step, so it
 // ends.
 //
-// How a failure spreads. A wait that fails tells the peers of its team. Here the rank then fails
-// its other teams too, with the same record. A rank that waits looks at all its teams. So all ranks
-// that wait hear of it. A team of several nodes has no windows: nodes.cpp makes its steps, and
-// passes the records on.
+// How a failure spreads. A rank whose wait fails tells the peers of that wait's team. Here the rank
+// then fails its other teams too, with the same record. A rank that waits checks all its teams, not
+// only that of the wait. So every rank that waits learns of the failure. A team of several nodes
+// has no windows, in which ranks could tell each other: nodes.cpp makes its steps, and passes its
+// records on.
 #include <stddef.h>
 
 #include "../include/kccl/reduce.cuh"
@@ -24,12 +26,12 @@
 namespace kccl::host {
 namespace {
 
-// In a record that is passed on to another team, ranks have their numbers in the communicator, plus
-// this. So a reader can tell them from numbers in the team, which are smaller.
+// In a record that is passed on to another team, a rank is given as its number in the communicator,
+// plus this. A reader can tell it from a number in the team, which is smaller.
 constexpr int32_t kOfCommunicator = kKcclMaxWorldSize;
 
-// Returns the number in the communicator of a rank that a record of the team names. A negative
-// number means no rank, and stays.
+// Returns the number in the communicator of a rank that a record of the team names: as a number in
+// the team, or plus kOfCommunicator. A negative number means no rank, and is returned as it is.
 int32_t number_of(const KcclHostTeam& team, int32_t rank) {
     if (rank < 0) return rank;
     return rank < kOfCommunicator ? team.ranks[rank] : rank - kOfCommunicator;
@@ -42,7 +44,8 @@ KcclState* state_at(uint64_t address) { return reinterpret_cast<KcclState*>(addr
 // Returns the KcclNodes of a team of several nodes; null: the team's ranks share memory.
 KcclNodes* nodes_of(const KcclHostTeam& team) { return reinterpret_cast<KcclNodes*>(team.nodes); }
 
-// Tells whether a peer of the team has given up. If so, this rank has given up in the team too.
+// Checks whether a peer of the team has given up. If so, fails this rank in the team with the
+// peer's record, and returns true.
 bool has_given_up(const KcclHostTeam& team) {
     KcclNodes* nodes = nodes_of(team);
     if (nodes == nullptr) {
@@ -56,7 +59,8 @@ bool has_given_up(const KcclHostTeam& team) {
     return true;
 }
 
-// Tells the peers of all teams. Those of `failed` know already, unless they are on other nodes.
+// Tells the peers of all of this rank's teams why it has failed. The peers of team `failed` know
+// already, unless they are on other nodes. failed: KcclTeams; kKcclNumTeams: no team knows yet.
 void tell_teams(const KcclHostTeams& teams, KcclRecord record, uint32_t failed) {
     record.rank = passed_on(record.rank);
     record.peer = passed_on(record.peer);
@@ -66,7 +70,8 @@ void tell_teams(const KcclHostTeams& teams, KcclRecord record, uint32_t failed) 
     }
 }
 
-// Fails the communicator with the failure of one of its teams, and then fails the other teams.
+// Fails the communicator with the status and the record of team `failed`, and then fails its other
+// teams.
 KCCL_DEVICE_COLD void fail(const KcclHostTeams& teams, uint32_t failed) {
     const KcclHostTeam& team = teams.team[failed];
     const KcclState* const source = state_at(team.comm.state);
@@ -79,7 +84,8 @@ KCCL_DEVICE_COLD void fail(const KcclHostTeams& teams, uint32_t failed) {
     if (teams.routes != 0) tell_routes(*reinterpret_cast<KcclRoutes*>(teams.routes), record);
 }
 
-// The teams of the rank whose chain this thread runs, or whose message it waits for; null: none.
+// The teams of the rank whose chain this thread runs, or for whose message it waits. Null: the
+// thread does neither.
 thread_local const KcclHostTeams* current = nullptr;
 
 void look_at_teams() {
@@ -118,8 +124,9 @@ void convert_of(const KcclHostStep& step) {
 
 using Convert = void (*)(const KcclHostStep&);
 
-// Returns the function that converts between two types; null: no plan of a chain needs it. Plans
-// convert short floats to float and back, and divide sums to get averages.
+// Returns the function that converts elements of KcclDtype `from` to KcclDtype `to`; null: no plan
+// of a chain needs this pair. Plans convert short floats to float32 and back. They divide sums to
+// get averages, also where both types are the same.
 Convert converter(uint32_t from, uint32_t to) {
     static constexpr struct {
         uint32_t from, to;
@@ -144,7 +151,8 @@ Convert converter(uint32_t from, uint32_t to) {
     return nullptr;
 }
 
-// Makes a kKcclReduceStep. Its output may be one of the rows.
+// Makes a kKcclReduceStep: stores the reduction of the rows at the input in the output, which may
+// be one of the rows.
 void reduce_rows_of(const KcclHostStep& step) {
     const KcclCall& call = step.op.call;
     const platform::DefaultFloats floats{};
@@ -156,7 +164,7 @@ void reduce_rows_of(const KcclHostStep& step) {
                                       call.count);
 }
 
-// Makes a step that needs no other rank.
+// Makes a step that needs no other rank: a conversion, a reduction of this rank's rows, or a copy.
 void make_alone(const KcclHostStep& step) {
     const KcclCall& call = step.op.call;
     if (step.kind == kKcclConvertStep) {
@@ -168,9 +176,9 @@ void make_alone(const KcclHostStep& step) {
     }
 }
 
-// Sets the timeouts of a team's step. Each step gets an eighth of the communicator's timeout more
-// than the step before it. So if a rank is late, those that wait for it time out first, and not the
-// ranks that wait for these.
+// Sets the timeouts of a team for a step, by the step's number. Each step gets an eighth of the
+// communicator's timeout more than the step before it. So if a rank is late, the ranks that wait
+// for it in an early step time out first, before ranks that wait for these in a later step.
 void set_limits(KcclState* team, const KcclState* state, uint64_t number) {
     const auto set = [number](uint64_t* limit_ns, uint64_t ns) {
         const uint64_t longer = ns + ns / 8 * number;

@@ -1,4 +1,5 @@
-// The functions of chain.cpp that fail the teams of a rank together.
+// Functions of chain.cpp by which a failure in one of a rank's teams (see chain.inc) spreads to its
+// other teams.
 #pragma once
 
 #include "nodes.h"
@@ -6,8 +7,8 @@
 namespace kccl::host {
 
 // A function of chain.cpp, which a rank calls now and then while it waits in a step or for a
-// message. If a peer of any team of the rank has given up, it fails all of the rank's teams, and so
-// ends the wait.
+// message. If a peer of any of the rank's teams has given up, the function fails all of the rank's
+// teams, which ends the wait.
 extern void (*team_hook)();
 
 // Names the teams that team_hook checks in this thread while the object lives. Objects nest,
@@ -23,11 +24,12 @@ class TeamsInUse {
     const KcclHostTeams* const before_;
 };
 
-// Fails the communicator, unless it has failed already, and tells all ranks. The ranks in `record`
-// have their numbers in the communicator.
+// Fails the communicator, unless it has failed already: stores `record` and its status, and tells
+// all ranks. The ranks in `record` are numbers in the communicator, not in a team.
 void fail_all(const KcclHostTeams& teams, const KcclRecord& record);
 
-// Tells the peers of the rank's teams why the communicator has failed.
+// Tells the peers of all of the rank's teams that the communicator has failed, with the record in
+// its KcclState.
 void pass_on(const KcclHostTeams& teams);
 
 }  // namespace kccl::host

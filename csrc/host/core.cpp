@@ -1,4 +1,5 @@
-// Finds kernels, calls them and times them.
+// The host core's C interface (api.inc): finds the kernels for this CPU, calls them and times
+// calls.
 #include "../include/kccl/device_comm.h"
 #include "../include/kccl/wait.cuh"
 #include "host.h"
@@ -17,7 +18,8 @@ struct InstructionSet {
 };
 
 #if defined(__x86_64__)
-// Registers that the operating system saves, as bits of XCR0.
+// Bits of XCR0. If they are set, the operating system saves the YMM registers (AVX), or the ZMM
+// registers (AVX-512), so that programs may use them.
 constexpr uint64_t kYmm = 0x06, kZmm = 0xe6;
 __attribute__((target("xsave"))) uint64_t saved_registers() { return _xgetbv(0); }
 
@@ -51,12 +53,14 @@ const InstructionSet& instruction_set() {
     return best;
 }
 
-// How long this rank waits for the description of a peer's call. A peer writes it right behind its
-// packets, unless the peer is interrupted.
+// How long compare_once() waits for the description of a peer's call (description.cuh). A peer
+// writes it right after its packets, so it is late only if the peer is stopped in between, for
+// example descheduled.
 constexpr uint64_t kDescribesWithinNs = 1'000'000;
 
-// Compares a call that has just been made with the peers' descriptions of theirs. This rank has not
-// entered its next call, so these descriptions are still there.
+// Compares a call that has just been made with the peers' descriptions of the same call, and fails
+// this rank if they differ. This rank has not entered its next call, so no peer can have
+// overwritten its description yet.
 void compare_once(KcclHostOp* op) {
     const DeviceComm& comm = op->call.comm;
     if (status_of(comm) != kKcclOk) return;
@@ -124,7 +128,7 @@ uint32_t kccl_host_run(KcclHostOp* op) {
 
 uint32_t kccl_host_time(KcclHostOp* op, uint64_t iterations, double* us) {
     // A loop of short calls has no long wait, in which Ctrl-C would be noticed. So the loop itself
-    // looks for it this often.
+    // lets Python's signal handlers run this often.
     constexpr uint64_t kLookEveryNs = 20'000'000;
     uint64_t before = kccl_host_clock_ns();
     uint64_t looked = before;
@@ -146,7 +150,8 @@ void kccl_host_abort(const KcclDeviceComm* comm, const KcclRecord* record) {
 }
 
 void kccl_host_leave(const KcclDeviceComm* comm) {
-    // A rank that gave up has stored that in the same word, and it must stay there.
+    // If this rank gave up, its abort word at the peers says so, and must not be overwritten: peers
+    // that have not read the word yet would miss the failure.
     if (kccl::status_of(*comm) != kKcclOk) return;
     for (int peer = 0; peer < comm->world_size; ++peer) {
         if (peer != comm->rank) kccl::depart(*comm, peer, kKcclLeft);

@@ -1,5 +1,6 @@
-// The part of CUDA's driver API that launches need, without its header. Handles are numbers; Python
-// looks the functions up. tests/csrc/test_cuda_driver.py compares this with cuda.h.
+// The types and constants of CUDA's driver API that gpu.cpp needs, so that it compiles without
+// cuda.h. Handles are uint64_t. Python looks up the addresses of the functions.
+// tests/csrc/test_cuda_driver.py compares this file with cuda.h.
 #pragma once
 
 #include <stddef.h>
@@ -45,7 +46,7 @@ using Launch = int (*)(uint64_t function, unsigned, unsigned, unsigned, unsigned
 using LaunchEx = int (*)(const LaunchConfig*, uint64_t function, void** arguments, void** extra);
 using LaunchGraph = int (*)(uint64_t graph, uint64_t stream);
 using IsCapturing = int (*)(uint64_t stream, int* status);
-// CUDA has these from 12.3 on.
+// Functions that CUDA has from 12.3 on.
 using CaptureInfo = int (*)(uint64_t stream, int* status, uint64_t* id, uint64_t* graph,
                             const uint64_t** nodes, const void** edges, size_t* count);
 using NodeType = int (*)(uint64_t node, int* type);

@@ -1,4 +1,5 @@
-// Repeats calls of a collective that were made before, without a Python frame.
+// The type Dispatcher: repeats calls of one collective that were made before, without a Python
+// frame.
 //
 //   Dispatcher(slow, (first, second), is_positional)
 //     slow: makes any call, in Python
@@ -7,42 +8,43 @@
 //   dispatcher(x), dispatcher(x, out=out), dispatcher(None, out=out), each with first=value and
 //   second=value; dispatcher(x, value) too if the first option is positional
 //
-// learn() teaches a call. The dispatcher finds the taught call by the dtype and size of x, the size
-// of out and the values of the options, points it at the arrays, and makes it. Calls that have not
-// been taught, and wrong arguments, go to `slow`, which makes the call or raises the error.
+// After `slow` has made a call, it teaches the dispatcher that call by learn(). The dispatcher
+// finds a taught call by the dtype and size of x, the size of out and the values of the options. It
+// sets the call's input and output to the caller's arrays, and makes it. Calls that have not been
+// taught, and calls with wrong arguments, go to `slow`, which makes the call or raises the error.
 #include "arguments.h"
 
 namespace kccl::host {
 namespace {
 
-// The values of a call's options; null: not given.
+// The values of a call's two options. Null: the option is not given.
 struct Values {
     PyObject* first;
     PyObject* second;
     bool operator==(const Values&) const = default;
 };
 
-// A call taught by `learn`. It fits arrays of this dtype object, this size, this device and this
-// type (as Argument::type()), and these objects as the options' values. Values are compared by
-// identity, because a literal in a program is always the same object.
+// A call taught by learn(), which may be repeated for arrays with the same dtype object, size,
+// device and type, and with the same objects as the options' values. The objects are compared by
+// identity, which is fast, and mostly enough: a literal in a program is always the same object.
 struct Known {
     PyObject* dtype;
     PyObject* type;  // as Argument::type()
     Values values;
     DlpackDevice device;
-    Py_ssize_t num_bytes;
-    Py_ssize_t out_bytes;   // 0: x is the result, and no out is given
+    Py_ssize_t num_bytes;   // of x
+    Py_ssize_t out_bytes;   // 0: no out is given, and x gets the result
     Py_ssize_t own_offset;  // where in the larger of x and out this rank's chunk begins, in bytes
     int has_result;         // 0: on this rank the call returns None
-    int lacks_x;            // this rank gives None for x, and the sizes are those of out
+    int lacks_x;            // not 0: x is None on this rank, and num_bytes is that of out
     KcclHostOp* op;         // on a GPU the first member of a KcclGpuOp
     PyObject* owner;        // keeps `op` alive
-    PyObject* on_failure;
+    PyObject* on_failure;   // called when the call fails; it must raise
 };
 
-constexpr uint32_t kKnown = 64;  // a power of two
-// A call is stored in one of this many entries of `known`, which begin at its hash. So this many
-// calls with the same hash do not evict each other.
+constexpr uint32_t kKnown = 64;  // entries of the hash table `known`; a power of two
+// A call is stored in one of this many entries of `known`, from the entry of its hash on. So this
+// many calls with the same hash do not evict each other.
 constexpr uint32_t kPlaces = 4;
 
 struct Dispatcher {
@@ -50,7 +52,7 @@ struct Dispatcher {
     PyObject* slow;
     PyObject* first;
     PyObject* second;
-    PyObject* out_name;
+    PyObject* out_name;  // the interned string "out"
     int is_positional;
     Known known[kKnown];
 };
@@ -63,8 +65,8 @@ bool is_of(const Known& known, PyObject* dtype, const Values& values, Py_ssize_t
            known.out_bytes == out_bytes;
 }
 
-// Returns the entry for a call: the one that has it; otherwise a free one; otherwise the first in
-// which it may be stored.
+// Returns the entry for a call: the entry that has the call; if there is none, a free entry; if
+// there is none either, the entry of the call's hash, whose call the caller then replaces.
 Known* known_at(Dispatcher* self, PyObject* dtype, const Values& values, Py_ssize_t num_bytes,
                 Py_ssize_t out_bytes) {
     const uint64_t key =
@@ -74,7 +76,8 @@ Known* known_at(Dispatcher* self, PyObject* dtype, const Values& values, Py_ssiz
     const uint64_t home = key >> 40 ^ key >> 20 ^ key >> 6;
     for (uint32_t i = 0; i < kPlaces; ++i) {
         Known& known = self->known[(home + i) % kKnown];
-        // Calls are forgotten all at once, so no call is stored behind a free entry.
+        // Only forget() frees entries, and it frees all. So behind a free entry there is no call of
+        // this hash, and the search can end here.
         if (known.dtype == nullptr || is_of(known, dtype, values, num_bytes, out_bytes)) {
             return &known;
         }
@@ -96,8 +99,9 @@ int dispatcher_init(PyObject* self, PyObject* args, PyObject*) {
     return 0;
 }
 
-// Reads all arguments of a call except x. Null: it is not given. Returns false if an argument has
-// another name, or if too many are given.
+// Finds the values of the options and of out among the arguments of a call. Stores null for an
+// argument that is not given. Returns false if an argument has an unknown name, or if x is not the
+// first by position, or if too many are given by position.
 bool only_known_arguments(Dispatcher* self, PyObject* args, PyObject* kwargs, Values* values,
                           PyObject** out) {
     *values = {nullptr, nullptr};
@@ -122,8 +126,8 @@ bool only_known_arguments(Dispatcher* self, PyObject* args, PyObject* kwargs, Va
     return true;
 }
 
-// Tells whether a call may use both arrays: they do not overlap, or the smaller one lies at
-// `own_offset` in the larger one.
+// Tells whether a call may use x and out: they must not overlap, or the smaller one must lie at
+// `own_offset` in the larger one, as the in-place form of all_gather or reduce_scatter has it.
 bool may_be_used(const Argument& x, const Argument& out, Py_ssize_t own_offset) {
     const uint64_t x_begin = x.address(), out_begin = out.address();
     if (x_begin + x.num_bytes() <= out_begin || out_begin + out.num_bytes() <= x_begin) return true;
@@ -131,8 +135,9 @@ bool may_be_used(const Argument& x, const Argument& out, Py_ssize_t own_offset) 
                                            : out_begin == x_begin + own_offset;
 }
 
-// Reads where the arrays are, and returns the taught call for them and the values. Null: the call
-// must go to `slow`. `out` may be null. lacks_x: the caller gave None for x, so `x` is `out` here.
+// Finds the memory of the arrays, and returns the taught call for these arrays and values. Null:
+// there is none, or out does not fit x, so the call must go to `slow`. out: null if it is not
+// given. lacks_x: the caller gave None for x, and `x` is the out array instead.
 Known* find(Dispatcher* self, PyObject* x, PyObject* out, const Values& values, bool lacks_x,
             Argument& x_memory, Argument& out_memory) {
     if (!x_memory.look(x, out == nullptr)) return nullptr;
@@ -154,17 +159,19 @@ Known* find(Dispatcher* self, PyObject* x, PyObject* out, const Values& values, 
 
 bool is_on_gpu(const Known& known) { return known.device.type != kDlpackCpu; }
 
-// Finds the stream on which a GPU's call on x is launched. Leaves *stream unchanged for a call on
-// CPUs. Returns false if the call must go to `slow`.
+// Stores in *stream the stream on which to launch a GPU's call on x. For a call on CPUs returns
+// true and leaves *stream unchanged. Returns false if the call must go to `slow`.
 bool find_stream(const Known& known, const Argument& x, uint64_t* stream) {
     if (!is_on_gpu(known)) return true;
-    // barrier() uses the stream of the library whose arrays came last. `slow` notes that library,
-    // so a call with arrays of another library goes there.
+    // barrier() has no array, so it uses the current stream of the library whose arrays came last.
+    // `slow` notes that library in queue->array_type. So a call with arrays of another library goes
+    // to `slow`.
     const KcclGpuQueue* queue = reinterpret_cast<const KcclGpuOp*>(known.op)->queue;
     return queue->array_type == reinterpret_cast<uint64_t>(x.type()) && x.current_stream(stream);
 }
 
-// Makes the call on these addresses. stream: null for a call on CPUs.
+// Makes a taught call, with these addresses as its input and output. stream: null for a call on
+// CPUs. Returns what Python gets: `result`, or null with an exception set.
 PyObject* make_call(KcclHostOp* op, uint64_t input, uint64_t output, const uint64_t* stream,
                     PyObject* result, PyObject* on_failure) {
     uint32_t status;
@@ -191,14 +198,15 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         PyObject* x = PyTuple_GetItem(args, 0);
         const bool lacks_x = x == Py_None && out != nullptr;
         if (lacks_x) x = out;
-        // These hold the buffers until the call has ended. Memory that came by DLPack lives as long
-        // as the arguments.
+        // These objects hold the arrays' buffers until the call has ended. Memory that came by
+        // DLPack needs no holder: it lives as long as the arrays, which the caller holds as
+        // arguments.
         Argument x_memory, out_memory;
         const Known* known = find(dispatcher, x, out, values, lacks_x, x_memory, out_memory);
         uint64_t stream = 0;
         if (known != nullptr && find_stream(*known, x_memory, &stream)) {
-            // The references are held because another thread may overwrite this entry during the
-            // call.
+            // The call may release the GIL. Another thread may then overwrite this entry, so these
+            // references keep the op and on_failure alive until the call has ended.
             KcclHostOp* op = known->op;
             PyObject* on_failure = Py_NewRef(known->on_failure);
             PyObject* owner = Py_NewRef(known->owner);
@@ -226,9 +234,10 @@ void forget(Known& known) {
 }
 
 // learn(dtype, type, device, num_bytes, (first, second), out_bytes, own_offset, has_result,
-// lacks_x, address, owner, on_failure): teaches a call; see Known. A type of None means that arrays
-// give their memory by the buffer protocol. A value of ... means that the option is not given.
-// `device` is DLPack's pair of type and id.
+// lacks_x, address, owner, on_failure): teaches a call. The arguments are the members of Known;
+// address is that of the KcclHostOp. type: None: the arrays give their memory by the buffer
+// protocol. first, second: `...` (Ellipsis): the option is not given. device: DLPack's pair of type
+// and id.
 PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
     PyObject *dtype, *type, *owner, *on_failure;
     Values values;
@@ -285,7 +294,8 @@ int dispatcher_clear(PyObject* self) {
     return 0;
 }
 
-// forget(): drops everything taught, and the references it holds.
+// forget(): drops all taught calls, and the references that they hold. Every call then goes to
+// `slow`.
 PyObject* dispatcher_forget(PyObject* self, PyObject*) {
     for (Known& known : as_dispatcher(self)->known) forget(known);
     Py_RETURN_NONE;

@@ -1,19 +1,20 @@
-// DLPack's C exchange interface, version 1. By it a library's arrays give C their memory without a
-// Python frame. A type offers it as a capsule, its attribute __dlpack_c_exchange_api__.
+// DLPack's C exchange interface, version 1, by which C code gets the memory of a library's arrays
+// without a Python frame. An array's type offers the interface as a capsule, in its attribute
+// __dlpack_c_exchange_api__.
 #pragma once
 
 #include <stdint.h>
 
 namespace kccl::host {
 
-// DLDevice.
+// DLPack's DLDevice. type: DLDeviceType; id: the number among devices of this type.
 struct DlpackDevice {
     int32_t type;
     int32_t id;
     bool operator==(const DlpackDevice&) const = default;
 };
 constexpr int32_t kDlpackCpu = 1;
-constexpr uint8_t kDlpackComplex = 5;  // DLTensor's code
+constexpr uint8_t kDlpackComplex = 5;  // kDLComplex, a value of DlpackTensor::code
 
 // DLPack's DLTensor. The library still owns what the pointers point to.
 struct DlpackTensor {
@@ -28,17 +29,18 @@ struct DlpackTensor {
     uint64_t byte_offset;
 };
 
-// DLPackExchangeAPI.
+// DLPack's DLPackExchangeAPI, with its members up to the last one that is used here.
 struct DlpackExchange {
     uint32_t major, minor;
     const DlpackExchange* older;
     void* allocate;
     void* managed_from_object;
     void* object_from_managed;
-    // Fills the tensor of an object. Not 0: an exception is set. May be null.
+    // Fills in the memory, shape and device of an array. Returns nonzero, with an exception set, if
+    // it fails. The pointer may be null.
     int (*tensor_from_object)(void* object, DlpackTensor* filled);
-    // Fills in the stream that the library uses on the device now. Not 0: an exception is set. May
-    // be null.
+    // Stores in *filled the stream that the library now uses on the device. Returns nonzero, with
+    // an exception set, if it fails. The pointer may be null.
     int (*current_stream)(int32_t device_type, int32_t device_id, void** filled);
 };
 

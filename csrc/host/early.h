@@ -1,4 +1,4 @@
-// Keeps messages that have come before a receive asked for them: see messages.cpp.
+// Keeps "early" messages, which have come before a receive asked for them: see messages.cpp.
 #pragma once
 
 #include <stdlib.h>
@@ -9,13 +9,13 @@
 namespace kccl::host {
 namespace {
 
-// A message that has come before a receive asked for it.
+// An early message.
 struct Early {
     Early* next;
-    RecordHead head;
-    uint64_t moved;       // how many of its bytes have come
-    KcclMessage* wanted;  // the receive that has asked for it meanwhile; null: none
-    uint8_t bytes[];      // its bytes; empty if only its address has come
+    RecordHead head;      // of the message's first record
+    uint64_t moved;       // how many of the message's bytes have come
+    KcclMessage* wanted;  // the receive that has asked for the message meanwhile; null: none
+    uint8_t bytes[];      // the message's bytes; empty if only the bytes' address has come
 };
 
 // Early messages of one source, in the order in which they came.
@@ -30,8 +30,8 @@ class EarlyList {
 
     Early* first() const { return first_; }
     Early** begin() { return &first_; }
-    // Adds an entry for a message, with room for its bytes, which the caller copies later. Returns
-    // null if there is no memory.
+    // Adds an entry for a message, with room for its bytes, which the caller copies as they come.
+    // head, mark: of the message's first record. Returns null if there is no memory.
     Early* keep(const RecordHead& head, uint64_t mark) {
         const bool is_address = kind_of(mark) == RecordKind::kAddress;
         auto* early =

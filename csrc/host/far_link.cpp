@@ -1,4 +1,4 @@
-// See far_link.h.
+// A link by MPI between two ranks on different nodes: see far_link.h.
 #include "far_link.h"
 
 #include "mpi.h"
@@ -6,9 +6,11 @@
 namespace kccl::host {
 namespace {
 
-// More kinds beside RecordKind: the words that the two ranks of a link send each other.
+// Kinds of words, in addition to the kinds of records in RecordKind: how many units the sender of
+// the word has taken; that it gave up, with its KcclRecord; that it has closed.
 constexpr uint32_t kTaken = 16, kGaveUpRecord = 17, kLeftRecord = 18;
-// How often close() tests a receive that it has cancelled: MPI ends it at once, or at any time.
+// How often close() tests a receive that it has cancelled. MPI may end such a receive at once,
+// which these tests see, or much later, for which close() does not wait.
 constexpr int kLooks = 100;
 
 }  // namespace
@@ -48,7 +50,8 @@ void FarLink::receive(uint32_t slot) {
 }
 
 bool FarLink::is_done(uint64_t* request) {
-    // A request that has failed becomes MPI_REQUEST_NULL, which MPI would report as done.
+    // MPI sets a request that has failed to MPI_REQUEST_NULL, and reports that as done from then
+    // on. So after a failure no request is tested.
     if (is_broken_) return false;
     int is_done = 0;
     alignas(8) uint8_t status[kStatusBytes];
@@ -121,7 +124,7 @@ void FarLink::say_taken() {
 }
 
 bool FarLink::say(uint32_t kind, uint64_t number, const void* piece, uint32_t piece_bytes) {
-    // The last word is kept for a departure, of which there is one.
+    // The last word is kept for the news that this rank gave up or has closed, which it sends once.
     const uint32_t num_words = kind == kTaken ? kWords - 1 : kWords;
     for (uint32_t i = 0; i < num_words; ++i) {
         FarRequest& word = words_[i];

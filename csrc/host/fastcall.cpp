@@ -1,6 +1,6 @@
-// The module kccl._fastcall: the hot path from Python. Its objects run a prepared call without a
-// Python frame. It is in the same shared library as kccl._core (PEP 489, "multiple modules in one
-// library"). kccl/base/abi.py loads both.
+// The module kccl._fastcall: the fast path of calls from Python. Its objects run a prepared call
+// without a Python frame. The module is in the same shared library as kccl._core (PEP 489,
+// "multiple modules in one library"). kccl/base/abi.py loads both modules.
 //
 //   Op(address, result, on_failure, stream=None)
 //     address: the address of a KcclHostOp; for a call on a GPU, of a KcclGpuOp
@@ -9,24 +9,25 @@
 //     stream: only for a GPU: called before each launch, and returns the stream to launch on.
 //         None: the stream in the KcclGpuOp stays as it is
 //   op() makes the call. op.after(fill) runs fill(), which may change the KcclHostOp, and then
-//   makes the call. op.clock() measures it.
+//   makes the call. op.clock() makes the call many times and measures each.
 //
 //   Dispatcher(slow, (first, second), is_positional)   see dispatcher.cpp
 //   OneSided()                                         see one_sided.cpp
 //   Group(address, owner, on_failure)                  see group.cpp
 //
-// The GIL. A short call on CPUs between processes starts with the GIL held and releases it in its
-// first long wait: releasing and retaking it costs as much as a small message. All other calls
-// release it before they start: long messages, calls between threads of one process, and calls on
-// GPUs.
+// The GIL. A short call on CPUs between processes starts with the GIL held, and releases it only if
+// it must wait longer, because releasing and retaking the GIL costs as much as a small message. All
+// other calls release the GIL before they start: long messages, calls between threads of one
+// process, and calls on GPUs.
 #include "fastcall.h"
 
 #include "../include/kccl/targets/host_idle.h"
 
 namespace kccl::host {
 
-// A call that Python has made. `released`: the thread state while the call has released the GIL;
-// otherwise null.
+// A call from Python that is under way. released: the thread state, to retake the GIL with; null
+// while the call holds the GIL. signals_handled_ns: when the GIL was last released; no signals have
+// been handled since.
 struct CallOfPython {
     PyThreadState* released = nullptr;
     uint64_t signals_handled_ns = 0;
@@ -39,17 +40,20 @@ struct CallOfPython {
 
 namespace {
 
-// How often a waiting call lets the interpreter handle signals.
+// The time between two moments at which a waiting call lets Python's signal handlers run.
 constexpr uint64_t kHandleSignalsEveryNs = 20'000'000;
+// Calls of more bytes release the GIL before they start.
 constexpr uint64_t kLongMessageBytes = 32768;
-// The value of KcclHostContext.refused when the user has been warned.
+// The value of KcclHostContext.refused after the user has been warned that a peer's memory cannot
+// be read. It is no errno.
 constexpr uint32_t kSaid = ~0u;
 
 // This thread's innermost call from Python. Calls nest, because a signal handler that runs within a
-// call may make a call of another communicator. Null: the thread makes no call from Python. Calls
-// that C code makes leave the interpreter alone.
+// call may make a call of another communicator. Null: the thread makes no call from Python. Then
+// on_idle() does nothing, because a thread that only C code uses may hold no GIL.
 thread_local CallOfPython* current = nullptr;
 
+// The interpreter_hook (host.h).
 uint32_t on_idle() {
     CallOfPython* call = current;
     if (call == nullptr) return 0;
@@ -66,6 +70,7 @@ KcclHostContext* context_of(const KcclHostOp* op) {
     return reinterpret_cast<KcclHostContext*>(state->idle_context);
 }
 
+// Sets the exception of a call whose Use is not granted.
 void complain_of_use(int rank) {
     PyObject* errors = PyImport_ImportModule("kccl.base.errors");
     PyObject* error = errors == nullptr ? nullptr : PyObject_GetAttrString(errors, "Error");
@@ -81,8 +86,8 @@ void complain_of_use(int rank) {
     Py_XDECREF(errors);
 }
 
-// Warns the user, once, that a peer's memory can no longer be read. If Python turns warnings into
-// errors, an exception is set.
+// Warns the user, once, that a peer's memory can no longer be read, so that large messages take
+// longer. If Python turns warnings into errors, an exception is set.
 void warn_of_refusal(KcclHostContext* context, int rank) {
     const auto error = static_cast<int>(context->refused);
     const int peer = context->refused_peer;
@@ -95,8 +100,9 @@ void warn_of_refusal(KcclHostContext* context, int rank) {
     Py_XDECREF(module);
 }
 
-// Runs `call`, and returns its status with the GIL held. Releases the GIL before the call if that
-// is long, or if the communicator's calls must not hold it; otherwise on_idle() may release it.
+// Runs call(), and returns its status, with the GIL held again. Releases the GIL before call() if
+// the call is long, or if the communicator's calls must not hold the GIL. Otherwise on_idle()
+// releases it if the call waits.
 template <class F>
 uint32_t with_lock_handled(const Use& use, bool is_long, F&& call) {
     CallOfPython here;
@@ -124,7 +130,8 @@ uint32_t run(const Use& use, KcclHostOp* op) {
     const bool is_long = op->call.count * op->bytes_per_count > kLongMessageBytes;
     const uint32_t status = with_lock_handled(use, is_long, [op] { return kccl_host_run(op); });
     KcclHostContext* const context = use.context();
-    // Only a call that has succeeded warns, because one that has failed keeps its status.
+    // Only a call that has succeeded may warn: the warning may become an exception, and a call that
+    // has failed must raise its own.
     if (status == kKcclOk && is_long && context->refused != 0 && context->refused != kSaid &&
         PyErr_Occurred() == nullptr) {
         warn_of_refusal(context, op->call.comm.rank);
@@ -159,7 +166,7 @@ struct Op {
     KcclHostOp* op;
     PyObject* result;
     PyObject* on_failure;
-    PyObject* stream;  // null: the call keeps its stream
+    PyObject* stream;  // called before each launch; null: the KcclGpuOp's stream stays as it is
 };
 
 Op* as_op(PyObject* self) { return reinterpret_cast<Op*>(self); }
@@ -186,8 +193,9 @@ bool is_initialised(const Op* op) {
     return op->op != nullptr;
 }
 
-// Asks the op's `stream` for the current stream, and stores it in the KcclGpuOp. Called within a
-// Use. Returns false if an exception is set.
+// Calls the op's `stream`, if it has one, and stores the stream that this returns in the KcclGpuOp.
+// Must be called within a Use, so that no other call runs the KcclGpuOp meanwhile. Returns false if
+// an exception is set.
 bool follow_stream(Op* op) {
     if (op->stream == nullptr) return true;
     // The callable may replace op->stream while it runs, so this keeps a reference to it.
@@ -202,7 +210,8 @@ bool follow_stream(Op* op) {
     return true;
 }
 
-// Calls `fill`, if it is not null, and then makes the call. Returns what Python gets.
+// Calls `fill`, if it is not null, and then makes the call. Returns what Python gets: the op's
+// result, or null with an exception set.
 PyObject* make_call(Op* op, PyObject* fill) {
     if (!is_initialised(op)) return nullptr;
     uint32_t status;
@@ -222,7 +231,8 @@ PyObject* make_call(Op* op, PyObject* fill) {
 
 PyObject* op_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (PyTuple_Size(args) != 0 || (kwargs != nullptr && PyDict_Size(kwargs) != 0)) {
-        // The subclass in kccl/collectives raises, and says which arguments the call takes.
+        // _refuse() of the subclass in kccl/collectives raises an error that says which arguments
+        // the call takes.
         PyObject* refuse = PyObject_GetAttrString(self, "_refuse");
         PyObject* returned = refuse == nullptr ? nullptr : PyObject_Call(refuse, args, kwargs);
         Py_XDECREF(refuse);
@@ -232,13 +242,12 @@ PyObject* op_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 // after(fill): calls fill(), which fills in the call's arguments, and then makes the call. From
-// before fill() until the end no other call may use the communicator.
+// before fill() until the end of the call, every other call of the communicator raises.
 PyObject* op_after(PyObject* self, PyObject* fill) { return make_call(as_op(self), fill); }
 
 // clock(iterations, address): makes the call `iterations` times in a C loop. `address` is that of
-// an array of `iterations` doubles. Entry i gets the microseconds from the end of the call before
-// to the end of call i (kccl_host_time). Stops at the first failure. Releases the GIL before the
-// loop.
+// an array of `iterations` doubles. Entry i gets the microseconds from the end of call i - 1 to the
+// end of call i (kccl_host_time). Stops at the first failure. Releases the GIL before the loop.
 PyObject* op_clock(PyObject* self, PyObject* args) {
     unsigned long long iterations, address;
     if (!PyArg_ParseTuple(args, "KK", &iterations, &address)) return nullptr;

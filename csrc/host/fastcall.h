@@ -10,9 +10,9 @@
 
 namespace kccl::host {
 
-// Marks a communicator as in use while one call runs. Meanwhile no other thread, and no signal
-// handler of this one, may begin a call of the communicator: both calls would use the same slots.
-// The mark is set and cleared with the GIL held, so it needs no atomic.
+// Marks a communicator as in use while one call from Python runs. Meanwhile no other thread may
+// begin a call of the communicator, nor may a signal handler that runs within the call: both calls
+// would use the same memory. The mark is set and cleared with the GIL held, so it needs no atomic.
 class Use {
   public:
     explicit Use(const KcclHostOp* op);
@@ -33,22 +33,25 @@ class Use {
     bool is_granted_;
 };
 
-// Makes a call, and returns its status with the GIL held. fastcall.cpp says when it releases the
-// GIL. If a signal handler has interrupted the call, its exception is set.
+// Makes a call, and returns its status, with the GIL held. The head of fastcall.cpp says when the
+// call releases the GIL meanwhile. If a signal handler has raised, the call has failed and the
+// handler's exception is set.
 uint32_t run(const Use& use, KcclHostOp* op);
 
-// Returns a new reference to `result` if the status is ok; otherwise null, with an exception set:
-// the one that is set already, or the one that `on_failure` raises.
+// Ends a call from Python whose status is known. Returns a new reference to `result` if the status
+// is ok. Otherwise returns null with an exception set: the exception that is set already, or the
+// one that `on_failure` raises.
 PyObject* finish(uint32_t status, PyObject* result, PyObject* on_failure);
 
-// Replaces the reference in the slot by `value`, which it takes over. Drops the old one last,
-// because that may run Python code.
+// Replaces the reference in *slot by `value`, a new reference that now belongs to the slot. Drops
+// the old reference last, because that may run Python code, which must find the new value.
 void set_reference(PyObject** slot, PyObject* value);
 
-// The tp_dealloc of all types.
+// The tp_dealloc of all types of kccl._fastcall.
 void deallocate(PyObject* self);
 
-// Tells whether a keyword is `wanted`, which is interned. So mostly the pointers are equal.
+// Tells whether the name of a keyword argument is `wanted`. Compares the pointers first, because
+// Python interns names in a program's text and `wanted` is interned too.
 inline bool is_name(PyObject* name, PyObject* wanted) {
     return name == wanted || PyUnicode_Compare(name, wanted) == 0;
 }

@@ -10,17 +10,18 @@ namespace driver = kccl::driver;
 
 namespace {
 
-constexpr char kOwnKernels[] = "_ZN4kccl7kernels";  // how mangled names of this library begin
+constexpr char kOwnKernels[] = "_ZN4kccl7kernels";  // kccl::kernels, as mangled names begin
 
-// A call of this library in a graph that is being captured.
+// The kernel node of a call of this library, in a graph that is being captured.
 struct CallNode {
     uint64_t node = 0;  // 0: none
     driver::KernelNode kernel = {};
 };
 
-// Returns the node on which the stream's next launch in the capture depends, if it is one node
-// only, and a call of this library on this device; otherwise none. Behind other kernels a
-// programmatic dependent began later than an ordinary launch (bench/LOG.md).
+// Returns the node on which the stream's next launch in the capture depends, if that is a single
+// node, and the node is a call of this library on this device. Otherwise returns no node. After
+// kernels that are not the library's, a programmatic dependent began later than an ordinary launch
+// (bench/LOG.md).
 CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     int status = driver::kNotCaptured;
     uint64_t id, graph;
@@ -36,8 +37,9 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     if (node_type(nodes[0], &type) != 0 || type != driver::kKernelNode) return {};
     CallNode before = {nodes[0]};
     const auto get_params = reinterpret_cast<driver::GetParams>(queue.get_params);
-    // The driver's manual does not say what `context` holds. On H200 it is the node's context. With
-    // another value the call is launched as an ordinary kernel.
+    // The driver's manual does not say what `context` holds. On H200 it is the node's context. If
+    // it is anything else than the queue's context, the next call is launched as an ordinary
+    // kernel.
     if (get_params(before.node, &before.kernel) != 0 || before.kernel.context != queue.context) {
         return {};
     }
@@ -49,22 +51,25 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     return is_own ? before : CallNode{};
 }
 
-// The number of times that a call must fit on the device before its dependent may come early. With
-// 4, there is room for two chains, each with one call that runs and one that waits. More chains can
-// block each other; their waits then time out (DECISIONS.md).
+// A dependent may come early only if both it and the call before it fit on the device at least this
+// many times (KcclCall.fit). With 4, there is room for two chains of calls, each with one call that
+// runs and one that waits for it. More chains on a device can block each other, and their waits
+// then time out (DECISIONS.md).
 constexpr uint32_t kLeastFit = 4;
 
-// Returns the argument of a call in a graph; null if it is not known.
+// Returns the KcclCall that a call in a graph has as its argument; null if it is not known, because
+// there is no such node or the KcclCall is of another version of the library.
 const KcclCall* call_of(const CallNode& before) {
     if (before.node == 0 || before.kernel.parameters == nullptr) return nullptr;
     const auto* call = static_cast<const KcclCall*>(before.kernel.parameters[0]);
     return call->comm.abi_version == kKcclAbiVersion ? call : nullptr;
 }
 
-// Tells the call before, by changing its argument, whether this call may come early; `fit` is this
-// call's. Returns the driver's code. Only a dependent of this library may come early: others may
-// rely on the end of a kernel that does not let them in. And only if both calls are small: blocks
-// that wait take room from calls on other streams, for which a peer may be waiting.
+// Tells the call before this one in the graph, by changing its argument, whether this call may come
+// early (KcclDependent). fit: KcclCall.fit of this call. Returns the driver's code. Only calls of
+// this library may come early, because they wait for the end of the call before; other kernels may
+// rely on that end without a wait. This call may come early only if both calls are small: its
+// blocks, while they wait, take room from calls on other streams, for which a peer may be waiting.
 int announce_dependent(const KcclGpuQueue& queue, CallNode before, uint32_t fit) {
     const KcclCall* told = call_of(before);
     if (told == nullptr || told->dependent != kKcclNoDependent) return 0;
@@ -76,9 +81,11 @@ int announce_dependent(const KcclGpuQueue& queue, CallNode before, uint32_t fit)
     return reinterpret_cast<driver::SetParams>(queue.set_params)(before.node, &before.kernel);
 }
 
-// Decides how a call is launched. On a stream that is being captured, the call's own graph cannot
-// be launched, but its kernel can. If the driver fails to say whether the stream is, the kernel is
-// launched too, and that launch reports the error. *before: the call before in the capture.
+// Decides how to launch a call: as its own graph, or, on a stream that is being captured, as a
+// kernel, because a capture cannot contain a launch of a graph. If the driver fails to say whether
+// the stream is being captured, returns kKcclLaunchKernel, and that launch then reports the error.
+// Stores in *before the call of this library on which this call depends in the capture, if there is
+// one.
 KcclGpuLaunch how_to_launch(const KcclGpuOp& op, uint64_t stream, CallNode* before) {
     const KcclGpuQueue& queue = *op.queue;
     int status = driver::kNotCaptured;
@@ -88,7 +95,8 @@ KcclGpuLaunch how_to_launch(const KcclGpuOp& op, uint64_t stream, CallNode* befo
     if (status == driver::kCaptured && queue.capture_info != 0)
         *before = call_before(queue, stream);
     if (before->node == 0) return kKcclLaunchKernel;
-    // If several calls follow one call, the first may come early, and the others are no dependents.
+    // If several calls depend on one call, as after a fork of streams, only the first may come
+    // early, and the others are launched as ordinary kernels.
     const KcclCall* told = call_of(*before);
     const bool is_taken = told != nullptr && told->dependent == kKcclEarlyDependent;
     return is_taken ? kKcclLaunchKernel : kKcclLaunchDependent;
@@ -114,8 +122,8 @@ int launch_as(KcclGpuLaunch how, const KcclGpuOp& op, uint64_t stream) {
                   arguments, nullptr);
 }
 
-// Makes the queue's device current in this thread. HIP has no stack of contexts: there `before`
-// gets the number of the device that was current. Returns the driver's code.
+// Makes the queue's device current in this thread. With HIP, which has no stack of contexts, also
+// stores in *before the number of the device that was current. Returns the driver's code.
 int make_current(const KcclGpuQueue& queue, int* before) {
     if (queue.current_device != 0) {
         const auto current = reinterpret_cast<driver::CurrentDevice>(queue.current_device);
@@ -124,7 +132,7 @@ int make_current(const KcclGpuQueue& queue, int* before) {
     return reinterpret_cast<driver::PushContext>(queue.push_context)(queue.context);
 }
 
-// Undoes make_current().
+// Makes the device current again that was so before make_current().
 void make_previous_current(const KcclGpuQueue& queue, int before) {
     if (queue.pop_context != 0) {
         uint64_t context;
@@ -135,17 +143,19 @@ void make_previous_current(const KcclGpuQueue& queue, int before) {
     }
 }
 
-// Launches the call. Returns 0 or the driver's error, which is stored in the queue too.
+// Launches the call. Returns 0 or the driver's code of an error. Stores an error also in the queue,
+// with how the call was launched.
 int launch(const KcclGpuOp& op) {
     KcclGpuQueue& queue = *op.queue;
-    const uint64_t stream = op.stream;  // another thread may give the call another stream meanwhile
+    const uint64_t stream = op.stream;  // read once: another thread may change op.stream meanwhile
     KcclGpuLaunch how = kKcclNoLaunch;
     int device = 0;
     int error = make_current(queue, &device);
     if (error == 0) {
         CallNode before;
         how = how_to_launch(op, stream, &before);
-        // This comes before the launch, because a launch that has failed may be tried again.
+        // The call before is told first, because if that fails, this call has not been launched,
+        // and the caller may try again.
         if (how == kKcclLaunchDependent) {
             error = announce_dependent(queue, before, op.op.call.fit);
             if (error != 0) how = kKcclLaunchAnnounced;

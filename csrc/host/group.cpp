@@ -1,32 +1,40 @@
-// Group: sends and receives messages together. Python makes no frame for each message.
+// The type Group: collects messages, and sends and receives them together, without a Python frame
+// for each message.
 //
 //   Group(address, owner, on_failure)  address: of a KcclHostOp that kccl_host_bind_messages() has
-//                                      bound; owner: keeps it alive; on_failure: as for Op
-//   open(), close()                    between them this thread's send and recv add to the group
+//                                      bound. owner: keeps the KcclHostOp alive. on_failure: called
+//                                      when messages fail; it must raise
+//   open(), close()                    between the two, send and recv of the thread that called
+//                                      open() add messages to the group
 //   add(address, num_bytes, peer, tag, receives, kept)
-//                                      adds a message; kept: what keeps its memory alive
-//   truncate(count), len()             drops the messages behind the first `count`; counts them
-//   run()                              sends and receives all messages, and forgets them
+//                                      adds a message. kept: the object that keeps the memory at
+//                                      `address` alive
+//   len(group)                         the number of messages in the group
+//   truncate(count)                    drops all messages but the first `count`
+//   run()                              sends and receives all messages, and drops them
 //   move_to(other)                     gives all messages to another Group, which drops its own
-//   group()                            sends and receives all messages, and keeps them
-//   drop()                             lets go of the arrays of messages that have failed
+//   group()                            sends and receives all messages, and keeps them, so that
+//                                      they can be sent and received again
+//   drop()                             drops the references to the arrays of messages that failed;
+//                                      called when the communicator no longer uses them
 #include "group.h"
 
 namespace kccl::host {
 namespace {
 
-// Keeps a message's array alive.
+// The reference that keeps a message's array alive.
 struct Kept {
     PyObject* array;
-    Argument* x;  // null: `array` alone keeps the memory alive
+    Argument* x;  // also holds the array's buffer; null: `array` alone keeps the memory alive
 };
 
-// Messages that are sent and received together. The communicator refers to them until all are done.
+// Messages that are sent and received together. From their start until all are done, the
+// communicator has pointers to `messages`.
 struct Batch {
     KcclMessage* messages;
     Kept* kept;
     Py_ssize_t count, capacity;
-    Batch* next;
+    Batch* next;  // in Group::failed
 };
 
 struct Group {
@@ -36,7 +44,8 @@ struct Group {
     PyObject* on_failure;
     unsigned long thread;  // the thread that has opened it; 0: it is not open
     Batch* batch;          // null: no message has been added
-    // Batches of calls that have failed: the communicator's messages may still refer to them.
+    // Batches of calls that have failed. They are kept until drop(), because the communicator may
+    // still have pointers to their messages.
     Batch* failed;
 };
 
@@ -58,7 +67,7 @@ void free_batches(Batch* batch) {
     }
 }
 
-// Returns the messages so far, with room for one more; null if there is no memory.
+// Returns the group's batch, with room for one more message; null if there is no memory.
 Batch* with_room(Group* group) {
     if (group->batch == nullptr) {
         group->batch = static_cast<Batch*>(PyMem_Calloc(1, sizeof(Batch)));
@@ -134,11 +143,11 @@ Py_ssize_t group_length(PyObject* self) {
     return batch == nullptr ? 0 : batch->count;
 }
 
-// How a call has ended. kRefused: another call uses the communicator.
+// How a call has ended. kRefused: nothing was sent, because another call uses the communicator.
 enum class Outcome { kRefused, kFailed, kDone };
 
-// Sends and receives the messages of a batch. *returned: what Python gets; null: an exception is
-// set.
+// Sends and receives the messages of a batch. Stores in *returned what Python gets: None, or null
+// with an exception set.
 Outcome make(const Group* group, const Batch* batch, PyObject** returned) {
     PyObject* const owner = Py_NewRef(group->owner);
     PyObject* const on_failure = Py_NewRef(group->on_failure);
@@ -172,7 +181,8 @@ bool is_initialised(const Group* group) {
 PyObject* group_run(PyObject* self, PyObject*) {
     Group* const group = as_group(self);
     if (!is_initialised(group)) return nullptr;
-    // The Group is empty from here on, so that another thread may add messages during the call.
+    // The batch is taken out of the Group, so that another thread may add messages to a new one
+    // during the call, which may release the GIL.
     Batch* const batch = group->batch;
     group->batch = nullptr;
     if (batch == nullptr) Py_RETURN_NONE;

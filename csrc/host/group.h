@@ -1,4 +1,5 @@
-// Lets one_sided.cpp add messages to a Group, which sends and receives them together (group.cpp).
+// Functions by which one_sided.cpp adds messages to a Group, which sends and receives them together
+// (group.cpp).
 #pragma once
 
 #include "arguments.h"
@@ -10,8 +11,8 @@ bool is_open(PyObject* group);
 bool is_open_here(PyObject* group);
 
 // Adds a message to a group. kept: the object that keeps the message's memory alive. x: holds the
-// array's buffer; may be null. The group deletes it, on failure too. Returns false if there is no
-// memory; an exception is set then.
+// array's buffer; null: none is held. The group takes over x and deletes it, also if this fails.
+// Returns false, with an exception set, if there is no memory.
 bool add_message(PyObject* group, const KcclMessage& message, PyObject* kept, Argument* x);
 
 }  // namespace kccl::host

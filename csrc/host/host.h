@@ -15,21 +15,22 @@ using Kernel = void (*)(const KcclCall*);
 // the rows, of which there are at most kKcclMaxWorldSize.
 using RowsReducer = void (*)(void* out, const void* const* rows, int num_rows, uint64_t count);
 
-// A table of every kernel, by KcclKernel, KcclDtype and KcclOp. Kernels without an operator have 0
-// there, and those without a type too. The table also has the reductions of this rank's own rows,
-// by KcclDtype and KcclOp.
+// The kernels compiled for one instruction set. kernel: by KcclKernel, KcclDtype and KcclOp.
+// Kernels without an operator stand at operator 0; kernels without a type also at type 0. Null:
+// there is no such kernel. rows: by KcclDtype and KcclOp, the functions that reduce rows in this
+// rank's own memory.
 struct KernelTable {
     Kernel kernel[kKcclNumKernels][kKcclNumDtypes][kKcclNumOps];
     RowsReducer rows[kKcclNumDtypes][kKcclNumOps];
 };
 
-// Returns the reduction of rows for this CPU; null if the operator does not take the type. Both
-// numbers must be valid.
+// Returns the function that reduces rows on this CPU; null if the operator does not take the type.
+// dtype, op: valid numbers of KcclDtype and KcclOp.
 RowsReducer rows_reducer(uint32_t dtype, uint32_t op);
 
 #if defined(__x86_64__)
-extern const KernelTable kKernelsV3;  // AVX2, BMI2, FMA, PRFCHW
-extern const KernelTable kKernelsV4;  // AVX-512 F, BW, DQ, VL
+extern const KernelTable kKernelsV3;  // uses AVX2, BMI2, FMA and PRFCHW
+extern const KernelTable kKernelsV4;  // also uses AVX-512 F, BW, DQ and VL
 #endif
 extern const KernelTable kKernelsBaseline;
 
@@ -38,9 +39,10 @@ static_assert(sizeof(KcclHostContext::pid) == 4 * kKcclMaxWorldSize &&
                   sizeof(KcclHostContext::probe) == 8 * kKcclMaxWorldSize,
               "api.inc spells array lengths as literals because cffi reads it");
 
-// A function that the Python extension sets, and that long waits and long loops call. If the call
-// holds the GIL, it releases the GIL until the call's end. Now and then it lets signal handlers
-// run. Returns nonzero if one of them has raised an exception.
+// A function that kccl._fastcall sets, and that long waits and long loops call; null: not set. If
+// the thread's call from Python holds the GIL, the function releases the GIL until the call's end.
+// Every 20 ms it lets Python's signal handlers run. It returns nonzero if one of them has raised an
+// exception.
 extern uint32_t (*interpreter_hook)();
 
 }  // namespace kccl::host

@@ -1,4 +1,5 @@
-// What a rank that waits does between two rounds of polls.
+// What a rank on a CPU does between two rounds of polls while it waits: it yields its core, lets
+// Python and MPI make progress, and checks whether its peers' processes are alive.
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
@@ -20,21 +21,22 @@ void (*mpi_hook)() = nullptr;
 
 namespace {
 
-// The time between two looks of a waiting rank at its peers' processes: rare enough to cost
-// nothing, frequent enough that the user learns of a killed rank at once.
+// The time between two checks whether the peers' processes are alive. They are rare enough to cost
+// nothing, and frequent enough that the user learns of a killed rank at once.
 constexpr uint64_t kLookEveryNs = 2'000'000;
 
 // After 1 us a waiting rank yields its core in every round of polls, because a peer may need the
-// core. On an idle core that costs half a microsecond.
+// core. A yield to nobody costs half a microsecond.
 constexpr uint64_t kYieldAfterNs = 1'000;
 
 // After 20 us a waiting rank calls MPI in every round of polls, so that MPI makes progress. A call
 // takes a fraction of a microsecond. Most waits are shorter than 20 us.
 constexpr uint64_t kProgressAfterNs = 20'000;
 
-// Tells whether the process has ended to which a pidfd or a stream belongs. A pidfd becomes
-// readable when its process ends, even while that is a zombie. A stream also becomes readable when
-// data comes, so only its end counts.
+// Tells whether the process to which a pidfd or a stream socket belongs has ended. A pidfd becomes
+// readable when its process ends, even if nobody has waited for the process yet (a zombie). A
+// stream also becomes readable when data comes, so POLLRDHUP tells of its end. fd: negative: no
+// process is watched.
 bool is_gone(int fd, bool is_stream) {
     if (fd < 0) return false;
     const short event = is_stream ? POLLRDHUP : POLLIN;
@@ -61,7 +63,8 @@ int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from
         const iovec here = {next, num_bytes};
         const iovec there = {reinterpret_cast<void*>(from), num_bytes};
         const ssize_t done = process_vm_readv(context->pid[peer], &here, 1, &there, 1, 0);
-        // If the peer ends meanwhile, a copy is short, and the next one fails.
+        // A copy may be short, for example if the peer ends meanwhile. The loop then copies the
+        // rest, and that copy reports the error.
         if (done < 0) return errno;
         if (done == 0) return EFAULT;
         next += done;
@@ -76,7 +79,8 @@ int kccl_host_may_read_peer(uint64_t idle_context, int peer) {
     uint64_t word;
     const int error =
         kccl_host_read_peer(idle_context, peer, &word, context->probe[peer], sizeof(word));
-    // ESRCH says that the process has ended. Ranks that wait for it find that by themselves.
+    // ESRCH says that the peer's process has ended, which is no refusal. A rank that waits for the
+    // peer finds the end in kccl_host_idle().
     if (error != 0 && error != ESRCH && context->refused == 0) {
         context->refused = static_cast<uint32_t>(error);
         context->refused_peer = peer;
@@ -97,8 +101,8 @@ uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t miss
         if (hook != nullptr) hook();
     }
     const uint64_t now = kccl_host_clock_ns();
-    // Atomic, because several threads of a rank may wait at the same time, as the engine's blocks
-    // do.
+    // The word is atomic, because several threads of a rank may wait at the same time, as the
+    // blocks of the engine on CPUs do.
     const std::atomic_ref<uint64_t> last_look_ns(context->last_look_ns);
     if (now - last_look_ns.load(std::memory_order_relaxed) < kLookEveryNs) return kKcclOk;
     last_look_ns.store(now, std::memory_order_relaxed);

@@ -1,11 +1,12 @@
 """Writes kernel_table.inc: which kernels the host core has, for which element types and operators.
 
-The facts are those of kccl/plan/specs.py and each kernel's own template parameters. build_ffi.py
-calls this before the compiler runs; the file lies in the build folder.
+They follow from kccl/plan/specs.py and from each kernel's template parameters. build_ffi.py calls
+this before the compiler runs, and writes the file into the build folder.
 
-A kernel that reduces has an instance for each size of elements, which finds the reduction in a
-second table (reducers.h). Kernels for the smallest messages also have instances for the types and
-operators in FAST.
+A kernel that reduces has an instance for each size of elements. At run time the instance finds the
+function that reduces elements of its call's type by its call's operator in a second table
+(reducers.h). Kernels for the smallest messages also have instances for each type and operator in
+FAST.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,11 +26,20 @@ FAST = {
     for op in ("sum", "prod", "min", "max", "avg")
     if op in ops_of(dtype)
 }
-"""Element types and operators that have loops and kernels of their own."""
+"""Pairs of an element type and an operator that have kernels of their own for short messages, and
+loops of their own over whole rows (kRowReducer in reducers.h).
+"""
 
 
 def entry(spec: KernelSpec, type_name: str = "", op: str = "", *, is_fast: bool = True) -> str:
-    """Returns the table's entry of a kernel, for an element type and an operator, both in C++."""
+    """Returns the C++ expression that is a kernel's entry in the table.
+
+    Args:
+        spec: The kernel.
+        type_name: The element type's name in C++, if the kernel has such a template parameter.
+        op: The operator's name in C++, likewise.
+        is_fast: Whether an instance for two ranks may be used, where the kernel has one.
+    """
 
     def of(world_size: int) -> str:
         known = {"class T": type_name, "class Op": op, "int WORLD_SIZE": str(world_size)}
@@ -41,23 +51,24 @@ def entry(spec: KernelSpec, type_name: str = "", op: str = "", *, is_fast: bool 
 
 
 def reduction(spec: KernelSpec, dtype: Dtype, op: str) -> str:
-    """Returns the table's entry of a kernel that reduces."""
+    """Returns the table's entry of a kernel that reduces, for an element type and an operator."""
     same = dtypes.same_bits(dtype, op)
-    # Kernels without a second instance are for long messages.
+    # Kernels without an instance for two ranks are for long messages, and need no instance for each
+    # type and operator.
     if spec.unrolls_for_two and same in FAST:
         return entry(spec, same[0].cpp_name, cpp_op(same[1]))
     return entry(spec, f"Raw<{dtype.itemsize}>", "Tabled", is_fast=False)
 
 
 def reducer(dtype: Dtype, op: str) -> str:
-    """Returns the entry of an element type and an operator in the table of reducers."""
+    """Returns the C++ name of the Reducer for an element type and an operator (reducers.h)."""
     same = dtypes.same_bits(dtype, op)
     kind = "Row" if same in FAST else "Tile"
     return f"k{kind}Reducer<{same[0].cpp_name}, {cpp_op(same[1])}>"
 
 
 def cases(types: Iterable[Dtype]) -> Iterator[tuple[Dtype, str, str]]:
-    """Yields each element type with each operator that takes it, and their place in a table."""
+    """Yields each element type with each operator that takes it, and their indices in C++ text."""
     for dtype in types:
         for op in ops_of(dtype):
             yield dtype, op, f"[{dtype.constant}][kKccl{op.capitalize()}]"

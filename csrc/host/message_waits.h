@@ -1,4 +1,5 @@
-// How a rank waits for one of its messages, or asks whether it can still come: see messages.cpp.
+// How a rank on a CPU waits until one of its messages is done, or checks whether the message can
+// still be done: see messages.cpp.
 #pragma once
 
 #include <optional>
@@ -9,15 +10,16 @@
 namespace kccl::host {
 namespace {
 
-// The waits of one rank's messages.
+// Waits for one rank's messages. One object does so for all messages of a communicator.
 class MessageWaits {
   public:
-    // routes: as for Messages.
+    // routes: how messages reach ranks of other teams (routes.inc); null: `comm` has all ranks.
     MessageWaits(const KcclDeviceComm& comm, KcclRoutes* routes) : comm_(comm), routes_(routes) {}
 
-    // Returns when the message is done, or after a failure.
-    // poll() -> bool: moves the messages on; true when this one is done, or after a failure.
-    // num_early(ranks) -> uint32_t: the number of early messages of these ranks.
+    // Returns when the message is done, or when the communicator has failed.
+    // poll() -> bool: moves all messages on; true when this one is done, or after a failure.
+    // num_early(ranks) -> uint32_t: the number of early messages (early.h) of these ranks, which
+    // the record of a failure tells. ranks: a bit each.
     template <class Poll, class NumEarly>
     void wait(const KcclMessage& message, Poll poll, NumEarly num_early) {
         const uint64_t hopes = hopes_of(message);
@@ -37,13 +39,15 @@ class MessageWaits {
             while (!polls() && patience.may_go_on(comm_, num_early(hopes))) {
             }
         }
-        // From now on waits have the timeout limit_ns, not first_limit_ns, as after a collective.
+        // This rank has heard from a peer. So from now on its waits have the timeout limit_ns of
+        // KcclState instead of first_limit_ns, as after a first collective.
         if (message.is_done != 0 && message.peer != comm_.rank) state_of(comm_)->contacted = 1;
     }
 
-    // Checks, at most every 2 ms, whether a message that is not done can still come, and fails the
-    // communicator if not. There is no timeout. The caller then calls Messages::move() once more,
-    // because a peer that has gone may have sent this message before.
+    // Checks, at most every 2 ms, whether a message that is not done can still be done, and fails
+    // the communicator if not. There is no timeout, because the caller does not wait. After this
+    // the caller must call Messages::move() once more, because a peer that has ended may have sent
+    // the message before its end.
     template <class NumEarly>
     void look(const KcclMessage& message, NumEarly num_early) {
         const uint64_t now = kccl_host_clock_ns();
@@ -67,7 +71,8 @@ class MessageWaits {
     }
 
   private:
-    // Returns the ranks that may send or receive the message, a bit each.
+    // Returns the ranks that may be the other side of the message, a bit each: its peer; or, if it
+    // may come from any rank, all ranks but this one.
     uint64_t hopes_of(const KcclMessage& message) const {
         if (message.peer >= 0) return uint64_t{1} << message.peer;
         const uint64_t all = ~uint64_t{0} >> (64 - comm_.world_size);
@@ -85,7 +90,8 @@ class MessageWaits {
 
     const KcclDeviceComm& comm_;
     KcclRoutes* const routes_;
-    // The message of the last look(), when that was, and what is known of the peers since.
+    // The message of the last look(), the time of that look(), and what repeated calls of look()
+    // for this message have found out about its peers.
     const KcclMessage* looked_for_ = nullptr;
     uint64_t looked_ns_ = 0;
     Patience patience_;

@@ -1,17 +1,18 @@
 // Messages between two ranks on CPUs: send, recv, and what is under way.
 //
 // A short message is copied into the receiver's ring (include/kccl/messages.cuh), so its send ends
-// before the receiver has asked for it. Of a long one only the address goes into the ring: the
-// receiver reads the sender's memory and then writes the message's ticket into the sender's
-// scratch. Where processes may not read each other, a long message goes through the ring in pieces.
+// before the receiver has asked for it. Of a long message only the address goes into the ring. The
+// receiver copies the bytes out of the sender's memory, and then writes the message's ticket, a
+// number, into the sender's scratch, which ends the send. Where processes may not read each other's
+// memory, a long message goes through the ring in pieces.
 //
 // A message is received by the first receive that asks for its source and tag. Messages of one
 // source and tag are received in the order in which they were sent. If no receive has asked for a
 // message when it comes, it leaves the ring and waits in this rank's memory ("early"), because a
 // receive may have asked for a message behind it. Of a long message only the address waits.
 //
-// Nothing here has a thread of its own. All that is under way moves on within the calls of this
-// rank that send, receive, wait or test.
+// There is no thread for messages. Those under way move on only within this rank's calls that send,
+// receive, wait or test.
 #include <stdlib.h>
 
 #include <new>
@@ -24,23 +25,23 @@
 namespace kccl::host {
 namespace {
 
-// What is under way between this rank and one peer.
+// The messages under way between this rank and one peer.
 struct Peer {
-    // rank: the peer's number in `comm`. far: as for WayIn.
+    // rank: the peer's number in `comm`. far: the peer's link by MPI; null: it is on this node.
     Peer(const KcclDeviceComm& comm, int rank, bool may_attach, FarLink* far)
         : outbox(comm, rank, may_attach, far), reader(comm, rank, far) {}
 
     Outbox outbox;
     WayIn reader;
     EarlyList early;
-    Queue resent;  // receives whose bytes the peer sends again
-    // The receive or the early message that gets the next piece (kMore). One of both is set while a
-    // message comes in pieces.
+    Queue resent;  // receives whose bytes this rank could not read, so the peer sends them by ring
+    // While a message comes in pieces, one of these two is set: the receive, or the early message,
+    // that gets the next piece (RecordKind::kMore).
     KcclMessage* to = nullptr;
     Early* keeps = nullptr;
 };
 
-// All messages of one rank. An array of Peers, one a rank, lies behind the object in memory.
+// All messages of one rank. An array with a Peer for each rank follows this object in memory.
 class Messages {
   public:
     // routes: how messages reach the ranks of a communicator of several teams. Null: `comm` has the
@@ -65,9 +66,9 @@ class Messages {
     Messages(const Messages&) = delete;
     Messages& operator=(const Messages&) = delete;
 
-    // start() begins a message. move() goes on with all that are under way. Both return the
-    // communicator's status. After a failure nothing moves, because the memory that messages refer
-    // to may be gone.
+    // start() begins a message and then calls move(). move() sends, receives and completes what it
+    // can of all messages, without waiting. Both return the communicator's status. After a failure
+    // they do nothing, because the memory of messages may be gone.
     Status start(KcclMessage* message) {
         if (status_of(comm_) != kKcclOk) return status_of(comm_);
         message->is_done = 0;
@@ -95,8 +96,8 @@ class Messages {
         if (start(message) == kKcclOk) wait(message);
     }
 
-    // Begins all messages, receives first, so that bytes that come are copied to the receives'
-    // buffers at once. Returns when all are done, or after a failure.
+    // Begins all messages, receives first, so that arriving bytes are copied straight to the
+    // receives' buffers. Returns when all messages are done, or after a failure.
     void make_all(KcclMessage* messages, uint64_t count) {
         for (const uint32_t receives : {1u, 0u}) {
             for (uint64_t i = 0; i < count; ++i) {
@@ -115,8 +116,8 @@ class Messages {
         waits_.wait(*message, poll, [&](uint64_t ranks) { return num_early(ranks); });
     }
 
-    // Goes on with all messages, without waiting, and checks now and then whether `message` can
-    // still come. Returns the communicator's status.
+    // Moves all messages on, without waiting, and checks now and then whether `message` can still
+    // be done. Returns the communicator's status.
     Status test(const KcclMessage* message) {
         if (move() != kKcclOk || message->is_done != 0) return status_of(comm_);
         waits_.look(*message, [&](uint64_t ranks) { return num_early(ranks); });
@@ -140,7 +141,7 @@ class Messages {
                (receive->tag < 0 || receive->tag == tag);
     }
 
-    // Removes from the list the first receive that asks for this message, and returns it. Null:
+    // Removes the first receive in receives_ that asks for this message, and returns it. Null:
     // there is none, or the lengths differ and this rank has failed.
     KcclMessage* take_receive(int source, const RecordHead& head) {
         for (KcclMessage* each = receives_.first(); each != nullptr; each = Queue::after(each)) {
@@ -151,8 +152,8 @@ class Messages {
         return nullptr;
     }
 
-    // Notes in a receive the source and tag of its message. Returns false if the lengths differ;
-    // then this rank has failed.
+    // Stores the source and the tag of its message in a receive. If their lengths differ, fails
+    // this rank and returns false.
     bool match(KcclMessage* receive, int source, const RecordHead& head) {
         receive->source = source;
         receive->source_tag = head.tag;
@@ -168,8 +169,8 @@ class Messages {
         return false;
     }
 
-    // Gives a receive the first early message that it asks for. If some of its bytes have not come,
-    // the receive waits for them. Returns false if there is no such message.
+    // Gives a receive the first early message that it asks for. If some bytes of the message have
+    // not come, store() completes the receive later. Returns false if there is no such message.
     bool take_early(KcclMessage* receive) {
         const bool any = receive->peer < 0;
         int source = any ? first_source_ : receive->peer;
@@ -202,8 +203,8 @@ class Messages {
         free(early);
     }
 
-    // Copies a long message from the sender's process, and gives the sender its ticket back. If
-    // this process may not read the sender's memory, the ticket asks for the bytes by the ring.
+    // Copies a long message from the sender's process, and writes its ticket into the sender's
+    // scratch: with kRefused if the copy failed and the sender must send the bytes by the ring.
     void read(int source, KcclMessage* receive, const RecordHead& head) {
         const int error =
             kccl_host_read_peer(context(), source, reinterpret_cast<void*>(receive->address),
@@ -218,7 +219,8 @@ class Messages {
         }
         uint32_t answer = head.ticket;
         if (error != 0) {
-            // If the sender has ended, the wait for its bytes will find that.
+            // If the sender's probe can be read, only these bytes cannot, which is an error. If the
+            // sender has ended, the wait for its bytes will find that.
             if (kccl_host_may_read_peer(context(), source) != 0) {
                 fail(Record{kKcclUnreadable, comm_.rank, source, kKcclRecv, head.tag,
                             static_cast<uint32_t>(error), 0, 0, 0});
@@ -274,10 +276,9 @@ class Messages {
         }
     }
 
-    // Copies a record's bytes to where its message is assembled: the buffer of the receive
-    // (`from.to`), or, if no receive had asked for the message when it came, the buffer of the
-    // early message (`from.keeps`). After the last byte, completes the receive. If an early message
-    // still has no receive, it stays in the list.
+    // Copies a record's bytes to the buffer of its message's receive (`from.to`), or to the early
+    // message (`from.keeps`). After the last byte, completes the receive. An early message that no
+    // receive has asked for yet stays in the list.
     void store(Peer& from, const void* piece, uint32_t num_bytes) {
         if (KcclMessage* to = from.to) {
             mem::copy(reinterpret_cast<uint8_t*>(to->address) + to->moved, piece, num_bytes, 0, 1);
@@ -298,7 +299,7 @@ class Messages {
         }
     }
 
-    // Returns how many early messages of these ranks there are. ranks: a bit each.
+    // Returns the number of early messages from these ranks. ranks: a bit each.
     uint32_t num_early(uint64_t ranks) {
         uint32_t num = 0;
         for (int rank = 0; rank < comm_.world_size; ++rank) {
@@ -309,13 +310,13 @@ class Messages {
         return num;
     }
 
-    static constexpr uint32_t kNoMemory = 12;  // ENOMEM
+    static constexpr uint32_t kNoMemory = 12;  // the value of ENOMEM
 
     const KcclDeviceComm& comm_;
     KcclRoutes* const routes_;
-    Queue receives_;  // receives for which no message has come
-    // The rank whose messages are looked at first: the one behind the source of the last message
-    // that a receive from any rank got. So a rank that sends much does not starve the others.
+    Queue receives_;  // receives of which no message has come yet
+    // The rank whose messages are taken first: the rank after the source of the last message that a
+    // receive from any rank got. So a rank that sends much does not starve the others.
     int first_source_ = 0;
     MessageWaits waits_;
 };

@@ -1,4 +1,4 @@
-// MPI's functions, whose addresses Python has found (kccl/ranks/mpi.py).
+// Calls of MPI's functions, by addresses that Python has looked up (kccl/ranks/mpi.py).
 #pragma once
 
 #include <string.h>
@@ -8,11 +8,11 @@
 namespace kccl::host {
 namespace {
 
-// Room for an MPI_Status: more bytes than that has.
+// Bytes of room for an MPI_Status. It has fewer in MPICH and in Open MPI.
 constexpr uint64_t kStatusBytes = 64;
 
-// MPI's functions. Handle: the type of MPI's handles, int or a pointer. A request has at most 8
-// bytes.
+// MPI's functions for one type of handles: int in MPICH, a pointer in Open MPI. `request` points to
+// 8 bytes, room for an MPI_Request of either type. isend() and irecv() return MPI's error code.
 template <class Handle>
 struct Mpi {
     using Isend = int (*)(const void*, int, Handle, int, int, Handle, void*);

@@ -1,8 +1,9 @@
 // Lets MPI make progress while a rank waits in a call of KCCL.
 //
-// MPI has no thread of its own. A long message leaves its sender only while the sender is within
-// some call of MPI. So two ranks might wait for each other: rank 0 has begun to send to rank 1 by
-// MPI, and now waits for it in a collective of KCCL. Rank 1 first waits in MPI for that message.
+// MPI has no thread of its own, so a long message leaves its sender only while the sender is within
+// some call of MPI. Without this file two ranks might deadlock: rank 0 has begun to send rank 1 a
+// message by MPI, and now waits for rank 1 in a collective of KCCL. Rank 1 enters the collective
+// only after it has received the message.
 #include "mpi_progress.h"
 
 #include <atomic>
@@ -12,7 +13,8 @@
 namespace kccl::host {
 namespace {
 
-// The functions and the communicator that the hook uses. They are written before the hook is set.
+// The functions and the communicator of MPI that the hook uses. This is written before the hook is
+// set, and then only read.
 KcclNodes with = {};
 
 template <class Handle>

@@ -1,10 +1,10 @@
-// Makes steps between nodes. The team has a rank of each node, and they reach each other by MPI.
+// Makes the steps of a call that a team with one rank of each node makes by MPI (kKcclNodesStep).
 //
-// All steps are one exchange. Each two ranks send each other at least one message in every step,
-// even where there is nothing to move. So a rank that runs ahead waits for the others, and each
-// message says which call it belongs to, so that calls that differ are found.
+// In every step each rank sends each other rank at least one message, even where there is no data
+// to move. So a rank that runs ahead waits for the others. Each message says which call it belongs
+// to, so that ranks that make different calls find this out.
 //
-// Reductions take the rows in the order of the nodes, so all nodes get the same bits.
+// Reductions combine the nodes' data in the order of the nodes, so all nodes get the same bits.
 #include "nodes.h"
 
 #include <poll.h>
@@ -22,14 +22,15 @@ namespace {
 // reduces one part of the message.
 constexpr uint64_t kDividesFromBytes = 65536;
 
-// What a rank says on a stream.
+// What a rank sends its peers on their streams (nodes_exchange.h) when it has failed or closes.
 struct Word {
-    uint32_t departure;
-    int32_t tag;  // the sender's; one from before a reset differs, and the word is ignored
-    KcclRecord record;
+    uint32_t departure;  // KcclDeparture
+    // The sender's KcclNodes.tag. It changes at a reset, so that older words are ignored.
+    int32_t tag;
+    KcclRecord record;  // of a failure
 };
 
-// One step on one rank.
+// One step, as one rank makes it.
 class Step {
   public:
     Step(KcclNodes& nodes, const KcclHostStep& step)
@@ -87,8 +88,9 @@ class Step {
         return is_done;
     }
 
-    // Exchanges this call's bytes. from(peer), to(peer): the bytes to send to a peer, and where to
-    // store what it sends; null: nothing.
+    // Sends bytes_ bytes to peers and receives as many from peers. from(peer): the address of the
+    // bytes to send to a peer; null: none. to(peer): where to store the bytes that the peer sends;
+    // null: it sends none. Returns false if the step has failed.
     template <class From, class To>
     bool move(From from, To to) {
         Exchange exchange(nodes_, step_);
@@ -100,8 +102,9 @@ class Step {
         return finish(exchange, exchange.run());
     }
 
-    // Reduces the rows of the first `num` ranks, of `bytes` each, into `out`. This rank's row
-    // begins at `own`; the peers send theirs. given(peer): the row that this rank sends to a peer.
+    // Reduces a row of `bytes` bytes from each of the first `num` ranks into `out`; num = 0: this
+    // rank only sends. own: this rank's row; the peers send theirs. given(peer): the row that this
+    // rank sends to a peer. Returns false if the step has failed.
     template <class Given>
     bool reduce(const uint8_t* own, uint8_t* out, uint64_t bytes, Given given, int num) {
         const Call& call = step_.op.call;
@@ -128,7 +131,8 @@ class Step {
 
     uint64_t bytes_to(int peer, uint64_t bytes) const { return is_divided_ ? part(peer) : bytes; }
 
-    // begin() returns where a node's part of a divided all_reduce begins; part(), its bytes.
+    // In an all_reduce that is divided among the nodes, begin() returns where a node's part begins,
+    // in bytes, and part() the part's length in bytes.
     uint64_t begin(int node) const {
         const uint64_t count = step_.op.call.count, nodes = nodes_.world_size;
         return count * static_cast<uint64_t>(node) / nodes * step_.op.bytes_per_count;
@@ -166,14 +170,16 @@ void tell(KcclNodes& nodes, const Word& word) {
     if (nodes.has_told != 0) return;
     nodes.has_told = 1;
     for (int peer = 0; peer < nodes.world_size; ++peer) {
-        // If the peer has ended, this fails, which does no harm.
+        // If the peer has ended, send() fails. That does no harm, because nobody needs the word
+        // then.
         if (nodes.stream[peer] >= 0) {
             send(nodes.stream[peer], &word, sizeof(word), MSG_DONTWAIT | MSG_NOSIGNAL);
         }
     }
 }
 
-// Tells whether every peer has closed or ended, or one has failed.
+// Tells whether every peer has closed or ended, or whether one has failed. This rank's messages are
+// then received, or no longer needed.
 bool have_all_ended(KcclNodes& nodes) {
     KcclRecord record;
     if (hear_nodes(nodes, &record)) return true;

@@ -1,4 +1,4 @@
-// What chain.cpp needs of nodes.cpp.
+// The functions of nodes.cpp, which makes steps between nodes by MPI, that chain.cpp calls.
 #pragma once
 
 #include "../include/kccl/abi.h"
@@ -13,21 +13,22 @@ extern "C" {
 
 namespace kccl::host {
 
-// A peer waits this long for the last message of a rank that has ended, in nanoseconds. The message
-// may still be on its way, because MPI sends only while its rank calls it.
+// How long a rank still waits for a message of a peer whose process has ended. The message may have
+// left the peer before its end and still be on its way.
 constexpr uint64_t kLastWordsNs = 20'000'000;
-// A rank that closes its communicator calls MPI this long, unless all is sent before.
+// A rank that closes its communicator goes on calling MPI for at most this long, because MPI sends
+// what is under way only while its process calls it.
 constexpr uint64_t kFlushNs = 100'000'000;
 
-// Makes a step between nodes. Returns the status of the team.
+// Makes a kKcclNodesStep. Returns the status of the team, which is step.op.call.comm.
 uint32_t run_between_nodes(KcclNodes& nodes, const KcclHostStep& step);
 
-// Tells the peers that this rank has failed, once. The ranks in `record` have their numbers in the
-// communicator, as chain.cpp passes them on.
+// Tells the team's peers on other nodes that this rank has failed; only the first call does so. The
+// ranks in `record` are numbers in the communicator plus kOfCommunicator (chain.cpp).
 void tell_nodes(KcclNodes& nodes, const KcclRecord& record);
 
-// Reads what peers have said on their streams, without waiting. Returns true if one has failed, and
-// stores its record in *record.
+// Reads what peers have said on their streams, without waiting. If a peer has failed, stores its
+// record in *record and returns true. Notes peers that have closed in nodes.closed.
 bool hear_nodes(KcclNodes& nodes, KcclRecord* record);
 
 }  // namespace kccl::host

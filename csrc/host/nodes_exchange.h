@@ -1,17 +1,20 @@
-// Makes the exchange that every step between nodes is: each rank sends each other rank a message.
+// Exchange, with which nodes.cpp makes every step between nodes: each rank of the team sends each
+// other rank a message by MPI.
 //
 // Messages go in pieces, of which two are under way in each direction. MPI reads and writes the
 // pieces in memory of the team, never in the caller's arrays. So a step that fails may leave
-// requests behind, which MPI has no way to end in time. Python gives the team other memory and
-// other tags before the next call (kccl/backends/nodes.py). No call of MPI here blocks.
+// requests of MPI under way, which MPI has no way to end in time. Before the next call, Python
+// gives the team other memory and other tags (kccl/backends/nodes.py). No call of MPI here blocks.
 //
-// MPI does not report that a process has ended. So each two ranks also have a stream, a socket. It
-// ends when the peer's process ends. A rank that fails or closes says so on its streams. When a
-// stream has ended, a message may still be on its way, so the rank waits for it for kLastWordsNs.
+// MPI does not report that a process has ended. So each two ranks also have a stream, a socket,
+// which ends when the peer's process ends. A rank that fails or closes says so on its streams. When
+// a stream has ended, a message of that peer may still be on its way, so the rank waits
+// kLastWordsNs longer for it.
 //
-// MPI sends only while its process calls it, so a message may still be with its sender after the
-// send has begun. A rank that closes goes on calling MPI for kFlushNs, or until its peers close
-// too. MPI sends the rest at the end of the process, for which a peer waits for kClosedNs.
+// MPI sends only while its process calls it, so a message may still be in its sender's process
+// after the send has begun. A rank that closes therefore goes on calling MPI for kFlushNs, or until
+// its peers close too. MPI sends the rest when the process ends. So a rank waits kClosedNs for a
+// message of a peer that has closed.
 #pragma once
 
 #include <string.h>
@@ -23,30 +26,32 @@
 namespace kccl::host {
 namespace {
 
+// A slot holds a header and a piece of a message. Each direction of each peer has kSlots slots,
+// which the pieces use in turns.
 constexpr uint64_t kPieceBytes = 256 * 1024, kHeaderBytes = 64, kSlots = 2;
 constexpr uint64_t kSlotBytes = kHeaderBytes + kPieceBytes;
-constexpr uint64_t kClosedNs = 2'000'000'000;
+constexpr uint64_t kClosedNs = 2'000'000'000;  // how long to wait for a peer that has closed
 constexpr int kMost = kKcclMaxWorldSize;
 
-// The first bytes of each piece, which say to which call it belongs.
+// The first bytes of a slot, which say to which call the piece belongs.
 struct Header {
-    uint64_t num_bytes;
-    uint32_t sequence;
-    uint32_t call;
+    uint64_t num_bytes;  // of the call
+    uint32_t sequence;   // the number of the call on its channel
+    uint32_t call;       // as KcclRecord.call
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
 
-// MPI's request for a piece. Each peer has kSlots of them in each direction.
+// The MPI_Request for the piece in a slot, and whether its operation is under way.
 struct Slot {
     uint64_t request = 0;
     bool is_pending = false;
 };
 
-// What this rank sends to a peer, and receives from it.
+// The bytes that this rank sends to a peer, and those that it receives from the peer.
 struct Transfer {
     const uint8_t* from = nullptr;
     uint64_t send_bytes = 0;
-    uint8_t* to = nullptr;  // null: the pieces are reduced
+    uint8_t* to = nullptr;  // null: take() of run() reduces the pieces instead
     uint64_t receive_bytes = 0;
 };
 
@@ -75,8 +80,9 @@ class Exchange {
 
     Transfer transfer[kMost];
 
-    // Exchanges all messages. take(piece): called when the pieces of this number have come from all
-    // peers; it reduces them where the step reduces. Returns false when the step has failed.
+    // Exchanges all messages, which transfer[] lists. take(piece): called when the pieces of this
+    // number have come from all peers; it reduces them if the step reduces. Returns false if the
+    // step has failed.
     template <class Take>
     bool run(Take take) {
         uint64_t rounds = 1;
@@ -88,7 +94,8 @@ class Exchange {
         });
         for (uint64_t piece = 0; piece < kSlots; ++piece) receive(piece);
         for (uint64_t piece = 0; piece < rounds; ++piece) {
-            // The slot has the piece two before this one, which must have been sent.
+            // The slot still has the piece that is kSlots before this one. MPI must have sent that
+            // piece before the slot is overwritten.
             if (piece >= kSlots && !wait(sends_, piece)) return false;
             send(piece);
             if (!wait(receives_, piece)) return false;
@@ -111,7 +118,8 @@ class Exchange {
         return slot_memory(1, peer, piece) + kHeaderBytes;
     }
 
-    // Leaves the requests that are under way, and notes that, because MPI cannot end them now.
+    // Ends a failed exchange: cancels its receives, and sets nodes.is_pending if requests are still
+    // under way, because MPI cannot end them now and may still use their slots.
     void abandon() {
         const auto cancel = reinterpret_cast<int (*)(void*)>(nodes_.cancel);
         for (int peer = 0; peer < nodes_.world_size; ++peer) {
@@ -181,8 +189,8 @@ class Exchange {
         memcpy(each.to + piece * kPieceBytes, received(peer, piece), payload);
     }
 
-    // Compares this call with the peers', by their first pieces. Returns false if one differs; then
-    // the step has failed.
+    // Compares this call with the peers' calls, by the headers of their first pieces. If one
+    // differs, fails the step and returns false.
     bool are_of_this_call(uint64_t piece) {
         if (piece > 0) return true;
         bool are_same = true;
@@ -198,8 +206,8 @@ class Exchange {
         return are_same;
     }
 
-    // Waits until no request in this piece's slot is under way, for any peer. Returns false if the
-    // wait has failed.
+    // Waits until the requests for this piece, of all peers, are done. Returns false if the wait
+    // has failed.
     bool wait(Slots& slots, uint64_t piece) {
         const auto test = reinterpret_cast<int (*)(void*, int*, void*)>(nodes_.test);
         uint64_t began_ns = 0, looked_ns = 0, gone_since_ns = 0;
@@ -225,11 +233,15 @@ class Exchange {
         }
     }
 
-    // As may_go_on() of wait.cuh, for ranks that reach each other by MPI.
+    // Decides whether a wait may go on. Does for ranks that reach each other by MPI what
+    // may_go_on() of wait.cuh does for others. If the wait has failed, fails this rank and returns
+    // false. missing: the peers that are waited for, a bit each. gone_since_ns: when one of them
+    // was first found gone.
     bool may_go_on(uint32_t missing, uint64_t waited_ns, uint64_t now, uint64_t& gone_since_ns) {
         if (status_of(step_.op.call.comm) != kKcclOk) return false;
         uint32_t gone = 0;
-        // This call looks at the streams now and then.
+        // This call also checks, every 2 ms, whether the peers' streams have ended. Its team_hook
+        // reads what peers have said on them.
         uint32_t status = kccl_host_idle(state_.idle_context, waited_ns, missing | failed_, &gone);
         if (status_of(step_.op.call.comm) != kKcclOk) return false;
         gone_ |= gone;
@@ -260,8 +272,8 @@ class Exchange {
     KcclState& state_;
     Header mine_;
     Slots sends_, receives_;
-    uint32_t failed_ = 0;  // the peers of which MPI says that it cannot reach them, a bit each
-    uint32_t gone_ = 0;    // the peers whose streams have ended
+    uint32_t failed_ = 0;  // the peers for which a call of MPI returned an error, a bit each
+    uint32_t gone_ = 0;    // the peers whose streams have ended, a bit each
 };
 
 }  // namespace

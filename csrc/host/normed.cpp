@@ -1,4 +1,5 @@
-// Makes calls whose sum over the ranks is normalised.
+// Makes a KcclNormedOp: a collective that sums over the ranks, and then a call of this rank that
+// normalises the rows of the sum.
 #include <stddef.h>
 
 #include "../include/kccl/wait.cuh"
@@ -6,7 +7,8 @@
 
 namespace {
 
-// Makes one of the two calls. Returns false if it has failed.
+// Makes one of the two calls, with these addresses as its input and output. On a GPU sets its
+// stream to that of the whole call. Returns false if the call has failed.
 bool run(const KcclNormedOp& all, KcclHostOp* op, uint64_t input, uint64_t output) {
     op->call.input = input;
     op->call.output = output;
@@ -19,7 +21,7 @@ bool run(const KcclNormedOp& all, KcclHostOp* op, uint64_t input, uint64_t outpu
 extern "C" void kccl_run_normed(const KcclCall* call) {
     const auto& all = *reinterpret_cast<const KcclNormedOp*>(
         reinterpret_cast<const uint8_t*>(call) - offsetof(KcclNormedOp, op.op.call));
-    // A communicator that is closed is not ok, and the memory of the sum is gone then.
+    // After a communicator is closed, its status is not ok, and the memory for the sum is gone.
     if (kccl::status_of(call->comm) != kKcclOk) return;
     const uint64_t sums = all.sums != 0 ? all.sums : call->output;
     if (!run(all, all.sum, call->input, sums)) return;

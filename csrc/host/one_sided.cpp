@@ -1,30 +1,29 @@
-// put, get, signal, wait, send and recv from Python without a Python frame: OneSided().
+// The type OneSided: makes put, get, signal, wait, send or recv for Python without a Python frame.
 //
 //   put(x, peer, window, offset=0), get(x, peer, window, offset=0)
 //   signal(peer, signal_id=0), wait(signal_id=0, count=1, peer=None)
 //   send(x, peer, tag=0), recv(x, peer=None, tag=None)
 //
-// learn() sets the call of an object. put and get learn windows by learn_window(); send and recv
-// learn types of elements by learn_dtype(), and by learn_group() a Group, to which they add while
-// it is open. Calls with what has not been taught go to `_slow`, which makes them or raises.
+// learn() sets which of these calls an object makes. learn_window() teaches put and get a window,
+// learn_dtype() teaches send and recv a type of elements, and learn_group() a Group, to which they
+// add while it is open. Other calls go to the object's method `_slow`, which makes them or raises.
 #include "group.h"
 
 namespace kccl::host {
 namespace {
 
-// A window taught by learn_window, for arrays of this dtype object and type. The reference is weak,
-// because a strong one would keep the window's memory. Without a window: arrays of this dtype
-// object and type, taught by learn_dtype.
+// What learn_window() has taught: a window, for arrays of this dtype object and type. Or, without a
+// window, what learn_dtype() has taught: arrays of this dtype object and type.
 struct Known {
-    PyObject* window;  // null: none
+    PyObject* window;  // a weak reference, which does not keep the window's memory; null: none
     PyObject* dtype;
-    PyObject* type;  // as Argument::type()
-    Py_ssize_t num_bytes;
-    uint64_t addresses[kKcclMaxWorldSize];
+    PyObject* type;                         // as Argument::type()
+    Py_ssize_t num_bytes;                   // of each rank's part of the window
+    uint64_t addresses[kKcclMaxWorldSize];  // of each rank's part, as this rank maps it
 };
 
-constexpr uint32_t kKnown = 16;  // a power of two
-// A window is stored in one of this many entries of `known`, from its hash on: see Dispatcher.
+constexpr uint32_t kKnown = 16;  // entries of the hash table `known`; a power of two
+// What is taught is stored in one of this many entries of `known`, from that of its hash on.
 constexpr uint32_t kPlaces = 4;
 constexpr int kMostArguments = 4;
 
@@ -34,15 +33,15 @@ struct OneSided {
     PyObject* owner;  // keeps `op` alive
     PyObject* on_failure;
     PyObject* names[kMostArguments];  // names of the arguments, in order; null behind the last
-    int num_positional;
-    PyObject* group;  // null: there is none
+    int num_positional;               // so many of them may be given by position
+    PyObject* group;                  // set by learn_group(); null: there is none
     Known known[kKnown];
 };
 
 OneSided* as_one_sided(PyObject* self) { return reinterpret_cast<OneSided*>(self); }
 
-// Sorts the arguments of a call in the order of the names that learn() has set. Null: not given.
-// Returns false if one has another name or comes twice, or if too many come by position.
+// Stores the arguments of a call in given[], in the order of `names`; null: not given. Returns
+// false if one has an unknown name or comes twice, or if too many come by position.
 bool sort_arguments(const OneSided* self, PyObject* args, PyObject* kwargs,
                     PyObject* (&given)[kMostArguments]) {
     const Py_ssize_t count = PyTuple_Size(args);
@@ -62,8 +61,9 @@ bool sort_arguments(const OneSided* self, PyObject* args, PyObject* kwargs,
     return true;
 }
 
-// Reads an int that is at least `low` and below `end`. Leaves *value as it is if `given` is null.
-// Returns false if `given` is something else.
+// Stores a Python int in [low, end) in *value and returns true. If given is null (argument left
+// out), returns true and leaves *value as it is. Returns false for everything else: no int, a
+// subclass of int such as bool, or out of range. *value may have changed then.
 bool take_int(PyObject* given, long long low, long long end, long long* value) {
     if (given == nullptr) return true;
     if (!PyLong_CheckExact(given)) return false;
@@ -72,7 +72,7 @@ bool take_int(PyObject* given, long long low, long long end, long long* value) {
     return overflow == 0 && low <= *value && *value < end;
 }
 
-// Returns the i-th of the kPlaces entries in which a window may be stored.
+// Returns the i-th of the kPlaces entries for this window (null: none) and dtype.
 Known& place_of(OneSided* self, PyObject* window, PyObject* dtype, uint32_t i) {
     const uint64_t key = reinterpret_cast<uint64_t>(window) ^ reinterpret_cast<uint64_t>(dtype) * 3;
     return self->known[((key * 0x9E3779B97F4A7C15u >> 32) + i) % kKnown];
@@ -83,7 +83,7 @@ bool is_of(const Known& known, PyObject* window, PyObject* dtype) {
            PyWeakref_GetObject(known.window) == window;
 }
 
-// Finds a window's entry. Null: the window has not been taught for arrays of this dtype and type.
+// Returns a window's entry; null: it has not been taught for arrays of this dtype and type.
 const Known* find_known(OneSided* self, PyObject* window, PyObject* dtype, PyObject* type) {
     for (uint32_t i = 0; i < kPlaces; ++i) {
         const Known& known = place_of(self, window, dtype, i);
@@ -100,7 +100,7 @@ bool knows_dtype(OneSided* self, PyObject* dtype, PyObject* type) {
     return false;
 }
 
-// Returns the entry in which to store a window: the one that has it, a free one, or the first.
+// Returns the entry in which to store a window: its own, else a free one, else the first.
 Known& place_for(OneSided* self, PyObject* window, PyObject* dtype) {
     Known* free = nullptr;
     for (uint32_t i = 0; i < kPlaces; ++i) {
@@ -119,7 +119,7 @@ struct Fields {
     long long peer, channel;
 };
 
-// Fills in the fields of a put or get. `x` holds the buffer. Returns false: call `_slow`.
+// Fills in the fields of a put or get. x: gets the array's buffer. Returns false: call `_slow`.
 bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
     const bool is_get = self->op->call.kernel == kKcclGet;
     if (given[0] == nullptr || given[1] == nullptr || given[2] == nullptr) return false;
@@ -137,11 +137,11 @@ bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, 
     return true;
 }
 
-// Fills in the fields of a send or recv. `x` holds the buffer. Returns false: call `_slow`.
+// Fills in the fields of a send or recv. x: gets the array's buffer. Returns false: call `_slow`.
 bool take_message(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
     const KcclCall& call = self->op->call;
     const bool receives = call.kernel == kKcclRecv;
-    // If none is given: recv takes any peer and any tag (-1), send takes tag 0 and needs a peer.
+    // The values for arguments left out: recv takes any peer and any tag (-1), send takes tag 0.
     fields->peer = -1;
     fields->channel = receives ? -1 : 0;
     PyObject* peer = receives && given[1] == Py_None ? nullptr : given[1];
@@ -224,7 +224,7 @@ PyObject* one_sided_call(PyObject* object, PyObject* args, PyObject* kwargs) {
         !take_fields(self, given, x, &fields)) {
         return call_slowly(object, args, kwargs);
     }
-    // The references are held because another thread may call forget() during the call.
+    // Another thread may call forget() during the call, so these references are held until its end.
     PyObject* owner = Py_NewRef(self->owner);
     PyObject* on_failure = Py_NewRef(self->on_failure);
     KcclHostOp* op = self->op;
@@ -284,8 +284,8 @@ int one_sided_traverse(PyObject* self, visitproc visit, void* arg) {
     return 0;
 }
 
-// learn(address, owner, on_failure, num_positional, names): sets the call that the object makes,
-// and the names of its arguments, of which the first num_positional may be given by position.
+// learn(address, owner, on_failure, num_positional, names): sets the KcclHostOp that the object
+// runs, and the names of its arguments, of which the first num_positional may be given by position.
 PyObject* one_sided_learn(PyObject* self, PyObject* args) {
     unsigned long long address;
     PyObject *owner, *on_failure, *names;
@@ -309,8 +309,8 @@ PyObject* one_sided_learn(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-// learn_window(window, num_bytes, addresses, dtype, type): teaches a window, for arrays of this
-// dtype and type. addresses: of every rank's part. type None: arrays with the buffer protocol.
+// learn_window(window, num_bytes, addresses, dtype, type): lets put and get use a window with
+// arrays of this dtype and type (None: they give their memory by the buffer protocol). See Known.
 PyObject* one_sided_learn_window(PyObject* self, PyObject* args) {
     PyObject *window, *addresses, *dtype, *type;
     Py_ssize_t num_bytes;
@@ -333,8 +333,8 @@ PyObject* one_sided_learn_window(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-// learn_dtype(dtype, type): teaches arrays of this dtype and type, whose elements are no Python
-// objects. type None: arrays with the buffer protocol.
+// learn_dtype(dtype, type): lets send and recv use arrays of this dtype and type. type: None: they
+// give their memory by the buffer protocol. The elements must be no Python objects.
 PyObject* one_sided_learn_dtype(PyObject* self, PyObject* args) {
     PyObject *dtype, *type;
     if (!PyArg_ParseTuple(args, "OO", &dtype, &type)) return nullptr;
@@ -349,7 +349,7 @@ PyObject* one_sided_learn_dtype(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-// learn_group(group): send and recv add to this Group while it is open in their thread.
+// learn_group(group): from now on send and recv add to this Group while their thread has it open.
 PyObject* one_sided_learn_group(PyObject* self, PyObject* group) {
     set_reference(&as_one_sided(self)->group, Py_NewRef(group));
     Py_RETURN_NONE;

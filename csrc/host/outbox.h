@@ -7,14 +7,16 @@
 namespace kccl::host {
 namespace {
 
-// A bit that a receiver sets beside the ticket in its word: it may not read the sender's memory.
+// A bit that a receiver sets in a ticket that it writes into the sender's scratch, if it could not
+// read the message from the sender's memory.
 constexpr uint32_t kRefused = 0x80000000u;
 
-// KcclMessage.state.
+// The values of KcclMessage.state.
 enum State : uint32_t {
-    kQueued = 0,    // sending: its first record is not in the ring yet. Receiving: nothing has come
-    kReadable = 1,  // sending: as kQueued, and the peer may read the message where it is
-    kOffered = 2,   // sending: its address is in the ring. Receiving: its bytes are sent again
+    kQueued = 0,    // the state at the start; other states are for long messages only
+    kReadable = 1,  // a send that may go by its address: the peer may read this process's memory
+    kOffered = 2,   // a send or receive whose bytes the receiver could not read by their address,
+                    // so that they go through the ring
 };
 
 // A list of messages in the order in which they were added.
@@ -56,7 +58,8 @@ class Queue {
 // The messages that this rank sends to one peer.
 class Outbox {
   public:
-    // may_attach: the peer's process may read this one's memory. far: as for WayOut.
+    // may_attach: the peer's process may read this process's memory. far: the peer's link by MPI;
+    // null: the peer is on this node.
     Outbox(const KcclDeviceComm& comm, int peer, bool may_attach, FarLink* far)
         : comm_(comm), peer_(peer), may_attach_(may_attach), writer_(comm, peer, far) {}
 
@@ -66,14 +69,16 @@ class Outbox {
         sends_.add(message);
     }
 
-    // Sends as much as is possible now, and completes the sends that the peer has read.
+    // Sends as much as is possible without waiting. Completes the sends whose bytes the peer has
+    // read from this process's memory.
     void move() {
         if (!offered_.is_empty()) hear_tickets();
         if (!sends_.is_empty()) send_some();
     }
 
   private:
-    // Tells whether other processes can read the message. Tries this with its first and last byte.
+    // Tells whether other processes can read the message's memory, by a try with its first and last
+    // byte.
     bool is_readable(const KcclMessage* message) const {
         const uint64_t context = reinterpret_cast<const KcclState*>(comm_.state)->idle_context;
         const uint64_t last = message->address + message->num_bytes - 1;
@@ -82,13 +87,13 @@ class Outbox {
                kccl_host_read_peer(context, comm_.rank, &byte, last, 1) == 0;
     }
 
-    // Puts records of the messages into the peer's ring, in order, until that is full.
+    // Puts the messages in sends_ into the peer's ring, in order, until the ring is full.
     void send_some() {
         while (KcclMessage* message = sends_.first()) {
             const bool is_first = message->moved == 0;
             const uint32_t index = free_ticket();
-            // If no ticket is free, a long message goes in pieces, so that those behind it do not
-            // wait.
+            // A long message needs a ticket to go by its address. If no ticket is free, the message
+            // goes in pieces, so that the messages behind it do not wait for a ticket.
             if (is_first && message->state == kReadable && index < kKcclMessageTickets) {
                 if (!offer(message, index)) return;
                 continue;
@@ -116,10 +121,11 @@ class Outbox {
         return index;
     }
 
-    // Puts the address of a message into the ring, with the free ticket of this index. Returns
-    // false if the ring has no room.
+    // Puts the address of a long message into the ring, with a ticket, by which the receiver later
+    // says that it has read the bytes. index: that of a free ticket. Returns false if the ring has
+    // no room.
     bool offer(KcclMessage* message, uint32_t index) {
-        // A ticket is never 0, which is the first value of the words.
+        // A ticket is never 0, which its word in this rank's scratch holds before the first answer.
         constexpr uint32_t kCounts = kRefused / kKcclMessageTickets - 1;
         const uint32_t ticket = (ticket_count_ % kCounts + 1) * kKcclMessageTickets + index;
         const RecordHead head = {0, message->num_bytes, message->address, message->tag, ticket};
@@ -132,8 +138,9 @@ class Outbox {
         return true;
     }
 
-    // Completes the sends that the peer has read. A message that the peer may not read is queued
-    // again, and its bytes go through the ring.
+    // Reads the words in which the peer returns tickets. Completes the sends that the peer has
+    // read. Queues once more those that the peer could not read, so that their bytes go through the
+    // ring.
     void hear_tickets() {
         for (KcclMessage* message = offered_.first(); message != nullptr;) {
             KcclMessage* next = Queue::after(message);
@@ -159,9 +166,9 @@ class Outbox {
     const bool may_attach_;
     WayOut writer_;
     Queue sends_;                // messages of which not all is in the ring yet
-    Queue offered_;              // messages whose ticket has not come back
-    uint32_t busy_tickets_ = 0;  // a bit each
-    uint32_t ticket_count_ = 0;
+    Queue offered_;              // messages whose address is in the ring, and ticket not yet back
+    uint32_t busy_tickets_ = 0;  // the indices of tickets that are under way, a bit each
+    uint32_t ticket_count_ = 0;  // tickets given out so far
 };
 
 }  // namespace

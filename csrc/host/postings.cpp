@@ -1,4 +1,5 @@
-// Makes the steps in which ranks post their parts of a call: include/kccl/postings.cuh.
+// Makes the steps of a call in which each rank posts its part in its own memory, and copies the
+// parts of others that it needs: include/kccl/postings.cuh.
 #include "postings.h"
 
 #include "../include/kccl/payload.cuh"
@@ -7,8 +8,9 @@
 namespace kccl::host {
 namespace {
 
-// Polls until a part has come. Fails as the wait for a message does: when the peer is lost, when
-// another rank gives up, or at the timeout. Returns false then.
+// Waits until a part of another rank has been posted, by polls of is_there(). Fails the
+// communicator and returns false when that rank is lost, when any rank gives up, or at the timeout,
+// as a wait for a message does (MessagePatience).
 struct Wait {
     const KcclCall& call;
     KcclRoutes& routes;
@@ -31,7 +33,7 @@ struct Wait {
     }
 };
 
-// One step on one rank.
+// One kKcclPostStep, as one rank makes it.
 class PostedCall {
   public:
     PostedCall(const KcclHostTeams& teams, KcclHostStep& step)
@@ -65,7 +67,7 @@ class PostedCall {
         return *reinterpret_cast<const KcclPostings*>(teams_.postings);
     }
     uint64_t num_bytes() const { return call_.count * step_.op.bytes_per_count; }
-    // Returns what the ranks compare, in the form of KcclRecord.call.
+    // Returns the facts of this call that the ranks compare, in the form of KcclRecord.call.
     uint32_t call_bits() const { return call_in_bits(call_) | kKcclPosted << 24; }
 
     bool take(const KcclTake& take) {
@@ -75,11 +77,11 @@ class PostedCall {
         return true;
     }
 
-    // Compares the calls of all ranks that have posted, also of those whose parts this rank does
-    // not need. All ranks do so in the first call of a batch: if two ranks' calls differ there, the
-    // one that posts later sees it. A rank also does so in the first call of a new step, to find
-    // most mistakes sooner. A difference that no rank has seen is found in a later call, because
-    // each head also stands for all calls before it.
+    // Compares this call with the calls of all ranks that have posted, also of those whose parts
+    // this rank does not need. All ranks do so in the first call of a batch: if two ranks' calls
+    // differ there, the rank that posts later sees it. A rank also does so in the first call of a
+    // new step, to find most mistakes sooner. A difference that no rank has seen is found in a
+    // later call, because each posting has a hash of all calls before it.
     bool is_made_by_all() const {
         mem::fence<mem::Order::kSeqCst, mem::Scope::kSystem>();
         for (int source = 0; source < call_.comm.world_size; ++source) {
@@ -88,8 +90,8 @@ class PostedCall {
         return true;
     }
 
-    // Tells whether a rank has made the same call as this one, and the same calls before it. If
-    // not, the communicator has failed.
+    // Tells whether rank `source` has made the same call as this rank, and the same calls before
+    // it. If not, fails the communicator.
     bool is_same(int source) const {
         const PostingHead& head = *postings_.head(source);
         const uint64_t theirs = mem::load_plain(&head.num_bytes);

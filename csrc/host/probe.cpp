@@ -1,5 +1,5 @@
-// Measures the floors that benchmarks print beside every result: the time that a cache line takes
-// from one core to another, and the time of a copy.
+// Measures two times that benchmarks print beside every result, because no call can be faster: how
+// long a cache line takes from one core to another, and how long a copy takes.
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
@@ -12,7 +12,8 @@ namespace {
 using kccl::mem::Order;
 using kccl::mem::Scope;
 
-// Polls until *word is `wanted`; looks at the clock rarely. Returns false if limit_ns passed.
+// Polls until *word is `wanted`, and reads the clock once in 4096 polls. Returns false if limit_ns
+// nanoseconds have passed before.
 bool poll_until(const uint32_t* word, uint32_t wanted, uint64_t limit_ns) {
     uint64_t started = 0;
     for (uint32_t polls = 1; kccl::mem::load<Order::kRelaxed, Scope::kSystem>(word) != wanted;
@@ -50,7 +51,7 @@ struct Player {
 void* play(void* argument) {
     constexpr uint64_t kLimitNs = 2'000'000'000;
     auto* player = static_cast<Player*>(argument);
-    // If a thread may not run on its core it never answers, and the other one times out.
+    // If this thread may not run on its core, it writes nothing, and the other thread times out.
     if (pin(player->cpu)) {
         player->one_way_ns = kccl_host_ping_pong(&player->mine->word, &player->theirs->word,
                                                  player->iterations, player->leads, kLimitNs);
@@ -95,7 +96,7 @@ void kccl_host_copy(void* to, const void* from, uint64_t num_bytes, uint64_t ite
     uint64_t before = kccl::mem::clock_ns();
     for (uint64_t i = 0; i < iterations; ++i) {
         memcpy(to, from, num_bytes);
-        // Without this the compiler may merge copies whose result nobody reads.
+        // Without this fence the compiler may leave out copies whose result nobody reads.
         __atomic_signal_fence(__ATOMIC_SEQ_CST);
         const uint64_t after = kccl::mem::clock_ns();
         us[i] = static_cast<double>(after - before) * 1e-3;

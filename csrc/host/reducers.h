@@ -1,10 +1,11 @@
-// Reductions that kernels call by pointers. A kernel that reduces is compiled once for each size of
-// elements, not for each type and operator, and finds its reduction by the type and the operator in
-// its call. So a type costs the host core only two small functions for each operator.
+// Functions that reduce, which kernels call by pointers. A kernel that reduces is compiled once for
+// each size of elements, not for each type and operator. It finds the functions for the type and
+// the operator of its call in a table. So a further type costs the host core only two small
+// functions for each operator.
 //
-// Kernels for long messages lose nothing by it: they call once a round. The smallest messages pay a
-// call for each packet, so the types and operators that matter there have instances of their own
-// (kernel_table.py).
+// Kernels for long messages lose nothing by such a call, because they make one for many elements.
+// The smallest messages pay a call for each packet. So their kernels also have instances for the
+// most used types and operators, with the reduction inlined (FAST in kernel_table.py).
 #pragma once
 
 #include "../include/kccl/reduce.cuh"
@@ -12,9 +13,9 @@
 namespace kccl::host {
 namespace {
 
-// The reduction of one element type by one operator.
+// The functions that reduce elements of one type by one operator.
 struct Reducer {
-    // See reduce_unit() and reduce_rows().
+    // They do what reduce_unit() and reduce_rows() of reduce.cuh do.
     void (*unit)(uint64_t* result, const uint64_t* payloads, int stride, int world_size);
     void (*rows)(void* out, const void* const* rows, int world_size, uint64_t count);
 };
@@ -23,16 +24,18 @@ struct ReducerTable {
     Reducer at[kKcclNumDtypes][kKcclNumOps];
 };
 
-// Returns the reduction of a call. kernel_table.inc defines it.
+// Returns the Reducer for the type and the operator of a call. kernel_table.inc defines this
+// function.
 const Reducer& reducer_of(const KcclCall& call);
 
-// An element of so many bytes.
+// An element of SIZE bytes, of any type: the element type of kernels whose operator is Tabled.
 template <uint32_t SIZE>
 struct Raw {
     uint8_t bytes[SIZE];
 };
 
-// The operator of kernels that find their reduction by their call.
+// The operator of kernels that find their Reducer at run time, by the type and the operator in
+// their call.
 class Tabled {
   public:
     static constexpr bool kIsTold = true;
@@ -61,8 +64,9 @@ void reduce_one_unit(uint64_t* result, const uint64_t* payloads, int stride, int
     platform::copy_bytes(result, unit, sizeof(unit));
 }
 
-// Reduces a tile of the rows at a time. The accumulators are an array that stays in the L1 cache,
-// so one loop serves all world sizes.
+// Does what RowsReducer says (host.h). Reduces a tile of the rows at a time: takes the tile of one
+// row after the other into accumulators that stay in the L1 cache. So one loop serves all world
+// sizes.
 template <class T, class Op>
 void reduce_tiles(void* out, const void* const* rows, int world_size, uint64_t count) {
     using Acc = typename Element<T>::Acc;
@@ -88,8 +92,8 @@ void reduce_tiles(void* out, const void* const* rows, int world_size, uint64_t c
     }
 }
 
-// Reduces whole rows, by one loop for all world sizes. A loop for each would be faster, with eight
-// times the code.
+// Does what RowsReducer says, by reduce_rows(), which has a loop for each world size. It is faster
+// than reduce_tiles(), with more code.
 template <class T, class Op>
 void reduce_whole_rows(void* out, const void* const* rows, int world_size, uint64_t count) {
     const T* inputs[kKcclMaxWorldSize];

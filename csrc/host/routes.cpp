@@ -1,4 +1,4 @@
-// See routes.h.
+// How a rank's messages reach the ranks of other teams, and how it waits for them: see routes.h.
 #include "routes.h"
 
 #include <poll.h>
@@ -14,8 +14,9 @@
 namespace kccl::host {
 namespace {
 
-// A window has a part for each peer. It begins with these bytes, for the abort word and the records
-// of both ranks. Behind them are the control lines and the ring in which the peer leaves messages.
+// Each rank's window has a part for each peer of its node. A part begins with this many bytes,
+// which hold the abort words and the records of both ranks. Behind them are the control lines and
+// the ring in which the peer leaves messages (include/kccl/messages.cuh).
 constexpr uint64_t kControlBytes = 4 * kKcclLineBytes;
 
 constexpr uint64_t ring_bytes(uint64_t message_bytes) {
@@ -38,7 +39,8 @@ void depart(KcclRoutes& routes, KcclDeparture departure, const KcclRecord& recor
     for (int rank = 0; rank < routes.world_size; ++rank) {
         if (rank == routes.rank) continue;
         if (FarLink* link = link_of(routes, rank)) {
-            // If MPI has ended, the rank sees the end of the stream between both instead.
+            // If MPI has ended, nothing can be sent. The peer then sees the end of the stream
+            // between both ranks instead.
             if (routes.mpi_has_ended == 0) link->depart(departure, record);
         } else if ((routes.far >> rank & 1u) == 0) {
             const KcclDeviceComm& pair = pair_of(routes, rank);
@@ -119,7 +121,9 @@ bool MessagePatience::may_go_on(const KcclDeviceComm& comm, uint32_t num_early) 
     if (status == kKcclInterrupted) {
         culprit = comm.rank;
     } else if (is_hopeless) {
-        // What the rank sent before its end has come, or comes by MPI soon. So the wait polls on.
+        // A lost rank may have sent the message before its end. In shared memory it is there
+        // already, so one more round of polls finds it. By MPI it may still be on its way, so the
+        // wait polls on for kLastWordsNs.
         culprit = lowest(lost);
         const bool is_first_look = hopeless_since_ns_ == 0;
         if (is_first_look) hopeless_since_ns_ = now;
@@ -161,8 +165,9 @@ void kccl_host_fill_pair(KcclDeviceComm* filled, int place, int world_size, uint
     filled->layout.message_bytes = message_bytes;
     for (int rank = 0; rank < world_size; ++rank) {
         filled->window[rank] = parts[rank];
-        // A part has one ring, for what the other rank leaves. On rank 0 that is the ring of source
-        // 1, the second of a scratch, so the scratch begins one ring before the part.
+        // A part has only one ring, in which the other rank leaves messages, where a scratch has
+        // one for each source. On rank 0 of the pair it is the ring of source 1, the second in a
+        // scratch. So this scratch begins, in address, one ring before the part.
         const bool has_second = world_size == 2 && rank == 0;
         filled->scratch[rank] = parts[rank] - (has_second ? ring_bytes(message_bytes) : 0);
     }
@@ -199,7 +204,8 @@ void kccl_host_close_routes(KcclRoutes* routes) {
     if (routes->links == 0) return;
     for (int rank = 0; rank < routes->world_size; ++rank) {
         FarLink* link = links_of(*routes)[rank];
-        // If MPI has ended, it cannot be asked whether it still uses the memory.
+        // If MPI has ended, it cannot be asked whether it still uses the link's memory, so the
+        // memory counts as used.
         if (link != nullptr && (routes->mpi_has_ended != 0 || link->close())) {
             routes->is_pending = 1;
         }

@@ -1,8 +1,9 @@
-// How a rank's messages reach all ranks of a communicator of several teams, and how it waits for
-// them: what messages.cpp and chain.cpp need of routes.cpp.
+// Functions of routes.cpp, for messages.cpp, chain.cpp and postings.cpp: how a rank's messages
+// reach all ranks of a communicator of several teams (chain.inc), and how the rank waits for them.
 //
-// A rank that gives up tells its teams (chain.cpp). Here it also tells every rank directly, because
-// a receive waits for one rank, which may be in no team of the rank that gives up.
+// A rank that gives up tells the peers of its teams (chain.cpp). By these functions it also tells
+// every rank directly, because a rank that waits for a message of this one may be in none of its
+// teams.
 #pragma once
 
 #include "../include/kccl/wait.cuh"
@@ -11,32 +12,35 @@
 
 namespace kccl::host {
 
-// Returns the DeviceComm of two ranks, this one and `rank`. All zero: `rank` is on another node.
+// Returns the DeviceComm of a pair: this rank and `rank`. All zero: `rank` is on another node.
 inline const KcclDeviceComm& pair_of(const KcclRoutes& routes, int rank) {
     return reinterpret_cast<const KcclDeviceComm*>(routes.pairs)[rank];
 }
-// Returns the number of `rank` in that pair, 0 or 1.
+// Returns the number of `rank` in its pair with this rank: 0 for the lower rank, 1 for the other.
 inline int place_in_pair(const KcclRoutes& routes, int rank) { return rank > routes.rank ? 1 : 0; }
 
-// How often a rank that waits for a message looks at the processes of those who may send it.
+// How long a rank that waits for a message goes on between two checks whether the processes of the
+// ranks at the message's other side are alive.
 constexpr uint64_t kLookEveryNs = 2'000'000;
 
 // Returns the link to a rank of another node; null: the rank shares memory with this one.
 FarLink* link_of(const KcclRoutes& routes, int rank);
 
-// Tells every rank directly that this one gave up. The ranks in `record` have their numbers in the
-// communicator.
+// Tells every rank directly that this rank gave up, and why; only the first call does so. The ranks
+// in `record` are numbers in the communicator.
 void tell_routes(KcclRoutes& routes, const KcclRecord& record);
 
-// Checks whether a rank has said that it gave up. If so, fails this rank with that record, tells
-// its teams, and returns true. Also notes the ranks that have closed.
+// Checks whether another rank has said directly that it gave up. If so, fails this rank with the
+// other rank's record, tells the peers of this rank's teams, and returns true. Also notes in
+// routes.closed the ranks that have closed.
 bool hear_routes(KcclRoutes& routes);
 
-// The slow path of a wait for a message.
+// The slow path of one wait for a message or a posted part, between rounds of polls.
 class MessagePatience {
   public:
-    // hopes: the ranks that may send or receive the message, a bit each. needs_all: all of them are
-    // needed; false: one of them. has_limit: the wait has the communicator's timeout.
+    // hopes: the ranks that may be the other side of the message, a bit each. needs_all: the wait
+    // fails when one of them is lost; false: only when all are. has_limit: the wait ends at the
+    // communicator's timeout.
     MessagePatience(KcclRoutes& routes, const Awaited& awaited, uint64_t hopes, bool needs_all,
                     bool has_limit)
         : routes_(routes),
@@ -45,7 +49,8 @@ class MessagePatience {
           needs_all_(needs_all),
           has_limit_(has_limit) {}
 
-    // Returns false when the wait has failed. num_early: see Messages.
+    // Decides whether the wait may go on. If it has failed, fails the communicator and returns
+    // false. num_early: the number of early messages of these ranks (messages.cpp), for the record.
     bool may_go_on(const KcclDeviceComm& comm, uint32_t num_early);
 
   private:

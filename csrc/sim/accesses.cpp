@@ -1,4 +1,5 @@
-// Loads and stores of words through mem.cuh: which values a load may see, and what a store records.
+// Loads and stores that kernels make through mem.cuh: which value a load returns, and what the
+// simulator remembers of a store. See memory.h.
 #include <algorithm>
 #include <utility>
 
@@ -8,11 +9,13 @@
 namespace kccl::sim {
 namespace {
 
-// The number of stores to each half that are remembered, so that loads may return them.
+// How many stores to each half of a granule (4 of its 8 bytes, see Granule) are remembered, so that
+// later loads may return an old one.
 constexpr size_t kKeptRecords = 8;
 
-// Writes to real memory. Atomic, because another OS thread, which runs a rank's program, may write
-// there meanwhile.
+// Writes some halves of a granule to real memory: value has all 8 bytes. Halves, here and
+// everywhere below: bit 0: the lower 4 bytes, bit 1: the upper ones. The writes are atomic, because
+// another OS thread, which runs a rank's program, may access the word meanwhile.
 void write_real(uint64_t address, uint64_t value, uint8_t halves) {
     auto* words = reinterpret_cast<uint32_t*>(address);
     if (halves == 3) {
@@ -24,8 +27,8 @@ void write_real(uint64_t address, uint64_t value, uint8_t halves) {
     }
 }
 
-// lowered() returns the value of these halves of a whole word. raised() shifts such a value back to
-// its position in the word.
+// lowered() returns the value of some halves of an 8-byte word, as a load of them does. raised()
+// shifts such a value to the halves' position in the word.
 uint64_t lowered(uint64_t whole, uint8_t halves) {
     return halves == 3 ? whole : halves == 2 ? whole >> 32 : whole & kLow;
 }
@@ -55,19 +58,20 @@ void Memory::take_over(Granule& at, uint64_t real) {
         news &= static_cast<uint8_t>(~halves);
         Record record = {.value = real, .halves = halves};
         if (is_plain) {
-            // The line of code of the plain store is in `accesses`.
+            // The record has no site: the site of the plain store is in at.accesses.
             record.writer = writer;
             record.is_plain = true;
         } else if (lowered(real, halves) != 0) {
-            // A rank's program stores after its launches have ended, so this store carries their
-            // writes.
+            // Otherwise a rank's program on the host has stored. It stores after its launches have
+            // ended, so this store hands on what they did.
             record.released.fill(hosts);
         }
         append(at, std::move(record));
     }
 }
 
-// Adds a record. Each half keeps its last stores, however many the other half has got since.
+// Adds a record to a granule. Each half keeps its last kKeptRecords stores, however many stores the
+// other half has got since.
 void Memory::append(Granule& at, Record record) {
     if (at.records.size() >= kKeptRecords) make_room(at, record.halves);
     record.index = at.num_records++;
@@ -128,8 +132,9 @@ bool Memory::hides(const Record& record) {
     return random_.below(256) < weakness_.old_per_256;
 }
 
-// Coherence: a load returns nothing older than a store of its own thread, a store that happens
-// before it, or a store that a load which happens before it has returned.
+// Tells whether a load must not return a store older than `record`. This is coherence: it must not
+// if the store is of its own thread, if the store happens before the load, or if a load that
+// happens before this one has returned the store.
 bool Memory::must_see(const Knowledge& me, const Record& record, uint8_t halves,
                       const Access32Or64& access) {
     if (record.writer.agent == me.agent || comes_before(me, record, access)) return true;
@@ -139,7 +144,8 @@ bool Memory::must_see(const Knowledge& me, const Record& record, uint8_t halves,
     });
 }
 
-// Returns the position of the record that a load of these halves by this thread returns.
+// Chooses the store that a load of these halves by this thread returns. Returns its position in
+// at.records.
 size_t Memory::choose(Knowledge& me, Granule& at, uint8_t halves, const Access32Or64& access) {
     size_t oldest = 0;
     while ((at.records[oldest].halves & halves) == 0) ++oldest;
@@ -153,7 +159,8 @@ size_t Memory::choose(Knowledge& me, Granule& at, uint8_t halves, const Access32
     }
 }
 
-// Records that this thread's load has returned a record.
+// Notes that this thread's load has returned the record at `position`, and what the thread knows by
+// that: what the record has released, and what its writer knew.
 void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
                  const Access32Or64& access) {
     Record& record = at.records[position];
@@ -166,7 +173,8 @@ void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
         take(record.released[2], Scope::kSystem);
         join(me.caused, record.released[2]);
     } else if (record.is_update && record.writer.agent == me.agent) {
-        // The update carries what others had released before it.
+        // An update also hands on what the updates before it, of other threads, had released. This
+        // thread learns that when it loads its own update.
         take(record.released[static_cast<uint32_t>(access.scope)], access.scope);
     } else if (record.writer.counter != 0 && record.writer.agent != me.agent) {
         const Scope between = slots_.between(me.agent.slot, record.writer.agent.slot);
@@ -189,7 +197,8 @@ void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
             });
         if (is_first) record.sights.push_back({me.now(), halves});
     }
-    // There is no mark for the initial value, because thousands of threads may see it.
+    // A load of the initial value gets no Mark, because thousands of threads may make one, and the
+    // search below would take long. It is noted in `looks`, in one entry for a block.
     if (record.writer.counter == 0 && !access.is_packet) {
         if (checks_) {
             if (!at.looks) at.looks = std::make_unique<std::vector<Access>>();
@@ -229,8 +238,8 @@ Memory::Seen Memory::load(Knowledge& me, const Access32Or64& access) {
     } else {
         low = choose(me, at, 1, access);
         high = choose(me, at, 2, access);
-        // The load is one access. So if one half is not older than a store of both halves, the
-        // other half must not be older either.
+        // The load is one access. So if the store that it returns for one half is a store of both
+        // halves or came after one, the store for the other half must not be older than that one.
         for (size_t position = std::max(low, high) + 1; position-- > 0;) {
             if (at.records[position].written != 3) continue;
             low = std::max(low, position);
@@ -281,7 +290,8 @@ Granule* Memory::store(Knowledge& me, const Access32Or64& access, uint64_t value
     if (is_release) {
         hand_on(released, access.scope, me.snapshot());
     } else {
-        // A release of this word covers the thread's later stores to it.
+        // After a release of this word, the thread's later stores to the word hand on the same,
+        // even if they are relaxed (C++'s release sequence).
         for (const Record& before : at.records) {
             if (!before.is_release || before.writer.agent != me.agent || before.written != halves)
                 continue;
@@ -306,8 +316,8 @@ Memory::Updated Memory::update(Knowledge& me, const Access32Or64& access, Update
     me.settle_hearsay();
     ByScope released = me.released;
     if (releases(access.order)) hand_on(released, access.scope, me.snapshot());
-    // An update also carries what the update before it released, if the two are atomic to each
-    // other.
+    // An update also hands on what the store before it released, if the scopes of both include both
+    // threads.
     const Record& updated = at.records[at.newest(halves)];
     const Scope between = slots_.between(me.agent.slot, updated.writer.agent.slot);
     if (updated.writer.counter != 0 && updated.scope >= between && access.scope >= between) {

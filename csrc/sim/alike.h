@@ -1,4 +1,4 @@
-// Calls that all ranks must make alike, and channels that only one coop may have open.
+// Checks calls that all ranks must make alike, and channels that only one coop at a time may open.
 #pragma once
 
 #include <stdint.h>
@@ -12,29 +12,33 @@
 
 namespace kccl::sim {
 
-// A call that a rank or a block has made.
+// A call that a rank or a block has made, and which thread made it where.
 struct Made {
     KcclSimMade what = {};
     Deed deed;
 };
 
-// The calls that some ranks have made and others have not yet, by stream of calls. On a channel the
-// n-th calls of all ranks belong together, empty ones included. In exchanges of the grid the calls
-// of one epoch belong together.
+// Keeps the calls that some ranks have made and others have not yet, for each stream of calls: a
+// channel, or an exchange between the blocks of grids (KcclSimCall). On a channel the n-th calls of
+// all ranks must be alike, calls of no bytes included. In an exchange the calls of one epoch must
+// be alike.
 class Alike {
   public:
     void clear() { streams_.clear(); }
-    // Called when the communicator with this KcclState starts anew.
+    // Forgets the calls of the communicator with this KcclState. Called when it has been reset.
     void forget(uint64_t state);
-    // Compares a call with the one that the first rank or block made at its place in the sequence.
-    // Returns that one if the two differ, otherwise null. `mine` is kept for those who come later.
+    // Compares a call with the call that the first rank or block made at the same place in the
+    // stream. Returns the first call if the two differ, otherwise null. If `mine` is itself the
+    // first, keeps it for the comparison with later ones.
     const Made* compare(const KcclSimCall& call, const Made& mine);
-    // Finds two ranks that make the same call on different channels, when no thread can go on: each
-    // rank of some communicator has made one call that others have not, and these calls are alike.
-    // Returns null pointers if there are none.
+    // Called when no thread can go on. Finds the mistake that ranks of a communicator make the same
+    // call on different channels: there, on each channel, some ranks have made a call that others
+    // have not, no rank is among them twice, and these calls are alike. Returns two of the calls,
+    // or null pointers if there is no such mistake.
     std::pair<const Made*, const Made*> crossed() const;
-    // Visits the channels on which some ranks have made more calls than others: for each rank of
-    // the communicator visit(rank, number of its calls, the last of them or null).
+    // Visits the channels on which some ranks have made more calls than others. For each of them
+    // and for each rank of the communicator, calls visit(rank, how many calls the rank has made on
+    // the channel, the last of these calls or null).
     template <class Visit>
     void visit_uneven(Visit visit) const {
         for (const auto& [key, stream] : streams_) {
@@ -55,47 +59,51 @@ class Alike {
     }
 
   private:
+    // A call that some ranks or blocks have made and others have not.
     struct Pending {
-        Made first;
+        Made first;            // the call as the first of them made it
         uint32_t callers = 0;  // number of ranks or blocks that have made it
         uint32_t ranks = 0;    // the ranks that have made it, a bit each
     };
     struct Stream {
-        std::map<uint32_t, uint64_t> calls;  // rank -> how many it has made on a channel
-        std::map<uint32_t, Made> last;       // rank -> the last of these
-        uint32_t world_size = 0;
-        std::set<uint64_t> states;
-        std::map<uint64_t, Pending> pending;  // keyed by number or epoch
+        std::map<uint32_t, uint64_t> calls;   // rank -> how many calls it has made on the channel
+        std::map<uint32_t, Made> last;        // rank -> the last of these calls
+        uint32_t world_size = 0;              // of the communicator; 0: the stream is an exchange
+        std::set<uint64_t> states;            // the KcclState of each rank that has made a call
+        std::map<uint64_t, Pending> pending;  // keyed by the call's number; in exchanges its epoch
     };
-    std::map<std::pair<uint64_t, int32_t>, Stream> streams_;  // keyed by memory and stream
-    Made found_;
+    // Keyed by KcclSimCall's memory and stream.
+    std::map<std::pair<uint64_t, int32_t>, Stream> streams_;
+    Made found_;  // the call to which compare() returns a pointer
 };
 
-// The channels that are open, by the threads of the coop that has opened them.
+// Keeps which channels are open. All threads of a coop open a channel together, each by a call of
+// open().
 class Openings {
   public:
     void clear() { open_.clear(); }
-    // Opens a channel. Returns who has it open already; null if nobody has. `slot`: the slot of the
-    // thread's block.
+    // Opens a channel for a thread. If another coop has it open, or the thread itself, returns who
+    // opened it; otherwise returns null. slot: the slot of the thread's block (see Agent).
     const Made* open(const KcclSimOpening& opening, uint32_t slot, uint32_t thread,
                      const Made& mine);
-    // Closes a channel. Does nothing if another coop has it open, or nobody.
+    // Closes a channel for a thread. Does nothing if the thread's coop does not have it open.
     void close(const KcclSimOpening& opening, uint32_t slot, uint32_t thread);
 
   private:
     struct Open {
-        Made by;
+        Made by;  // the coop's first thread that has opened the channel
         uint32_t slot;
         uint32_t first_thread;
         uint32_t num_threads;
-        std::set<uint32_t> threads;
+        std::set<uint32_t> threads;  // the coop's threads that have it open
 
         bool is_by(const KcclSimOpening& opening, uint32_t its_slot) const {
             return slot == its_slot && first_thread == opening.first_thread &&
                    num_threads == opening.num_threads;
         }
     };
-    std::map<std::pair<uint64_t, int32_t>, Open> open_;  // keyed by memory and scratch channel
+    // Keyed by KcclSimOpening's memory and index.
+    std::map<std::pair<uint64_t, int32_t>, Open> open_;
 };
 
 }  // namespace kccl::sim

@@ -1,4 +1,5 @@
-// Functions that kernels call through the table of engine.cpp, and that other files implement.
+// Functions that kernels call through the table in engine.cpp (KcclSimEngine), but that other files
+// implement. targets/sim_device.h says what they do.
 #pragma once
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// The C interface of api.inc.
+// Implements the simulator's C interface: see api.inc.
 #include <string.h>
 
 #include <algorithm>
@@ -98,7 +98,8 @@ void kccl_sim_run_op(const KcclCall* call) {
     const auto* op = reinterpret_cast<const KcclSimOp*>(reinterpret_cast<const uint8_t*>(call) -
                                                         offsetof(KcclSimOp, op.call));
     auto* state = reinterpret_cast<KcclState*>(call->comm.state);
-    // If the communicator has been closed, its status is an error too, and its machine may be gone.
+    // After a communicator is closed its status is not ok either. Its machine may be gone then, so
+    // nothing is launched.
     if (state->status != kKcclOk) return;
     KcclSimLaunch launch = op->launch;
     launch.arguments = call;

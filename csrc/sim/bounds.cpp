@@ -1,4 +1,5 @@
-// Decides whether a thread may make an access, and finds the memory that a wrong access misses.
+// Decides whether a thread of a kernel may access an address, and finds the memory that a wrong
+// access was probably meant for.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,13 +11,13 @@
 namespace kccl::sim {
 namespace {
 
-// No array is larger. So an address further behind a pointer does not belong to the pointer's
-// array.
+// No array has more bytes than this. So an address that lies further behind a pointer does not
+// belong to the pointer's array.
 constexpr uint64_t kMostBytes = uint64_t{1} << 34;
-// An access that is further away from a region probably was not meant for it.
+// An access that lies further than this from a region of memory probably was not meant for it.
 constexpr uint64_t kNearBytes = uint64_t{1} << 24;
-// A distance before a region's beginning counts as this many times as far, because programs run
-// over an end more often than below a beginning.
+// The distance of an access before a region's beginning is multiplied by this before it is compared
+// with others, because programs run beyond an end more often than before a beginning.
 constexpr uint64_t kBeforeIsRarer = 16;
 
 uint64_t page_of(uint64_t address) {
@@ -29,7 +30,7 @@ bool is_mapped(uint64_t address) {
     return mincore(reinterpret_cast<void*>(page_of(address)), 1, &unused) == 0;
 }
 
-// Tells whether the whole range is mapped.
+// Tells whether all pages of a region are mapped.
 bool are_mapped(const Region& region) {
     const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     for (uint64_t at = page_of(region.begin); at < region.end(); at += page_bytes) {
@@ -38,8 +39,8 @@ bool are_mapped(const Region& region) {
     return true;
 }
 
-// Tells whether the address is that of a variable or constant of a kernel's library, or of another
-// library.
+// Tells whether an address lies in a shared library of this process, so that it may be that of a
+// global variable or constant.
 bool is_global(uint64_t address) {
     Dl_info unused;
     return dladdr(reinterpret_cast<void*>(address), &unused) != 0;
@@ -47,15 +48,15 @@ bool is_global(uint64_t address) {
 
 }  // namespace
 
-// Returns the region that holds the bytes and that the running thread may access; null if there is
-// none.
+// Returns the region that contains these bytes and that the running thread may access; null if the
+// machine knows none.
 const Region* Machine::own_region(uint64_t address, uint64_t num_bytes) const {
     const Block& block = *current_->block;
     for (const SharedVariable& each : block.shared) {
         if (each.region.holds(address, num_bytes)) return &each.region;
     }
-    // A kernel may also access the arrays of its rank's other launches, which are on the same
-    // device.
+    // A kernel may also access the arrays of other running launches of its rank, because they are
+    // on the same device.
     for (const std::shared_ptr<Grid>& grid : running_) {
         if (grid->rank != block.grid->rank) continue;
         for (const Region& each : grid->arrays) {
@@ -65,7 +66,8 @@ const Region* Machine::own_region(uint64_t address, uint64_t num_bytes) const {
     return edges.find(address, num_bytes);
 }
 
-// Visits all memory that the machine knows, the running thread's own first.
+// Calls visit(region) for all memory that the machine knows: first the running thread's own, last
+// the memory that is gone.
 template <class Visit>
 void Machine::visit_regions(Visit visit) const {
     const Block& mine = *current_->block;
@@ -102,9 +104,10 @@ bool Machine::may_access_slowly(uint64_t address, uint64_t num_bytes, KcclSimEve
     return false;
 }
 
-// Tells whether the address may be that of memory that the machine does not know. Such memory is a
-// global variable, or lies behind a pointer that the program has stored in an argument, an array or
-// a window, and that does not point into memory that the machine knows.
+// Tells whether an access outside of all memory that the machine knows may be right nevertheless.
+// It is right if it goes to a global variable, or to memory behind a pointer that the program has
+// stored in an argument, an array, a window or shared memory. The pointer must not point into
+// memory that the machine knows, and none of that may lie between pointer and access.
 bool Machine::is_explained(uint64_t address, uint64_t num_bytes) {
     Grid& grid = *current_->block->grid;
     uint64_t least = 0;
@@ -141,14 +144,15 @@ bool Machine::is_explained(uint64_t address, uint64_t num_bytes) {
         return true;
     }
     for (const Region& each : grid.arrays) {
-        // Arrays in windows are searched last.
+        // Arrays in windows are searched with the windows, at the end.
         if (edges.find(each.begin, 1) == nullptr && search(each)) return true;
     }
     for (const auto& [begin, part] : grid.foreign_parts) {
-        // The program may have unmapped the part since.
+        // The program may have unmapped the part since it was accessed.
         if (are_mapped(part) && search(part)) return true;
     }
-    // The pointer that a window has kept since an earlier launch is no pointer to new memory.
+    // If the memory has been freed, a pointer to it that a window has kept since an earlier launch
+    // does not make the access right. So windows are not searched.
     if (is_freed) return false;
     if (is_global(address)) {
         edges.allow_line(grid.owner, address, num_bytes, least, most);

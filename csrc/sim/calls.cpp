@@ -1,4 +1,5 @@
-// The functions by which kernels tell and ask about their calls (include/kccl/told.cuh).
+// The functions by which kernels tell the simulator about their calls, or ask it
+// (include/kccl/told.cuh).
 #include "answers.h"
 #include "machine.h"
 
@@ -11,7 +12,8 @@ bool are_alike(const KcclSimMade& a, const KcclSimMade& b) {
            a.num_blocks == b.num_blocks && (a.dtype == b.dtype || !is_type_known);
 }
 
-// See told::reduction_begins().
+// Tells whether a stream of calls (KcclSimCall) compares operators of reductions: see
+// told::reduction_begins().
 bool is_reduction(int32_t stream) { return stream < -kKcclNumReaches; }
 
 }  // namespace
@@ -47,7 +49,8 @@ std::pair<const Made*, const Made*> Alike::crossed() const {
         bool are_crossed = true;
         for (; at != streams_.end() && at->first.first == memory; ++at) {
             for (const auto& [number, pending] : at->second.pending) {
-                // Only ranks that reduce tell of a reduction, so others are not missing there.
+                // Streams of reductions are left out, because ranks that do not reduce never make
+                // their calls.
                 if (is_reduction(at->first.second)) continue;
                 are_crossed = are_crossed && at->first.second >= 0 && (ranks & pending.ranks) == 0;
                 ranks |= pending.ranks;

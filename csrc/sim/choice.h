@@ -1,5 +1,5 @@
-// The decisions of a run: which thread moves, and what a load sees. They follow from the seed, or
-// from a tape.
+// How the simulator decides what a run leaves open: which thread makes the next step, and which
+// value a load returns. The decisions follow from random numbers of a seed, or from a tape.
 #pragma once
 
 #include <stddef.h>
@@ -13,7 +13,8 @@ class Random {
   public:
     explicit Random(uint64_t seed = 0) : state_(seed) {}
 
-    // splitmix64: seeds like 0, 1, 2, ... give unrelated sequences.
+    // Returns the next random number, by the generator splitmix64: seeds like 0, 1, 2, ... give
+    // unrelated sequences.
     uint64_t next() {
         uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -28,8 +29,9 @@ class Random {
     uint64_t state_;
 };
 
-// A sequence of decisions, each a choice below a bound. Choice 0 stands for the course of events
-// without interference.
+// A list of decisions that determines a run, for an exhaustive search. Each is a number below a
+// bound. 0 means that nothing unusual happens: the running thread goes on, and a load returns the
+// newest value.
 class Tape {
   public:
     void rewind() {
@@ -44,9 +46,9 @@ class Tape {
         return choice;
     }
 
-    std::vector<uint8_t> prefix;
-    std::vector<uint8_t> choices;
-    std::vector<uint8_t> bounds;
+    std::vector<uint8_t> prefix;   // the first decisions of the next run; all later ones are 0
+    std::vector<uint8_t> choices;  // the decisions of this run so far
+    std::vector<uint8_t> bounds;   // the bound of each of them
 };
 
 }  // namespace kccl::sim

@@ -5,8 +5,9 @@
 namespace kccl::sim {
 namespace {
 
-// Tells whether one of `counters` is above both `others` and `all`. The loop does not stop at the
-// first one, so that compilers make vector instructions of it: runs of many threads compare often.
+// Tells whether counters[i] is above both others[i] and `all` for some i; a missing others[i]
+// counts as 0. The loop does not stop at the first such i, so that compilers make vector
+// instructions of it: runs of many threads make this comparison often.
 bool has_more(const std::vector<uint32_t>& counters, const std::vector<uint32_t>& others,
               uint32_t all) {
     const size_t common = std::min(counters.size(), others.size());
@@ -43,8 +44,8 @@ std::vector<uint32_t>& Clock::edit_counters(Part& part, size_t size) {
     return counters;
 }
 
-// reserve() is called, because resize() alone takes twice as much memory, and there are hundreds of
-// thousands of clocks.
+// Makes all_ at least num_slots long. Calls reserve(), because resize() alone may take twice as
+// much memory, and there are hundreds of thousands of clocks.
 void Clock::make_room(size_t num_slots) {
     if (num_slots <= all_.size()) return;
     all_.reserve(num_slots);
@@ -87,8 +88,8 @@ void Clock::join(const Clock& other) {
         const uint32_t all = theirs.slot < all_.size() ? all_[theirs.slot] : 0;
         const std::vector<uint32_t>& news = theirs.each->counters;
         if (!has_more(news, at->each->counters, all)) continue;
-        // If the other clock has all that this clock knows, both share it. The next join then finds
-        // the same pointer, and compares no numbers.
+        // If the other clock's part has all that this clock knows of the slot, this clock shares
+        // that part. The next join then finds the same pointer, and compares no numbers.
         if (!has_more(at->each->counters, news, all)) {
             at->each = theirs.each;
             continue;

@@ -1,9 +1,10 @@
-// Vector clocks. They record what a thread of the machine knows of the others.
+// Vector clocks: they say which events of other threads a simulated thread knows.
 //
-// Every thread counts its own events. A clock says for each other thread up to which event its
-// owner knows that thread. There may be a quarter of a million threads. So a clock has one number
-// for each whole block, which a block barrier sets, and one for each thread of a block only where
-// needed. A clock that is shared does not change, because thousands of stores keep the same one.
+// Every thread counts its own events. A thread's clock has a number for each other thread: it knows
+// all events of the other thread up to that number. There may be a quarter of a million threads. So
+// a clock has one number for each whole block, which a block barrier sets. It has a number for each
+// thread of a block only where it knows more of some of them. Thousands of stores may keep the same
+// clock, so a clock that is shared does not change: edit() copies it first.
 #pragma once
 
 #include <stddef.h>
@@ -16,7 +17,8 @@
 
 namespace kccl::sim {
 
-// A thread of a block. A slot is the number of a block (or of a rank's host) in the machine.
+// A simulated thread. slot: the number of its block in the machine (see Slots in types.h), or of a
+// block's asynchronous copies. thread: its number in the block, or the number of the copy barrier.
 struct Agent {
     uint32_t slot = 0;
     uint32_t thread = 0;
@@ -24,7 +26,8 @@ struct Agent {
     bool operator==(const Agent&) const = default;
 };
 
-// One event of an agent. Counter 0 stands for the time before everything, which all know.
+// One event of an agent, as the agent counts its events. Counter 0 is no event: it stands for the
+// time before the run, which every thread knows.
 struct Event {
     Agent agent;
     uint32_t counter = 0;
@@ -62,9 +65,9 @@ class Ref {
 
 class Clock {
   public:
-    uint32_t refs = 0;
+    uint32_t refs = 0;  // for Ref
 
-    // The last event of the agent that this clock knows.
+    // Returns the counter of the last event of the agent that this clock knows; 0: none.
     uint32_t of(Agent agent) const {
         const uint32_t all = agent.slot < all_.size() ? all_[agent.slot] : 0;
         const Part* const part = each_.empty() ? nullptr : find(agent.slot);
@@ -77,7 +80,9 @@ class Clock {
         return slot < all_.size() && counter <= all_[slot];
     }
 
-    // These change the clock, which must not be shared: see edit().
+    // These functions change the clock, which must not be shared: see edit(). add() adds one event
+    // and all before it of its agent; add_block(), the events up to `counter` of all threads of a
+    // slot; join(), all that another clock knows.
     void add(Event event);
     void add_block(uint32_t slot, uint32_t counter);
     void join(const Clock& other);
@@ -87,49 +92,54 @@ class Clock {
         uint32_t refs = 0;
         std::vector<uint32_t> counters;
     };
+    // The numbers of the threads of one slot.
     struct Part {
         uint32_t slot;
         Ref<Counters> each;
     };
 
     void make_room(size_t num_slots);
-    // The part of the slot, or null. lower_bound: the part's place, present or not.
+    // find() returns the part of a slot, or null. lower_bound() returns where the part is in each_,
+    // or where it would be. edit_counters() returns a part's counters for changes, at least `size`
+    // of them, after a copy if other clocks share them.
     const Part* find(uint32_t slot) const;
     std::vector<Part>::iterator lower_bound(uint32_t slot);
     static std::vector<uint32_t>& edit_counters(Part& part, size_t size);
 
-    std::vector<uint32_t> all_;  // by slot: what is known of all its threads
-    std::vector<Part> each_;     // by slot: where more is known of some threads
+    std::vector<uint32_t> all_;  // by slot: up to which event all of its threads are known
+    std::vector<Part> each_;     // sorted by slot: the slots where more is known of some threads
 };
 
 using ClockRef = Ref<Clock>;
 
-// Returns the clock behind `ref` for changes: a copy if others hold it too.
+// Returns the clock to which `ref` points, for changes. If the clock is shared, first makes `ref`
+// point to a copy; if `ref` is null, to a new clock.
 Clock& edit(ClockRef& ref);
 
-// Adds the knowledge of `other` to `into`.
+// Makes `into` know what `other` knows too. Null: a clock that knows nothing.
 void join(ClockRef& into, const ClockRef& other);
 
-// A clock that many threads join into theirs. Threads of a warp mostly know the same before the
-// join, and so the same after it. The others then get the clock that the first one got, and no
-// numbers are compared.
+// A clock that many threads join into theirs. Threads of a warp mostly have the same clock before
+// the join, and so equal clocks after it. So the first thread's result is kept, and the others get
+// that clock without a comparison of numbers.
 class JoinedOften {
   public:
     JoinedOften() = default;
     explicit JoinedOften(ClockRef clock) : clock_(std::move(clock)) {}
-    // As join(into, clock).
+    // Does what join(into, clock) does.
     void join_to(ClockRef& into);
 
   private:
-    // Knowledge before and after a join. Because both are held here, edit() copies them and does
-    // not change them.
+    // A thread's clock before and after a join. Because both are held here, they count as shared,
+    // so edit() copies them and does not change them.
     struct Case {
         ClockRef before;
         ClockRef after;
     };
 
     ClockRef clock_;
-    // Indexed by the address of `before`. There are several, because warps take turns.
+    // The last joins, indexed by a hash of the address of `before`. There are several entries,
+    // because several warps may make their joins in turns.
     std::array<Case, 16> known_;
 };
 

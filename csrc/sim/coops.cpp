@@ -1,9 +1,10 @@
-// Checks that all threads of a coop make the calls that all of them must make.
+// Checks that all threads of a coop (a warp, block or grid) make the calls that they must make
+// together, and with the same arguments.
 //
-// Threads of a coop may be at different calls, because a call is no barrier. So a thread may still
-// make a call that others have made. It certainly does not make it if it ends, makes another call
-// instead, or waits for others that are in the call. The machine then lets all other threads move
-// on as far as they can, so that the report names all that are missing.
+// A call is no barrier, so threads of a coop may be at different calls, and a thread may still make
+// a call that others have made. It certainly does not make the call if it ends, makes another call
+// instead, or waits at a barrier for threads that are in the call. The machine then lets all other
+// threads run as far as they can, so that the report names all threads that do not make the call.
 #include <string.h>
 
 #include <algorithm>
@@ -15,7 +16,8 @@
 namespace kccl::sim {
 namespace {
 
-// Kernels pass the values of both enums as numbers, so the numbers must be equal.
+// Kernels pass values of kccl::CoopKind and kccl::ExchangeStep as numbers, so the enums of the same
+// meaning here must have the same numbers.
 template <class One, class Other>
 constexpr bool are_equal(One one, Other other) {
     return static_cast<uint32_t>(one) == static_cast<uint32_t>(other);
@@ -45,7 +47,7 @@ CallLog& log_of(const Fiber& fiber, Coop coop) {
     return coop == Coop::kBlock ? fiber.block->calls : fiber.block->grid->calls;
 }
 
-// Tells whether the thread waits for others of its block or warp, or has ended.
+// Tells whether the thread waits at a barrier for others of its block or warp, or has ended.
 bool cannot_go_on(const Fiber& fiber) {
     return fiber.state == Fiber::kEnded || fiber.state == Fiber::kAtBlock ||
            fiber.state == Fiber::kAtWarp;
@@ -75,7 +77,8 @@ void Machine::begin_call(const KcclSimCoopCall& call) {
     begun.name = call.name;
     begun.state = call.state;
     begun.site = current_->site;
-    // Events within the call get later numbers.
+    // Counts the beginning of the call as an event of the thread. So events in the call have
+    // numbers above begun.counter, and events before it do not.
     begun.counter = current_->knowledge.counter++;
     begun.num_arguments = std::min(call.num_arguments, BegunCall::kMostArguments);
     std::copy_n(call.arguments, begun.num_arguments, begun.arguments.begin());
@@ -96,9 +99,10 @@ void Machine::begin_call(const KcclSimCoopCall& call) {
     if (tells && collects && findings.empty()) check_collected(call);
 }
 
-// Records that the thread makes its next call of this kind of coop, and compares the call with what
-// the coop's first thread made. num_compared: how many of the arguments must be the same in all
-// threads of the coop; of a warp, all.
+// Notes that the running thread makes its next call with this kind of coop, and compares the call
+// with what the first thread of the coop called at the same place in the sequence. num_compared:
+// the first so many arguments must be the same in all threads of the coop; ignored for a warp,
+// where all must be.
 void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
                          uint32_t num_compared) {
     Fiber& mine = *current_;
@@ -108,7 +112,8 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
         ++log.end;
         log.calls.push_back({call.name, call.state, {}, deed_of(mine, steps), 0});
         log.calls.back().arguments.assign(call.arguments, call.arguments + num_compared);
-        // Threads that ended before, or that wait for this one at a barrier, do not make this call.
+        // Threads of the coop that have ended, or that wait for this thread at a barrier, cannot
+        // make this call any more.
         const Block& block = *mine.block;
         const bool may_lack =
             coop == Coop::kGrid
@@ -131,7 +136,8 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
         findings.back().coop = static_cast<uint32_t>(coop);
         return;
     }
-    // publish refuses a count that is too large. A block that gives one has num_common 0.
+    // A block that gives publish too large a count has num_common 0, because publish refuses the
+    // count there.
     num_compared = std::min(num_compared, static_cast<uint32_t>(made.arguments.size()));
     for (uint32_t i = 0; i < num_compared; ++i) {
         if (made.arguments[i].value == call.arguments[i].value) continue;
@@ -149,7 +155,8 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
                           : coop == Coop::kBlock
                               ? mine.block->fibers.size()
                               : uint64_t{grid.launch.num_blocks} * mine.block->fibers.size();
-    // The calls are made in order, so the first is complete first.
+    // Every thread makes the calls in the same order, so the first call in the log is the one that
+    // is complete.
     if (made.num_threads == size) {
         if (coop != Coop::kGrid) check_inputs(coop, call);
         log.calls.pop_front();
@@ -158,11 +165,13 @@ void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
     report_settled();
 }
 
-// Checks that the coop was synchronised after the last plain write to what its threads may read in
-// this call. Many calls begin with a sync, which hides that this sync is missing. Called when the
-// last thread of the coop makes the call. Then all writes before the call have been made, and no
-// thread has passed a sync within it. Checks one thread of each warp, and the last one. If that
-// thread knows of all writes, so do the others of its warp, unless they themselves have written.
+// Checks that the coop was synchronised between the last plain write to the memory that its threads
+// may read in this call and the call. The user must do that, but many calls begin with a sync, by
+// which a missing one would not show as a data race. Called when the last thread of the coop makes
+// the call. Then all writes before the call have been made, and no thread has passed a sync within
+// the call. Checks one thread of each warp, and the coop's last thread. If a warp's first thread
+// knows of all writes, so do the warp's other threads, except perhaps for writes of the first
+// thread itself.
 void Machine::check_inputs(Coop coop, const KcclSimCoopCall& call) {
     const Block& block = *current_->block;
     const std::vector<Fiber*>& fibers = coop == Coop::kWarp ? current_->warp->lanes : block.fibers;
@@ -209,7 +218,8 @@ void Machine::wait_incomplete(Fiber::State state) {
 void Machine::check_lone_calls(Fiber::State state) {
     const Fiber& mine = *current_;
     if (mine.block->grid->has_failed) return;
-    // There is nothing to report unless some lanes wait for the warp and others for the block.
+    // There is nothing to report unless some threads of the warp wait for the warp and others for
+    // the block.
     if ((state == Fiber::kAtBlock ? mine.warp->arrived : mine.block->arrived) == 0) return;
     const auto waits = [&](const Fiber& fiber, Fiber::State at) {
         return (&fiber == &mine ? state : fiber.state) == at;
@@ -236,7 +246,8 @@ void Machine::check_lone_calls(Fiber::State state) {
     switch_away();
 }
 
-// Records that the thread does not make this call.
+// Notes in lacks_ that the thread does not make the coop's call of this number, unless the call's
+// communicator has failed or a thread that does not make this call has been noted already.
 void Machine::lack(Coop coop, const Fiber& fiber, uint32_t number) {
     Grid& grid = *fiber.block->grid;
     const MadeCall& made = log_of(fiber, coop).at(number);
@@ -250,7 +261,8 @@ void Machine::lack(Coop coop, const Fiber& fiber, uint32_t number) {
     fiber.block->is_incomplete = fiber.block->is_incomplete || coop != Coop::kGrid;
 }
 
-// Tells whether each thread of the coop has made the call or cannot go on.
+// Tells whether each thread of the coop has made the call or cannot go on. Then it is certain which
+// threads do not make it.
 bool Machine::is_settled(const Lack& lack) const {
     bool result = true;
     for_threads_of(lack.coop, *lack.fiber, [&](const Fiber* each) {
@@ -275,8 +287,8 @@ void Machine::report_lack(const Lack& lack) {
     name_missing(lack.coop, lack.coop, fiber, lack.number, finding);
 }
 
-// Names in the finding the threads that have not made this call of the kind `coop`. among: whether
-// they are sought in the fiber's warp, block or grid.
+// Lists in the finding the threads of the fiber's warp, block or grid (`among`) that have not made
+// the call of this number with the kind of coop `coop`.
 void Machine::name_missing(Coop among, Coop coop, const Fiber& fiber, uint32_t number,
                            KcclSimFinding& finding) {
     for_threads_of(among, fiber, [&](const Fiber* each) {
@@ -294,7 +306,8 @@ void Machine::name_missing(Coop among, Coop coop, const Fiber& fiber, uint32_t n
     });
 }
 
-// Names, in a deadlock, a block or warp of which some threads are in a call and others are not.
+// Adds to the finding of a deadlock a call that some threads of a block or warp have made and
+// others have not, if there is one: probably the cause.
 void Machine::name_first_lack(KcclSimFinding& finding) {
     for (const std::shared_ptr<Grid>& grid : running_) {
         for (const std::unique_ptr<Block>& block : grid->blocks) {
@@ -314,8 +327,8 @@ void Machine::name_first_lack(KcclSimFinding& finding) {
     }
 }
 
-// Reports a run without end. If a thread does not make a call of its coop, reports that call,
-// because the thread may be in an endless loop.
+// Reports why a run must end now. It was interrupted; or a thread does not make a call of its coop,
+// probably because another is in an endless loop; or it runs without end.
 void Machine::report_endless() {
     if (is_interrupted_.load(std::memory_order_relaxed)) {
         report_here(kKcclSimInterrupted);

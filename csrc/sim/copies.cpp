@@ -1,4 +1,5 @@
-// Asynchronous copies. They complete late, in pieces, and in any order.
+// Simulates asynchronous copies (cp.async.bulk) and the barriers on which they complete. Copies
+// complete late, in pieces, and in any order.
 #include "copies.h"
 
 #include <string.h>
@@ -12,7 +13,7 @@ namespace {
 
 // The most pieces in which a copy completes.
 constexpr uint32_t kPieces = 4;
-constexpr uint32_t kUnit = 16;
+constexpr uint32_t kUnit = 16;  // the length of a copy is a multiple of this, in bytes
 
 constexpr const char* kNotInitialised = "a CopyBarrier that nobody has initialised";
 constexpr const char* kTooManyArrivals =
@@ -36,8 +37,8 @@ void Machine::barrier_init(uint64_t barrier, uint32_t arrivals) {
         known == barriers.end() ? static_cast<uint32_t>(barriers.size()) : known->second.index;
     phase.arrivals = phase.missing = arrivals;
     barriers[barrier] = std::move(phase);
-    // All uses of the barrier must come after its initialisation, which counts as a write of its
-    // word.
+    // The initialisation counts as a plain write of the barrier's word, and each use as a plain
+    // read. So a use that is not ordered after the initialisation is found as a data race.
     memory.plain(mine.knowledge, barrier, 8, true, mine.site);
 }
 
@@ -60,7 +61,8 @@ void Machine::barrier_arrive(uint64_t barrier, uint32_t num_bytes) {
     end_phase(*mine.block, barrier);
 }
 
-// Ends the phase if all arrivals and bytes are there.
+// Ends the barrier's phase if no arrival and no bytes are missing any more, and begins the next
+// one.
 void Machine::end_phase(Block& block, uint64_t barrier) {
     CopyPhase& phase = block.copies.barriers[barrier];
     if (phase.missing != 0 || phase.missing_bytes != 0) return;
@@ -84,7 +86,7 @@ bool Machine::barrier_has_completed(uint64_t barrier, uint32_t parity) {
     Granule& granule = memory.granule(mine.knowledge, barrier);
     look(granule);
     if ((phase.phase & 1) == (parity & 1)) return false;
-    if (phase.phase == 0) return true;  // the phase before the first
+    if (phase.phase == 0) return true;  // the phase before the first, which has ended with nothing
     phase.ended_ordered.join_to(mine.knowledge.ordered);
     phase.ended_caused.join_to(mine.knowledge.caused);
     phase.ended_fenced.join_to(mine.fenced);
@@ -118,8 +120,8 @@ void Machine::copy_async(uint64_t to, uint64_t from, uint32_t num_bytes, uint64_
     copying_.push_back(mine.block);
 }
 
-// Completes one piece of an asynchronous copy, chosen at random. Returns false if no piece is
-// pending.
+// Makes one piece of an asynchronous copy, chosen at random, and counts its bytes at the barrier.
+// Returns false if no copy is under way.
 bool Machine::complete_copy() {
     if (copying_.empty()) return false;
     const uint32_t chosen = random_.below(static_cast<uint32_t>(copying_.size()));
@@ -145,7 +147,8 @@ bool Machine::complete_copy() {
     copier.call = piece.call;
     copier.launch = piece.launch;
     copier.ordered = piece.ordered;
-    // The asynchronous proxy must see the barrier initialised.
+    // A copy is made through the asynchronous proxy (PTX), which sees an ordinary write only after
+    // fence_copies(). That holds for the barrier's initialisation too.
     memory.async(copier, piece.fenced, piece.barrier, 8, false, piece.site);
     memory.async(copier, piece.fenced, piece.from, piece.num_bytes, false, piece.site);
     memory.async(copier, piece.fenced, piece.to, piece.num_bytes, true, piece.site);

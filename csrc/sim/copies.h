@@ -1,4 +1,5 @@
-// Asynchronous copies into block-shared memory and the barriers that they complete on.
+// The state of a block's asynchronous copies into shared memory, and of the barriers on which they
+// complete (copies.cpp).
 #pragma once
 
 #include <stdint.h>
@@ -10,17 +11,20 @@
 
 namespace kccl::sim {
 
-// The state of a mem::CopyBarrier. A phase ends when all arrivals and all bytes are in.
+// The state of a mem::CopyBarrier, which is an mbarrier on NVIDIA's GPUs. A phase ends when all of
+// its arrivals and all bytes that they announced have come.
 struct CopyPhase {
-    // The barrier's number in its block. Each barrier is an agent of its own, because a thread that
-    // waits for one barrier knows nothing of copies that complete on others.
+    // The barrier's number in its block. In vector clocks the copies of each barrier are an agent
+    // of their own, because a thread that waits for one barrier knows nothing of copies that
+    // complete on others.
     uint32_t index = 0;
-    uint32_t arrivals = 0;  // arrivals of each phase
-    uint32_t missing = 0;
-    int64_t missing_bytes = 0;
-    uint32_t phase = 0;
-    // The knowledge that arrivals and copies hand on: in this phase so far, and when the last phase
-    // ended.
+    uint32_t arrivals = 0;      // arrivals that each phase needs
+    uint32_t missing = 0;       // arrivals that have not come in this phase
+    int64_t missing_bytes = 0;  // bytes announced, minus bytes copied; may be negative for a while
+    uint32_t phase = 0;         // how many phases have ended
+    // What the threads that arrived, and the copies, hand on to threads that wait (as in Knowledge;
+    // fenced: as in Fiber). First three: in this phase so far. Last three: in the phase that has
+    // ended last.
     ClockRef ordered;
     ClockRef caused;
     ClockRef fenced;
@@ -29,28 +33,29 @@ struct CopyPhase {
     JoinedOften ended_fenced;
 };
 
-// A piece of a copy. Pieces complete in any order.
+// A piece of a copy that has been started and not made. Pieces are made in any order.
 struct Piece {
     uint64_t to = 0;
     uint64_t from = 0;
     uint32_t num_bytes = 0;
     uint64_t barrier = 0;
-    uint64_t number = 0;  // counts copies in the order of their starts
-    ClockRef ordered;     // what the thread that started it knew
-    ClockRef fenced;      // the ordinary stores that this thread had fenced
-    Event issuer;
-    uint32_t call = 0;
-    uint64_t launch = 0;
-    uint64_t site = 0;
+    uint64_t number = 0;  // number of the copy in its block, in the order in which they started
+    ClockRef ordered;     // what the thread that started the copy knew by then (Knowledge)
+    ClockRef fenced;      // the ordinary stores that this thread had fenced by fence_copies()
+    Event issuer;         // its event that started the copy
+    uint32_t call = 0;    // the call that it was in, as an index in Calls
+    uint64_t launch = 0;  // number of its launch
+    uint64_t site = 0;    // address in its code
 };
 
+// The asynchronous copies of one block.
 struct Copies {
     std::map<uint64_t, CopyPhase> barriers;  // keyed by address
     std::vector<Piece> pieces;
-    std::vector<uint64_t> ended;  // numbers of the last pieces that completed
-    uint64_t next_number = 0;
-    uint32_t next_counter = 1;  // number of the next event of the agent that copies
-    bool is_listed = false;
+    std::vector<uint64_t> ended;  // numbers of the copies of the last eight pieces that were made
+    uint64_t next_number = 0;     // number of the next copy
+    uint32_t next_counter = 1;    // number of the next event of the agents that copy
+    bool is_listed = false;       // the block is in Machine::copying_
 };
 
 }  // namespace kccl::sim

@@ -1,5 +1,5 @@
-// The functions that kernels call, through the table in targets/sim_device.h. All of them run on a
-// fiber's stack.
+// The functions that kernels call through their table, KcclSimEngine: see targets/sim_device.h. All
+// of them run on a fiber's stack.
 #include <string.h>
 
 #include "answers.h"
@@ -12,7 +12,7 @@ namespace {
 
 KcclSimThread* self = nullptr;
 
-// Returns the machine that moves now, and records the site and the address of its thread's access.
+// Notes where the running thread calls the machine, and for which address. Returns the machine.
 Machine& at(uint64_t site, const void* address) {
     Machine& machine = *running;
     machine.me().site = site;
@@ -20,10 +20,10 @@ Machine& at(uint64_t site, const void* address) {
     return machine;
 }
 
-// Tells whether the address is neither null nor an element of an array at null.
+// Tells whether an address is neither null nor in an array at null.
 bool is_memory(const void* address) { return reinterpret_cast<uint64_t>(address) >= 4096; }
 
-// Returns false if a GPU cannot make this access. Then it must not be made here either.
+// Tells whether the thread may make an access. If not, reports it; then it must not be made.
 bool is_valid(Machine& machine, const void* address, uint32_t num_bytes,
               KcclSimEventKind kind = kKcclSimLoad) {
     const auto at = reinterpret_cast<uint64_t>(address);
@@ -92,7 +92,7 @@ void load_packet(const void* address, uint64_t* halves, uint32_t unit_bytes, uin
                                                     static_cast<Scope>(scope), site, true});
         memcpy(to + offset, &seen.value, unit_bytes);
         if (offset == 0) first = seen.writer;
-        // The units of an untorn packet come from consecutive stores of one thread, or from none.
+        // If untorn, the units come from consecutive stores of one thread, or from no store.
         const uint32_t counter = first.counter == 0 ? 0 : first.counter + offset / unit_bytes;
         is_torn = is_torn || seen.writer.counter != counter || seen.writer.agent != first.agent;
     }
@@ -156,7 +156,7 @@ uint32_t add(uint32_t* address, uint32_t value, uint32_t order, uint32_t scope) 
 void fence(uint32_t order, uint32_t scope) {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
     machine.take_loads();
-    // Only sequentially consistent fences count as accesses: other threads notice no others.
+    // In an exhaustive search only a fence that other threads can notice gets a choice: kSeqCst.
     machine.point(order == static_cast<uint32_t>(Order::kSeqCst));
     machine.memory.fence(machine.me().knowledge, static_cast<Order>(order),
                          static_cast<Scope>(scope));
@@ -171,7 +171,7 @@ void fence_packets() {
     machine.trace(kKcclSimFencePackets, 0, 0);
 }
 
-// Checks a plain access before the kernel makes it. No other thread moves in between.
+// Checks a plain access that the kernel makes next. No other thread runs in between.
 void announce(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site,
               bool is_write) {
     Machine& machine = at(reinterpret_cast<uint64_t>(site), address);
@@ -212,7 +212,7 @@ uint32_t block_any(uint32_t mine) {
     return machine.me().exchanged != 0 ? 1 : 0;
 }
 
-// A warp's barrier does not end a poll, because the threads of a warp may poll together.
+// A barrier of the warp does not end a poll (polls.cpp): the threads of a warp may poll together.
 void meet_warp() {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
     machine.trace(kKcclSimMeetWarp, 0, 0);
@@ -275,10 +275,10 @@ void poll_pause() {
     machine.settle_poll();
 }
 
-// Here no process ends and no user interrupts. A rank that has left says so in the windows.
+// Simulated ranks have no processes that end, and the machine itself handles interrupts.
 uint32_t idle(uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
 
-// The host reads the rank's KcclState itself, so only the machine notes the failure here.
+// The host reads the failure in the rank's KcclState, so here only the machine notes it.
 void tell_host(uint64_t, uint32_t, const void*) { running->has_failed_call = true; }
 
 void barrier_init(void* barrier, uint32_t arrivals) {

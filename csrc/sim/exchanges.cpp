@@ -1,16 +1,16 @@
-// Checks the steps of exchanges between the blocks of a grid: which come in which order, and which
-// slices are collected.
+// Checks exchanges between the blocks of a grid (grid_exchange.cuh): that each block publishes and
+// collects in the right order, and that each slice is collected.
 #include <algorithm>
 
 #include "machine.h"
 
 namespace kccl::sim {
 
-// Checks one step of an exchange between the blocks of a grid. The order must be: open, then
-// publish and collect any number of times in turn, then close. A collect must have the length of
-// the publish before it. Reports a finding otherwise. Called once per block for each call of the
-// block or the grid, by the thread of the block that enters the call first. `exchanges` are the
-// block's open exchanges.
+// Checks one step of an exchange in a block, and reports a finding if it is wrong. The order must
+// be: open, then publish and collect in turn any number of times, then close. A collect must have
+// the length of the publish before it. Called once per block for each call of the block or the
+// grid, by the thread of the block that enters the call first. exchanges: those that the block has
+// open.
 void Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
     const auto step = static_cast<ExchangeStep>(call.step);
     if (step == ExchangeStep::kNone) return;
@@ -46,9 +46,10 @@ void Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
     }
 }
 
-// Notes the slices that the block collects. When all blocks of the rank have collected, each slice
-// must have been collected by a block that has not published it; a rank of one block has no other.
-// Called by thread 0 of each block, which has told which slice is the block's own.
+// Notes which slices the running thread's block collects. When all blocks of the rank have
+// collected, reports a slice that no block other than its publisher has collected, which is
+// probably a mistake. Checks nothing if the rank has one block. Called by thread 0 of each block,
+// which has told before which slice the block has published (call_begins() in calls.cpp).
 void Machine::check_collected(const KcclSimCoopCall& call) {
     Grid& grid = *current_->block->grid;
     const uint32_t num_blocks = grid.launch.num_blocks;
@@ -61,9 +62,9 @@ void Machine::check_collected(const KcclSimCoopCall& call) {
     };
     const uint64_t first = argument("first slice");
     const uint64_t num = argument("number of slices");
-    // A reduction reads a slice of every rank.
+    // collect_reduced reads, for each slice that it names, the slice at that place on every rank.
     const uint32_t stride = is_same(call.name, "collect_reduced") ? num_blocks : own.count;
-    // The call refuses slices that do not exist.
+    // Slices that do not exist are not noted: the call itself refuses them.
     if (first > stride || num > stride - first) return;
     const auto key = std::make_tuple(call.state, call.reach, own.epoch);
     Collected& collected = grid.collected[key];

@@ -12,11 +12,11 @@ namespace {
 
 constexpr size_t kStackBytes = 65536;
 
-// The handlers that were there before. Faults has one instance at a time, and its handler needs
-// these.
+// The handlers that were there before, which on_signal() needs. They are global, because only one
+// Faults lives at a time.
 struct sigaction before[Faults::kCount];
-pthread_t mover;
-// A kernel's stack may have no room left, so the handler has another one.
+pthread_t mover;  // the OS thread that has made the Faults, and runs the kernels
+// The stack on which the handler runs, because the kernel's own may have no room left.
 alignas(64) uint8_t handler_stack[kStackBytes];
 
 void on_signal(int signal, siginfo_t* info, void* context) {
@@ -30,8 +30,9 @@ void on_signal(int signal, siginfo_t* info, void* context) {
         running->fault_by_signal(signal, reinterpret_cast<uint64_t>(info->si_addr),
                                  interrupted_at(context));
     }
-    // Otherwise the handler that was there before is set again. The instruction runs again, and
-    // meets that handler.
+    // The signal does not come from a kernel, so the handler that was there before is set again.
+    // When this handler returns, the instruction runs again and meets that one. A signal that the
+    // CPU did not raise is raised again.
     for (size_t i = 0; i < Faults::kCount; ++i) {
         if (Faults::kSignals[i] == signal) sigaction(signal, &before[i], nullptr);
     }
@@ -72,19 +73,20 @@ void Machine::fault_by_signal(int signal, uint64_t address, uint64_t code) {
     Fiber& mine = *current_;
     Dl_info here;
     Dl_info kernel;
-    // Outside of the kernel's own code, the line that last called the engine says more, and stays.
+    // If the fault is in other code, such as a C library's, mine.site stays as it is: the line in
+    // the kernel that called the engine last tells the user more.
     const bool is_in_kernel =
         dladdr(reinterpret_cast<void*>(code), &here) != 0 &&
         dladdr(reinterpret_cast<void*>(mine.block->grid->entry), &kernel) != 0 &&
         here.dli_fbase == kernel.dli_fbase;
-    // Sites are return addresses, which lie behind the instruction.
+    // A site is a return address, which lies behind its instruction, so 1 is added.
     if (is_in_kernel) mine.site = code + 1;
     mine.address = address;
     if (signal == SIGSEGV || signal == SIGBUS) {
         if (mine.self.stack - address <= stacks_.guard_bytes()) {
             fault(kKcclSimStackOverflow, address, mine.site, nullptr);
         }
-        // The signal does not tell the size of the access.
+        // The signal does not tell the size of the access, so 0 bytes are reported.
         report_edge(address, 0, kKcclSimRead);
         switch_away();
     }

@@ -1,4 +1,5 @@
-// Turns signals that the CPU raises in a kernel into findings, so that Python goes on.
+// Turns faults in simulated kernels, such as SIGSEGV, into findings, so that the Python process
+// does not end.
 #pragma once
 
 #include <signal.h>
@@ -8,8 +9,9 @@
 
 namespace kccl::sim {
 
-// While such an object lives, faults in the kernels that this OS thread moves are findings. All
-// other faults go to the handlers that were there before. Only one object may live at a time.
+// While such an object lives, signals that the CPU raises in kernels that this OS thread runs
+// become findings. All other signals go to the handlers that were there before. Only one object may
+// live at a time.
 class Faults {
   public:
     Faults();

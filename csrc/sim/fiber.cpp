@@ -1,4 +1,4 @@
-// glibc's checked longjmp refuses to go to another stack.
+// With _FORTIFY_SOURCE, glibc's longjmp refuses to jump to another stack.
 #undef _FORTIFY_SOURCE
 #include "fiber.h"
 
@@ -12,7 +12,8 @@
 namespace kccl::sim {
 namespace {
 
-// The arguments of start(). It reads them before anybody writes them again.
+// The arguments of start(), in a global variable because makecontext() passes no pointers. start()
+// copies them before make_context() returns, so the next call may overwrite them.
 struct Beginning {
     void (*body)(void*);
     void* argument;
@@ -30,13 +31,13 @@ void start() {
 
 }  // namespace
 
-// This is not inlined, because the compiler must not keep anything in registers across it.
+// Not inlined, because the compiler must not keep values in registers across the switch.
 __attribute__((noinline)) void switch_context(Context& from, Context& to) {
     if (_setjmp(from.registers) == 0) _longjmp(to.registers, 1);
 }
 
-// This uses two families of functions. makecontext() can start on a new stack, which setjmp()
-// cannot. But a switch by setcontext() costs a system call, so later switches use setjmp().
+// Uses two families of functions: makecontext() to start on a new stack, which setjmp() cannot do,
+// and setjmp() for all later switches, because a switch by setcontext() costs a system call.
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument) {
     ucontext_t first;

@@ -1,5 +1,5 @@
-// Fibers: threads of control inside one OS thread, with a stack each. A switch takes some ten
-// nanoseconds.
+// Fibers: threads of control within one OS thread, each with its own stack. A switch from one to
+// another takes some ten nanoseconds.
 #pragma once
 
 #include <setjmp.h>
@@ -9,23 +9,26 @@
 
 namespace kccl::sim {
 
-// The point where a fiber continues; saved when it switches away.
+// The registers of a fiber that is switched away, with which it continues.
 struct Context {
     jmp_buf registers;
 };
 
-// Continues at `to`; returns when somebody switches back to `from`.
+// Saves the running fiber in `from` and continues the fiber saved in `to`. Returns when a fiber
+// switches back to `from`.
 void switch_context(Context& from, Context& to);
 
-// Makes `context` a new fiber that calls body(argument), which never returns. here: a context that
-// is used until make_context() returns.
+// Makes `context` a new fiber with this stack. The first switch to it calls body(argument), which
+// must never return. here: room for the caller's own context while make_context() runs.
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument);
 
-// Returns the code address at which a signal has come. `context`: the argument of its handler.
+// Returns the code address that a signal has interrupted. context: the third argument of the
+// signal's handler.
 uint64_t interrupted_at(const void* context);
 
-// Stacks of one size. They are kept until the end, because the next run needs them again.
+// Stacks for fibers, all of one size. They are freed with this object only, because the next run
+// uses them again.
 class Stacks {
   public:
     static constexpr uint64_t kBytes = 32768;
@@ -35,21 +38,23 @@ class Stacks {
     Stacks& operator=(const Stacks&) = delete;
     ~Stacks();
 
-    // Returns the lowest address of stack `index`; nullptr if there is no memory.
+    // Returns the lowest address of stack `index`, which is made if it does not exist; null if
+    // there is no memory.
     uint8_t* at(uint64_t index);
-    // The bytes below a stack that nobody may access, because the stack would grow into them.
+    // Returns the bytes of a stack's guard: memory below the stack that nobody may access, so that
+    // a stack that grows too far faults.
     uint64_t guard_bytes() const { return guard_bytes_; }
-    // Tells whether the address lies in one of the stacks, or in a guard.
+    // Tells whether an address lies in one of the stacks or guards.
     bool holds(uint64_t address) const;
 
   private:
     static constexpr uint64_t kPerSlab = 1024;
-    // A process may have 65,530 mappings, and a guard adds two. Stacks from this index on have no
-    // guard.
+    // Stacks from this index on have no guard, because each guard adds two memory mappings, and
+    // Linux allows a process 65,530 of them.
     static constexpr uint64_t kMostGuards = 16384;
-    // The bytes of a guard: a page below a stack that nobody may access.
+    // The bytes of a guard: one page.
     const uint64_t guard_bytes_;
-    // The bytes from one stack to the next: whole pages.
+    // The bytes from one stack to the next, guard included: whole pages.
     const uint64_t stride_;
     std::vector<uint8_t*> slabs_;
     uint64_t num_guards_ = 0;

@@ -1,4 +1,4 @@
-// Records findings, and the last events before them.
+// Records findings (KcclSimFinding), and the last events of the run.
 #include <algorithm>
 
 #include "machine.h"
@@ -34,7 +34,8 @@ void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address
     finding.place = place(deed.event.agent, deed.call, deed.site);
     finding.other = other.exists ? place(other.event.agent, other.call, other.site)
                                  : KcclSimPlace{-1, -1, -1, -1, 0, 0, 0, 0};
-    // A line of the library means little to users. So the place also gets the line of their call.
+    // The site is often in the library's own code, which means little to users. So the place also
+    // gets the line where the thread began its last call.
     const auto name_call = [](const Fiber* fiber, const Deed& of, KcclSimPlace& at) {
         if (fiber == nullptr || fiber->begun.name == nullptr) return;
         if (fiber->knowledge.agent == of.event.agent) at.call_site = fiber->begun.site;
@@ -45,14 +46,16 @@ void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address
     finding.seed = seed;
     finding.step = steps;
     findings.push_back(finding);
-    // Only the plain accesses of findings are traced, because all would push other events out.
+    // Plain accesses are added to the events only if a finding names them. If all were, they would
+    // push the other events out of the ring.
     for (const Deed* each : {&other, &deed}) {
         if (!each->exists || (each->kind != kKcclSimRead && each->kind != kKcclSimWrite)) continue;
         trace(*each, address, 0);
     }
 }
 
-// Names the variable in block-shared memory in which the finding's address lies.
+// If the finding's address lies in a variable in block-shared memory, adds the variable to the
+// finding.
 void Machine::name_shared(KcclSimFinding& finding) const {
     for (const std::shared_ptr<Grid>& grid : running_) {
         for (const std::unique_ptr<Block>& block : grid->blocks) {
@@ -73,8 +76,9 @@ void Machine::report_here(KcclSimFindingKind kind) {
     report(kind, {mine.knowledge.now(), mine.knowledge.call, mine.site, steps}, mine.address, {});
 }
 
-// Reports that the machine is stuck. Names some of the waiting threads, each in another block or at
-// another line. Those that poll come first, because they tell most.
+// Reports that no thread can move (kind: kKcclSimDeadlock or kKcclSimLateTimeout). Names some of
+// the waiting threads, no two of them in the same block and at the same line. Threads that poll
+// come first, because they tell most about the cause.
 void Machine::report_stuck(KcclSimFindingKind kind) {
     std::vector<const Fiber*> named;
     uint32_t num_waiting = 0;
@@ -112,8 +116,8 @@ void Machine::report_stuck(KcclSimFindingKind kind) {
     name_first_lack(finding);
 }
 
-// Reports threads of the running thread's block or warp that wait at different barriers, or that
-// wait for threads that have ended.
+// Reports that threads of the running thread's block or warp wait at different barriers, or wait
+// for threads that have ended.
 void Machine::report_divergence(bool is_of_block) {
     const Fiber& mine = *current_;
     const std::vector<Fiber*>& fibers = is_of_block ? mine.block->fibers : mine.warp->lanes;
@@ -143,13 +147,14 @@ void Machine::report_divergence(bool is_of_block) {
     findings.back().has_ended = ended != nullptr ? 1 : 0;
 }
 
-// Tells whether a thread has looked at the clock since all threads began to wait, and still waits.
+// Tells whether a thread polls, and has read the clock since all threads came to wait (halted_ns_),
+// so that its wait should have timed out.
 bool Machine::is_overdue(const Fiber& fiber) const {
     return fiber.state == Fiber::kPolling && fiber.looked_ns > halted_ns_;
 }
 
-// Called when more time has passed than any timeout allows. Reports a late time-out if a thread
-// that waits has looked at the clock, otherwise a deadlock.
+// Called when the clock has moved on by more than any timeout. Reports a late time-out if a thread
+// that waits has read the clock since then, otherwise a deadlock.
 void Machine::report_overdue() {
     bool has_limit = false;
     for (const std::shared_ptr<Grid>& grid : running_) {

@@ -1,9 +1,10 @@
-// One host thread for each rank. This file decides which of them moves the machine, and when.
+// Runs a machine if each rank has a host thread (kccl.run_threads). This file decides which of
+// these threads moves the machine, that is, runs its kernels, and when.
 //
 // What a machine does must depend on its seed only, not on the speed of the ranks' Python programs.
-// So it moves only while every rank is in a launch, has left, or waits outside of the machine. A
-// thread that waits for its launch then moves the machine, until a launch ends and its rank's
-// program goes on.
+// So it moves only while every rank is in a launch, has left, or waits for other ranks outside of
+// the machine. One of the threads that wait for their launches then moves the machine, until a
+// launch ends and its rank's program goes on.
 #include <time.h>
 
 #include <algorithm>
@@ -16,18 +17,20 @@
 namespace kccl::sim {
 namespace {
 
-// A rank whose program runs this long is late: the others move on without it.
+// A rank whose program is this long in no launch, and neither waits outside nor has left, is late:
+// the machine moves without it.
 constexpr uint64_t kLateNs = 3'000'000'000;
-// How often a stuck machine looks again while a rank's program could still free it. Meanwhile its
-// clock follows the host's.
+// How long a machine in which no thread can move waits before it tries again, as long as a rank's
+// program could still free it, by its next launch for example. In this time the machine's clock
+// goes on as the host's does.
 constexpr uint64_t kLookNs = 2'000'000;
-// The most that one look adds to a stuck machine's clock.
+// The most time that one such wait adds to the machine's clock.
 constexpr uint64_t kMostPassNs = 100'000'000;
 
-// How often an OS thread that waits looks whether interrupt() was called.
+// The time between two checks of a waiting OS thread whether interrupt() was called.
 constexpr uint64_t kInterruptNs = 200'000'000;
 
-// Locked while a machine moves.
+// Locked while a machine moves, because only one machine in the process may.
 std::mutex moving;
 
 uint64_t now_ns() {
@@ -38,8 +41,8 @@ uint64_t now_ns() {
 
 }  // namespace
 
-// Tells whether the machine may move. *wake_at_ns: when the ranks that keep it from moving will be
-// late, so that it may move without them.
+// Tells whether the machine may move now. Stores in *wake_at_ns when the ranks that keep it from
+// moving will be late, so that it may move without them; 0: no rank does.
 bool Machine::may_move(uint64_t now, uint64_t* wake_at_ns) const {
     uint64_t latest = 0;
     for (const Rank& rank : ranks_) {
@@ -62,8 +65,9 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
     for (Rank& rank : ranks_) {
         const Stream& stream = rank.streams.front();
         if (rank.host != Rank::kInLaunch || !stream.launches.empty()) continue;
-        // The rank's program goes on, and the machine waits for its next call. Writes of the
-        // program itself to windows (when it leaves) come after all that its launches did.
+        // The rank's program goes on, and the machine waits for its next launch. If the program
+        // itself writes to windows, as when it leaves, its writes come after all that its launches
+        // did.
         join(memory.hosts, stream.known.ordered);
         rank.host = Rank::kRunning;
         rank.running_since_ns = now_ns();
@@ -73,19 +77,21 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
             return rank.host == Rank::kRunning || rank.host == Rank::kOutside;
         });
         if (!can_be_freed && report_crossed()) {
-            // Otherwise each rank would wait for the other until its time is up.
+            // The mistake is reported. Otherwise each of the ranks would wait for the others until
+            // its timeout.
         } else if ((!has_pollers() && !can_be_freed) || has_unstarted()) {
             report_stuck(kKcclSimDeadlock);
         } else if (can_be_freed) {
-            // With many threads, a look takes longer than the wait between two looks. Its time
-            // counts too if it found nothing new.
+            // With many simulated threads, move() takes longer than the wait below. If it changed
+            // nothing, the machine was stuck during move() too, and its time counts.
             const uint64_t stuck_since_ns = changes_ == changes_before ? began_ns : now_ns();
             const uint64_t changes = changes_;
             changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs));
-            // Another thread may have moved the machine meanwhile: then it was not stuck for so
-            // long. Threads of several ranks wait here at the same time, and each counts only time
-            // that the others have not counted. A process that the host has stopped for long was
-            // not stuck.
+            // If another host thread has moved the machine meanwhile and something changed, the
+            // machine was not stuck, and no time counts. Threads of several ranks wait here at the
+            // same time, and each counts only time that the others have not counted. A process that
+            // was stopped for long, as by Ctrl-Z, was not stuck so long, so at most kMostPassNs
+            // count.
             const uint64_t now = now_ns();
             const uint64_t since_ns = std::max(stuck_since_ns, passed_until_ns_);
             passed_until_ns_ = now;
@@ -98,7 +104,7 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
 }
 
 int Machine::launch_and_wait(const KcclSimLaunch& launch) {
-    // This thread runs the kernels of all ranks.
+    // Kernels need the default floating-point mode, and this thread may run those of all ranks.
     const host::DefaultFloats floats;
     std::unique_lock<std::mutex> lock(mutex);
     if (!findings.empty() || is_interrupted_) return 1;
@@ -112,7 +118,8 @@ int Machine::launch_and_wait(const KcclSimLaunch& launch) {
         if (!is_moved_ && may_move(now, &wake_at_ns)) {
             move_for_hosts(lock);
         } else if (is_moved_ || wake_at_ns <= now) {
-            // interrupt() does not wait for the mutex, so its notification may come too early.
+            // interrupt() does not lock the mutex, so it may notify just before this wait begins.
+            // So the wait ends after kInterruptNs, and the loop checks again.
             changed_.wait_for(lock, std::chrono::nanoseconds(kInterruptNs));
         } else {
             changed_.wait_for(lock,
@@ -125,7 +132,9 @@ int Machine::launch_and_wait(const KcclSimLaunch& launch) {
 void Machine::set_host(int index, Rank::HostState state) {
     const std::lock_guard<std::mutex> lock(mutex);
     Rank& rank = ranks_[static_cast<size_t>(index)];
-    // Ranks that meet outside of the machine know all that each other's launches did.
+    // Ranks that have met outside of the machine know all that each other's launches did before. A
+    // rank gives its knowledge when it begins to wait outside, and takes all that was given when it
+    // stops.
     Known& known = rank.streams.front().known;
     if (state == Rank::kOutside) join(met_outside_, known.ordered);
     if (rank.host == Rank::kOutside) {

@@ -1,4 +1,5 @@
-// Launches: when they begin, what they know at their beginning, and how they end.
+// Launches: when they begin, what their threads know (Knowledge) at the beginning, and how they
+// end.
 #include <algorithm>
 #include <utility>
 
@@ -19,7 +20,7 @@ std::shared_ptr<Grid> Machine::enqueue(const KcclSimLaunch& launch) {
     grid->rank = launch.rank;
     grid->entry = launch.entry;
     grid->code = code_around(reinterpret_cast<const void*>(launch.entry));
-    // 64-byte aligned, because a parameter may ask for it.
+    // The copy of the arguments is aligned to 64 bytes, because a parameter's type may need that.
     grid->arguments.resize(launch.argument_bytes / 8 + 9);
     const uint64_t begin = reinterpret_cast<uint64_t>(grid->arguments.data());
     auto* at = reinterpret_cast<uint8_t*>((begin + 63) / 64 * 64);
@@ -39,8 +40,9 @@ std::shared_ptr<Grid> Machine::enqueue(const KcclSimLaunch& launch) {
     if (launch.stream >= streams.size()) streams.resize(launch.stream + 1);
     std::deque<std::shared_ptr<Grid>>& launches = streams[launch.stream].launches;
     if (launch.is_dependent != 0 && !launches.empty()) grid->before = launches.back();
-    // A dependent gets the number of the launch before it, because the accesses of a launch are
-    // remembered until its dependents have ended too.
+    // A dependent gets the number of the launch before it. So the accesses of the first launch of
+    // such a chain are remembered until the chain's last launch has ended, to find races between
+    // them.
     grid->number = grid->before ? grid->before->number : next_grid_++;
     launches.push_back(grid);
     return grid;
@@ -50,7 +52,8 @@ std::shared_ptr<Grid> Machine::enqueue(const KcclSimLaunch& launch) {
 
 void Machine::start_pending() {
     for (Rank& rank : ranks_) {
-        // If streams compete for room, any of them may get it first.
+        // If there may be too little room for the launches of several streams, any stream may get
+        // room first.
         const auto count = static_cast<uint32_t>(rank.streams.size());
         const uint32_t first = settings.most_blocks == 0 ? 0 : random_.below(count);
         for (uint32_t i = 0; i < count; ++i) start_next(rank, rank.streams[(first + i) % count]);
@@ -72,8 +75,8 @@ void Machine::start_next(Rank& rank, Stream& stream) {
 void Machine::start(const std::shared_ptr<Grid>& grid) {
     const KcclSimLaunch& launch = grid->launch;
     const Rank& rank = ranks_[static_cast<size_t>(grid->rank)];
-    // Each dependent has a lane of its own, because one that does not wait is in no order with the
-    // others.
+    // Each launch in a chain of dependents has its own lane, and so its own slots in the vector
+    // clocks: one that does not wait for the launch before is not ordered with any of the others.
     grid->lane = grid->before ? grid->before->lane + 1 : launch.stream << 16;
     grid->at_begin = grid->before ? grid->before->at_begin : rank.streams[launch.stream].known;
     grid->has_begun = true;
@@ -138,7 +141,9 @@ void Machine::start_thread(Block& block, Warp& warp, uint32_t index) {
     fiber.knowledge.launch = block.grid->number;
     fiber.knowledge.ordered = fiber.fenced = known.ordered;
     fiber.knowledge.caused = known.caused;
-    // Between two launches caches are written back and invalidated, as if all threads fenced.
+    // Between two launches GPUs write back and invalidate their caches, as if all threads made a
+    // fence of system scope. So this thread's stores hand on all that it knows from earlier
+    // launches.
     fiber.knowledge.released.fill(known.ordered);
     fiber.knowledge.packets = known.packets;
     fiber.knowledge.packets_released = known.ordered;
@@ -156,8 +161,9 @@ void Machine::start_thread(Block& block, Warp& warp, uint32_t index) {
 
 // ---- Dependents ---------------------------------------------------------------------------------
 
-// Waits until the launch before has ended. From there on the thread knows what an ordinary launch
-// knows from its beginning.
+// Makes the running thread wait until the launch before its own has ended, if its own is a
+// dependent. After that the thread knows what a thread of an ordinary launch knows from its
+// beginning.
 void Machine::await_kernels_before() {
     Fiber& mine = *current_;
     const Grid* const before = mine.block->grid->before.get();
@@ -192,7 +198,8 @@ void Machine::let_dependents_in(Block& block) {
 
 // ---- They end -----------------------------------------------------------------------------------
 
-// Adds to `known` what the block knew.
+// Frees the fibers of a block that has ended. Adds to *known what the block's threads and copies
+// did and knew.
 void Machine::end_block(Block& block, Known* known) {
     uint32_t last = 0;
     for (Fiber* fiber : block.fibers) {

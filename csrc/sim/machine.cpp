@@ -1,5 +1,6 @@
-// The loop that moves threads. Launches are in launches.cpp, barriers in meetings.cpp; what kernels
-// call is in engine.cpp.
+// The main loop of the machine, which runs its threads until nothing can move. Launches are in
+// launches.cpp, the choice of the next thread in moves.cpp, barriers in meetings.cpp, and the
+// functions that kernels call in engine.cpp.
 #include "machine.h"
 
 #include <algorithm>
@@ -31,7 +32,8 @@ void Machine::restart(uint64_t new_seed) {
     to_wake_.clear();
     next_warp_ = nullptr;
     ready_.clear();
-    // A fiber that was left in the middle of a kernel needs a new context.
+    // A fiber that the last run left in the middle of a kernel must not continue there, so it gets
+    // a new context.
     idle_fibers_.clear();
     for (Fiber& fiber : fibers_) {
         if (fiber.state != Fiber::kIdle) fiber.has_context = false;
@@ -131,8 +133,8 @@ void Machine::run() {
     }
 }
 
-// Tells whether blocks have not begun because they find no room. If running blocks poll for one of
-// them, time does not make room.
+// Tells whether there are blocks that have not begun because they find no room (most_resident). If
+// running blocks poll for one of them, it finds no room however much time passes: a deadlock.
 bool Machine::has_unstarted() const {
     return std::any_of(running_.begin(), running_.end(), [](const std::shared_ptr<Grid>& grid) {
         return grid->blocks.size() < grid->launch.num_blocks;

@@ -1,5 +1,6 @@
-// The machine runs the threads of all ranks (grids.h) as fibers, one at a time; it "moves" them.
-// One thread of the host at a time moves a machine, and only one machine moves at a time.
+// The machine runs the kernels of all ranks (grids.h), each simulated thread as a fiber, one at a
+// time. A machine "moves" when it does that, and a thread "moves" when it runs. Only one machine of
+// the process moves at a time, in one OS thread.
 #pragma once
 
 #include <stdint.h>
@@ -32,7 +33,7 @@ class Machine final : public Reporter {
     void restart(uint64_t seed);
     bool can_launch(const KcclSimLaunch& launch) const;
     std::shared_ptr<Grid> enqueue(const KcclSimLaunch& launch);
-    // Runs all launches to their end, or up to the first finding.
+    // Runs all launches that have been enqueued to their end, or up to the first finding.
     void run();
 
     // ---- One host thread for each rank (hosts.cpp) ----
@@ -42,10 +43,10 @@ class Machine final : public Reporter {
     // ---- Kernels that do not come back, and Ctrl-C (watchdog.cpp) ----
     bool tick(uint64_t code);
     void leave_kernel();
-    // Ends the run soon, whatever the kernels do. Any OS thread may call it.
+    // Ends the run soon, whatever the kernels do. Any OS thread may call this.
     void interrupt();
-    // Called when the running thread calls the machine without a step. Reports the thread if it has
-    // used too much CPU time since its last step.
+    // Called when the running thread calls the machine without making a step. Reports the thread if
+    // it has used too much CPU time since its last step, or if the run was interrupted.
     void end_if_late() {
         if (is_late_) report_late();
     }
@@ -56,30 +57,34 @@ class Machine final : public Reporter {
 
     // ---- Calls that all threads of a coop make (coops.cpp) ----
     void begin_call(const KcclSimCoopCall& call);
-    // Called when the thread is about to wait for others of its block or warp, or has ended. If
-    // some of them are in a call that it does not make, records that (lack()).
+    // Called when the running thread is about to wait for others of its block (is_of_block) or
+    // warp, or has ended. If others have made a call that the thread then cannot make any more,
+    // notes that by lack().
     void check_calls(bool is_of_block);
-    // Makes the thread wait in a block in which a call is incomplete. The call is reported when all
-    // other threads have come as far as they can. Until then nobody in the block is released.
+    // Makes the running thread wait, in this state, in a block in which one of the threads does not
+    // make a call. The call is reported when all other threads have come as far as they can. Until
+    // then no barrier of the block or its warps releases a thread.
     void wait_incomplete(Fiber::State state);
-    // Called when the thread is about to wait in this state. In a call by thread() the threads of a
-    // warp poll together. Reports such a call if some of them do not make it, because they wait for
-    // their block.
+    // Called when the running thread is about to wait in this state. Checks calls with coop
+    // kThread: the threads of a warp poll together in them, so all must make such a call. Reports a
+    // call that threads of the warp wait in while others wait for their block instead.
     void check_lone_calls(Fiber::State state);
 
     // ---- What kernels call (engine.cpp) ----
     Fiber& me() { return *current_; }
-    // Called before every access that other threads can see, and before barriers. Counts a step.
-    // Another thread may move here.
+    // Called before every access that other threads can see, and before barriers and fences. Counts
+    // a step. Other threads may run here before the running thread goes on. is_access: false: an
+    // exhaustive search does not choose the next thread here.
     void point(bool is_access = true);
     void yield_as(Fiber::State state);
     void make_ready(Fiber* fiber);
-    // Called when something was stored in the granule.
+    // Called after a store to a granule. Wakes the warps that poll it, now or later.
     void wake(Granule& granule);
     void wake(Warp& warp);
-    // Called when the thread uses what it has loaded since the last pause.
+    // Called when the running thread uses the values that it has loaded since its last pause.
     void take_loads();
-    // Called when the thread stores, or does something else that ends a poll.
+    // Called when the running thread stores, or does something else that no poll contains. So its
+    // poll is over and has found what it waited for.
     void end_poll();
     void settle_poll();
     void look(Granule& granule) {
@@ -101,7 +106,7 @@ class Machine final : public Reporter {
     void leave_if_found() {
         if (!findings.empty()) switch_away();
     }
-    // Adds an event: what the running thread does, or what a thread did.
+    // Adds an event to the ring: what the running thread does now, or what a thread did (`deed`).
     void trace(KcclSimEventKind kind, uint64_t address, uint64_t value, uint32_t age = 0,
                Order order = Order::kRelaxed, Scope scope = Scope::kSystem);
     void trace(const Deed& deed, uint64_t address, uint64_t value);
@@ -111,24 +116,26 @@ class Machine final : public Reporter {
     void report(KcclSimFindingKind kind, const Deed& deed, uint64_t address,
                 const Deed& other) override;
     void report_here(KcclSimFindingKind kind);
-    // Reports that the running thread makes `made`, which does not go with what another made
-    // (calls.cpp).
+    // Reports that the running thread makes the call `made`, which conflicts with what another
+    // thread has made (calls.cpp).
     void report_made(KcclSimFindingKind kind, const KcclSimMade& made, const Made& other);
-    // Called when the machine is stuck. Returns true if the reason is that ranks make their calls
-    // on different channels.
+    // Called when no thread can move. If the cause is that ranks make the same call on different
+    // channels, reports that and returns true.
     bool report_crossed();
 
     // ---- Where memory ends (bounds.cpp) ----
-    // Tells whether the running thread may make this access. If not, reports it.
+    // Tells whether the running thread may access these bytes. If not, reports the access.
     bool may_access(uint64_t address, uint64_t num_bytes, KcclSimEventKind kind) {
         return edges.allows(current_->owner, address, num_bytes) ||
                may_access_slowly(address, num_bytes, kind);
     }
     bool has_thread() const { return current_ != nullptr; }
-    // Ends a running thread that cannot go on, and whose stack may be broken. Never returns.
+    // Ends the run with a finding, because the running thread cannot go on; its stack may be
+    // overwritten. Never returns.
     [[noreturn]] void fault(KcclSimFindingKind kind, uint64_t address, uint64_t site,
                             const char* text);
-    // Reports a signal that the CPU has raised in the running thread. Never returns.
+    // Ends the run with a finding for a signal that the CPU has raised in the running thread.
+    // address: what the thread accessed. code_address: the instruction. Never returns.
     [[noreturn]] void fault_by_signal(int signal, uint64_t address, uint64_t code_address);
 
     KcclSimSettings settings;
@@ -147,12 +154,14 @@ class Machine final : public Reporter {
     uint64_t clock_ns = 0;
     bool has_failed_call = false;  // a call of some rank has failed
     std::vector<KcclSimFinding> findings;
-    std::vector<KcclSimEvent> events;  // the last ones, as a ring
-    uint64_t num_events = 0;
-    std::vector<KcclSimWait> waits;  // who waited when waits last began to time out
-    std::mutex mutex;
+    std::vector<KcclSimEvent> events;  // the last events of the run, as a ring
+    uint64_t num_events = 0;           // how many events the run had
+    std::vector<KcclSimWait> waits;    // who waited when waits last began to time out
+    std::mutex mutex;                  // guards the machine if each rank has a host thread
 
   private:
+    // Why move() has returned: all launches have ended; no thread can move; there is a finding; a
+    // launch has ended, or lets its dependents in.
     enum class Halt { kAllEnded, kStuck, kFound, kGridEnded };
 
     void choose_style();
@@ -195,7 +204,8 @@ class Machine final : public Reporter {
     void report_late();
     void report_barrier(const char* what);
     void name_shared(KcclSimFinding& finding) const;
-    // Called when something has changed that a waiting thread may be waiting for.
+    // note_change() is called when something has changed for which a thread may be waiting. Both
+    // functions put off the step at which the run counts as endless.
     void note_change();
     void note_progress();
     void report_stuck(KcclSimFindingKind kind);
@@ -225,8 +235,10 @@ class Machine final : public Reporter {
     void check_shared(const Block& block);
     void report_edge(uint64_t address, uint64_t num_bytes, KcclSimEventKind kind);
 
+    // How many loads of a poll are noted. After that a load is noted only if its word is not among
+    // the last few noted (look_again()), because a wait without pauses would note loads forever.
     static constexpr size_t kManyLooks = 256;
-    // The level of the thread that a seed stops: it moves when nothing else can.
+    // kKcclSimStoppedThread: the level of the stopped thread, which moves only if no other can.
     static constexpr uint32_t kStoppedLevel = 0;
 
     Random random_;
@@ -239,42 +251,44 @@ class Machine final : public Reporter {
     std::vector<Rank> ranks_;
     std::vector<std::shared_ptr<Grid>> running_;
     std::deque<Warp*> warps_;              // begins with the first warp that has not ended
-    uint32_t first_warp_ = 0;              // index of warps_[0]
-    std::vector<uint32_t> slot_counters_;  // counter of each slot's last event
-    ClockRef met_outside_;                 // knowledge of ranks that met outside of the machine
-    bool has_turned_grid_ = false;         // a launch has ended, or lets the next one in
+    uint32_t first_warp_ = 0;              // Warp::index of warps_[0]
+    std::vector<uint32_t> slot_counters_;  // by slot: counter of its last event in ended launches
+    ClockRef met_outside_;                 // what ranks knew that wait, or waited, outside
+    bool has_turned_grid_ = false;         // move() must end a launch or begin blocks or launches
     size_t next_event_ = 0;                // position in the ring of events
-    std::vector<uint32_t> to_wake_;        // warps that wait for a word that was stored
+    std::vector<uint32_t> to_wake_;        // warps that poll a word to which something was stored
     std::vector<Block*> copying_;          // blocks with asynchronous copies under way
-    Fiber* current_ = nullptr;
-    Warp* next_warp_ = nullptr;  // by tape: the warp whose turn it is
-    Context host_;
-    uint64_t next_grid_ = 1;
-    uint64_t changes_ = 0;
-    uint64_t changes_at_wake_ = 0;
+    Fiber* current_ = nullptr;             // the running thread; null: the machine's own code runs
+    Warp* next_warp_ = nullptr;            // kKcclSimExhaustive: the warp that moves next
+    Context host_;                         // the context of move(), outside of all fibers
+    uint64_t next_grid_ = 1;               // number of the next launch
+    uint64_t changes_ = 0;                 // how often note_change() was called
+    uint64_t changes_at_wake_ = 0;         // `changes_` when wake_pollers() was last called
     // The host's time up to which the time that the machine was stuck has been added to its clock.
     uint64_t passed_until_ns_ = 0;
     uint32_t num_threads_ = 0;  // threads of running launches
     uint64_t endless_at_ = 0;   // step at which the run counts as endless
-    uint32_t idle_rounds_ = 0;
-    uint64_t passed_ns_ = 0;
-    uint64_t halted_ns_ = 0;  // the time at which all threads had come to wait
+    uint32_t idle_rounds_ = 0;  // rounds of polls since the last change or jump of the clock
+    uint64_t passed_ns_ = 0;    // pass_time(): the last jump; 0: none since the last change
+    uint64_t halted_ns_ = 0;    // the clock when all threads had come to wait
     std::vector<Lack> lacks_;
-    uint64_t watch_period_ns_ = 0;
-    uint64_t moved_at_tick_ = 0;
-    uint64_t idle_ticks_ = 0;  // since the last step
+    uint64_t watch_period_ns_ = 0;  // CPU time between two calls of tick()
+    uint64_t moved_at_tick_ = 0;    // steps and switches at the last tick
+    uint64_t idle_ticks_ = 0;       // ticks since the last step
+    // The running thread must be reported: see end_if_late().
     std::atomic<bool> is_late_ = false;
     uint32_t num_sampled_ = 0;
-    std::array<uint64_t, kKcclSimNumNamed> sampled_ = {};  // code of a thread that is late
+    std::array<uint64_t, kKcclSimNumNamed> sampled_ = {};  // where ticks met a thread that is late
     std::atomic<bool> is_interrupted_ = false;
-    bool is_moved_ = false;
-    std::condition_variable changed_;
+    bool is_moved_ = false;            // a host thread is in move_for_hosts()
+    std::condition_variable changed_;  // with `mutex`: wakes host threads that wait in hosts.cpp
 };
 
-// The machine that moves now. Calls of kernels go to it.
+// The machine that moves now, to which calls of kernels go; null: none.
 extern Machine* running;
 
-// Makes a fiber the thread that kernels see as themselves (engine.cpp).
+// Makes `fiber` the thread about which kernels get facts when they ask about themselves
+// (engine.cpp).
 void show_self(Fiber& fiber);
 const KcclSimEngine* engine_table();
 

@@ -5,7 +5,10 @@
 
 namespace kccl::sim {
 
-// Gives each of the threads the knowledge of all of them.
+// Models a sync of a block or warp: afterwards each of the threads knows (vector clocks, see
+// Knowledge) all that any of them knew before, and what each of them did before. is_block: the
+// threads are all living threads of the block, so one counter, at the block's slot of the clock,
+// stands for all of them; otherwise (a warp) each thread is added by itself.
 void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, bool is_block) {
     ClockRef ordered, packets, caused, fenced;
     uint32_t last = 0;
@@ -46,13 +49,14 @@ void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, 
 void Machine::meet_block(Meeting meeting, bool is_fenced) {
     Fiber& mine = *current_;
     Block& block = *mine.block;
-    // A vote may follow a poll that found nothing, so it takes no loads.
+    // After a sync a thread may use what it has loaded before. A vote may be part of a poll that
+    // found nothing, so there the loads are not taken as used.
     if (meeting == Meeting::kSync) take_loads();
     trace(kKcclSimMeetBlock, 0, mine.exchanged);
     check_calls(true);
     if (block.is_incomplete) return wait_incomplete(Fiber::kAtBlock);
     check_lone_calls(Fiber::kAtBlock);
-    // Threads that have ended are not waited for, as on GPUs.
+    // The meeting below ends when all threads that have not ended have come, as on GPUs.
     if (block.meeting != Meeting::kNone && block.meeting != meeting) report_divergence(true);
     block.meeting = meeting;
     block.is_fenced = block.is_fenced && is_fenced;

@@ -1,4 +1,5 @@
-// What threads know, where words are stored, and fences. Loads and stores are in accesses.cpp.
+// What threads know, the table of all words, and fences. Loads and stores are in accesses.cpp. See
+// memory.h.
 #include "memory.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ constexpr Scope kScopes[] = {Scope::kBlock, Scope::kDevice, Scope::kSystem};
 void Knowledge::hear(Event event, const ClockRef& told) {
     if (knows(caused, event)) return;
     hearsay.emplace_back(event, told);
-    // A thread that only polls would never settle its hearsay, which would grow without end.
+    // A thread that only polls does nothing that settles its hearsay, which would grow without end.
     if (hearsay.size() == kMostHearsay) settle_hearsay();
 }
 
@@ -91,8 +92,9 @@ Memory::Page& Memory::page(uint64_t number) {
     return *recent;
 }
 
-// Returns the granule of an address. Clears it if the launch that used it last has ended. Each
-// granule is cleared by itself, because the granules that share a page differ between processes.
+// Returns the granule of an address. Outside of windows, clears it if the launch that used it last
+// has ended. A page is not cleared as a whole, because which granules share a page differs between
+// processes, and findings must not depend on that.
 Granule& Memory::granule(const Knowledge& me, uint64_t address) {
     const uint64_t index = address / 8;
     Page& its_page = page(index / kGranulesPerPage);
@@ -116,8 +118,8 @@ void Memory::forget(uint64_t address, uint64_t num_bytes) {
     }
 }
 
-// Forgets what is known of the memory of this window only, because the ranks of other windows may
-// be in the middle of a launch.
+// Adds a rank's part of a window. Forgets earlier accesses to this memory only, because ranks that
+// use other windows may be in the middle of a launch.
 void Memory::add_window(int rank, uint64_t address, uint64_t num_bytes) {
     windows_.push_back({address, num_bytes, rank});
     forget(address, num_bytes);
@@ -151,8 +153,8 @@ void Memory::fence(Knowledge& me, Order order, Scope scope) {
         join(me.ordered, seen);
         seen = {};
         if (order != Order::kSeqCst) continue;
-        // The fence comes after all earlier ones of this order, if the scopes of both include both
-        // threads.
+        // A kSeqCst fence comes after all earlier kSeqCst fences, if the scopes of both fences
+        // include both threads.
         for (ClockRef* clock : {&me.ordered, &me.caused}) {
             join(*clock, sequential(me.agent, each));
         }

@@ -1,4 +1,5 @@
-// Decides which thread moves next, which is interrupted, and which are woken.
+// Decides which simulated thread runs ("moves") next, when a running thread is interrupted, and
+// which waiting threads are woken.
 #include <algorithm>
 #include <utility>
 
@@ -8,21 +9,25 @@ namespace kccl::sim {
 namespace {
 
 // When nothing changes any more, every waiting thread polls in this many further rounds before the
-// machine counts as stuck. More than one are needed, because the slow path of a wait looks at words
-// that its poll does not load.
+// machine counts as stuck. One round is not enough, because the slow path of a wait (wait.cuh)
+// reads words that its polls do not load.
 constexpr uint32_t kIdleRounds = 3;
+// A store wakes the threads that poll its word at once in one of this many cases, otherwise later.
 constexpr uint32_t kWakeOneIn = 16;
-// The most warps among which an exhaustive search chooses. Its configurations are tiny.
+// The most warps among which an exhaustive search chooses. It is made for tiny programs only, so
+// more are not needed.
 constexpr uint32_t kOfferedWarps = 8;
-// The virtual time from one access of a thread to the next.
+// The time that each step takes on the machine's clock, whichever thread makes it.
 constexpr uint64_t kStepNs = 2;
-// A run is endless after this many steps, plus this many for each thread, in which nothing is
-// stored and not all threads wait. Otherwise a wait that does not pause would never end.
+// A run counts as endless if nothing is stored and not all threads wait for kIdleSteps steps, plus
+// kIdleStepsAThread for each thread. Otherwise a wait that does not call poll_pause() would never
+// end.
 constexpr uint64_t kIdleSteps = uint64_t{1} << 25;
 constexpr uint64_t kIdleStepsAThread = uint64_t{1} << 14;
+// By how much the clock of a stuck machine first moves on: see pass_time().
 constexpr uint64_t kFirstPassNs = 1'000'000;
-// A time far beyond any timeout that a user sets. A wait that lasts longer does not look at the
-// clock.
+// A time far beyond any timeout that a user sets. A wait that has not ended by then has no timeout,
+// or ignores it.
 constexpr uint64_t kAllWaitsEndNs = 1'000'000'000'000'000;
 
 }  // namespace
@@ -41,7 +46,7 @@ void Machine::choose_style() {
     style_.switch_one_in = kSwitch[random_.below(4)];
     style_.slow_rank = static_cast<int32_t>(random_.below(settings.world_size));
     style_.slow_block = static_cast<int32_t>(random_.below(4));
-    // The exponent is random too, so that the stop comes early as often as late in a run.
+    // The exponent is random too, so that the thread stops after few steps as often as after many.
     style_.stopped_at = 1 + random_.below(1u << (4 + random_.below(13)));
     style_.change_one_in = 16u << random_.below(6);
     weakness_ = {};
@@ -79,7 +84,8 @@ Fiber* Machine::pick() {
     return ready_.pop_any(random_);
 }
 
-// Returns the warps that can move. The one that has waited longest comes first.
+// Stores in warps[] up to kOfferedWarps warps that can move, the one that has waited longest first,
+// and without `except`. Returns how many there are.
 uint32_t Machine::movable(const Warp* except, Warp** warps) const {
     if (ready_.is_empty()) return 0;
     size_t first = 0;
@@ -94,10 +100,10 @@ uint32_t Machine::movable(const Warp* except, Warp** warps) const {
     return count;
 }
 
-// Returns the thread that makes the next access, by the tape. The tape has one decision for each
-// access: the warp that makes it. If a warp's thread ends or waits, the warp goes on with its next
-// thread without a decision, because nobody sees what it does up to its next access. A warp that
-// polls in vain goes last.
+// Returns the thread that runs next in an exhaustive search. The tape has one decision for each
+// access: which warp makes it. If the running thread ends or waits, its warp goes on with another
+// thread without a decision, because no other warp sees what that thread does before its next
+// access. A warp whose poll was in vain comes after all others.
 Fiber* Machine::take_turn() {
     Warp* wanted = std::exchange(next_warp_, nullptr);
     if (wanted == nullptr) {
@@ -215,8 +221,8 @@ void Machine::wake(Granule& granule) {
     ++granule.num_stores;
     to_wake_.insert(to_wake_.end(), granule.waiters.begin(), granule.waiters.end());
     granule.waiters.clear();
-    // A warp is not woken at once each time, because a warp that waits for many words would look
-    // after each of them.
+    // Warps are not woken after every store, because a warp that waits for many words would poll
+    // all of them after each store to one.
     if (style_.schedule == kKcclSimExhaustive || random_.one_in(kWakeOneIn)) wake_stored();
 }
 
@@ -230,12 +236,13 @@ bool Machine::wake_stored() {
     return has_any;
 }
 
-// Returns the warp of this index; null: it has ended.
+// Returns the warp with this Warp::index; null: it has ended.
 Warp* Machine::warp_at(uint32_t index) const {
     return index < first_warp_ ? nullptr : warps_[index - first_warp_];
 }
 
-// Wakes the whole warp: its threads look again together, whichever of them waits for the word.
+// Wakes all polling threads of a warp: they poll again together, whichever of them waits for the
+// word that was stored.
 void Machine::wake(Warp& warp) {
     ++warp.woken;
     for (Fiber* lane : warp.lanes) {
@@ -265,16 +272,19 @@ bool Machine::wake_pollers() {
     return has_woken;
 }
 
-// Moves the clock on, so that waits look at it and time out. at_least_ns: by how much; 0: by more
-// each time. Returns false if more time has passed than any timeout allows.
+// Called when no thread can move. Moves the machine's clock on, so that waits that read it time
+// out. at_least_ns: by how much; 0: by more each time. Returns false if more time has passed than
+// any timeout allows.
 bool Machine::pass_time(uint64_t at_least_ns) {
     if (passed_ns_ == 0) {
         halted_ns_ = clock_ns;
         note_waits();
         passed_ns_ = kFirstPassNs;
     } else if (at_least_ns == 0) {
-        // The jumps of the clock do not grow while it follows the host's (at_least_ns is not 0),
-        // because a rank's program may end the halt at any time.
+        // Only time can end the waits now, so each jump is an eighth longer than the one before.
+        // With at_least_ns (real time that has passed on the host) the jumps do not grow: some
+        // rank's program is still running on the CPU, and its next launch may end the waits at any
+        // time.
         passed_ns_ += passed_ns_ / 8;
     }
     clock_ns += at_least_ns != 0 ? at_least_ns : passed_ns_;

@@ -1,4 +1,6 @@
-// Polls: loads in a loop that ends when one of them finds what the thread waits for.
+// Recognises polls: loads in a loop that ends when one of them returns what the thread waits for. A
+// thread whose poll was in vain does not run until something is stored to a word that it has
+// loaded.
 #include <algorithm>
 
 #include "machine.h"
@@ -6,8 +8,8 @@
 namespace kccl::sim {
 namespace {
 
-// How many of the last words look_again() compares. A wait that does not pause loads few words,
-// again and again.
+// How many of the last noted words look_again() compares. A wait that does not call poll_pause()
+// loads few words, again and again.
 constexpr size_t kRemembered = 4;
 
 }  // namespace
@@ -15,8 +17,8 @@ constexpr size_t kRemembered = 4;
 void Machine::take_loads() {
     Fiber& mine = *current_;
     memory.settle(mine.knowledge, mine.polled, mine.num_settled, true);
-    // The words stay in `polled`, because a poll may include a barrier or vote before it pauses,
-    // and still waits for them.
+    // The words stay in `polled`: a poll may contain a barrier or vote before its pause, and the
+    // thread then still waits for words that it has loaded before that.
     mine.num_settled = mine.polled.size();
 }
 
@@ -41,18 +43,19 @@ void Machine::look_again(Granule& granule) {
     polled.push_back({&granule, granule.num_stores});
 }
 
-// Called when a poll has not found what it waited for. The thread polls again when one of the words
-// that it has loaded is stored to, or at once if a load returned an old value.
+// Called at the pause of a poll, which has not found what the thread waits for. Lets the thread
+// poll again when something is stored to one of the words that it has loaded, or at once if a load
+// returned an old value or such a store has come meanwhile.
 void Machine::settle_poll() {
     Fiber& mine = *current_;
     count_step();
     memory.settle(mine.knowledge, mine.polled, mine.num_settled, false);
     bool may_see_more = mine.saw_old;
     for (const Look& look : mine.polled) {
-        // Another thread, which moved in between, has stored to it since.
+        // Another thread may have stored to the word since this thread loaded it.
         may_see_more = may_see_more || look.granule->num_stores != look.num_stores;
     }
-    // All threads of a warp look again together.
+    // If this thread polls again at once, so do all polling threads of its warp.
     if (may_see_more) {
         wake(*mine.warp);
     } else if (mine.woken_before != mine.warp->woken) {

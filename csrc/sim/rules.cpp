@@ -1,5 +1,6 @@
-// The rules that accesses can break: plain accesses are ordered, a word has one writer at a time, a
-// slot is not written again too early.
+// Checks the rules that accesses must keep (MODEL.md): plain accesses are ordered with others to
+// the same bytes, the stores to a word are ordered, and a packet is not overwritten before its
+// reader has said that it has read it.
 #include <algorithm>
 #include <utility>
 
@@ -10,13 +11,14 @@ namespace kccl::sim {
 
 // ---- Words accessed through mem.cuh -------------------------------------------------------------
 
-// Checks that `before`, a store of another thread, is ordered before this store.
+// Reports this store if an earlier store to these halves, `before`, is of another thread and
+// nothing orders it before this store.
 void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64& access,
                            const Record& before, uint8_t halves) {
     if (before.writer.agent == me.agent || comes_before(me, before, access)) return;
-    // This store comes after the one before if its thread has seen that one, or knows of a thread
-    // that has. Of each thread's loads, `sights` has the first and `marks` the last. The last may
-    // be so late that nobody knows of it yet.
+    // The order is also clear if this thread has loaded the earlier store or a later one, or knows
+    // (`caused`) of a thread that has. Of each thread's loads, `sights` has the first and `marks`
+    // the last. Both are needed, because the last may be so late that nobody knows of it yet.
     const auto is_known = [&](Event reader, uint8_t seen) {
         return (seen & halves) != 0 && (reader.agent == me.agent || knows(me.caused, reader));
     };
@@ -33,7 +35,9 @@ void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64&
                      deed_of(before));
 }
 
-// Checks a store against the other writers and readers of its word.
+// Checks a store by two rules: the earlier stores that set the value that it overwrites are ordered
+// before it (two writers), and, if it is a packet, the readers of earlier packets here have said so
+// (slot reused).
 void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access, uint64_t value) {
     if (!checks_) return;
     me.settle_hearsay();
@@ -47,11 +51,12 @@ void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access,
         for (size_t i = newest + 1; i-- > 0;) {
             const Record& before = records[i];
             if ((before.written & half) == 0) continue;
-            // A store of both halves is checked once.
+            // An earlier store of both halves is checked once, not once for each half.
             const uint8_t seen = (i == newest ? before.halves : before.written) & halves;
             if (&before != last) check_writers(me, at, access, before, seen);
             if (i == newest) last = &before;
-            // A store that changed nothing hides none before it, so the search goes on behind it.
+            // If that store has not changed the half, the search goes on with the store before it,
+            // whose value is overwritten too.
             if (i == 0 || merged(0, records[i - 1].value ^ before.value, half) != 0) break;
         }
     }
@@ -77,8 +82,8 @@ void Memory::settle(Knowledge& me, const std::vector<Look>& polled, size_t first
     }
 }
 
-// Checks a packet with which a thread went on: it belongs to this call, and nobody has overwritten
-// it.
+// Checks a packet whose value a thread has used: it must be of the thread's own call (stale word),
+// and no other thread may have overwritten it without knowing of this load (slot reused).
 void Memory::check_taken(Granule& at, const Mark& mark) {
     const Record* const record = at.find(mark.index);
     if (record == nullptr) return;
@@ -91,11 +96,12 @@ void Memory::check_taken(Granule& at, const Mark& mark) {
         if (later.index <= mark.index) continue;
         if ((later.halves & mark.halves) == 0 || !later.is_packet) continue;
         if (later.writer.agent == mark.reader.agent) continue;
-        // The later writer knows, perhaps through another thread of the warp, that this one has
-        // read.
+        // The later writer knows of this load, perhaps through another thread of the warp, so it
+        // may overwrite the packet.
         if (knows(later.caused, mark.reader)) break;
         if (is_of_my_call(later)) {
-            // The thread should have taken the later packet and took the one before.
+            // The later packet is the one for this call, so the thread has taken an older one for
+            // it.
             reporter_.report(kKcclSimStaleWord, deed_of(mark), at.address, deed_of(*record));
         } else {
             reporter_.report(kKcclSimReusedSlot, deed_of(later), at.address, deed_of(mark));
@@ -184,7 +190,7 @@ void Memory::check_plain(const Knowledge& me, Granule& at, const Access32Or64& a
 
 bool Memory::knows_writes(const Knowledge& me, uint64_t address, uint64_t num_bytes,
                           const std::vector<uint32_t>& begun, uint64_t site) {
-    // A call refuses a message of more bytes.
+    // A call refuses a message of more bytes than this, so its memory is not checked.
     constexpr uint64_t kMostBytes = uint64_t{1} << 26;
     if (num_bytes > kMostBytes) return true;
     const uint32_t slot = me.agent.slot;
@@ -249,7 +255,8 @@ void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write,
     };
     for (const Access& before : at.accesses) {
         if ((before.bytes & bytes) == 0 || !(is_write || before.kind == Access::kWrite)) continue;
-        // The asynchronous proxy sees an ordinary write only after fence_copies().
+        // An asynchronous copy reads and writes through another proxy (PTX), so an ordinary write
+        // comes before it only by way of a fence_copies().
         const bool needs_fence = is_async && !before.is_async && before.kind == Access::kWrite;
         Event which;
         if (is_unordered(before, needs_fence ? *fenced : me.ordered, me.agent, &which)) {
@@ -273,8 +280,8 @@ void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write,
             }
             std::erase_if(*at.looks, [bytes](const Access& e) { return (e.bytes & ~bytes) == 0; });
         }
-        // These need not be kept: a later access that races with one of them also races with this
-        // write.
+        // The accesses that this write covers need not be kept: a later access that races with one
+        // of them also races with this write.
         std::erase_if(at.accesses, [&](const Access& before) {
             return (before.bytes & ~bytes) == 0 && !before.is_async && !is_async;
         });

@@ -1,4 +1,5 @@
-// Lays out a block's shared variables, and checks how much shared memory there is.
+// Gives a block's variables in block-shared memory their addresses, and checks that the block does
+// not use too much of it.
 #include <string.h>
 
 #include "machine.h"
@@ -6,6 +7,7 @@
 namespace kccl::sim {
 namespace {
 
+// Bytes before and behind each variable that no kernel may access, so that overruns are found.
 constexpr uint64_t kSharedGuard = 256;
 
 uint8_t* aligned(uint8_t* address, uint64_t alignment) {
@@ -20,11 +22,10 @@ void* Machine::shared(const void* declaration, uint64_t num_bytes, uint64_t alig
     for (const SharedVariable& each : block.shared) {
         if (each.declaration == declaration) return reinterpret_cast<void*>(each.region.begin);
     }
-    // Between two variables lies memory that nobody may access.
     auto bytes = std::make_unique<uint8_t[]>(kSharedGuard + num_bytes + alignment + kSharedGuard);
     const auto begin = reinterpret_cast<uint64_t>(aligned(bytes.get() + kSharedGuard, alignment));
-    // Shared memory is not initialised, so no kernel may rely on zeros. These bytes are NaN in
-    // every type of floats, which shows in what is computed from them.
+    // A GPU does not initialise shared memory, so no kernel may rely on zeros. 0xff bytes are NaN
+    // in every type of floats, so that results that are computed from them are visibly wrong.
     memset(reinterpret_cast<void*>(begin), 0xff, num_bytes);
     memory.forget(begin, num_bytes);
     const Region region = {begin,
@@ -38,7 +39,8 @@ void* Machine::shared(const void* declaration, uint64_t num_bytes, uint64_t alig
     return reinterpret_cast<void*>(begin);
 }
 
-// Checks that the variables that a block has declared so far fit into its shared memory.
+// Reports a block whose variables so far have more bytes than a GPU allows: static ones alone, or
+// together with its dynamic shared memory.
 void Machine::check_shared(const Block& block) {
     uint64_t variables = 0;
     for (const SharedVariable& each : block.shared) {

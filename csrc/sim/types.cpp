@@ -18,15 +18,16 @@ uint32_t Slots::of(int32_t rank, int32_t block, uint32_t lane) {
 
 uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch,
                       uint64_t site) {
-    // Calls of a grid do not count as calls of its channels, because their numbers would then
-    // differ by rank.
+    // Calls between the blocks of a grid count as streams of their own, not as calls of a channel:
+    // ranks may make different numbers of them, and the channel's calls would get different
+    // numbers.
     const int32_t stream = kernel == kKcclGridSync       ? -1
                            : kernel == kKcclGridExchange ? -2 - channel
                                                          : channel;
     Last& last = last_[{state, stream}];
     for (const Last::Entered& each : last.entered) {
-        // Equal epochs may belong to two calls, because a user's kernel and the rank's program
-        // count epochs of their own. So the kernel is compared too.
+        // Two calls may have the same epoch, because a user's kernel and the rank's program
+        // each count their own epochs. So the kernel is compared too.
         if (each.index == 0 || each.epoch != epoch || (*this)[each.index].kernel != kernel)
             continue;
         return each.index;

@@ -1,4 +1,5 @@
-// Finds who waits for what when nothing moves any more, for the report of a time-out.
+// Notes which threads wait in which calls when no thread can move any more, for the report of a
+// time-out.
 #include <stdio.h>
 #include <string.h>
 
@@ -14,8 +15,8 @@ bool has_failed(const Fiber& fiber) {
     return fiber.begun.name != nullptr && state->status != kKcclOk;
 }
 
-// Writes a call as "wait(peer 1, signal_id 3, wanted 1)". Addresses are left out, because they tell
-// the user nothing.
+// Writes a call to `to` in the form "wait(peer 1, signal_id 3, wanted 1)". Leaves out addresses,
+// because they tell the user nothing.
 void describe(const BegunCall& begun, char* to) {
     size_t length = 0;
     const auto add = [&](const char* format, auto... values) {
@@ -45,8 +46,9 @@ int32_t peer_of(const BegunCall& begun) {
 
 }  // namespace
 
-// Notes who waits for what. Does nothing if the communicator of a thread's call has failed: what
-// waits then follows from that failure, and the earlier notes explain it.
+// Stores in `waits` the groups of threads that wait in the same call. Does nothing if the
+// communicator of a thread's call has failed: the threads wait because of that failure then, which
+// the earlier notes explain.
 void Machine::note_waits() {
     struct Group {
         KcclSimWait wait;
@@ -80,7 +82,8 @@ void Machine::note_waits() {
                     groups.push_back(mine);
                 } else {
                     ++known->wait.num_threads;
-                    // A thread that polls tells more than those that wait for it.
+                    // The line of a thread that polls tells more than that of threads that wait for
+                    // it at a barrier.
                     if (mine.wait.is_polling == 0) continue;
                     known->wait.is_polling = 1;
                     known->wait.place = mine.wait.place;
@@ -88,9 +91,9 @@ void Machine::note_waits() {
             }
         }
     }
-    // Nothing but its sender makes a signal come. In other calls those that have made fewer calls
-    // are the ones that the others wait for. So the search for the cause (kccl/sim/waits.py) has a
-    // short way from the first.
+    // Waits for signals come first, because only its sender can make a signal come. In other calls,
+    // threads that have made fewer calls come first, because the others probably wait for them. So
+    // the search for the cause (kccl/sim/waits.py) begins near it.
     std::stable_sort(groups.begin(), groups.end(), [](const Group& one, const Group& other) {
         if (one.wait.is_signal != other.wait.is_signal) return one.wait.is_signal != 0;
         return one.num_calls < other.num_calls;

@@ -1,5 +1,6 @@
-// A timer that runs with a thread's CPU time sends it a signal. A kernel's code that is interrupted
-// there may be left for good: it holds nothing that must be given back.
+// The watchdog: a timer on the CPU time of the OS thread that moves a machine sends it a signal.
+// The signal's handler may leave a kernel's code for good, because a kernel holds no locks or
+// memory that must be given back.
 #include "watchdog.h"
 
 #include <errno.h>
@@ -18,17 +19,18 @@
 namespace kccl::sim {
 namespace {
 
-// This signal is ignored if nobody handles it, so a late one does no harm.
+// SIGURG is ignored where nobody handles it, so a signal that comes late does no harm.
 constexpr int kSignal = SIGURG;
 constexpr uint64_t kAltStackBytes = 65536;
 
 struct sigaction before;
 
-// An OS thread's timer, made when it first moves a machine.
+// The timer of one OS thread. It is made when the thread first moves a machine.
 struct Timer {
     Machine* machine = nullptr;  // the machine that the thread moves
     long id = -1;
-    pid_t made_by = 0;  // a child of the process has the id, but not the timer
+    pid_t made_by = 0;  // the process that has made it: a fork of it has the id, but no such timer
+    // The stack on which the handler runs. Null: the OS thread had such a stack already.
     std::unique_ptr<uint8_t[]> stack;
 
     bool make();
@@ -50,7 +52,8 @@ auto& code_address(ucontext_t& at) {
     __builtin_unreachable();
 }
 
-// Makes the thread call leave() when the handler returns, on the stack of the code that it was in.
+// Changes the interrupted registers so that the thread calls leave() when the handler returns, on
+// the stack of the code that was interrupted.
 void call_leave(ucontext_t& at) {
 #if defined(__x86_64__)
     constexpr greg_t kRedZoneBytes = 128;
@@ -83,7 +86,7 @@ void on_tick(int number, siginfo_t* info, void* context) {
 bool handle_signal() {
     struct sigaction action = {};
     action.sa_sigaction = on_tick;
-    // A fiber's stack is small.
+    // SA_ONSTACK: the handler runs on a stack of its own, because a fiber's stack is small.
     action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
     return sigaction(kSignal, &action, &before) == 0;
 }
@@ -105,7 +108,7 @@ bool Timer::make() {
     event.sigev_signo = kSignal;
     event.sigev_value.sival_ptr = this;
     event._sigev_un._tid = static_cast<int>(syscall(SYS_gettid));
-    // Older C libraries have timer_create() in a library of its own.
+    // The system call is made directly, because older C libraries have timer_create() in librt.
     int made = -1;
     if (syscall(SYS_timer_create, CLOCK_THREAD_CPUTIME_ID, &event, &made) != 0) return false;
     id = made;
@@ -163,8 +166,8 @@ CodeRange code_around(const void* address) {
 
 // ---- What the machine does at a tick ------------------------------------------------------------
 
-// Runs in a signal handler. `code`: the address that was interrupted. Returns true if the kernel
-// must be left there.
+// Runs in the signal's handler. code: the address that was interrupted. Returns true if the kernel
+// must be left at this place.
 bool Machine::tick(uint64_t code) {
     const uint64_t moved = steps + switches;
     const bool has_moved = moved != moved_at_tick_;
@@ -182,16 +185,18 @@ bool Machine::tick(uint64_t code) {
     const bool has_limit = settings.hang_ns != 0;
     if (has_limit && idle_ticks_ * watch_period_ns_ >= settings.hang_ns) is_late_ = true;
     if (!is_late_ || has_moved || current_ == nullptr) return false;
-    // A thread that calls the machine reports itself, by its line (engine.cpp).
+    // Only the kernel's own code is left. A thread that is in the machine's code reports itself
+    // there (end_if_late()), with its line.
     if (!current_->block->grid->code.has(code)) return false;
     sampled_[num_sampled_++] = code;
     return num_sampled_ == kKcclSimNumNamed;
 }
 
-// Called when the running thread will not come back by itself. Reports it, and leaves it for good.
+// Called in the running thread, which makes no step any more, after the handler has interrupted it.
+// Reports the thread, and leaves it for good.
 void Machine::leave_kernel() {
     Fiber& mine = *current_;
-    // The line of a call is looked up one byte before its return address.
+    // Sites are return addresses, whose line is looked up one byte before. So 1 is added.
     mine.site = sampled_[0] + 1;
     mine.address = 0;
     report_late();
@@ -204,7 +209,8 @@ void Machine::report_late() {
     KcclSimFinding& finding = findings.back();
     if (finding.kind != kKcclSimEndless) return;
     finding.is_hung = 1;
-    // One of them may be in code that the compiler calls.
+    // All addresses at which ticks met the thread are reported, because one of them may be in code
+    // that the compiler calls, which tells the user nothing.
     for (uint32_t i = 0; i < num_sampled_; ++i) {
         finding.waiting[i] = finding.place;
         finding.waiting[i].site = sampled_[i] + 1;

@@ -1,5 +1,5 @@
-// Looks at the OS thread that moves a machine every tenth of a second of its CPU time. So a kernel
-// that never comes back to the machine ends, and Ctrl-C ends any kernel.
+// Interrupts the OS thread that moves a machine after each tenth of a second of its CPU time, or
+// earlier. So a kernel that never calls the machine again is ended, and Ctrl-C ends any kernel.
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +8,8 @@ namespace kccl::sim {
 
 class Machine;
 
-// Watches the calling OS thread while it lives. Its ticks call Machine::tick().
+// While such an object lives, the calling OS thread is interrupted after every period_ns of its CPU
+// time, by a call of machine.tick() in a signal handler.
 class Watch {
   public:
     Watch(Machine& machine, uint64_t period_ns);
@@ -17,7 +18,8 @@ class Watch {
     Watch& operator=(const Watch&) = delete;
 };
 
-// Returns the executable memory around an address of code: [begin, end).
+// code_around() returns the part of a library's memory, [begin, end), that contains an address of
+// code.
 struct CodeRange {
     uint64_t begin = 0;
     uint64_t end = 0;

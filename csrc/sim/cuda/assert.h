@@ -1,3 +1,3 @@
-// <assert.h> of kernels that a CPU runs: see kccl/targets/cuda_words.h. The C library's would end
-// the interpreter.
+// <assert.h> for CUDA kernels that are compiled for a CPU: see assert() in
+// kccl/targets/cuda_words.h. The assert() of the C library would end the Python process.
 #include <kccl/mem.cuh>

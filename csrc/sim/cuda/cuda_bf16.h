@@ -1,4 +1,5 @@
-// <cuda_bf16.h> of kernels that a CPU runs.
+// <cuda_bf16.h> for CUDA kernels that are compiled for a CPU: the functions with bfloat16 in their
+// names. The others are in small_floats.h.
 #pragma once
 
 #include "small_floats.h"

@@ -1,4 +1,5 @@
-// <cuda_fp16.h> of kernels that a CPU runs.
+// <cuda_fp16.h> for CUDA kernels that are compiled for a CPU: the functions with half in their
+// names. The others are in small_floats.h.
 #pragma once
 
 #include "small_floats.h"

@@ -1,12 +1,13 @@
-// Floats of 16 bits as CUDA's headers define them, for kernels that a CPU runs. Each operation is
-// done in float and rounded once, to nearest even.
+// The 16-bit float types of cuda_fp16.h and cuda_bf16.h, for CUDA kernels that are compiled for a
+// CPU. Each operation is done in float, and its result is rounded once, to nearest even.
 #pragma once
 
 #include <kccl/mem.cuh>
 
 namespace kccl::words {
 
-// Converts between float and a type of 16 bits. NaN becomes CUDA's canonical NaN.
+// Convert between float and the bits of half or bfloat16. narrow() makes every NaN CUDA's canonical
+// NaN.
 struct Half {
     KCCL_WORD static float widen(uint16_t bits) { return mem::float_from_half(bits); }
     KCCL_WORD static uint16_t narrow(float value) {
@@ -24,8 +25,10 @@ struct Bfloat16 {
 
 }  // namespace kccl::words
 
-// Defines a type, the struct of two of them, and the functions that CUDA names alike for both
-// types.
+// Defines a 16-bit float type (__half or __nv_bfloat16), the struct of two of them (__half2 or
+// __nv_bfloat162), their operators, and those functions that have the same name in CUDA for half
+// and bfloat16, such as __hadd(). Functions with the type in their name, such as __float2half(),
+// are in cuda_fp16.h and cuda_bf16.h. format: Half or Bfloat16 above, which converts.
 #define KCCL_SMALL_FLOAT(type, pair, format)                                                 \
     struct alignas(2) type {                                                                 \
         uint16_t bits;                                                                       \
