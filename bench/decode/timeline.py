@@ -26,7 +26,7 @@ class Part:
     """Microseconds of a token that blocks spend in one phase of a kind of op.
 
     Attributes:
-        mean: Over the blocks.
+        mean: The mean over the blocks.
         slowest: The most that one block spends.
     """
 
@@ -36,7 +36,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a rank's tokens.
+    """The figures of a rank's tokens. A stage is the weights that one copy moves into the ring of a
+    block in shared memory.
 
     Attributes:
         token_us: Microseconds of a token.

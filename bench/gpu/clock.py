@@ -89,7 +89,9 @@ class GpuClock:
         gpu.wait()
 
     def use_streams(self) -> None:
-        """Runs a kernel on _STREAMS_USED streams, so that all rows have the same context state."""
+        """Runs a kernel on _STREAMS_USED streams. So kernels start equally late in all rows,
+        whether or not a peer has used many streams before.
+        """
         streams = [kccl.gpu.make_stream() for _ in range(_STREAMS_USED)]
         for stream in streams:
             self._pause(self._none, 0, stream)
@@ -141,8 +143,8 @@ class GpuClock:
             call()
 
     def pauses(self, steps: int) -> tuple[Call, float]:
-        """Returns a graph of the delays of all ranks, one after another, and the microseconds of a
-        time stamp.
+        """Returns a graph with the delays of all ranks, one after another and without calls, and
+        the microseconds that a time stamp costs. Collective.
         """
         if steps not in self._pauses:
             capture = self.gpu.capture
@@ -202,7 +204,7 @@ class InGraph:
         late in each call.
         """
         clock, calls = self._clock, self._calls
-        # Few replays suffice, because each time is a sum over hundreds of steps.
+        # A quarter of the calls suffices, because each time is already a sum over many calls.
         replays = -(-iterations // (4 * calls))
         alone, _ = clock.pauses(calls)
         with_calls_us = np.median(clock.intervals_us(self._skewed, replays, leads=True))

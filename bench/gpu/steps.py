@@ -161,7 +161,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_ENDING_S)
     except subprocess.TimeoutExpired:
-        # A driver may hold a killed process in the kernel.
+        # A killed process does not end while it is in a system call of a driver that hangs.
         print(f"# process {process.pid} was killed but has not ended", flush=True)
 
 

@@ -25,7 +25,8 @@ _MOST_THREADS = 544
 # For sums: the least number of words in a slice, unless the message is shorter. Each thread has one
 # word.
 _WARP, _SUMS_WORDS = 32, 128
-# Payload of a line. Each slice begins on a new line (kLinePackets of grid_exchange.cuh).
+# Bytes of payload in a cache line of packets. Each slice begins on a new line (kLinePackets of
+# grid_exchange.cuh).
 _LINE_BYTES = 64
 # Each launch adds another multiple of this to all words, so that its data differ from earlier ones.
 _APART = 0x9E3779B97F4A7C15

@@ -140,7 +140,8 @@ class InKernelSide:
     def fill(self, rows: Sequence[Row]) -> None:
         """See HostSide.fill()."""
         for within, reach in self._reaches.items():
-            # With two reaches the world size is above 1, so rows of 1 are within a GPU.
+            # If there are two reaches, there are several ranks. Then the rows with world_size 1 are
+            # those within a GPU.
             rows_of_it = [
                 row for row in rows if len(self._reaches) == 1 or (row["world_size"] == 1) == within
             ]
@@ -355,7 +356,9 @@ class SimRunner:
         return buffers(problem)
 
     def numbers(self, values: Array) -> Any:
-        """See Runner. Returns bytes, because pointer arguments take only their type or bytes."""
+        """See Runner. Returns an array of bytes: a pointer argument of a kernel takes an array of
+        bytes, or else of exactly its own type, which is not always that of `values`.
+        """
         return values.copy().view(np.uint8)
 
     def address(self, array: Any) -> int:

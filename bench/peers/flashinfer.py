@@ -36,14 +36,15 @@ class FlashInferPeer:
         """Loads FlashInfer. torch.distributed must have been started. Collective.
 
         If something is missing it does not raise, but notes() says so. FlashInfer's ranks wait for
-        each other: during its start for up to 60 s, NCCL's timeout, and in a kernel without one.
+        each other: at the start for up to 60 s, NCCL's timeout; in a kernel without a timeout.
         """
         self.libraries: dict[str, str] = {}
         self._gpu = gpu
         self._clock = clock
         self._missing = PeerNotes(gpu.comm)
-        # The module flashinfer.comm; and element type -> workspace, or None if allocation failed.
+        # The module flashinfer.comm; None if it could not be loaded.
         self._module: Any = None
+        # Element type -> its workspace; None if the workspace could not be allocated.
         self._scratches: dict[str, Any] = {}
         loaded: list[Any] = []
         if gpu.comm.world_size > 1 and self._missing.agree(

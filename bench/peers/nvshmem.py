@@ -185,7 +185,8 @@ class NvshmemPeer:
             addresses = ctypes.addressof(uniqueid), ctypes.addressof(attributes)
             _checked(function, comm.rank, comm.world_size, *addresses)
 
-        # NVSHMEM's start waits for all ranks without a limit, so a rank that cannot start says so.
+        # NVSHMEM's start waits for all ranks without a timeout. So the ranks agree here, and none
+        # starts if one cannot.
         if not self._missing.agree("nvshmem", None, fill):
             return
 

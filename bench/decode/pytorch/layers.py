@@ -135,7 +135,8 @@ def attention(
     q, k = (_rotate(part.float(), cos, sin, heads.is_interleaved) for part in (q, k))
     at = position - first_key
     for cache, new in ((keys, k), (values, v)):
-        # Positions come first, as in the result of an index with two arrays around a slice.
+        # Makes positions the first axis: the target below has them first, because its two index
+        # arrays have a slice between them.
         rows = new.reshape(-1, length, size).transpose(0, 1)
         cache[at // PAGE, :, at % PAGE] = rows.to(cache.dtype)
     kv_heads = lanes * heads.keys
