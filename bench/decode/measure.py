@@ -180,8 +180,9 @@ class _Measurement:
     # ---- tokens ----------------------------------------------------------------------------------
 
     def _check(self) -> tuple[list[int], Expected | None]:
-        """Checks a short prompt. Returns KCCL's answer, and the reference's choices (None unless
-        this is rank 0)."""
+        """Checks a short prompt. Returns KCCL's answer, and the reference's choices; the latter
+        are None on all ranks but 0.
+        """
         prompt = self._ids[:LENGTH]
         answer, _ = self._engine.timed(prompt, LENGTH)
         began = time.monotonic()
@@ -222,7 +223,8 @@ class _Measurement:
 
     def _without_overlap(self, prompt: list[int], num: int) -> list[int] | None:
         """Returns the tokens of a slow run in which no op begins before the one before it has ended
-        (see Engine.timed()); None on the host, which has no such run."""
+        (see Engine.timed()); None on the host, which has no such run.
+        """
         is_host = self._engine.backend == "host"
         return None if is_host else self._engine.timed(prompt, num, overlaps=False)[0]
 

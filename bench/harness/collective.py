@@ -87,8 +87,8 @@ class Collective:
         dtype: the only element type that the call takes, or None.
         end: default of the last size in bytes; None for the default of `kccl bench`.
         forms: its forms inside kernels, in the order of the rows.
-        chain: inputs and expected results of its chains of calls inside kernels; None for
-            collectives that check themselves, and for those without forms.
+        chain: inputs and expected results of its chains of calls inside kernels. None for barriers
+            and exchanges, whose launches check themselves, and for collectives without forms.
         is_apart_in_kernels: inside kernels it writes to another array than it reads.
         on_gpus: what `make gpu` measures.
     """

@@ -183,7 +183,7 @@ class CoalescedWork(dist.Work):
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits for each as its own wait() does.
+        """Calls wait() of each call's Work, in their order, each with the whole timeout.
 
         Raises:
             Timeout, PeerLost: The error of the first call that has failed.

@@ -1,10 +1,10 @@
 """A model in PyTorch: this rank's weights, and a decoder with a static KV cache.
 
-It runs the engine's program of ops (model/program.py). A lane is a share of the heads and of the
-MLP's columns. In a Laneformer each lane has its own residual, and other lanes add its outputs (its
-messages) some layers later. There the lanes of a rank are the batch of each product. In ordinary
-models all lanes share one residual, and the lanes of a rank are joined to one matrix. On several
-ranks, messages are summed on a second stream while the layers in between are computed.
+It runs the engine's program of ops (engine/model/program.py). A lane is a share of the heads and of
+the MLP's columns. In a Laneformer each lane has its own residual, and other lanes add its outputs
+(its messages) some layers later. There the lanes of a rank are the batch of each product. In
+ordinary models all lanes share one residual, and the lanes of a rank are joined to one matrix. On
+several ranks, messages are summed on a second stream while the layers in between are computed.
 """
 
 from __future__ import annotations
