@@ -41,7 +41,7 @@ _CALL = (
 # numbers of blocks. Elsewhere the planner chooses them.
 _CHOSEN_IN_KERNELS = ("algorithm", "blocks")
 _DECODE = ("library", "model", "backend", "world_size", "dtype", "position", "drafts")
-# The value of a field in rows that are older than the field.
+# Field -> the value that it has in rows that were recorded before the field existed.
 _BEFORE = {"drafts": "off"}
 _EXAMPLES = 3
 Key = tuple[object, ...]

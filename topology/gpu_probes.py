@@ -16,7 +16,7 @@ SOURCE = "gpu_probe"
 """Id of the Source of all figures that a probe measures on GPUs."""
 _SHOWN_LINES = 64  # columns of the matrix of L2 that are kept in a record
 _TPC = 2  # SMs of a TPC, which always run a cluster together; a GPC has several TPCs
-# A link between two GPUs that is faster is taken not to be PCIe: 16 lanes of PCIe 5 carry 63 GB/s.
+# A link between two GPUs that is faster than this is not PCIe: 16 lanes of PCIe 5 carry 63 GB/s.
 _PCIE_MOST_GBPS = 70
 # Name of a compute unit -> the kind of a link that is faster than PCIe.
 _BESIDE_PCIE = {"sm": "nvlink", "cu": "xgmi"}

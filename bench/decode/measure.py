@@ -103,7 +103,7 @@ class _Measurement:
             self._result.notes += peers.notes
             self._result.versions = peers.versions
         if self._engine.backend != "sim":
-            # On the simulator a first token takes minutes, and its time means nothing.
+            # Not on the simulator, where a first token takes minutes, and its time means nothing.
             self._show("the first token")
             self._first_token_s["kccl"] = self._time_first_token()
         for peer in self._peers:

@@ -98,7 +98,7 @@ def _parts_of(timeline: Timeline) -> dict[str, dict[str, Part]]:
         of_kind = found.setdefault(op.kind, {})
         for phase in op.phases:
             took = timeline.ops[:, index, phase.end] - timeline.ops[:, index, phase.begin]
-            # The time that each block spends in a token step, averaged over the steps.
+            # The nanoseconds that each block spends in this phase, averaged over the token steps.
             mean = np.nan_to_num(took).mean(axis=0)
             of_kind[phase.name] = of_kind.get(phase.name, 0) + mean
     return {

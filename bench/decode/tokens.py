@@ -42,9 +42,9 @@ class Verdict:
     """How tokens compare with the reference's.
 
     Attributes:
-        compared: Tokens of which the reference is sure.
-        wrong: How many of them differ.
-        of: All tokens.
+        compared: The number of tokens of which the reference is sure.
+        wrong: The number of these tokens that differ from the reference's.
+        of: The number of all tokens.
     """
 
     compared: int

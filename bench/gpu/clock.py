@@ -33,8 +33,8 @@ LONGEST_DELAY_NS = 5000
 _STREAMS_USED = 16
 # How long a stream is blocked while the host enqueues the work to be timed.
 _LEAD_NS = 100_000
-# The most calls in a block. A stream queues about a thousand launches; the next one would block the
-# host.
+# The most calls that are enqueued and timed together. A stream queues about a thousand launches;
+# the next launch would block the host.
 _LONGEST_BLOCK = 200
 
 

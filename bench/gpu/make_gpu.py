@@ -45,7 +45,7 @@ BUDGETS_S = {"tests": 130.0, "torch": 50.0, "bench": 85.0, "decode": 270.0, "plo
 PARTS = tuple(BUDGETS_S)
 USUAL_PARTS = tuple(part for part in PARTS if part != "decode")
 LIMIT_S = 300.0
-# The fraction of the time for the steps before the first part.
+# The fraction of the whole time limit that is kept for the steps before the first part.
 _READY_SHARE = 0.1
 
 _NEEDED = ("numpy", "ml_dtypes", "rich", "cffi")

@@ -165,7 +165,9 @@ class InKernel:
         raise NotImplementedError
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """Times calls, as Contender.clock: the slowest block's mean, and single calls of all."""
+        """Returns the times of Contender.clock: the mean microseconds of a call on the slowest
+        block, and the microseconds of every single call on all blocks.
+        """
         self._launch("kMean", warmup, iterations)
         mean_us = self._times(self.shape.blocks).max() / iterations / 1e3
         noted = min(iterations, MOST_NOTED)

@@ -51,12 +51,13 @@ _LINE_BYTES = 64
 
 
 class _Reach:
-    """State that all rows within one GPU share, or all rows among the ranks.
+    """State that rows share. There is one object for all forms whose calls stay within a GPU, and
+    one for all forms whose calls are among the ranks.
 
     Attributes:
-        notebook: The arrays of their launches.
-        probe: See Runner.probe().
-        floors: Their floors, as probed.
+        notebook: The arrays of these forms' launches.
+        probe: What Runner.probe() has returned: measures a latency.
+        floors: The latencies that were probed during the run.
     """
 
     def __init__(self, runner: Runner, module: Any, *, within: bool) -> None:

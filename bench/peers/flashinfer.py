@@ -128,8 +128,8 @@ class FlashInferPeer:
             backend="trtllm",
             world_size=comm.world_size,
             rank=comm.rank,
-            # Counts tokens of two-byte elements. Versions differ in whether they allocate more for
-            # wider elements.
+            # The rows of the longest message with two-byte elements. So many suffice for wider
+            # elements, too, even in versions that do not allocate more bytes for them.
             max_token_num=_LARGEST_BYTES // 2 // _WIDTH,
             hidden_dim=_WIDTH,
             dtype=element,
