@@ -273,7 +273,8 @@ class _Measurement:
         return min(int(self._engine.of_rank_0(_tokens_by_time(step_s))), room)
 
     def _repeat(self, prompt: list[int], num: int, firsts: Sequence[int]) -> dict[str, Runs]:
-        """Times KCCL and the peers in turn, in reversed order every second time, by library."""
+        """Times KCCL and the peers in turn, every second time in reversed order. Returns library ->
+        its runs."""
         runs = {"kccl": Runs()}
         fewer: dict[str, int] = {}
         for peer, first in zip(self._peers, firsts, strict=True):
@@ -386,7 +387,7 @@ class _Measurement:
 
 
 def _tokens_by_time(step_s: float) -> int:
-    """Returns the number of tokens of a run that should take _RUN_S, from the seconds of one."""
+    """Returns how many tokens of `step_s` seconds a run of _RUN_S makes; at most MOST_TOKENS."""
     return min(_affordable(step_s), MOST_TOKENS)
 
 

@@ -192,7 +192,9 @@ class InGraph:
         self._clock.gpu.wait()
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """Times calls, as Contender.clock: means of whole graphs, and single calls by stamps."""
+        """Returns the times of Contender.clock: means over the calls of a graph, and single calls
+        between time stamps.
+        """
         clock, calls = self._clock, self._calls
         clock.intervals_us(self._plain, -(-warmup // calls), leads=True)
         mean_us = clock.intervals_us(self._plain, -(-iterations // calls), leads=True) / calls
@@ -246,7 +248,9 @@ class Eager:
         self._clock.gpu.wait()
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """Times calls, as Contender.clock: means of blocks of calls, and single calls by events."""
+        """Returns the times of Contender.clock: means over calls that are enqueued together, and
+        single calls between events.
+        """
         clock, gpu = self._clock, self._clock.gpu
         with uncollected():
             repeat(self._enqueue, min(warmup, _LONGEST_BLOCK))

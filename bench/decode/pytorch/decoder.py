@@ -155,7 +155,7 @@ class Span:
         }
 
     def tensors(self, window: int) -> tuple[Tensor, ...]:
-        """Returns `first_key` and `window` of layers.attention()."""
+        """Returns the arguments `first_key` and `window` of layers.attention(), for a window."""
         return self._tensors[window]
 
 

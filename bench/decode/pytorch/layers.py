@@ -44,14 +44,16 @@ class Heads:
 
 
 def by_library(x: Tensor, w: Tensor) -> Tensor:
-    """Multiplies by the vendor's library. A Product."""
+    """Multiplies x with w by the GPU vendor's library. Has the type Product."""
     if len(w) == 1:
         return functional.linear(x, w[0])
     return torch.bmm(x, w.transpose(1, 2))
 
 
 def by_compiler(x: Tensor, w: Tensor) -> Tensor:
-    """Multiplies a single position, in a form that torch.compile turns into one loop. A Product."""
+    """Multiplies x, which must have one position, with w, in a form that torch.compile turns into
+    one loop. Has the type Product.
+    """
     return (x.float() * w.float()).sum(-1)[:, None].to(x.dtype)
 
 
