@@ -1,4 +1,5 @@
-"""Benchmarks of KCCL, its peers and its floors: `kccl bench all_reduce --baselines`.
+"""Benchmarks: `kccl bench all_reduce --baselines` times KCCL beside other libraries (its peers) and
+beside the machine's own latency (the floor).
 
 Importing this package does not import kccl. So peers/mpi_job.py can use its timing and checks in a
 job of another MPI, whose environment has only numpy and mpi4py.

@@ -154,9 +154,9 @@ def _op(text: str) -> str:
 
 
 def check_flags(args: argparse.Namespace, collective: Collective) -> None:
-    """Raises ValueError for a flag that has no effect on this run.
+    """Raises ValueError if a flag was given that has no effect on this run.
 
-    Must be called before fill_defaults(), which hides which flags were given.
+    Must be called before fill_defaults(): afterwards a flag that was left out looks as if given.
     """
     name = collective.name
     of_sizes = {"-b": args.begin, "-e": args.end, "-f": args.factor}
@@ -204,7 +204,8 @@ def fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
 def problems_of(
     args: argparse.Namespace, collective: Collective, world_size: int
 ) -> tuple[list[Problem], str]:
-    """Returns the problems that the arguments name, and a sentence about sizes that were rounded.
+    """Returns a Problem for each size that the arguments name, and a sentence about sizes that were
+    rounded to whole elements; "" if none was.
 
     Raises:
         ValueError: The arguments contradict each other, or need more memory than there is.

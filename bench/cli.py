@@ -1,5 +1,5 @@
-"""Implements `kccl bench <collective>`: measures each size, prints its rows at once, and writes the
-requested files, also if the run is interrupted.
+"""Implements `kccl bench <collective>`: measures one size after another, prints the rows of a size
+as soon as it is measured, and writes the requested files, also if the run is interrupted.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def main(
     Args:
         args: The parsed arguments of add_arguments().
         comm: The communicator.
-        job: GPU state that several benches share; None creates it for this one.
-        command: See document().
+        job: GPU state that several benches share. None: one is opened for this run, if it needs it.
+        command: Arguments of `kccl` that repeat the run, for the document; see document().
         tables: The file to which tables are printed. None: stdout, or stderr with --json.
 
     Returns:
@@ -161,7 +161,9 @@ def _begin(
     comm: kccl.Communicator,
     notes: Sequence[str],
 ) -> str | None:
-    """Tries the files of the run, and prints its head. Returns why that failed, or None."""
+    """Checks that the requested files and stdout can be written, and prints the lines above the
+    table. Returns a sentence that says why that failed, or None. Called on rank 0 only.
+    """
     try:
         if args.csv is not None:
             try_file("--csv", args.csv)
@@ -191,7 +193,7 @@ def _measure(
     places: Places,
     found: _Found,
 ) -> bool:
-    """Measures all sizes, and adds each to `found`. Collective.
+    """Measures all sizes, and adds the rows of each to `found`. Collective. Returns True.
 
     If rank 0 cannot print, it raises OSError, and the other ranks return False.
     """
@@ -227,7 +229,9 @@ def _measure(
 
 
 def _keep(args: argparse.Namespace, screen: Screen, rows: Sequence[Row], found: _Found) -> None:
-    """Prints the rows of a size, and writes all rows so far, in case this process is killed."""
+    """Prints the rows of one size. Writes all rows so far to the CSV file, so that they are kept if
+    this process is killed.
+    """
     if args.csv:
         # Ignores failures, because the last write, in _finish(), reports them.
         write(args.csv, lambda path: write_csv(found.rows, COLUMNS, path), [])
@@ -265,13 +269,13 @@ def _end_early(
     comm: kccl.Communicator,
     command: Sequence[str] | None,
 ) -> None:
-    """Writes the rows so far on rank 0. Raises KeyboardInterrupt or kccl.Error if one describes the
-    cause better than `error`, which the caller raises else.
+    """Writes the rows so far on rank 0. Then raises KeyboardInterrupt or kccl.Error if that
+    describes the cause better than `error`. If it returns, the caller raises `error` itself.
     """
     is_interrupt = interrupts.number is not None or isinstance(error, KeyboardInterrupt)
     found.ended = "interrupted" if is_interrupt else f"interrupted by {type(error).__name__}"
     found.ended += f" after {found.sizes} of {found.of_sizes} sizes"
-    # kccl.PeerLost and kccl.Timeout are errors of the system, too.
+    # kccl.PeerLost and kccl.Timeout are OSErrors, too, but do not mean that printing failed.
     is_of_output = isinstance(error, OSError) and not isinstance(error, kccl.Error)
     if is_of_output:
         silence(out.file)

@@ -1,14 +1,15 @@
 """Implements `kccl bench --compare A B`, which finds rows of B that are slower than those of A.
 
 A file holds documents that `--json` printed, one a line; other lines are skipped. With one file, A
-is the records of the same machine. A row of KCCL is compared with the newest row of A that has the
-same call: collective or model, size or position, element type, operator, ranks and so on.
+is the records of the same machine. A row of KCCL in B is compared with its partner, the newest row
+of A that has the same call: collective or model, size or position, element type, operator, ranks
+and so on.
 
 A row is worse if it is slower by more than a tolerance. The tolerance is TOLERANCE plus the spreads
 of both rows, which are the interquartile ranges of their repeats relative to the medians. If the
 machine's own latency was higher around the row of B, the row may be slower by the same factor.
-A slower row is no finding if a run marked its time as doubtful, as that of ranks that shared a
-core, or if the floors of both rows differ much.
+A slower row is only listed as doubtful, and not as worse, if a run marked its time or its partner's
+(for example, because ranks shared a core), or if the floors of both differ by a factor of DRIFTED.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _CALL = (
 # numbers of blocks. Elsewhere the planner chooses them.
 _CHOSEN_IN_KERNELS = ("algorithm", "blocks")
 _DECODE = ("library", "model", "backend", "world_size", "dtype", "position", "drafts")
-# The value of a field in rows that are older than the field.
+# Field -> the value that it has in rows that were recorded before the field existed.
 _BEFORE = {"drafts": "off"}
 _EXAMPLES = 3
 Key = tuple[object, ...]
@@ -285,8 +286,8 @@ def _spread(row: Row) -> float:
 
 
 def _drift(before: Row, row: Row) -> float:
-    """Returns the machine's own latency around the row, as a multiple of that around its
-    partner.
+    """Returns the machine's own latency around the row, as a multiple of that around its partner;
+    1.0 if one of the two rows does not have it.
     """
     floors_us = [
         [us for name in ("floor_before_us", "floor_after_us") if (us := each.get(name))]

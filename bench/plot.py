@@ -234,7 +234,9 @@ def _size_axis(axes: Axes, rows: Sequence[Row]) -> list[int]:
 
 
 def _ratios(axes: Axes, rows: Sequence[Row], sizes: Sequence[int]) -> None:
-    """Write the best peer's time over kccl's, both in one mode, at the ends and in the middle."""
+    """Writes the ratio of the best peer's time to kccl's, both in one mode, at the smallest, the
+    middle and the largest size.
+    """
     is_any = False
     how = "in graphs" if _graph_mode(rows) else "called from Python"
     for nbytes in {sizes[0], sizes[len(sizes) // 2], sizes[-1]}:
@@ -267,7 +269,7 @@ def _ratios(axes: Axes, rows: Sequence[Row], sizes: Sequence[int]) -> None:
 
 
 def _direct_labels(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Name each line at its right end, moved apart where ends lie close together."""
+    """Writes each line's name at its right end. Moves names apart if lines end close together."""
     low, high = np.log10(axes.get_ylim())
     ends = sorted(labels)
     places = [float((np.log10(value) - low) / (high - low)) for value, _, _ in ends]

@@ -166,7 +166,7 @@ def _beside(
     pairs = [(ours.ask(ids, max_tokens), theirs.ask(ids, max_tokens)) for _ in range(rounds + 1)]
     del pairs[0]
     for seen in (each for pair in pairs for each in pair):
-        # Some servers end with an event that has no token.
+        # Allows one event more than tokens, because some servers end with an event without a token.
         if seen.rest_s == 0 or not max_tokens <= seen.num_tokens <= max_tokens + 1:
             raise SystemExit(f"{seen.num_tokens} events, must be {max_tokens} or one more")
     middle = statistics.median

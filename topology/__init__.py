@@ -1,7 +1,7 @@
 """The parts of a machine (CPUs, GPUs, their dies, switches), and the distances between them.
 
 Needs only the standard library. `table` and `machines_table` also need `rich`, `plot` needs
-`matplotlib`, and `with_gpus` asks `pynvml` where there is one.
+`matplotlib`, and `with_gpus` uses `pynvml` if it is installed.
 """
 
 from .accelerators import with_gpus

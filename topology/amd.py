@@ -51,7 +51,8 @@ def discover(root: str = "/", first: int = 0) -> Found:
     devices: list[Device] = []
     for number in gpus:
         near = [way["node_to"] for way in ways[number] if way.get("node_to") in cpus]
-        # The driver numbers the host's NUMA nodes first, in their order.
+        # The driver lists the host's NUMA nodes in their order, so the index of a node with CPUs is
+        # the number of the NUMA node.
         numa_node = cpus.index(near[0]) if near else None
         devices += _gpu(names[number], paths[number], properties[number], numa_node)
     links: dict[frozenset[str], Link] = {}
@@ -60,7 +61,7 @@ def discover(root: str = "/", first: int = 0) -> Found:
             kind, other = _LINK_KINDS.get(way.get("type", 0)), names.get(way.get("node_to", -1))
             if kind and other and other != names[number]:
                 pair = frozenset((names[number], other))
-                # In megabytes a second; 0 if the driver does not know it.
+                # The driver gives the bandwidth in megabytes a second; 0 if it does not know it.
                 most = way.get("max_bandwidth", 0)
                 width = Figure(value=most / 1000, source=_SOURCE.id) if most else None
                 made = Link(a=names[number], b=other, kind=kind, bandwidth_gbps=width)

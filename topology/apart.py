@@ -9,8 +9,9 @@ from .graph import Graph
 from .model import Machine
 from .pinning import nearness
 
-# Guessed latencies between CPUs, one way, in microseconds, for CPUs that were not measured. They
-# are for CPUs that share a level-3 cache, a NUMA node, a package, or none. Only their order counts.
+# Guessed latencies between two CPUs that were not measured, one way, in microseconds. In this order
+# they are for two CPUs that share a level-3 cache, only a NUMA node, only a package, or none of
+# these. The guesses only have to tell near from far.
 _GUESSED_US = (0.05, 0.1, 0.15, 0.2)
 
 

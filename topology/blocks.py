@@ -1,4 +1,6 @@
-"""Places the exchanges between the blocks of a GPU's kernel: dies, leaders, flags, buffers, lanes.
+"""Places the exchanges between the blocks of a GPU's kernel: on which die each block runs, which
+block leads a die, where flags and buffers lie (layout.py), and which lane of a model (a share of
+its work, see engine/README.md) a block serves.
 
 The functions are pure, as in placement.py. The caller may pass what a machine's record does not
 have, such as the die of each block, which a probe on the device finds. Otherwise the placement
@@ -25,8 +27,8 @@ others are values of Layout.name."""
 
 _FITTED_BLOCKS = 132
 SHARE = (CONSTANTS["sync relaxed"] - 1) / _FITTED_BLOCKS
-"""The delay of a block for each further line that it polls, as a fraction of the latency. It is
-fitted to grid_sync on H200 GPUs, whose blocks poll a line of each of 132 blocks."""
+"""The delay of a block for each further line that it polls, as a fraction of one line's latency. It
+is fitted to grid_sync on H200 GPUs, whose blocks poll a line of each of 132 blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,9 @@ def place_blocks(
 
 @dataclass(frozen=True, slots=True)
 class _Die:
-    """A part of a GPU with compute units, the memory near it, and its latency within the part."""
+    """A part of a GPU with compute units: its name, the name of the memory near it, and the
+    microseconds of a word within it (None if not known).
+    """
 
     name: str
     memory: str

@@ -76,9 +76,10 @@ class _Shape:
 
     Attributes:
         hops: The steps, one after another.
-        messages: How many times a rank sends the whole message to a peer; to or from a root, the
-            busiest rank.
-        chunks: How many times a rank sends one rank's chunk of the message to a peer.
+        messages: How many times the bytes of the whole message a rank sends to a peer. If there is
+            a root, this is the rank with the most traffic. LL16 doubles bytes, because half of a
+            packet is flags.
+        chunks: How many times the bytes of one rank's chunk of the message a rank sends to a peer.
         is_local_chunk: Whether a rank reads or writes one chunk in its own memory, instead of the
             whole message.
     """
@@ -214,7 +215,8 @@ def terms(figures: Figures, call: Call) -> dict[str, float]:
         each = peers if figures.is_shared else 1
         wire = sent * each / (figures.gbps * 1e3)
         if figures.is_achieved:
-            # The constant "wire" is fitted to datasheets' bandwidths. A measured one needs none.
+            # The constant "wire" is fitted to bandwidths of datasheets. Divides by it here, so that
+            # it does not change a term with a measured bandwidth.
             wire /= CONSTANTS["wire"]
     if is_grid:
         found["exchange"] = _within(figures)
@@ -241,7 +243,8 @@ def terms(figures: Figures, call: Call) -> dict[str, float]:
     if call.algorithm.startswith("broadcast") and peers and not is_graph:
         found["credit"] = figures.one_way_us
     if "sentinel" in call.algorithm:
-        # The call must re-arm a slot with the sentinel.
+        # The call must also write the sentinel, the value that means "no data yet", into slots that
+        # a later call uses.
         found["sentinel"] = 1.0
     if call.algorithm.endswith("simple"):
         found["simple"] = figures.one_way_us

@@ -24,8 +24,8 @@ infinity the longer one counts alone. Fitted."""
 DECODE_ERROR = 0.1
 """The relative error of predictions on the machines to which the constants are fitted."""
 _KV_BYTES = 2
-_EXCHANGES = 2  # between GPUs in each layer
-_EXCHANGED_BYTES = 4  # of each value that an exchange sums
+_EXCHANGES = 2  # number of exchanges between GPUs in each layer
+_EXCHANGED_BYTES = 4  # bytes of each value that an exchange sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

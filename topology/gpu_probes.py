@@ -16,7 +16,7 @@ SOURCE = "gpu_probe"
 """Id of the Source of all figures that a probe measures on GPUs."""
 _SHOWN_LINES = 64  # columns of the matrix of L2 that are kept in a record
 _TPC = 2  # SMs of a TPC, which always run a cluster together; a GPC has several TPCs
-# A faster link between two GPUs is not PCIe: 16 lanes of version 5 carry 63 GB/s.
+# A link between two GPUs that is faster than this is not PCIe: 16 lanes of PCIe 5 carry 63 GB/s.
 _PCIE_MOST_GBPS = 70
 # Name of a compute unit -> the kind of a link that is faster than PCIe.
 _BESIDE_PCIE = {"sm": "nvlink", "cu": "xgmi"}
@@ -52,7 +52,9 @@ class GpuProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class PairsProbe:
-    """What was measured between GPUs: `[i][j]` is from gpus[i] to gpus[j]."""
+    """What was measured between GPUs. In both matrices `[i][j]` is from gpus[i] to gpus[j]: the
+    microseconds of a word one way, and the gigabytes a second of writes.
+    """
 
     gpus: tuple[str, ...]
     peer_us: _Cells
@@ -245,9 +247,11 @@ def _split(probe: GpuProbe) -> Split | None:
 
 
 def _split_by_lines(probe: GpuProbe) -> Split | None:
-    """Groups the units by the lines that are near them, or returns None if it finds no groups.
+    """Groups the compute units by the lines of L2 whose loads take them the fewest ticks. Returns
+    None if it finds no groups.
 
-    Groups are the units at the ends of L2, or on several dies the dies beside one I/O die.
+    A group has the units beside one half of L2 or, if the GPU has several dies, the units of the
+    dies beside one I/O die.
     """
     dies = sorted(set(probe.dies))
     if len(dies) < 2:

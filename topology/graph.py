@@ -109,7 +109,8 @@ class Graph:
         for device_id in (a, b):
             if device_id not in self.devices:
                 raise KeyError(device_id)
-        # (number of links, latency, minus the bandwidth, order, stops, links)
+        # An entry is a route to its last stop: (number of links, latency, minus the bandwidth, the
+        # entry's number, which decides between equal routes, stops, links).
         queue: list[tuple[int, float, float, int, tuple[str, ...], tuple[Link, ...]]]
         queue = [(0, 0.0, -math.inf, 0, (a,), ())]
         done = set()

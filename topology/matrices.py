@@ -19,9 +19,9 @@ _TITLES = {
     "unit_to_unit_us": "a word between two compute units, one way",
     "near_ticks": "a load from L2, by where its line is",
 }
-_MOST_GPUS = 2  # whose matrices are drawn; with more, differences would be hard to see
+_MOST_GPUS = 2  # of more GPUs no matrices are drawn, because differences would be hard to see
 _TICKS = 12
-_MOST_NAMED = 48  # parts whose names are drawn; more names would overlap
+_MOST_NAMED = 48  # with more parts, names would overlap, so only some units' numbers are drawn
 
 
 def within_gpus(machine: Machine) -> list[list[Matrix]]:

@@ -65,7 +65,8 @@ def _of_cgroups() -> Iterator[Room]:
                 most = int((folder / limit_file).read_text())
                 used = int((folder / usage_file).read_text())
                 stat = dict(line.split() for line in _lines(folder / "memory.stat"))
-                # v1 also has total_* counters, which include the groups below. v2 has none.
+                # cgroup v1 also has total_* counters, which include the cgroups below this one, as
+                # the limit does. In v2 the counters without "total_" include them.
                 totals = [int(stat[f"total_{name}"]) for name in _CACHED if f"total_{name}" in stat]
                 cached = totals or [int(stat[name]) for name in _CACHED if name in stat]
                 room = max(0, most - used + sum(cached))

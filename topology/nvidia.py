@@ -16,7 +16,7 @@ _SPECIFIED = Source(
     id="rates", kind="specified", text="GB/s of a link in one direction, by its version"
 )
 _NVLINK_GBPS = {1: 20, 2: 25, 3: 25, 4: 25, 5: 50}
-_PCIE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # a lane
+_PCIE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # version -> GB/s of a lane
 # NVML's number of an NVLink version -> the major version. They are 1.0, 2.0, 2.2, 3.0, 3.1, 4.0
 # and 5.0.
 _VERSIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}

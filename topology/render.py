@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
 
 _MAX_MATRIX_CPUS = 16  # a wider matrix does not fit a terminal
-_MAX_INSTANCES = 8  # this many caches are listed with their CPUs
+_MAX_INSTANCES = 8  # at most this many alike caches are listed with their CPUs
 
 
 def table(machine: Machine, recorded: Mapping[str, Machine] | None = None) -> Group:

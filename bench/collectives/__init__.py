@@ -17,8 +17,8 @@ def load(name: str) -> Collective:
 
 
 def callable_outside_kernels() -> list[str]:
-    """Returns the names of the collectives that have one call outside of kernels, of which a plan
-    chooses the algorithm.
+    """Returns the names of the collectives that bench/tune can tune: the host makes them by one
+    call, and a plan chooses the algorithm of that call.
     """
     tables = [load(name) for name in NAMES]
     planned = [each for each in tables if each.is_planned and not each.is_composed]

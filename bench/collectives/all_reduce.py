@@ -76,7 +76,7 @@ def _flashinfer(module: Any, scratch: Any, x: Any, out: Any) -> dict[str, Call]:
         )
 
     calls = {"one_shot": call(is_one_shot=True)}
-    # FlashInfer's two-shot divides whole rows among the ranks, so it needs as many rows.
+    # FlashInfer's two-shot divides whole rows among the ranks, so it needs more rows than ranks.
     if len(x) > scratch.world_size:
         calls["two_shot"] = call(is_one_shot=False)
     return calls
@@ -90,15 +90,17 @@ def _start(problem: Problem, rank: int) -> Array:
 
 
 def _factor(problem: Problem, rank: int, length: int) -> float:
-    # All ranks' factors together undo the growth of one period. They differ by rank, so that ranks
-    # send different data.
+    # A sum of equal data multiplies them by world_size, so `length` calls multiply them by
+    # world_size ** length, which this factor undoes. The weights differ by rank, so that the ranks
+    # send different data. Their mean is 1, so the next sum is that of equal data.
     weight = (2 * rank + 1) / problem.world_size
     return weight * float(problem.world_size) ** -length
 
 
 def _end(problem: Problem, rank: int, calls: int, length: int) -> Array:
     del rank
-    # Sets nbytes to 0, so that all long messages share one entry of the lru_cache.
+    # The Problem is the key of the lru_cache. Messages of at least DISTINCT elements differ only in
+    # count and nbytes, so with these values all of them share one entry.
     few = replace(problem, count=min(problem.count, DISTINCT), nbytes=0)
     return np.resize(_sum_of_sums(few, calls, length), problem.count)
 
@@ -126,7 +128,8 @@ COLLECTIVE = Collective(
     has_root=False,
     has_out=True,
     waits_for_all=True,
-    # Each byte is sent once to be reduced and once as a result, except for a rank's own share.
+    # Each byte is sent once to be reduced and once as a result, except for the 1 / world_size of
+    # the message that a rank reduces itself.
     busbw_factor=lambda world_size: 2 * (world_size - 1) / world_size,
     check=_check,
     prepare=_prepare,

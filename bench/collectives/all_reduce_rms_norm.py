@@ -1,7 +1,8 @@
 """all_reduce_rms_norm: the sum of all ranks' rows, with a residual, normalised, in one call.
 
 The peers are the calls that it replaces, NCCL's or MPI's sum and then the norm of PyTorch or NumPy,
-and FlashInfer's fused call. A row has 4,096 elements, or all of a shorter message.
+and FlashInfer's fused call. A row has 4,096 elements. A shorter message is one row, and a longer
+one that is no multiple of 4,096 has shorter rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _WIDTH, _EPS = 4096, 1e-6
 
 
 def _width(problem: Problem) -> int:
-    """Returns the elements of a row."""
+    """Returns the number of elements in a row."""
     return problem.count if problem.count <= _WIDTH else gcd(problem.count, _WIDTH)
 
 
@@ -38,9 +39,11 @@ def _zeros(problem: Problem) -> Array:
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    """Counts elements that differ by more than four units, because peers round in other places.
+    """Returns the number of elements that differ from the exact result by more than four units in
+    the last place. Libraries round intermediate values differently, so bits are not compared.
 
-    The residual must be zero before. The second call subtracts the sum from it again.
+    Each call adds the sum to the residual, which must be zero before. The second call, with negated
+    inputs, makes it zero again for the next check.
     """
     sums = replace(problem, op="sum")
     values = make_input(sums, rank, seed)

@@ -48,7 +48,8 @@ def _start(problem: Problem, rank: int) -> Array:
 
 def _end(problem: Problem, rank: int, calls: int, length: int) -> Array:
     world_size = problem.world_size
-    # [rank, chunk]: the factor of the data in that chunk, and the rank and chunk it came from.
+    # factors[rank, chunk]: by what the data now in that chunk have been multiplied so far.
+    # origins[rank, chunk]: the rank and the chunk in which these data were at the start.
     factors = np.ones((world_size, world_size))
     origins = np.moveaxis(np.indices(factors.shape), 0, -1)
     own = np.array([_factor(problem, each, length) for each in range(world_size)])
@@ -66,7 +67,7 @@ def _end(problem: Problem, rank: int, calls: int, length: int) -> Array:
 
 
 def _factor(problem: Problem, rank: int, length: int) -> float:
-    """Returns the factor of a rank: -1 for half of the ranks, so that the data they send change."""
+    """Returns -1 for even ranks, so that the data that they send change, and 1 for odd ranks."""
     del problem, length
     return 1.0 if rank % 2 else -1.0
 
@@ -80,7 +81,7 @@ COLLECTIVE = Collective(
     has_out=True,
     has_chunks=True,
     waits_for_all=True,
-    # A rank's own chunk does not travel.
+    # A rank does not send its own chunk, which is 1 / world_size of the message.
     busbw_factor=lambda world_size: (world_size - 1) / world_size,
     check=_check,
     prepare=_prepare,

@@ -18,9 +18,10 @@ _LONGEST_DELAY_S = 0.002
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    """Lets ranks arrive at different times. A rank that leaves before the last arrival is wrong.
+    """Makes ranks arrive at random times. Returns 1 if this rank left the barrier before the last
+    rank had arrived, else 0.
 
-    The clock is CLOCK_MONOTONIC, which all processes of one host share.
+    Ranks compare times of CLOCK_MONOTONIC, which is the same for all processes of one host.
     """
     delay_s = np.random.default_rng((seed, rank)).uniform(0, _LONGEST_DELAY_S)
     call()

@@ -63,7 +63,7 @@ COLLECTIVE = Collective(
     has_op=False,
     has_root=True,
     has_out=False,
-    # The root may leave the call before the other ranks have its data.
+    # The root may leave the call before the other ranks have the root's data.
     waits_for_all=False,
     busbw_factor=lambda world_size: 1.0,
     check=_check,

@@ -32,7 +32,7 @@ COLLECTIVE = Collective(
     direct=call_in_kernels,
     mpi=call_in_kernels,
     dtype="int64",
-    # A block's shared memory must hold twice the bytes that all GPUs publish.
+    # Limits the sizes: a block's shared memory must hold twice the bytes that all GPUs publish.
     end=8 << 10,
     forms=tuple(
         _form(order, is_within=is_within) for is_within in (True, False) for order in ORDERS

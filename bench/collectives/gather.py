@@ -65,9 +65,9 @@ COLLECTIVE = Collective(
     has_root=True,
     has_out=True,
     has_chunks=True,
-    # The other ranks may leave the call before the root has their data.
+    # A rank that is not the root may leave the call before the root has that rank's data.
     waits_for_all=False,
-    # The root's own chunk does not travel.
+    # The root does not receive its own chunk, which is 1 / world_size of the message.
     busbw_factor=lambda world_size: (world_size - 1) / world_size,
     check=_check,
     prepare=_prepare,

@@ -5,8 +5,9 @@ A call first copies its array into the buffer that the partner reads, and so do 
 call moves new data. Otherwise the reader would find the data of the call before in its own cache,
 and nothing would move between the cores.
 
-A rank fills a slot again two calls later. In the call between, its partner has signalled, and it
-had read the slot before it did. MPI's equivalents are Sendrecv, and Get between two fences.
+Each window has two slots, which calls use in turn. So a rank fills a slot again two calls later. In
+the call between, it has waited for a signal that its partner sent after reading that slot. MPI's
+equivalents are Sendrecv, and Get between two fences.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def _prepare(comm: Any, buffers: Buffers, problem: Problem, **_: Any) -> Any:
         get()
         return found
 
-    # Returns the function itself, because a wrapper would cost as much as one of these four calls.
+    # The harness needs `plan` on what is returned. It is set on the function itself, because an
+    # object around the function would cost as much as one of these four calls.
     made: Any = exchange
     made.plan = gets[0].plan
     return made

@@ -30,7 +30,8 @@ def _prepare(comm: Any, buffers: Buffers, problem: Problem, **_: Any) -> Any:
         wait()
         return slot
 
-    # Returns the function itself, because a wrapper would cost as much as one of these three calls.
+    # The harness needs `plan` on what is returned. It is set on the function itself, because an
+    # object around the function would cost as much as one of these three calls.
     found: Any = exchange
     found.plan = puts[0].plan
     return found

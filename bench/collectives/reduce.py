@@ -47,7 +47,7 @@ COLLECTIVE = Collective(
     has_op=True,
     has_root=True,
     has_out=True,
-    # The other ranks may leave the call before the root has their data.
+    # A rank that is not the root may leave the call before the root has that rank's data.
     waits_for_all=False,
     busbw_factor=lambda world_size: 1.0,
     check=_check,

@@ -94,7 +94,7 @@ COLLECTIVE = Collective(
     has_out=True,
     has_chunks=True,
     waits_for_all=True,
-    # A rank's own chunk does not travel.
+    # A rank does not send its own chunk, which is 1 / world_size of the message.
     busbw_factor=lambda world_size: (world_size - 1) / world_size,
     check=_check,
     prepare=_prepare,

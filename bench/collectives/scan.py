@@ -1,4 +1,4 @@
-"""scan: every rank ends with the reduction of its input and of those of the lower ranks."""
+"""scan: every rank ends with the reduction of the inputs of all lower ranks and of its own."""
 
 from __future__ import annotations
 

@@ -61,9 +61,9 @@ COLLECTIVE = Collective(
     has_root=True,
     has_out=True,
     has_chunks=True,
-    # The root may leave the call before the other ranks have its data.
+    # The root may leave the call before the other ranks have the root's data.
     waits_for_all=False,
-    # The root's own chunk does not travel.
+    # The root does not send its own chunk, which is 1 / world_size of the message.
     busbw_factor=lambda world_size: (world_size - 1) / world_size,
     check=_check,
     prepare=_prepare,

@@ -1,4 +1,5 @@
-"""send_recv: the ranks of each pair send to each other at once, in a group of calls.
+"""send_recv: the two ranks of a pair send to each other at the same time, by a send and a recv in
+one group.
 
 MPI's equivalents are Sendrecv, and a pair of persistent requests that are started together.
 """

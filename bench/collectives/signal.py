@@ -1,6 +1,7 @@
-"""signal: two partners meet. Each signals the other, and waits for the other's signal; no data.
+"""signal: two ranks wait for each other. Each signals its partner, and waits for its partner's
+signal. No data are sent.
 
-MPI's ways of doing the same are Sendrecv of nothing, and a fence.
+MPI's equivalents are Sendrecv of an empty message, and the fence of a window.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ _LONGEST_DELAY_S = 0.002
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    """Lets ranks arrive at different times. A rank that leaves before its partner arrives is wrong.
+    """Makes ranks arrive at random times. Returns 1 if this rank left before its partner had
+    arrived, else 0.
 
-    The clock is CLOCK_MONOTONIC, which all processes of one host share.
+    Ranks compare times of CLOCK_MONOTONIC, which is the same for all processes of one host.
     """
     delay_s = np.random.default_rng((seed, rank)).uniform(0, _LONGEST_DELAY_S)
     call()
@@ -60,7 +62,8 @@ def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
 
 def _fence(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     window = mpi.Win.Allocate(1, comm=comm)
-    # Free is collective. All ranks register it in the same order, and MPI is finalized later.
+    # Frees the window at exit, before MPI is finalized. Win.Free is collective: all ranks register
+    # their windows in the same order, so they also free them in the same order.
     atexit.register(window.Free)
     call: Call = window.Fence
     return call

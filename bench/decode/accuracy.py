@@ -1,8 +1,8 @@
 """How far each kind of op is from the reference: `python -m kccl.bench.decode.accuracy MODEL ...`.
 
 Runs the NumPy reference and the engine over the same tokens, and compares the output of every op.
-The errors contain those of all ops before. With `--json` the last line is a document for
-bench/records/. The exit code is 1 if an op is beyond diff.LIMITS.
+An op's error contains the errors of all ops before it. With `--json` the last line is a document
+for bench/records/. The exit code is 1 if an op's error is above its limit in engine/diff.py.
 """
 
 from __future__ import annotations

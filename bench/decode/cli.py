@@ -134,7 +134,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
 
     Args:
         args: The parsed arguments of add_arguments().
-        command: See document().
+        command: Arguments of `kccl` that repeat the run, for the document; see document().
 
     Returns:
         0; 1 if a token of KCCL was wrong.
@@ -169,7 +169,8 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             weights=args.weights,
             drafts=args.drafts,
         ) as engine:
-            # Gives the reference and the peers the weights as the engine has rounded them.
+            # The reference and the peers get the weights as the engine has rounded them, so that
+            # tokens can be compared.
             checkpoint = checkpoint.as_dtype(engine.dtype)
             if args.weights is not None:
                 checkpoint = checkpoint.as_weights(args.weights)
@@ -334,7 +335,9 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 
 def _check_kernel(args: argparse.Namespace, variants: Sequence[Variant]) -> None:
-    """Raises InvalidArgument if the backend cannot do what is asked of the kernel."""
+    """Raises InvalidArgument for options of the kernel that contradict each other or that the
+    backend does not have. Sets the default of --traced-tokens.
+    """
     if args.traced_tokens is not None and args.trace is None:
         raise kccl.InvalidArgument("--traced-tokens says how long --trace is: add --trace F")
     if args.traced_tokens is None:

@@ -26,7 +26,9 @@ Array = NDArray[Any]
 
 
 def check_ordinary(config: ModelConfig) -> None:
-    """Raises kccl.Error for a model that only KCCL's engine knows."""
+    """Raises kccl.Error for a model that this module does not write: a Laneformer, which only
+    KCCL's engine knows, or one with experts, some kinds of RoPE, or its own attention scale.
+    """
     if config.family == "laneformer":
         raise kccl.Error(f"it does not know models of the family {config.family}")
     if config.experts is not None:
@@ -77,7 +79,7 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
         raise kccl.Error("a GGUF file of this architecture cannot have a sliding window")
     gguf = library("gguf")
     names = layer_names(config, gguf_names.WHOLE_NAMES, gguf_names.LAYER_NAMES)
-    # The file has norms and biases in FP32, and matrices in the dtype.
+    # The file has norms and biases in FP32, and matrices in the checkpoint's dtype.
     kinds = gguf.GGMLQuantizationType
     kind = {"bfloat16": kinds.BF16, "float16": kinds.F16}[checkpoint.dtype]
     writer = gguf.GGUFWriter(path, _architecture(config))
@@ -101,7 +103,8 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
         is_turned = part in ("wq", "wk", "bq", "bk") and _architecture(config) == "llama"
         if is_turned and not config.rope.is_interleaved:
             tensor = _together(tensor, config.head_dim)
-        # _whole() returns norms and biases in FP32, and all other tensors in the dtype.
+        # _whole() returns norms and biases in FP32, and all other tensors in the checkpoint's
+        # dtype. So the bytes have the type that _add_tensor() has announced.
         writer.write_tensor_data(np.ascontiguousarray(tensor))
     writer.close()
 
@@ -116,7 +119,9 @@ def _groups(checkpoint: Checkpoint) -> Iterator[tuple[str, list[str]]]:
 
 
 def _whole(checkpoint: Checkpoint, name: str) -> Array:
-    """Returns a tensor with its lanes side by side, as in a file."""
+    """Returns a tensor as files have it: the checkpoint's lanes, which are shares of the heads and
+    of the MLP's columns, are joined to one matrix.
+    """
     tensor = checkpoint.tensor(name)
     if CUT_AXIS.get(name.rpartition(".")[2]) == 1:
         tensor = tensor.transpose(1, 0, 2)

@@ -1,4 +1,4 @@
-"""What a record of GPUs says of them: which they are, and how fast and hot they ran."""
+"""Collects the facts about GPUs for a document: their names, driver, clocks, power, temperature."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from uuid import UUID
 import kccl
 from kccl.engine import Engine
 
-# How often the weights are read while nvidia-smi runs. This takes longer than its answer.
+# How often the engine reads its weights while nvidia-smi runs. The reads take longer than
+# nvidia-smi, so that it sees the clocks of busy GPUs.
 _READS = 8
 # The timeout of nvidia-smi in seconds. After it the record has no clocks, but the bench goes on.
 _ANSWER_S = 30
@@ -64,7 +65,8 @@ def states(text: str, uuids: Sequence[str]) -> list[dict[str, str]] | str:
     """Returns the fields that nvidia-smi printed for these GPUs, or why there are none.
 
     Args:
-        text: Its output: a line for each GPU of the machine, with "GPU-" and the UUID first.
+        text: The output of nvidia-smi: a line for each GPU of the machine, which begins with "GPU-"
+            and the UUID.
         uuids: The UUIDs of the GPUs, 32 hexadecimal digits each.
     """
     known = {}

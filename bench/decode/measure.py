@@ -1,8 +1,8 @@
-"""Times the engine and its peers, in turn, at each position, and checks every timed run's tokens.
+"""Times the engine and its peers in turn at each position, and checks the tokens of the runs.
 
-A first check of a short prompt comes before all, because peers with wrong tokens are not timed. The
-reference's weights in FP32 take twice the model's memory, so it is not kept while there are peers,
-and the runs are checked after those have been closed."""
+A short prompt is checked before anything is timed, because peers with wrong tokens are not timed.
+The reference keeps the weights in FP32, in twice the model's memory. So it is not kept while peers
+are open, and the tokens of timed runs are checked after the peers have been closed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ _LEAST_TOKENS = 4
 # The seconds that a run should take.
 _RUN_S = 0.8
 _TRIAL_TOKENS = 4
-# The first token is timed at most so often, for at most so many seconds. The first two runs of a
-# small model are slow: memory is new, and the reference's idle BLAS threads still poll.
+# The most runs that time the first token, and the seconds after which no further one begins. The
+# first two runs of a small model are slow: memory is new, and idle BLAS threads of the reference
+# still poll.
 _FIRST_TOKEN_RUNS, _FIRST_TOKEN_S = 7, 5.0
 _SEED = 1
 
@@ -102,7 +103,7 @@ class _Measurement:
             self._result.notes += peers.notes
             self._result.versions = peers.versions
         if self._engine.backend != "sim":
-            # On the simulator a first token takes minutes, and its time means nothing.
+            # Not on the simulator, where a first token takes minutes, and its time means nothing.
             self._show("the first token")
             self._first_token_s["kccl"] = self._time_first_token()
         for peer in self._peers:
@@ -139,7 +140,7 @@ class _Measurement:
         self._ends.close()
         gc.collect()
         if request.has_baselines:
-            # Opened after the peers are closed: there is no memory for its weights and theirs.
+            # The reference is opened after the peers are closed: memory does not suffice for both.
             self._show("the check of the timed tokens")
             oracle = self._open_oracle()
             for position, runs in measured.items():
@@ -172,14 +173,16 @@ class _Measurement:
             done = len(self._result.rows)
             self._add_rows(position, runs, None, None)
             self._add_ablated(self._ablated.get(position, []))
-            # Printing the table may be what has failed.
+            # If printing the table is what has failed before, it may fail again here.
             with suppress(OSError):
                 self._tell(self._result.rows[done:])
 
     # ---- tokens ----------------------------------------------------------------------------------
 
     def _check(self) -> tuple[list[int], Expected | None]:
-        """Checks a short prompt. Returns KCCL's answer, and on rank 0 the reference's choices."""
+        """Checks a short prompt. Returns KCCL's answer, and the reference's choices; the latter
+        are None on all ranks but 0.
+        """
         prompt = self._ids[:LENGTH]
         answer, _ = self._engine.timed(prompt, LENGTH)
         began = time.monotonic()
@@ -219,8 +222,8 @@ class _Measurement:
         return None
 
     def _without_overlap(self, prompt: list[int], num: int) -> list[int] | None:
-        """Returns the tokens of a run without overlap; None on the host, which has no such
-        executor.
+        """Returns the tokens of a slow run in which no op begins before the one before it has ended
+        (see Engine.timed()); None on the host, which has no such run.
         """
         is_host = self._engine.backend == "host"
         return None if is_host else self._engine.timed(prompt, num, overlaps=False)[0]
@@ -270,7 +273,8 @@ class _Measurement:
         return min(int(self._engine.of_rank_0(_tokens_by_time(step_s))), room)
 
     def _repeat(self, prompt: list[int], num: int, firsts: Sequence[int]) -> dict[str, Runs]:
-        """Times KCCL and the peers in turn, in reversed order every second time, by library."""
+        """Times KCCL and the peers in turn, every second time in reversed order. Returns library ->
+        its runs."""
         runs = {"kccl": Runs()}
         fewer: dict[str, int] = {}
         for peer, first in zip(self._peers, firsts, strict=True):
@@ -346,7 +350,7 @@ class _Measurement:
                     steps = first_s * 1e6 / row["us_per_token"]
                     row |= {"ttft_ms": first_s * 1e3, "ttft_steps": steps}
                 if is_ours:
-                    # Takes the bytes of the token in the middle of the run.
+                    # A token's bytes grow with its position: takes those in the middle of the run.
                     nbytes = self._engine.bytes_per_token(position + num // 2)
                     row["bandwidth_share"] = found.share(nbytes)
             elif is_ours:
@@ -383,7 +387,7 @@ class _Measurement:
 
 
 def _tokens_by_time(step_s: float) -> int:
-    """Returns the number of tokens of a run that should take _RUN_S, from the seconds of one."""
+    """Returns how many tokens of `step_s` seconds a run of _RUN_S makes; at most MOST_TOKENS."""
     return min(_affordable(step_s), MOST_TOKENS)
 
 

@@ -72,7 +72,7 @@ class OpenedPeers:
             self._ends.callback(peer.close)
             # The peer chooses each token given KCCL's tokens before it.
             tokens = [peer.extend(prompt), *(peer.step(token) for token in answer[:-1])]
-        # A foreign library may raise any exception, which is the reason why it is not measured.
+        # A foreign library may raise any exception. Its text tells why the peer is not measured.
         except Exception as error:
             cause = cause_of(error)
         finally:

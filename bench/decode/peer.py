@@ -23,7 +23,7 @@ class Room:
     Attributes:
         checkpoint: The model.
         context: The number of tokens for which the KV cache needs room.
-        threads: The number of this process's threads, on CPUs.
+        threads: The number of threads that a peer uses on CPUs.
         rank, world_size: This process's rank, and the number of ranks.
     """
 

@@ -97,7 +97,7 @@ class LlamaCpp(Peer):
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         self._lib = llama_cpp
         self._vocab_size = room.checkpoint.config.vocab_size
-        # Kept as long as the model, because llama.cpp calls it.
+        # The callback is kept as long as the model, because llama.cpp calls it at any time.
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, None)
         llama_cpp.llama_backend_init()
@@ -133,7 +133,7 @@ class LlamaCpp(Peer):
         settings.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self._sampler = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         lib.llama_sampler_chain_add(self._sampler, lib.llama_sampler_init_greedy())
-        # Kept in an attribute, because llama.cpp reads it while the context is made.
+        # Kept in an attribute, because llama.cpp reads this struct later, in llama_init_from_model.
         sampler = ctypes.cast(self._sampler, ctypes.c_void_p)
         self._of_sequence = lib.llama_sampler_seq_config(seq_id=0, sampler=sampler)
         settings.samplers = ctypes.pointer(self._of_sequence)

@@ -15,7 +15,7 @@ from .timeline import WINDOW_NS
 
 MOST_BYTES = 16_000_000
 """The most bytes of a file. It has as many whole tokens as fit, and at least one."""
-# The time between two samples of a block's ring.
+# Nanoseconds between two samples of how many stages of weights a block's ring holds.
 _SAMPLE_NS = 2000.0
 
 Event = dict[str, Any]

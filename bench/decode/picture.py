@@ -128,8 +128,8 @@ def _op_ticks(timeline: Timeline, begin: float, end: float) -> list[tuple[float,
     """Returns a tick for each op: the microseconds of its middle, and its name."""
     found = []
     for op, times in zip(timeline.layout.ops, timeline.ops[0], strict=True):
-        # An op is drawn from when blocks have its vector. In attention, blocks without a work item
-        # only finish.
+        # Skips an op that no block has begun. Its tick is in the middle between the arrival of its
+        # vector and its end. In attention, blocks without a work item have stamped only the end.
         if np.isnan(times[BEGAN]).all():
             continue
         middle = (np.nanmean(times[ARRIVED]) + np.nanmean(times[FINISHED])) / 2

@@ -68,7 +68,7 @@ class Result:
     """The result of a measurement.
 
     Attributes:
-        rows: Empty on all ranks but 0.
+        rows: The rows of the positions measured so far; empty on all ranks but 0.
         notes: A sentence for each check, and for each peer without rows.
         versions: The versions of the peers.
         is_right: Whether all of KCCL's tokens were right.

@@ -24,7 +24,7 @@ class Runs:
     def add(self, tokens: list[int], times: list[float]) -> None:
         """Adds a run.
 
-        `times` are seconds: of the token before the first one, and of each token.
+        `times` are in seconds: when the token before the first one came, and when each token came.
         """
         self.tokens.append(tokens)
         self.steps_us.append(np.diff(times) * 1e6)

@@ -26,7 +26,7 @@ class Part:
     """Microseconds of a token that blocks spend in one phase of a kind of op.
 
     Attributes:
-        mean: Over the blocks.
+        mean: The mean over the blocks.
         slowest: The most that one block spends.
     """
 
@@ -36,7 +36,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a rank's tokens.
+    """The figures of a rank's tokens. A stage is the weights that one copy moves into the ring of a
+    block in shared memory.
 
     Attributes:
         token_us: Microseconds of a token.
@@ -97,7 +98,7 @@ def _parts_of(timeline: Timeline) -> dict[str, dict[str, Part]]:
         of_kind = found.setdefault(op.kind, {})
         for phase in op.phases:
             took = timeline.ops[:, index, phase.end] - timeline.ops[:, index, phase.begin]
-            # The time that each block spends in a token step, averaged over the steps.
+            # The nanoseconds that each block spends in this phase, averaged over the token steps.
             mean = np.nan_to_num(took).mean(axis=0)
             of_kind[phase.name] = of_kind.get(phase.name, 0) + mean
     return {

@@ -42,9 +42,9 @@ class Verdict:
     """How tokens compare with the reference's.
 
     Attributes:
-        compared: Tokens of which the reference is sure.
-        wrong: How many of them differ.
-        of: All tokens.
+        compared: The number of tokens of which the reference is sure.
+        wrong: The number of these tokens that differ from the reference's.
+        of: The number of all tokens.
     """
 
     compared: int
@@ -80,7 +80,9 @@ class Expected:
     message_dtype: str
 
     def ours(self, *, has_f16_cache: bool = False) -> Verdict:
-        """Returns how KCCL's answer compares with the reference."""
+        """Returns how KCCL's answer compares with the reference. `has_f16_cache` tells whether KCCL
+        keeps keys and values in F16; then the reference must be sure by a larger margin.
+        """
         margin = _SURE[self.message_dtype]
         if has_f16_cache:
             margin = max(margin, _SURE_WITH_F16 * self.largest)

@@ -33,8 +33,8 @@ LONGEST_DELAY_NS = 5000
 _STREAMS_USED = 16
 # How long a stream is blocked while the host enqueues the work to be timed.
 _LEAD_NS = 100_000
-# The most calls in a block. A stream queues about a thousand launches; the next one would block the
-# host.
+# The most calls that are enqueued and timed together. A stream queues about a thousand launches;
+# the next launch would block the host.
 _LONGEST_BLOCK = 200
 
 
@@ -89,7 +89,9 @@ class GpuClock:
         gpu.wait()
 
     def use_streams(self) -> None:
-        """Runs a kernel on _STREAMS_USED streams, so that all rows have the same context state."""
+        """Runs a kernel on _STREAMS_USED streams. So kernels start equally late in all rows,
+        whether or not a peer has used many streams before.
+        """
         streams = [kccl.gpu.make_stream() for _ in range(_STREAMS_USED)]
         for stream in streams:
             self._pause(self._none, 0, stream)
@@ -141,8 +143,8 @@ class GpuClock:
             call()
 
     def pauses(self, steps: int) -> tuple[Call, float]:
-        """Returns a graph of the delays of all ranks, one after another, and the microseconds of a
-        time stamp.
+        """Returns a graph with the delays of all ranks, one after another and without calls, and
+        the microseconds that a time stamp costs. Collective.
         """
         if steps not in self._pauses:
             capture = self.gpu.capture
@@ -190,7 +192,9 @@ class InGraph:
         self._clock.gpu.wait()
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """Times calls, as Contender.clock: means of whole graphs, and single calls by stamps."""
+        """Returns the times of Contender.clock: means over the calls of a graph, and single calls
+        between time stamps.
+        """
         clock, calls = self._clock, self._calls
         clock.intervals_us(self._plain, -(-warmup // calls), leads=True)
         mean_us = clock.intervals_us(self._plain, -(-iterations // calls), leads=True) / calls
@@ -202,7 +206,7 @@ class InGraph:
         late in each call.
         """
         clock, calls = self._clock, self._calls
-        # Few replays suffice, because each time is a sum over hundreds of steps.
+        # A quarter of the calls suffices, because each time is already a sum over many calls.
         replays = -(-iterations // (4 * calls))
         alone, _ = clock.pauses(calls)
         with_calls_us = np.median(clock.intervals_us(self._skewed, replays, leads=True))
@@ -244,7 +248,9 @@ class Eager:
         self._clock.gpu.wait()
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """Times calls, as Contender.clock: means of blocks of calls, and single calls by events."""
+        """Returns the times of Contender.clock: means over calls that are enqueued together, and
+        single calls between events.
+        """
         clock, gpu = self._clock, self._clock.gpu
         with uncollected():
             repeat(self._enqueue, min(warmup, _LONGEST_BLOCK))

@@ -91,8 +91,8 @@ class Gpu:
         kccl.gpu.drain()
         end = kccl.gpu.named("end_capture")
         kccl.gpu.begin_capture(self.stream)
-        # Without garbage collection, which may free device memory. That waits for the device, which
-        # a capture forbids.
+        # Garbage collection is disabled, because it may free device memory. To free memory waits
+        # for the device, which a capture forbids.
         with uncollected():
             try:
                 body()

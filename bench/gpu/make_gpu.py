@@ -45,7 +45,7 @@ BUDGETS_S = {"tests": 130.0, "torch": 50.0, "bench": 85.0, "decode": 270.0, "plo
 PARTS = tuple(BUDGETS_S)
 USUAL_PARTS = tuple(part for part in PARTS if part != "decode")
 LIMIT_S = 300.0
-# The fraction of the time for the steps before the first part.
+# The fraction of the whole time limit that is kept for the steps before the first part.
 _READY_SHARE = 0.1
 
 _NEEDED = ("numpy", "ml_dtypes", "rich", "cffi")
@@ -59,11 +59,12 @@ _HELPFUL = ("torch", "cupy")
 # pytest-xdist: runs tests side by side.
 _SIDE_BY_SIDE = "xdist"
 _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
-# The most GPUs first.
+# World sizes of the benches, the largest first.
 _WORLD_SIZES = (4, 2, 1)
 _TESTS_OF_TORCH = "tests/hardware/test_torch.py"
 _TESTS_OF_DECODING = "tests/hardware/test_decode.py"
-# The shapes that decode, the most important first. The first one also runs on several GPUs.
+# Shapes of models for the part decode, the most important first. The first one also runs on several
+# GPUs.
 _SHAPES = ("laneformer-2b", "llama-1b", "smollm2", "qwen3-0.6b")
 _DECODE = "decode_"
 _BUILD_LIMIT_S = 150.0
@@ -175,11 +176,12 @@ def shapes_of(num_gpus: int) -> dict[str, tuple[str, int]]:
 
 
 def _by_importance(where: Literal["outside", "inside"], *, is_most: bool) -> list[Collective]:
-    """Returns the collectives that are measured there, the most important first.
+    """Returns the collectives that are measured outside or inside kernels, most important first.
 
     Args:
-        where: Their calls, or their calls inside kernels.
-        is_most: True for all of them, False for those of every world size.
+        where: "outside" for calls from the host, "inside" for calls inside kernels.
+        is_most: True for all these collectives; False for those that are measured at every world
+            size.
     """
     # Imported here, so that without NumPy this program can still report what is missing.
     from ..collectives import NAMES, load
@@ -213,7 +215,7 @@ def _is_ready(run: Run, parts: Sequence[str]) -> bool:
     if missing:
         cure = "pip install them, or put their wheels on PYTHONPATH"
         return run.note("modules", 0.0, f"{sys.executable} lacks {', '.join(missing)}: {cure}")
-    # It compiles only what changed, and takes half a second if nothing did.
+    # setup.py compiles only what changed, and takes half a second if nothing did.
     if not run.take(Step("build", ("setup.py", "build_ext", "--inplace"), _BUILD_LIMIT_S)):
         return False
     return run.take(Step("extension", ("-c", _ONE_CALL), _STEP_LIMIT_S))
@@ -262,7 +264,8 @@ def _pytest(run: Run, name: str, num_gpus: int, is_short: bool, *what: str) -> N
     """Runs tests of one and two ranks side by side on pairs of GPUs, then tests of four ranks."""
     # -v prints a test's name before it runs, so that the output of an ended step shows the test.
     options = ("-v", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider")
-    # An ended step prints no table of durations. With pytest-xdist a line's time is not the test's.
+    # Prints a time behind each test, because a step that is ended at its limit prints no table of
+    # durations. Not for pytest-xdist, where that time is not the test's.
     times = ("-o", "console_output_style=times")
     most = ("--most-of", str(num_gpus)) if is_short else ()
     pytest, rest = ("-m", "pytest"), (*options, *what, *most)
@@ -289,7 +292,8 @@ def _run_suite(run: Run, suite: Suite) -> None:
         (run.out / f"{name}.json").unlink(missing_ok=True)
     for number in count(1):
         step = f"benches_{suite.world_size}" + (f"_{number}" if number > 1 else "")
-        # Looks for documents and not at the exit code, because a bench with a wrong row has one.
+        # Looks for documents and not at the exit code: a bench with a wrong row makes the exit code
+        # 1, but has a document and must not run again.
         run.take(suite.step(step, missing, run.out))
         missing = [name for name in missing if not (run.out / f"{name}.json").exists()]
         if not missing:
@@ -310,7 +314,7 @@ def _decode(run: Run, num_gpus: int) -> None:
     for name, (shape, size) in shapes_of(num_gpus).items():
         document = run.out / f"{name}.json"
         document.unlink(missing_ok=True)
-        # Peers on several GPUs are processes.
+        # On several GPUs a peer needs a process for each rank, which `kccl run` starts.
         job = ("-m", "kccl", "run", "-n", str(size), "--", sys.executable) if size > 1 else ()
         bench = ("bench", "decode", "--baselines", "--json", "--positions", "512", "--repeats", "5")
         what = ("--random-weights", shape, "--backend", _backend(run))

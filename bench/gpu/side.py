@@ -43,7 +43,7 @@ class GpuJob:
     thread until close().
 
     Attributes:
-        gpu, clock: Those of this rank.
+        gpu, clock: This rank's GPU, and its clock.
     """
 
     def __init__(self, comm: Comm) -> None:

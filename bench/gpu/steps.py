@@ -72,7 +72,7 @@ class Run:
         self._part_deadline: float | None = None
 
     def begin_part(self, part: str) -> None:
-        """Starts a part. Its steps may use its budget and the time that earlier parts did not."""
+        """Starts a part. Its steps may use its budget, and what earlier parts left of theirs."""
         budget_s = self._budgets_s[part]
         self._budget = f"the time of the part {part}, {budget_s:.0f} s and what was left,"
         self._part_deadline = (self._part_deadline or time.monotonic()) + budget_s
@@ -161,7 +161,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_ENDING_S)
     except subprocess.TimeoutExpired:
-        # A driver may hold a killed process in the kernel.
+        # A killed process does not end while it is in a system call of a driver that hangs.
         print(f"# process {process.pid} was killed but has not ended", flush=True)
 
 

@@ -1,4 +1,6 @@
-"""Describes the inputs and expected results of a chain of calls in a persistent kernel."""
+"""Describes the inputs and expected results of a chain: calls in a persistent kernel, each of which
+works on the output of the call before.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,9 @@ def everything(problem: Problem, rank: int) -> slice:
 @dataclass(frozen=True)
 class Chain:
     """Inputs and expected results of one collective's launches.
+
+    `period` is a number of calls: after each period the kernel multiplies its data by `factor`, so
+    that sums stay in range and data change (see in_kernel/chains.cuh).
 
     Attributes:
         start: (problem, rank) -> the contents of a rank's `x` before the first call.

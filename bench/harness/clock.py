@@ -16,17 +16,18 @@ from .problem import Array, Call
 _BLOCKS = 20
 _LONGEST_BLOCK = 25
 _LIBC = ctypes.CDLL(None)
-# Its numbers: nanoseconds on a CPU, nanoseconds of waiting for a CPU, and number of time slices.
+# Has three numbers about the calling thread: nanoseconds on a CPU, nanoseconds of waiting for a CPU
+# while it could have run, and number of time slices.
 _WAITED = Path("/proc/thread-self/schedstat")
 
 
 def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
-    """Time one argument-free callable. Collective: every rank runs the same calls.
+    """Times a function without arguments. Collective: every rank makes the same calls.
 
     Args:
-        call: The callable.
+        call: The function.
         iterations: Number of timed calls in each of the two passes.
-        warmup: Number of untimed calls before them; they also synchronize the ranks.
+        warmup: Number of untimed calls before the first pass; they also synchronize the ranks.
 
     Returns:
         Two arrays of microseconds per call. The first has the means of blocks of up to 25 calls;
@@ -38,7 +39,7 @@ def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
     blocks = np.empty(max(1, iterations // block))
     singles = np.empty(iterations)
     calls = range(block)
-    # Without garbage collection, whose time is not a contender's latency.
+    # Garbage collection is disabled, because its time would count as a call's latency.
     with uncollected():
         for _ in range(warmup):
             call()

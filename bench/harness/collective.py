@@ -27,12 +27,13 @@ class OnGpus:
 
     Attributes:
         order: Benches with lower numbers run first.
-        outside: The world sizes at which its calls are measured: all, or only the largest.
-        inside: The world sizes at which its calls inside kernels are measured. A collective without
-            peers to wait for is measured inside one GPU.
-        sizes: Arguments of `kccl bench` that choose the sizes.
-        sizes_inside: Such arguments for calls inside kernels.
-        sizes_of_largest: Such arguments at the largest world size; None: as `sizes`.
+        outside: The world sizes at which its calls from the host are measured: all, or only the
+            largest.
+        inside: As `outside`, for its calls inside kernels. On one GPU only collectives that have a
+            form within a GPU are measured.
+        sizes: Arguments of `kccl bench` that choose the sizes of calls from the host.
+        sizes_inside: Arguments that choose the sizes of calls inside kernels.
+        sizes_of_largest: What replaces `sizes` at the largest world size; None: `sizes` holds.
     """
 
     order: int = 4
@@ -51,7 +52,7 @@ class Collective:
         name: as in `comm.<name>`.
         order: memory order that the call promises for *other* memory: "relaxed" (none) or
             "acq_rel".
-        has_data: False for barrier, which has neither sizes nor a dtype.
+        has_data: False if a call has neither a size nor a dtype, as of a barrier.
         has_op: takes a reduction operator.
         has_root: takes a root.
         has_out: has an out-of-place form.
@@ -66,26 +67,28 @@ class Collective:
             measure the time since the last arrival.
         mpi: (MPI module, MPI communicator, buffers, problem) -> the mpi4py call.
         nccl: (torch.distributed, buffers of tensors, problem) -> the call, or None.
-        symm_mem: (torch.ops.symm_mem, x, x's handle, an ordinary tensor like it, the group's name,
+        symm_mem: (torch.ops.symm_mem, x, x's handle, an ordinary tensor like x, the group's name,
             problem) -> PyTorch's calls on symmetric memory: algorithm -> the call and the tensor
-            that has its result. x is the symmetric tensor. None where there are none.
-        nvshmem: (its Library, address in its symmetric heap, problem, stream handle) -> the call
-            in place, or None.
-        flashinfer: (flashinfer.comm, its workspace, input, output) -> its calls by algorithm, or
-            None. Input and output are tensors of shape [tokens, hidden].
+            that has its result. x is a tensor in symmetric memory. None: PyTorch has no such call.
+        nvshmem: (Library of peers/nvshmem.py, address of the data in NVSHMEM's symmetric heap,
+            problem, stream handle) -> NVSHMEM's call in place, or None.
+        flashinfer: (flashinfer.comm, FlashInfer's workspace, input, output) -> FlashInfer's calls
+            by algorithm, or None. Input and output are tensors of shape [tokens, hidden].
         mpi_algorithm: MPICH control variable, and the value that is measured in addition to MPICH's
             default; or None.
-        mpi_default: the algorithm's name in the rows of `mpi`.
-        mpi_others: further ways of MPI, by the algorithm's name in their rows; as `mpi`.
-        is_composed: several calls of KCCL, one behind the other. They are called from Python, on
-            the host and on the simulator only, and have one algorithm.
-        is_planned: it has algorithms of its own, among which its plan chooses. Others are not
-            tuned.
+        mpi_default: the name in the column "algorithm" for rows of `mpi`.
+        mpi_others: further MPI calls that do the same: name in the column "algorithm" -> a function
+            like `mpi`.
+        is_composed: the measured call consists of several calls of KCCL, one after another. It is
+            made from Python, on the host and on the simulator only, and has one algorithm.
+        is_planned: the plan chooses among algorithms of this collective. False if it uses another
+            collective's plan; bench/tune skips those.
         has_chunks: the message consists of one chunk of equal length for each rank.
         dtype: the only element type that the call takes, or None.
         end: default of the last size in bytes; None for the default of `kccl bench`.
         forms: its forms inside kernels, in the order of the rows.
-        chain: its data in the forms by chain() of chains.cuh, or None.
+        chain: inputs and expected results of its chains of calls inside kernels. None for barriers
+            and exchanges, whose launches check themselves, and for collectives without forms.
         is_apart_in_kernels: inside kernels it writes to another array than it reads.
         on_gpus: what `make gpu` measures.
     """

@@ -60,7 +60,7 @@ def _one_period(problem: Problem, rank: int, seed: int) -> Array:
         return signed.astype(dtype)
     if problem.op == "avg":
         return _average_input(problem, rank, seed, exact // 2).astype(dtype)
-    # A sum is exact in every order if world_size times the largest value is exact.
+    # A sum is exact in every order if world_size times the largest value is at most `exact`.
     largest = min(exact // problem.world_size if problem.op == "sum" else exact, 1 << 20)
     largest = max(largest, 1)
     return rng.integers(-largest, largest, problem.count, endpoint=True).astype(dtype)
@@ -83,8 +83,9 @@ def _complex_input(problem: Problem, rank: int, seed: int) -> Array:
 
 
 def _average_input(problem: Problem, rank: int, seed: int, largest: int) -> Array:
-    """Returns values that all ranks share, plus offsets that the mirrored rank subtracts. So the
-    average is exact at any world size.
+    """Returns values that are equal on all ranks, plus an offset on this rank. Rank
+    world_size - 1 - `rank` has the same offset subtracted. So the average is the shared values,
+    exactly and at any world size.
     """
     half = max(largest // 2, 1)
     shared = np.random.default_rng(seed).integers(-half, half, problem.count, endpoint=True)
@@ -136,7 +137,9 @@ def _repeated(problem: Problem, values: Array) -> Array:
 
 
 def count_wrong(result: Array, expected: Array) -> int:
-    """Returns the number of elements whose bits differ. Complex numbers count by their parts."""
+    """Returns the number of elements whose bits differ. Of complex numbers, the real and the
+    imaginary part are counted separately. If shape or type differ, all elements count.
+    """
     if result.shape != expected.shape or result.dtype != expected.dtype:
         return max(result.size, expected.size, 1)
     parts = 2 if expected.dtype.kind == "c" else 1

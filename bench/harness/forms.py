@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 NOTES = ("kMean", "kEach", "kSkewed")
 DELAYS_ALONE = "in_kernel::delays_alone"
-OF_SUMS = "grid_exchange"  # The algorithm of all_reduce that consists of an exchange.
+OF_SUMS = "grid_exchange"  # The algorithm of all_reduce by publish and collect_reduced.
 ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
 TYPES = {"float32": "float", "float64": "double", "bfloat16": "kccl::bf16"}
 
@@ -40,12 +40,16 @@ class Form:
 
 
 def of_data(algorithm: str, name: str, complete: str) -> Form:
-    """Returns the form of a class that chain() of chains.cuh takes."""
+    """Returns a form whose kernel is chain() of chains.cuh. It makes the calls by the class `name`,
+    which has the element type and the world size as template arguments.
+    """
     kernel = f"in_kernel::chain<in_kernel::{name}<{{type}}, {{world_size}}>, {{notes}}>"
     return Form(algorithm, kernel, complete)
 
 
 def of_barriers(algorithm: str, name: str, order: str, *, is_within: bool = False) -> Form:
-    """Returns the form of a class that barriers() of chains.cuh takes."""
+    """Returns a form whose kernel is barriers() of chains.cuh. It makes the calls by the class
+    `name`, with its template arguments.
+    """
     kernel = f"in_kernel::barriers<in_kernel::{name}, {{notes}}>"
     return Form(algorithm, kernel, "message", order, is_within=is_within)

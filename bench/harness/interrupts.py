@@ -17,7 +17,7 @@ class Interrupts:
     thread gets the signal. The ranks notice it because their waits fail.
     """
 
-    # The object of the main thread, which gets the signals.
+    # The object that the main thread has entered. Its handler gets the signals of the process.
     _main: Interrupts | None = None
 
     def __init__(self) -> None:

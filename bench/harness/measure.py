@@ -54,8 +54,8 @@ class Contender:
             the 99th percentile.
         enter: run before this contender's calls; selects the algorithm if a library keeps it as
             global state.
-        further: columns that are timed separately: name -> (iterations) -> microseconds per call of
-            one repeat.
+        further: columns that are timed separately: name -> a function of the number of iterations
+            that times one repeat, and returns microseconds per call.
         complete: "message", or "slice" if a block may use only its own part of the result.
         order: as in Collective; None for the collective's own.
         blocks: number of blocks of a persistent kernel; None elsewhere.
@@ -64,8 +64,8 @@ class Contender:
             last time. They are added to those of the collective's check.
         check: (seed) -> the number of wrong elements that this rank found; None for the
             collective's own check.
-        cpu, waited: Return the CPU of the calling thread, and the seconds for which it was runnable
-            but others had its core.
+        cpu: returns the logical CPU of the thread that makes the calls; None if it is not known.
+        waited: returns the seconds for which that thread could have run, but others had its core.
     """
 
     library: str
@@ -156,7 +156,7 @@ def measure(
         iterations: timed calls in a repeat; None for as many as take about 8 ms, from 30 to 2000.
         core_of: logical CPU -> its core. A row is marked if ranks were on one core before or after
             a repeat, or others had a core for over BUSY_SHARE of the time in half of the repeats.
-            None: no row is.
+            None: no row is marked.
     """
     lost: set[int] = set()
 
@@ -286,7 +286,11 @@ def spread(row: Row) -> float:
 
 
 def _sums(ranks: list[list[int | None]]) -> list[int | None]:
-    """Returns the sum of all ranks for each contender; None for one that a rank has lost."""
+    """Returns for each contender the sum of all ranks' counts; None if a rank has lost it.
+
+    Args:
+        ranks: [rank][contender]; None where that rank has lost the contender.
+    """
     return [
         None if None in counts else sum(count for count in counts if count is not None)
         for counts in zip(*ranks, strict=True)

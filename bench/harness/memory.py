@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import kccl
 
-# Arrays of a check: the input and the expected result. NumPy's intermediates are small pieces.
+# The number of arrays that a check needs: the input and the expected result. NumPy's intermediates
+# are small pieces.
 _CHECK_ARRAYS = 2
 
 

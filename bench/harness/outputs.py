@@ -74,11 +74,11 @@ def try_stdout() -> None:
     sys.stdout.flush()
     try:
         number = sys.stdout.fileno()
-    except OSError:  # not a file: a test's, or a notebook's
+    except OSError:  # stdout has no file descriptor, as in some tests and in notebooks
         return
     kind = os.fstat(number).st_mode
     if stat.S_ISCHR(kind) and not os.isatty(number):
-        # /dev/null or /dev/full.
+        # Only a write tells whether a device such as /dev/null or /dev/full takes data.
         os.write(number, b"\n")
     elif stat.S_ISREG(kind) and os.fstatvfs(number).f_bavail == 0:
         raise OSError("there is no space left for stdout")

@@ -1,8 +1,8 @@
 """Shared code of collectives between pairs. Ranks 2k and 2k + 1 are partners. A last rank without a
 partner is its own partner.
 
-Exchanges of data alternate between two slots, so that a rank may still read one slot while its
-partner already fills the other.
+A rank receives in a window with two slots, each with room for one message. Calls use them in turn,
+so that a rank may still read one slot while its partner already fills the other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def check_exchange(
 
 
 def slots_of(comm: Any, problem: Problem) -> tuple[Any, Array]:
-    """Returns a window of KCCL with the slots, and this rank's part of it as an array."""
+    """Returns a window of KCCL with the slots, and this rank's part of it as an array [slot,
+    element]. Collective.
+    """
     window = comm.window(SLOTS * problem.nbytes)
     slots = np.frombuffer(window.local, problem.np_dtype).reshape(SLOTS, -1)
     slots.view(np.uint8).fill(SPOILED)
@@ -50,9 +52,12 @@ def slots_of(comm: Any, problem: Problem) -> tuple[Any, Array]:
 
 
 def mpi_slots_of(mpi: Any, comm: Any, problem: Problem) -> tuple[Any, Array]:
-    """Returns an MPI window with the slots, whose offsets count messages, and an array of them."""
+    """Returns an MPI window with the slots, and this rank's part of it as an array [slot, element].
+    Displacements in the window are numbers of slots. Collective.
+    """
     window = mpi.Win.Allocate(SLOTS * problem.nbytes, problem.nbytes, comm=comm)
-    # Free is collective. All ranks register it in the same order, and MPI is finalized later.
+    # Frees the window at exit, before MPI is finalized. Win.Free is collective: all ranks register
+    # their windows in the same order, so they also free them in the same order.
     atexit.register(window.Free)
     return window, np.frombuffer(window.tomemory(), problem.np_dtype).reshape(SLOTS, -1)
 

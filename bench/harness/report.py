@@ -88,7 +88,7 @@ class Screen:
     def __init__(self, out: Console, *, verbose: bool, has_peers: bool) -> None:
         """Args:
         out: The console to print to.
-        verbose: Whether each row has a line, and not each size.
+        verbose: Whether a line is printed for each row. If not, there is one for each size.
         has_peers: Whether other libraries are measured.
         """
         self._out = out
@@ -250,7 +250,7 @@ def verdict(out: Console, rows: Sequence[Row]) -> None:
     )
 
 
-# _side() -> a summary's explanation of KCCL's calls and of the ratio.
+# What _side() returns -> how a summary explains the column of KCCL's time, and that of the ratio.
 _SUMMARY = {
     "host": (
         "op() from Python, prepared once; slowest rank, median of the repeats",
@@ -270,7 +270,8 @@ _FLOOR = {
     "gpus": "one-way latency of a word between the memories of two GPUs (no copy)",
     "kernels": "one-way latency of a word between GPUs (within a GPU: between blocks)",
 }
-# _side() -> the lines of a full table's legend before the line about the floor, and those after.
+# What _side() returns -> the legend of a table of all rows: the lines before the one about the
+# floor, and the lines after it.
 _LEGEND = {
     "host": (
         "# time: slowest rank, median of the repeats; p99: of single calls, slowest rank",

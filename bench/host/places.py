@@ -62,7 +62,8 @@ class Places:
     def lifted(self) -> Iterator[None]:
         """Lets processes that are started inside the context use all CPUs of the job."""
         before = _allowed()
-        # If the system forbids this call, it also forbade to pin, so there is nothing to undo.
+        # If the system forbids this call, it has also forbidden the ranks to pin themselves. Then
+        # they may use all CPUs already.
         kccl.topology.pin(self.allowed)
         try:
             yield
@@ -88,7 +89,7 @@ def placed(comm: Comm, *, pins: bool) -> Iterator[Places]:
     everything = sorted(set().union(*sets))
     cpus: list[int | None] = [None] * comm.world_size
     notes = []
-    # Counts cores and not logical CPUs.
+    # Counts cores: two ranks on two logical CPUs of one core would still take turns.
     available = len({core_of(cpu) for cpu in everything})
     if pins and comm.world_size > available:
         cores = f"{available} core{'s' if available > 1 else ''}"

@@ -23,7 +23,8 @@ _FIRST_PROBES = 5
 
 
 class HostSide:
-    """The contenders, floors, peers and notes of a run on the host or on the simulator.
+    """What a run on the host or on the simulator measures: kccl's contenders and those of MPI,
+    lower bounds of their times (floors), and notes about peers that could not be measured.
 
     Attributes:
         machine: Facts about the machine that the document needs besides those of the CPU.
@@ -37,7 +38,9 @@ class HostSide:
         has_baselines: bool,
         places: Places | None = None,
     ) -> None:
-        """Makes the object. Collective. Ranks of another MPI's job are pinned by `places`, too."""
+        """Makes the object. Collective. `places` also says to which CPUs ranks of another MPI's job
+        are pinned; None: they are not pinned.
+        """
         self.machine: dict[str, Any] = {}
         self._comm = comm
         self._collective = collective
@@ -79,12 +82,14 @@ class HostSide:
             self._floors.around_us[problem.nbytes] = (self._before_us, self._probe(problem))
 
     def fill(self, rows: Sequence[Row]) -> None:
-        """Sets the floors of these rows, if floors were probed."""
+        """Sets the floors of these rows, if floors were probed. On the simulator it removes their
+        bandwidths.
+        """
         if self._has_floor:
             self._floors.add(rows)
         if self._comm.backend != "sim":
             return
-        # Simulated times give no bandwidth.
+        # A bandwidth from simulated times would say nothing about a machine.
         for row in rows:
             row["algbw_gbps"] = row["busbw_gbps"] = None
 
@@ -132,7 +137,8 @@ class Floors:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Sets the floors of the rows, which must be from the run that has probed the floors."""
-        # The copy of a message takes no longer than that of a longer one, so takes their minimum.
+        # A copy takes no longer than that of a longer message. So each size gets the least time
+        # that was probed at this size or at a larger one.
         copies_us = {
             row["bytes"]: min(
                 (us for nbytes, us in self.copies_us.items() if nbytes >= row["bytes"]),

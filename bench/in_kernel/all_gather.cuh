@@ -5,9 +5,9 @@
 
 namespace in_kernel {
 
-// Calls go from `x` to `out` and back in turn. In call k each rank sends its own chunk of what it
-// received or, if bit k % 64 of `shifts` is set, the next rank's chunk. So the chunks move between
-// ranks, and a stale chunk differs from the new one.
+// Calls alternate: one gathers from `x` into `out`, the next from `out` into `x`. In call k each
+// rank sends its own chunk of what it received or, if bit k % 64 of `shifts` is set, the next
+// rank's chunk. So the chunks move between ranks, and a stale chunk differs from the new one.
 template <class T, int WORLD_SIZE>
 class AllGather {
   public:

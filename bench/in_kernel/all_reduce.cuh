@@ -6,7 +6,8 @@
 
 namespace in_kernel {
 
-// A slice-complete all_reduce: in each call a block reduces the same slice.
+// A slice-complete all_reduce: after a call a block may use only its own slice of the result. In
+// each call a block reduces the same slice.
 template <class T, int WORLD_SIZE>
 class AllReduceSlices {
   public:
@@ -26,8 +27,9 @@ class AllReduceSlices {
     const double factor_;
 };
 
-// A message-complete all_reduce: in each call a block reduces the slice that another block reduced
-// in the call before.
+// A message-complete all_reduce: after a call a block may use the whole result, because the blocks
+// of the GPU sync. In each call a block reduces the slice that another block reduced in the call
+// before.
 template <class T, int WORLD_SIZE>
 class AllReduceMessage {
   public:

@@ -5,7 +5,7 @@
 
 namespace in_kernel {
 
-// A barrier of all ranks, with one block on each rank. Each rank has its own board.
+// A barrier of all ranks, with one block on each rank. Each rank has its own board (chains.cuh).
 template <Order ORDER, int WORLD_SIZE>
 class RankBarrier {
   public:

@@ -37,7 +37,7 @@ struct CallCounts {
     uint32_t warmup;
     uint32_t calls;
     uint32_t period;
-    const uint32_t* delays;  // of this block
+    const uint32_t* delays;  // of this block: nanoseconds before timed call i, for kSkewed
     uint64_t* times;
 };
 
@@ -75,7 +75,7 @@ KCCL_DEVICE Status make_calls(const CallCounts& counts, Call call, Between betwe
             }
         }
         const Status status = call();
-        // The communicator reports the cause to the host.
+        // Ends the launch early. The host learns the cause from the communicator.
         if (status != kKcclOk) return status;
     }
     const uint64_t now = kccl::mem::clock_ns();
@@ -98,7 +98,8 @@ KCCL_DEVICE CallCounts counts_of_block(uint32_t warmup, uint32_t calls, uint32_t
     return {warmup, calls, period, delays + index * delay_stride, times + index * stride};
 }
 
-// Makes the delays of a kSkewed launch without its calls: those of all participants, in turn.
+// Makes the delays of all participants in a kSkewed launch, one after another and without calls.
+// The host subtracts this time from that of the kSkewed launch.
 KCCL_KERNEL void delays_alone(const uint32_t* delays, uint32_t count, uint64_t* times) {
     const uint64_t begin = kccl::mem::clock_ns();
     for (uint32_t i = 0; i < count; ++i) pause(kccl::mem::load_plain(delays + i));
@@ -152,14 +153,16 @@ KCCL_KERNEL void chain(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* 
 // ---- Barriers -----------------------------------------------------------------------------------
 //
 // A barrier has no result. So each launch ends with `checked` barriers, which are checked and not
-// timed. Before such a barrier each participant writes the barrier's number to its word on every
-// board, and one participant is late. After the barrier no participant may find an older number on
-// its own board. If the barrier itself orders no memory, the check uses fences.
+// timed. A board is an array with a word for each participant, in a cache line of its own. The
+// blocks of a GPU share one board; in a barrier of ranks each rank has its own. Before a checked
+// barrier each participant writes the barrier's number to its word on every board, and one
+// participant is late. After the barrier no participant may find an older number on its own board.
+// If the barrier itself orders no memory, the check uses fences.
 
 constexpr uint32_t kWordsOfLine = kKcclLineBytes / sizeof(uint32_t);
 
 // Makes a checked barrier. Returns the number of participants whose word this thread found to be
-// older than `number`.
+// older than `number`, or 1 if the barrier failed.
 template <class BarrierForm>
 KCCL_DEVICE uint32_t checked_barrier(BarrierForm& barrier, uint32_t* const* boards,
                                      uint32_t num_boards, uint32_t own_board, uint32_t number) {

@@ -1,7 +1,7 @@
 """`kccl bench <collective> --in-kernel`: calls inside persistent kernels as contenders.
 
-A collective has one or more forms. A launch makes thousands of dependent calls. Each launch is
-checked before its time counts.
+A collective has one or more forms (harness/forms.py). A launch makes thousands of calls, each of
+which depends on the one before. The result of each launch is checked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Runner(Protocol):
     Attributes:
         comm: The communicator.
         most_blocks: Number of blocks that are certain to be co-resident.
-        has_clock: Whether its times are those of a machine.
+        has_clock: Whether times are those of a real machine, and not of the simulator.
     """
 
     comm: Comm
@@ -97,7 +97,8 @@ def shape(problem: Problem, most_blocks: int) -> Shape:
     if problem.np_dtype is None:
         if problem.collective != "grid_sync":
             return Shape(1, _WARP, 0)
-        # Each thread polls the signal of one block.
+        # Each thread polls the signal of one block. So a block has at least as many threads as the
+        # grid has blocks, rounded up to whole warps.
         return Shape(most_blocks, -(-most_blocks // _WARP) * _WARP, 0)
     nbytes = problem.nbytes // problem.num_chunks
     payloads = -(-nbytes // _PAYLOAD_BYTES)
@@ -130,7 +131,9 @@ class Notebook:
         self._alone = module.kernel(DELAYS_ALONE)
 
     def alone_ns(self, count: int) -> float:
-        """Returns the nanoseconds of the first `count` delays of all participants, in turn."""
+        """Measures the first `count` delays of all participants, one after another and without
+        calls. Returns nanoseconds.
+        """
         runner = self.runner
         runner.launch(
             self._alone, self._everyones, np.uint32(count), self.times, grid=1, block=_WARP
@@ -162,7 +165,9 @@ class InKernel:
         raise NotImplementedError
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """Times calls, as Contender.clock: the slowest block's mean, and single calls of all."""
+        """Returns the times of Contender.clock: the mean microseconds of a call on the slowest
+        block, and the microseconds of every single call on all blocks.
+        """
         self._launch("kMean", warmup, iterations)
         mean_us = self._times(self.shape.blocks).max() / iterations / 1e3
         noted = min(iterations, MOST_NOTED)
@@ -218,7 +223,7 @@ class BarrierForm(InKernel):
         self._number = 0
         self._late = runner.numbers(np.zeros(shape.blocks * shape.threads, np.int32))
         if shape.blocks > 1:
-            # One board, for the blocks of this GPU.
+            # All blocks of this GPU share one board. (chains.cuh says what a board is.)
             words = runner.numbers(np.zeros(shape.blocks * LINE_BYTES // 4, np.int32))
             self._keep, addresses, self._own = words, [runner.address(words)], 0
         else:

@@ -21,7 +21,8 @@ from ..harness.problem import Array, Problem
 # The number of elements in a pattern. It is no power of two, so that slices do not begin where the
 # pattern begins. It is small, so that NumPy computes thousands of steps in milliseconds.
 DISTINCT = 1009
-# Sums may grow by 2 to this power. All types but float16 have this range.
+# Within a period sums may grow by a factor of 2 to this power. The types in DTYPES have this range;
+# float16 does not.
 _GROWTH = 100
 SHORTEST_TIMED = 8  # kShortestTimed of chains.cuh
 DTYPES = tuple(TYPES)
@@ -42,8 +43,9 @@ def period(world_size: int) -> int:
 def short_period(world_size: int) -> int:
     """Returns the period of launches whose data change often.
 
-    It is not 1: the sign would then be the same as two calls before, when the slot was last
-    written. With this period a stale word differs from the new one in at least two of five calls.
+    It is not 1: the sign of all data would then be the same as two calls before, when the same slot
+    of the channel was last written. With this period a stale word differs from the new one in at
+    least two of five calls.
     """
     return next(count for count in itertools.count(2) if math.gcd(count, world_size) == 1)
 
@@ -67,7 +69,7 @@ def total(values: Sequence[Array]) -> Array:
 
 
 def times(values: Array, factor: float) -> Array:
-    """Multiplies as multiply() of chains.cuh does."""
+    """Returns `values` times `factor`, computed and rounded as by multiply() of chains.cuh."""
     wide = _wide(values)
     product: Array = (wide * wide.dtype.type(factor)).astype(values.dtype)
     return product

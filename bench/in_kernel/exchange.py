@@ -22,10 +22,11 @@ WORD_BYTES = 8
 # collect more.
 _THREADS = {32: 32, 288: 288}
 _MOST_THREADS = 544
-# For sums: the least number of words in a slice, unless the message is shorter. Each thread has one
-# word.
+# _SUMS_WORDS is the least number of words in a slice of ExchangedSums, unless the message is
+# shorter. Each thread has one word.
 _WARP, _SUMS_WORDS = 32, 128
-# Payload of a line. Each slice begins on a new line (kLinePackets of grid_exchange.cuh).
+# Bytes of payload in a cache line of packets. Each slice begins on a new line (kLinePackets of
+# grid_exchange.cuh).
 _LINE_BYTES = 64
 # Each launch adds another multiple of this to all words, so that its data differ from earlier ones.
 _APART = 0x9E3779B97F4A7C15
@@ -65,7 +66,8 @@ def end(slices: Array, first: int, calls: int) -> Array:
     """Returns what the last of `calls` calls collects, if the first one publishes `slices` plus
     `first`.
     """
-    # Call k publishes what call k - 1 collected from the block k positions further, plus one.
+    # In call k a block publishes the slice that it collected in call k - 1 from the block k
+    # positions further, plus one. So all calls move the slices by 1 + 2 + ... + (calls - 1) blocks.
     moved = sum(range(1, calls))
     added = np.uint64((first + calls - 1) % 2**64)
     found: Array = np.roll(slices, -moved, axis=0) + added
@@ -93,7 +95,7 @@ class Exchanging(InKernel):
         super().__init__(notebook, kernels, shape)
         runner = notebook.runner
         rank, world_size = runner.comm.rank, runner.comm.world_size
-        # Within a GPU each rank has its own data.
+        # Within a GPU each rank exchanges only with itself, so its data have their own seed.
         seed, ranks = ((1 + rank), 1) if form.is_within else (0, world_size)
         self._slices = np.random.default_rng(seed).integers(
             2**64, size=(ranks * shape.blocks, shape.each), dtype=np.uint64
@@ -163,7 +165,8 @@ class ExchangedSums(Chained):
         slices = self._slices(kernel, warmup, calls, length)
         if key not in self._ends:
             end = self._chain.end(problem, rank, *key).view(np.int64)
-            # In each call a block takes the slice of the next block.
+            # In each call a block takes the slice of the next block. So the slices have moved by as
+            # many blocks as there were calls.
             self._ends[key] = np.roll(end.reshape(slices.shape), -key[0], axis=0)
         return count_wrong(slices, self._ends[key])
 

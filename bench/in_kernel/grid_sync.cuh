@@ -5,7 +5,7 @@
 
 namespace in_kernel {
 
-// A barrier of all blocks of a GPU, which share a board.
+// A barrier of all blocks of a GPU, which share a board (see chains.cuh).
 template <Order ORDER>
 class GridSync {
   public:

@@ -51,12 +51,13 @@ _LINE_BYTES = 64
 
 
 class _Reach:
-    """State that all rows within one GPU share, or all rows among the ranks.
+    """State that rows share. There is one object for all forms whose calls stay within a GPU, and
+    one for all forms whose calls are among the ranks.
 
     Attributes:
-        notebook: The arrays of their launches.
-        probe: See Runner.probe().
-        floors: Their floors, as probed.
+        notebook: The arrays of these forms' launches.
+        probe: What Runner.probe() has returned: measures a latency.
+        floors: The latencies that were probed during the run.
     """
 
     def __init__(self, runner: Runner, module: Any, *, within: bool) -> None:
@@ -140,7 +141,8 @@ class InKernelSide:
     def fill(self, rows: Sequence[Row]) -> None:
         """See HostSide.fill()."""
         for within, reach in self._reaches.items():
-            # With two reaches the world size is above 1, so rows of 1 are within a GPU.
+            # If there are two reaches, there are several ranks. Then the rows with world_size 1 are
+            # those within a GPU.
             rows_of_it = [
                 row for row in rows if len(self._reaches) == 1 or (row["world_size"] == 1) == within
             ]
@@ -355,7 +357,9 @@ class SimRunner:
         return buffers(problem)
 
     def numbers(self, values: Array) -> Any:
-        """See Runner. Returns bytes, because pointer arguments take only their type or bytes."""
+        """See Runner. Returns an array of bytes: a pointer argument of a kernel takes an array of
+        bytes, or else of exactly its own type, which is not always that of `values`.
+        """
         return values.copy().view(np.uint8)
 
     def address(self, array: Any) -> int:

@@ -36,14 +36,15 @@ class FlashInferPeer:
         """Loads FlashInfer. torch.distributed must have been started. Collective.
 
         If something is missing it does not raise, but notes() says so. FlashInfer's ranks wait for
-        each other: during its start for up to 60 s, NCCL's timeout, and in a kernel without one.
+        each other: at the start for up to 60 s, NCCL's timeout; in a kernel without a timeout.
         """
         self.libraries: dict[str, str] = {}
         self._gpu = gpu
         self._clock = clock
         self._missing = PeerNotes(gpu.comm)
-        # The module flashinfer.comm; and element type -> workspace, or None if allocation failed.
+        # The module flashinfer.comm; None if it could not be loaded.
         self._module: Any = None
+        # Element type -> its workspace; None if the workspace could not be allocated.
         self._scratches: dict[str, Any] = {}
         loaded: list[Any] = []
         if gpu.comm.world_size > 1 and self._missing.agree(
@@ -127,8 +128,8 @@ class FlashInferPeer:
             backend="trtllm",
             world_size=comm.world_size,
             rank=comm.rank,
-            # Counts tokens of two-byte elements. Versions differ in whether they allocate more for
-            # wider elements.
+            # The rows of the longest message with two-byte elements. So many suffice for wider
+            # elements, too, even in versions that do not allocate more bytes for them.
             max_token_num=_LARGEST_BYTES // 2 // _WIDTH,
             hidden_dim=_WIDTH,
             dtype=element,

@@ -45,8 +45,9 @@ def library(mpi: Any) -> str:
 
 
 def contenders(mpi: Any, comm: Any, collective: Collective, problem: Problem) -> list[Contender]:
-    """Returns the library's default and, in MPICH, the collective's second algorithm. Both use the
-    same buffers.
+    """Returns MPI's contenders for the problem: the library's default and, in MPICH, the
+    collective's second algorithm if it has one; otherwise the default and the table's mpi_others.
+    All use the same buffers.
     """
     mine = buffers(problem)
     call = collective.mpi(mpi, comm, mine, problem)

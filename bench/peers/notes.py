@@ -23,7 +23,7 @@ class PeerNotes:
         cause = None
         try:
             act()
-        # A foreign library may raise any exception, which is the reason why it is not measured.
+        # A foreign library may raise any exception. Its text tells why the peer is not measured.
         except Exception as error:
             cause = f"{type(error).__name__}: {error}"
         causes = self._comm.gather_objects(cause)

@@ -29,7 +29,7 @@ _TYPES = {
 _VARIABLES = {
     **NO_MULTICAST,
     "NVSHMEM_REMOTE_TRANSPORT": "none",
-    # The ranks connect through a local socket.
+    # NVSHMEM's ranks connect over the loopback interface.
     "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo",
 }
 _HEAP_BYTES = 256 << 20
@@ -130,7 +130,7 @@ class NvshmemPeer:
         def first() -> None:
             assert collective.nvshmem is not None
             calls.append(collective.nvshmem(library, self._heap, problem, gpu.stream))
-            # The first call loads its kernels, which must not happen during a capture.
+            # The first call loads NVSHMEM's kernels, which must not happen during a capture.
             calls[0]()
 
         if not self._missing.agree("nvshmem", problem.nbytes, first):
@@ -185,7 +185,8 @@ class NvshmemPeer:
             addresses = ctypes.addressof(uniqueid), ctypes.addressof(attributes)
             _checked(function, comm.rank, comm.world_size, *addresses)
 
-        # NVSHMEM's start waits for all ranks without a limit, so a rank that cannot start says so.
+        # NVSHMEM's start waits for all ranks without a timeout. So the ranks agree here, and none
+        # starts if one cannot.
         if not self._missing.agree("nvshmem", None, fill):
             return
 

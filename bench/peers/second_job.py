@@ -59,8 +59,9 @@ def clean_environment(num_nodes: int) -> dict[str, str]:
     return kept | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # On one host uses only shared memory, the fastest transport, which also starts 1 s faster.
-        # Between pretended nodes KCCL has no shared memory, so the peer must not have it either.
+        # On one node it uses only shared memory, the fastest transport, which also starts 1 s
+        # faster. A job with several nodes on this one host only simulates them: KCCL uses no shared
+        # memory between them, so the peer must not either.
         "OMPI_MCA_btl": "self,sm" if num_nodes == 1 else "self,tcp",
     }
 
@@ -106,7 +107,7 @@ class SecondJob:
             self._await_ranks(listener)
 
     def contenders(self, problem: Problem) -> list[Contender]:
-        """Returns the contenders of the job's MPI; empty if it is not there. Collective."""
+        """Returns the contenders of the job's MPI; empty if the job has ended. Collective."""
         self._agree()
         if self.missing is not None:
             return []

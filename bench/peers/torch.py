@@ -213,7 +213,9 @@ class TorchPeers:
         self._window = [memory, pool]
 
     def _capture(self, body: Call) -> Call:
-        """See Capture of bench/gpu/device.py. Captures by torch, to keep its allocator out."""
+        """See Capture of bench/gpu/device.py. Captures by torch's own function, so that torch's
+        allocator knows of the capture.
+        """
         graph = self._torch.cuda.CUDAGraph()
         self._torch.cuda.synchronize()
         with uncollected():

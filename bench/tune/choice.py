@@ -116,10 +116,10 @@ def updated(
     size.
 
     Args:
-        tuning: the document so far, None for none.
-        backend: of the entries.
-        world_size: of the entries.
-        entries: as `thresholds` returns them, of one or more collectives.
+        tuning: the document so far; None if there is none.
+        backend: the backend of the entries.
+        world_size: the world size of the entries.
+        entries: what thresholds() has returned, for one or more collectives.
     """
     tables = {} if tuning is None else {t["world_size"]: dict(t) for t in tuning["tables"]}
     new = {entry["collective"] for entry in entries}

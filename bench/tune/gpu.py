@@ -19,7 +19,8 @@ from .candidates import Candidates, Refusals, floats_only
 from .choice import Candidate
 
 Shapes = Sequence[tuple[int, int]]
-"""(most blocks of a call, threads of a block until all blocks are used), as in the tables."""
+"""Pairs (blocks, threads), as in the tuning tables: a call has at most `blocks` blocks. Its blocks
+have `threads` threads while it needs fewer blocks, and more in longer calls."""
 
 
 class GpuTuner:
@@ -48,7 +49,9 @@ class GpuTuner:
         return Candidate(names[0]) if not collective.has_data and len(names) == 1 else None
 
     def candidates(self, collective: Collective, problem: Problem) -> Candidates:
-        """See Tuner. All candidates use the same arrays. Small calls ignore the bounds."""
+        """See Tuner. All candidates use the same arrays. Candidates whose bounds give the call the
+        same shape, as those of a small call, share one contender.
+        """
         gpu, found = self._gpu, []
         mine = gpu.buffers(problem)
         for name in self._comm.algorithms(collective.name):

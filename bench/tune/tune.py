@@ -34,7 +34,7 @@ from ..names import collective_name, dtype_name
 from .candidates import Candidates, Refusals, floats_only
 from .choice import Candidate, Timing, entry_of, read, thresholds, updated
 
-# Bounds on the shape of a call on GPUs.
+# On GPUs: the bounds on a call's blocks, and on their threads, that are tried in all combinations.
 BLOCKS = (8, 32, 64, 128)
 THREADS = (64, 128, 256, 512)
 
@@ -118,7 +118,7 @@ def tune(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Tune on all ranks; rank 0 writes."""
+    """Tunes on all ranks. Rank 0 prints the tables and writes the file. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m kccl.bench.tune",
         description=__doc__,

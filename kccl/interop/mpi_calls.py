@@ -38,7 +38,7 @@ def _is_in_place(buffer: Any) -> bool:
 
 
 def _check_same(a: Any, b: Any) -> None:
-    """Leaves the call to MPI unless a equals b. Must be used only where mpi4py refuses the call."""
+    """Raises ByMpi unless a equals b. May be used only where mpi4py would refuse the call, too."""
     if a != b:
         raise ByMpi("sizes that differ")
 
@@ -89,7 +89,9 @@ def _pair(
 def _reduce_to_all(
     name: str, call: Any, send: Message | None, recv: Message, op: Any, **options: Any
 ) -> None:
-    """Makes a reduction by `call`, a method of Link. `name` is MPI's name of the call."""
+    """Makes a reduction by `call`, a method of Link, into `recv`. If `send` is None, the call is in
+    place, and its input is in `recv`. `name` is MPI's name of the call.
+    """
     dtype, reducer = _reduction(recv, op)
     room = recv.room()
     x = recv.given() if send is None else send.given()
@@ -197,8 +199,8 @@ def broadcast(link: Link, buf: Any, root: Any) -> None:
 
 
 def _own(link: Link, block: Any, whole: Message) -> Any:
-    """Returns this rank's block of `whole`, whose bytes are in `block`: the input of an in-place
-    call.
+    """Returns this rank's block, which is its input in a call in place. `block` has the bytes of
+    all blocks of the message `whole`.
     """
     begin = sum(whole.sizes[: link.rank])
     return block[begin : begin + whole.sizes[link.rank]]

@@ -45,11 +45,15 @@ class Intracomm(_Theirs, metaclass=_Kind):
     # The result of link_of() once it is final: False means that MPI makes all calls. None: not
     # known to this object yet, so each call asks link_of().
     _link: Link | Literal[False] | None = None
-    # Name of the constant, as "COMM_WORLD", if this object is one: then free() does nothing.
+    # "COMM_WORLD" or "COMM_SELF" if this object stands for that predefined communicator of MPI;
+    # else "". For such an object free() does nothing, Free() and Disconnect() are made on mpi4py's
+    # own object, and pickle stores only the name.
     _constant = ""
 
     def _done(self, call: Callable[..., None], *arguments: Any, **options: Any) -> bool:
-        """Makes a call by KCCL, for messages of any form. Returns False if MPI must make it."""
+        """Makes a call by KCCL, for messages of any form. Returns True if KCCL has made it, and
+        False if MPI must make it.
+        """
         link = self._link
         assert isinstance(link, Link)
         try:
@@ -350,7 +354,9 @@ COMM_SELF = _constant("COMM_SELF")
 
 
 def _ours(comm: MPI.Comm) -> MPI.Comm:
-    """Returns this module's object for a communicator of mpi4py. It is Intracomm if theirs is."""
+    """Returns this module's object for a communicator of mpi4py: COMM_WORLD, COMM_SELF, or a new
+    Intracomm. A communicator of another class than mpi4py's Intracomm is returned as it is.
+    """
     for constant in (COMM_WORLD, COMM_SELF):
         if comm == constant:
             return constant

@@ -17,7 +17,8 @@ from ..base import dlpack
 
 _BYTE = np.dtype(np.uint8)
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-# The communicator for messages of this process to itself. _copying lets one be made at a time.
+# The communicator for messages of this process to itself. Only the thread that holds the lock
+# _copying may use it.
 _self = MPI.COMM_SELF.Dup()
 # DLPack's number for host memory (kDLCPU).
 _HOST = 1
@@ -84,8 +85,8 @@ class Message:
     def _in_place(self) -> _Bytes | None:
         """Returns a view of the message's bytes if they are contiguous in host memory, else None.
 
-        It also returns None if they begin before the buffer or end behind it. MPI allows that,
-        because it takes only the buffer's address.
+        It also returns None if the message begins before the buffer or ends behind it. MPI allows
+        that, because it takes only the buffer's address.
         """
         if self._memory is None:
             return None
@@ -193,7 +194,7 @@ def _size_and_format(buffer: Any) -> tuple[int, str | None]:
             raise ByMpi("a buffer that is not contiguous")
         return view.nbytes, view.format
     try:
-        # DLPack, or a GPU array.
+        # The object has no buffer protocol of Python. It may be a GPU array, or have DLPack.
         num_bytes = MPI.buffer.frombuffer(buffer, readonly=True).nbytes
         if hasattr(buffer, "__cuda_array_interface__"):
             code = str(buffer.__cuda_array_interface__["typestr"])
@@ -216,7 +217,8 @@ def _memory(buffer: Any, *, writable: bool) -> _Bytes | None:
             theirs: Any = MPI.buffer.frombuffer(buffer, readonly=not writable)
             found = np.frombuffer(theirs, _BYTE)
         except Exception:
-            # As with a GPU array, or an array in Fortran order. MPI reads it or raises an error.
+            # NumPy cannot view the buffer, as that of a GPU array or of an array in Fortran order.
+            # MPI must read or write it, or raise an error.
             return None
     if writable and not found.flags.writeable:
         raise ByMpi("a buffer that may not be written")

@@ -1,7 +1,7 @@
 """Makes, shares and closes the KCCL communicator behind a communicator of mpi4py.
 
-It is kept as an attribute of the MPI communicator. So all Python objects of one MPI communicator
-find the same KCCL communicator, and MPI closes it in Comm.Free().
+The KCCL communicator is kept in an attribute (MPI_Comm_set_attr) of the MPI communicator. So all
+Python objects of one MPI communicator find the same KCCL communicator, and Comm.Free() closes it.
 """
 
 import atexit
@@ -77,7 +77,8 @@ class Link:
         _open.add(self)
 
     def judge(self, theirs: Any, error: Error) -> None:
-        """Returns if `error` means that KCCL has refused the arguments of a call on this rank.
+        """Returns if `error` means that KCCL has refused the arguments of a call on this rank,
+        which was made on the MPI communicator `theirs`.
 
         Then nothing was sent, and the caller may make the call in another way.
 
@@ -169,7 +170,8 @@ def count(theirs: Any) -> None:
         except Error as error:
             raise of_mpi(error) from error
         if why and theirs.Get_rank() == 0:
-            # stacklevel: the program's call is above a method of Intracomm and its _by_mpi().
+            # stacklevel 4 is the program's call. Below it on the stack are a method of Intracomm,
+            # _by_mpi() and this function.
             warnings.warn(
                 "kccl.interop.mpi leaves the calls of a communicator of "
                 f"{theirs.Get_size()} ranks to MPI: {why}",
@@ -225,7 +227,8 @@ def _opened(comm: Any) -> tuple[Link | Literal[False], str]:
         return False, why
     made = None
     try:
-        # KCCL_CHECK=1 would compare calls out of band. In those waits MPI makes no progress.
+        # KCCL_CHECK is switched off: it compares calls out of band, and in its waits MPI would make
+        # no progress.
         made = join(
             job_rank,
             replace(env, check=0),
@@ -292,7 +295,8 @@ def _log(rank: int, size: int, text: str, *, only_rank_0: bool = False) -> None:
 def _let_mpi_go_on(comm: Any) -> None:
     """Lets MPI make progress while this process waits in KCCL. Collective.
 
-    It makes a communicator on every rank, also where another one serves for this already.
+    Every rank makes a communicator, because Create() is collective. A rank that already makes
+    progress with an earlier one does not use the new one.
     """
     # Create() and not Dup(), which would copy the program's attributes. The communicator is never
     # freed, because that is collective.

@@ -36,7 +36,7 @@ _OPS: dict[str, dict[str, Op]] = {
     "b": {"LAND": "min", "LOR": "max", "LXOR": "bxor"},
     "V": _BITS,
 }
-# The type codes of arrays whose elements KCCL can add.
+# NumPy's codes of element types that KCCL can reduce, and whose MPI datatype mpi4py infers.
 _CODES = "?bhilqBHILQfdFD"
 
 
@@ -139,4 +139,4 @@ for the datatype that mpi4py infers from the array. An id is safe as a key, beca
 live as long as the process."""
 
 MOVES = frozenset(np.dtype(code) for code in _CODES)
-"""dtypes of NumPy arrays whose MPI datatype mpi4py infers."""
+"""dtypes of NumPy arrays that KCCL can move, and whose MPI datatype mpi4py infers."""

@@ -31,7 +31,8 @@ class ProcessGroup(dist.ProcessGroup):
     one after another, even on different streams.
     """
 
-    # PyTorch asks the backend for these. The group is its own backend.
+    # PyTorch reads these from a group's backend, here the group itself. If the first were False,
+    # dist.split_group() would raise, and init_process_group() would not connect a given device_id.
     supports_splitting = True
     supports_coalescing = True
     supports_time_estimate = False
@@ -39,7 +40,7 @@ class ProcessGroup(dist.ProcessGroup):
     supports_reconfigure = False
     supports_window = False
     supports_tensor_alloc = False
-    # PyTorch reads it when it splits the group. KCCL has no options.
+    # Some versions of PyTorch before 2.14 read it in dist.split_group(). KCCL has no options.
     options = None
 
     def __init__(
@@ -65,10 +66,10 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._others = others
         self._sequence = 0
-        # Messages held back since start_coalescing(), else None; and the collectives made since.
+        # Since start_coalescing(): the messages held back, else None; and the Works of collectives.
         self._coalesced: list[Call] | None = None
         self._coalesced_works: list[Work] = []
-        # As in ["cpu:kccl", "cuda:kccl"]; None until _pairs() reads it from the registered group.
+        # Backend of each device type, as ["cpu:gloo", "cuda:kccl"]; None until _pairs() is called.
         self._config: list[str] | None = None
         self._comms = Communicators(store, rank, world_size, timeout.total_seconds())
 
@@ -130,7 +131,7 @@ class ProcessGroup(dist.ProcessGroup):
             self._comms.open(device)
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Does nothing: ranks outside of a new group take no part in making it."""
+        """Does nothing. dist.new_group() calls it on ranks that will not be in the new group."""
 
     def split_group(
         self,
@@ -280,7 +281,7 @@ class ProcessGroup(dist.ProcessGroup):
         *,
         blocks_host: bool = False,
     ) -> Work:
-        """Makes a call. If it is asynchronous, its Work's wait() raises a Timeout or PeerLost."""
+        """Makes a call. Raises its Timeout or PeerLost, or lets wait() raise it if asynchronous."""
         self._sequence += 1
         failure: Error | None = None
         try:
@@ -376,7 +377,7 @@ def _device_of(arguments: Iterable[Any]) -> "torch.device | None":
 
 
 def _routed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the method, which passes calls on another backend's devices to that backend."""
+    """Returns `method`, wrapped to pass calls with tensors on another backend's devices to it."""
 
     def call(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         if self._others is not None:

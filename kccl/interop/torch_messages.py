@@ -298,7 +298,7 @@ class Messages:
         """Makes progress on all messages of the group. Returns whether some are still under way."""
         if not self._under_way:
             return False
-        # The thread that holds the lock makes progress itself.
+        # Another thread holds the lock, and makes progress itself.
         if not self._lock.acquire(blocking=False):
             return True
         try:

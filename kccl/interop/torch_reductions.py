@@ -25,7 +25,7 @@ _OPS: tuple[tuple[Any, Op], ...] = (
 
 
 class Reduction(NamedTuple):
-    """A ReduceOp.
+    """A ReduceOp of PyTorch, as KCCL makes it.
 
     Attributes:
         op: KCCL's operator for it.

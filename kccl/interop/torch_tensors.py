@@ -19,7 +19,8 @@ _DTYPES = {getattr(torch, dtype.name): dtype for dtype in dtypes.ALL if hasattr(
 # is viewed first, because Tensor.numpy() refuses such a dtype.
 _CARRIERS = {2: torch.int16, 1: torch.uint8}
 
-# Communicator -> {is the stream being captured: stream of its last such call on a GPU}.
+# Communicator -> the streams of its last calls on a GPU. True -> that of the last call that was
+# captured into a CUDA graph. False -> that of the last call that was not.
 _streams: "WeakKeyDictionary[Communicator, dict[bool, torch.cuda.Stream]]" = WeakKeyDictionary()
 
 

@@ -19,7 +19,9 @@ _POLL_S = 0.0005  # between two polls of a call on a GPU, in wait() with a timeo
 
 
 def limit_s(timeout: timedelta | None) -> float | None:
-    """Returns wait()'s timeout in seconds; None if it is None or not positive, as PyTorch means."""
+    """Returns the timeout of a wait() in seconds; None, for no timeout, if it is None or not
+    positive, as in PyTorch.
+    """
     return timeout.total_seconds() if timeout and timeout > timedelta() else None
 
 
@@ -183,7 +185,7 @@ class CoalescedWork(dist.Work):
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits for each as its own wait() does.
+        """Calls wait() of each call's Work, in their order, each with the whole timeout.
 
         Raises:
             Timeout, PeerLost: The error of the first call that has failed.

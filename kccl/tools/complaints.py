@@ -44,9 +44,11 @@ class Complaints:
             self._mesh = bootstrap.connect(bootstrap.detect(env, os.environ), env.first_timeout)
 
     def say(self, message: str | None) -> None:
-        """Prints this rank's error message, unless a lower rank has the same. None: it has none.
+        """Prints this rank's error message, unless a lower rank has the same. `message` is None if
+        this rank has none.
 
-        Collective, and the last call. A rank that cannot reach the others prints its message.
+        Collective, and the last call before close(). A rank that cannot reach the others within
+        _PATIENCE_S prints its message.
         """
         everyone: list[str | None] = []
         if self._mesh is not None:

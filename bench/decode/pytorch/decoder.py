@@ -1,9 +1,10 @@
 """A model in PyTorch: this rank's weights, and a decoder with a static KV cache.
 
-It runs the engine's program, for ordinary models and for Laneformers with delayed messages. The
-lanes of a rank are the batch of each product. But if all lanes share one residual, a rank's lanes
-are one matrix. On several ranks messages are summed on another stream beside other work, because
-they are added only some layers later.
+It runs the engine's program of ops (engine/model/program.py). A lane is a share of the heads and of
+the MLP's columns. In a Laneformer each lane has its own residual, and other lanes add its outputs
+(its messages) some layers later. There the lanes of a rank are the batch of each product. In
+ordinary models all lanes share one residual, and the lanes of a rank are joined to one matrix. On
+several ranks, messages are summed on a second stream while the layers in between are computed.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class Weights:
             head = self._matrix(checkpoint.rows("head", self.first_id, stop))
         count = self.residuals if config.lm_head == "vocab_parallel" else 1
         self.head = head.view(count, -1, config.hidden)
-        # Waits until the weights are on the device, so that any stream may use them.
         del self._checkpoint
+        # Waits until the weights are on the device, so that any stream may use them.
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -154,7 +155,7 @@ class Span:
         }
 
     def tensors(self, window: int) -> tuple[Tensor, ...]:
-        """Returns `first_key` and `window` of layers.attention()."""
+        """Returns the arguments `first_key` and `window` of layers.attention(), for a window."""
         return self._tensors[window]
 
 
@@ -281,7 +282,10 @@ class Decoder:
         return out, self._scales[op.own_scale], landed, past
 
     def _start_sum(self, out: Tensor) -> Any:
-        """Starts the sum over all lanes on the side stream. Returns None on one rank."""
+        """Starts the sum over all lanes. Returns the sum, and the event on the side stream after
+        which it is ready; None instead of the event if the sum is on the current stream. With one
+        rank it returns None, because add_and_norm() then sums the lanes itself.
+        """
         if self._ranks.world_size == 1:
             return None
         if self._side is None:

@@ -72,8 +72,8 @@ class Gpu(Device):
             step()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # thread_local, because other threads may use the GPU during the capture. Without garbage
-        # collection, because it may free device memory, which a capture forbids.
+        # thread_local, because other threads may use the GPU during the capture. Garbage collection
+        # is disabled, because it may free device memory, which a capture forbids.
         with (
             uncollected(),
             torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),

@@ -44,14 +44,16 @@ class Heads:
 
 
 def by_library(x: Tensor, w: Tensor) -> Tensor:
-    """Multiplies by the vendor's library. A Product."""
+    """Multiplies x with w by the GPU vendor's library. Has the type Product."""
     if len(w) == 1:
         return functional.linear(x, w[0])
     return torch.bmm(x, w.transpose(1, 2))
 
 
 def by_compiler(x: Tensor, w: Tensor) -> Tensor:
-    """Multiplies a single position, in a form that torch.compile turns into one loop. A Product."""
+    """Multiplies x, which must have one position, with w, in a form that torch.compile turns into
+    one loop. Has the type Product.
+    """
     return (x.float() * w.float()).sum(-1)[:, None].to(x.dtype)
 
 
@@ -135,7 +137,8 @@ def attention(
     q, k = (_rotate(part.float(), cos, sin, heads.is_interleaved) for part in (q, k))
     at = position - first_key
     for cache, new in ((keys, k), (values, v)):
-        # Positions come first, as in the result of an index with two arrays around a slice.
+        # Makes positions the first axis: the target below has them first, because its two index
+        # arrays have a slice between them.
         rows = new.reshape(-1, length, size).transpose(0, 1)
         cache[at // PAGE, :, at % PAGE] = rows.to(cache.dtype)
     kv_heads = lanes * heads.keys

@@ -16,7 +16,8 @@ from .decoder import EAGER, Decoder, Pieces, Span, Weights
 from .device import Cpu, Device, Gpu, Step
 from .ranks import Alone, Kccl, Nccl, Ranks
 
-# The form that is faster for these tokens is measured.
+# There are two forms: products by cuBLAS, or by torch.compile. Each decodes so many tokens after
+# such a prompt, and the faster form is measured.
 _TRIAL_PROMPT, _TRIAL_TOKENS = 64, 16
 
 
@@ -60,7 +61,8 @@ class TorchPeer(Peer):
                 lambda: Weights(room.checkpoint, ranks.rank, ranks.world_size, device.name),
             )
             self._decoder = Decoder(weights, room.context, ranks)
-            # Inputs of a step: the token, its position, and the index in _tokens of the next one.
+            # Inputs of a step: the token, its position, and the index in _tokens at which the step
+            # stores the token that it chooses.
             self._token, self._position, self._index = (
                 torch.zeros(1, dtype=torch.int64, device=weights.device) for _ in range(3)
             )

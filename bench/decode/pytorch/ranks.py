@@ -14,7 +14,7 @@ import kccl.interop.torch as kccl_torch
 
 from ...peers.torch import ProcessGroup
 
-# The registered name of KCCL's communicator.
+# The name under which KCCL's communicator is registered with kccl.interop.torch.
 _NAME = "kccl bench decode"
 
 

@@ -54,7 +54,7 @@ class Sizes:
         lines: Number of lines in L2 whose latency from each unit is measured.
         stay_ns: The least time for which a block of a cluster occupies its unit. Some stay 7 times
             as long.
-        cluster_waves: Number of clusters' blocks for each unit in one launch.
+        cluster_waves: How many blocks a launch of clusters has for each unit of the GPU.
         cluster_rounds: The most launches for each size of cluster.
         cluster_patience: After so many rounds in a row that find no new group, no more are run.
         polls: Number of loads that are timed, once on an idle and once on a busy GPU.
@@ -293,7 +293,8 @@ class Within:
                 np.uint64(_LIMIT_NS),
                 data.address,
                 np.uint64(sizes.memory_bytes // 16),
-                # The most turns of a reader. They last a few seconds if nothing ends it before.
+                # The most turns of the loop in which a warp reads memory. They last a few seconds
+                # if the ping-pong does not end the loop before.
                 np.uint32(1 << 20),
                 numbers.address,
                 sink.address,
@@ -310,7 +311,7 @@ class Within:
             if loaded and taken:
                 readers = self._blocks * (sizes.threads - self._module.warp_size)
                 found["loaded_gbps"] = loads * 16 * readers / (taken / ticks_of_us) / 1e3
-        # The matrix unit_to_unit_us of the probe has this pair on the idle GPU already.
+        # Drops the ping-pong on the idle GPU: the matrix unit_to_unit_us has this pair already.
         del found["unit_to_unit_us"]
         return found
 
@@ -332,14 +333,14 @@ class Within:
     ) -> float:
         """Returns the gigabytes a second at which a kernel reads or writes memory.
 
-        It is that of the median batch, without the first. The GPU must be this thread's current
-        device.
+        It takes the median time of the batches, without the first batch. The GPU must be this
+        thread's current device.
 
         Args:
             name: "probe_read" or "probe_write".
             address, nbytes: The memory.
-            passes: Passes over it in one batch; 0: as in the sizes.
-            threads: Threads of a block; 0: as in the sizes.
+            passes: Passes over the memory in one batch; 0: Sizes.passes.
+            threads: Threads of a block; 0: Sizes.threads.
         """
         sizes = self._sizes
         passes, threads = passes or sizes.passes, threads or sizes.threads
