@@ -1,5 +1,5 @@
-// The host executor: the state of a rank that its threads share. engine.cpp has the threads,
-// tasks.cpp and generate.cpp what they do in a request.
+// The host executor: the state of a rank that its threads (blocks) share. engine.cpp has the
+// threads, tasks.cpp and generate.cpp what they do in a request.
 #pragma once
 
 #include <condition_variable>
@@ -64,8 +64,8 @@ struct KcclEngine {
     kccl::engine::RankMemory memory;
     Thread threads[kKcclEngineMaxBlocks] = {};
     uint32_t num_threads = 0;
-    // Only block 0 uses these. `logits` is the input of its choice, and `history` has all ids so
-    // far.
+    // Only block 0 of the rank uses these. `logits` is the input of a choice, and `history` has all
+    // ids of the text so far.
     kccl::engine::Sampler sampler;
     kccl::engine::Drafts drafts;
     const kccl::engine::Floats logits;
@@ -77,12 +77,12 @@ struct KcclEngine {
     std::condition_variable changed;
     KcclEngineRequest request = {};
     uint32_t number = 0;   // number of the request; the same on all ranks
-    uint32_t running = 0;  // blocks that work on it
+    uint32_t running = 0;  // how many blocks still work on it
     bool is_closing = false;
     // The request's tokens, at most `context`. Those from index num_taken to num_tokens - 1 have
     // not been taken yet.
     const kccl::engine::Array<KcclEngineToken> tokens;
     uint32_t num_tokens = 0, num_taken = 0;
     uint64_t started_ns = 0, ended_ns = 0;
-    uint32_t sink = 0;  // takes what stream() has read
+    uint32_t sink = 0;  // what stream() has read, so that the reads are not optimised away
 };

@@ -30,13 +30,13 @@ struct Planes {
     static constexpr uint32_t kRows = kKcclEnginePanelRows;
     static constexpr uint32_t kBits = BITS;
     static constexpr uint32_t kBlockBytes = 32 * BITS / 8;
-    // How many bits an integer has above its lower 4, and how many quads share a word of these
-    // bits.
+    // kHighBits: how many bits an integer has above its lower 4. kTogether: how many quads share a
+    // word of these bits.
     static constexpr uint32_t kHighBits = BITS == 8 ? 0 : BITS - 4;
     static constexpr uint32_t kTogether = kHighBits == 0 ? 8 : 8 / kHighBits;
 
-    // Writes a row of a block, whose bytes are zeros before. to: the row's first word. quad_of(i)
-    // returns the four integers of quad i, a byte each.
+    // Writes the integers of one row of a block, whose bytes must be zeros before. to: the row's
+    // first word. quad_of(i) returns the four integers of quad i, a byte each.
     template <class QuadOf>
     static void put(uint8_t* to, QuadOf quad_of) {
         for (uint32_t quad = 0; quad < 8; ++quad) {

@@ -11,7 +11,8 @@ struct StoredQ4K : PackedScales {
     static constexpr uint32_t kIntegersAt = kPackedAt + kPackedBytes;
     static constexpr uint32_t kBytes = kIntegersAt + 128;
 
-    // 32 bytes hold two blocks of 32: one in the lower 4 bits, the next in the upper ones.
+    // Returns the four integers of a quad (planes.h). 32 bytes hold two blocks of 32: one in their
+    // lower 4 bits, the next in the upper ones.
     static uint32_t quad(const uint8_t* from, uint32_t block, uint32_t quad) {
         return word_at(from + kIntegersAt + block / 2 * 32 + 4 * quad) >> block % 2 * 4 & kFours;
     }
