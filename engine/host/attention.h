@@ -94,7 +94,8 @@ inline void add_values(const Query* queries, const Keys& k, const float* weights
         KCCL_ENGINE_UNROLL
         for (int v = 0; v < VECTORS; ++v) sums[q][v] = all(0.0f);
     }
-    // The positions that all queries see lie between positions that only some of them see.
+    // The positions that all queries see, [begin, end), lie between positions that only some of
+    // them see. Those are added for each query alone.
     uint32_t begin = queries[0].first, end = queries[0].end;
     for (int q = 1; q < QUERIES; ++q) {
         begin = std::max(begin, queries[q].first);

@@ -14,7 +14,7 @@ constexpr uint32_t kKeyBlock = 16;
 
 inline uint32_t padded(uint32_t n) { return (n + 15) / 16 * 16; }
 
-// The most queries that attend() takes at a time.
+// How many queries attend() takes at a time, at most.
 constexpr int kQueries = 4;
 
 // The keys and values of one KV head, to which its queries attend.

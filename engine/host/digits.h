@@ -18,7 +18,7 @@ namespace kccl::engine {
 constexpr uint32_t kDigitGroup = 32;
 
 struct alignas(16) DigitGroup {
-    // The digits, as the instruction set's Integers::place() lays them out.
+    // The digits, as Integers::place() of the instruction set lays them out (integers.h).
     uint8_t digits[4 * kDigitGroup];
     // Each sum of products of weights and digits begins with this number, for each half of the
     // group and each digit's place. Formats store a weight of 0 as an integer kZero, so a sum of
@@ -40,8 +40,8 @@ inline float float_of(uint32_t bits) {
 // An integer n of a group plus this has three bytes. Each of them is the digit plus 128.
 constexpr int32_t kDigitBias = 0x808080;
 
-// Makes a group from 32 values. zero: what the format stores for a weight of 0. scales: how many
-// scales weights have for 32 columns, 1 or 2.
+// Makes the group *to from the 32 values x. zero: the integer that the weights' format stores for a
+// weight of 0. scales: how many scales weights have for 32 columns, 1 or 2.
 template <class Integers>
 inline void make_digits(const float* x, int32_t zero, uint32_t scales, DigitGroup* to) {
     uint32_t bits[kDigitGroup];
@@ -73,7 +73,8 @@ inline void make_digits(const float* x, int32_t zero, uint32_t scales, DigitGrou
     constexpr int32_t kHalf = kDigitGroup / 2;
     int32_t total = 0, sums[2][3];
     for (int half = 0; half < 2; ++half) {
-        // The sums of the first and the third bytes fit into one word.
+        // `outer` has two sums in one word: that of the first bytes in its lower half, that of the
+        // third bytes in its upper half.
         int32_t outer = 0, middle = 0;
         for (int i = 0; i < kHalf; ++i) {
             const int32_t each = biased[half * kHalf + i];

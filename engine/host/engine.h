@@ -12,7 +12,7 @@
 #include "sampler.h"
 
 struct KcclEngine {
-    // A block, with all that it needs to compute.
+    // A block, which is a thread, with all that it needs to compute.
     struct Thread {
         KcclEngine* engine;
         uint32_t block;
@@ -41,7 +41,7 @@ struct KcclEngine {
     bool is_cancelled() const;
     void deliver(const KcclEngineToken& token);
 
-    // How tokens are chosen: generate.cpp.
+    // These functions choose and deliver tokens: see generate.cpp.
     bool choose_tokens(kccl::engine::Pass& pass, uint32_t column, uint32_t position,
                        uint32_t pass_number, kccl::engine::Decision* decision);
     bool lead(kccl::engine::Pass& pass, uint32_t position, uint32_t pass_number,
@@ -76,7 +76,7 @@ struct KcclEngine {
     mutable std::mutex mutex;
     std::condition_variable changed;
     KcclEngineRequest request = {};
-    uint32_t number = 0;   // number of the request; the same on all ranks
+    uint32_t number = 0;   // the number of the last request; the same on all ranks
     uint32_t running = 0;  // how many blocks still work on it
     bool is_closing = false;
     // The request's tokens, at most `context`. Those from index num_taken to num_tokens - 1 have

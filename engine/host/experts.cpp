@@ -29,7 +29,7 @@ void Routes::choose(uint32_t column, const float* logits, const float* bias,
         experts[at] = expert;
     }
     // If a logit of the router is NaN, all weights become NaN. So the NaN reaches the model's
-    // logits, where it is found.
+    // logits, where the sampler finds it.
     const bool has_nan = compute.peak(own, num_experts_).has_nan;
     const float most = has_nan ? __builtin_nanf("") : own[experts[0]];
     std::sort(experts, experts + num_chosen_);

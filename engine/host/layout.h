@@ -123,7 +123,7 @@ struct Window {
     uint64_t verdict;        // uint32: the verdict of Pass::meet(); only rank 0's is used
     uint64_t messages;       // float or BF16 [slot][lane][column][hidden, padded]: num_slots()
     uint64_t finals;         // float [lane][column][hidden, padded]: normalised residuals
-    uint64_t logits;         // float [column of kKcclEngineLogitColumns][vocab_size, padded]
+    uint64_t logits;         // float [kKcclEngineLogitColumns][vocab_size, padded]
     uint64_t bytes;
 };
 

@@ -109,7 +109,7 @@ struct RankMemory {
     const Floats qkv;        // queries, keys, values
     const Floats attended;   // output of attention
     const Floats activated;  // output of the MLP's first half, or that of each chosen expert
-    const Floats own;        // a module's output, unrounded
+    const Floats own;        // a module's output, before it is rounded for a message
     const Floats routed;     // [column][stride]: the router's logits, before biases are added
     // [residual][column][stride]. Runs of several columns use these; see Pass::is_alone().
     const Floats residuals;

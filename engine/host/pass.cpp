@@ -314,7 +314,7 @@ void Pass::add_outputs(const KcclEngineOp& op, const Element* const* messages, u
         if (!is_blocking && lane == first_lane_ + i) continue;
         arrays[num++] = messages[lane] + column * stride;
     }
-    // Models that round messages have no biases.
+    // Models that round messages have no biases, so only messages in FP32 need them.
     if constexpr (std::is_same_v<Element, float>) {
         if (op.bias != 0) {
             arrays[num++] =

@@ -38,9 +38,9 @@ class Pass {
     // [vocab_size].
     void read_logits(uint32_t column, float* out) const;
 
-    // Copies the output of one op for column `column` of the last run, which ended with that op, to
-    // `out`: that of the i-th of this rank's lanes, or the i-th residual. Called only by block 0 of
-    // a rank.
+    // Copies the output of `op` in a column of the last run to `out`, for tests. That run must have
+    // ended with the op. i: which of this rank's lanes, or which residual, it is the output of.
+    // Called only by block 0 of a rank.
     void read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out) const;
 
     // Publishes the writes of this block (as the next step), and waits for all blocks of all ranks.
@@ -99,7 +99,7 @@ class Pass {
     void activate(const KcclEngineOp& op, uint64_t lane, uint32_t work_item, const float* products,
                   float* activated) const;
 
-    // A mixture of experts: experts.cpp.
+    // The ops of a mixture of experts, which are in experts.cpp.
     bool route(const KcclEngineOp& op);
     bool expert_gate_up(const KcclEngineOp& op);
     void expert_down(const KcclEngineOp& op);
@@ -182,7 +182,7 @@ class Pass {
     Array<const uint8_t*> first_weights_;  // [op]: where this block's next product begins
     Floats residuals_;                     // [residual][hidden, padded]
     Floats normed_;                        // [residual][hidden, padded]
-    Floats finals_;             // [residual][column of kKcclEngineLogitColumns][hidden, padded]
+    Floats finals_;             // [residual][kKcclEngineLogitColumns][hidden, padded]
     Floats scores_;             // [query, at most kQueries][position]
     Array<DigitGroup> digits_;  // [column][group]: a lane's input of the product that runs
     Routes routes_;

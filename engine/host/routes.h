@@ -13,7 +13,7 @@ struct Passage {
     float weight;     // the factor of the expert's output
 };
 
-// The passages through one expert.
+// All passages of a run through one expert.
 struct Passages {
     uint32_t expert;
     uint32_t num;

@@ -49,8 +49,8 @@ inline Wide<To, N> each(F f, const Wide<From, N>&... from) {
 template <class Register, int N, class Value>
 inline Wide<Register, N> filled(Value value) {
     if constexpr (N == kPerRegister) {
-        // Subtracting zero is optimised away, because it changes no number. Adding zero would
-        // change -0.
+        // Subtracting a register of zeros fills a register with the value. The subtraction is
+        // optimised away, because it changes no number. Adding zero would change -0.
         return {value - Register{}};
     } else {
         return {filled<Register, N / 2>(value), filled<Register, N / 2>(value)};
@@ -216,7 +216,7 @@ inline Floats16 exp_of(const Floats16& x) {
     if constexpr (IS_NEGATIVE) {
         value = p * power_of_two(exponent);
     } else {
-        // The power is applied in two steps, because 2^128 is no float.
+        // The result is multiplied by 2^exponent in two steps, because 2^128 is no FP32 number.
         const Ints16 half = half_of(exponent);
         value = p * power_of_two(half) * power_of_two(exponent - half);
         value = select(is_less(high, x), all(__builtin_inff()), value);

@@ -146,7 +146,8 @@ class KvStrand {
             area_.weights[0][number] = split<f16>(now);
             if (index4 == 0) mem::store_plain(area_.scales[0].value + query, scale);
         }
-        // All threads have read their scores, so the next tile's scores may overwrite them.
+        // After this sync, all threads have read their scores, so the next tile's scores may
+        // overwrite them, and all weights and scales are stored.
         warp().sync();
         KCCL_UNROLL
         for (uint32_t turn = 0; turn < kTurns; ++turn) {

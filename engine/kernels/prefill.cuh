@@ -80,7 +80,7 @@ struct ConsumerOfChunk {
     KCCL_DECODE void prefetch_next(uint32_t layer) {
         constexpr bool kIsLast = OP + 1 == S::kNumOps;
         constexpr Product<S> kNext = next_product<S>(kIsLast ? 0 : OP + 1);
-        // In the last layer, only the ops before attention run.
+        // In the last layer, no product follows the one that gives queries, keys and values.
         constexpr bool kEndsHere = S::kLayer[OP].gives == V::kHeads;
         if (kEndsHere && layer + 1 == S::kNumLayers) return;
         prefetch_weights<MatrixOf<S, kNext>>(consumer, kNext, layer + (kIsLast ? 1 : 0));

@@ -17,7 +17,7 @@
 
 namespace kccl::decode {
 
-// The positions of a chunk.
+// A chunk: neighbouring positions of a prompt, which prefill runs together.
 struct PromptChunk {
     uint32_t number;  // counts the chunks of all requests
     uint32_t first;   // the first position

@@ -118,8 +118,8 @@ KCCL_DECODE Float4 sum_over_ranks(ConsumerWarp<S>& consumer, uint32_t module, ui
 template <class S>
 KCCL_DECODE void add_to_residual(ConsumerWarp<S>& consumer, uint32_t module, const Module& rule,
                                  bool is_last) {
-    // The rows of Out and Down are cut in the same way.
     constexpr bool kHasOthers = S::kNumLanes > Shape<S>::kLanesPerGroup;
+    // The rows of Out and Down are cut in the same way, so this is right for both.
     const Cut tiles = Shape<S>::Out::tiles_of(consumer.block_in_group());
     const bool is_blocking = S::kHasBlocking && rule.is_blocking != 0;
     const bool receives = S::kHasDelayed && rule.receives >= 0;

@@ -62,7 +62,7 @@ class Sampler {
         // The k-th largest score lies between low and high. The weight of all scores that are not
         // below it lies between least and most. Scores below the first `low` weigh nothing.
         double low = 0, high = 0;
-        uint64_t least = kOne, most = 0;  // 0: not known
+        uint64_t least = kOne, most = 0;  // most = 0: not known yet
         for (bool is_kept = false; !is_kept;) {
             look();
             if (!exchange()) return false;

@@ -1,4 +1,5 @@
-// BF16: the upper half of FP32's bits. The twin of formats/bfloat16.py.
+// BF16: the upper half of FP32's bits. The twin of formats/bfloat16.py, which is the format in
+// Python.
 #pragma once
 
 #include "pairs16.h"

@@ -10,7 +10,7 @@ namespace kccl::engine {
 struct E2m1 : Planes<4> {
     static constexpr bool kIsInteger = true;
     static constexpr int32_t kZero = 12;
-    // Indexed by the 4 bits: twice the number, plus kZero.
+    // kIntegers[bits] is twice the number that these 4 bits mean, plus kZero.
     static constexpr uint8_t kIntegers[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                               12, 11, 10, 9,  8,  6,  4,  0};
     static constexpr bool kHasMinimums = false;

@@ -1,4 +1,5 @@
-// FP8 e4m3fn with a scale for a group of columns. The twin of formats/e4m3.py.
+// FP8 e4m3fn with a scale for a group of columns. The twin of formats/e4m3.py, which is the format
+// in Python.
 //
 // A number has a sign, 4 bits of exponent with a bias of 7, and 3 of mantissa. With FP16's bias of
 // 15 the same bits mean a number that is 256 times smaller, exactly. So a panel's weights are

@@ -1,4 +1,4 @@
-// FP16: IEEE 754's binary16. The twin of formats/float16.py.
+// FP16: IEEE 754's binary16. The twin of formats/float16.py, which is the format in Python.
 #pragma once
 
 #include "pairs16.h"

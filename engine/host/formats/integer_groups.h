@@ -15,7 +15,7 @@ struct IntegerGroups : Groups<COLUMNS, BITS, HAS_ZEROS> {
     using Base = Groups<COLUMNS, BITS, HAS_ZEROS>;
     static constexpr bool kIsInteger = true;
     static constexpr int32_t kZero = ZERO;
-    // A scale belongs to whole blocks of 32, and the bits of a weight lie together.
+    // A block of 32 columns has one scale, and no bits of a weight lie apart from the others.
     static constexpr uint32_t kScalesOfBlock = 1;
     static constexpr uint32_t kHighBits = 0;
     static constexpr uint32_t kBlockBytes = 32 * BITS / 8;

@@ -25,7 +25,7 @@ struct KBlocks : Planes<Stored::kBits> {
     static constexpr bool kIsInteger = true;
     static constexpr int32_t kZero = Stored::kZero;
     static constexpr bool kHasMinimums = Stored::kHasMinimums;
-    // A scale is an unsigned byte, or a signed one.
+    // The type of a scale: an unsigned byte or a signed one.
     using Scale = typename Stored::Scale;
     static constexpr uint32_t kScalesOfBlock = Stored::kScalesOfBlock;
     static constexpr uint32_t kColumns = Stored::kColumns;

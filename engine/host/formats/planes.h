@@ -4,8 +4,8 @@
 //     [quad][row]              integers of 8 bits
 //     [quad % 4][row]          integers of 4 bits, or the lower 4 bits of longer ones: quad i, and
 //                              above it quad i + 4
-//     [quad / n][row]          then the bits above these 4, of n quads that lie side by side: 8 for
-//                              1 bit, 4 for 2 bits
+//     [quad / n][row]          behind those words: the bits above the lower 4. n quads share a
+//                              word: n is 8 if an integer has one such bit, 4 if it has two
 #pragma once
 
 #include <stdint.h>

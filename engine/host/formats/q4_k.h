@@ -1,5 +1,5 @@
-// GGUF's Q4_K: blocks of 256 integers of 4 bits, with scales and minimums for each 32. The twin of
-// formats/q4_k.py.
+// GGUF's Q4_K: blocks of 256 integers of 4 bits, with a scale and a minimum for each 32
+// (k_blocks.h). The twin of formats/q4_k.py, which is the format in Python.
 #pragma once
 
 #include "k_blocks.h"

@@ -1,5 +1,5 @@
-// GGUF's Q5_K: blocks of 256 integers of 5 bits, with scales and minimums for each 32. The twin of
-// formats/q5_k.py.
+// GGUF's Q5_K: blocks of 256 integers of 5 bits, with a scale and a minimum for each 32
+// (k_blocks.h). The twin of formats/q5_k.py, which is the format in Python.
 #pragma once
 
 #include "k_blocks.h"

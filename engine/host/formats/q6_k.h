@@ -1,5 +1,5 @@
-// GGUF's Q6_K: blocks of 256 integers of 6 bits, with scales for each 16. The twin of
-// formats/q6_k.py.
+// GGUF's Q6_K: blocks of 256 integers of 6 bits, with a scale for each 16 (k_blocks.h). The twin of
+// formats/q6_k.py, which is the format in Python.
 #pragma once
 
 #include "k_blocks.h"

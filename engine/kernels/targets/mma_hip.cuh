@@ -76,7 +76,7 @@ struct Mma {
       private:
         const uint32_t thread_;
         const uint32_t num_vectors_;
-        const uint32_t input_;  // in bytes
+        const uint32_t input_;  // where the thread's part of inputs begins, in bytes
     };
 
     KCCL_DECODE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
