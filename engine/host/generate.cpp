@@ -57,9 +57,9 @@ bool KcclEngine::choose_tokens(Pass& pass, uint32_t column, uint32_t position, u
     *decision = *decision_there();
     for (uint32_t i = 0; pass.block().index() == 0 && i < decision->num_tokens; ++i) {
         if (decision->tokens[i].id >= 0 && request.num_alternatives != 0) {
-            // As in the leading block, the sampler adds up the logits (measure) from which
-            // alternatives are taken. Nothing overwrites these logits before the next pass, which
-            // needs this block.
+            // As in the leading block, the sampler adds up the exponentials of the logits (measure)
+            // from which alternatives are taken. Nothing overwrites these logits before the next
+            // pass, which needs this block.
             pass.read_logits(i, logits.get());
             sampler.measure(logits.get(), model.vocab_size);
         }

@@ -27,7 +27,7 @@ constexpr uint32_t kDecodeThreads = (S::kWarps + S::kOthers) * platform::kWarpSi
 
 // Lets the lane groups (the blocks that share a residual) begin a token step one after another.
 // They have the same work. If they began together, they would all wait for their exchanges at the
-// same time, and meanwhile nobody would read weights from memory.
+// same time, and the memory would be idle meanwhile.
 template <class S>
 KCCL_DECODE void stagger(const ConsumerWarp<S>& consumer) {
     if constexpr (S::kStaggerNs != 0 && S::kOverlaps) {

@@ -34,7 +34,7 @@ class Delays {
 
   private:
     const bool is_slow_;
-    uint32_t state_ = 0;  // of the generator; never 0 if it is used
+    uint32_t state_ = 0;  // the generator's state; never 0 if there are waits
 };
 
 }  // namespace kccl::decode

@@ -141,8 +141,10 @@ struct ProducerOfChunk {
     }
 
   private:
-    // Does this for a module's last product, whose sums are added to the residual. Waits for
-    // messages, too, if the module adds those of other lanes.
+    // Does the producer warp's work for a module's last product, whose sums are added to the
+    // residual: waits for the product's vector and for the messages of an earlier module, if these
+    // are added, and copies the vector. If the module adds its own messages of all lanes, waits for
+    // these, too.
     template <uint32_t OP>
     KCCL_DECODE Walk add_up(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];

@@ -18,8 +18,8 @@ KCCL_DECODE Float4 as_message(const Float4& four) {
     return sent;
 }
 
-// Returns the block's sums, over all warps, of float4 `index4` of its rows, for one lane. lane:
-// counted in the lane group.
+// Returns float4 `index4` of the block's rows for one lane, summed over all warps. lane: counted in
+// the lane group.
 template <class S>
 KCCL_DECODE Float4 own_total(ConsumerWarp<S>& consumer, uint32_t index4, uint32_t lane) {
     return total_of(consumer, index4 / kTileFloat4s * Shape<S>::kLanesPerGroup + lane,

@@ -7,7 +7,7 @@
 // model has one lane group with all of the rank's lanes. The rows of a product (a matrix times a
 // vector) are cut into tiles of 16, and the tiles into contiguous parts, one for each block of the
 // lane group. The columns are cut over the warps of a block, in every block alike. So the order in
-// which the products of a row are added up does not depend on the numbers of ranks and blocks.
+// which a row's sum is added up does not depend on the numbers of ranks and blocks.
 #pragma once
 
 #include "format.cuh"
@@ -31,12 +31,12 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
 }
 
 // The packed matrix of a product, whose rows BLOCKS blocks share. F is the format of its weights.
-// It multiplies one vector of COLUMNS values for each of LANES lanes. The sums of different lanes
-// are not added up. Tiles of 16 x 16 weights lie in memory as [row tile][lane][step][warp]: in each
-// step every warp multiplies one tile. In a format with strips (tiles that share scales, see
-// format.cuh) they lie as [row tile][lane][strip][warp][tile]. If the row tiles do not divide
-// evenly, kTiles % BLOCKS consecutive blocks have one more. These begin with block LONGER, and
-// behind the last block comes block 0.
+// The product multiplies one vector of COLUMNS values for each of LANES lanes. The sums of
+// different lanes are not added up. Tiles of 16 x 16 weights lie in memory as [row
+// tile][lane][step][warp]: in each step every warp multiplies one tile. In a format with strips
+// (tiles that share scales, see format.cuh) they lie as [row tile][lane][strip][warp][tile]. If the
+// row tiles do not divide evenly, kTiles % BLOCKS consecutive blocks have one more. These begin
+// with block LONGER, and behind the last block comes block 0.
 template <class S, class F, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS,
           uint32_t LONGER = 0>
 struct Matrix {

@@ -46,17 +46,19 @@ struct Beside {
     float sines[S::kHeadDim / 2];
     // The sums of other lanes' messages for the block's rows of the residual: collect.cuh.
     Float4 landed[Shape<S>::Out::kMostTiles * kTileFloat4s];
-    // Each phase of these ends when: the collecting warp has written `landed`; the consumer warps
-    // have read `landed` (where nothing overlaps: want to read it); all consumer warps want the
-    // next stage of weights (only where nothing overlaps).
+    // Ends a phase when the collecting warp has written `landed`.
     mem::CopyBarrier has_landed;
+    // Ends a phase when the consumer warps have read `landed`; where nothing overlaps, when they
+    // want to read it.
     mem::CopyBarrier was_read;
+    // Used where nothing overlaps: ends a phase when all consumer warps want the next stage of
+    // weights.
     mem::CopyBarrier asked;
     MeetingPlace met;
     mem::CopyBarrier ended;    // its first phase ends when the consumer warps have ended
     mem::CopyBarrier gave_up;  // its first phase ends when the block's waits must fail
-    int32_t token;           // the next position's id: Verdict
-    uint32_t end;            // KcclEngineEnd: Verdict
+    int32_t token;           // the next position's id (Verdict)
+    uint32_t end;            // KcclEngineEnd (Verdict)
     uint32_t landed_failed;  // not 0: the wait for messages has failed
 };
 

@@ -1,5 +1,5 @@
-// Gets the vector that a product multiplies: a warp polls the exchange buffer for its part of the
-// vector, and stages that part, which means that it stores it in shared memory for the matrix unit.
+// Gets the vector that a product multiplies. A warp polls the exchange buffer for its part of the
+// vector, and stages that part: stores it in shared memory, split for the matrix unit.
 #pragma once
 
 #include "math.cuh"

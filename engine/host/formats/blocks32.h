@@ -23,7 +23,7 @@ struct Blocks32 : Planes<BITS> {
     static constexpr int32_t kZero = ZERO;
     static constexpr bool kHasMinimums = HAS_MINIMUMS;
     static constexpr uint32_t kScalesOfBlock = 1;
-    // A piece has so many blocks that it is whole cache lines.
+    // A piece has as many blocks as make whole cache lines.
     static constexpr uint32_t kBlocks = HAS_MINIMUMS ? 1 : 2;
     static constexpr uint32_t kPairs = 16 * kBlocks;
     static constexpr uint32_t kScales = HAS_MINIMUMS ? 2 : 1;
