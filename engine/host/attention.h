@@ -1,9 +1,9 @@
-// Computes softmax attention of a few queries to one head's keys and values, for the instruction
-// set that the compiler's flags name.
+// Computes softmax attention of a few queries to the keys and values of one KV head, for the
+// instruction set that the compiler's flags name.
 //
-// Keys and values are read once for all queries. Each query has sums of its own, so that one
-// addition need not wait for the one before. A sum is made in the order of the positions, so its
-// bits do not depend on how many queries there are.
+// Keys and values are read once for all queries. Each query has sums of its own, so that the CPU
+// need not finish one addition before it begins the next. A sum is made in the order of the
+// positions, so its bits do not depend on how many queries there are.
 #pragma once
 
 #include <algorithm>
@@ -14,11 +14,12 @@
 namespace kccl::engine {
 namespace {
 
-// How many sums, each a vector of 16, fill half of the registers of AVX-512 or AVX2.
+// How many sums, each a vector of 16 floats, fill half of the registers of AVX-512 or AVX2.
 constexpr int kSums = kPerRegister == 16 ? 16 : 4;
 
-// Computes the scores of BLOCKS blocks of keys. Positions that a query does not see get minus
-// infinity. most[query]: the largest scores so far, one for each position in a block.
+// Computes the scores of BLOCKS blocks of keys from `block` on, a block being 16 positions.
+// Positions that a query does not see get minus infinity. most[query]: the largest scores of the
+// query so far, one for each of the 16 places in a block.
 template <int QUERIES, int BLOCKS>
 inline void score_blocks(const Query* queries, const Keys& k, uint32_t block, float* scores,
                          Floats16 (&most)[QUERIES]) {
@@ -62,8 +63,8 @@ inline void score_blocks(const Query* queries, const Keys& k, uint32_t block, fl
     }
 }
 
-// Adds the values of positions [begin, end) to the sums, from element `first` on, times their
-// weights.
+// Adds the values of positions [begin, end), times their weights, to each query's sums. These have
+// VECTORS vectors of 16 elements, from element `first` of the head on.
 template <int QUERIES, int VECTORS>
 inline void add_positions(const Keys& k, const float* weights, uint32_t begin, uint32_t end,
                           uint32_t first, Floats16 (*sums)[VECTORS]) {
@@ -82,7 +83,8 @@ inline void add_positions(const Keys& k, const float* weights, uint32_t begin, u
     }
 }
 
-// Computes VECTORS vectors of the output, from element `first` on.
+// Computes VECTORS vectors of 16 elements of each query's output, from element `first` on. weights:
+// the exponentials of the scores. scales: 1 / the sum of each query's weights.
 template <int QUERIES, int VECTORS>
 inline void add_values(const Query* queries, const Keys& k, const float* weights, uint32_t first,
                        const float* scales) {
@@ -92,7 +94,8 @@ inline void add_values(const Query* queries, const Keys& k, const float* weights
         KCCL_ENGINE_UNROLL
         for (int v = 0; v < VECTORS; ++v) sums[q][v] = all(0.0f);
     }
-    // The positions that all queries see lie between positions that only some of them see.
+    // The positions that all queries see, [begin, end), lie between positions that only some of
+    // them see. Those are added for each query alone.
     uint32_t begin = queries[0].first, end = queries[0].end;
     for (int q = 1; q < QUERIES; ++q) {
         begin = std::max(begin, queries[q].first);

@@ -1,5 +1,5 @@
-// Finds the instruction set of this CPU, and has the sizes and packing of weights that all
-// instruction sets share.
+// Chooses the functions for this CPU's instruction set. Also has those functions of the C interface
+// that need only a model's sizes and its formats.
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -1,6 +1,7 @@
-// What a block computes, as a table of functions for each instruction set: products (multiply.h),
-// attention (attention.h), and everything between them (elementwise.h). The order of every sum is
-// fixed, so that results have the same bits with every instruction set.
+// Declares what a block (a thread of the host executor) computes, as a table of functions for each
+// instruction set: products (multiply.h), attention (attention.h), and everything between them
+// (elementwise.h). The order of every sum is fixed, so that results have the same bits with every
+// instruction set.
 #pragma once
 
 #include "products.h"
@@ -13,30 +14,30 @@ constexpr uint32_t kKeyBlock = 16;
 
 inline uint32_t padded(uint32_t n) { return (n + 15) / 16 * 16; }
 
-// The most queries that attend() takes at a time.
+// How many queries attend() takes at a time, at most.
 constexpr int kQueries = 4;
 
-// The keys and values that queries of one KV head attend to.
+// The keys and values of one KV head, to which its queries attend.
 struct Keys {
     const float* keys;
     const float* values;
     uint32_t head_dim;
     float scale;
-    uint64_t scores_stride;  // the floats between the scores of two queries
+    uint64_t scores_stride;  // how many floats lie between the first scores of two queries
 };
 
-// A query, and the positions that it sees: [first, end). The last of them is its own.
+// A query, and the positions [first, end) that it sees. The last of them is its own.
 struct Query {
     const float* query;
     float* out;  // float [head_dim]
     uint32_t first;
     uint32_t end;
-    float sink;  // a logit that joins the softmax and has no value; minus infinity: none
+    float sink;  // a score that joins the softmax but has no value; minus infinity: none
 };
 
 struct Peak {
     float value;
-    uint32_t index;  // the lowest, if several are equal
+    uint32_t index;  // of the largest value; the lowest, if several are equal
     bool has_nan;
 };
 
@@ -47,21 +48,22 @@ struct Compute {
     Touch touch;
     // out = x / sqrt(mean(x^2) + eps) * weight.
     void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, float* out);
-    // Computes softmax attention of at most kQueries queries. scores: float [query][scores_stride].
-    // Overwrites those up to padded(end).
+    // Computes softmax attention of at most kQueries queries. scores: float [query][scores_stride],
+    // memory that this overwrites up to padded(end).
     void (*attend)(const Query* queries, int num_queries, const Keys& keys, float* scores);
-    // Rotates pairs (2i, 2i + 1) by the angles of one position.
+    // Rotates the pairs (2i, 2i + 1) of a head by the angles of one position (RoPE).
     void (*rotate)(float* x, const float* cosines, const float* sines, uint32_t head_dim);
     // out = gate / (1 + exp(-gate)) * up.
     void (*swiglu)(const float* gate, const float* up, uint32_t n, float* out);
-    // out = g / (1 + exp(-1.702 g)) * (u + 1), with g the gate, at most `limit`, and u "up" within
-    // -limit and limit.
+    // out = g / (1 + exp(-1.702 g)) * (u + 1). g is the gate, but at most `limit`. u is "up",
+    // bounded to -limit and limit.
     void (*swiglu_limited)(const float* gate, const float* up, float limit, uint32_t n, float* out);
     // x = exp(x - most), where no element is above `most`.
     void (*powers)(float* x, float most, uint32_t n);
     // x += scale * y.
     void (*add_scaled)(float* x, const float* y, float scale, uint32_t n);
-    // x += the sum of the arrays. The sum goes from left to right over at least one array.
+    // x += the sum of the arrays, of which there is at least one. They are added up from the first
+    // to the last.
     void (*add_sum)(float* x, const float* const* arrays, int num_arrays, uint32_t n);
     void (*add_sum_of_bf16)(float* x, const uint16_t* const* arrays, int num_arrays, uint32_t n);
     // out = the sum of the arrays / num_arrays.

@@ -6,14 +6,15 @@
 namespace kccl::engine {
 namespace {
 
-// The fewest ids in a row that must be alike, and the most that are compared.
+// repeat() looks for at least kFewestAlike ids in a row that the text has twice, and compares at
+// most kMostAlike.
 constexpr uint32_t kFewestAlike = 3, kMostAlike = 16;
 
 }  // namespace
 
 uint32_t repeat(const int32_t* ids, uint32_t num_ids, uint32_t most, int32_t* drafts) {
     uint32_t best = kFewestAlike - 1, from = 0;
-    // `end` lies behind the last id that is alike.
+    // Compares the ids in front of `end` with the ids at the end of the text.
     for (uint32_t end = num_ids - 1; end > best && best < kMostAlike; --end) {
         const uint32_t longest = std::min(end, kMostAlike);
         uint32_t alike = 0;
@@ -24,8 +25,8 @@ uint32_t repeat(const int32_t* ids, uint32_t num_ids, uint32_t most, int32_t* dr
         }
     }
     if (best < kFewestAlike) return 0;
-    // If the place is so close to the end that the ids behind it run out, the drafts continue with
-    // the first drafts.
+    // If `from` is so close to the end of the text that the ids behind it run out, the drafts go on
+    // with the first drafts.
     for (uint32_t i = 0; i < most; ++i) {
         drafts[i] = from + i < num_ids ? ids[from + i] : drafts[from + i - num_ids];
     }

@@ -7,45 +7,47 @@
 
 namespace kccl::engine {
 
-// Writes how a text may go on, at most `most` ids. Looks for the longest run, of 3 to 16 ids, that
-// the text ends with and also has before. Of several such places it takes the last, and copies the
-// ids behind it. Returns the number of ids: `most`, or 0 if there is no such place.
+// Writes guesses of the ids that follow on a text to `drafts`. Looks for the longest run, of 3 to
+// 16 ids, that the text ends with and also has before. Of several such places it takes the last,
+// and copies the ids behind it. Returns the number of ids: `most`, or 0 if there is no such place.
 uint32_t repeat(const int32_t* ids, uint32_t num_ids, uint32_t most, int32_t* drafts);
 
-// Decides how many drafts a pass runs, if a request leaves it to the engine. The number follows
-// from counts of drafts alone, never from times, so a request takes the same passes each time.
+// Decides how many drafts a pass (a run of the model over a few positions) has, if a request leaves
+// that to the engine. The number follows from counts of drafts alone, never from times, so a
+// request takes the same passes each time.
 //
-// Passes begin with one draft. At least 8 drafts in a row are a trial, and the share of them that
-// was accepted decides about the next passes. From 7/8 on they take 7 drafts, from 2/3 on 3, from
-// 1/2 on 1. Below that there are no drafts for 16 passes, and then a trial of 4 drafts follows.
-// Each trial that fails doubles the pause, up to 256 passes. So even if all drafts of an answer are
-// wrong, only 20 of its first 260 passes have one. The shares are high because a pass of several
-// columns takes much longer where arithmetic bounds it, not memory (bench/LOG.md).
+// Passes begin with one draft. At least 8 drafts in a row are a trial. The share of them that was
+// accepted decides how many drafts each of the next passes has: 7 if it is at least 7/8, 3 if at
+// least 2/3, 1 if at least 1/2. Below that there are no drafts for 16 passes, and then a trial of 4
+// drafts follows. Each trial that fails doubles the pause, up to 256 passes. So even if all drafts
+// of an answer are wrong, only 20 of its first 260 passes have one. The shares are high because a
+// pass over several positions takes much longer where arithmetic bounds it, not memory
+// (bench/LOG.md).
 class Pace {
   public:
-    // Returns the most drafts of the next pass.
+    // Returns how many drafts the next pass has at most. Called once for each pass.
     uint32_t next();
-    // Tells how many drafts a pass had, and how many of them were accepted.
+    // Reports to the Pace how many drafts a pass had, and how many of them were accepted.
     void learn(uint32_t num_drafts, uint32_t num_accepted);
 
   private:
     static constexpr uint32_t kTrial = 8, kNextTrial = 4, kFirstPause = 16, kLongestPause = 256;
     uint32_t most_ = 1;
-    uint32_t trial_ = kTrial;             // fewest drafts of this trial
-    uint32_t drafts_ = 0, accepted_ = 0;  // of this trial
-    uint32_t pause_ = 0;                  // passes without drafts that are left
+    uint32_t trial_ = kTrial;             // how many drafts this trial has at least
+    uint32_t drafts_ = 0, accepted_ = 0;  // in this trial so far
+    uint32_t pause_ = 0;                  // how many passes without drafts still follow
     uint32_t next_pause_ = kFirstPause;
 };
 
-// The drafts of one request. Only the leading block has some.
+// Makes the drafts of one request. Only the leading block, block 0 of rank 0, uses it.
 class Drafts {
   public:
     void begin(const KcclEngineRequest& request);
 
-    // Writes the drafts of the next pass, at most `room`. Returns their number.
+    // Writes the drafts of the next pass, at most `room`, to `drafts`. Returns their number.
     uint32_t propose(const int32_t* ids, uint32_t num_ids, uint32_t room, int32_t* drafts);
 
-    // Tells how many drafts the last pass had, and how many of them were accepted.
+    // Reports how many drafts the last pass had, and how many of them were accepted.
     void learn(uint32_t num_drafts, uint32_t num_accepted);
 
   private:

@@ -40,8 +40,8 @@ void swiglu(const float* gate, const float* up, uint32_t n, float* out) {
 
 void swiglu_limited(const float* gate, const float* up, float limit, uint32_t n, float* out) {
     each_vector(n, [&](uint32_t i, uint32_t num) {
-        // A NaN stays a NaN, because smaller() and larger() return their second argument if the
-        // comparison is false.
+        // A NaN of gate or up stays a NaN, because smaller() and larger() return their second
+        // argument if the comparison is false.
         const Floats16 g = smaller(all(limit), load_some(gate + i, num));
         const Floats16 u = larger(all(-limit), smaller(all(limit), load_some(up + i, num)));
         const Floats16 swish = g / (all(1.0f) + exp_of(all(-1.702f) * g));

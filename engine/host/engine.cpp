@@ -13,7 +13,8 @@ using kccl::engine::Pass;
 
 // ---- Threads ------------------------------------------------------------------------------------
 
-// Starts the threads. Returns 0, or errno's number of the failure.
+// Allocates the memory of all blocks, and starts their threads. Returns 0, or errno's number of the
+// failure.
 int KcclEngine::open() {
     if (!memory.is_complete() || !logits || !mask.is_complete() || !history || !tokens)
         return ENOMEM;

@@ -1,5 +1,5 @@
-// The host executor: the state of a rank that its threads share. engine.cpp has the threads,
-// tasks.cpp and generate.cpp what they do in a request.
+// The host executor: the state of a rank that its threads (blocks) share. engine.cpp has the
+// threads, tasks.cpp and generate.cpp what they do in a request.
 #pragma once
 
 #include <condition_variable>
@@ -12,7 +12,7 @@
 #include "sampler.h"
 
 struct KcclEngine {
-    // A block, with all that it needs to compute.
+    // A block, which is a thread, with all that it needs to compute.
     struct Thread {
         KcclEngine* engine;
         uint32_t block;
@@ -41,7 +41,7 @@ struct KcclEngine {
     bool is_cancelled() const;
     void deliver(const KcclEngineToken& token);
 
-    // How tokens are chosen: generate.cpp.
+    // These functions choose and deliver tokens: see generate.cpp.
     bool choose_tokens(kccl::engine::Pass& pass, uint32_t column, uint32_t position,
                        uint32_t pass_number, kccl::engine::Decision* decision);
     bool lead(kccl::engine::Pass& pass, uint32_t position, uint32_t pass_number,
@@ -64,8 +64,8 @@ struct KcclEngine {
     kccl::engine::RankMemory memory;
     Thread threads[kKcclEngineMaxBlocks] = {};
     uint32_t num_threads = 0;
-    // Only block 0 uses these. `logits` is the input of its choice, and `history` has all ids so
-    // far.
+    // Only block 0 of the rank uses these. `logits` is the input of a choice, and `history` has all
+    // ids of the text so far.
     kccl::engine::Sampler sampler;
     kccl::engine::Drafts drafts;
     const kccl::engine::Floats logits;
@@ -76,13 +76,13 @@ struct KcclEngine {
     mutable std::mutex mutex;
     std::condition_variable changed;
     KcclEngineRequest request = {};
-    uint32_t number = 0;   // number of the request; the same on all ranks
-    uint32_t running = 0;  // blocks that work on it
+    uint32_t number = 0;   // the number of the last request; the same on all ranks
+    uint32_t running = 0;  // how many blocks still work on it
     bool is_closing = false;
     // The request's tokens, at most `context`. Those from index num_taken to num_tokens - 1 have
     // not been taken yet.
     const kccl::engine::Array<KcclEngineToken> tokens;
     uint32_t num_tokens = 0, num_taken = 0;
     uint64_t started_ns = 0, ended_ns = 0;
-    uint32_t sink = 0;  // takes what stream() has read
+    uint32_t sink = 0;  // what stream() has read, so that the reads are not optimised away
 };

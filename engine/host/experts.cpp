@@ -1,8 +1,9 @@
-// A layer's mixture of experts: the router, and the two products of the chosen experts.
+// Computes a layer's mixture of experts: the router, which chooses experts for each position, and
+// the two products of the chosen experts.
 //
-// All blocks of all ranks share every expert by rows, as they share any other matrix, so no rank
-// waits for another one's expert. Sums have the same order as with a single position, whichever
-// block computes them.
+// The rows of every expert are shared out to all blocks of all ranks, as those of any other matrix,
+// so no rank waits for another one's expert. Sums have the same order as with a single position,
+// whichever block computes them.
 #include <algorithm>
 
 #include "pass.h"
@@ -18,8 +19,8 @@ void Routes::choose(uint32_t column, const float* logits, const float* bias,
     if (bias != nullptr) compute.add_scaled(own, bias, 1.0f, num_experts_);
     Passage* chosen = chosen_.get() + uint64_t{column} * num_chosen_;
     uint32_t* experts = experts_.get() + uint64_t{column} * num_chosen_;
-    // The experts so far are sorted by their logits, the largest first. Of equal ones the lower
-    // stays in front.
+    // `experts` is sorted by logits, the largest first. Of equal ones the expert with the lower
+    // number comes first.
     uint32_t num = 0;
     for (uint32_t expert = 0; expert < num_experts_; ++expert) {
         if (num == num_chosen_ && !(own[expert] > own[experts[num - 1]])) continue;
@@ -28,7 +29,7 @@ void Routes::choose(uint32_t column, const float* logits, const float* bias,
         experts[at] = expert;
     }
     // If a logit of the router is NaN, all weights become NaN. So the NaN reaches the model's
-    // logits, where it is found.
+    // logits, where the sampler finds it.
     const bool has_nan = compute.peak(own, num_experts_).has_nan;
     const float most = has_nan ? __builtin_nanf("") : own[experts[0]];
     std::sort(experts, experts + num_chosen_);
@@ -86,8 +87,8 @@ uint64_t Pass::weights_of(const KcclEngineOp& op, uint32_t expert) const {
     return op.weights + uint64_t{expert} * num_lanes_ * panels.lane_bytes();
 }
 
-// Copies the vectors of some passages side by side, for lanes [first, end). from(passage, lane)
-// returns a passage's vector [n] in a lane.
+// Copies the vectors of some passages (positions that pass one expert) side by side, for lanes
+// [first, end). from(passage, lane) returns a passage's vector in a lane, n floats.
 template <class From>
 Columns Pass::gathered(const Passages& passages, uint32_t n, uint32_t first, uint32_t end,
                        From from) {
@@ -96,8 +97,8 @@ Columns Pass::gathered(const Passages& passages, uint32_t n, uint32_t first, uin
         for (uint32_t i = 0; i < passages.num; ++i) {
             float* to = gathered_.get() + lane * lane_stride + i * stride;
             std::copy_n(from(passages.first[i], lane), n, to);
-            // The padding is cleared, because vectors of other sizes lay here before. Its weights
-            // are 0, which would not hide a NaN.
+            // The padding is cleared, because vectors of another length may have lain here before.
+            // The padding's weights are 0, which would not hide a NaN.
             std::fill(to + n, to + stride, 0.0f);
         }
     }
@@ -109,8 +110,8 @@ bool Pass::expert_gate_up(const KcclEngineOp& op) {
     const Matrix matrix = matrix_of(op);
     const uint32_t of_expert = num_lanes_ * (matrix.panels_per_lane / matrix.panels_at_once);
     const uint64_t place_stride = padded(model_.ffn);
-    // The work items of all chosen experts are shared out together, since one expert may have fewer
-    // than there are blocks.
+    // The work items (panels of rows that one block computes) of all chosen experts are shared out
+    // together, since one expert may have fewer of them than there are blocks.
     const Share all = share_of(of_expert * routes_.num_groups(), block_.index(), team_.num_blocks);
     for (uint32_t group = 0; group < routes_.num_groups(); ++group) {
         const uint32_t begin = group * of_expert;
@@ -157,7 +158,7 @@ void Pass::expert_down(const KcclEngineOp& op) {
         return memory_.own.get() + (uint64_t{lane} * kColumns + column) * memory_.hidden_stride +
                work_item * kRows;
     };
-    // The experts come in ascending order, so a position's sum has that order.
+    // The experts come in ascending order, so a position's outputs are added up in that order.
     for (uint32_t group = 0; group < routes_.num_groups(); ++group) {
         const Passages& passages = routes_[group];
         Columns in = {from(passages.first[0], 0), kColumns * memory_.ffn_stride, 0};
@@ -186,7 +187,8 @@ void Pass::expert_down(const KcclEngineOp& op) {
     if (is_alone()) prefetch(op);
 }
 
-// Adds up the biases of a column's experts, each times its weight. Returns float [hidden].
+// Adds up the biases of the experts that a column (position of the run) passes, each times the
+// expert's weight. Returns float [hidden], valid until gathered_ is used again.
 const float* Pass::expert_bias(const KcclEngineOp& op, uint32_t column) {
     float* sum = gathered_.get();
     std::fill_n(sum, model_.hidden, 0.0f);

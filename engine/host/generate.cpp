@@ -1,6 +1,7 @@
-// Makes the tokens of a request. A pass runs the last token, and drafts behind it. From the logits
-// of its columns the leading block chooses tokens in their order, each from the logits behind all
-// tokens before it, as without drafts. It stops behind the first token that differs from its draft.
+// Makes the tokens of a request. A pass (a run over a few positions, the columns) runs the last
+// token, and drafts behind it. From the logits of its columns the leading block (block 0 of rank 0)
+// chooses tokens in their order, each from the logits behind all tokens before it, as without
+// drafts. It stops behind the first token that differs from its draft.
 //
 // A rejected draft leaves keys and values in the cache. The next pass begins at the first position
 // of a rejected draft. A query sees only positions up to its own. This pass or an earlier one has
@@ -56,8 +57,9 @@ bool KcclEngine::choose_tokens(Pass& pass, uint32_t column, uint32_t position, u
     *decision = *decision_there();
     for (uint32_t i = 0; pass.block().index() == 0 && i < decision->num_tokens; ++i) {
         if (decision->tokens[i].id >= 0 && request.num_alternatives != 0) {
-            // As in the leading block, the sampler measures the logits that alternatives are taken
-            // from. Nothing overwrites them before the next pass, which needs this block.
+            // As in the leading block, the sampler adds up the exponentials of the logits (measure)
+            // from which alternatives are taken. Nothing overwrites these logits before the next
+            // pass, which needs this block.
             pass.read_logits(i, logits.get());
             sampler.measure(logits.get(), model.vocab_size);
         }
@@ -77,7 +79,8 @@ bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Decis
         Chosen& chosen = found.tokens[column];
         pass.read_logits(column, logits.get());
         if (!choose(position + column, &chosen)) return false;
-        // Python posts the next mask only when it has this token: mask.h.
+        // The token is delivered at once, because Python posts the next mask only when it has this
+        // token (mask.h).
         deliver_chosen(chosen, column, pass_number, asked);
         is_draft = asked.proposes(column, chosen.id);
         num_accepted += is_draft ? 1 : 0;
@@ -96,7 +99,8 @@ bool KcclEngine::lead(Pass& pass, uint32_t position, uint32_t pass_number, Decis
     return true;
 }
 
-// Chooses the token for a position, from `logits`. Returns false if the wait for its mask failed.
+// Chooses the token for a position from `logits`, and whether the request ends with it. Returns
+// false if the wait for the position's mask failed.
 bool KcclEngine::choose(uint32_t position, Chosen* chosen) {
     *chosen = {-1, kKcclEngineGoesOn, std::numeric_limits<double>::quiet_NaN()};
     const bool is_masked = request.is_masked != 0;
@@ -117,15 +121,16 @@ bool KcclEngine::choose(uint32_t position, Chosen* chosen) {
     return true;
 }
 
-// Returns how many drafts may stand behind the token in front of `position`. The request and the
-// context must have room for one more token behind each draft.
+// Returns how many drafts may follow the token in front of `position`. The request and the context
+// must have room for one more token behind each draft.
 uint32_t KcclEngine::room_for_drafts(uint32_t position) const {
     const uint32_t num_tokens = position - request.num_ids;
     return std::min(request.max_tokens - num_tokens, model.context - position) - 1;
 }
 
-// Gives the caller a token that was chosen from a column of a pass. If the request wants
-// alternatives, the sampler has measured that column's logits before.
+// Gives the caller of the C interface a token that was chosen from a column of a pass. asked: the
+// decision with this pass's drafts. If the request wants alternatives, the sampler must have
+// measured that column's logits before.
 void KcclEngine::deliver_chosen(const Chosen& chosen, uint32_t column, uint32_t pass_number,
                                 const Decision& asked) {
     KcclEngineToken token = {};

@@ -1,7 +1,7 @@
 // Sums up products of unsigned weights of 8 bits with the digits of a vector (digits.h), in the
-// instruction set that the compiler's flags name. A register has four columns of each of
-// Vector::kWidth rows. All sums are exact. The sum over a group is upper * 256 + lower, where upper
-// belongs to the two higher digits.
+// instruction set that the compiler's flags name. A register holds the weights of four columns (a
+// quad) of each of Vector::kWidth rows. All sums are exact. The sum over a group of 32 columns is
+// upper * 256 + lower, where upper belongs to the two higher digits.
 #pragma once
 
 #include "digits.h"
@@ -41,7 +41,7 @@ struct Integers {
         const Words wanted = _mm512_set1_epi8(static_cast<char>(mask));
         return _mm512_or_si512(words, _mm512_and_si512(moved, wanted));
     }
-    // Returns the bytes of a table of 16 at the places that the bytes of `places` name.
+    // Replaces each byte of `places` by the byte with that number of a table of 16 bytes.
     static Words looked_up(Words places, const uint8_t* table) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
         return _mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xffff, bytes), places);
@@ -69,8 +69,8 @@ struct Integers {
 
 #else
 
-// Without an instruction for four products of bytes, the two higher digits are joined into one of
-// 16 bits.
+// Without an instruction that adds four products of bytes (VNNI), the two higher digits are joined
+// into one of 16 bits.
 inline int16_t upper_digit(int32_t biased) {
     return static_cast<int16_t>((biased >> 8) - (kDigitBias >> 8));
 }
@@ -101,7 +101,7 @@ struct Integers {
         Words upper, lower;
     };
 
-    // Lays out digits as [upper, lower][even, odd columns][quad][2].
+    // Stores the digits as [upper, lower][even, odd columns][quad][2].
     static void place(const int32_t* biased, uint8_t* digits) {
         int16_t of[2][2][kDigitGroup / 2];
         for (uint32_t i = 0; i < kDigitGroup; ++i) {
@@ -122,13 +122,13 @@ struct Integers {
         return KCCL_ENGINE_M_ALL (and)(words, KCCL_ENGINE_M(set1_epi8)(15));
     }
     static Words high(Words words) { return low((Words)((Shorts)words >> 4)); }
-    // See the version for VNNI.
+    // Sets the bits of `mask` in each byte to those of `from`, as the version for VNNI does.
     static Words with_bits(Words words, Words from, int up, int mask) {
         const auto moved = (Words)(up < 0 ? (Shorts)from >> -up : (Shorts)from << up);
         const Words wanted = KCCL_ENGINE_M(set1_epi8)(static_cast<char>(mask));
         return KCCL_ENGINE_M_ALL(or)(words, KCCL_ENGINE_M_ALL (and)(moved, wanted));
     }
-    // See the version for VNNI.
+    // Looks each byte up in a table of 16 bytes, as the version for VNNI does.
     static Words looked_up(Words places, const uint8_t* table) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
         return KCCL_ENGINE_M(shuffle_epi8)(KCCL_ENGINE_M_REPEATED(bytes), places);
@@ -198,14 +198,14 @@ struct Integers {
         for (uint8_t& each : words.of) each >>= 4;
         return words;
     }
-    // See the version for VNNI.
+    // Sets the bits of `mask` in each byte to those of `from`, as the version for VNNI does.
     static Words with_bits(Words words, const Words& from, int up, int mask) {
         for (int i = 0; i < 4 * Vector::kWidth; ++i) {
             words.of[i] |= (up < 0 ? from.of[i] >> -up : from.of[i] << up) & mask;
         }
         return words;
     }
-    // See the version for VNNI.
+    // Looks each byte up in a table of 16 bytes, as the version for VNNI does.
     static Words looked_up(Words places, const uint8_t* table) {
 #if defined(__aarch64__)
         static_assert(sizeof(Words) == sizeof(uint8x16_t));

@@ -1,4 +1,5 @@
-// The layout of a rank's window, and the sizes that follow from a model.
+// The layout of a rank's window, which is the memory that all ranks access, and the sizes that
+// follow from a model.
 #pragma once
 
 #include <iterator>
@@ -14,12 +15,12 @@ inline uint32_t panels_for(uint32_t num_rows) { return (num_rows + kRows - 1) / 
 
 inline uint64_t aligned(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
-// The shape of an op's weights in one lane. For the head it is that of one part of the vocabulary,
-// for experts that of one expert.
+// The shape of an op's weights in one lane, in panels of 16 rows (products.h). For the head it is
+// that of one part of the vocabulary, for experts that of one expert.
 struct Matrix {
     uint32_t num_columns;
     uint32_t panels_per_lane;
-    uint32_t panels_at_once;  // of a work item, which one block computes: 2 for gate and up
+    uint32_t panels_at_once;  // panels of a work item, which one block computes; gate and up: 2
 };
 
 inline Matrix matrix_of(const KcclEngineModel& model, uint32_t kind) {
@@ -30,7 +31,7 @@ inline Matrix matrix_of(const KcclEngineModel& model, uint32_t kind) {
         case kKcclEngineOut: return {queries, panels_for(model.hidden), 1};
         case kKcclEngineGateUp: return {model.hidden, 2 * panels_for(model.ffn), 2};
         case kKcclEngineDown: return {model.ffn, panels_for(model.hidden), 1};
-        // The router has no lanes.
+        // The router has no lanes, so these are all of its panels.
         case kKcclEngineRouter: return {model.hidden, panels_for(model.num_experts), 1};
         case kKcclEngineExpertGateUp: return matrix_of(model, kKcclEngineGateUp);
         case kKcclEngineExpertDown: return matrix_of(model, kKcclEngineDown);
@@ -49,7 +50,7 @@ inline bool has_experts(const KcclEngineOp& op) {
 class Panels {
   public:
     struct Part {
-        uint32_t format, first, end;   // has panels [first, end) of a lane
+        uint32_t format, first, end;   // the part is panels [first, end) of a lane
         uint64_t panel_bytes, offset;  // `offset` counts from the lane's first panel
     };
 
@@ -63,14 +64,15 @@ class Panels {
         end_part(per_lane_);
     }
 
-    // Returns the part that has a panel of a lane.
+    // Returns the part that has panel number `in_lane` of a lane.
     const Part& part_of(uint32_t in_lane) const {
         const Part* part = parts_;
         while (in_lane >= part->end) ++part;
         return *part;
     }
 
-    // Returns where a panel begins, in bytes. `panel` counts the panels of all lanes.
+    // Returns how many bytes behind the op's first panel a panel begins. `panel` counts the panels
+    // of all lanes.
     uint64_t offset_of(uint32_t panel) const {
         const uint32_t in_lane = panel % per_lane_;
         const Part& part = part_of(in_lane);
@@ -78,7 +80,7 @@ class Panels {
                (in_lane - part.first) * part.panel_bytes;
     }
 
-    // Returns the bytes of a lane's panels.
+    // Returns how many bytes the panels of one lane take.
     uint64_t lane_bytes() const { return lane_bytes_; }
 
   private:
@@ -99,40 +101,42 @@ struct Chosen {
     double logprob;
 };
 
-// What the leading block decides behind a pass, as it tells all other blocks.
+// What the leading block (block 0 of rank 0) decides after a pass, as it tells all other blocks.
 struct Decision {
-    uint32_t num_tokens;  // chosen from the pass's logits, at least 1
-    uint32_t num_next;    // ids of the next pass; 0: the request has ended
+    uint32_t num_tokens;  // how many were chosen from the pass's logits, at least 1
+    uint32_t num_next;    // how many ids the next pass runs; 0: the request has ended
     Chosen tokens[kKcclEngineLogitColumns];
     int32_t next[kKcclEngineLogitColumns];  // the last token, then the drafts
 
     uint32_t num_drafts() const { return num_next > 1 ? num_next - 1 : 0; }
-    // Tells whether the token that the next pass chooses from column i is the draft for its place.
+    // Tells whether `id`, the token that the next pass chooses from its column i, equals the draft
+    // for that place.
     bool proposes(uint32_t i, int32_t id) const { return i < num_drafts() && next[i + 1] == id; }
 };
 
-// Offsets in the window. They are the same on all ranks.
+// Offsets of data in a rank's window, in bytes. They are the same on all ranks.
 struct Window {
-    uint64_t embedding = 0;  // as it is stored, [row][hidden]: this rank's rows
-    uint64_t words;          // uint32 [block], a line each: team.h
+    uint64_t embedding = 0;  // this rank's rows of the embedding, as they are stored
+    uint64_t words;          // uint32 [block], a cache line each: the steps that team.h counts
     uint64_t decision;       // Decision; only rank 0's is used
     uint64_t cancelled;      // uint32: number of the request to cancel; only rank 0's is used
     uint64_t verdict;        // uint32: the verdict of Pass::meet(); only rank 0's is used
-    uint64_t messages;       // float or BF16 [slot][lane][column][hidden, padded]
+    uint64_t messages;       // float or BF16 [slot][lane][column][hidden, padded]: num_slots()
     uint64_t finals;         // float [lane][column][hidden, padded]: normalised residuals
-    uint64_t logits;         // float [column of kKcclEngineLogitColumns][vocab_size, padded]
+    uint64_t logits;         // float [kKcclEngineLogitColumns][vocab_size, padded]
     uint64_t bytes;
 };
 
-// Returns how many modules' messages a rank keeps. The messages of module m take slot m modulo this
-// number. Let f be num_in_flight. Before a block writes the messages of m, it has passed the
-// exchange of m-1. If m-1 received messages, every block has written those of m-1-f, and before
-// that has read those of m-2-2f. Then 2f+2 slots suffice. If only every other module sends, the
-// last exchange that received was that of m-2, and every block has read the messages of m-4-2f.
-// Then 2f+4 slots suffice. Between passes all blocks wait for each other.
+// Returns for how many modules a rank keeps messages. Those of module m lie in slot m modulo this
+// number, so a block that writes them must know that nobody still reads the slot. Let f be
+// num_in_flight. Before a block writes the messages of m, it has done the waits of m-1. If m-1
+// received messages, these were those of m-1-f. So every block has written those of m-1-f, and
+// before that has read what m-2-f received, the messages of m-2-2f. Then 2f+2 slots suffice. If
+// only every other module sends, the last module that received was m-2, and every block has read
+// the messages of m-4-2f. Then 2f+4 slots suffice. Between passes all blocks wait for each other.
 inline uint32_t num_slots(const KcclEngineModel& model) { return 2 * model.num_in_flight + 4; }
 
-// Returns the most lanes that a rank has.
+// Returns how many lanes the rank with the most lanes has.
 inline uint32_t most_lanes(const KcclEngineModel& model, int world_size) {
     uint32_t most = 0;
     for (int rank = 0; rank < world_size; ++rank) {

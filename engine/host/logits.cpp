@@ -1,4 +1,5 @@
-// The end of a pass: the last norm, the head, and the outputs that tests and measurements read.
+// Computes the end of a pass: the last norm and the head. Also has the outputs that tests and
+// measurements read.
 #include <algorithm>
 
 #include "pass.h"
@@ -104,7 +105,8 @@ uint32_t Pass::stream() const {
     uint32_t seen = 0;
     for (uint32_t i = 0; i < model_.num_ops; ++i) {
         const std::span<const uint8_t> own = own_weights(ops_[i]);
-        // A token reads as many experts as it passes, and these are as large as any others.
+        // A token reads the weights of as many experts as it passes, and all experts are equally
+        // large. So the first ones stand for those that a router would choose.
         const uint32_t products = has_experts(ops_[i]) ? model_.num_chosen : 1;
         const uint64_t stride = products == 1 ? 0 : weights_of(ops_[i], 1) - ops_[i].weights;
         for (uint32_t product = 0; product < products; ++product) {

@@ -1,6 +1,6 @@
-// Memory of one rank that its blocks share, outside the window. Nothing is overwritten too early,
-// because all blocks of the rank wait for each other at least six times a layer, and so between two
-// ops that write the same buffer.
+// Memory of one rank that its blocks (threads) share, outside the window that other ranks access.
+// Nothing is overwritten too early, because all blocks of the rank wait for each other at least six
+// times a layer, and so between two ops that write the same buffer.
 #pragma once
 
 #include <sys/mman.h>
@@ -21,8 +21,8 @@ template <class T>
 using Array = std::unique_ptr<T[], Free>;
 using Floats = Array<float>;
 
-// Returns zeros, as many as the product of the factors, or null if there is no memory. Large arrays
-// come as fresh pages, which take no memory before they are written.
+// Returns an array of zeros, whose length is the product of the factors, or null if there is no
+// memory. Large arrays come as fresh pages, which take no memory before they are written.
 template <class T = float, class... Factors>
 Array<T> zeros(Factors... factors) {
     uint64_t count = 1;
@@ -32,8 +32,8 @@ Array<T> zeros(Factors... factors) {
     return Array<T>(static_cast<T*>(std::calloc(count != 0 ? count : 1, sizeof(T))));
 }
 
-// Asks for huge pages, because reading through them needs fewer address translations. Without them
-// only speed is lost.
+// Asks the kernel for huge pages, because reading through them needs fewer address translations. If
+// it gives none, only speed is lost.
 template <class T>
 void prefer_huge_pages(const Array<T>& array, uint64_t count) {
     const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -74,7 +74,8 @@ struct RankMemory {
         return qkv && attended && activated && own && routed && residuals && normed && keys &&
                values;
     }
-    // keys_of() and values_of() return addresses in the slot of the request that runs.
+    // keys_of() and values_of() return the addresses of a KV head's keys and values in the slot of
+    // the request that runs. kv: the number of the KV head, over this rank's lanes.
     float* keys_of(uint32_t layer, uint64_t kv) const {
         return keys.get() + vector_of(slot, layer, kv) * key_stride;
     }
@@ -82,8 +83,8 @@ struct RankMemory {
         return values.get() + vector_of(slot, layer, kv) * value_stride;
     }
 
-    // Gives a request its slot, and copies the first positions of another slot into it. No block
-    // may work meanwhile.
+    // Gives a request its slot of the KV cache, and copies the first positions of slot `source`
+    // into it. No block may work meanwhile.
     void use(uint32_t the_slot, uint32_t source, uint32_t num_positions, uint32_t head_dim) {
         const auto copy = [&](const Floats& of, uint64_t stride, uint64_t count) {
             for (uint32_t layer = 0; layer < num_layers; ++layer) {
@@ -103,16 +104,17 @@ struct RankMemory {
     const uint64_t qkv_stride, attended_stride, ffn_stride, hidden_stride, routed_stride;
     const uint64_t key_stride, value_stride, num_kv;
     const uint32_t num_residuals, num_layers;
-    // All lie as [lane][column][stride], unless a comment says otherwise.
+    // These lie as [lane][column][stride], unless a comment says otherwise. A column is a position
+    // of the run.
     const Floats qkv;        // queries, keys, values
     const Floats attended;   // output of attention
-    const Floats activated;  // output of the MLP's first half, or of each chosen expert's, padded
-    const Floats own;        // a module's output, unrounded
-    const Floats routed;     // [column][stride]: the router's logits, without biases
-    // [residual][column][stride], used by runs of several columns: Pass::is_alone().
+    const Floats activated;  // output of the MLP's first half, or that of each chosen expert
+    const Floats own;        // a module's output, before it is rounded for a message
+    const Floats routed;     // [column][stride]: the router's logits, before biases are added
+    // [residual][column][stride]. Runs of several columns use these; see Pass::is_alone().
     const Floats residuals;
     const Floats normed;
-    // [slot][layer][lane and KV head]: compute.h.
+    // [slot][layer][lane and KV head][...]: compute.h says how the keys and values of a head lie.
     const Floats keys;
     const Floats values;
     uint32_t slot = 0;

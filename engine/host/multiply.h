@@ -1,7 +1,7 @@
-// Implements multiply() for the instruction set that the compiler's flags name. Its struct Vector
-// holds kWidth rows. kTile is the number of sums that fill the registers. Each sum takes a register
-// for even columns and one for odd columns. The sums of a tile belong to at most kTileColumns
-// columns, because a square tile needs the fewest loads.
+// Implements multiply() for the instruction set that the compiler's flags name. A Vector (vector.h)
+// holds Vector::kWidth rows. Vector::kTile is the number of sums that fill the registers. Each sum
+// takes one register for even columns and one for odd columns. The sums of a tile belong to at most
+// Vector::kTileColumns columns of activations, because a square tile needs the fewest loads.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 namespace kccl::engine {
 namespace {
 
-// Computes the sums of a few vectors of rows, for COLUMNS columns. DECODES: prefetches weights just
-// ahead of their use. Otherwise a call with several columns reads its panels several times, and
-// meanwhile prefetches those of the next call into the L2 cache.
+// Computes the sums of VECTORS vectors of rows, for COLUMNS columns of activations. DECODES:
+// prefetches weights just ahead of their use. Otherwise a call with several columns reads its
+// panels several times, and meanwhile prefetches those of the next call into the L2 cache.
 template <class F, int VECTORS, int COLUMNS, bool DECODES>
 inline void multiply_tile(const uint8_t* panels, uint64_t panel_bytes, uint32_t num_pairs,
                           const float* x, uint64_t stride, float* out) {
@@ -69,7 +69,7 @@ void multiply_columns(const uint8_t* panels, int num_panels, uint32_t num_pairs,
     constexpr int kVectors = std::min(Vector::kTile / kColumns, kMost);
     const uint64_t bytes = panel_bytes<F>(2 * num_pairs);
     const int total = num_panels * kPerPanel;
-    // Returns where the tile begins whose first vector of rows is v. A tile begins where a panel
+    // Returns the address of the tile whose first vector of rows is v. A tile begins where a panel
     // does, or lies within one.
     const auto start = [&](int v) {
         return panels + v / kPerPanel * bytes + v % kPerPanel * Vector::kWidth * F::kRowBytes;

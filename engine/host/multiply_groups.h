@@ -1,6 +1,6 @@
-// Implements multiply() for formats with a scale in FP32 for a group of columns: formats/groups.h.
-// A group's sum is made in a fixed order, and the scale multiplies it once. So the bits do not
-// depend on the instruction set.
+// Implements multiply() for formats with a scale in FP32 for each group of columns
+// (formats/groups.h). A group's sum is made in a fixed order, and the scale multiplies it once. So
+// the bits do not depend on the instruction set.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,14 @@
 namespace kccl::engine {
 namespace {
 
-// Computes, for COLUMNS columns, the sums of one group of a vector of rows, which begins at row
-// `first_row` of the panel. Weights are 8-bit floats. x: the group's first factor of each column.
+// Computes the sums over one group, for a vector of rows and COLUMNS columns of activations. The
+// rows begin at row `first_row` of the panel. Weights are 8-bit floats. x: the first column's
+// factors of the group.
 template <class F, int COLUMNS>
 inline void sum_floats(const uint8_t* piece, int first_row, const float* x, uint64_t stride,
                        typename Vector::Floats* sums) {
-    // Each column modulo 4 has a chain of additions of its own, because in a single chain each
-    // addition would wait for the one before.
+    // The weights' columns are added up in four chains, by their number modulo 4. In a single chain
+    // each addition would wait for the one before.
     typename Vector::Floats chains[COLUMNS][4];
     KCCL_ENGINE_UNROLL
     for (int c = 0; c < COLUMNS; ++c) {
@@ -40,7 +41,8 @@ inline void sum_floats(const uint8_t* piece, int first_row, const float* x, uint
     }
 }
 
-// Does what sum_floats() does, for integers. x: the group's first digits of each column.
+// Does what sum_floats() does, for weights that are integers. x: the first column's digits of the
+// group.
 template <class F, int COLUMNS>
 inline void sum_integers(const uint8_t* piece, int first_row, const DigitGroup* x, uint64_t stride,
                          typename Vector::Floats* sums) {

@@ -1,6 +1,6 @@
 // Implements multiply() for formats whose weights are integers with scales. The sum over the 32 or
 // 16 columns that share a scale is exact (integers.h). It becomes FP32 in a fixed order, and is
-// multiplied by the scales of the weights and of the vector.
+// then multiplied by the scales of the weights and of the vector.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,17 @@ void prepare(const float* x, uint32_t num_columns, DigitGroup* to) {
     }
 }
 
-// Formats whose products take the same digits have the same function.
+// Returns the function that prepares the activations for format F, or null if they are multiplied
+// as they are. Formats that take the same digits have the same function, so that Pass::multiply()
+// can use prepared activations again.
 template <class F>
 constexpr Prepare prepare_of() {
     if constexpr (F::kIsInteger) return prepare<F::kZero, F::kScalesOfBlock>;
     return nullptr;
 }
 
-// Returns the integers of a few rows in the i-th register of a block. *quad becomes the number of
-// the four columns that they belong to.
+// Returns the integers of a vector of rows in the i-th register of a block of 32 columns. *quad
+// becomes the number of the four columns to which they belong.
 template <class F>
 inline Integers::Words block_words(const uint8_t* rows, int i, int* quad) {
     constexpr int kQuadBytes = 4 * kRows;
@@ -50,8 +52,8 @@ inline Integers::Words block_words(const uint8_t* rows, int i, int* quad) {
     }
 }
 
-// Computes the sums of a vector of rows, which begins at row `first_row` of the panel, for COLUMNS
-// columns.
+// Computes the sums of a vector of rows, for COLUMNS columns of activations. The rows begin at row
+// `first_row` of the panel.
 template <class F, int COLUMNS, bool DECODES>
 inline void multiply_rows(const uint8_t* panel, uint64_t panel_bytes, int first_row,
                           uint32_t num_blocks, const DigitGroup* x, uint64_t stride, float* out) {

@@ -6,7 +6,7 @@
 namespace kccl::engine {
 namespace {
 
-// The number of bytes of the next product that a block prefetches.
+// How many bytes of the next product's weights a block prefetches.
 constexpr uint64_t kFirstBytes = 8192;
 
 }  // namespace
@@ -38,13 +38,14 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
         uint32_t next = i;
         do next = (next + 1) % model.num_ops;
         while (ops_[next].weights == 0 && next != i);
-        // Weights of experts are left out: which of them come is known only when the router's op
-        // has run.
+        // Weights of experts are not prefetched: which experts come is known only when the router's
+        // op has run.
         if (!has_experts(ops_[next])) first_weights_[i] = own_weights(ops_[next]).data();
     }
 }
 
-// Returns the most groups of digits that any product of an integer format multiplies.
+// Returns how many groups of digits (digits.h) the longest vector has that a product of an integer
+// format multiplies.
 uint64_t Pass::most_groups() const {
     uint64_t most = 0;
     for (uint32_t i = 0; i < model_.num_ops; ++i) {
@@ -67,9 +68,9 @@ uint32_t Pass::publish() {
 bool Pass::meet() { return block_.await_all(publish()); }
 
 bool Pass::meet(bool* is_cancelled) {
-    // The verdict carries its step's number. A block that reads late may find the next step's
-    // verdict. The leading block makes a next one only if the request goes on, so that block then
-    // goes on, too.
+    // The verdict, which the leading block writes, carries its step's number. A block that reads
+    // late may find the next step's verdict. The leading block makes a next one only if the request
+    // goes on, so that block then goes on, too.
     auto* verdict = reinterpret_cast<uint32_t*>(team_.window[0] + at_.verdict);
     const uint32_t ends_here = (step_ + 1) << 1 | 1;
     if (block_.leads()) {
@@ -83,8 +84,8 @@ bool Pass::meet(bool* is_cancelled) {
 
 // ---- Products -----------------------------------------------------------------------------------
 
-// Returns the work items of an op, or of one expert, that this block computes, counted over all
-// lanes of the rank.
+// Returns which work items (panels of rows) of an op, or of one expert, this block computes. They
+// are counted over all lanes of the rank.
 Share Pass::share(const KcclEngineOp& op) const {
     const Matrix matrix = matrix_of(op);
     const int rank = team_.comm.rank;
@@ -110,14 +111,15 @@ std::span<const uint8_t> Pass::own_weights(const KcclEngineOp& op) const {
             offset_of(own.end) - offset_of(own.first)};
 }
 
-// Prefetches the first weights of the next product while the blocks wait for each other.
+// Prefetches this block's first weights of the product that follows `op`, while the blocks wait for
+// each other.
 void Pass::prefetch(const KcclEngineOp& op) const {
     const auto* first = first_weights_[static_cast<size_t>(&op - ops_)];
     if (first == nullptr) return;
     for (uint64_t at = 0; at < kFirstBytes; at += 64) __builtin_prefetch(first + at);
 }
 
-// Normalises the residuals. Returns false if a wait failed.
+// Normalises the residuals into normed(). Returns false if a wait failed.
 bool Pass::norm_columns(const float* norm) {
     const Share own = own_columns();
     for (uint64_t i = own.first; i < own.end; ++i) {
@@ -193,7 +195,8 @@ bool Pass::qkv(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
-// Adds biases, normalises and rotates queries and keys, and appends keys and values to the cache.
+// Finishes this block's share of the heads: adds biases, normalises and rotates queries and keys,
+// and appends keys and values to the cache.
 void Pass::prepare_heads(const KcclEngineOp& op) {
     const uint32_t d = model_.head_dim, per_lane = model_.heads + 2 * model_.kv_heads;
     const auto* cosines = reinterpret_cast<const float*>(model_.cosines);
@@ -260,8 +263,9 @@ bool Pass::attend(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
-// Computes a work item's features. products: its rows of the gate, then those of "up". lane:
-// counted over the lanes of all experts before, too.
+// Computes a work item's features, 16 values of the MLP's hidden vector. products: its 16 rows of
+// the gate, then those of "up". lane: finds the biases; for experts it counts the lanes of all
+// experts before, too.
 void Pass::activate(const KcclEngineOp& op, uint64_t lane, uint32_t work_item,
                     const float* products, float* activated) const {
     const uint32_t first = work_item * kRows, num = std::min(model_.ffn - first, uint32_t{kRows});
@@ -291,8 +295,8 @@ bool Pass::swiglu(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
-// Adds a module's output to residual i of a column. messages[lane]: the lane's messages, from the
-// first column on.
+// Adds a module's output to residual i of a column. messages[lane]: what the lane's module has
+// sent, from the first column on.
 template <class Element>
 void Pass::add_outputs(const KcclEngineOp& op, const Element* const* messages, uint32_t i,
                        uint32_t column) {
@@ -310,7 +314,7 @@ void Pass::add_outputs(const KcclEngineOp& op, const Element* const* messages, u
         if (!is_blocking && lane == first_lane_ + i) continue;
         arrays[num++] = messages[lane] + column * stride;
     }
-    // Models that round messages have no biases.
+    // Models that round messages have no biases, so only messages in FP32 need them.
     if constexpr (std::is_same_v<Element, float>) {
         if (op.bias != 0) {
             arrays[num++] =
@@ -347,8 +351,8 @@ bool Pass::exchange(const KcclEngineOp& op) {
     return add_messages<Element>(op);
 }
 
-// Publishes a module's messages, and computes the residual after it. Returns false if a wait
-// failed.
+// Publishes a module's messages, waits for those that it receives, and computes the residual after
+// the module. Returns false if a wait failed.
 template <class Element>
 bool Pass::add_messages(const KcclEngineOp& op) {
     const uint32_t module = op.module, slots = num_slots(model_);

@@ -1,4 +1,5 @@
-// A block's part of a forward pass: one run of the program's ops over a few positions.
+// Declares a block's part of a forward pass: one run of the program's ops over a few positions. A
+// column is one of these positions.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +11,11 @@
 
 namespace kccl::engine {
 
-// The input of a product: columns of activations.
+// The input of a product: for each column, a vector of activations.
 struct Columns {
     const float* first;
     uint64_t lane_stride;  // 0: all lanes take the same columns
-    uint64_t stride;       // between columns
+    uint64_t stride;       // how many floats lie between two columns
 };
 
 // A forward pass as one block runs it. All blocks of all ranks make the same calls.
@@ -24,35 +25,38 @@ class Pass {
          const RankMemory& memory, uint32_t block);
 
     // Runs ops 0 to `last_op`, except "final" and "head", on `num` ids, at most kColumns, for the
-    // positions from `position` on. Returns false if a wait failed. Then no further call is
-    // allowed.
+    // positions from `position` on. Returns false if a wait failed. Then no other function may be
+    // called.
     bool run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t last_op);
 
     // Runs "final" and "head" for columns [first, first + num) of the last run. num is at most
-    // kKcclEngineLogitColumns. On return, every rank's window has the rank's rows of the logits.
-    // Returns false if a wait failed.
+    // kKcclEngineLogitColumns. On return, each rank's window has that rank's rows of the logits,
+    // for all ranks to read. Returns false if a wait failed.
     bool make_logits(uint32_t first, uint32_t num);
 
-    // Collects the logits of a column of make_logits(), [vocab_size].
+    // Copies the logits of a column of make_logits() from all ranks' windows to `out`,
+    // [vocab_size].
     void read_logits(uint32_t column, float* out) const;
 
-    // Copies the output of one op for column `column` of the last run, which ended with that op, to
-    // `out`: that of the i-th of this rank's lanes, or the i-th residual. Called only by block 0 of
-    // a rank.
+    // Copies the output of `op` in a column of the last run to `out`, for tests. That run must have
+    // ended with the op. i: which of this rank's lanes, or which residual, it is the output of.
+    // Called only by block 0 of a rank.
     void read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out) const;
 
-    // Publishes the writes of this block, and waits for all blocks of all ranks. Returns false if
-    // the wait failed.
+    // Publishes the writes of this block (as the next step), and waits for all blocks of all ranks.
+    // Returns false if the wait failed.
     bool meet();
-    // Does what meet() does, and agrees on a cancellation. *is_cancelled: the leading block sets it
-    // before the call if the request is to end. After the call, all blocks have the leading block's
-    // value.
+    // Does what meet() does, and makes all blocks agree on whether the request is cancelled. Before
+    // the call, the leading block (block 0 of rank 0) sets *is_cancelled. After the call, all
+    // blocks have its value.
     bool meet(bool* is_cancelled);
-    // Publishes the writes of this block. Returns the number of the step.
+    // Publishes the writes of this block: others may read them when they have waited for this step.
+    // Returns the step's number.
     uint32_t publish();
     Block& block() { return block_; }
 
-    // Reads this block's weights, and does nothing else.
+    // Reads this block's weights, and does nothing else. Returns a number made of them, so that the
+    // reads are not optimised away.
     uint32_t stream() const;
 
     uint32_t num_lanes() const { return num_lanes_; }
@@ -77,7 +81,8 @@ class Pass {
     template <class Element>
     void add_outputs(const KcclEngineOp& op, const Element* const* messages, uint32_t i,
                      uint32_t column);
-    // Messages have elements of BF16 or FP32, so these functions have a version for each.
+    // Messages (outputs for other lanes) have elements of BF16 or FP32, so write_message() and
+    // add_sum() have a version for each.
     void write_message(const float* from, uint16_t* to) const {
         compute_.round_to_bf16(from, kRows, to);
     }
@@ -94,7 +99,7 @@ class Pass {
     void activate(const KcclEngineOp& op, uint64_t lane, uint32_t work_item, const float* products,
                   float* activated) const;
 
-    // A mixture of experts: experts.cpp.
+    // The ops of a mixture of experts, which are in experts.cpp.
     bool route(const KcclEngineOp& op);
     bool expert_gate_up(const KcclEngineOp& op);
     void expert_down(const KcclEngineOp& op);
@@ -103,15 +108,16 @@ class Pass {
     Columns gathered(const Passages& passages, uint32_t n, uint32_t first, uint32_t end, From from);
     const float* expert_bias(const KcclEngineOp& op, uint32_t column);
 
-    // The share of this run's residuals that this block updates. Each column of each residual
-    // counts as one.
+    // Returns which of this run's residuals this block updates. Each column of each residual counts
+    // as one.
     Share own_columns() const {
         const uint32_t total = num_residuals() * num_;
         return is_alone() ? Share{0, total} : share_of(total, block_.index(), team_.num_blocks);
     }
     bool norm_columns(const float* norm);
     Columns normed_columns() const;
-    // Multiplies this block's work items with `num` columns of their lane.
+    // Multiplies this block's work items (panels of rows) of an op. The function at the end of this
+    // file says how it calls `use`.
     template <class Use>
     void multiply(const KcclEngineOp& op, Columns in, uint32_t num, Use use) {
         multiply(op, op.weights, share(op), in, num, use);
@@ -122,16 +128,16 @@ class Pass {
                   uint32_t num, Use use);
 
     void prefetch(const KcclEngineOp& op) const;
-    // Returns the rank's first panel of an op. The head's lanes are groups of rows, and this panel
-    // may lie within a group.
+    // Returns the number of the rank's first panel of an op. In the head, lanes stand for groups of
+    // rows, and this panel may lie within a group.
     uint32_t first_panel(const KcclEngineOp& op) const {
         return op.kind == kKcclEngineHead ? model_.first_panel[team_.comm.rank] : 0;
     }
-    // Returns the weights that this block multiplies.
+    // Returns the weights of an op that this block multiplies.
     std::span<const uint8_t> own_weights(const KcclEngineOp& op) const;
 
-    // Returns the address of a column of lane `lane`, in the window of the rank that has the lane.
-    // `lane` counts all lanes of the model.
+    // Returns the address of a column's vector of lane `lane` in a region of the window of the rank
+    // that has the lane. `lane` counts all lanes of the model.
     template <class Element>
     const Element* in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
         int rank = 0;
@@ -141,16 +147,17 @@ class Pass {
         return reinterpret_cast<const Element*>(team_.window[rank] + region) +
                vector * memory_.hidden_stride;
     }
-    // Returns the address of a column of lane `lane` in this rank's own window. `lane` counts this
-    // rank's lanes.
+    // Returns the address of a column's vector of lane `lane` in this rank's own window. `lane`
+    // counts this rank's lanes.
     template <class Element>
     Element* own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
         return const_cast<Element*>(in_window<Element>(region, slot, first_lane_ + lane, column));
     }
-    // Sharing the residuals of a single position would cost a wait, so every block computes all of
-    // them. Those of several positions are shared out, and lie in the rank's memory.
+    // Tells whether the run has a single position. To share the residuals of one position would
+    // cost a wait, so every block then computes all of them. Those of several positions are shared
+    // out, and lie in the rank's memory.
     bool is_alone() const { return num_ == 1; }
-    // [residual][column of this run]
+    // residuals() and normed() return float [residual][column of this run][hidden, padded].
     float* residuals() const { return is_alone() ? residuals_.get() : memory_.residuals.get(); }
     float* normed() const { return is_alone() ? normed_.get() : memory_.normed.get(); }
     float* residual(uint32_t i, uint32_t column) const {
@@ -169,22 +176,23 @@ class Pass {
     Block block_;
     const uint32_t first_lane_, num_lanes_;
     uint32_t step_ = 0;
-    uint32_t num_ = 0;       // columns of this run
+    uint32_t num_ = 0;       // how many columns this run has
     uint32_t position_ = 0;  // the first column's position
     Array<uint32_t> steps_of_modules_;
     Array<const uint8_t*> first_weights_;  // [op]: where this block's next product begins
     Floats residuals_;                     // [residual][hidden, padded]
     Floats normed_;                        // [residual][hidden, padded]
-    Floats finals_;             // [residual][column of kKcclEngineLogitColumns][hidden, padded]
-    Floats scores_;             // [query of kQueries][position]
-    Array<DigitGroup> digits_;  // [column][group]: the input of the product that runs
+    Floats finals_;             // [residual][kKcclEngineLogitColumns][hidden, padded]
+    Floats scores_;             // [query, at most kQueries][position]
+    Array<DigitGroup> digits_;  // [column][group]: a lane's input of the product that runs
     Routes routes_;
-    Floats gathered_;  // [lane][column]: the columns of one expert, side by side
+    Floats gathered_;  // [lane][column][...]: the input columns of one expert, side by side
 };
 
-// Multiplies work items with `num` columns of their lane. weights_of_op: the weights of the op, or
-// of one expert. Calls use(lane, work item of the lane, first column, number of columns, products)
-// for each work item. products: float [column][kPanels * kRows].
+// Multiplies work items (panels of rows) by `num` columns of their lane's input. weights_of_op: the
+// address of the weights of the op, or of one expert. Calls use(lane, work item of the lane, first
+// column, number of columns, products) for each work item and each kGroup columns. products: float
+// [column][kPanels * kRows].
 template <class Use>
 void Pass::multiply(const KcclEngineOp& op, uint64_t weights_of_op, Share work_items, Columns in,
                     uint32_t num, Use use) {

@@ -1,13 +1,14 @@
 // Multiplies a matrix by columns of activations, which takes almost all of the time.
 //
-// A matrix is cut into panels of 16 rows, and a panel into pieces of a few pairs of columns, which
-// the matrix's format fills: formats/table.h. With 16 bits a value that is
+// A column of activations is the vector of one position. A matrix is cut into panels of 16 rows,
+// and a panel into pieces of a few pairs of columns. The matrix's format says what a piece holds
+// (formats/table.h). In formats with 16 bits a value, a piece is one pair:
 //
 //     [pair][row][2]                 64 bytes a pair, rows and columns padded with zeros
 //
 // One vector register holds 16 rows of a column. A row's sum is a chain of fused multiply-adds for
 // even columns and one for odd columns, which are added at the end. It does not depend on how many
-// registers, activations or blocks there are. So results are the same bits on every CPU, for one
+// registers, activations or blocks there are. So results have the same bits on every CPU, for one
 // position or many, and on any number of ranks. No sum crosses a register.
 #pragma once
 
@@ -25,26 +26,27 @@
 namespace kccl::engine {
 
 constexpr int kRows = kKcclEnginePanelRows;
-// The most columns of activations that one call multiplies.
+// How many columns of activations one call multiplies at most.
 constexpr int kGroup = 8;
-// The most panels that one call multiplies.
+// How many panels one call multiplies at most.
 constexpr int kPanels = 4;
 
-// Returns how many pairs the columns make.
+// Returns how many pairs `num_columns` columns make. The last pair may have only one.
 inline uint32_t pairs_for(uint32_t num_columns) { return (num_columns + 1) / 2; }
 
 namespace {
-// Returns the bytes of a panel in format F. Each instruction set has its own code of it.
+// Returns how many bytes a panel has in format F. Each instruction set has its own code of this
+// function.
 template <class F>
 inline uint64_t panel_bytes(uint32_t num_columns) {
     return uint64_t{(pairs_for(num_columns) + F::kPairs - 1) / F::kPairs} * F::kPieceBytes;
 }
 }  // namespace
 
-// Multiplies `num_panels` panels, at most kPanels, with `num_columns` columns of activations, at
-// most kGroup. x: float [columns][2 * num_pairs], where columns is num_columns rounded up to a
-// power of two, `stride` floats apart. For an integer format x is what the format's Prepare made.
-// out: float [columns][kPanels * kRows].
+// Multiplies `num_panels` panels, at most kPanels, by `num_columns` columns of activations, at most
+// kGroup. x: float [columns][2 * num_pairs], where columns is num_columns rounded up to a power of
+// two, and columns lie `stride` floats apart. For an integer format x is what the format's Prepare
+// made. out: float [columns][kPanels * kRows].
 using Multiply = void (*)(const uint8_t* panels, int num_panels, uint32_t num_pairs, const float* x,
                           uint64_t stride, int num_columns, float* out);
 
@@ -52,7 +54,8 @@ using Multiply = void (*)(const uint8_t* panels, int num_panels, uint32_t num_pa
 constexpr uint32_t kNumFormats = KCCL_ENGINE_FORMATS(KCCL_ENGINE_COUNT);
 #undef KCCL_ENGINE_COUNT
 
-// Functions of a format that the executor finds at run time by the format's number.
+// The functions of a format, which the executor finds at run time by the format's number.
+// formats/table.h says what they do.
 struct FormatOf {
     const char* name;
     uint64_t (*panel_bytes)(uint32_t num_columns);
@@ -62,14 +65,16 @@ struct FormatOf {
 };
 extern const FormatOf kFormats[kNumFormats];
 
-// Decoding is bound by the memory's bandwidth. So it reads weights in the order in which they lie,
-// a panel at a time, and prefetches them this far ahead. Measured: bench/LOG.md.
+// How many bytes ahead decoding prefetches weights. It is bound by the memory's bandwidth, so it
+// reads weights in the order in which they lie, a panel at a time. Measured: bench/LOG.md.
 constexpr uint64_t kAheadBytes = 8192;
 
-// Turns a column into what an integer format multiplies: DigitGroup [num_columns / 32].
+// Turns a column of activations into what an integer format multiplies: DigitGroup [num_columns /
+// 32]. num_columns: the columns of the matrix.
 using Prepare = void (*)(const float* x, uint32_t num_columns, DigitGroup* to);
 
-// Reads memory and does nothing else, as fast as multiplying could read it.
+// Reads memory as fast as multiplying could read it, and does nothing else. Returns a number made
+// of it.
 using Touch = uint32_t (*)(const void* from, uint64_t num_bytes);
 
 inline int padded_columns(int num_columns) {

@@ -1,23 +1,23 @@
-// Chooses the experts that the positions of a run pass. Every block makes the same choice from the
-// same bits.
+// Chooses the experts that the positions (columns) of a run pass. Every block makes the same choice
+// from the same bits.
 #pragma once
 
 #include "memory.h"
 
 namespace kccl::engine {
 
-// A position's way through one expert.
+// A position's way through one of the experts that are chosen for it.
 struct Passage {
-    uint32_t column;  // of the run
-    uint32_t place;   // of the expert among the column's chosen ones, which ascend
-    float weight;
+    uint32_t column;  // the position's number in the run
+    uint32_t place;   // the expert's number among the column's chosen ones, which ascend
+    float weight;     // the factor of the expert's output
 };
 
-// The passages through one expert.
+// All passages of a run through one expert.
 struct Passages {
     uint32_t expert;
     uint32_t num;
-    const Passage* first;  // the columns ascend
+    const Passage* first;  // `num` of them, in ascending order of columns
 };
 
 class Routes {
@@ -34,16 +34,16 @@ class Routes {
 
     bool is_complete() const { return logits_ && chosen_ && experts_ && passages_ && groups_; }
 
-    // Chooses the experts of a column, which is a position of the run. logits: float [num_experts].
-    // bias: float [num_experts], or null.
+    // Chooses the experts of a column. logits: float [num_experts], the router's output. bias:
+    // float [num_experts], added to the logits, or null.
     void choose(uint32_t column, const float* logits, const float* bias, const Compute& compute);
 
-    // Groups the passages of `num` columns by expert. choose() has been called for all of these
-    // columns.
+    // Groups the passages of columns 0 to num - 1 by expert. choose() must have been called for all
+    // of these columns.
     void group(uint32_t num);
 
-    // The number of experts that any column has chosen, and their passages, in ascending order of
-    // experts.
+    // num_groups() returns how many experts at least one column has chosen. [i] returns the
+    // passages of the i-th of these experts, in ascending order.
     uint32_t num_groups() const { return num_groups_; }
     const Passages& operator[](uint32_t i) const { return groups_[i]; }
 
@@ -62,7 +62,7 @@ class Routes {
     const Array<Passage> chosen_;    // [column][place]
     const Array<uint32_t> experts_;  // [column][place]
     const Array<Passage> passages_;  // group by group
-    const Array<Passages> groups_;   // of each expert that is chosen
+    const Array<Passages> groups_;   // one for each expert that is chosen
     uint32_t num_groups_ = 0;
 };
 

@@ -35,7 +35,8 @@ double gumbel(uint32_t word) {
     return -std::log(-std::log1p(-u));
 }
 
-// Returns an upper bound of gumbel(word). It follows from gumbel(word) <= -log(u).
+// Returns an upper bound of gumbel(word), which is cheaper to compute. It follows from gumbel(word)
+// <= -log(u).
 double most_gumbel(uint32_t word) {
     const int zeros = word == 0 ? 33 : __builtin_clz(word);
     return (zeros + 1) * 0.69314718055994531;
@@ -123,7 +124,7 @@ int32_t Sampler::choose(const float* logits, uint32_t vocab_size, const KcclEngi
     return chosen;
 }
 
-// Adds biases, then applies the penalties of ids that the text has.
+// Adds biases to scores_, then applies the penalties of ids that the text has.
 void Sampler::adjust(const KcclEngineRequest& request, const int32_t* history,
                      uint32_t num_history) {
     const auto* ids = reinterpret_cast<const int32_t*>(request.bias_ids);
@@ -173,7 +174,7 @@ uint32_t Sampler::alternatives(const float* logits, uint32_t vocab_size, uint32_
     return num;
 }
 
-// Keeps the logits that are not below the k-th largest.
+// Keeps the candidates whose scores are not below the k-th largest score. k = 0 keeps all.
 void Sampler::keep_top_k(uint32_t k) {
     if (k == 0 || k >= kept_.size()) return;
     scores_.clear();
@@ -195,7 +196,7 @@ void Sampler::keep_likely(double top_p, double min_p) {
     for (const Candidate& each : kept_) peak = std::max(peak, each.score);
     double total = 0;
     for (const Candidate& each : kept_) total += std::exp(each.score - peak);
-    // A heap is used, because few of many are kept.
+    // The candidates become a heap, not a sorted list, because few of many are kept.
     std::make_heap(kept_.begin(), kept_.end(), is_less);
     auto end = kept_.end();
     double before = 0;

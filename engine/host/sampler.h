@@ -1,4 +1,5 @@
-// Chooses the next token: sample.py in C++. Everything after the logits is double.
+// Chooses the next token, as sample.py does. Everything after the logits is computed in double
+// precision.
 #pragma once
 
 #include <vector>
@@ -17,8 +18,8 @@ class Sampler {
                    uint32_t position, const int32_t* history, uint32_t num_history,
                    const uint32_t* mask, double* logprob);
 
-    // Sums up what log-probabilities of these logits need. choose() does so itself if the request
-    // wants one.
+    // Adds up the exponentials of these logits, which their log-probabilities need. choose() does
+    // so itself if the request wants a log-probability.
     void measure(const float* logits, uint32_t vocab_size);
 
     // Writes the likeliest ids of the logits that were measured last, at most `most`. The likeliest

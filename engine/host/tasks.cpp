@@ -1,4 +1,5 @@
-// What the threads do in a request: every block runs a task, and makes the same steps.
+// What the threads (blocks) do in a request: every block runs the request's task, and takes the
+// same steps as all others.
 #include <algorithm>
 #include <limits>
 
@@ -20,8 +21,9 @@ bool KcclEngine::is_cancelled() const {
            number;
 }
 
-// Makes all blocks wait for each other and take the same decision: go on, or end because the
-// request was cancelled or a wait failed.
+// Makes all blocks of all ranks wait for each other and take the same decision. Returns true if the
+// request goes on. Returns false if it was cancelled, which block 0 reports to the caller, or if a
+// wait failed.
 bool KcclEngine::goes_on(Pass& pass) {
     bool ends = pass.block().leads() && is_cancelled();
     if (!pass.meet(&ends)) return false;
@@ -36,8 +38,9 @@ bool KcclEngine::goes_on(Pass& pass) {
     return !ends;
 }
 
-// Runs the ids that the cache does not have. Only the last run goes on to last_op. Nothing reads
-// what other runs would compute behind the keys and values of the last layer.
+// Runs the ids that the KV cache does not have, kColumns at a time. Only the last run goes on to
+// last_op, because nothing reads what other runs would compute behind the keys and values of the
+// last layer. Returns false if the request does not go on.
 bool KcclEngine::prefill(Pass& pass, uint32_t last_op) {
     const auto* ops = reinterpret_cast<const KcclEngineOp*>(model.ops);
     uint32_t last_keys = last_op;
@@ -47,7 +50,8 @@ bool KcclEngine::prefill(Pass& pass, uint32_t last_op) {
         const uint32_t some = std::min(num - first, kColumns);
         const uint32_t end = first + some == num ? last_op : last_keys;
         if (!pass.run(ids_of(request) + first, some, first, end)) return false;
-        // This comes before the messages of the next pass.
+        // All blocks wait here, so that the next pass does not overwrite messages that another
+        // block still reads (num_slots() in layout.h).
         if (!goes_on(pass)) return false;
     }
     return true;
@@ -68,7 +72,7 @@ void KcclEngine::score(Pass& pass) {
                  i += team.num_blocks) {
                 pass.read_logits(i, out + uint64_t{row + c + i} * model.vocab_size);
             }
-            // This comes before the next logits overwrite these.
+            // All blocks wait here before the next logits overwrite these.
             if (!goes_on(pass)) return;
         }
     }

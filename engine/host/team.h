@@ -1,10 +1,11 @@
-// The blocks of all ranks: pinned threads, and how they wait for each other.
+// The blocks of all ranks, which are pinned threads, and how they wait for each other.
 //
-// Every block counts its steps in a word of its own, on a line of its own, in its rank's window. It
-// stores a step with release when other blocks may read its writes of that step. A block that needs
-// others' results waits, with acquire, until their words have reached the step. Words only grow.
-// All ranks make the same steps, so a number means the same point everywhere. Comments beside the
-// buffers say why none is overwritten too early.
+// Every block counts its steps in a word of its own, on a cache line of its own, in its rank's
+// window. It stores a step's number with release order when other blocks may read what it has
+// written up to that step. A block that needs others' results waits, with acquire order, until
+// their words have reached the step. Words only grow. All ranks make the same steps, so a number
+// means the same point everywhere. Comments beside the buffers say why none is overwritten too
+// early.
 #pragma once
 
 #include <pthread.h>
@@ -21,13 +22,14 @@ inline void pin(pthread_t thread, int32_t cpu) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(static_cast<size_t>(cpu), &set);
-    // If this fails, as in a container that has lost the core meanwhile, only speed is lost.
+    // If this fails, as it does in a container that has lost the core meanwhile, only speed is
+    // lost.
     (void)pthread_setaffinity_np(thread, sizeof(set), &set);
 }
 
 class Block {
   public:
-    // words: offset of the blocks' words in every rank's window.
+    // words: where the blocks' words begin in every rank's window, in bytes.
     Block(const KcclEngineTeam& team, uint32_t index, uint64_t words)
         : team_(team), index_(index), words_(words) {}
 
@@ -79,8 +81,9 @@ class Block {
     const uint64_t words_;
 };
 
-// A contiguous part of some things. share_of() returns the part that block `index` of `num_blocks`
-// takes of `total` things. Parts differ by at most one.
+// A contiguous part of some things: those from `first` up to, not including, `end`. share_of()
+// returns the part that block `index` of `num_blocks` takes of `total` things. The sizes of parts
+// differ by at most one.
 struct Share {
     uint32_t first;
     uint32_t end;

@@ -1,5 +1,5 @@
-// Vectors of 16 floats, in as many registers as the instruction set needs. The compiler's own
-// vector type of 64 bytes would go through memory if registers are shorter.
+// Defines vectors of 16 floats, in as many registers as the instruction set needs. The compiler's
+// own vector type of 64 bytes would go through memory if registers are shorter.
 #pragma once
 
 #include <stdint.h>
@@ -21,8 +21,8 @@ typedef float FloatRegister __attribute__((vector_size(kPerRegister * 4)));
 typedef int32_t IntRegister __attribute__((vector_size(kPerRegister * 4)));
 typedef uint16_t ShortRegister __attribute__((vector_size(kPerRegister * 2)));
 
-// A vector is made of halves of halves, down to registers. An array of registers would go through
-// memory, too.
+// A vector of N elements: two halves, which are made of halves again, down to registers. An array
+// of registers would go through memory, too.
 template <class Register, int N>
 struct Wide {
     Wide<Register, N / 2> low, high;
@@ -35,7 +35,8 @@ struct Wide<Register, kPerRegister> {
 using Floats16 = Wide<FloatRegister, 16>;
 using Ints16 = Wide<IntRegister, 16>;
 
-// Applies f to the registers of one or more vectors.
+// Applies f to corresponding registers of one or more vectors, and returns the vector of its
+// results.
 template <class To, int N, class F, class... From>
 inline Wide<To, N> each(F f, const Wide<From, N>&... from) {
     if constexpr (N == kPerRegister) {
@@ -48,8 +49,8 @@ inline Wide<To, N> each(F f, const Wide<From, N>&... from) {
 template <class Register, int N, class Value>
 inline Wide<Register, N> filled(Value value) {
     if constexpr (N == kPerRegister) {
-        // Subtracting zero is optimised away, because it changes no number. Adding zero would
-        // change -0.
+        // Subtracting a register of zeros fills a register with the value. The subtraction is
+        // optimised away, because it changes no number. Adding zero would change -0.
         return {value - Register{}};
     } else {
         return {filled<Register, N / 2>(value), filled<Register, N / 2>(value)};
@@ -74,7 +75,7 @@ inline Wide<Register, N> loaded(const Value* from) {
 inline Floats16 load(const float* from) { return loaded<FloatRegister, 16>(from); }
 inline Ints16 load(const int32_t* from) { return loaded<IntRegister, 16>(from); }
 
-// Converts BF16 to FP32.
+// Loads N numbers of BF16 and converts them to FP32.
 template <int N>
 inline Wide<FloatRegister, N> widened(const uint16_t* from) {
     if constexpr (N == kPerRegister) {
@@ -112,7 +113,7 @@ KCCL_ENGINE_OPERATOR(IntRegister, &)
 KCCL_ENGINE_OPERATOR(IntRegister, ^)
 #undef KCCL_ENGINE_OPERATOR
 
-// Each element is -1 where the comparison is true, else 0.
+// The comparisons return -1 in each element for which they are true, else 0.
 template <class Register>
 inline Ints16 is_less(const Wide<Register, 16>& a, const Wide<Register, 16>& b) {
     return each<IntRegister>([](Register x, Register y) { return x < y; }, a, b);
@@ -141,7 +142,7 @@ inline Ints16 half_of(const Ints16& n) {
     return each<IntRegister>([](IntRegister x) { return x >> 1; }, n);
 }
 
-// Loads the last, incomplete vector of an array, with zeros past the end.
+// Loads the last, incomplete vector of an array, n elements, and fills it up with zeros.
 template <class Element>
 inline Floats16 load_part(const Element* from, uint32_t n) {
     Element all_of[16] = {};
@@ -155,7 +156,8 @@ inline void store_part(float* to, const Floats16& value, uint32_t n) {
     __builtin_memcpy(to, all_of, n * sizeof(float));
 }
 
-// Calls f(first element, number of elements) for each vector of an array.
+// Calls f(first element, number of elements) for each vector of an array of n elements. All vectors
+// have 16, but the last may have fewer.
 template <class F>
 inline void each_vector(uint32_t n, F f) {
     uint32_t i = 0;
@@ -198,7 +200,7 @@ template <bool IS_NEGATIVE = false>
 inline Floats16 exp_of(const Floats16& x) {
     const Floats16 low = all(-87.3f), high = all(88.7f);
     const Floats16 bounded = larger(IS_NEGATIVE ? x : smaller(x, high), low);
-    // Adding 1.5 * 2^23 rounds to an integer.
+    // Adding 1.5 * 2^23 rounds to an integer; subtracting it again leaves that integer.
     const Floats16 rounds = all(12582912.0f);
     const Floats16 n = (bounded * all(1.44269504f) + rounds) - rounds;
     const Floats16 r = (bounded - n * all(0.693359375f)) + n * all(2.12194440e-4f);
@@ -214,13 +216,13 @@ inline Floats16 exp_of(const Floats16& x) {
     if constexpr (IS_NEGATIVE) {
         value = p * power_of_two(exponent);
     } else {
-        // The power is applied in two steps, because 2^128 is no float.
+        // The result is multiplied by 2^exponent in two steps, because 2^128 is no FP32 number.
         const Ints16 half = half_of(exponent);
         value = p * power_of_two(half) * power_of_two(exponent - half);
         value = select(is_less(high, x), all(__builtin_inff()), value);
     }
     const Floats16 of_numbers = select(is_less(x, low), all(0.0f), value);
-    // The bounds have turned NaN into a number, so x itself is taken where it is NaN.
+    // The bounds have turned a NaN into a number, so the result is x itself where x is NaN.
     return select(is_equal(x, x), of_numbers, x);
 }
 

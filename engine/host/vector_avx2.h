@@ -1,4 +1,4 @@
-// Vectors of 8 rows: half a panel.
+// Vectors of 8 rows, half a panel, for CPUs with AVX2.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@ struct Vector {
     using Floats = __m256;
     typedef uint32_t Words __attribute__((vector_size(32)));
     static constexpr int kWidth = 8;
-    // 4 sums of two registers each, of 16 registers.
+    // 4 sums of two registers each take 8 of the 16 registers.
     static constexpr int kTile = 4;
     static constexpr int kTileColumns = 2;
 
@@ -22,7 +22,7 @@ struct Vector {
         return loaded;
     }
     static Floats floats(Words bits) { return (Floats)bits; }
-    // Loads the FP16 bits of kWidth rows, each into a word.
+    // Loads the FP16 bits of kWidth rows, which lie one after another, each into a word of 32 bits.
     static Words half_words(const uint8_t* from) {
         return (Words)_mm256_cvtepu16_epi32(
             _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -34,7 +34,7 @@ struct Vector {
     static Floats bytes(const int8_t* from) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(from)));
     }
-    // Loads the bytes of kWidth rows, each into a word.
+    // Loads a byte of each of kWidth rows, each into a word of 32 bits.
     static Words byte_words(const uint8_t* from) {
         return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
     }

@@ -1,4 +1,4 @@
-// Vectors of 16 rows.
+// Vectors of 16 rows, a whole panel, for CPUs with AVX-512.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@ struct Vector {
     using Floats = __m512;
     typedef uint32_t Words __attribute__((vector_size(64)));
     static constexpr int kWidth = 16;
-    // 8 sums of two registers each, of 32 registers.
+    // 8 sums of two registers each take 16 of the 32 registers.
     static constexpr int kTile = 8;
     static constexpr int kTileColumns = 4;
 
@@ -34,12 +34,12 @@ struct Vector {
     static Floats bytes(const int8_t* from) {
         return numbers(_mm512_maskz_cvtepi8_epi32(0xffff, sixteen(from)));
     }
-    // See vector_avx2.h.
+    // Loads a byte of each of kWidth rows, each into a word of 32 bits.
     static Words byte_words(const uint8_t* from) {
         return (Words)_mm512_maskz_cvtepu8_epi32(0xffff, sixteen(from));
     }
-    // Does what rows_of_e4m3() says. Extending the sign fills the bits above the exponent with
-    // copies of it. All of these are cleared but the highest.
+    // Does what rows_of_e4m3() says: returns e4m3 numbers divided by 256. Extending the sign fills
+    // the bits above the exponent with copies of it. All of these are cleared but the highest.
     static Floats e4m3(const uint8_t* from) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
         const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);

@@ -28,7 +28,7 @@ struct Vector {
         __builtin_memcpy(&value, &bits, sizeof(value));
         return value;
     }
-    // See vector_avx2.h.
+    // Loads the FP16 bits of kWidth rows, each into a word of 32 bits.
     static Words half_words(const uint8_t* from) {
         uint16_t bits[kWidth];
         __builtin_memcpy(&bits, from, sizeof(bits));
@@ -36,7 +36,7 @@ struct Vector {
         for (int i = 0; i < kWidth; ++i) words.row[i] = bits[i];
         return words;
     }
-    // See vector_avx2.h.
+    // Loads the integers of kWidth rows, a byte each, as FP32 numbers.
     template <class Byte>
     static Floats bytes(const Byte* from) {
         Floats rows;

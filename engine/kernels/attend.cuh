@@ -1,14 +1,16 @@
 // Computes attention of one position over itself and all positions before it. A work item is one KV
-// head and one KV split (shape.cuh). Block b of a lane group takes the work items b, b +
-// kBlocksPerGroup, ... A warp goes through a KV strand tile by tile, 16 positions at a time
-// (kv_strand.cuh). Each KV split gives a partial result. With S::kMergesFirst, the blocks of a KV
-// head exchange their partial results, and each block merges its share of the head's elements.
-// Without it, the output projection merges them (out.cuh).
+// head and one KV split. A KV split has some of the positions, and each of its KV strands some of
+// those (shape.cuh). Block b of a lane group takes the work items b, b + kBlocksPerGroup, ... A
+// warp goes through a KV strand tile by tile, 16 positions at a time (kv_strand.cuh). Each KV split
+// gives a partial result. With S::kMergesFirst, the blocks of a KV head exchange their partial
+// results, and each block merges its share of the head's elements. Without it, the output
+// projection merges them (out.cuh).
 //
-// The cache is f16. A block accesses only its own KV strands, and a warp only its own tiles, so no
-// synchronisation is needed. The position's own key and value are not read back from the cache.
-// Another warp computes a partial result for them from registers, so no warp waits for data that
-// was just written. It is then merged with the partial result of the position's KV strand.
+// The cache holds half-precision numbers. A tile of it is read and written by one warp only, so
+// accesses need no synchronisation. The position's own key and value are not read back from the
+// cache. Another warp computes a partial result for them from registers, so no warp waits for data
+// that was just written. That partial result is then merged with the one of the position's KV
+// strand.
 #pragma once
 
 #include "kv_cache.cuh"
@@ -17,10 +19,10 @@
 
 namespace kccl::decode {
 
-// Applies norm, if the model has one, and RoPE to a query or key head. Each thread passes one
-// float4 of the head, and gets that float4 of the result. A thread beyond the head passes and gets
-// zeros. cosines, sines: the rows of the tables for the position. Called by all threads of the
-// warp.
+// Applies norm, if the model has one, and RoPE to a query or key head, and returns the result. Each
+// thread passes one float4 of the head, and gets that float4 of the result. A thread beyond the
+// head passes and gets zeros. cosines, sines: the rows of RoPE's tables for the position. Called by
+// all threads of the warp.
 template <class S>
 KCCL_DECODE Float4 turned(const Task& task, Float4 four, uint32_t layer, bool is_key,
                           const float* cosines, const float* sines) {
@@ -53,7 +55,8 @@ KCCL_DECODE Float4 turned(const Task& task, Float4 four, uint32_t layer, bool is
 
 // Computes a position's attention to itself, with key and value rounded as the cache will hold
 // them. own[i] becomes the partial result for query head i. Called by all threads of the warp. Each
-// has one float4 of each head, or none.
+// thread passes one float4 of each head. Threads beyond the head's last float4 get partial results
+// that mean nothing.
 template <class S>
 KCCL_DECODE void attend_itself(const Float4 (&queries)[Shape<S>::kHeadsPerKv],
                                const Float4& own_key, const Float4& own_value,
@@ -78,7 +81,8 @@ KCCL_DECODE void attend_itself(const Float4 (&queries)[Shape<S>::kHeadsPerKv],
     }
 }
 
-// Stores the partial results of a KV head's query heads, one after another.
+// Stores the partial results of a KV head's query heads at `partials`, one after another. Called by
+// all threads of the warp, each of which passes its float4 of each head.
 template <class S>
 KCCL_DECODE void store_partials(Float4* partials, const Partial (&own)[Shape<S>::kHeadsPerKv]) {
     using Dims = Shape<S>;
@@ -93,7 +97,7 @@ KCCL_DECODE void store_partials(Float4* partials, const Partial (&own)[Shape<S>:
     }
 }
 
-// Computes one work item's attention for one position.
+// Computes the attention of one work item (a KV head and a KV split) for one position.
 template <class S>
 class Attention {
   public:
@@ -118,17 +122,21 @@ class Attention {
                              (consumer.lane_group() * Dims::kLanesPerGroup + lane_), kv_head_);
     }
 
-    // Goes through this warp's KV strands, and stores their partial results. Called by all threads
+    // Goes through this warp's KV strands, and stores their partial results in shared memory. If
+    // the position belongs to this KV split, one warp also computes its attention to itself, and
+    // the warp that has its KV strand appends its key and value to the cache. Called by all threads
     // of the warp.
     KCCL_DECODE void run() {
         const uint32_t own_kv_strand = kv_strand_of_itself();
         const bool has_itself = own_kv_strand < Dims::kKvStrandsPerSplit;
-        // Another warp than that of the KV strand computes the position itself, to spread the work.
+        // The warp own_warp computes the position's attention to itself. It is not the one that
+        // goes through the position's KV strand, to spread the work.
         const uint32_t own_warp =
             Dims::kKvStrandsPerSplit < S::kWarps ? S::kWarps - 1 : (own_kv_strand + 1) % S::kWarps;
         const bool is_own_warp = has_itself && consumer_.warp_index() == own_warp;
         if (consumer_.warp_index() >= Dims::kKvStrandsPerSplit && !is_own_warp) return;
-        // The first tile is loaded while the warp waits for its queries.
+        // Begins to load the warp's first tile now, so that it comes while the warp waits for its
+        // queries.
         if (consumer_.warp_index() < Dims::kKvStrandsPerSplit)
             ask_for_tile(first_tile(consumer_.warp_index()));
         stage_queries();
@@ -146,8 +154,9 @@ class Attention {
         }
     }
 
-    // Merges the KV strands and publishes the partial result of the KV split. Called by all warps,
-    // when they have met.
+    // Merges the partial results that run() has left in shared memory, and publishes the partial
+    // result of the KV split. Called by all consumer warps, when they have met (ConsumerWarp::meet)
+    // after run().
     KCCL_DECODE void publish() {
         constexpr uint32_t kFloat4s = Dims::kHeadsPerKv * Dims::kPartialFloat4s;
         const uint32_t own_kv_strand = kv_strand_of_itself();
@@ -176,10 +185,10 @@ class Attention {
         }
     }
 
-    // Merges the partial results of all KV splits, for this block's share of the KV head's
-    // elements, and publishes the result. Called by all warps after the block has published the
-    // partial results of all of its work items. Otherwise two blocks could wait for each other's
-    // partial results.
+    // Waits for the partial results of all KV splits of the KV head, merges them for this block's
+    // share of the head's elements, and publishes the result. Called by all consumer warps, after
+    // the block has published the partial results of all of its work items. Otherwise two blocks
+    // could wait for each other's partial results.
     KCCL_DECODE void publish_share() {
         constexpr uint32_t kFloat4s = Dims::kHeadsPerKv * Dims::kHeadFloat4s;
         constexpr uint32_t kThreads = ceil_div(kFloat4s, S::kKvSplits) * S::kKvSplits;
@@ -187,7 +196,7 @@ class Attention {
         const uint32_t lane = consumer_.first_lane() + lane_;
         KCCL_UNROLL
         for (uint32_t first = 0; first < kThreads; first += Dims::kConsumerThreads) {
-            // Each float4 and KV split has a thread.
+            // There is a thread for each float4 of the share and each KV split.
             const uint32_t of_warp = first + consumer_.warp_index() * platform::kWarpSize;
             if (of_warp >= share.num * S::kKvSplits) break;
             const uint32_t thread = of_warp + consumer_.thread(), kv_split = thread % S::kKvSplits;
@@ -210,14 +219,15 @@ class Attention {
     }
 
   private:
-    // Returns float4 `at` of a stored partial result, with its maximum and weight.
+    // Returns float4 `at` of the head, with the maximum and the weight, of a partial result in
+    // memory.
     KCCL_DECODE static Partial partial_of(const Float4* partial, uint32_t at) {
         const Float4 rest = mem::load_plain(partial + Dims::kHeadFloat4s);
         return {mem::load_plain(partial + at), rest.value[0], rest.value[1]};
     }
 
-    // Returns which KV strand of this KV split the position itself belongs to. Returns
-    // kKvStrandsPerSplit if the position belongs to another KV split.
+    // Returns the number, within this KV split, of the KV strand that the position itself belongs
+    // to. Returns kKvStrandsPerSplit if the position belongs to another KV split.
     KCCL_DECODE uint32_t kv_strand_of_itself() const {
         const uint32_t kv_strand = position_ / kTileRows % S::kKvStrands;
         return kv_strand % S::kKvSplits == kv_split_ ? kv_strand / S::kKvSplits
@@ -228,13 +238,13 @@ class Attention {
         return cache_ + uint64_t{index} * Dims::kCacheTileBytes;
     }
 
-    // Returns the first tile of KV strand i of this KV split that the query sees.
+    // Returns the number of the first tile that the query sees of KV strand i of this KV split.
     KCCL_DECODE uint32_t first_tile(uint32_t i) const {
         const uint32_t first = first_position_ / kTileRows;
         const uint32_t kv_strand = i * S::kKvSplits + kv_split_;
         return first + (kv_strand + S::kKvStrands - first % S::kKvStrands) % S::kKvStrands;
     }
-    // Returns the end of the tiles that have positions before this one.
+    // Returns how many tiles of the cache have positions before this one.
     KCCL_DECODE uint32_t end_of_tiles() const { return ceil_div(position_, kTileRows); }
 
     // Prefetches the keys and values of tile `at`, if it has positions before this one.
@@ -254,7 +264,9 @@ class Attention {
         prefetch(at);
     }
 
-    // Waits for the queries, the key and the value of this KV head, and stages the queries.
+    // Waits for the position's queries, key and value of this KV head, applies norm and RoPE, and
+    // stages the queries (stores them in shared memory for the matrix unit). This thread's float4s
+    // of all of them stay in registers.
     KCCL_DECODE void stage_queries() {
         constexpr int kNum = Dims::kHeadsPerKv + 2;
         uint32_t slots[kNum];
@@ -294,9 +306,9 @@ class Attention {
         store_partials<S>(consumer_.shared().own[0], own);
     }
 
-    // Goes through a KV strand, and stores its partial result in shared memory. On entry, the loads
-    // of its first tile have begun. On return, those of the first tile of the warp's next KV strand
-    // have.
+    // Goes through KV strand `index` of this KV split, and stores its partial result in shared
+    // memory. On entry, the loads of its first tile have begun. On return, the loads of the first
+    // tile of the warp's next KV strand have begun, if it has another one.
     KCCL_DECODE void run_kv_strand(uint32_t index) {
         OwnKvStrand kv_strand(area_, lanes_);
 #pragma unroll 1
@@ -324,7 +336,7 @@ class Attention {
     const uint32_t lane_;            // number in the lane group
     const uint32_t kv_head_;         // number in the lane
     const uint32_t kv_split_;
-    const Lanes<Dims::kHeadsPerKv> lanes_;  // of the weights of a tile's positions
+    const Lanes<Dims::kHeadsPerKv> lanes_;  // this thread's part of a tile's weights
     KvStrandArea<Dims::kHeadsPerKv>& area_;
     uint8_t* cache_;
     CacheTile<S> tile_;
@@ -335,8 +347,8 @@ class Attention {
     Float4 own_value_;
 };
 
-// Computes attention for the block's work items. Called by all consumer warps. Returns false if a
-// wait failed.
+// Computes attention for the block's work items, and publishes the results. Called by all consumer
+// warps. Returns false if a wait failed.
 template <class S>
 KCCL_DECODE bool attend(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t window,
                         uint32_t position) {
@@ -352,7 +364,8 @@ KCCL_DECODE bool attend(ConsumerWarp<S>& consumer, uint32_t layer, uint32_t wind
         if (!consumer.meet()) return false;
         consumer.stamp(kKcclDecodeMet);
         attention.publish();
-        // The warps meet again, because the next work item overwrites the partial results.
+        // The warps meet again, because the next work item overwrites the partial results in shared
+        // memory.
         if (Dims::kWorkItems > Dims::kBlocksPerGroup && !consumer.meet()) return false;
     }
     if constexpr (S::kMergesFirst) {

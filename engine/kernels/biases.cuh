@@ -1,5 +1,5 @@
-// The biases of products. A bias is added to the FP32 sum of its row. In Out and Down it is added
-// to the sum over all lanes, so that bits do not depend on the number of ranks.
+// Adds the biases of products. A bias is added to the FP32 sum of its row. In Out and Down it is
+// added to the sum over all lanes, so that the result has the same bits on any number of ranks.
 //
 // Task.biases is float [layer][...]. A layer has the biases of its products, in the order of the
 // products, and for each product in the order of the rank's packed rows. Products without biases
@@ -12,10 +12,10 @@ namespace kccl::decode {
 
 template <class S>
 struct Biases {
-    // The products of a layer that have biases, a bit each.
+    // Bit i is set if product i of a layer has biases.
     static constexpr uint32_t kThatHave = that_have_biases<S>();
 
-    // Returns how many float4s of biases the products of a layer before this one have.
+    // Returns how many float4s of biases the first `product` products of a layer have.
     template <class... M>
     KCCL_CONSTEXPR static uint32_t before(Matrices<M...>, uint32_t product) {
         uint32_t i = 0, num_float4s = 0;
@@ -29,7 +29,8 @@ struct Biases {
 
     KCCL_CONSTEXPR static bool has(Product<S> product) { return is_one_of<kThatHave>(product); }
 
-    // Returns where the biases of float4 `index4` of the product's rows are.
+    // Returns which float4 of Task.biases has the biases of four rows of a layer's product: the
+    // rows from 4 * index4 on, among the rank's packed rows.
     KCCL_CONSTEXPR static uint64_t at(Product<S> product, uint32_t layer, uint32_t index4) {
         return uint64_t{layer} * kLayer + before(Products<S>{}, static_cast<uint32_t>(product)) +
                index4;
@@ -66,7 +67,8 @@ KCCL_DECODE void prefetch_biases(const ConsumerWarp<S>& consumer, Product<S> pro
     }
 }
 
-// Returns the sums of four rows times `factor`, plus their biases.
+// Returns the sums of four rows times `factor`, plus the biases of these rows if the product has
+// any. index4: the number of this float4 among the rank's packed rows of the product.
 template <class S>
 KCCL_DECODE Float4 scaled(const Task& task, Product<S> product, uint32_t layer, uint32_t index4,
                           Float4 sums, float factor) {
@@ -82,8 +84,8 @@ KCCL_DECODE Float4 scaled(const Task& task, Product<S> product, uint32_t layer, 
     return sums;
 }
 
-// Returns `total`, the sum over all lanes for a float4 of the residual, plus the biases of the
-// module's last product.
+// Returns `total`, the sum over all lanes for float4 `index4` of the residual, plus the biases of
+// the module's last product if it has any.
 template <class S>
 KCCL_DECODE Float4 plus_biases(const Task& task, uint32_t module, uint32_t index4, Float4 total) {
     if constexpr ((Biases<S>::kThatHave & that_give<S>(Vector<S>::kResidual)) != 0) {

@@ -6,8 +6,8 @@
 
 namespace kccl::decode {
 
-// An id that may become the token. If only scores are compared, `key` is the score, and the id is
-// 0.
+// An id that may become the token. Candidates are compared by `key`, the id's score plus noise.
+// Where only scores are compared, `key` is the score or its negative, and the id is 0.
 struct Candidate {
     double key;
     float logit;
@@ -21,14 +21,14 @@ KCCL_DECODE Candidate better(const Candidate& a, const Candidate& b) {
     return takes_b ? b : a;
 }
 
-// The sum of the weights of some ids, and the number of these ids.
+// The sum of the weights of some ids, and the number of ids (combined() says which).
 struct Tally {
     uint64_t weight;
     uint32_t num;
 };
 
-// Packs a candidate or a tally into a control word. A control word of zeros means no candidate, and
-// an empty tally.
+// Packs a candidate or a tally into a control word. The functions below this one unpack them. A
+// control word of zeros means no candidate, and an empty tally.
 KCCL_DECODE ControlWord control_word_of(const Candidate& candidate) {
     const auto key = platform::bit_cast<uint64_t>(candidate.key);
     return {{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
@@ -52,8 +52,9 @@ KCCL_DECODE Tally tally_of(const ControlWord& control) {
     return {control.word[0] | uint64_t{control.word[1]} << 32, control.word[2]};
 }
 
-// Combines two control words of a kind. sample.cuh explains x and the pivot. The first exchange of
-// a choice has neither.
+// Combines two control words of the same kind (ControlWordKind): of two candidates it returns the
+// better one, of two tallies the sum. x is the id that is asked about, and the pivot is a score
+// with which scores are compared: see sample.cuh. The first exchange of a choice has neither.
 //
 //   kBest       candidate: the best id before x in the order; in the first exchange, of all ids
 //   kBelow      candidate: the largest score below the pivot; in the first exchange, of all scores
@@ -67,7 +68,8 @@ KCCL_DECODE ControlWord combined(uint32_t kind, const ControlWord& a, const Cont
     return control_word_of(Tally{one.weight + other.weight, one.num + other.num});
 }
 
-// Combines what the threads of a warp have found. All threads get the result.
+// Replaces control_words[i], whose kind is first_kind + i, by the combination of those of all
+// threads of the warp. Called by all of them.
 template <uint32_t N>
 KCCL_DECODE void combine_in_warp(uint32_t first_kind, ControlWord (&control_words)[N]) {
 #pragma unroll 1

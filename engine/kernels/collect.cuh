@@ -1,18 +1,21 @@
 // Collects the messages of other lanes for the block's rows of the residual, in a warp of its own.
-// Messages come long before they are added. Because this warp leaves their sums in shared memory,
-// consumer warps neither wait for messages nor keep them in registers.
+// A message is a module's output of one lane, which the other lanes add to their residuals some
+// layers later. Because this warp leaves the sums of messages in shared memory, consumer warps
+// neither wait for messages nor keep them in registers.
 #pragma once
 
 #include "consumer_warp.cuh"
 
 namespace kccl::decode {
 
-// Returns the sum of the messages of a module from all lanes but the block's own, for the float4 at
-// `row`. The order of the sum is that of the lanes.
+// Waits for the messages of a module from all lanes but those of the block's lane group, which
+// begin with lane `first_lane`. Returns their sum for float4 `row` of the residual, added in the
+// order of the lanes. is_there: whether this thread wants one. is_over(): ends the wait
+// (Waiter::await).
 template <class S, class IsOver>
 KCCL_DECODE Float4 collected(Waiter<S>& waiter, uint32_t module, uint32_t first_lane, uint32_t row,
                              bool is_there, uint32_t token_step, IsOver is_over) {
-    // Only a few are loaded at a time, because the warp has few registers.
+    // Only kAtOnce messages are loaded at a time, because the warp has few registers.
     constexpr uint32_t kAtOnce = 4;
     Float4 total = {};
     bool is_first = true;
@@ -45,8 +48,9 @@ KCCL_DECODE Float4 collected(Waiter<S>& waiter, uint32_t module, uint32_t first_
     return total;
 }
 
-// Runs the collecting warp: leaves the sums for each module that receives messages in
-// shared.landed. Returns when the consumer warps have ended. Called by all threads of the warp.
+// Runs the collecting warp. For each module that receives messages, it waits for them and leaves
+// their sums in shared.landed, from where the consumer warps add them (ConsumerWarp::await_landed).
+// Returns when the consumer warps have ended. Called by all threads of the warp.
 template <class S>
 KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     if constexpr (S::kHasDelayed) {
@@ -68,9 +72,9 @@ KCCL_DECODE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
                 const int32_t from =
                     mem::load_plain(&rule_of_module<S>(layer, module % S::kNumModules)->receives);
                 if (from < 0) continue;
-                // Waits until `landed` may be overwritten. The first of these waits ends at once,
-                // because the consumer warps have no sums to read yet. Where nothing overlaps, it
-                // waits until they ask.
+                // Waits until the consumer warps have read `landed`, so that it may be overwritten.
+                // The first of these waits ends at once, because they have no sums to read yet. In
+                // a kernel where nothing overlaps, waits until they ask for the sums.
                 const uint32_t phase = S::kOverlaps ? parity ^ 1u : parity;
                 while (platform::warp_any(!mem::has_completed_now(&shared.was_read, phase))) {
                     if (is_over()) return;

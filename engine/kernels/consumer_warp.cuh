@@ -1,11 +1,12 @@
 // The consumer warps of a block, which multiply: what they share, and what each of their threads
-// keeps for the whole request.
+// keeps for the whole request. The words are explained in engine/README.md.
 //
 // In each block, an op has these steps. Every warp polls for the part of a vector that it
-// multiplies, stages it, multiplies, and stores its sums in its area. The warps meet. Then threads
-// add up the sums of all warps, finish the rows and publish them. A warp polls for the next op
-// without waiting for other warps. It has two areas, which take turns. When a warp writes an area
-// again, all warps have met since it was last read.
+// multiplies, stages it (stores it in shared memory), multiplies, and stores its sums in its area
+// of shared memory. The warps meet. Then threads add up the sums of all warps, finish the rows and
+// publish them. A warp polls for the next op's vector without waiting for the other warps. So it
+// has two areas, which take turns: other warps may still read one while it writes the other. When a
+// warp writes an area again, all warps have met since the area was last read.
 #pragma once
 
 #include "delays.cuh"
@@ -18,7 +19,7 @@ class ConsumerWarp {
   public:
     using Dims = Shape<S>;
 
-    // The memory scope of all exchanges between ranks.
+    // The memory scope of exchanges between all ranks. It is only the device if there is one rank.
     static constexpr mem::Scope kReach =
         S::kWorldSize == 1 ? mem::Scope::kDevice : mem::Scope::kSystem;
 
@@ -47,10 +48,10 @@ class ConsumerWarp {
     KCCL_DECODE uint32_t thread() const { return mem::forget_index(warp().index()); }
     KCCL_DECODE uint32_t block() const { return mem::forget_uniform(platform::block_in_grid()); }
     KCCL_DECODE uint32_t lane_group() const { return Dims::lane_group_of(block()); }
-    // This block's number in its lane group.
+    // Returns this block's number in its lane group (the blocks that share a residual: shape.cuh).
     KCCL_DECODE uint32_t block_in_group() const { return Dims::block_in_group_of(block()); }
-    // first_lane(): the lane group's first lane, counted over all ranks. residual_index(): the
-    // number of the lane group's residual.
+    // first_lane() returns the number of the lane group's first lane, counted over all ranks.
+    // residual_index() returns the number of the lane group's residual.
     KCCL_DECODE uint32_t first_lane() const {
         return Dims::first_lane_of(comm_.rank) + lane_group() * Dims::kLanesPerGroup;
     }
@@ -81,7 +82,8 @@ class ConsumerWarp {
         if constexpr (S::kTraces) ++traced_op_;
     }
 
-    // Records the time, if the kernel traces.
+    // Records the time at which the block's first warp has come to a point of the op, if the kernel
+    // traces (trace.cuh).
     KCCL_DECODE void stamp(Stamp which) {
         if constexpr (S::kTraces) {
             if (warp_index() != 0 || thread() != 0) return;
@@ -95,7 +97,8 @@ class ConsumerWarp {
             Trace<S>::record_begin(task_, token_step_ - task_.token_step);
         }
     }
-    // Records the time as stamp() does, when the warp frees the next stage.
+    // Records, if the kernel traces, when the block's first warp has freed a stage of weights.
+    // Called once for each stage of a token step, in their order.
     KCCL_DECODE void stamp_stage() {
         if constexpr (S::kTraces) {
             const uint32_t index = Trace<S>::of_stage(traced_stage_++, kKcclDecodeLetGo);
@@ -104,7 +107,7 @@ class ConsumerWarp {
         }
     }
     KCCL_DECODE Float4* area(uint32_t warp) { return shared_.area[op_][warp]; }
-    // Returns this warp's staged vector.
+    // Returns where in shared memory this warp stages its part of a vector.
     KCCL_DECODE StagedFloat4* staged() { return shared_.staged[warp_index()]; }
     KCCL_DECODE float* squares(uint32_t warp) { return shared_.squares[op_][warp]; }
 
@@ -118,14 +121,15 @@ class ConsumerWarp {
         return reinterpret_cast<mem::Packet*>(task_.exchange_buffers[rank]) + slot;
     }
 
-    // Publishes a float4 to the blocks of this rank.
+    // Publishes a float4 to the blocks of this rank: stores it in the rank's exchange buffer, with
+    // the tag of the token step (exchange_buffer.cuh).
     KCCL_DECODE void publish(uint32_t slot, const Float4& four) const {
         mem::store_packet<mem::Scope::kDevice>(in_exchange_buffer(comm_.rank, slot),
                                                tagged(four, tag_of(token_step_)));
     }
 
-    // Publishes a float4 to the blocks of all ranks. tag: the tag of the token step, of its end, or
-    // of an exchange.
+    // Publishes a float4 to the blocks of all ranks: stores it in their exchange buffers. tag:
+    // tag_of() the token step for vectors, tag_of_end() for control words and meetings.
     KCCL_DECODE void publish_to_all(uint32_t slot, const Float4& four, uint32_t tag) const {
         KCCL_UNROLL
         for (int k = 1; k <= static_cast<int>(S::kWorldSize); ++k) {
@@ -134,8 +138,9 @@ class ConsumerWarp {
         }
     }
 
-    // Waits for float4s of this rank's exchange buffer: see Waiter. ranks: the ranks that publish
-    // them, a bit each. 0 means this rank.
+    // Waits for float4s of this rank's exchange buffer: see Waiter::await() in watch.cuh. ranks:
+    // the ranks that publish them, a bit each, so that a failed wait can name them. 0 means this
+    // rank.
     template <mem::Scope SCOPE, int N>
     KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
                            Float4 (&float4s)[N], uint32_t ranks = 0) {
@@ -144,15 +149,15 @@ class ConsumerWarp {
                                       [] { return false; });
     }
 
-    // Waits for this rank's host: see Waiter.
+    // Waits until is_there() finds what this rank's host writes: see Waiter::await_host().
     template <class IsThere>
     KCCL_DECODE void await_host(IsThere is_there) {
         waiter_.await_host(token_step_, is_there);
     }
 
     // Waits for a float4 of each block of all ranks. These lie as [rank][block] from slot `first`
-    // on, and are spread over the threads of the warp. Bit i of the result tells whether float4s[i]
-    // is one of them; the last one may be missing.
+    // on. float4s[i] becomes float4 number thread() + i * warp size. Bit i of the result tells
+    // whether that one exists; the last one may not. Called by all threads of a warp.
     static constexpr uint32_t kOfAll = ceil_div(S::kWorldSize * S::kBlocks, platform::kWarpSize);
     KCCL_DECODE uint32_t await_all(uint32_t first, uint32_t tag, Float4 (&float4s)[kOfAll]) {
         uint32_t slots[kOfAll], wanted = 0;
@@ -170,7 +175,8 @@ class ConsumerWarp {
     // ---- Messages -------------------------------------------------------------------------------
 
     // Waits until shared().landed has the sums of the messages that the next receiving module adds.
-    // The warp that collects them reports even when its own waits have failed. So this always ends.
+    // The collecting warp (collect.cuh) ends this wait even when its own waits have failed, and
+    // reports that. So this wait needs no timeout.
     KCCL_DECODE void await_landed() {
         if constexpr (!S::kOverlaps) arrive_together(&shared_.was_read);
         while (platform::warp_any(!mem::has_completed(&shared_.has_landed, landed_parity_))) {
@@ -187,8 +193,8 @@ class ConsumerWarp {
 
     // ---- Where nothing overlaps (S::kOverlaps) --------------------------------------------------
 
-    // Makes all blocks of all ranks wait for each other. Called behind each op, where nothing
-    // overlaps. A wait that fails makes the next meet() fail.
+    // Makes all blocks of all ranks wait for each other. Called behind each op; does nothing in a
+    // kernel where ops overlap. If a wait fails, the next meet() returns false.
     KCCL_DECODE void meet_all() {
         if constexpr (!S::kOverlaps) {
             mem::finish_stores();
@@ -209,9 +215,9 @@ class ConsumerWarp {
         }
     }
 
-    // Ends the meetings of a token step. Slots and tags repeat after four meetings. So each token
-    // step makes a multiple of four, and the next one begins with the same slot and tag:
-    // exchange_buffer.cuh.
+    // Ends the meetings of a token step. Slots and tags repeat after four meetings
+    // (exchange_buffer.cuh). So each token step makes a multiple of four of them, and the next
+    // token step begins with the same slot and tag.
     KCCL_DECODE void end_meetings() {
         while (!S::kOverlaps && num_meetings_ % 4 != 0) meet_all();
     }

@@ -5,8 +5,8 @@
 //     }
 //
 // Launched on every rank, with S::kBlocks blocks of S::kWarps + S::kOthers warps, all resident, and
-// sizeof(Shared<S>) bytes of dynamic shared memory. Only the waits of comm are used, not its
-// scratch.
+// sizeof(Shared<S>) bytes of dynamic shared memory. Of comm, the kernel uses only the rank and what
+// waits need, not the scratch memory.
 #pragma once
 
 #include "attend.cuh"
@@ -25,8 +25,9 @@ namespace kccl::decode {
 template <class S>
 constexpr uint32_t kDecodeThreads = (S::kWarps + S::kOthers) * platform::kWarpSize;
 
-// Lets the lane groups begin a token step one after another. They have the same work. If they began
-// together, they would all wait for their exchanges at the same time, and the memory would rest.
+// Lets the lane groups (the blocks that share a residual) begin a token step one after another.
+// They have the same work. If they began together, they would all wait for their exchanges at the
+// same time, and the memory would be idle meanwhile.
 template <class S>
 KCCL_DECODE void stagger(const ConsumerWarp<S>& consumer) {
     if constexpr (S::kStaggerNs != 0 && S::kOverlaps) {
@@ -36,7 +37,8 @@ KCCL_DECODE void stagger(const ConsumerWarp<S>& consumer) {
     }
 }
 
-// Waits for this warp's part of a product's vector, and stages it.
+// Waits for this warp's part of the vector that a product multiplies, and stages it: stores it in
+// shared memory for the matrix unit.
 template <class S>
 KCCL_DECODE void stage_vector(ConsumerWarp<S>& consumer, const Turn<S>& turn, int32_t token) {
     static_assert(has_only_attention_between<S>(), "decode has no code for another such op");
@@ -60,7 +62,8 @@ KCCL_DECODE void stage_vector(ConsumerWarp<S>& consumer, const Turn<S>& turn, in
     }
 }
 
-// Runs one position through all layers. Returns false if a wait failed.
+// Runs one position, which has the id `token`, through all layers. Called by all consumer warps.
+// Returns false if a wait failed.
 template <class S>
 KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_t token) {
     using Dims = Shape<S>;
@@ -76,8 +79,8 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
                      : Float4{};
     }
     consumer.stamp_begin();
-    // The tables need no wait of their own. All warps meet before attention reads them, and have
-    // met since attention of the last token step read them.
+    // These rows of RoPE's tables go into shared memory without a wait of their own: all warps meet
+    // before attention reads them, and have met since attention of the last token step read them.
     for (uint32_t i = platform::thread_in_block(); i < S::kHeadDim / 2;
          i += Shape<S>::kConsumerThreads) {
         const uint64_t at = uint64_t{position} * (S::kHeadDim / 2) + i;
@@ -153,8 +156,8 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
             break;
         }
     }
-    // All warps meet before the producer warp is told to end, because none of them may still wait
-    // for weights.
+    // All warps meet before one thread tells the producer warp to end, because none of them may
+    // still wait for weights then.
     consumer.meet();
     if (leads(block())) {
         mem::arrive(&shared.ended);

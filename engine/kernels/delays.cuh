@@ -21,7 +21,7 @@ class Delays {
     // Waits a random time of at most kDelayNs. The slow rank always waits kDelayNs.
     KCCL_DECODE void wait() {
         if constexpr (S::kDelayNs != 0) {
-            // Marsaglia's xorshift.
+            // This is a step of Marsaglia's xorshift generator.
             state_ ^= state_ << 13;
             state_ ^= state_ >> 17;
             state_ ^= state_ << 5;
@@ -34,7 +34,7 @@ class Delays {
 
   private:
     const bool is_slow_;
-    uint32_t state_ = 0;  // never 0 where the state is used
+    uint32_t state_ = 0;  // the generator's state; never 0 if there are waits
 };
 
 }  // namespace kccl::decode

@@ -1,4 +1,4 @@
-// Declares the monokernel's functions.
+// Defines the macro that declares the monokernel's functions.
 #pragma once
 
 #include <kccl/kccl.cuh>

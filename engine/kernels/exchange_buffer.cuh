@@ -1,10 +1,10 @@
-// The exchange buffer of a rank. Blocks pass vectors to each other in it, as float4s of FP32 words
-// whose lowest bit is a flag.
+// The exchange buffer of a rank. Blocks pass vectors to each other in it, as float4s (four FP32
+// words, 16 bytes) in which the lowest bit of each word is a flag.
 //
 // Each vector of a token step has a slot of its own in the buffer. The lowest bit of a word, its
 // tag, tells whether the token step that wrote it was even or odd. A reader polls until all four
-// words of a float4 have the tag of its own token step. So the data are their own signal, need no
-// memory order, and are never cleared. Values lose their lowest bit.
+// words of a float4 have the tag of the reader's token step. So the data are their own signal, need
+// no memory order, and are never cleared. Values lose their lowest bit.
 //
 // Why a tag of one bit is enough: each word of a vector is written once a token step. All blocks of
 // all ranks wait for each other at the end of a token step, and that alone has fences (finish.cuh).
@@ -12,19 +12,19 @@
 // word of token step r - 1 or r. Without the fences a relaxed load might return a word of token
 // step r - 2, which has the same tag.
 //
-// The words with which blocks wait for each other at the end of a token step have two slots, which
-// take turns, and a tag that changes every other token step. A block may write the words of step r
-// + 1 while another still reads the words of step r. But it writes the words of step r + 2 only
-// when all blocks have read those of step r.
+// The control words with which blocks wait for each other at the end of a token step have two
+// slots, which take turns, and a tag that changes every other token step. A block may write the
+// words of step r + 1 while another still reads the words of step r. But it writes the words of
+// step r + 2 only when all blocks have read those of step r.
 //
-// Behind that wait, blocks that sample (sample.cuh) exchange further control words. These exchanges
+// After that wait, blocks that sample (sample.cuh) exchange further control words. These exchanges
 // are numbered through all token steps and requests. Their control words have two slots as well,
 // and need no fence. A slot is read by the same thread each time. A thread that has read the word
 // of exchange e - 2 cannot find that of e - 4 any more, whose tag is the tag of e. For this, each
 // exchange sends the control words of all kinds, even if it needs few. Vectors are ordered by the
 // fences at the end of the token step.
 //
-// In a kernel where nothing overlaps, all blocks also meet behind every op
+// In a kernel where nothing overlaps (S::kOverlaps is false), all blocks also meet behind every op
 // (ConsumerWarp::meet_all), in the same way. These meetings are numbered from 0 in each token step.
 //
 // The exchange buffer is zero before token step 0. The tag of that step is 1.
@@ -35,8 +35,9 @@
 
 namespace kccl::decode {
 
-// tag_of() returns the tag of a token step. tag_of_end() returns the tag of the words at its end,
-// or of the exchange or meeting with this number.
+// tag_of() returns the tag of a token step's vectors. tag_of_end() returns the tag of the control
+// words at its end. It also returns the tag of an exchange of sampling, or of a meeting, with this
+// number.
 KCCL_CONSTEXPR uint32_t tag_of(uint32_t token_step) { return (token_step & 1u) ^ 1u; }
 KCCL_CONSTEXPR uint32_t tag_of_end(uint32_t token_step) { return (token_step >> 1 & 1u) ^ 1u; }
 
@@ -60,8 +61,9 @@ KCCL_DECODE mem::Packet tagged(const Float4& four, uint32_t tag) {
     return {{words[0] | uint64_t{words[1]} << 32, words[2] | uint64_t{words[3]} << 32}};
 }
 
-// Checks the tags of a packet. Bit 0 of the result is 0 if all four words have the tag; its other
-// bits mean nothing. Results of several packets may be ORed and tested once.
+// Checks the tags of a packet (the 16 bytes of a float4). Bit 0 of the result is 0 if all four
+// words have the tag; its other bits mean nothing. Results of several packets may be ORed and
+// tested once.
 KCCL_DECODE uint32_t without_tag(mem::Packet packet, uint32_t tag) {
     uint32_t wrong = 0;
     KCCL_UNROLL
@@ -80,15 +82,16 @@ KCCL_DECODE Float4 float4_of(mem::Packet packet) {
     return four;
 }
 
-// A control word: 124 bits that a block sends to all blocks of all ranks, as three words and one of
-// 28 bits.
+// A control word: 124 bits that a block sends to all blocks of all ranks, as three words of 32 bits
+// and `small` with 28 bits.
 struct alignas(16) ControlWord {
     uint32_t word[3];
     uint32_t small;
 };
 
-// Turns a control word into a float4 to publish. Tags will replace the lowest bit of each word. So
-// the lowest bits of the first three words move into the last word, below the 28 bits of `small`.
+// Turns a control word into a float4 to publish. Publishing replaces the lowest bit of each word by
+// the tag. So the lowest bits of the first three words move into the last word, below the 28 bits
+// of `small`. control_word_of() turns the float4 back.
 KCCL_DECODE Float4 float4_of(const ControlWord& control) {
     Float4 four;
     uint32_t last = control.small << 4;
@@ -113,7 +116,7 @@ KCCL_DECODE ControlWord control_word_of(const Float4& four) {
     return control;
 }
 
-// The kinds of control words of an exchange: candidates.cuh explains them.
+// The kinds of control words that blocks exchange when they sample: candidates.cuh explains them.
 enum ControlWordKind : uint32_t {
     kBest,
     kBelow,
@@ -124,8 +127,8 @@ enum ControlWordKind : uint32_t {
     kNumControlWords
 };
 
-// The slots of an exchange buffer: where each vector lies, in float4s. Lanes are counted over all
-// ranks.
+// The slots of an exchange buffer: where each vector lies, counted in float4s from the buffer's
+// beginning. Modules are counted over all layers, lanes over all ranks.
 template <class S>
 struct Slots {
     static constexpr uint32_t kVector = S::kHidden / 4;
@@ -135,12 +138,14 @@ struct Slots {
         S::kHeads * S::kKvSplits * Shape<S>::kPartialFloat4s;  // of a lane
     static constexpr uint32_t kAttendedFloat4s = Shape<S>::kAttendedRows / 4;
 
-    // [module][residual or lane][...]: the residual after a module, and the messages of a module.
+    // kResiduals, [module][residual][float4]: the residuals after each module. kMessages,
+    // [module][lane][float4]: each module's output of a lane, which other lanes add to their
+    // residuals.
     static constexpr uint32_t kResiduals = 0;
     static constexpr uint32_t kMessages =
         kResiduals + Shape<S>::kModules * S::kNumResiduals * kVector;
-    // [layer][lane][...]: queries, keys and values; partial results of attention; results of
-    // attention; the MLP's hidden vectors.
+    // The next four are [layer][lane][float4]. kQkv: queries, keys and values. kPartials: partial
+    // results of attention. kAttended: results of attention. kActs: the MLP's hidden vectors.
     static constexpr uint32_t kQkv = kMessages + Shape<S>::kModules * S::kNumLanes * kVector;
     static constexpr uint32_t kPartials = kQkv + S::kNumLayers * S::kNumLanes * kQkvFloat4s;
     static constexpr uint32_t kAttended =
@@ -153,11 +158,11 @@ struct Slots {
     // [meeting % 2][rank][block]: the words of ConsumerWarp::meet_all().
     static constexpr uint32_t kMeetings =
         kControlWords + 2 * kNumControlWords * S::kWorldSize * S::kBlocks;
-    // [block][warp], a packet each: what a consumer warp or a collecting warp waits for
+    // [block][warp], 16 bytes each: what a consumer warp or a collecting warp waits for; 0: nothing
     // (watch.cuh). Only this rank uses them.
     static constexpr uint32_t kWaiters = S::kWarps + 1;
     static constexpr uint32_t kWaits = kMeetings + 2 * S::kWorldSize * S::kBlocks;
-    // A uint32: the number of the last request that tried to cache a NaN. Only
+    // A uint32: the number of the last request in which a key or value was NaN; 0: none yet. Only
     // this rank uses it.
     static constexpr uint32_t kBad = kWaits + S::kBlocks * kWaiters;
     static constexpr uint32_t kFloat4s = kBad + 1;
@@ -172,7 +177,7 @@ struct Slots {
         return kQkv + (layer * S::kNumLanes + lane) * kQkvFloat4s;
     }
     // Returns the slot of the partial result of KV split 0, for a query head of a lane. The partial
-    // results of the other KV splits follow.
+    // results of the head's other KV splits follow.
     KCCL_DECODE static uint32_t partial(uint32_t layer, uint32_t lane, uint32_t head) {
         return kPartials + (layer * S::kNumLanes + lane) * kPartialsFloat4s +
                head * S::kKvSplits * Shape<S>::kPartialFloat4s;
@@ -187,19 +192,21 @@ struct Slots {
     KCCL_DECODE static uint32_t end(uint32_t token_step, uint32_t rank, uint32_t block) {
         return kEnds + ((token_step & 1u) * S::kWorldSize + rank) * S::kBlocks + block;
     }
-    // Returns the slot of the control word of block 0 of rank 0. Those of the other blocks follow.
+    // Returns the slot of the control word of block 0 of rank 0, for a kind and an exchange of
+    // sampling. Those of the other blocks follow.
     KCCL_DECODE static uint32_t control_word(uint32_t exchange, uint32_t kind) {
         return kControlWords +
                ((exchange & 1u) * kNumControlWords + kind) * S::kWorldSize * S::kBlocks;
     }
-    // Returns the slot of the meeting word of block 0 of rank 0. Those of the other blocks follow.
+    // Returns the slot of the word of block 0 of rank 0 in a meeting (ConsumerWarp::meet_all).
+    // Those of the other blocks follow.
     KCCL_DECODE static uint32_t meeting(uint32_t number) {
         return kMeetings + (number & 1u) * S::kWorldSize * S::kBlocks;
     }
 };
 
-// Returns the address at which a rank keeps the number of the last request that tried to cache a
-// NaN.
+// Returns the address at which a rank keeps the number of the last request in which a key or value
+// was NaN.
 template <class S>
 KCCL_DECODE uint32_t* bad_request_at(const Task& task, int rank) {
     return reinterpret_cast<uint32_t*>(task.exchange_buffers[rank] +

@@ -5,9 +5,9 @@
 
 namespace kccl::decode {
 
-// A block's control word at the end of a token step: its most likely token, whether a value was
-// NaN, and whether its host has cancelled the request. Only block 0 of a rank checks for a
-// cancellation, and for a NaN among the keys and values of positions whose logits nobody asked for.
+// What a block tells all others at the end of a token step, in a control word: its most likely
+// token, whether a value was NaN, and whether its host has cancelled the request. Only block 0 of a
+// rank checks whether its host has cancelled, and whether a key or value was NaN (bad_request_at).
 struct Ending {
     Best best;
     bool is_cancelled;
@@ -58,7 +58,8 @@ struct Verdict {
     uint32_t end;  // KcclEngineEnd
 };
 
-// Waits for the control words of all blocks, and returns their combination. Called by warp 0.
+// Waits for the control words of all blocks of all ranks, and returns their combination. Called by
+// all threads of warp 0, all of which get it.
 template <class S>
 KCCL_DECODE Ending collect_endings(ConsumerWarp<S>& consumer) {
     Float4 float4s[ConsumerWarp<S>::kOfAll];
@@ -78,7 +79,8 @@ KCCL_DECODE Ending collect_endings(ConsumerWarp<S>& consumer) {
 }
 
 // Decides whether the request ends, and leaves the verdict in shared memory for the block. In block
-// 0, also reports the token to the host. Called by warp 0.
+// 0, also reports the token to the host. all: the combination of all blocks' control words. Called
+// by warp 0.
 template <class S>
 KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Ending& all,
                        const Chosen& chosen) {
@@ -113,9 +115,9 @@ KCCL_DECODE void judge(ConsumerWarp<S>& consumer, uint32_t position, const Endin
     }
 }
 
-// Ends the token step that ran `position`. `best`: the most likely token among this thread's
-// logits, if the head ran. Sets *verdict. Called by all consumer warps. Returns false if a wait
-// failed.
+// Ends the token step that ran `position`: waits for all blocks of all ranks, chooses the next
+// token if one is wanted, and sets *verdict. `best`: the most likely token among this thread's
+// logits, if the head ran. Called by all consumer warps. Returns false if a wait failed.
 template <class S>
 KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best, Verdict* verdict) {
     const Task& task = consumer.task();
@@ -147,8 +149,8 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best,
             for (uint32_t each = 0; each < S::kWarps; ++each) {
                 mine.best = better(mine.best, ending_of(mem::load_plain(&shared.best[each])).best);
             }
-            // This release makes visible all that the block has written in this token step.
-            // exchange_buffer.cuh says why it is needed.
+            // This release makes all that the block has written in this token step visible to those
+            // who receive the control word. exchange_buffer.cuh says why that is needed.
             mem::fence<mem::Order::kRelease, ConsumerWarp<S>::kReach>();
             consumer.publish_to_all(
                 Slots<S>::end(consumer.token_step(), consumer.comm().rank, consumer.block()),
@@ -160,7 +162,8 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best,
         consumer.stamp(kKcclDecodeMultiplied);
         if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, control_word_of(all));
     }
-    // A kernel that leaves a part out has meaningless logits. It goes on with id 0 and ignores NaN.
+    // A kernel that leaves a part out, to measure its cost, has meaningless logits. It goes on with
+    // id 0 and ignores NaN.
     if constexpr (S::kAblated != 0) all.best = {0, 0, false};
     Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
     if constexpr (S::kSamples) {

@@ -1,4 +1,4 @@
-// Computes the first half of the MLP: silu(gate) * up.
+// Computes the first half of the MLP, its hidden vector: silu(gate) * up.
 #pragma once
 
 #include "biases.cuh"
@@ -6,9 +6,10 @@
 
 namespace kccl::decode {
 
-// Returns four values of the MLP's hidden vector. gate_sums, up_sums: not yet multiplied by
-// `inverse`, which is 1 / the root of the residual's mean square. tile: the number of the row tile
-// in the packed matrix. i: the gate's float4 within the tile.
+// Returns four values of the MLP's hidden vector, from the sums of four rows of the gate and the
+// same rows of "up". These sums are not yet multiplied by `inverse`, which is 1 / the root of the
+// residual's mean square. tile: the number of the row tile in the packed matrix. i: the number of
+// the gate's float4 within the tile.
 template <class S>
 KCCL_DECODE Float4 act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_t i,
                           const Float4& gate_sums, const Float4& up_sums, float inverse) {
@@ -23,7 +24,7 @@ KCCL_DECODE Float4 act_of(const Task& task, uint32_t layer, uint32_t tile, uint3
 }
 
 // Computes and publishes the block's values of the MLP's hidden vector. Called by all consumer
-// warps, when they have met.
+// warps, when they have met after the product.
 template <class S>
 KCCL_DECODE void finish_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::GateUp;

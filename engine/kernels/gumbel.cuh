@@ -28,8 +28,8 @@ KCCL_DECODE Philox philox(uint64_t seed, uint32_t counter, uint32_t position) {
     return {{a, b, c, d}};
 }
 
-// Turns a random word into Gumbel noise. 1 - u is exact, so its logarithm is log1p(-u), which
-// sample.py has.
+// Turns a random word into Gumbel noise. sample.py computes it with log1p(-u). Here 1 - u is exact,
+// so its logarithm is the same.
 KCCL_DECODE double gumbel(uint32_t word) {
     const double u = (word + 0.5) / 4294967296.0;
     return -logarithm(-logarithm(1.0 - u));

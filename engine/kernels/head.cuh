@@ -7,11 +7,11 @@
 
 namespace kccl::decode {
 
-// The most likely token so far, of a block or of all ranks.
+// The most likely token so far: of a thread, a warp, a block, or all ranks.
 struct Best {
     float score;
-    int32_t id;  // -1: no token yet, or a logit is NaN
-    bool is_nan;
+    int32_t id;   // -1: no token yet
+    bool is_nan;  // a logit is not finite, or a key or value is NaN (finish.cuh)
 };
 
 KCCL_DECODE Best better(const Best& a, const Best& b) {
@@ -22,8 +22,9 @@ KCCL_DECODE Best better(const Best& a, const Best& b) {
     return best;
 }
 
-// Stages the mean over all normalised residuals. The residuals come from all ranks, and are read
-// twice: first to sum up their squares, then to add up the mean. Returns false if a wait failed.
+// Waits for the residuals of all ranks, and stages the mean over all of them, each normalised
+// first, as the head's vector. The residuals are read twice: first to sum up their squares, then to
+// add up the mean. Returns false if a wait failed.
 template <class M, class S>
 KCCL_DECODE bool stage_mean(ConsumerWarp<S>& consumer) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s, platform::kWarpSize);
@@ -75,8 +76,9 @@ KCCL_DECODE bool stage_mean(ConsumerWarp<S>& consumer) {
     return true;
 }
 
-// Computes the logits of this block's rows. *best becomes the most likely token among this
-// thread's. Called by all consumer warps. Returns false if a wait failed.
+// Computes the logits of this block's rows, and stores them where the task wants them. *best
+// becomes the most likely token among the logits of this thread. Called by all consumer warps.
+// Returns false if a wait failed.
 template <class S>
 KCCL_DECODE bool head(ConsumerWarp<S>& consumer, uint32_t position, Best* best) {
     using Dims = Shape<S>;
@@ -120,7 +122,8 @@ KCCL_DECODE bool head(ConsumerWarp<S>& consumer, uint32_t position, Best* best) 
             if (task.logits[0] == 0) continue;
             const uint64_t at = uint64_t{position - task.start} * (S::kVocab / 4);
             for (uint32_t rank = 0; rank < S::kWorldSize; ++rank) {
-                // The end of the token step orders this store before the end of any rank's kernel.
+                // The fences at the end of the token step (finish.cuh) order this plain store
+                // before the end of any rank's kernel.
                 auto* const logits = reinterpret_cast<Float4*>(task.logits[rank]);
                 mem::store_plain(logits + at + first_id / 4 + row, total);
             }

@@ -6,16 +6,17 @@
 
 namespace kccl::decode {
 
-// Returns a value as the cache stores it: in half precision, clamped to its largest number. A NaN
-// becomes a number. Otherwise it would spread to later requests, which give that position the
-// weight 0: 0 times NaN is NaN.
+// Returns a value as the cache stores it: in half precision, clamped to the largest finite number.
+// A NaN becomes a number, too. A NaN in the cache would spread to later requests: these give a
+// position that they do not see the weight 0, but 0 times NaN is NaN.
 KCCL_DECODE uint16_t cached(float value) {
     constexpr float kMost = 65504.0f;
     const float most = value < kMost ? value : kMost;
     return Element<f16>::narrow(most > -kMost ? most : -kMost).bits;
 }
 
-// Returns the address at which the cache of a KV head begins. `lane` counts the lanes of this rank.
+// Returns the address at which the cache of a KV head begins, in a layer. `lane` counts the lanes
+// of this rank.
 template <class S>
 KCCL_DECODE uint8_t* cache_of(const Task& task, uint32_t layer, uint32_t lane, uint32_t kv_head) {
     using Dims = Shape<S>;
@@ -47,8 +48,9 @@ KCCL_DECODE void copy_cache(uint8_t* to, const uint8_t* from, uint64_t num) {
 }
 
 // Writes a position's key and value into its tile of the cache. Records whether one of them has a
-// NaN, because the cache no longer shows it. Called by all threads of the warp. Each has one float4
-// of the key and of the value, or none.
+// NaN (bad_request_at), because the cache no longer shows it. Called by all threads of the warp.
+// Each thread passes its float4 of the key and of the value. What threads beyond the head's end
+// pass is not used.
 template <class S>
 KCCL_DECODE void append(const Task& task, int rank, uint8_t* tile, uint32_t position,
                         const Float4& key, const Float4& value) {

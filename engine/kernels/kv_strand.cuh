@@ -1,16 +1,17 @@
-// Computes attention of several queries over one KV strand of their KV head, by one warp. A query
-// is a query head of one position. The warp goes from tile to tile, and multiplies as mma.cuh does:
-// keys are the rows of a tile, and values, transposed, are its columns. A query's result does not
-// depend on the other queries.
+// Computes attention of several queries over one KV strand of their KV head, by one warp. A KV
+// strand is every kKvStrands-th tile of 16 positions (shape.cuh). A query is a query head of one
+// position. The warp goes from tile to tile, and multiplies as mma.cuh does: keys are the rows of a
+// tile, and values, transposed, are its columns. A query's result does not depend on the other
+// queries.
 #pragma once
 
 #include "partials.cuh"
 
 namespace kccl::decode {
 
-// Knows which part of NUM vectors this thread has. The vectors lie `stride` float4s apart. More
-// vectors than one multiplication takes are multiplied in several turns: of(turn) is for one of
-// them.
+// Knows which part of NUM vectors this thread passes to the matrix unit (Mma::Lane in mma.cuh). The
+// vectors lie `stride` float4s apart. If one multiplication does not take so many vectors, they are
+// multiplied in several turns, and of(turn) returns the thread's part for one turn.
 template <uint32_t NUM, bool HAS_TURNS = (NUM > Mma<f16>::kVectors)>
 class Lanes {
   public:
@@ -40,12 +41,12 @@ class Lanes<NUM, true> {
     const Unit::Lane last_;
 };
 
-// The block-shared memory that a warp needs for NUM queries.
+// The shared memory of the block that a warp needs for the attention of NUM queries.
 template <uint32_t NUM>
 struct KvStrandArea {
-    Float4 scores[NUM][kTileFloat4s];  // of each position
-    StagedFloat4 weights[NUM][kTileFloat4s];
-    Float4 scales[ceil_div(NUM, 4)];  // of each query
+    Float4 scores[NUM][kTileFloat4s];         // of the 16 positions of a tile
+    StagedFloat4 weights[NUM][kTileFloat4s];  // 2^(score - maximum) of these positions
+    Float4 scales[ceil_div(NUM, 4)];          // of each query: scales its sums to its new maximum
 };
 
 // This thread's part of the keys and values of 16 positions, in registers.
@@ -72,8 +73,8 @@ struct CacheTile {
     Unit::Weights values[kNum];
 };
 
-// Adds up attention of NUM queries over a KV strand. All threads of a warp make an object and call
-// each function together.
+// Adds up the attention of NUM queries over a KV strand. All threads of a warp make an object, and
+// call each function together.
 template <class S, uint32_t NUM>
 class KvStrand {
   public:
@@ -82,11 +83,11 @@ class KvStrand {
     static constexpr uint32_t kTurns = Lanes<NUM>::kTurns;
     using Queries = typename Unit::Inputs[kTurns][Dims::kHeadTilesOfDim];
 
-    // lanes: made with a stride of kTileFloat4s.
+    // lanes: made with a stride of kTileFloat4s, as the weights in KvStrandArea lie.
     KCCL_DECODE KvStrand(KvStrandArea<NUM>& area, const Lanes<NUM>& lanes)
         : area_(area), lanes_(lanes) {}
 
-    // Loads NUM staged queries, kHeadFloat4s apart.
+    // Loads this thread's part of NUM staged queries into registers. They lie kHeadFloat4s apart.
     KCCL_DECODE static void load(Queries& queries, const StagedFloat4* staged) {
         const Lanes<NUM> lanes(Dims::kHeadFloat4s);
         KCCL_UNROLL
@@ -99,8 +100,8 @@ class KvStrand {
         }
     }
 
-    // Adds those positions of a tile of the cache for which is_seen(query, position in the tile) is
-    // true.
+    // Adds the positions of a tile of the cache to the attention of each query, as far as the query
+    // sees them: is_seen(query, number of the position in the tile) tells that.
     template <class IsSeen>
     KCCL_DECODE void add(const CacheTile<S>& tile, const Queries& queries, IsSeen is_seen) {
         auto* const by_position = reinterpret_cast<float*>(area_.scores);
@@ -139,13 +140,14 @@ class KvStrand {
         }
         weight_ = weight_ * scale + over_tile(now, [](float a, float b) { return a + b; });
         maximum_ = maximum;
-        // All threads have read the weights and scales of the last tile, because they have met
-        // above.
+        // The weights and scales of the last tile may be overwritten: all threads have read them,
+        // because they have met above.
         if (has_float4) {
             area_.weights[0][number] = split<f16>(now);
             if (index4 == 0) mem::store_plain(area_.scales[0].value + query, scale);
         }
-        // All threads have read their scores, so the next tile's scores may overwrite them.
+        // After this sync, all threads have read their scores, so the next tile's scores may
+        // overwrite them, and all weights and scales are stored.
         warp().sync();
         KCCL_UNROLL
         for (uint32_t turn = 0; turn < kTurns; ++turn) {
@@ -160,8 +162,7 @@ class KvStrand {
         }
     }
 
-    // Stores the partial results of all queries: the float4s of a head, then
-    // {maximum, weight, -, -}.
+    // Stores the partial result of each query: the float4s of a head, then {maximum, weight, -, -}.
     KCCL_DECODE void store(Float4 (*partials)[Dims::kPartialFloat4s]) const {
         KCCL_UNROLL
         for (uint32_t turn = 0; turn < kTurns; ++turn) {
@@ -188,8 +189,8 @@ class KvStrand {
 
     KCCL_DECODE static uint32_t thread() { return mem::forget(warp().index()); }
 
-    // Returns the largest value, or the sum, over the positions of the tile. All four threads that
-    // have scores of the query get it.
+    // Returns f, a maximum or a sum, over a query's values of the tile's 16 positions, of which
+    // each thread passes four. All four threads that have values of the query get it.
     template <class F>
     KCCL_DECODE static float over_tile(const Float4& four, F f) {
         const float value = f(f(four.value[0], four.value[1]), f(four.value[2], four.value[3]));
@@ -198,7 +199,8 @@ class KvStrand {
 
     KvStrandArea<NUM>& area_;
     const Lanes<NUM>& lanes_;
-    // The state of this thread's query.
+    // maximum_ and weight_ (Partial) belong to the query whose scores this thread handles in add().
+    // sums_ is this thread's part of the weighted sums of all queries.
     float maximum_ = kNoPositions;
     float weight_ = 0;
     typename Unit::Sums sums_[kTurns][Dims::kHeadTilesOfDim] = {};

@@ -11,8 +11,8 @@
 
 namespace kccl::decode {
 
-// Returns the number of the mask's first word that a block copies: the word with the bit of its
-// first id.
+// Returns the number of the first word of the mask that a block copies. That word has the bit of
+// the first id of the block's rows.
 template <class S>
 KCCL_DECODE uint32_t first_mask_word(const ConsumerWarp<S>& consumer) {
     const Cut tiles = Shape<S>::head_tiles_of(consumer.block());
@@ -40,8 +40,8 @@ KCCL_DECODE bool fetch_mask(ConsumerWarp<S>& consumer) {
     return consumer.meet();
 }
 
-// Returns a bit for each id of a float4 of this block's logits, which tells whether the id may be
-// chosen. first_id: the first of these ids.
+// Returns four bits: bit i is set if id first_id + i may be chosen. These ids must be a float4 of
+// this block's logits.
 template <class S>
 KCCL_DECODE uint32_t allowed_of(ConsumerWarp<S>& consumer, uint32_t first_id) {
     if (consumer.task().mask == 0) return 15;
@@ -50,8 +50,8 @@ KCCL_DECODE uint32_t allowed_of(ConsumerWarp<S>& consumer, uint32_t first_id) {
     return word >> first_id % kMaskBits & 15u;
 }
 
-// Waits for the mask of a position, or until the host cancels the request. Called by all threads of
-// a warp. Returns true if the host has cancelled.
+// Waits until the host has written the mask of a position, or has cancelled the request. Called by
+// all threads of a warp. Returns true if the host has cancelled.
 template <class S>
 KCCL_DECODE bool await_mask(ConsumerWarp<S>& consumer, uint32_t position) {
     auto* const mailbox = reinterpret_cast<Mailbox*>(consumer.task().mailbox);

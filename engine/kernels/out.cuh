@@ -1,5 +1,6 @@
-// The output projection in a model where attention leaves a partial result for each KV split (not
-// S::kMergesFirst). Each warp merges the partial results of the columns that it multiplies.
+// Prepares the output projection in a model where attention leaves a partial result for each KV
+// split (not S::kMergesFirst). Each warp merges the partial results of the columns that it
+// multiplies.
 #pragma once
 
 #include "partials.cuh"
@@ -7,8 +8,9 @@
 
 namespace kccl::decode {
 
-// Merges the partial results of this warp's part of each lane's vector, and stages that part.
-// Several threads share the KV splits of a float4, so that each loads few.
+// Waits for the partial results of this warp's part of each lane's vector, merges them, and stages
+// the result. Several threads share the KV splits of a float4, so that each thread loads few
+// partial results.
 template <class M, class S>
 KCCL_DECODE void stage_partials(ConsumerWarp<S>& consumer, uint32_t layer) {
     using Dims = Shape<S>;

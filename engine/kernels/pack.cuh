@@ -1,5 +1,5 @@
-// Packs weights into tiles, on the device. The format knows how a tile is packed, and shape.cuh
-// knows which block a tile belongs to.
+// Packs a model's weights into tiles of 16 x 16, on the device, before any request. A format
+// (format.cuh) knows how a tile is packed, and shape.cuh knows which block a tile belongs to.
 #pragma once
 
 #include "kv_cache.cuh"
@@ -44,9 +44,9 @@ KCCL_DECODE void pack_product(Product<S> product, uint8_t* weights, const uint8_
     }
 }
 
-// Packs one product of a layer and lane group. The head counts as a product of layer kNumLayers,
-// and of lane group 0 if it has no parts. `matrix` is stored in the product's format, [rows][lanes
-// of the lane group][columns]. Called by all threads of a grid.
+// Packs the weights of one product of a layer and lane group. The head counts as a product of layer
+// kNumLayers, and of lane group 0 if it has no parts. `matrix` is stored in the product's format,
+// [rows][lanes of the lane group][columns]. Called by all threads of a grid.
 template <class S>
 KCCL_DECODE void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product, uint64_t layer,
                       uint64_t lane_group) {
@@ -65,7 +65,8 @@ KCCL_DECODE void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product,
 #undef KCCL_PACK
 }
 
-// Reports the sizes of the shape that the host must know. Called by all threads of a grid.
+// Writes the sizes that the host must know (KcclDecodeSizes) to *out. Called by all threads of a
+// grid.
 template <class S>
 KCCL_DECODE void describe(KcclDecodeSizes* out) {
     if (platform::block_in_grid() != 0 || !leads(block())) return;

@@ -1,7 +1,7 @@
 // Merges partial results, each of which is attention over some of the positions. A score is an
 // exponent of 2, and the maximum of a partial result is an integer. So scaling a partial result to
 // another maximum is exact. The sums lose their lowest bit at each merge, as in the exchange
-// buffer. So their bits do not depend on which block merges.
+// buffer. So the bits of the result do not depend on which block merges.
 #pragma once
 
 #include "exchange_buffer.cuh"
@@ -13,9 +13,9 @@ namespace kccl::decode {
 constexpr float kNoPositions = -1048576.0f;
 
 struct Partial {
-    Float4 sum;     // sum over four elements of the values, each times 2^(score - maximum)
-    float maximum;  // maximum of the scores, rounded
-    float weight;   // sum of 2^(score - maximum)
+    Float4 sum;     // of the values, each times 2^(score - maximum): four elements of the head
+    float maximum;  // the largest score, rounded to an integer
+    float weight;   // the sum of 2^(score - maximum)
 };
 
 KCCL_DECODE Partial merge(const Partial& a, const Partial& b) {
@@ -32,8 +32,8 @@ KCCL_DECODE Partial merge(const Partial& a, const Partial& b) {
 }
 
 // Merges N partial results, where N is a power of two. Each of the second half is merged into one
-// of the first half, and likewise the remaining ones, until one is left. So partial results whose
-// numbers are equal modulo a power of two are merged first.
+// of the first half, and likewise the remaining ones, until one is left. So those whose numbers are
+// equal modulo N / 2 are merged first, then modulo N / 4, and so on.
 template <uint32_t N>
 KCCL_DECODE Partial merge_all(Partial* partials) {
     if constexpr (N == 1) {
@@ -45,7 +45,7 @@ KCCL_DECODE Partial merge_all(Partial* partials) {
     }
 }
 
-// Merges the partial results of N neighbouring threads, in the order of merge_all(). All of them
+// Merges the partial results of N neighbouring threads, in the order of merge_all(). All N threads
 // get the result. thread: the calling thread's number in the warp. Called by all threads of the
 // warp.
 template <uint32_t N>
@@ -60,8 +60,8 @@ KCCL_DECODE Partial merge_shared(Partial partial, uint32_t thread) {
 }
 
 // Returns the result of attention for four elements, from the partial result over all positions.
-// Clears the lowest bits as the exchange buffer does, so the bits are the same whether or not the
-// result goes through the buffer.
+// Clears the lowest bits as the exchange buffer does, so that the bits are the same whether or not
+// the result goes through the buffer.
 KCCL_DECODE Float4 attended_by(const Partial& partial) {
     const float inverse = reciprocal(partial.weight);
     Float4 four;

@@ -1,6 +1,7 @@
-// Prefill: one launch fills the KV cache with the positions Task.start to Task.num_ids - 1 of a
-// request, S::kChunk at a time. The decode kernel that follows runs the last id and all later ones,
-// because only it has the head. The cache gets the same bits as from decode.
+// Prefill: one launch fills the KV cache with a request's positions from Task.start on, S::kChunk
+// at a time. The host leaves the request's last id out of this kernel's Task.num_ids. The decode
+// kernel, which is launched next, runs that id and all later ones, because only it has the head.
+// The cache gets the same bits as from decode.
 //
 //     KCCL_KERNEL_OF(kPrefillThreads<S>) void prefill(DeviceComm comm, Task task) {
 //         run_prefill<S>(comm, task);
@@ -8,10 +9,10 @@
 //
 // Launched on every rank, with S::kBlocks blocks of S::kChunkWarps + S::kChunkOthers warps, all
 // resident, and sizeof(PrefillShared<S>) bytes of dynamic shared memory. Task.token_step is the
-// number of chunks of all prefills before.
+// number of chunks of all earlier prefills.
 //
-// A cancelled request ends behind the same chunk on all ranks. The decode kernel then ends it after
-// one more position.
+// If a host cancels the request, all ranks end prefill after the same chunk. The decode kernel then
+// ends the request after one more position.
 #pragma once
 
 #include "prefill_rows.cuh"
@@ -24,7 +25,7 @@ constexpr uint32_t kPrefillThreads = (S::kChunkWarps + S::kChunkOthers) * platfo
 
 // ---- The consumer warps -------------------------------------------------------------------------
 
-// The work of a consumer warp in a chunk.
+// What a consumer warp does in a chunk: walk_layer() calls run() for each op of a layer.
 template <class S>
 struct ConsumerOfChunk {
     using C = ChunkLayout<S>;
@@ -69,7 +70,8 @@ struct ConsumerOfChunk {
     }
 
   private:
-    // Announces that the block has done a step of op OP to the blocks of this rank.
+    // Announces to the blocks of this rank that this block has done a step (prefill_shape.cuh) of
+    // op OP.
     template <uint32_t OP>
     KCCL_DECODE void finish(uint32_t layer, Step step) {
         consumer.finish(C::number_of(chunk.number, layer, OP, step), false);
@@ -78,14 +80,15 @@ struct ConsumerOfChunk {
     KCCL_DECODE void prefetch_next(uint32_t layer) {
         constexpr bool kIsLast = OP + 1 == S::kNumOps;
         constexpr Product<S> kNext = next_product<S>(kIsLast ? 0 : OP + 1);
-        // In the last layer, only the ops before attention run.
+        // In the last layer, no product follows the one that gives queries, keys and values.
         constexpr bool kEndsHere = S::kLayer[OP].gives == V::kHeads;
         if (kEndsHere && layer + 1 == S::kNumLayers) return;
         prefetch_weights<MatrixOf<S, kNext>>(consumer, kNext, layer + (kIsLast ? 1 : 0));
     }
 };
 
-// Computes a chunk. Called by all consumer warps. Returns false if the producer warp has given up.
+// Computes a chunk. Called by all consumer warps. Returns false if the producer warp has given up:
+// a wait failed, or the request was cancelled.
 template <class S>
 KCCL_DECODE bool compute_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
     if (!consumer.is_ready()) return false;
@@ -104,7 +107,9 @@ KCCL_DECODE bool compute_chunk(PrefillConsumer<S>& consumer, const PromptChunk& 
 
 // ---- The producer warp --------------------------------------------------------------------------
 
-// The work of the producer warp in a chunk, op by op as in ConsumerOfChunk.
+// What the producer warp does in a chunk: before each op it waits for the blocks whose results the
+// op reads, and copies the op's vectors to the consumer warps. walk_layer() calls run() for each
+// op, in the same order as in ConsumerOfChunk.
 template <class S>
 struct ProducerOfChunk {
     using C = ChunkLayout<S>;
@@ -136,7 +141,10 @@ struct ProducerOfChunk {
     }
 
   private:
-    // Waits and copies for a module's last product, whose sums are added to the residual.
+    // Does the producer warp's work for a module's last product, whose sums are added to the
+    // residual: waits for the product's vector and for the messages of an earlier module, if these
+    // are added, and copies the vector. If the module adds its own messages of all lanes, waits for
+    // these, too.
     template <uint32_t OP>
     KCCL_DECODE Walk add_up(uint32_t layer) {
         constexpr auto kOp = S::kLayer[OP];
@@ -161,7 +169,8 @@ struct ProducerOfChunk {
 // a wait has failed, or if the request was cancelled in the chunk before.
 template <class S>
 KCCL_DECODE bool produce_chunk(PrefillProducer<S>& producer, uint32_t chunk) {
-    // Waits until all blocks have ended the chunk before, because each chunk overwrites all slots.
+    // Waits until all blocks of all ranks have ended the chunk before, because each chunk
+    // overwrites the vectors of the one before.
     producer.await_all(ChunkLayout<S>::end_of(chunk - 1));
     if (!producer.let_go(producer.was_given_up(chunk - 1))) return false;
     ProducerOfChunk<S> role = {producer, chunk};
@@ -175,13 +184,13 @@ KCCL_DECODE bool produce_chunk(PrefillProducer<S>& producer, uint32_t chunk) {
 
 // ---- The kernel ---------------------------------------------------------------------------------
 
-// Returns the number of chunks of a request.
+// Returns how many chunks a request's prefill has.
 template <class S>
 KCCL_DECODE uint32_t num_chunks(const Task& task) {
     return ceil_div(task.num_ids - task.start, S::kChunk);
 }
 
-// Calls run(chunk) until it returns false.
+// Calls run(chunk) for one chunk of the request after another, until it returns false.
 template <class S, class Run>
 KCCL_DECODE void for_each_chunk(const Task& task, Run run) {
     PromptChunk chunk = {task.token_step, task.start, 0};
@@ -207,8 +216,9 @@ KCCL_DECODE void run_prefill(const DeviceComm& comm, const Task& task) {
         PrefillConsumer<S> consumer(comm, task, shared);
         for_each_chunk<S>(task,
                           [&](const PromptChunk& chunk) { return compute_chunk(consumer, chunk); });
-        // The next request numbers its chunks behind all chunks of this one, and first waits for
-        // the end of the last. So that end is announced, though the chunk did not run.
+        // The host has counted all chunks of this request, so the next request first waits for the
+        // end of the last of them. If the request was cancelled, that chunk has not run, and its
+        // end is announced here.
         if (consumer.is_given_up()) {
             consumer.finish(ChunkLayout<S>::end_of(task.token_step + num_chunks<S>(task) - 1),
                             true);

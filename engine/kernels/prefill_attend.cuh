@@ -1,8 +1,9 @@
-// Computes attention of a chunk. First each position's key and value go into the cache, with norm
-// and RoPE. When all blocks of the lane group have done that, each position reads the positions
-// before it from the cache, those of the same chunk included. A work item is a query group: a KV
-// head's queries of kTogether neighbouring positions, which share its keys and values. Partial
-// results are merged as decode merges them.
+// Computes attention of a chunk, kChunk neighbouring positions of a prompt. First each position's
+// key and value go into the cache, with norm and RoPE. When all blocks of the lane group (the
+// blocks that share a residual) have done that, each position reads the positions before it from
+// the cache, those of the same chunk included. A work item is a query group: the queries of a KV
+// head at kTogether neighbouring positions, which share its keys and values. Partial results are
+// merged as decode merges them.
 #pragma once
 
 #include "attend.cuh"
@@ -10,8 +11,9 @@
 
 namespace kccl::decode {
 
-// Applies norm and RoPE to the chunk's queries and keys, and fills the cache. A warp takes one
-// position of a KV head at a time.
+// Applies norm and RoPE to the chunk's queries and keys, stages the queries, fills the cache, and
+// computes each position's attention to itself. A warp takes one position of a KV head at a time.
+// Called by all consumer warps.
 template <class S>
 KCCL_DECODE void turn_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
                             uint32_t layer) {
@@ -61,7 +63,7 @@ KCCL_DECODE void turn_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chu
     }
 }
 
-// Computes the attention of a query group.
+// Computes the attention of a query group: the queries of a KV head at up to kTogether positions.
 template <class S>
 class ChunkAttention {
   public:
@@ -81,7 +83,7 @@ class ChunkAttention {
           lane_(consumer.first_lane_here() + work_item / num_query_groups_ / S::kKvHeads),
           cache_(cache_of<S>(consumer.task(), layer, lane_, kv_head_)) {}
 
-    // Goes through this warp's KV strands, and stores their partial results in block-shared memory.
+    // Goes through this warp's KV strands, and stores their partial results in shared memory.
     KCCL_DECODE void run() {
         const Lanes<C::kQueries> lanes(kTileFloat4s);
         const auto* const staged = reinterpret_cast<const StagedFloat4*>(
@@ -107,8 +109,9 @@ class ChunkAttention {
         }
     }
 
-    // Merges the partial results of the KV strands into kNodes ones, kFold at a time. Called by all
-    // warps, when they have met.
+    // Merges the partial results of the KV strands, and each position's partial result for itself,
+    // into kNodes partial results for each query. Each of these merges kFold KV strands. Called by
+    // all consumer warps, when they have met after run().
     KCCL_DECODE void merge_kv_strands() {
         for_each_float4(C::kNodes, [&](uint32_t node, uint32_t query, uint32_t index4) {
             const uint32_t own =
@@ -138,8 +141,9 @@ class ChunkAttention {
         });
     }
 
-    // Merges these kNodes partial results, and stages the result of each query. Called by all
-    // warps, when they have met.
+    // Merges the kNodes partial results of merge_kv_strands(), and stages each query's result for
+    // the output projection. Called by all consumer warps, when they have met after
+    // merge_kv_strands().
     KCCL_DECODE void merge_nodes() {
         for_each_float4(1, [&](uint32_t, uint32_t query, uint32_t index4) {
             if (index4 == Dims::kHeadFloat4s) return;
@@ -161,26 +165,28 @@ class ChunkAttention {
   private:
     KCCL_DECODE uint32_t first_head() const { return C::first_head(lane_, kv_head_, number_); }
 
-    // Returns the first position that `position` sees.
+    // Returns the first position that `position` sees, which depends on the window.
     KCCL_DECODE uint32_t first_seen(uint32_t position) const {
         return window_ != 0 && position >= window_ ? position - window_ + 1 : 0;
     }
-    // first_tile() returns the first tile of a KV strand that one of the queries sees.
-    // end_of_tiles() returns the end of the tiles that they see.
+    // first_tile() returns the number of the first tile of a KV strand that one of the queries
+    // sees. end_of_tiles() returns the number behind the last tile that they see.
     KCCL_DECODE uint32_t first_tile(uint32_t kv_strand) const {
         const uint32_t first = first_seen(position_) / kTileRows;
         return first + (kv_strand + S::kKvStrands - first % S::kKvStrands) % S::kKvStrands;
     }
     KCCL_DECODE uint32_t end_of_tiles() const { return ceil_div(position_ + num_ - 1, kTileRows); }
 
-    // Returns float4 `index4` of a stored partial result, with its maximum and weight.
+    // Returns float4 `index4` of the head, with the maximum and the weight, of a partial result in
+    // memory.
     KCCL_DECODE static Partial partial_of(const Float4* partial, uint32_t index4) {
         const Float4 rest = mem::load_plain(partial + Dims::kHeadFloat4s);
         return {mem::load_plain(partial + index4), rest.value[0], rest.value[1]};
     }
 
-    // Calls f(node, query, index4) for each float4 of the partial results of the queries that
-    // exist. The threads of the consumer warps share the calls.
+    // Calls f(node, query, index4) for each float4 of the partial results of `num_nodes` nodes, for
+    // the queries that exist: the chunk's last query group may have fewer. The threads of the
+    // consumer warps share the calls.
     template <class F>
     KCCL_DECODE void for_each_float4(uint32_t num_nodes, F f) {
         const uint32_t each = num_ * Dims::kHeadsPerKv * Dims::kPartialFloat4s;

@@ -1,5 +1,6 @@
-// The work of a prefill block on its rows of a chunk's vectors: the embedding, the norms, and all
-// that follows each product. It also has the steps that announce this work to other blocks.
+// What a block does in prefill with its rows of a chunk's vectors: embeds the ids, computes the
+// norms, and finishes the rows of each product. It also announces the steps of this work to other
+// blocks (prefill_shape.cuh).
 #pragma once
 
 #include "gate_up.cuh"
@@ -8,7 +9,8 @@
 
 namespace kccl::decode {
 
-// Tells whether lanes of other lane groups or ranks exist.
+// Tells whether the model has lanes outside this block's lane group (the blocks that share a
+// residual), in other lane groups or on other ranks.
 template <class S>
 constexpr bool kHasOthers = S::kNumLanes > Shape<S>::kLanesPerGroup;
 
@@ -27,8 +29,9 @@ KCCL_DECODE bool receives(const Module& rule) {
     return S::kHasDelayed && kHasOthers<S> && rule.is_blocking == 0 && rule.receives >= 0;
 }
 
-// Calls f(row tile, number of a position, float4 of the tile) for `num_float4s` float4s of each of
-// the block's row tiles, so that neighbouring threads store to neighbouring addresses.
+// Calls f(row tile, number of a position, float4 of the tile) for the first `num_float4s` float4s
+// of each of the block's row tiles, for all positions of a chunk. The threads of the consumer warps
+// share the calls, so that neighbouring threads store to neighbouring addresses.
 template <class S, class F>
 KCCL_DECODE void for_each_row(PrefillConsumer<S>& consumer, uint32_t num_tiles,
                               uint32_t num_float4s, F f) {
@@ -43,8 +46,8 @@ KCCL_DECODE Float4 norm_of(PrefillConsumer<S>& consumer, uint32_t norm, uint32_t
     return load_float4(consumer.task().norms, uint64_t{norm} * (S::kHidden / 4) + index4);
 }
 
-// Stages a float4 of the residual, times the next norm's weights, for the next module. NEXT: that
-// module's first product.
+// Stages float4 `index4` of the residual x of position `number`, times `weights`, the weights of
+// the next module's norm. NEXT: the next module's first product, which multiplies it.
 template <auto NEXT, class S>
 KCCL_DECODE void stage_normed(PrefillConsumer<S>& consumer, const Float4& weights, uint32_t index4,
                               uint32_t number, const Float4& x) {
@@ -67,8 +70,8 @@ KCCL_DECODE Float4* residual_at(PrefillConsumer<S>& consumer, uint32_t index4, u
                          ChunkLayout<S>::at(index4, number));
 }
 
-// Writes the block's rows of the chunk's first residual. The slots of positions behind the last one
-// get zeros.
+// Writes the block's rows of the residual before the first layer: the embeddings of the chunk's
+// ids. The slots of positions behind the prompt's last one get zeros.
 template <class S>
 KCCL_DECODE void embed_chunk(PrefillConsumer<S>& consumer, const PromptChunk& chunk) {
     const Cut tiles = Shape<S>::Out::tiles_of(consumer.block_in_group());
@@ -87,7 +90,8 @@ KCCL_DECODE void embed_chunk(PrefillConsumer<S>& consumer, const PromptChunk& ch
 }
 
 // Computes the scales (1 / the root of the residual's mean square) of this block's share of the
-// positions, for all blocks of the lane group. Adds up in the order of decode.
+// positions, for all blocks of the lane group. Squares are added up in the order of decode, so that
+// the bits are the same. Called by all consumer warps.
 template <class S>
 KCCL_DECODE void make_scales(PrefillConsumer<S>& consumer) {
     using M = typename Shape<S>::Qkv;
@@ -178,8 +182,9 @@ KCCL_DECODE auto* message_at(PrefillConsumer<S>& consumer, int rank, uint32_t in
            index;
 }
 
-// Adds up the float4s of all lanes from the first lane to the last. The float4s of the lane group's
-// own lanes, which begin with lane `first`, are in `own`. They are left out if leaves_own.
+// Returns the sum of the float4s of all lanes, from the first lane to the last. Those of the lane
+// group's own lanes, which begin with lane `first`, are taken from `own`, or left out if
+// leaves_own.
 template <class S>
 KCCL_DECODE Float4 add_lanes(const Float4 (&float4s)[S::kNumLanes],
                              const Float4 (&own)[Shape<S>::kLanesPerGroup], uint32_t first,
@@ -201,14 +206,16 @@ KCCL_DECODE Float4 add_lanes(const Float4 (&float4s)[S::kNumLanes],
     return total;
 }
 
-// The messages of all lanes for one float4 of the residual.
+// The messages of all lanes for one float4 of the residual. A message is a module's output of one
+// lane, which the other lanes add.
 template <class S>
 struct Messages {
     typename ChunkLayout<S>::Sent::Type of_lane[S::kNumLanes];
 };
 
-// Loads the messages of all lanes. Those of the lane group's own lanes are loaded too, and not
-// used: a condition would make each load wait for the one before.
+// Returns the messages of all lanes for float4 `index4` of position `number`. Those of the lane
+// group's own lanes are loaded too, and not used: a condition would make each load wait for the one
+// before.
 template <class S>
 KCCL_DECODE Messages<S> load_messages(PrefillConsumer<S>& consumer, uint32_t module,
                                       uint32_t index4, uint32_t number) {
@@ -224,8 +231,8 @@ KCCL_DECODE Messages<S> load_messages(PrefillConsumer<S>& consumer, uint32_t mod
     return messages;
 }
 
-// Adds up the messages of the lanes of other lane groups and ranks, and the outputs of the lane
-// group's own lanes.
+// Returns the sum over all lanes: of the messages of lanes of other lane groups and ranks, and of
+// the outputs `own` of the lane group's own lanes. These are left out if leaves_own.
 template <class S>
 KCCL_DECODE Float4 add_messages(PrefillConsumer<S>& consumer, const Messages<S>& messages,
                                 const Float4 (&own)[Shape<S>::kLanesPerGroup], bool leaves_own) {
@@ -237,7 +244,8 @@ KCCL_DECODE Float4 add_messages(PrefillConsumer<S>& consumer, const Messages<S>&
     return add_lanes<S>(float4s, own, consumer.first_lane(), leaves_own);
 }
 
-// Sends a module's sums in shared().totals to all ranks.
+// Sends a module's sums in shared().totals to all ranks: stores them as messages in their exchange
+// buffers. finish() announces them later.
 template <class S>
 KCCL_DECODE void send_messages(PrefillConsumer<S>& consumer, uint32_t module) {
     using C = ChunkLayout<S>;
@@ -260,7 +268,7 @@ KCCL_DECODE void send_messages(PrefillConsumer<S>& consumer, uint32_t module) {
 }
 
 // What add_to_rows() loads for a float4 of the residual: its old value, the next norm's weights,
-// and the messages.
+// and the messages of all lanes.
 template <class S>
 struct Terms {
     Float4 x;
@@ -268,8 +276,9 @@ struct Terms {
     Messages<S> landed;
 };
 
-// Adds a module's sums in shared().totals to the block's rows of the residual. Adds the messages of
-// module `sent_by` too, if TAKES_MESSAGES. NEXT: the first product of the next module.
+// Adds a module's sums in shared().totals to the block's rows of the residual, and stages the new
+// residual for NEXT, the first product of the next module. If TAKES_MESSAGES, also adds the
+// messages of module `sent_by`.
 template <bool TAKES_MESSAGES, auto NEXT, class S>
 KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool is_blocking,
                              float own_scale, uint32_t sent_by) {
@@ -306,7 +315,7 @@ KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool
         mem::store_plain(residual_at(consumer, index4, number), x);
         stage_normed<NEXT>(consumer, terms.norm, index4, number, x);
     };
-    // The terms of several float4s are loaded at a time.
+    // The thread loads the terms of kAtOnce float4s before it uses any of them.
     constexpr uint32_t kAtOnce = 2, kEach = S::kChunk * kTileFloat4s;
     const uint32_t num = tiles.num * kEach;
     for (uint32_t first = consumer.index(); first < num;
@@ -315,7 +324,8 @@ KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool
         Terms<S> terms[kAtOnce];
         KCCL_UNROLL
         for (uint32_t k = 0; k < kAtOnce; ++k) {
-            // Behind the last float4 the thread loads its first one again: see load_messages().
+            // Behind the last float4 the thread loads its first one again, and does not use it: a
+            // condition would make each load wait for the one before.
             const uint32_t i = index_of(k) < num ? index_of(k) : first;
             terms[k] = load(i / kEach, i % kEach / kTileFloat4s, i % kTileFloat4s);
         }
@@ -327,8 +337,9 @@ KCCL_DECODE void add_to_rows(PrefillConsumer<S>& consumer, uint32_t module, bool
     }
 }
 
-// Adds the sums of a module, which op OP ends, from shared().totals to the residual, sends its
-// messages, and announces the op's steps. Returns false if the producer warp has given up.
+// Adds the sums of the module that op OP ends, in shared().totals, to the residual, sends the
+// module's messages, and announces the op's steps. Called by all consumer warps. Returns false if
+// the producer warp has given up.
 template <uint32_t OP, class S>
 KCCL_DECODE bool add_to_residual(PrefillConsumer<S>& consumer, const PromptChunk& chunk,
                                  uint32_t layer) {

@@ -1,8 +1,8 @@
-// Prefill reads a prompt kChunk positions at a time. This file has the sizes of a chunk, the slots
-// of its vectors, and the steps that blocks wait for.
+// Prefill runs a prompt kChunk positions at a time. This file has the sizes of such a chunk, the
+// slots of its vectors in the exchange buffer, and the steps that blocks announce to each other.
 //
-// A chunk's vectors lie as products read them: [16 elements][position][float4]. So a tile of
-// weights meets all positions in one stretch of memory.
+// A chunk's vectors lie as products read them: [16 elements][position][float4]. So the elements
+// that a tile of weights multiplies, those of all positions, lie in one contiguous piece of memory.
 #pragma once
 
 #include "exchange_buffer.cuh"
@@ -13,18 +13,19 @@ namespace kccl::decode {
 // The steps of an op, in order. A block announces each step to the others when it has done it.
 // Steps that a model does not need are left out.
 enum class Step : uint32_t {
-    kHalf,  // the op's scales, its messages, or its keys and values are written
-    kDone,  // the op's output is written
+    kHalf,  // the block has written the op's scales, its messages, or its keys and values
+    kDone,  // the block has written the op's output
     kNum,
 };
 
-// How a product with matrix M multiplies a chunk's vectors.
+// How the warps of a block multiply a chunk's vectors by a product's matrix M.
 template <class S, class M>
 struct ChunkPlan {
-    // How many column tiles a lane has, including tiles of zeros at the end.
+    // How many column tiles one lane of the matrix has, including tiles of zeros at the end.
     static constexpr uint32_t kTiles = M::kSteps * S::kWarps;
-    // Returns how many column tiles are copied at a time. All of them lie in the columns of one
-    // warp of decode. They are whole strips, or a strip is several times as long.
+    // Returns how many column tiles of the vectors are copied to shared memory at a time (a run).
+    // All tiles of a run lie in the columns that one warp multiplies in decode. A run is whole
+    // strips of weights, or a strip (tiles that share scales: format.cuh) is whole runs.
     KCCL_CONSTEXPR static uint32_t run() {
         constexpr uint32_t kStrip = M::Format::kStripTiles;
         uint32_t most = M::kSteps < S::kChunkSteps ? M::kSteps : S::kChunkSteps;
@@ -34,8 +35,9 @@ struct ChunkPlan {
     static constexpr uint32_t kRun = run();
     static constexpr uint32_t kRuns = kTiles / kRun;
     static constexpr uint32_t kVectors = Mma<typename M::Format::Operand>::kVectors;
-    // Returns the number of parts into which positions are cut. A warp multiplies a row tile with
-    // one part. There are enough parts to give all warps work. tuning.py has the same rule.
+    // Returns the number of parts into which a chunk's positions are cut. A warp multiplies a row
+    // tile with one part at a time. There are enough parts to give all warps work. tuning.py has
+    // the same rule.
     KCCL_CONSTEXPR static uint32_t parts() {
         const uint32_t all = S::kChunk / kVectors;
         uint32_t parts = 1;
@@ -43,11 +45,12 @@ struct ChunkPlan {
         return parts;
     }
     static constexpr uint32_t kParts = parts();
-    // How often a warp multiplies each tile, with kVectors positions at a time.
+    // How many multiplications a warp makes with each tile: one for every kVectors positions of a
+    // part.
     static constexpr uint32_t kEach = S::kChunk / kVectors / kParts;
 };
 
-// The type of messages, four values at a time: FP32 words, or words rounded to BF16.
+// How four values of a message are stored: as FP32, or rounded to BF16 and packed into 64 bits.
 template <bool IS_ROUNDED>
 struct Message {
     using Type = Float4;
@@ -81,10 +84,11 @@ struct ChunkLayout {
     static constexpr uint32_t kNum = S::kChunk;
     static_assert(kNum % Mma<f16>::kVectors == 0, "whole multiplications");
     static_assert(S::kHidden % kTileRows == 0 && Dims::kQkvRows % kTileRows == 0, "whole tiles");
-    // How many float4s 16 elements of all positions take.
+    // How many float4s 16 elements of a vector take for all positions of a chunk.
     static constexpr uint32_t kStripe = kNum * kTileFloat4s;
 
-    // The most float4s of sums that a block has of a product.
+    // Returns the largest number of float4s of sums that a block has in one product, for all
+    // positions.
     KCCL_CONSTEXPR static uint32_t most_totals() {
         const uint32_t rows = most_of(Dims::Qkv::kMostTiles, Dims::GateUp::kMostTiles);
         const uint32_t lanes = most_of(Dims::Out::kMostTiles, Dims::Down::kMostTiles);
@@ -92,15 +96,16 @@ struct ChunkLayout {
     }
     static constexpr uint32_t kTotals = most_totals();
 
-    // Returns how many positions share a multiplication in attention. Each has all query heads of a
-    // KV head.
+    // Returns how many positions attention multiplies together, each with all query heads of a KV
+    // head.
     KCCL_CONSTEXPR static uint32_t together() {
         const uint32_t most = most_of(Mma<f16>::kVectors / Dims::kHeadsPerKv, 1);
         return most < kNum ? most : kNum;
     }
     static constexpr uint32_t kTogether = together();
     static constexpr uint32_t kQueries = kTogether * Dims::kHeadsPerKv;
-    // Partial results are merged in two turns, at most kFold at a time.
+    // The partial results of the KV strands are merged in two turns: first kFold at a time into
+    // kNodes partial results, then these into one.
     static constexpr uint32_t kFold = least_of(S::kKvStrands, kKcclDecodeFold);
     static constexpr uint32_t kNodes = S::kKvStrands / kFold;
     struct Partials {
@@ -116,19 +121,24 @@ struct ChunkLayout {
     static constexpr uint32_t kHiddenFloat4s = S::kHidden / kTileRows * kStripe;
     static constexpr uint32_t kHeadsFloat4s = S::kHeads * Dims::kHeadFloat4s;
 
-    // [rank][block], a word each: the last step that the block has done.
+    // [rank][block], a word each: the number of the last step that the block has done; 0: none yet.
+    // The block itself stores it, in its own rank's buffer or in those of all ranks. Producer warps
+    // poll it.
     static constexpr uint32_t kDone = Slots<S>::kFloat4s;
-    // [chunk % 2][rank], a word each: the number of the request that the rank's
-    // host cancelled in the chunk.
+    // [chunk % 2][rank], a word each. If that rank's host had cancelled the request by the end of
+    // the chunk, block 0 of that rank stores Task.number here, in the buffers of all ranks. Words
+    // are never cleared: any other number means 'not cancelled'. There are two rows because a rank
+    // may write for one chunk while another still reads the row of the chunk before.
     static constexpr uint32_t kGivenUp = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
-    // [module][lane of all ranks][...], packed. Other ranks write these messages, so everything
-    // before them has the same size on all ranks.
+    // [module][lane of all ranks][...], as Message::pack() stores them: a module's output of a
+    // lane, which other lanes add. Other ranks write these messages, so everything before them has
+    // the same size on all ranks.
     using Sent = Message<S::kRoundsMessages>;
     static constexpr uint32_t kMessages = kGivenUp + ceil_div(2 * S::kWorldSize, 4);
     static constexpr uint32_t kNumMessages =
         S::kNumLanes > Dims::kLanesPerGroup ? Dims::kModules * S::kNumLanes * kHiddenFloat4s : 0;
-    // [lane group][...]: the residual, and its staged copy, which is multiplied by the next norm's
-    // weights.
+    // kResidual, [lane group][...]: the residual. kNormed, likewise: the residual times the next
+    // norm's weights, staged for the matrix unit.
     static constexpr uint32_t kResidual =
         kMessages + kNumMessages / (sizeof(Float4) / sizeof(typename Sent::Type));
     static constexpr uint32_t kNormed = kResidual + Dims::kLaneGroups * kHiddenFloat4s;
@@ -136,53 +146,58 @@ struct ChunkLayout {
     static constexpr uint32_t kScales = kNormed + Dims::kLaneGroups * QkvPlan::kTiles * kStripe;
     // [lane][...]: queries, keys and values, before norm and RoPE.
     static constexpr uint32_t kQkv = kScales + Dims::kLaneGroups * ceil_div(kNum, 4);
-    // [lane][KV head][position][query head][...]: staged queries; and the partial result of each
-    // position for itself.
+    // kQueriesAt, [lane][KV head][position][query head][...]: queries after norm and RoPE, staged
+    // for the matrix unit. kOwnPartials, likewise: the partial result of each position's attention
+    // to itself.
     static constexpr uint32_t kQueriesAt =
         kQkv + Dims::kLanesHere * (Dims::kQkvRows / kTileRows) * kStripe;
     static constexpr uint32_t kOwnPartials = kQueriesAt + Dims::kLanesHere * kNum * kHeadsFloat4s;
-    // [lane][...], staged.
+    // kAttended: the results of attention. kActs: the MLP's hidden vectors. Both are [lane][...],
+    // staged for the matrix unit.
     static constexpr uint32_t kAttended =
         kOwnPartials + Dims::kLanesHere * kNum * S::kHeads * Dims::kPartialFloat4s;
     static constexpr uint32_t kActs = kAttended + Dims::kLanesHere * OutPlan::kTiles * kStripe;
     static constexpr uint32_t kEnd = kActs + Dims::kLanesHere * DownPlan::kTiles * kStripe;
 
-    // Returns where float4 `index4` of a vector lies, for position `number` of the chunk.
+    // Returns where float4 `index4` of a vector lies for position `number` of the chunk, in float4s
+    // from the beginning of the vector's slots.
     KCCL_CONSTEXPR static uint32_t at(uint32_t index4, uint32_t number) {
         return (index4 / 4 * kNum + number) * 4 + index4 % 4;
     }
-    // Returns where a float4 of a lane's message lies. `lane` counts the lanes of all ranks.
+    // Returns where a float4 of a lane's message lies, counted in Message::Type from kMessages on.
+    // `lane` counts the lanes of all ranks.
     KCCL_CONSTEXPR static uint32_t message_at(uint32_t module, uint32_t lane, uint32_t index4,
                                               uint32_t number) {
         return (module * S::kNumLanes + lane) * kHiddenFloat4s + at(index4, number);
     }
-    // Returns the number of a KV head's first query head, for position `number` of the chunk.
-    // `lane` counts this rank's lanes.
+    // Returns where a KV head's first query head lies for position `number` of the chunk, counted
+    // in heads from kQueriesAt on. `lane` counts this rank's lanes.
     KCCL_DECODE static uint32_t first_head(uint32_t lane, uint32_t kv_head, uint32_t number) {
         return ((lane * S::kKvHeads + kv_head) * kNum + number) * Dims::kHeadsPerKv;
     }
 
     // ---- Steps ----------------------------------------------------------------------------------
 
-    // A layer has the steps of its ops. Before them comes one step for the embedding, which only
-    // the first layer uses.
+    // Steps are numbered from 1, through all chunks of all requests. A layer has the steps of its
+    // ops. Before them comes one step for the embedding, which only the first layer uses.
     static constexpr uint32_t kEach = static_cast<uint32_t>(Step::kNum);
     static constexpr uint32_t kOfLayer = S::kNumOps * kEach + 1;
-    // Steps of a chunk; the last one is its end.
+    // How many steps a chunk has. The last one is its end.
     static constexpr uint32_t kSteps = S::kNumLayers * kOfLayer + 1;
-    // Returns a step's number, which grows from chunk to chunk. `op` counts the ops of the layer.
+    // Returns the number of a step of op `op` of a layer. Numbers grow from chunk to chunk. `op`
+    // counts the ops of the layer.
     KCCL_DECODE static uint32_t number_of(uint32_t chunk, uint32_t layer, uint32_t op, Step step) {
         return chunk * kSteps + layer * kOfLayer + op * kEach + static_cast<uint32_t>(step) + 2;
     }
     KCCL_DECODE static uint32_t embedded_in(uint32_t chunk) { return chunk * kSteps + 1; }
-    // Returns the step that gives an op its input: the last step of the op before it.
+    // Returns the number of the step that gives an op its input: the last step of the op before it.
     template <uint32_t OP>
     KCCL_DECODE static uint32_t number_before(uint32_t chunk, uint32_t layer) {
         if constexpr (OP != 0) return number_of(chunk, layer, OP - 1, Step::kDone);
         return layer == 0 ? embedded_in(chunk)
                           : number_of(chunk, layer - 1, S::kNumOps - 1, Step::kDone);
     }
-    // Returns the step that ends a module. `module` counts the modules of all layers.
+    // Returns the number of the step that ends a module. `module` counts the modules of all layers.
     KCCL_DECODE static uint32_t number_of_module(uint32_t chunk, uint32_t module) {
         const uint32_t op = op_of_module<S>(module % S::kNumModules);
         return number_of(chunk, module / S::kNumModules, op, Step::kDone);
@@ -190,20 +205,21 @@ struct ChunkLayout {
     KCCL_DECODE static uint32_t end_of(uint32_t chunk) { return (chunk + 1) * kSteps; }
 };
 
-// The reason for which a block stops.
+// Why a block stops: a wait has failed, or the request was cancelled. kNoStop: it goes on.
 enum Stop : uint32_t { kNoStop, kWaitFailed, kRequestOver };
 
-// The block-shared memory of prefill, besides the ring of vectors.
+// The shared memory of a block in prefill, besides the ring of vectors.
 template <class S>
 struct BesideVectors {
     KvStrandArea<ChunkLayout<S>::kQueries> kv_strands[S::kChunkWarps];
-    // The sums of squares of each warp's part, cut as in decode.
+    // [position][part]: the sum of squares of a part of the residual. Parts are those of decode's
+    // warps.
     float squares[S::kChunk][S::kWarps];
     MeetingPlace met;
-    mem::CopyBarrier ready;  // a phase for each thing that the block waits for
+    mem::CopyBarrier ready;  // ends a phase when the producer warp lets the consumer warps go on
     uint32_t stops[2];       // a Stop for each parity of the phase of `ready`
-    // [row tile][lane][position][row]. It comes last, so that the ring's stages lie right behind
-    // it: see PrefillShared::partials().
+    // The sums of a product, [row tile][lane][position][row]. They come last, so that the ring's
+    // stages lie right behind them: see PrefillShared::partials().
     alignas(kKcclLineBytes) Float4 totals[ChunkLayout<S>::kTotals];
 };
 
@@ -212,7 +228,7 @@ template <class S>
 KCCL_CONSTEXPR uint32_t num_vector_stages() {
     constexpr uint32_t kStage = S::kChunkSteps * ChunkLayout<S>::kStripe * sizeof(StagedFloat4);
     constexpr uint32_t kEach = kStage + 2 * sizeof(mem::CopyBarrier);
-    // bytes for the alignment of the end
+    // The second term: bytes that the alignment of the struct's end may take.
     constexpr uint32_t kRest = sizeof(BesideVectors<S>) + kKcclLineBytes;
     static_assert(kRest + 2 * kEach <= S::kSharedBytes, "a block has enough memory");
     constexpr uint32_t kFit = (S::kSharedBytes - kRest) / kEach;
@@ -230,9 +246,9 @@ struct PrefillShared : BesideVectors<S> {
     // Holds the vectors that products multiply.
     VectorRing<S> ring;
 
-    // The partial results of attention lie in the stages and, where these are too few, in the
-    // totals before them. No product uses either meanwhile: all totals have been read, and the
-    // producer warp copies the next vectors when attention is done.
+    // Returns where attention's partial results lie: in the ring's stages and, where these are too
+    // few, in `totals` before them. No product uses either meanwhile: all totals have been read,
+    // and the producer warp copies the next vectors only when attention is done.
     KCCL_DECODE Partials& partials() {
         constexpr uint64_t kLines = ceil_div(sizeof(Partials), kKcclLineBytes);
         constexpr uint64_t kOfStages = sizeof(VectorRing<S>::stage) / kKcclLineBytes;

@@ -2,13 +2,13 @@
 // for other blocks and copies vectors from the exchange buffer.
 //
 // Blocks hand vectors over by numbered steps (prefill_shape.cuh). A block writes its rows with
-// plain stores; its warps meet; one thread makes a fence and publishes the step's number. In a
-// block that needs the rows, the producer warp polls for the number, makes a fence, and lets its
-// consumer warps go on. The numbers only grow.
+// plain stores; its warps meet; one thread makes a release fence and stores the step's number. In a
+// block that needs the rows, the producer warp polls for the number, makes an acquire fence, and
+// lets its consumer warps go on. The numbers only grow.
 //
-// A vector has one slot, not two that take turns. A block that writes a slot again has waited for a
-// later step of all blocks that read it: those of its lane group, or, for messages, all blocks at
-// the end of the chunk.
+// A vector has one slot, not two that take turns. Before a block writes a slot again, it has waited
+// for a later step of all blocks that read the slot: those of its lane group (the blocks that share
+// a residual), or, for messages, all blocks at the end of the chunk.
 #pragma once
 
 #include "delays.cuh"
@@ -17,17 +17,18 @@
 
 namespace kccl::decode {
 
-// The positions of a chunk.
+// A chunk: neighbouring positions of a prompt, which prefill runs together.
 struct PromptChunk {
     uint32_t number;  // counts the chunks of all requests
-    uint32_t first;
-    uint32_t num;
+    uint32_t first;   // the first position
+    uint32_t num;     // how many positions: S::kChunk, in the last chunk perhaps fewer
 };
 
+// The memory scope of what all ranks share.
 template <class S>
 constexpr mem::Scope kReach = S::kWorldSize == 1 ? mem::Scope::kDevice : mem::Scope::kSystem;
 
-// The common part of the producer and the consumer warps.
+// What the producer warp and the consumer warps have in common.
 template <class S>
 class PrefillWarp {
   public:
@@ -42,8 +43,8 @@ class PrefillWarp {
     KCCL_DECODE uint32_t block() const { return platform::block_in_grid(); }
     KCCL_DECODE uint32_t lane_group() const { return Dims::lane_group_of(block()); }
     KCCL_DECODE uint32_t block_in_group() const { return Dims::block_in_group_of(block()); }
-    // first_lane_here() counts the lane group's first lane among this rank's lanes, first_lane()
-    // among all lanes.
+    // first_lane_here() returns the number of the lane group's first lane among this rank's lanes,
+    // first_lane() its number among the lanes of all ranks.
     KCCL_DECODE uint32_t first_lane_here() const { return lane_group() * Dims::kLanesPerGroup; }
     KCCL_DECODE uint32_t first_lane() const {
         return Dims::first_lane_of(comm_.rank) + first_lane_here();
@@ -83,27 +84,29 @@ class PrefillConsumer : public PrefillWarp<S> {
     KCCL_DECODE uint32_t warp_index() const {
         return mem::forget(platform::thread_in_block() / platform::kWarpSize);
     }
-    // This thread's number among the threads of the consumer warps.
+    // Returns this thread's number among the threads of the consumer warps.
     KCCL_DECODE uint32_t index() const { return mem::forget(platform::thread_in_block()); }
     KCCL_DECODE Consumer<VectorRing<S>>& vectors() { return vectors_; }
 
-    // Waits until all consumer warps have called this.
+    // Waits until all consumer warps of the block have called this.
     KCCL_DECODE void meet() { (void)meeting_.meet(false); }
 
-    // Waits until the producer warp has found the next input written. Returns false if the producer
-    // warp has given up.
+    // Waits until the producer warp has seen that the other blocks have written what this block
+    // reads next. Returns false if the producer warp has given up instead.
     KCCL_DECODE bool is_ready() {
         const uint32_t phase = ready_parity_;
         await(&this->shared().ready, &ready_parity_);
         return mem::load_plain(&this->shared().stops[phase]) == kNoStop;
     }
-    // Tells whether the producer warp has given up because the request was cancelled.
+    // Tells whether the producer warp has given up because the request was cancelled. Called after
+    // is_ready().
     KCCL_DECODE bool is_given_up() const {
         return mem::load_plain(&this->shared().stops[ready_parity_ ^ 1u]) == kRequestOver;
     }
 
-    // Tells all blocks if this rank's host has cancelled the request. Called before the end of a
-    // chunk.
+    // If this rank's host has cancelled the request, tells the producer warps of all ranks, in
+    // ChunkLayout::kGivenUp. Only block 0 does that. Called before finish() announces the chunk's
+    // end, which orders these stores.
     KCCL_DECODE void look_at_host(uint32_t chunk) {
         if (this->block() != 0 || !leads(whole_block())) return;
         const Task& task = this->task();
@@ -118,10 +121,12 @@ class PrefillConsumer : public PrefillWarp<S> {
         }
     }
 
-    // Announces to the blocks of this rank, or of all ranks, that this block has done a step.
+    // Announces to the blocks of this rank, or of all ranks if tells_all, that this block has done
+    // a step. Called by all consumer warps, and waits until all of them have called it.
     KCCL_DECODE void finish(uint32_t number, bool tells_all) {
         delays_.wait();
-        // The fence also orders asynchronous copies, by which vectors are read.
+        // Other blocks read vectors by asynchronous copies, which see this thread's plain stores in
+        // order only behind this fence.
         mem::fence_copies();
         mem::finish_stores();
         meet();
@@ -140,11 +145,13 @@ class PrefillConsumer : public PrefillWarp<S> {
     }
 
   private:
-    // A function of this name hides PrefillWarp::block().
+    // Returns the block as a group of threads. It is not called block(), because that would hide
+    // PrefillWarp::block().
     KCCL_DECODE static Block whole_block() { return kccl::block(); }
 
-    // Waits for the end of a barrier's phase, without a timeout. A producer warp whose wait has
-    // failed still ends the phase, and reports the failure in `stops`.
+    // Waits for the end of a barrier's phase, and moves on to the next phase's parity. It needs no
+    // timeout: a producer warp whose wait has failed still ends the phase, and reports the failure
+    // in `stops`.
     KCCL_DECODE static void await(const mem::CopyBarrier* barrier, uint32_t* parity) {
         while (platform::warp_any(!mem::has_completed(barrier, *parity))) mem::poll_pause();
         *parity ^= 1u;
@@ -166,7 +173,7 @@ class PrefillProducer : public PrefillWarp<S> {
     KCCL_DECODE PrefillProducer(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
         : PrefillWarp<S>(comm, task, shared), vectors_(shared.ring, comm) {}
 
-    // Waits until the lane group's blocks have done a step.
+    // Waits until all blocks of this block's lane group have done a step.
     KCCL_DECODE bool await_lane_group(uint32_t number) {
         const uint32_t lane_group = this->lane_group();
         return await<mem::Scope::kDevice>(number, Dims::kBlocksPerGroup, [&](uint32_t i) {
@@ -189,8 +196,8 @@ class PrefillProducer : public PrefillWarp<S> {
         return await<kReach<S>>(number, S::kWorldSize * S::kBlocks, [](uint32_t i) { return i; });
     }
 
-    // Tells whether a host has cancelled the request in a chunk. Called when all blocks have
-    // announced the end of that chunk.
+    // Tells whether the host of any rank had cancelled the request by the end of a chunk. Called
+    // when all blocks have announced the end of that chunk.
     KCCL_DECODE bool was_given_up(uint32_t chunk) const {
         const uint32_t from = warp().index() < S::kWorldSize ? warp().index() : 0;
         const uint32_t request = mem::load<mem::Order::kRelaxed, kReach<S>>(
@@ -211,8 +218,9 @@ class PrefillProducer : public PrefillWarp<S> {
         return stop == kNoStop;
     }
 
-    // Copies a product's vectors to the consumer warps, as often as they multiply them
-    // (prefill_product.cuh).
+    // Copies a product's vectors from the exchange buffer through the ring to the consumer warps,
+    // as often as these multiply them (prefill_product.cuh). slot: of the vectors. num_tiles: how
+    // many row tiles of the product the block has.
     template <class M>
     KCCL_DECODE void copy(uint32_t slot, uint32_t num_tiles) {
         using Plan = ChunkPlan<S, M>;
@@ -223,7 +231,7 @@ class PrefillProducer : public PrefillWarp<S> {
                                        uint64_t{lane} * Plan::kRuns * kBytes;
             for (uint32_t i = 0; i < num_tiles * Plan::kParts; i += S::kChunkWarps) {
                 for (uint32_t run = 0; run < Plan::kRuns; ++run) {
-                    // This wait ends, because the consumer warps take all copies.
+                    // This wait needs no timeout, because the consumer warps take all copies.
                     while (!vectors_.try_push(vector + run * kBytes, kBytes, S::kChunkStages)) {
                         mem::poll_pause();
                     }
@@ -269,7 +277,8 @@ class PrefillProducer : public PrefillWarp<S> {
     Producer<VectorRing<S>> vectors_;
     bool has_failed_ = false;
     // The parity of the next phase of `ready`. Between two phases this block does a step, for which
-    // the producer warp waits. So the producer warp is at most one phase ahead.
+    // the producer warp waits. So the producer warp is at most one phase ahead of the consumer
+    // warps.
     uint32_t ready_parity_ = 0;
 };
 

@@ -1,12 +1,12 @@
-// Queries, keys and values of the current position, before norm and RoPE.
+// Computes the queries, keys and values of the current position, before norm and RoPE.
 #pragma once
 
 #include "biases.cuh"
 
 namespace kccl::decode {
 
-// Finishes and publishes the block's rows of the product. Called by all consumer warps, when they
-// have met.
+// Adds up the warps' sums of the block's rows, scales them, adds biases, and publishes the results.
+// Called by all consumer warps, when they have met after the product.
 template <class S>
 KCCL_DECODE void finish_qkv(ConsumerWarp<S>& consumer, uint32_t layer) {
     using M = typename Shape<S>::Qkv;

@@ -6,8 +6,8 @@
 
 namespace kccl::decode {
 
-// How many registers a thread has, if `moves`: in the `computing` warps, which come first in the
-// block, and in the `others`, which need few.
+// Whether the kernel moves registers between its warps and, if so, how many a thread then has: in
+// the `computing` warps, which come first in the block, and in the `others`, which need few.
 struct RegisterPlan {
     bool moves;
     uint32_t of_computing;
@@ -16,15 +16,15 @@ struct RegisterPlan {
 
 KCCL_CONSTEXPR RegisterPlan plan_registers(uint32_t computing, uint32_t others) {
     constexpr uint32_t kParts = 4, kOfPart = 512, kMost = 255, kOfOthers = 56;
-    const uint32_t warps = (computing + others) / kParts;  // of a part
+    const uint32_t warps = (computing + others) / kParts;  // in each part
     const bool are_whole = computing % kParts == 0 && others == kParts;
     if (!are_whole || kOfPart / warps >= kMost) return {false, 0, 0};
     const uint32_t each = kOfPart / warps / 8 * 8;
     return {true, (each * warps - kOfOthers) / (warps - 1) / 8 * 8, kOfOthers};
 }
 
-// Gives the calling warp its share of the registers, where the plan moves any. Called by all
-// threads of the block. computes: whether the warp is one of the computing ones.
+// Gives the calling warp its share of the registers, if the plan moves any. Called by all threads
+// of the block. computes: whether the warp is one of the computing ones.
 template <uint32_t COMPUTING, uint32_t OTHERS>
 KCCL_DECODE void take_share(bool computes) {
     constexpr RegisterPlan kPlan = plan_registers(COMPUTING, OTHERS);

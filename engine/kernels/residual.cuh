@@ -1,5 +1,5 @@
-// How a module adds its output to the residual: the code that the ops out and down share.
-// program.py has the rule. A block finishes the same rows of the residual in every module.
+// Adds a module's output to the residual: the code that the ops out and down share. program.py has
+// the rule. A block finishes the same rows of the residual in every module.
 #pragma once
 
 #include "biases.cuh"
@@ -18,15 +18,16 @@ KCCL_DECODE Float4 as_message(const Float4& four) {
     return sent;
 }
 
-// Returns the sum over all warps for float4 `index4` of the block's rows. lane: counted in the lane
-// group.
+// Returns float4 `index4` of the block's rows for one lane, summed over all warps. lane: counted in
+// the lane group.
 template <class S>
 KCCL_DECODE Float4 own_total(ConsumerWarp<S>& consumer, uint32_t index4, uint32_t lane) {
     return total_of(consumer, index4 / kTileFloat4s * Shape<S>::kLanesPerGroup + lane,
                     index4 % kTileFloat4s);
 }
 
-// Adds a lane's part to the sum over the lanes before it.
+// Adds a lane's part to *total, the sum over the lanes before it. The first lane's part replaces
+// *total.
 KCCL_DECODE void add_lane(Float4* total, const Float4& part, bool is_first) {
     KCCL_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -34,9 +35,10 @@ KCCL_DECODE void add_lane(Float4* total, const Float4& part, bool is_first) {
     }
 }
 
-// Returns the sum of all lanes' messages of a module, from the first lane to the last, for this
-// thread's k-th float4 (own_float4) of the block's rows. All lanes belong to this block's lane
-// group. `num`: how many float4s the block has. Called by all threads of the warp.
+// Returns the sum of all lanes' messages (outputs) of a module, from the first lane to the last,
+// for this thread's k-th float4 (own_float4) of the block's rows. Called where all lanes belong to
+// this block's lane group, so that no other block is asked. `num`: how many float4s the block has.
+// Called by all threads of the warp.
 template <class S>
 KCCL_DECODE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num) {
     // kSharers neighbouring threads share a float4. Each of them has one lane.
@@ -70,8 +72,10 @@ KCCL_DECODE Float4 sum_here(ConsumerWarp<S>& consumer, uint32_t k, uint32_t num)
     return mine;
 }
 
-// Returns the sum of all lanes' messages of a module for a float4, where other ranks have lanes as
-// well. Sends the messages of this block's lanes to those ranks, and waits for theirs.
+// Returns the sum of all lanes' messages (outputs) of a module for a float4, where other ranks or
+// lane groups have lanes as well. Sends the messages of this block's lanes to all ranks, and waits
+// for those of other lanes. index4, row: the float4's number among the block's rows, and in the
+// residual. is_there: whether the thread has such a float4.
 template <class S>
 KCCL_DECODE Float4 sum_over_ranks(ConsumerWarp<S>& consumer, uint32_t module, uint32_t index4,
                                   uint32_t row, bool is_there) {
@@ -107,15 +111,15 @@ KCCL_DECODE Float4 sum_over_ranks(ConsumerWarp<S>& consumer, uint32_t module, ui
     return total;
 }
 
-// Adds the sums of module `module` in the warps' areas to the residual, and publishes the residual.
-// Called by all consumer warps, when they have met. `is_last`: it is the last module. All ranks
-// need its residual if the head takes the mean. The messages of earlier modules that this one
-// receives come summed up from the collecting warp (collect.cuh).
+// Adds the sums of module `module`, which lie in the warps' areas, to the residual, and publishes
+// the residual. Called by all consumer warps, when they have met after the product. `is_last`: it
+// is the last module. All ranks need its residual if the head takes the mean. If the module
+// receives messages of an earlier one, the collecting warp has added them up (collect.cuh).
 template <class S>
 KCCL_DECODE void add_to_residual(ConsumerWarp<S>& consumer, uint32_t module, const Module& rule,
                                  bool is_last) {
-    // The rows of Out and Down are cut in the same way.
     constexpr bool kHasOthers = S::kNumLanes > Shape<S>::kLanesPerGroup;
+    // The rows of Out and Down are cut in the same way, so this is right for both.
     const Cut tiles = Shape<S>::Out::tiles_of(consumer.block_in_group());
     const bool is_blocking = S::kHasBlocking && rule.is_blocking != 0;
     const bool receives = S::kHasDelayed && rule.receives >= 0;

@@ -1,24 +1,25 @@
-// How a token is chosen where it is not simply the most likely one: sample.py in the kernel.
+// Chooses a token where it is not simply the most likely one, as sample.py does.
 //
-// Everything after the logits is double. The token is the id with the largest *key*, score plus
-// noise, of those that the filters keep. Ids are ordered by score, the largest first; of equal
-// scores the lower id comes first. The filters keep a beginning of this order. So nothing needs to
-// be sorted:
+// Everything after the logits is computed in double precision. The token is the id with the largest
+// *key*, score plus noise, of those that the filters (top_k, top_p, min_p) keep. Ids are ordered by
+// score, the largest first; of equal scores the lower id comes first. The filters keep a beginning
+// of this order. So nothing needs to be sorted:
 //
 // 1. All blocks find the best id of all, x, and the largest score.
 // 2. They sum up what the filters ask of x, over the ids before it in the order. If the filters
 //    keep x, it is the token. If not, they keep no id at or behind x. Then the best id before x,
 //    which the same pass over the logits has found, becomes x, and step 2 is repeated.
 //
-// The filters keep x with a probability: the share that their ids have of all. So a choice takes
-// about two exchanges.
+// The filters keep the first x with a probability that equals the share of all weight that the kept
+// ids have. So a choice usually takes about two exchanges.
 //
 // top_p is a share of the weight that top_k keeps. This weight is not known, but each exchange
-// narrows it down by a pivot. If at most k scores are not below the pivot, top_k keeps them all. If
-// at least k are not below it, top_k keeps no other ones. The pivot halves the range between, until
-// x is decided. That takes about two more exchanges.
+// narrows it down by a pivot, a score. If at most k scores are not below the pivot, top_k keeps
+// them all. If at least k are not below it, top_k keeps no other ones. The pivot halves the range
+// between, until x is decided. That takes about two more exchanges.
 //
-// Weights are summed as integers. So the sums, and the tokens, do not depend on blocks and ranks.
+// Weights (exponentials of scores) are summed as integers. So the sums, and the tokens, do not
+// depend on the numbers of blocks and ranks.
 #pragma once
 
 #include "candidates.cuh"
@@ -28,19 +29,19 @@
 
 namespace kccl::decode {
 
-// The token, and its log-probability if that is wanted.
+// The token, and its log-probability, which is NaN unless it is wanted.
 struct Chosen {
     int32_t id;
     float logprob;
 };
 
-constexpr uint32_t kNoNumber = 0x7fc00000;  // NaN
+constexpr uint32_t kNoNumber = 0x7fc00000;  // the bits of a NaN
 
-// Chooses one token, by all consumer warps.
+// Chooses one token. All consumer warps of all blocks make an object, and call choose() together.
 template <class S>
 class Sampler {
   public:
-    // Prepares the choice of the token at `position`. All warps have met since the logits were
+    // Prepares the choice of the token at `position`. All warps must have met since the logits were
     // stored. `peak`: the largest of all logits, which are all finite.
     KCCL_DECODE Sampler(ConsumerWarp<S>& consumer, uint32_t position, float peak)
         : consumer_(consumer),
@@ -50,17 +51,18 @@ class Sampler {
           is_random_(consumer.task().sampling.temperature > 0),
           peak_(double{peak}) {}
 
-    // Makes the choice. Returns false if a wait failed.
+    // Makes the choice, and sets *chosen. Its id is -1 if no id may be chosen. Returns false if a
+    // wait failed.
     KCCL_DECODE bool choose(Chosen* chosen) {
         if (!fetch_mask(consumer_)) return false;
         const uint32_t top_k = is_random_ ? rules_.top_k : 0;
         const uint32_t k = top_k == 0 || top_k > S::kVocab ? S::kVocab : top_k;
         const double top_p = is_random_ ? rules_.top_p : 1, min_p = is_random_ ? rules_.min_p : 0;
         const bool needs_sums = k < S::kVocab || top_p < 1 || rules_.wants_logprobs != 0;
-        // Bounds of the k-th largest score (low, high), and of the weight of all scores that are
-        // not below it (least, most). Scores below the first `low` weigh nothing.
+        // The k-th largest score lies between low and high. The weight of all scores that are not
+        // below it lies between least and most. Scores below the first `low` weigh nothing.
         double low = 0, high = 0;
-        uint64_t least = kOne, most = 0;  // 0: not known
+        uint64_t least = kOne, most = 0;  // most = 0: not known yet
         for (bool is_kept = false; !is_kept;) {
             look();
             if (!exchange()) return false;
@@ -91,8 +93,8 @@ class Sampler {
                 high = below.id < 0 ? kLowest : below.key;
             }
             if (!(low < high)) {
-                // Either the k-th largest score is `low`, or it is so low that the other ids that
-                // top_k keeps have the weight 0.
+                // The weight that top_k keeps is known now: either the k-th largest score is `low`,
+                // or it is so low that the other ids that top_k keeps have the weight 0.
                 if (most == 0) most = least;
                 least = most;
             }
@@ -116,14 +118,15 @@ class Sampler {
 
   private:
     using Head = typename Shape<S>::Head;
-    // The weight of the largest score. A score that is lower by kSpan has the weight 0, rounded.
+    // kOne: the weight of the largest score. The weight of a score that is lower by kSpan rounds to
+    // 0.
     static constexpr uint64_t kOne = uint64_t{1} << 44;
     static constexpr double kSpan = 32;
     static constexpr double kLowest = -1.7976931348623157e308;
     static_assert(S::kVocab <= 1u << 19, "all weights together have 64 bits");
 
-    // Goes over this thread's share of the block's logits. Stores what the warp has found in shared
-    // memory, as control words.
+    // Goes over this thread's share of the block's logits, and finds all that the next exchange
+    // needs. Stores what the warp's threads have found together in shared memory, as control words.
     KCCL_DECODE void look() {
         Candidate best = {0, 0, -1, false}, below = best, reached = best;
         Tally before = {0, 0}, from_pivot = {0, 0}, all = {0, 0};
@@ -179,8 +182,8 @@ class Sampler {
     }
 
     // Reports the ids with the largest logits to the host, even those that may not be chosen. The
-    // likeliest comes first; of equal ones, the lowest id. Each id takes an exchange. Returns false
-    // if a wait failed.
+    // likeliest comes first; of equally likely ones, the lowest id. Each id takes an exchange.
+    // Returns false if a wait failed.
     KCCL_DECODE bool list_alternatives(double log_sum) {
         const Task& task = consumer_.task();
         Candidate last = {0, 0, -1, false};
@@ -200,8 +203,9 @@ class Sampler {
         return true;
     }
 
-    // Finds the likeliest id behind `last`, or of all ids if `last` is none, in this thread's share
-    // of the block's logits. Stores what the warp has found in shared memory.
+    // Finds, in this thread's share of the block's logits, the likeliest id behind `last` in the
+    // order of logits (of equal logits the lower id comes first), or the likeliest of all ids if
+    // `last` is none. Stores the best id of the warp in shared memory.
     KCCL_DECODE void look_behind(const Candidate& last) {
         Candidate best = {0, 0, -1, false};
         const Cut tiles = Shape<S>::head_tiles_of(consumer_.block());
@@ -228,22 +232,25 @@ class Sampler {
         return static_cast<float>(double{logit} - peak_ - log_sum);
     }
 
-    // Stores a control word of the block for the next exchange. Warp 0 passes it, and the other
-    // warps store zeros. The control words of other kinds mean nothing in this exchange.
+    // Stores a control word of the block for the next exchange. Warp 0 stores the word that it
+    // passes, the other warps store zeros, which add nothing. The control words of other kinds mean
+    // nothing in this exchange.
     KCCL_DECODE void leave(ControlWordKind kind, const ControlWord& control) {
         if (!leads(warp())) return;
         mem::store_plain(&consumer_.shared().control_words[consumer_.warp_index()][kind],
                          consumer_.warp_index() == 0 ? control : ControlWord{});
     }
 
-    // Exchanges what the warps of all blocks have stored. Returns false if a wait failed.
+    // Combines what the warps of all blocks of all ranks have stored as control words.
+    // found_candidate() and found_tally() then return the results. Returns false if a wait failed.
     KCCL_DECODE bool exchange() {
         if (!consumer_.meet()) return false;
         send();
         return receive();
     }
 
-    // Sends this block's results to all blocks. All warps have met since they computed them.
+    // Sends this block's results to all blocks of all ranks. All warps have met since they computed
+    // them.
     KCCL_DECODE void send() {
         Shared<S>& shared = consumer_.shared();
 #pragma unroll 1
@@ -270,10 +277,11 @@ class Sampler {
         return static_cast<uint64_t>(exponential(below_peak) * kOne + 0.5);
     }
 
-    // Returns how likely x is in relation to the most likely id.
+    // Returns how likely x is, divided by how likely the most likely id is.
     KCCL_DECODE double share_of_x() const { return exponential(x_score_ - largest_); }
 
-    // Makes a candidate the next x, and finds its score. Returns false if a wait failed.
+    // Makes a candidate the next x, and finds its score, if need be by an exchange. Returns false
+    // if a wait failed.
     KCCL_DECODE bool take(const Candidate& candidate) {
         const Task& task = consumer_.task();
         x_ = candidate;
@@ -281,8 +289,8 @@ class Sampler {
             x_score_ = score_of(task, double{x_.logit}, x_.is_seen, 0);
             return true;
         }
-        // The block that has the row publishes the score's bits in a sum, to which the other blocks
-        // add 0.
+        // Only the block that has the id's row knows the score. It publishes the score's bits in a
+        // sum, to which all other blocks add 0.
         uint32_t row = 0;
         Tally told = {0, 0};
         if (consumer_.warp_index() == 0 && finds_row(consumer_, x_.id, &row)) {

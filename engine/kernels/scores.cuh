@@ -1,12 +1,13 @@
-// Computes a logit's score before noise: with its bias, and with the penalties of ids that the text
-// has. A block keeps the data of those ids whose rows of the head it has.
+// Computes an id's score before noise: its logit, plus its bias, less the penalties if the text has
+// the id. A block keeps the data of those ids whose rows of the head it has.
 #pragma once
 
 #include "head.cuh"
 
 namespace kccl::decode {
 
-// Finds the row of an id among this block's rows. Returns false if another block has it.
+// Sets *row to the id's row of the head, counted among this rank's rows. Returns whether this block
+// has that row. If another rank has it, *row means nothing.
 template <class S>
 KCCL_DECODE bool finds_row(const ConsumerWarp<S>& consumer, int32_t id, uint32_t* row) {
     const Cut tiles = Shape<S>::head_tiles_of(consumer.block());
@@ -16,7 +17,8 @@ KCCL_DECODE bool finds_row(const ConsumerWarp<S>& consumer, int32_t id, uint32_t
 
 // ---- What the text has --------------------------------------------------------------------------
 
-// Marks an id that the text has, if it is one of this block's rows.
+// Marks an id that the text has, by the request's number in Task.marks. Does nothing if another
+// block has the id's row of the head.
 template <class S>
 KCCL_DECODE void mark(const ConsumerWarp<S>& consumer, int32_t id) {
     const Task& task = consumer.task();
@@ -26,8 +28,8 @@ KCCL_DECODE void mark(const ConsumerWarp<S>& consumer, int32_t id) {
         reinterpret_cast<uint32_t*>(task.marks) + row, task.number);
 }
 
-// Counts an id of the answer, if it is one of this block's rows. The same thread must make all
-// calls. All warps meet before one reads the counts.
+// Counts an id of the answer in Task.counts. Does nothing if another block has the id's row of the
+// head. The same thread must make all calls. All warps must meet before one reads the counts.
 template <class S>
 KCCL_DECODE void count(const ConsumerWarp<S>& consumer, int32_t id) {
     const Task& task = consumer.task();
@@ -37,8 +39,8 @@ KCCL_DECODE void count(const ConsumerWarp<S>& consumer, int32_t id) {
     mem::store_plain(counted, mem::load_plain(counted) + 1);
 }
 
-// Marks the ids that the request begins with, and clears the counts. Called by all consumer warps,
-// which meet before the first id is counted.
+// Marks the ids that the request begins with, and clears the counts, as far as this block has these
+// ids' rows. Called by all consumer warps, which meet before the first id is counted.
 template <class S>
 KCCL_DECODE void begin_text(const ConsumerWarp<S>& consumer) {
     const Task& task = consumer.task();
@@ -55,8 +57,8 @@ KCCL_DECODE void begin_text(const ConsumerWarp<S>& consumer) {
     }
 }
 
-// Returns a bit for each id of float4 `index4` of this rank, which tells whether the text has the
-// id. Returns 0 without a repetition penalty.
+// Returns four bits: bit i is set if the text has the i-th id of float4 `index4` of this rank's
+// logits. Returns 0 if the request has no repetition penalty.
 KCCL_DECODE uint32_t seen_of(const Task& task, uint32_t index4) {
     if (task.marks == 0) return 0;
     const Float4 marks = load_float4(task.marks, index4);
@@ -71,11 +73,11 @@ KCCL_DECODE uint32_t seen_of(const Task& task, uint32_t index4) {
 
 // ---- Scores -------------------------------------------------------------------------------------
 
-// Tells whether scores need data that only the block with the row has.
+// Tells whether a score needs counts or biases, which only the block with the id's row has.
 KCCL_DECODE bool needs_row(const Task& task) { return task.counts != 0 || task.logit_biases != 0; }
 
-// Returns a score. logit: the logit, plus its bias if it has one. num: how often the answer has the
-// id.
+// Returns an id's score before noise. logit: the id's logit, plus its bias if it has one. is_seen:
+// whether the text has the id. num: how often the answer has it.
 KCCL_DECODE double score_of(const Task& task, double logit, bool is_seen, uint32_t num) {
     double score = logit;
     if (is_seen) {
@@ -83,14 +85,16 @@ KCCL_DECODE double score_of(const Task& task, double logit, bool is_seen, uint32
         score = score > 0 ? score / penalty : score * penalty;
     }
     if (num != 0) {
-        // Rounded as in sample.py.
+        // mem::product() rounds the product before the sum, as sample.py does. Otherwise the
+        // compiler might fuse the two.
         score -=
             mem::product(task.frequency_penalty, static_cast<double>(num)) + task.presence_penalty;
     }
     return task.sampling.temperature > 0 ? score / task.sampling.temperature : score;
 }
 
-// Returns the score of a logit in a row of this block.
+// Returns the score of the id whose row of the head is `row`, counted among this rank's rows. This
+// block must have the row.
 KCCL_DECODE double score_of_row(const Task& task, float logit, bool is_seen, uint32_t row) {
     double biased = double{logit};
     uint32_t num = 0;

@@ -1,6 +1,6 @@
 // The sequence of a model's ops. Python writes it once (engine/monokernel/sequence.py), from the
-// program. All roles walk it: the consumer warps, the one that copies weights, the packer, and
-// both roles of prefill.
+// program. All roles walk through it: the consumer warps, the producer warp, which copies weights,
+// the packer, and both kinds of warps in prefill.
 //
 // S has it as constants:
 //
@@ -26,7 +26,7 @@ using Product = typename S::Product;
 template <class S>
 using Vector = typename S::Vector;
 
-// An op of a layer.
+// An op of a layer: the product that it multiplies, the vector that it takes, and the one it gives.
 template <class VECTOR, class PRODUCT>
 struct Op {
     PRODUCT product;  // kNone: the op multiplies nothing
@@ -37,7 +37,7 @@ struct Op {
 
 // ---- Questions to the table ---------------------------------------------------------------------
 
-// Returns the op of a layer's product.
+// Returns the number, within the layer, of the op with a product.
 template <class S>
 KCCL_CONSTEXPR uint32_t op_of(Product<S> product) {
     uint32_t op = 0;
@@ -45,7 +45,8 @@ KCCL_CONSTEXPR uint32_t op_of(Product<S> product) {
     return op;
 }
 
-// Returns the products of a layer that take (that_give(): that give) a vector, a bit each.
+// Returns which products of a layer take a vector: bit i is set if product i does. that_give() and
+// that_have_biases() return the same for those that give a vector, or have biases.
 template <class S>
 KCCL_CONSTEXPR uint32_t that_take(Vector<S> vector) {
     uint32_t bits = 0;
@@ -73,7 +74,7 @@ KCCL_CONSTEXPR uint32_t that_have_biases() {
     return bits;
 }
 
-// Returns the op that ends a layer's module.
+// Returns the number of the op that ends a layer's module: the one that gives the residual.
 template <class S>
 KCCL_CONSTEXPR uint32_t end_of_module(uint32_t module) {
     uint32_t op = 0;
@@ -81,15 +82,15 @@ KCCL_CONSTEXPR uint32_t end_of_module(uint32_t module) {
         if (S::kLayer[op].gives == Vector<S>::kResidual && module-- == 0) return op;
     }
 }
-// Returns the module that an op belongs to, in its layer.
+// Returns the number, within the layer, of the module that an op belongs to.
 template <class S>
 KCCL_CONSTEXPR uint32_t module_of_op(uint32_t op) {
     uint32_t module = 0;
     for (uint32_t i = 0; i < op; ++i) module += S::kLayer[i].gives == Vector<S>::kResidual ? 1 : 0;
     return module;
 }
-// Returns the product of an op, or the next product behind it. Behind the last one comes the first
-// product of the next layer.
+// Returns the product of op `op` or, if it has none, of the next op that has one. Behind the
+// layer's last product comes the first one of the next layer.
 template <class S>
 KCCL_CONSTEXPR Product<S> next_product(uint32_t op) {
     while (op < S::kNumOps && S::kLayer[op].product == Product<S>::kNone) ++op;
@@ -106,8 +107,8 @@ KCCL_CONSTEXPR bool have_equal_modules() {
     return ends == that_give<S>(Vector<S>::kResidual) && kEach * S::kNumModules == S::kNumProducts;
 }
 
-// Tells whether a product is one of BITS. It compares with each, so that the compiler can fold the
-// comparisons.
+// Tells whether bit number `product` of BITS is set. It compares with each number, so that the
+// compiler can fold the comparisons.
 template <uint32_t BITS, class PRODUCT, uint32_t I = 0>
 KCCL_CONSTEXPR bool is_one_of(PRODUCT product) {
     if constexpr (BITS >> I == 0) {
@@ -133,17 +134,18 @@ KCCL_CONSTEXPR bool has_only_attention_between() {
 
 // ---- Walking ------------------------------------------------------------------------------------
 
-// A product's turn in a token step, counted over all layers.
+// One product of a token step: its layer, its module, and which of the layer's products it is.
 template <class S>
 struct Turn {
     uint32_t layer;
-    uint32_t module;  // over all layers
+    uint32_t module;  // counted over all layers
     Product<S> product;
 };
 template <class S>
 constexpr uint32_t kTurnsOfLayers = S::kNumProducts * S::kNumLayers;
 
-// Returns turn i of a token step's layers. The head's turn comes behind them.
+// Returns the i-th product of a token step. The head, which comes behind those of all layers, is
+// not counted.
 template <class S>
 KCCL_CONSTEXPR Turn<S> turn_at(uint32_t i) {
     const uint32_t layer = i / S::kNumProducts, number = i % S::kNumProducts;
@@ -187,8 +189,8 @@ KCCL_CONSTEXPR Product<S> last_of_module(uint32_t module) {
     return kLast;
 }
 
-// Returns how a layer's module adds to the residual (KcclDecodeModule). `module` counts within the
-// layer.
+// Returns the rule by which a layer's module adds to the residual (KcclDecodeModule). `module`
+// counts within the layer.
 template <class S, uint32_t MODULE = 0, class Layer>
 KCCL_DECODE const auto* rule_of_module(const Layer& layer, uint32_t module) {
     static_assert(sizeof(layer.modules) == S::kNumModules * sizeof(layer.modules[0]),
@@ -198,7 +200,7 @@ KCCL_DECODE const auto* rule_of_module(const Layer& layer, uint32_t module) {
     }
     return &layer.modules[MODULE];
 }
-// Returns the same for the module that ends with a product.
+// Returns that rule of the module whose last product is `product`.
 template <class S, uint32_t MODULE = 0, class Layer>
 KCCL_DECODE const auto* rule_of_product(const Layer& layer, Product<S> product) {
     if constexpr (MODULE + 1 < S::kNumModules) {
@@ -208,11 +210,12 @@ KCCL_DECODE const auto* rule_of_product(const Layer& layer, Product<S> product) 
     return &layer.modules[MODULE];
 }
 
-// The result of a walk over a layer's ops.
+// How a walk over a layer's ops goes on after an op: to the next op, no further because no other op
+// is needed, or no further because a wait failed.
 enum class Walk : uint32_t { kGoesOn, kIsOver, kFailed };
 
-// Calls role.run<OP>(layer) for each op of a layer, in the order of the program, as long as the
-// walk goes on.
+// Calls role.run<OP>(layer) for each op of a layer, in the order of the program, as long as it
+// returns kGoesOn. Returns the last result.
 template <class S, uint32_t OP = 0, class Role>
 KCCL_DECODE Walk walk_layer(Role& role, uint32_t layer) {
     if constexpr (OP < S::kNumOps) {

@@ -6,52 +6,59 @@
 
 namespace kccl::decode {
 
-// kMaskBits: the ids that share a word of the mask (mask.cuh). kMaskWords: the words that a block
-// needs for its rows of the head.
+// kMaskBits: how many ids share a word of the mask of allowed ids (mask.cuh). kMaskWords: how many
+// words of the mask a block needs for its rows of the head.
 constexpr uint32_t kMaskBits = 32;
 template <class S>
 constexpr uint32_t kMaskWords =
     S::kSamples ? ceil_div(Shape<S>::Head::kMostTiles * kTileRows, kMaskBits) + 1 : 1;
 
-// The block's shared memory except the ring buffer of weights. Shared adds the ring behind it. With
+// The block's shared memory except the ring of weights. Shared adds the ring behind it. With
 // S::kWeightsInRegisters there is no ring, and this is all.
 template <class S>
 struct Beside {
+    // Each warp's part of the vector that it multiplies, split for the matrix unit.
     StagedFloat4 staged[S::kWarps][Shape<S>::kMostStaged];
-    // Each warp's sums of an op, or its memory for attention: [op % 2][warp].
+    // [op % 2][warp]: the warp's sums of an op, or its memory for attention (KvStrandArea).
     Float4 area[2][S::kWarps][Shape<S>::kMostSums];
-    // Partial results of attention, [KV strand][query head]: float4s of a head, then
-    // {maximum, sum, -, -}.
+    // [KV strand][query head]: partial results of attention, each the float4s of a head, then
+    // {maximum, weight, -, -}.
     Float4 partials[Shape<S>::kKvStrandsPerSplit][Shape<S>::kHeadsPerKv][Shape<S>::kPartialFloat4s];
-    // The partial results of the position itself, [query head].
+    // [query head]: the partial results of the position's attention to itself.
     Float4 own[Shape<S>::kHeadsPerKv][Shape<S>::kPartialFloat4s];
-    // Sums of squares of each warp's part of a vector: [op % 2][warp][residual].
+    // [op % 2][warp][residual]: the sum of squares of the warp's part of a residual.
     float squares[2][S::kWarps][S::kNumResiduals];
-    // Used at the end of a token step: each warp's most likely token, and the combination of all
-    // blocks' control words.
+    // Used at the end of a token step (finish.cuh): each warp's most likely token, and the
+    // combination of all blocks' control words.
     ControlWord best[S::kWarps];
     ControlWord ending;
-    // Each warp's result, and the combined result of all blocks: sample.cuh.
+    // Used by an exchange of sampling (sample.cuh), for each kind of control word: each warp's
+    // result, and the combined result of all blocks.
     ControlWord control_words[S::kWarps][kNumControlWords];
     ControlWord found[kNumControlWords];
     uint32_t mask[kMaskWords<S>];  // which of the block's ids may be chosen, if not all
     // A copy of the task's layers. In global memory they would cost each op a load that nothing
     // hides.
     Layer layers[S::kNumLayers];
-    uint32_t exchanges;  // the next exchange's number
-    // The turns of RoPE at the token step's position.
+    uint32_t exchanges;  // the number of the next exchange of sampling
+    // The rows of RoPE's tables for the token step's position.
     float cosines[S::kHeadDim / 2];
     float sines[S::kHeadDim / 2];
     // The sums of other lanes' messages for the block's rows of the residual: collect.cuh.
     Float4 landed[Shape<S>::Out::kMostTiles * kTileFloat4s];
+    // Ends a phase when the collecting warp has written `landed`.
     mem::CopyBarrier has_landed;
-    mem::CopyBarrier was_read;  // consumer warps have read `landed`; without overlap: want it
-    mem::CopyBarrier asked;     // where nothing overlaps: all warps ask for the next stage
+    // Ends a phase when the consumer warps have read `landed`; where nothing overlaps, when they
+    // want to read it.
+    mem::CopyBarrier was_read;
+    // Used where nothing overlaps: ends a phase when all consumer warps want the next stage of
+    // weights.
+    mem::CopyBarrier asked;
     MeetingPlace met;
     mem::CopyBarrier ended;    // its first phase ends when the consumer warps have ended
-    mem::CopyBarrier gave_up;  // its first phase ends when their waits are to fail
-    int32_t token;
-    uint32_t end;            // KcclEngineEnd
+    mem::CopyBarrier gave_up;  // its first phase ends when the block's waits must fail
+    int32_t token;           // the next position's id (Verdict)
+    uint32_t end;            // KcclEngineEnd (Verdict)
     uint32_t landed_failed;  // not 0: the wait for messages has failed
 };
 
@@ -59,7 +66,7 @@ struct Beside {
 template <class S>
 KCCL_CONSTEXPR uint32_t num_stages() {
     constexpr uint32_t kEach = Shape<S>::kStageBytes + 2 * sizeof(mem::CopyBarrier);
-    // bytes for the alignment of the ring
+    // The second term: bytes that the alignment of the ring may take.
     constexpr uint32_t kRest = sizeof(Beside<S>) + 2 * kKcclLineBytes;
     static_assert(kRest + kEach <= S::kSharedBytes, "a block has enough memory");
     constexpr uint32_t kFit = (S::kSharedBytes - kRest) / kEach;
@@ -78,7 +85,7 @@ struct Shared<S, false> : Beside<S> {
     static_assert(sizeof(Beside<S>) <= S::kSharedBytes, "a block has enough memory");
 };
 
-// Makes the warp arrive once at a barrier. Called by all threads of the warp.
+// Makes the warp arrive once at a barrier, when all of its threads have called this.
 KCCL_DECODE void arrive_together(mem::CopyBarrier* barrier) {
     warp().sync();
     if (leads(warp())) mem::arrive(barrier);

@@ -1,17 +1,18 @@
-// The stages of a block's weights in a token step, and the producer warp of a kernel with a ring.
-// This warp copies the stages ahead of their use, through all token steps. Only the ring's size and
-// a bound on stages in flight hold it back. Where nothing overlaps, a stage is copied when all
-// consumer warps wait for it.
+// The stages of a block's weights in a token step, and the producer warp of a kernel with a ring of
+// weights in shared memory. A stage is what one copy moves into the ring. The producer warp copies
+// the stages ahead of their use, through all token steps. Only the ring's size and a bound on
+// stages in flight hold it back. In a kernel where nothing overlaps, a stage is copied only when
+// all consumer warps wait for it.
 #pragma once
 
 #include "product.cuh"
 
 namespace kccl::decode {
 
-// Calls push(bytes, product, whether it is the product's first) for each stage of a block's token
-// step, in order. Returns false as soon as push() does. A stage has stage_steps() steps, or as many
-// as are left of the product. In the head, no stage crosses from kHeadTiles row tiles into the next
-// ones.
+// Calls push(bytes, product, is_first) for each stage of a block's token step, in order. is_first:
+// whether it is the product's first stage. Returns false as soon as push() does, and true in the
+// end. A stage has stage_steps() steps, or as many as are left of the product. In the head, no
+// stage crosses from kHeadTiles row tiles into the next ones.
 template <class S, class Push>
 KCCL_DECODE bool for_each_stage(uint32_t block, bool has_head, Push push) {
     constexpr uint32_t kOfHead = Shape<S>::kHeadTiles * Shape<S>::Head::kSteps;
@@ -37,7 +38,7 @@ KCCL_DECODE bool for_each_stage(uint32_t block, bool has_head, Push push) {
 }
 
 // Runs the producer warp: copies the stages of all token steps, and watches over the waits of the
-// other warps. Returns when these have ended. Called by all threads of the warp.
+// other warps. Returns when the consumer warps have ended. Called by all threads of the warp.
 template <class S>
 KCCL_DECODE void stream(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     const uint32_t block = platform::block_in_grid();

@@ -3,9 +3,9 @@
 //
 // The stamps of a token step are ticks of the block's multiprocessor (mem::clock_ticks): those of
 // its ops, [op][Stamp], and behind them those of its stages of weights, [stage][StageStamp]. The
-// last two are the ticks and the nanoseconds at its beginning, so that the host can compare blocks.
-// A stamp that a block does not reach stays zero. The host reads them in engine/model/timeline.py,
-// which knows from trace_layout.cuh what lies where.
+// last two stamps are the ticks and the nanoseconds at the token step's beginning, so that the host
+// can compare blocks. A stamp that a block does not reach stays zero. The host reads the stamps in
+// engine/model/timeline.py, which knows from trace_layout.cuh where each lies.
 #pragma once
 
 #include "shape.cuh"
@@ -15,7 +15,7 @@ namespace kccl::decode {
 
 template <class S>
 struct Trace {
-    // The ops of each layer, the head, and the end of the token step.
+    // How many ops a token step has: those of each layer, the head, and its end.
     static constexpr uint32_t kOps = S::kNumOps * S::kNumLayers + 2;
 
     template <class M>
@@ -32,7 +32,7 @@ struct Trace {
     KCCL_CONSTEXPR static uint32_t stages_of_all(Matrices<M...>) {
         return (stages_of<M>(~0u) + ...);
     }
-    // The most stages that a block has in a token step.
+    // The largest number of stages of weights that a block has in a token step.
     static constexpr uint32_t kStages = S::kNumLayers * stages_of_all(Products<S>{}) +
                                         stages_of<typename Shape<S>::Head>(S::kHeadTiles);
     static constexpr uint32_t kOfTokenStep =
@@ -62,7 +62,8 @@ struct Trace {
     }
 };
 
-// Records the stages that a block requests, in their order, over all token steps.
+// Records when a block's stages of weights are requested and when they land, in their order, over
+// all token steps. All threads of the producer warp make an object and call its functions.
 template <class S>
 class StageTrace {
   public:
@@ -74,7 +75,8 @@ class StageTrace {
         asked_ = 0;
         ++token_step_;
     }
-    // Records that `num_in_flight` of the requested stages have not landed.
+    // Called with the number of requested stages that have not landed. Records that the others have
+    // landed now, as far as that is not recorded yet.
     KCCL_DECODE void see(uint32_t num_in_flight) {
         while (num_pending() > num_in_flight) {
             if (landing_token_step_ != token_step_ && landed_ == of_last_token_step_) {
@@ -86,8 +88,8 @@ class StageTrace {
     }
 
   private:
-    // Returns how many requested stages have not landed. Fewer are in flight than a token step has,
-    // so they belong to this token step or the last one.
+    // Returns how many requested stages are not recorded as landed. Fewer stages are in flight than
+    // a token step has, so they belong to this token step or the last one.
     KCCL_DECODE uint32_t num_pending() const {
         return landing_token_step_ == token_step_ ? asked_ - landed_
                                                   : of_last_token_step_ - landed_ + asked_;

@@ -1,11 +1,12 @@
-// Tells the host how to read the stamps of a kernel that traces.
+// Tells the host how the stamps of a kernel that traces lie in memory (trace.cuh).
 #pragma once
 
 #include "stream.cuh"
 
 namespace kccl::decode {
 
-// Writes the sizes, followed by the stages. Each block writes its own stages.
+// Writes KcclDecodeTraceSizes to *out and, behind it, each block's stages of weights,
+// KcclDecodeStage [block][num_stages]. Called by all threads of a grid.
 template <class S>
 KCCL_DECODE void describe_trace(KcclDecodeTraceSizes* out) {
     if (!leads(block())) return;

@@ -1,4 +1,5 @@
-// Gets the vector of a product: a warp polls for its part of the vector, and stages it.
+// Gets the vector that a product multiplies. A warp polls the exchange buffer for its part of the
+// vector, and stages that part: stores it in shared memory, split for the matrix unit.
 #pragma once
 
 #include "math.cuh"
@@ -13,15 +14,16 @@ KCCL_DECODE Float4 embedded(const Task& task, int32_t token, uint32_t index4) {
                                 uint64_t(token) * (S::kHidden / 4) + index4);
 }
 
-// Returns the first float4 of the part of a vector that the warp multiplies. The last warps' parts
-// may lie behind the vector's end.
+// Returns the number of the first float4 of the part of a vector that the warp multiplies. The last
+// warps' parts may lie behind the vector's end; they have no data.
 template <class M, class S>
 KCCL_DECODE uint32_t first_float4(const ConsumerWarp<S>& consumer) {
     return consumer.warp_index() * M::kFloat4s;
 }
 
-// Stages float4 i of this warp's vector, in all of its copies. T: the type that the product
-// multiplies.
+// Stages float4 i of this warp's part of a vector: splits each number into two of type T, which the
+// matrix unit multiplies, and stores them in shared memory, in each of the vector's copies
+// (Matrix::kCopies).
 template <class M, class T = typename M::Format::Operand, class S>
 KCCL_DECODE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four) {
     const StagedFloat4 staged = split<T>(four);
@@ -32,13 +34,17 @@ KCCL_DECODE void stage(ConsumerWarp<S>& consumer, uint32_t i, const Float4& four
     }
 }
 
-// Returns float4 `index4` of an array of floats that the host has written.
+// Returns float4 `index4` (16 bytes each) of the array at address `array`. The load is plain and
+// orders nothing: the data must come from the host before the launch, or a sync or meeting must
+// already have ordered the kernel's own stores before it. Also used for words, whose bits the
+// caller casts back.
 KCCL_DECODE Float4 load_float4(uint64_t array, uint64_t index4) {
     const auto lines = mem::load_plain(reinterpret_cast<const mem::Line*>(array) + index4);
     return platform::bit_cast<Float4>(lines);
 }
 
-// Stores the sum of squares of the warp's part of residual i in shared memory.
+// Adds up the squares of this warp's part of residual i, and stores the sum in shared memory for
+// inverse_rms(). Called by all threads of the warp.
 template <class S, uint32_t N>
 KCCL_DECODE void store_squares(ConsumerWarp<S>& consumer, const Float4 (&float4s)[N], uint32_t i) {
     float squares = 0;
@@ -65,8 +71,9 @@ KCCL_DECODE void prefetch_norm(ConsumerWarp<S>& consumer, uint32_t norm) {
     }
 }
 
-// Stages this warp's part of the residual, times the norm's weights. The residual is that after
-// `module`. If `module` is negative, it is the token's embedding.
+// Waits for this warp's part of the residual after module `module`, and stages it, multiplied by
+// the weights of norm number `norm`. If `module` is negative, the residual is the embedding of the
+// id `token`, and nothing is waited for. Also stores the sum of its squares (store_squares).
 template <class M, class T = typename M::Format::Operand, class S>
 KCCL_DECODE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint32_t norm,
                                 int32_t token) {
@@ -107,7 +114,8 @@ KCCL_DECODE void stage_residual(ConsumerWarp<S>& consumer, int32_t module, uint3
     store_squares(consumer, float4s, 0);
 }
 
-// Stages the residual for a product in format F with the columns of M.
+// Calls stage_residual() for a product in format F that has the columns of M. with_format() picks
+// F.
 template <class M, class S>
 struct StageResidual {
     template <class F>
@@ -122,7 +130,7 @@ struct StageResidual {
 };
 
 // Returns 1 / the root of the mean square of residual i, from the sums that store_squares() has
-// stored. All warps must have met since.
+// stored. All consumer warps must have met (ConsumerWarp::meet) since they stored them.
 template <class S>
 KCCL_DECODE float inverse_rms(ConsumerWarp<S>& consumer, uint32_t i = 0) {
     float squares = 0;
@@ -133,7 +141,9 @@ KCCL_DECODE float inverse_rms(ConsumerWarp<S>& consumer, uint32_t i = 0) {
     return reciprocal_root(squares * (1.0f / S::kHidden) + S::kNormEps);
 }
 
-// Stages this warp's part of each lane's vector. Float4 i of a lane is at slot_of(lane) + i.
+// Waits for this warp's part of the vector of each of the lane group's lanes, and stages these
+// parts. Float4 i of a lane's vector has slot slot_of(lane) + i of the exchange buffer. slot_of()
+// takes the lane's number over all ranks.
 template <class M, class S, class SlotOf>
 KCCL_DECODE void stage_lanes(ConsumerWarp<S>& consumer, SlotOf slot_of) {
     constexpr uint32_t kEach = ceil_div(M::kFloat4s * M::kLanes, platform::kWarpSize);

@@ -1,9 +1,9 @@
 // Ends waits that take too long. Consumer warps do not read a clock: that code is long, and they
 // would have to spill registers around it (bench/LOG.md). Instead, a warp that has polled many
-// times records what it waits for, and checks whether it must give up. The producer warp checks the
-// recorded waits against the clock. It has time for this while the ring is full, as it is when the
-// block waits. Where weights are staged in registers, there is no producer warp, and a warp does
-// nothing but watch.
+// times records what it waits for, and checks whether it must give up. The producer warp
+// (stream.cuh) checks the recorded waits against the clock. It has time for this while the ring of
+// weights is full, as it is when the block waits. Where weights are staged in registers, there is
+// no producer warp, and another warp does nothing but watch.
 #pragma once
 
 #include "exchange_buffer.cuh"
@@ -23,8 +23,8 @@ KCCL_DECODE uint64_t* wait_at(const DeviceComm& comm, const Task& task, uint32_t
     return reinterpret_cast<uint64_t*>(task.exchange_buffers[comm.rank] + slot * sizeof(Float4));
 }
 
-// Makes a warp's waits for float4s of its rank's exchange buffer. All threads of the warp make an
-// object and call each function together.
+// Waits for float4s of the rank's exchange buffer, or for its host, on behalf of a warp. All
+// threads of the warp make an object and call each function together.
 template <class S>
 class Waiter {
   public:
@@ -35,10 +35,11 @@ class Waiter {
     KCCL_DECODE bool has_failed() const { return has_failed_; }
     KCCL_DECODE void fail() { has_failed_ = true; }
 
-    // Waits for the float4s at slots[i], where `wanted` has bit i. A thread may want no float4.
-    // ranks: the ranks that publish them, a bit each. is_over(): tells whether nobody needs the
-    // float4s any more, which ends the wait. Then the float4s are zero. They are also zero after a
-    // failed wait and in all waits after it.
+    // Waits until the float4 at slots[i], for each i whose bit is set in `wanted`, has the tag
+    // `tag` (exchange_buffer.cuh). float4s[i] becomes this float4; the others become zero. A thread
+    // may want none. ranks: the ranks that publish them, a bit each, for the report of a failed
+    // wait. is_over(): tells whether nobody needs the float4s any more, which ends the wait. Then
+    // all float4s become zero, as they do in a wait that fails and in all waits after it.
     template <mem::Scope SCOPE, int N, class IsOver>
     KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
                            uint32_t token_step, uint32_t ranks, Float4 (&float4s)[N],
@@ -47,8 +48,8 @@ class Waiter {
         mem::Packet packets[N];
         const auto* const buffer =
             reinterpret_cast<const mem::Packet*>(task_.exchange_buffers[comm_.rank]);
-        // A kernel without exchanges polls once, and takes whatever it finds. Its threads still end
-        // that turn of the loop together.
+        // A kernel without exchanges (to measure what they cost) polls once, and takes whatever it
+        // finds. Its threads still end that turn of the loop together.
         const bool takes_any =
             (S::kAblated & kKcclDecodeNoExchanges) != 0 && slots[0] < Slots<S>::kEnds;
         // If threads want several float4s, only the warp's first thread polls at first, for its
@@ -99,8 +100,8 @@ class Waiter {
         }
     }
 
-    // Waits until is_there() is true, or until the wait fails. is_there() reads host memory and
-    // must return the same value to all threads.
+    // Waits until is_there() returns true, or until the wait fails. is_there() reads host memory,
+    // and must return the same value to all threads of the warp.
     template <class IsThere>
     KCCL_DECODE void await_host(uint32_t token_step, IsThere is_there) {
         uint32_t polls = 0;
@@ -117,12 +118,13 @@ class Waiter {
     }
 
   private:
-    // Records which ranks the warp waits for, a bit each. ranks = 0: the warp waits no more.
+    // Records for Watch which ranks the warp waits for, a bit each. ranks = 0: the warp waits no
+    // more.
     KCCL_DECODE void post(uint32_t ranks, uint32_t token_step) {
         if (!leads(warp())) return;
         const uint32_t index = mem::forget_index(platform::thread_in_block() / platform::kWarpSize);
         // The producer warp never calls this. So a warp behind the consumer warps is the collecting
-        // one.
+        // warp (collect.cuh), whose number is S::kWarps.
         const uint32_t number = index < S::kWarps ? index : S::kWarps;
         uint64_t* const posted = wait_at<S>(comm_, task_, number);
         const uint64_t word = ranks == 0 ? 0 : wait_word(ranks, token_step);
@@ -139,16 +141,16 @@ class Waiter {
     bool has_failed_ = false;
 };
 
-// Watches over the block's waits. All threads of the watching warp make one object and call look()
-// again and again.
+// Watches over the recorded waits of the block's warps. All threads of the watching warp make one
+// object and call look() again and again.
 template <class S>
 class Watch {
   public:
     KCCL_DECODE Watch(const DeviceComm& comm, const Task& task, mem::CopyBarrier* gave_up)
         : comm_(comm), task_(task), gave_up_(gave_up) {}
 
-    // Checks the block's waits, in one of many calls. When one of them has failed, makes all of
-    // them give up.
+    // In one of comm.polls_per_check calls, checks the block's recorded waits against the clock.
+    // When one has taken too long, makes all waits of the block give up.
     KCCL_DECODE void look() {
         if (has_given_up_ || ++looks_ < comm_.polls_per_check) return;
         looks_ = 0;
@@ -165,7 +167,8 @@ class Watch {
         Awaited awaited = {kKcclEngineStep, static_cast<int32_t>(platform::block_in_grid()),
                            seen + 1};
         if (S::kSamples && word != 0 && task_.mask != 0) {
-            // All blocks wait for block 0, and block 0 waits for the host: mask.cuh.
+            // All blocks wait for block 0, and block 0 waits for the host to write a mask
+            // (mask.cuh). So the mask is reported as missing, not a block.
             const auto* const mailbox = reinterpret_cast<const Mailbox*>(task_.mailbox);
             const uint32_t position =
                 mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->awaited);
@@ -192,7 +195,7 @@ class Watch {
     bool has_given_up_ = false;
 };
 
-// Watches until `ended` completes its first phase. Called by all threads of the warp.
+// Calls Watch::look() until `ended` completes its first phase. Called by all threads of the warp.
 template <class S>
 KCCL_DECODE void watch_until(const DeviceComm& comm, const Task& task,
                              const mem::CopyBarrier* ended, mem::CopyBarrier* gave_up) {

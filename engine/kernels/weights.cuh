@@ -1,6 +1,7 @@
-// The source of a multiplying warp's weights, which it hands out stage by stage. It is
-// RegisterWeights if S::kWeightsInRegisters, else RingWeights. Each thread of the warp makes one
-// object. All threads of the warp call each function together.
+// The source of a consumer warp's weights, which it hands out stage by stage: a stage is the steps
+// whose weights are loaded together. It is RegisterWeights if S::kWeightsInRegisters, else
+// RingWeights. Each thread of the warp makes one object. All threads of the warp call each function
+// together.
 //
 //   begin_token_step(has_head)
 //                           begins a token step. has_head: whether it reads the head's weights

@@ -1,17 +1,18 @@
 // Weights that each warp loads ahead into its own registers, past the caches. This suits machines
 // that copy to block-shared memory through registers anyway, and have many registers.
 //
-// When a stage has been multiplied, its registers take the next one. So each warp always has a
-// stage loaded or on its way, even while ops end and while blocks wait for each other. The block's
-// weights lie in the order of their use, so the next stage lies behind the last one. Behind the end
-// of a token step comes the first stage.
+// When a stage (some tiles for each warp) has been multiplied, its registers take the next one. So
+// each warp always has a stage loaded or on its way, even while ops end and while blocks wait for
+// each other. The block's weights lie in the order of their use, so the next stage lies behind the
+// last one. Behind the end of a token step comes the first stage.
 #pragma once
 
 #include "shared.cuh"
 
 namespace kccl::decode {
 
-// This thread's part of a tile, in whichever of the model's formats. All of these have one size.
+// Holds this thread's part of a tile in registers, in any of the model's formats, which here have
+// the same size. hold<F>() stores a part in format F, as<F>() returns it.
 template <class S, bool IS_ONE = S::Formats::kIsOne>
 struct Held {
     using Stored = typename S::Formats::First::Stored;
@@ -48,7 +49,8 @@ struct Held<S, false> {
     uint32_t word[(sizeof(typename S::Formats::First::Stored) + 3) / 4];
 };
 
-// See weights.cuh. There is no explicit wait: the use of a register waits for the load into it.
+// weights.cuh says what the functions do. There is no explicit wait for a load: an instruction that
+// uses the register waits for it.
 template <class S>
 class RegisterWeights {
   public:
@@ -95,16 +97,16 @@ class RegisterWeights {
 
     KCCL_DECODE void has_copied() {}
 
-    // At a product's end the stage may have fewer steps than were loaded. The weights behind them,
-    // which belong to the next product, are loaded again.
+    // At a product's end the stage may have fewer steps than were loaded. The weights behind them
+    // belong to the next product, and are loaded again with its first stage.
     KCCL_DECODE void has_multiplied(uint32_t num) {
         next_ += least_of(num, S::kStageSteps);
         if (next_ == end_) next_ = 0;
         if constexpr (S::kOverlaps && (S::kAblated & kKcclDecodeNoWeights) == 0) load();
     }
 
-    // Multiplies the stage and stores sums, because the compiler keeps loads only if something uses
-    // them.
+    // Multiplies the stage and stores sums that nobody reads, because the compiler keeps loads only
+    // if something uses them.
     KCCL_DECODE void skip(uint32_t num) {
         await<First>(0);
         const typename Unit::Lane lane(1, 0);
@@ -122,7 +124,8 @@ class RegisterWeights {
     }
 
   private:
-    // Begins to load the next stage. Behind the block's last step comes its first one.
+    // Begins to load the next stage. Behind the last step of the block's weights comes the first
+    // one.
     KCCL_DECODE void load() {
         const typename Unit::Lane lane(1, 0);
         KCCL_UNROLL
@@ -134,9 +137,9 @@ class RegisterWeights {
     }
 
     Shared<S>& shared_;
-    const uint8_t* begin_;  // of this warp's tiles
-    // Counted in steps. of_layers_: those of all layers. num_: those of a token step with a head.
-    // end_: where this token step ends. next_: the first step of the stage that is loaded.
+    const uint8_t* begin_;  // where this warp's tiles begin
+    // All counted in steps. of_layers_: the steps of all layers. num_: those of a token step with a
+    // head. end_: where this token step ends. next_: the first step of the stage that is loaded.
     uint32_t of_layers_;
     uint32_t num_;
     uint32_t end_ = 0;

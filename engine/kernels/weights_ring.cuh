@@ -1,13 +1,13 @@
-// Weights that the producer warp copies ahead through a ring in block-shared memory: stream.cuh.
-// This suits machines whose copies need no registers.
+// Takes weights from the ring in shared memory into which the producer warp copies them ahead
+// (stream.cuh). This suits machines whose copies to shared memory need no registers.
 #pragma once
 
 #include "shared.cuh"
 
 namespace kccl::decode {
 
-// See weights.cuh. Its waits have no timeout, because they end: the producer warp copies until the
-// consumer warps have ended, and copies wait for nobody.
+// weights.cuh says what the functions do. These waits have no timeout, because they end: the
+// producer warp copies until the consumer warps have ended, and copies wait for nobody.
 template <class S>
 class RingWeights {
   public:
@@ -16,8 +16,8 @@ class RingWeights {
 
     KCCL_DECODE void begin_token_step(bool) {}
 
-    // Where nothing overlaps, a stage is copied only when await() has asked for it. So this returns
-    // false.
+    // In a kernel where nothing overlaps, a stage is copied only when await() has asked for it. So
+    // this returns false there.
     template <class F>
     KCCL_DECODE bool try_await(uint32_t warp_index) {
         const uint8_t* const stage = S::kOverlaps ? stages_.try_front() : nullptr;
@@ -26,7 +26,8 @@ class RingWeights {
         return true;
     }
 
-    // Where nothing overlaps, asks for the stage first. It is copied when all warps have asked.
+    // In a kernel where nothing overlaps, first asks for the stage. It is copied when all warps
+    // have asked.
     template <class F>
     KCCL_DECODE void await(uint32_t warp_index) {
         if constexpr (!S::kOverlaps) arrive_together(asked_);

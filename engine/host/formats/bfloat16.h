@@ -1,4 +1,5 @@
-// BF16: the upper half of FP32's bits. The twin of formats/bfloat16.py.
+// BF16: the upper half of FP32's bits. The twin of formats/bfloat16.py, which is the format in
+// Python.
 #pragma once
 
 #include "pairs16.h"
@@ -8,8 +9,8 @@ namespace kccl::engine {
 struct Bfloat16 : Pairs16 {
     static constexpr const char* kName = "bfloat16";
 
-    // A word is a 32-bit integer, or a vector of such. It holds a value in its lower half, and the
-    // next value in its upper half.
+    // Loads a pair of columns as FP32 numbers. A word (Vector::Words) holds, for each row, the even
+    // column's value in its lower half, and the odd column's in its upper half.
     template <class Vector>
     static void load(const uint8_t* piece, uint32_t, typename Vector::Floats* even,
                      typename Vector::Floats* odd) {

@@ -12,8 +12,9 @@
 namespace kccl::engine {
 
 // A file's block has the scale, the minimum if HAS_MINIMUMS, the fifth bits of its integers if BITS
-// is 5, and then their other bits. BITS: 4, 5 or 8. ZERO: what a panel has for a weight of 0.
-// FLIPPED: the bits that differ between a file's integers and a panel's.
+// is 5, and then their other bits. BITS: how many bits an integer has: 4, 5 or 8. ZERO: the integer
+// that a panel has for a weight of 0. FLIPPED: the bits in which a file's integers differ from a
+// panel's.
 template <uint32_t BITS, int32_t ZERO, bool HAS_MINIMUMS, uint8_t FLIPPED>
 struct Blocks32 : Planes<BITS> {
     using P = Planes<BITS>;
@@ -22,7 +23,7 @@ struct Blocks32 : Planes<BITS> {
     static constexpr int32_t kZero = ZERO;
     static constexpr bool kHasMinimums = HAS_MINIMUMS;
     static constexpr uint32_t kScalesOfBlock = 1;
-    // Pieces are whole cache lines.
+    // A piece has as many blocks as make whole cache lines.
     static constexpr uint32_t kBlocks = HAS_MINIMUMS ? 1 : 2;
     static constexpr uint32_t kPairs = 16 * kBlocks;
     static constexpr uint32_t kScales = HAS_MINIMUMS ? 2 : 1;
@@ -67,8 +68,8 @@ struct Blocks32 : Planes<BITS> {
         }
     }
 
-    // scales() and minimums() return those of a vector of rows, which begins at `row`, in a block
-    // of a piece.
+    // scales() and minimums() return the scales and minimums of a vector of rows, which begins at
+    // row `row`, in a block of a piece.
     template <class Vector>
     static typename Vector::Floats scales(const uint8_t* piece, uint32_t block, uint32_t row, int) {
         return Float16::rows<Vector>(piece + kScalesAt + (block * kRows + row) * kScaleBytes);
@@ -79,7 +80,8 @@ struct Blocks32 : Planes<BITS> {
     }
 
   private:
-    // Returns four integers of a file's block, a byte each, as a panel has them.
+    // Returns the four integers of quad number `quad` of a file's block, a byte each, as a panel
+    // has them.
     static uint32_t quad_of(const uint8_t* block, uint32_t quad) {
         const uint8_t* integers = block + kIntegersAt;
         if constexpr (BITS == 8) {
@@ -87,7 +89,7 @@ struct Blocks32 : Planes<BITS> {
         } else {
             uint32_t four = word_at(integers + quad % 4 * 4) >> quad / 4 * 4 & kFours;
             if constexpr (BITS == 5) {
-                // The factor moves bit k to the lowest of byte k.
+                // The factor moves bit k of the four fifth bits to the lowest bit of byte k.
                 const uint32_t fifths = word_at(block + kFifthsAt) >> 4 * quad & 15;
                 four |= (fifths * 0x204081 & kOnes) << 4;
             }

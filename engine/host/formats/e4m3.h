@@ -1,4 +1,5 @@
-// FP8 e4m3fn with a scale for a group of columns. The twin of formats/e4m3.py.
+// FP8 e4m3fn with a scale for a group of columns. The twin of formats/e4m3.py, which is the format
+// in Python.
 //
 // A number has a sign, 4 bits of exponent with a bias of 7, and 3 of mantissa. With FP16's bias of
 // 15 the same bits mean a number that is 256 times smaller, exactly. So a panel's weights are
@@ -11,8 +12,8 @@ namespace kccl::engine {
 
 namespace {
 
-// Returns the FP16 bits of an e4m3 number divided by 256. The number is finite. Each instruction
-// set has its own code of this function.
+// Returns the FP16 bits of an e4m3 number divided by 256. The number must be finite. Each
+// instruction set has its own code of this function.
 template <class Words>
 inline Words half_of_e4m3(const Words& bits) {
     return ((bits & 0x80) << 8) | ((bits & 0x7f) << 7);
@@ -20,8 +21,8 @@ inline Words half_of_e4m3(const Words& bits) {
 
 }  // namespace
 
-// Returns the numbers of a vector's rows divided by 256. Their bytes lie one after another from
-// `from` on.
+// Loads the e4m3 numbers of a vector of rows, and returns them divided by 256. Their bytes lie one
+// after another from `from` on.
 template <class Vector>
 inline typename Vector::Floats rows_of_e4m3(const uint8_t* from) {
     if constexpr (requires { Vector::e4m3(from); }) {
@@ -31,7 +32,7 @@ inline typename Vector::Floats rows_of_e4m3(const uint8_t* from) {
     }
 }
 
-// A piece holds [column][row] bytes, then the scales.
+// A piece of a panel holds the weights' bytes, [column][row], then the scales, [row].
 template <uint32_t COLUMNS>
 struct E4m3 : Groups<COLUMNS, 8, false> {
     using Base = Groups<COLUMNS, 8, false>;

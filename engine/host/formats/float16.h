@@ -1,4 +1,4 @@
-// FP16: IEEE 754's binary16. The twin of formats/float16.py.
+// FP16: IEEE 754's binary16. The twin of formats/float16.py, which is the format in Python.
 #pragma once
 
 #include "pairs16.h"
@@ -8,7 +8,8 @@ namespace kccl::engine {
 struct Float16 : Pairs16 {
     static constexpr const char* kName = "float16";
 
-    // Bfloat16::load() says what a word holds.
+    // Loads a pair of columns as FP32 numbers. Each word holds the even column's value in its lower
+    // half, and the odd column's in its upper half.
     template <class Vector>
     static void load(const uint8_t* piece, uint32_t, typename Vector::Floats* even,
                      typename Vector::Floats* odd) {
@@ -25,7 +26,7 @@ struct Float16 : Pairs16 {
         }
     }
 
-    // Returns the FP32 numbers of a vector's rows, which lie one after another.
+    // Loads the FP16 numbers of a vector of rows, which lie one after another, as FP32 numbers.
     template <class Vector>
     static typename Vector::Floats rows(const uint8_t* from) {
         if constexpr (requires { Vector::halves(from); }) {
@@ -35,10 +36,10 @@ struct Float16 : Pairs16 {
         }
     }
 
-    // Returns the FP32 number of FP16 bits.
+    // Converts the bits of an FP16 number to FP32.
     static float number(uint32_t bits) { return widened<One>(bits); }
 
-    // Returns the FP32 numbers of words with FP16 bits.
+    // Converts FP16 numbers to FP32. Each word holds the bits of one of them.
     //
     // The exponent's bias grows by 112. The bits of a subnormal number get an exponent as if a
     // leading 1 stood before them, and that 1 is subtracted again. Both steps are exact, and no
@@ -54,7 +55,7 @@ struct Float16 : Pairs16 {
     }
 
   private:
-    // Converts a vector of one row.
+    // A vector of one row, so that widened() converts a single number.
     struct One {
         using Words = uint32_t;
         using Floats = float;

@@ -21,7 +21,8 @@ struct Groups {
     static constexpr uint32_t kRows = kKcclEnginePanelRows;
     static constexpr uint32_t kPairs = COLUMNS / 2;
     static constexpr uint32_t kGroupBytes = COLUMNS * BITS / 8;
-    // A piece of a panel holds one group of 16 rows: weights, [row] scales, [row] zero points.
+    // A piece of a panel holds one group of each of 16 rows: the weights, then the scales, [row],
+    // then the zero points, [row], if there are any.
     static constexpr uint32_t kScalesAt = kRows * kGroupBytes;
     static constexpr uint32_t kScaleBytes = sizeof(float);
     static constexpr uint32_t kZerosAt = kScalesAt + kRows * kScaleBytes;
@@ -44,7 +45,7 @@ struct Groups {
         memcpy(piece + kScalesAt + row * kScaleBytes, &scale, sizeof(scale));
     }
 
-    // Calls use(piece of the panel, row, stored group) for each group of each row.
+    // Calls use(piece of the panel, row, stored group) for each group of each of the stored rows.
     template <class Use>
     static void each_group(uint8_t* panel, const uint8_t* rows, uint32_t num_rows,
                            uint32_t num_columns, Use use) {

@@ -1,5 +1,5 @@
 // Integers of 4 bits with a scale for a group of columns, and with a zero point if there is one.
-// The twin of formats/int4.py.
+// The twin of formats/int4.py, which is the format in Python.
 #pragma once
 
 #include "integer_groups.h"

@@ -1,5 +1,5 @@
 // Integers of 8 bits with a scale for a group of columns, and with a zero point if there is one.
-// The twin of formats/int8.py.
+// The twin of formats/int8.py, which is the format in Python.
 #pragma once
 
 #include "integer_groups.h"

@@ -8,14 +8,14 @@
 
 namespace kccl::engine {
 
-// ZERO: what a panel has for a weight of 0. FLIPPED: the bits that differ between a stored integer
-// and a panel's.
+// ZERO: the integer that a panel has for a weight of 0. FLIPPED: the bits in which a stored integer
+// differs from a panel's.
 template <uint32_t COLUMNS, uint32_t BITS, int32_t ZERO, bool HAS_ZEROS, uint8_t FLIPPED>
 struct IntegerGroups : Groups<COLUMNS, BITS, HAS_ZEROS> {
     using Base = Groups<COLUMNS, BITS, HAS_ZEROS>;
     static constexpr bool kIsInteger = true;
     static constexpr int32_t kZero = ZERO;
-    // A scale belongs to whole blocks of 32, and the bits of a weight lie together.
+    // A block of 32 columns has one scale, and no bits of a weight lie apart from the others.
     static constexpr uint32_t kScalesOfBlock = 1;
     static constexpr uint32_t kHighBits = 0;
     static constexpr uint32_t kBlockBytes = 32 * BITS / 8;
@@ -50,7 +50,8 @@ struct IntegerGroups : Groups<COLUMNS, BITS, HAS_ZEROS> {
         }
     }
 
-    // Returns the zero points minus kZero of a vector of rows in a piece.
+    // Returns the zero points, minus kZero, of a vector of rows that begins at row `row` of a
+    // piece.
     template <class Vector>
     static typename Vector::Floats zeros(const uint8_t* piece, uint32_t row) {
         return Vector::bytes(reinterpret_cast<const int8_t*>(piece + Base::kZerosAt) + row);

@@ -1,7 +1,7 @@
 // The common base of GGUF's K formats: blocks of kColumns columns, in which each 32 or 16 have an
-// integer scale of 8 bits, and each 32 an integer minimum if there are any. weight =
-// (stored - kZero) * (factor * scale) + (least * minimum), with a factor and a least of the block.
-// A piece of a panel holds a block of 16 rows, cut into blocks of 32 columns:
+// integer scale of 8 bits, and each 32 an integer minimum if there are any. weight = (stored -
+// kZero) * (factor * scale) + (least * minimum), where factor and least are two numbers that the
+// block has. A piece of a panel holds a block of 16 rows, cut into blocks of 32 columns:
 //
 //     [block of 32]                       integers: planes.h
 //     [block of 32][scale][row]           scales
@@ -17,7 +17,7 @@
 
 namespace kccl::engine {
 
-// Stored: knows where a stored block has its numbers. StoredQ4K is an example.
+// Stored: a struct that knows where a stored block has its numbers, as StoredQ4K does.
 template <class Stored>
 struct KBlocks : Planes<Stored::kBits> {
     using P = Planes<Stored::kBits>;
@@ -25,7 +25,7 @@ struct KBlocks : Planes<Stored::kBits> {
     static constexpr bool kIsInteger = true;
     static constexpr int32_t kZero = Stored::kZero;
     static constexpr bool kHasMinimums = Stored::kHasMinimums;
-    // A scale is an unsigned byte, or a signed one.
+    // The type of a scale: an unsigned byte or a signed one.
     using Scale = typename Stored::Scale;
     static constexpr uint32_t kScalesOfBlock = Stored::kScalesOfBlock;
     static constexpr uint32_t kColumns = Stored::kColumns;
@@ -37,7 +37,7 @@ struct KBlocks : Planes<Stored::kBits> {
     static constexpr uint32_t kFactorBytes = sizeof(uint16_t);
     static constexpr uint32_t kLeastsAt = kFactorsAt + kRows * kFactorBytes;
     static constexpr uint32_t kUsedBytes = kLeastsAt + (kHasMinimums ? kRows * kFactorBytes : 0);
-    // Pieces are whole cache lines.
+    // Pieces are filled up to whole cache lines.
     static constexpr uint32_t kPieceBytes = (kUsedBytes + 63) / 64 * 64;
 
     static constexpr uint64_t stored_bytes(uint32_t num_columns) {
@@ -74,8 +74,8 @@ struct KBlocks : Planes<Stored::kBits> {
         }
     }
 
-    // scales() and minimums() return those of a vector of rows, which begins at `row`, in a block
-    // of 32 of a piece.
+    // scales() and minimums() return the scales (times the factors) and the minimums (times the
+    // leasts) of a vector of rows, which begins at row `row`, in a block of 32 of a piece.
     template <class Vector>
     static typename Vector::Floats scales(const uint8_t* piece, uint32_t block, uint32_t row,
                                           int scale) {
@@ -121,7 +121,7 @@ inline uint16_t half_at(const uint8_t* from) {
     return bits;
 }
 
-// What Q4_K and Q5_K share. A file's block begins with FP16 numbers: the factor, and how much a
+// What Q4_K and Q5_K share. A file's block begins with two FP16 numbers: the factor, and how much a
 // minimum of 1 subtracts. 8 scales and 8 minimums of 6 bits follow, in 12 bytes.
 struct PackedScales {
     static constexpr uint32_t kColumns = 256;
@@ -132,7 +132,7 @@ struct PackedScales {
     static constexpr uint32_t kPackedAt = 4, kPackedBytes = 12;
 
     static uint16_t factor(const uint8_t* from, uint32_t k) {
-        // A file's least is subtracted, a panel's is added. So its sign is flipped.
+        // A file's second number is subtracted, a panel's least is added. So its sign is flipped.
         return half_at(from + k * sizeof(uint16_t)) ^ k << 15;
     }
     static uint8_t scale(const uint8_t* from, uint32_t block, uint32_t) {
@@ -143,9 +143,10 @@ struct PackedScales {
     }
 
   private:
-    // The first 4 scales lie in the lower bits of bytes 0 to 3, the first 4 minimums in those of
-    // bytes 4 to 7. The lower 4 bits of the others lie in bytes 8 to 11: the scale's below the
-    // minimum's. Their upper 2 bits are the upper ones of bytes 0 to 7.
+    // Returns the scale (first = 0) or the minimum (first = 4) of a block of 32. The first 4 scales
+    // lie in the lower 6 bits of bytes 0 to 3, the first 4 minimums in those of bytes 4 to 7. The
+    // lower 4 bits of the others lie in bytes 8 to 11: the scale's below the minimum's. Their upper
+    // 2 bits are the upper ones of bytes 0 to 7.
     static uint8_t six_bits(const uint8_t* packed, uint32_t block, uint32_t first) {
         if (block < 4) return packed[first + block] & 63;
         const uint32_t lower = packed[4 + block] >> first & 15;

@@ -1,6 +1,6 @@
 // GGUF's K formats with blocks of 64 columns, for lanes that end within a block of 256. A stored
-// block has the factor and the least of the block that it is a quarter of. The twin of
-// formats/quarters.py.
+// block has the factor and the least (k_blocks.h) of the block of which it is a quarter. The twin
+// of formats/quarters.py.
 #pragma once
 
 #include "k_blocks.h"
@@ -11,7 +11,7 @@
 namespace kccl::engine {
 
 // A stored block has the factor, the least if there are minimums, the scales, the minimums, and a
-// byte for each integer.
+// byte for each integer. Whole: the struct of the format with blocks of 256.
 template <class Whole>
 struct StoredQuarter {
     using Scale = typename Whole::Scale;

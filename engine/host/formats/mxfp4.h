@@ -7,8 +7,9 @@
 //     planes.h                            numbers
 //     [row]                               scales: the file's byte, plus 128 modulo 256
 //
-// Because of the 128, the zeros behind a panel's last row mean an ordinary scale. A block of zeros
-// gets the same scale. Its own might be subnormal in FP32, which would be slow on some CPUs.
+// The scales of rows behind a panel's last one are zeros. Because of the 128, a zero means an
+// ordinary scale. A block whose numbers are all zero gets the same scale. Its own might be
+// subnormal in FP32, which would be slow on some CPUs.
 #pragma once
 
 #include "e2m1.h"
@@ -56,7 +57,7 @@ struct Mxfp4 : E2m1 {
         }
     }
 
-    // Returns half the scales of a vector of rows in a piece.
+    // Returns half the scales of a vector of rows that begins at row `row` of a piece.
     template <class Vector>
     static typename Vector::Floats scales(const uint8_t* piece, uint32_t, uint32_t row, int) {
         return half_of<Vector>(piece + kScalesAt + row);
@@ -69,12 +70,12 @@ struct Mxfp4 : E2m1 {
     template <class Vector>
     static typename Vector::Floats half_of(const uint8_t* scales) {
         const auto exponents = (Vector::byte_words(scales) + 128u) & 255u;
-        // FP32's bits of the scale, which is subnormal if the exponent is 0.
+        // The scale is 2^(exponent - 127). Its FP32 number is subnormal if the exponent is 0.
         const auto is_zero = (exponents + 0xffffffffu) >> 31;
         return Vector::times(Vector::floats((exponents << 23) | (is_zero << 22)), 0.5f);
     }
 
-    // A vector of one row.
+    // A vector of one row, for which half_of() converts a single scale.
     struct One {
         using Floats = float;
         static uint32_t byte_words(const uint8_t* from) { return *from; }

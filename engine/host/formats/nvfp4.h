@@ -65,7 +65,8 @@ struct Nvfp4 : E2m1 {
         }
     }
 
-    // Returns half the scales, times the factors, of a vector of rows in a piece's block.
+    // Returns half the scales, times the factors, of a vector of rows that begins at row `row`, for
+    // one half (16 columns) of a block of a piece.
     template <class Vector>
     static typename Vector::Floats scales(const uint8_t* piece, uint32_t block, uint32_t row,
                                           int half) {

@@ -16,7 +16,7 @@ struct Pairs16 {
     // How many pairs of columns a piece of a panel has.
     static constexpr uint32_t kPairs = 1;
     static constexpr uint32_t kPieceBytes = 2 * kKcclEnginePanelRows * sizeof(uint16_t);
-    // The bytes between two rows in a piece.
+    // How many bytes lie between the beginnings of two rows in a piece.
     static constexpr uint32_t kRowBytes = 2 * sizeof(uint16_t);
 
     static constexpr uint64_t stored_bytes(uint32_t num_columns) {

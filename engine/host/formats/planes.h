@@ -4,8 +4,8 @@
 //     [quad][row]              integers of 8 bits
 //     [quad % 4][row]          integers of 4 bits, or the lower 4 bits of longer ones: quad i, and
 //                              above it quad i + 4
-//     [quad / n][row]          then the bits above these 4, of n quads that lie side by side: 8 for
-//                              1 bit, 4 for 2 bits
+//     [quad / n][row]          behind those words: the bits above the lower 4. n quads share a
+//                              word: n is 8 if an integer has one such bit, 4 if it has two
 #pragma once
 
 #include <stdint.h>
@@ -30,13 +30,13 @@ struct Planes {
     static constexpr uint32_t kRows = kKcclEnginePanelRows;
     static constexpr uint32_t kBits = BITS;
     static constexpr uint32_t kBlockBytes = 32 * BITS / 8;
-    // How many bits an integer has above its lower 4, and how many quads share a word of these
-    // bits.
+    // kHighBits: how many bits an integer has above its lower 4. kTogether: how many quads share a
+    // word of these bits.
     static constexpr uint32_t kHighBits = BITS == 8 ? 0 : BITS - 4;
     static constexpr uint32_t kTogether = kHighBits == 0 ? 8 : 8 / kHighBits;
 
-    // Writes a row of a block, whose bytes are zeros before. to: the row's first word. quad_of(i)
-    // returns the four integers of quad i, a byte each.
+    // Writes the integers of one row of a block, whose bytes must be zeros before. to: the row's
+    // first word. quad_of(i) returns the four integers of quad i, a byte each.
     template <class QuadOf>
     static void put(uint8_t* to, QuadOf quad_of) {
         for (uint32_t quad = 0; quad < 8; ++quad) {

@@ -1,4 +1,5 @@
-// GGUF's Q4_0: blocks of 32 integers of 4 bits with a scale. The twin of formats/q4_0.py.
+// GGUF's Q4_0: blocks of 32 integers of 4 bits with one scale: weight = (integer - kZero) * scale.
+// The twin of formats/q4_0.py, which is the format in Python.
 #pragma once
 
 #include "blocks32.h"

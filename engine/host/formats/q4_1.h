@@ -1,5 +1,5 @@
-// GGUF's Q4_1: blocks of 32 integers of 4 bits with a scale and a minimum. The twin of
-// formats/q4_1.py.
+// GGUF's Q4_1: blocks of 32 integers of 4 bits with one scale and one minimum: weight = integer *
+// scale + minimum. The twin of formats/q4_1.py, which is the format in Python.
 #pragma once
 
 #include "blocks32.h"

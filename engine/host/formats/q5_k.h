@@ -1,5 +1,5 @@
-// GGUF's Q5_K: blocks of 256 integers of 5 bits, with scales and minimums for each 32. The twin of
-// formats/q5_k.py.
+// GGUF's Q5_K: blocks of 256 integers of 5 bits, with a scale and a minimum for each 32
+// (k_blocks.h). The twin of formats/q5_k.py, which is the format in Python.
 #pragma once
 
 #include "k_blocks.h"
@@ -12,8 +12,8 @@ struct StoredQ5K : PackedScales {
     static constexpr uint32_t kIntegersAt = kFifthsAt + 32;
     static constexpr uint32_t kBytes = kIntegersAt + 128;
 
-    // The lower 4 bits lie as those of Q4_K. Byte i of the fifth bits has those of column i of all
-    // blocks of 32.
+    // Returns the four integers of a quad (planes.h). Their lower 4 bits lie as those of Q4_K. Byte
+    // i of the fifth bits has those of column i of all blocks of 32.
     static uint32_t quad(const uint8_t* from, uint32_t block, uint32_t quad) {
         const uint32_t lower =
             word_at(from + kIntegersAt + block / 2 * 32 + 4 * quad) >> block % 2 * 4 & kFours;

@@ -1,5 +1,5 @@
-// GGUF's Q6_K: blocks of 256 integers of 6 bits, with scales for each 16. The twin of
-// formats/q6_k.py.
+// GGUF's Q6_K: blocks of 256 integers of 6 bits, with a scale for each 16 (k_blocks.h). The twin of
+// formats/q6_k.py, which is the format in Python.
 #pragma once
 
 #include "k_blocks.h"
@@ -21,8 +21,9 @@ struct StoredQ6K {
     static uint8_t scale(const uint8_t* from, uint32_t block, uint32_t i) {
         return from[kScalesAt + 2 * block + i];
     }
-    // Four blocks of 32 have their lower 4 bits in 64 bytes: two in the lower halves of these, then
-    // two in the upper ones. Their upper 2 bits are in 32 bytes: a byte has those of one column.
+    // Returns the four integers of a quad (planes.h). Four blocks of 32 have their lower 4 bits in
+    // 64 bytes: two in the lower halves of these, then two in the upper ones. Their upper 2 bits
+    // are in 32 bytes: a byte has those of one column.
     static uint32_t quad(const uint8_t* from, uint32_t block, uint32_t quad) {
         const uint32_t four = block / 4, within = block % 4;
         const uint32_t lower = word_at(from + four * 64 + within % 2 * 32 + 4 * quad);

@@ -1,5 +1,5 @@
-// The formats that the host executor multiplies as they are stored, one line each. A format's
-// number is its place here.
+// The formats that the host executor multiplies as they are stored. KCCL_ENGINE_FORMATS has one
+// line for each. A format's number is its place there. A format is a struct with these members:
 //
 //     kName                          as formats/table.py has it
 //     kIsInteger                     whether weights are integers with scales: blocks32.h,

@@ -1,5 +1,5 @@
-// The common base of formats whose values have 16 bits and go to the matrix unit as they are. T:
-// the element type.
+// The common base of formats whose values have 16 bits and go to the matrix unit as they are. It
+// has the functions that format.cuh asks of a format. T: the element type.
 #pragma once
 
 #include "../mma.cuh"

@@ -1,5 +1,5 @@
-// Converts four FP8 numbers to FP16, by an instruction that NVIDIA's GPUs have since sm_89. Older
-// GPUs use operations on bits (e4m3_exact.cuh).
+// Converts four FP8 numbers (e4m3) to FP16, by an instruction that NVIDIA's GPUs have since sm_89.
+// Older GPUs do it by operations on bits (e4m3_exact.cuh, which also says what the names mean).
 #pragma once
 
 #include "device.cuh"

@@ -1,6 +1,6 @@
-// Converts four FP8 numbers to FP16, by operations on their bits. These move the bits of an e4m3
-// number to the places that FP16 has for them. Because FP16's exponent has a bias of 15 and e4m3's
-// one of 7, the result is the number divided by 256, exactly.
+// Converts four FP8 numbers (e4m3) to FP16, by operations on their bits. These move the bits of an
+// e4m3 number to where FP16 has them. Because FP16's exponent has a bias of 15 and e4m3's one of 7,
+// the result is the number divided by 256, exactly.
 #pragma once
 
 #include "device.cuh"
@@ -10,7 +10,8 @@ namespace kccl::decode {
 // An e4m3 number is this factor times the result of halves_of_e4m3().
 constexpr float kHalvesToE4m3 = 256;
 
-// Returns four FP16 numbers, the first in the lowest 16 bits.
+// Converts the four numbers in `four`, the first in the lowest byte. Returns four FP16 numbers, the
+// first in the lowest 16 bits.
 KCCL_DECODE uint64_t halves_of_e4m3(uint32_t four) {
     uint64_t halves = 0;
     KCCL_UNROLL

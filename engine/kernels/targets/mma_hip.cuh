@@ -1,6 +1,6 @@
-// Implements mma.cuh on AMD GPUs of CDNA3, by v_mfma_f32_16x16x16. The wave of 64 threads holds a
-// tile in rows of four elements. Thread t has columns 4 (t / 16) to 4 (t / 16) + 3 of row t % 16,
-// in 8 contiguous bytes.
+// Implements Mma (mma.cuh) on AMD GPUs of CDNA3, by v_mfma_f32_16x16x16. The wave of 64 threads
+// holds a tile in rows of four elements. Thread t has columns 4 (t / 16) to 4 (t / 16) + 3 of row t
+// % 16, in 8 contiguous bytes.
 #pragma once
 
 namespace kccl::decode {
@@ -26,7 +26,8 @@ struct Mma {
 
     class Lane {
       public:
-        // Column 2v of the unit is the high part of vector v, column 2v + 1 its low part.
+        // Each number of a vector is split into a high and a low part. Column 2v of the matrix unit
+        // has the high parts of vector v, column 2v + 1 its low parts.
         KCCL_DECODE Lane(uint32_t num_vectors, uint32_t stride)
             : thread_(warp().index()),
               num_vectors_(num_vectors),
@@ -75,7 +76,7 @@ struct Mma {
       private:
         const uint32_t thread_;
         const uint32_t num_vectors_;
-        const uint32_t input_;  // in bytes
+        const uint32_t input_;  // where the thread's part of inputs begins, in bytes
     };
 
     KCCL_DECODE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
