@@ -58,7 +58,7 @@ def run(
         finally:
             ended[block].set()
 
-    # The blocks' threads do not hold the GIL while they wait.
+    # The blocks' threads do not hold the GIL, so their waits must not call into Python.
     holds_gil, context.holds_gil = context.holds_gil, 0
     try:
         for block in range(grid):

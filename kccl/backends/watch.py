@@ -11,8 +11,8 @@ from collections.abc import Callable
 class Watcher:
     """A thread that sleeps until a process ends.
 
-    The thread ends with stop(), or when the watcher is collected. It refers neither to the watcher
-    nor to the object of `on_end`, so it keeps none of them alive.
+    The thread ends with stop(), or when the watcher is garbage-collected. It refers neither to the
+    watcher nor to the object whose method `on_end` is, so it keeps neither of them alive.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ def _watch(
     """Calls on_end() for each process that ends. Runs in the thread.
 
     Args:
-        wake: The end of a pipe. The thread ends when it can be read.
+        wake: The read end of a pipe. The thread ends when a byte has come.
         ranks: Descriptor of a process -> rank. The thread closes these and `wake`.
         on_end: Weak reference to the method.
         end_event: As in Watcher.
