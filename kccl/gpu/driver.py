@@ -70,7 +70,11 @@ def error_text(name: str, code: int, note: str = "") -> str:
 
 
 def function_address(name: str, version: int = 0) -> int:
-    """Returns the address of a driver's function, for callers in C. `version` is as 12030."""
+    """Returns the address of a driver's function, for callers in C.
+
+    `version` is the version of the driver's interface that they know, as 12030 for CUDA 12.3; 0 for
+    the driver's own.
+    """
     return table().function_address(name, version)
 
 
@@ -112,7 +116,7 @@ class Device:
         uuid: The driver's identifier, which is the same in every process.
         arch: The architecture to compile for, as in "sm_90a".
         multiprocessors: Number of its multiprocessors.
-        shared_bytes: Most shared memory of a block.
+        shared_bytes: Most bytes of shared memory of a block.
         context: Its context, which is PyTorch's and CuPy's too.
     """
 
@@ -162,7 +166,9 @@ def uuid(ordinal: int) -> str:
 
 
 def pick_device(local_rank: int) -> Device:
-    """Returns the device that this thread has made current, else one by the local rank."""
+    """Returns the device that this thread has made current. If there is none, returns the device
+    whose number is `local_rank`, modulo the number of devices.
+    """
     gpu = table()
     if gpu.has_current():
         return device(int(gpu.call(gpu.names.current_ordinal)))

@@ -64,8 +64,8 @@ class Memory:
     def __init__(
         self, where: driver.Device, nbytes: int, stream: int | None, *, on_host: bool = False
     ) -> None:
-        """Allocates. `stream` writes zeros; with None the memory is left as it is, and never
-        cleared.
+        """Allocates the memory, and writes zeros on `stream`. If that is None, the memory keeps
+        what it holds, and clear() must not be called.
         """
         gpu, names = driver.table(), driver.table().names
         self.nbytes = nbytes
@@ -237,8 +237,8 @@ class Opened:
 
 
 def _with_room(allocate: Callable[[], Any]) -> Any:
-    """Calls `allocate`. If there is too little memory, calls it again once dropped memory is
-    released.
+    """Returns what `allocate` returns. If there is too little memory, waits until dropped memory is
+    released, and calls `allocate` once more.
     """
     try:
         return allocate()
@@ -323,7 +323,7 @@ class GpuWindow(Window):
         self.fill(0, 0)
 
     def drop(self) -> None:
-        """See Window. It does not wait for what another rank's GPU runs now."""
+        """See Window. Does not wait for kernels that run on other ranks' GPUs."""
         mine = self._parts[self.mesh.rank]
         if not self._views and not isinstance(mine, Opened):
             mine.has_no_users()
@@ -332,7 +332,7 @@ class GpuWindow(Window):
         release.drain(self._device)
 
     def fill(self, begin: int, byte: int) -> None:
-        """Writes one byte value over this rank's part, from `begin` to the end."""
+        """Sets all bytes of this rank's part from `begin` to the end to `byte`."""
         address = self.addresses[self.mesh.rank] + begin
         with self._device.current():
             driver.fill(address, byte, self.nbytes - begin, self._stream)

@@ -63,7 +63,7 @@ class Names:
     resident_blocks: str  # (function, threads, shared bytes) -> int, of one multiprocessor
     # (function, 3 of the grid, 3 of a block, shared bytes, stream, addresses of arguments, 0)
     launch: str
-    launch_cooperative: str  # the same without the last argument; "" if it is not used
+    launch_cooperative: str  # the arguments of `launch` without the last one; "": is not used
 
     # Graphs
     begin_capture: str  # (stream, Table.capture_mode)
@@ -252,8 +252,8 @@ class Table(ABC):
 
     @abstractmethod
     def arch_for(self, arch: str) -> str:
-        """Returns the architecture to compile for on GPUs of `arch`, as "sm_90a" for "sm_90"; else
-        `arch`.
+        """Returns the name of `arch` that has all features of its GPUs, as "sm_90a" for "sm_90". If
+        there is no other name, returns `arch`.
         """
 
     @abstractmethod
@@ -353,7 +353,7 @@ class Table(ABC):
 
     @abstractmethod
     def memory_unit(self, kind: Any) -> int:
-        """Returns the bytes by which the driver rounds such memory up."""
+        """Returns the unit in bytes of which sizes of such memory must be multiples."""
 
     @abstractmethod
     def allow_access(
@@ -363,10 +363,10 @@ class Table(ABC):
 
     @abstractmethod
     def export_memory(self, memory: Any) -> int:
-        """Returns a file descriptor of the memory, which the caller closes."""
+        """Returns a file descriptor of the memory. The caller must close it."""
 
     @abstractmethod
     def import_memory(self, fd: int, note: str) -> Any:
-        """Returns the memory of a file descriptor, which stays the caller's; `note` as in
-        call().
+        """Returns the memory that was exported as a file descriptor. The caller still must close
+        the descriptor. `note` is as in call().
         """

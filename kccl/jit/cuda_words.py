@@ -1,6 +1,6 @@
 """Says what to write instead of those parts of CUDA that kernels on CPUs cannot use.
 
-csrc/include/kccl/targets/cuda_words.h has what they can use.
+csrc/include/kccl/targets/cuda_words.h has the parts of CUDA that such kernels can use.
 """
 
 import re
@@ -66,7 +66,9 @@ _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)((?:\\\n|[^\n])*)", re.MULTILINE)
 
 
 def explanations(source: str, name: str) -> str:
-    """Returns what to write instead of words in a source that did not compile, a line each."""
+    """Returns what to write instead of CUDA's words in a source that did not compile, one line for
+    each word.
+    """
     text = _without_comments(source)
     found = []
     for pattern, instead in _INSTEAD:
@@ -117,7 +119,7 @@ def _without_directives(text: str) -> str:
     header's guard does not count as an `#if`.
     """
     parts = []
-    depths = [False]  # for each open #if: whether it may leave out what stands here
+    depths = [False]  # for each open #if: True if the preprocessor may leave out the text here
     end = 0
     for match in _DIRECTIVE.finditer(text):
         before = text[end : match.start()]

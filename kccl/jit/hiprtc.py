@@ -11,7 +11,8 @@ from ..base import extras
 from ..base.errors import InvalidArgument
 from .rtc import RuntimeCompiler
 
-# These have warps of 64, and the memory model that mem.cuh is written for.
+# The GPUs that KCCL supports. They have warps of 64, and the memory model that mem.cuh is written
+# for.
 ARCHS = ("gfx942", "gfx950")
 
 
