@@ -130,7 +130,11 @@ class KernelSpec:
 
     @property
     def is_collective(self) -> bool:
-        """Tells whether all ranks make its calls together, on a channel."""
+        """Tells whether plans choose the kernel for a collective, or it makes calls with parts of
+        different lengths.
+
+        It is False for all_reduce_rms_norm, although all ranks make its calls together.
+        """
         return bool(self.algorithm) or self.name.endswith(PARTS)
 
     @property

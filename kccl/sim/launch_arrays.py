@@ -14,7 +14,9 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 class LaunchArrays:
-    """Numbers names of arrays, to which findings refer, and notes which arrays have been freed."""
+    """Gives each array's name a number, by which findings refer to it, and notes which arrays have
+    been freed.
+    """
 
     def __init__(self) -> None:
         self._names: list[str] = [""]
@@ -116,7 +118,7 @@ def parameters_of(source: str, kernel: str, count: int) -> tuple[str, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Returns what stands between the commas up to the closing parenthesis."""
+    """Returns the texts between commas, up to the closing parenthesis; [] if there is none."""
     parts, depth = [""], 0
     for letter in text:
         if letter in "([{<":

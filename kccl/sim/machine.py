@@ -154,7 +154,7 @@ class Machine:
         self.regions.add(address, num_bytes, name, whole)
 
     def remove_window(self, address: int) -> None:
-        """Takes back add_window(). No kernel may access the memory any more."""
+        """Takes back add_window(). Later accesses of kernels to the memory are findings."""
         if self._handle is not None:
             lib.kccl_sim_remove_window(self._handle, address)
         self.regions.remove(address)
@@ -190,7 +190,7 @@ class Machine:
         Args:
             rank, address, num_bytes, name: See add_window().
             memory: An object that keeps the memory alive, as the machine does.
-            whole: What it is of the rank, as in "the state of rank".
+            whole: A name that the rank's number follows, as in "the state of rank".
         """
         self._memory.append(memory)
         lib.kccl_sim_add_memory(self.handle, rank, address, num_bytes)
@@ -245,7 +245,7 @@ class Machine:
         """Ends the wait of `others`, because `rank` has come. Orders what all of them have done."""
         if not others:
             return
-        # At any time one of the ranks is inside, so the machine does not run meanwhile.
+        # At any time here one of the ranks is inside, so the machine does not run meanwhile.
         for other in others:
             self.return_inside(other)
         for each in (rank, *others):
