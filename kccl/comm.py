@@ -319,7 +319,7 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
             # Peers that still wait in a call get an error, so that they can call shrink(), too.
             self.context.give_up()
             smaller = survivors.shrink(self._mesh, self._part, self.context.limit_s())
-        # Not within alone(): there a call seems to be under way, and close() frees no memory then.
+        # Outside of alone(): within it, close() would take a call to be running and free no memory.
         self.close()
         return smaller
 

@@ -95,7 +95,8 @@ class HostBackend(Backend):
         Each rank reads a word of each other, because permission depends on the pair, and because a
         process id means another process in another container.
         """
-        # The word is kept alive, because peers read it again to check whether they still may.
+        # The word is kept alive, because peers read it again to check whether they still may read
+        # this process's memory.
         self._token = token = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
         mine = {"pid": os.getpid(), "address": int(ffi.cast("uintptr_t", token)), "token": token[0]}
         replies = mesh.allgather(json.dumps(mine).encode(), "start-up", timeout)

@@ -19,12 +19,12 @@ SIZES = {
     # 128 KiB each, messages of 64 MB took 1.3 times as long between two H100.
     "message_bytes": 16 << 20,
 }
-# Threads of a block until the call uses all its blocks. Blocks are small, because the warps of one
-# block share an SM.
+# Threads of a block, as long as a call needs fewer blocks than it may have. Longer calls have more.
+# Blocks are small, because the warps of one block share an SM.
 _THREADS_PER_BLOCK = 128
 _PACKET_BYTES = 8  # payload of a packet
 _GROUP_COLUMNS = 32  # a row's threads work in groups of this many: kGroupColumns of norm.cuh
-_LONGEST_ROW_BYTES = 16384  # the columns of a block of 512 threads
+_LONGEST_ROW_BYTES = 16384  # what 512 threads of a block hold of a row, 32 bytes in each thread
 
 
 def check_shape(blocks: Any, threads: Any, warp_size: int) -> None:

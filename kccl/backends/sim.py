@@ -29,7 +29,7 @@ from .temporaries import Temporaries
 # the simulation slower.
 _FEWEST_THREADS, _MOST_THREADS = 64, 512
 _BYTES_PER_THREAD = 64
-# Memory of the pipes of send and recv, one on each channel.
+# Bytes of all pipes from one peer, for send and recv. Each channel has one pipe.
 _MESSAGE_BYTES = 262144
 
 

@@ -85,7 +85,8 @@ CPUs.
 """
 
 
-# Numbers in KcclCall.dtype of types that the library only moves: the first, and how many.
+# KcclCall.dtype has numbers for types that the library only moves: the first of these numbers, and
+# how many there are.
 _MOVED_FROM, _MOVED_NUMBERS = 32, 224
 
 

@@ -12,7 +12,7 @@ _NAME = b"dltensor"
 _VERSIONED_NAME = b"dltensor_versioned"
 _VERSION = (1, 0)  # the version of DLPack that read_on_host() asks for
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
-# DLPack's codes of kinds of types. Some floats have codes of their own, in _FLOAT_CODES.
+# Dtype.kind -> DLPack's type code. Some floats have codes of their own, in _FLOAT_CODES.
 _CODES = {"signed": 0, "unsigned": 1, "float": 2, "complex": 5, "bool": 6}
 _HANDLES = 3  # kDLOpaqueHandle
 _FLOAT_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}

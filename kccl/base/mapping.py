@@ -24,8 +24,8 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 _FAILED = ctypes.c_void_p(-1).value
 _LOWEST_BIT = bytes(number & 1 for number in range(256))
 
-# The current mappings: address -> (file, or the address if there is no file; bytes). Ranks that are
-# threads map the same files, which count once.
+# Address of each current mapping -> (its file, its size in bytes). Memory without a file has its
+# address in place of the file. Ranks that are threads map the same files, which count once.
 _mapped: dict[int, tuple[Hashable, int]] = {}
 
 

@@ -22,8 +22,8 @@ def memory_room(needed: int = sys.maxsize) -> list[topology.Room]:
             takes 0.1 ms per GiB.
     """
     rooms = topology.memory_room()
-    # Only limits of several processes matter here. A process's own limits count its address space,
-    # which has the windows already, or its private memory.
+    # Only limits on several processes together count windows when they are written. A limit on one
+    # process counts its address space, which has the windows already, or its private memory.
     shared = [room.nbytes for room in rooms if not room.is_of_process]
     if needed <= min(shared, default=needed) - mapping.mapped_bytes():
         return rooms

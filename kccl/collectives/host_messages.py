@@ -93,8 +93,8 @@ class HostMessages(Messages):
         super().__init__(context)
         # The messages of the open group, which are kept only under KCCL_CHECK=1.
         self._grouped: list[Message] = []
-        # KcclMessage -> array. This keeps alive what C refers to. It has no requests, which refer
-        # to this object and would make reference cycles.
+        # KcclMessage -> (view, array). This keeps alive what C refers to. It has no requests, which
+        # refer to this object and would make reference cycles.
         self._under_way: dict[Any, tuple[ArrayView, Any]] = {}
         self._most_under_way = _FEW
         self._waits: tuple[Any, Any] | None = None

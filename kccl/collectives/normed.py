@@ -17,7 +17,7 @@ from .prepared import Empty, Prepared, address_of, prepared
 class Normed(Collective):
     """A collective that normalises a sum. Python makes each call; C repeats prepared calls only."""
 
-    _SUM: str  # the collective that sums
+    _SUM: str  # the name of the collective that sums
 
     def _call_normed(self, case: NormCase, stream: Any, channel: Any, algorithm: str) -> Any:
         """Runs a call and returns its result. Plans it if it is the first of its kind."""

@@ -160,7 +160,7 @@ class OnStream(Prepared):
         self._stream = stream
         if not callable(stream):
             context.backend.set_stream(handle, stream)
-        self._graph = context.backend.as_graph(handle)  # the handle refers to it
+        self._graph = context.backend.as_graph(handle)  # kept alive: the handle refers to it
 
     @property
     def shape(self) -> tuple[int, int]:

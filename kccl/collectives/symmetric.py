@@ -33,7 +33,7 @@ def _close_window(
     if context is not None and not context.has_left():
         with context.out_of_band("window.close") as limit_s:
             context.backend.wait_for_calls("window.close()")
-            # When this returns, no rank's call uses the window any more.
+            # After this exchange no call of any rank uses the window any more.
             agree_on_arguments(context.mesh, {"window": name}, "window.close", limit_s)
     for its_call in its_calls:
         call = its_call()

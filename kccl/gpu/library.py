@@ -172,12 +172,12 @@ class Entry:
 
 # ---- Code by its file --------------------------------------------------------------------------
 
-# The code of the library's kernels, by its file.
+# File in the cache -> the code of a library kernel.
 _loaded: dict[Path, Code] = {}
-# The code of users' kernels and its architecture, by its file.
+# File in the cache -> the code of a user's module, and its architecture.
 _modules: dict[Path, tuple[Code, str]] = {}
-# The devices that have communicators, and these communicators' numbers of ranks. _here has the
-# device of this thread's newest communicator.
+# Device that has communicators -> the world sizes whose kernels it has loaded. _here has the device
+# of this thread's newest communicator.
 _served: dict[driver.Device, set[int]] = {}
 _here = threading.local()
 

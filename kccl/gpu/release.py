@@ -63,8 +63,8 @@ class _Job:
             pass
         finally:
             if is_over:
-                # Dropping the call may drop another owner. Its job then begins before this one is
-                # over.
+                # Dropping the call may drop another owner, whose job must begin before this job is
+                # over: so drain() waits for it too.
                 self._call = None
                 _under_way.pop(self, None)
                 self.is_over.set()
@@ -147,7 +147,8 @@ def undo(where: driver.Device, calls: Calls, pid: int) -> None:
     # A forked child has no context of the driver.
     if os.getpid() != pid:
         return
-    # uncaptured() keeps the calls from ending a capture. No kernel uses what they release.
+    # uncaptured() keeps the calls from ending a capture. This is safe, because no kernel uses what
+    # they release.
     with where.current(), driver.uncaptured():
         for name, args in calls:
             driver.table().attempt(name, *args)

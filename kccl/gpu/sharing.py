@@ -57,7 +57,7 @@ def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
         if not are_threads:
             os.close(memory.export())
     except BackendError as error:
-        # Too little memory is no reason to choose the other way, which is worse.
+        # Too little memory is no reason to choose "ipc" or "peer", which are worse than "vmm".
         if isinstance(error, DriverError) and error.code == gpu.out_of_memory:
             raise
         return str(error)

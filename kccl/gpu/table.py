@@ -41,7 +41,7 @@ class Names:
     num_devices: str  # () -> int
     current_ordinal: str  # () -> int, when this thread has a current device
     can_access: str  # (ordinal, ordinal of the memory) -> int
-    enable_access: str  # (context of the memory, 0); by the current device
+    enable_access: str  # (context of the memory's device, 0), for accesses by the current device
     synchronize_device: str  # ()
 
     # Streams and copies

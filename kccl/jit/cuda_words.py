@@ -11,7 +11,8 @@ _SHARED = (
     "on a CPU block-shared memory is declared by KCCL_BLOCK_SHARED(Tile, tile), with "
     "`using Tile = float[64];` for an array; GPUs take that, too"
 )
-# Patterns of such words, and what to write instead, for the error when a source does not compile.
+# Patterns of words of CUDA that kernels on CPUs cannot use, and what to write instead. The error
+# for a source that does not compile has these texts.
 _INSTEAD = (
     (
         r"extern\s+__shared__",
@@ -57,7 +58,7 @@ _VARIABLE = re.compile(
 _NO_VARIABLE = re.compile(r"\b(?:using|namespace|typedef|template|friend|concept)\b")
 _TYPE = re.compile(r"\b(?:struct|class|union|enum)\b")
 _QUALIFIER = re.compile(r"\b(?:__\w+__|static|inline|extern|volatile|mutable|noexcept)\b")
-# The characters that may precede the qualifiers of a lambda.
+# Matches the text before a qualifier of a lambda: its "]", and other qualifiers.
 _LAMBDA = re.compile(r"\](?:\s|__\w+__)*\Z")
 _COMMENT = re.compile(
     r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<!\w)'(?:\\.|[^'\\\n])'""", re.DOTALL

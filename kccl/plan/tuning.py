@@ -19,7 +19,7 @@ from .specs import SPECS
 _TABLES = Path(__file__).parent / "tables"
 # Backends on which nothing is measured yet -> the backend whose table is the best guess.
 _BORROWED = {"hip": "cuda"}
-_MOST_SHOWN = 60  # characters of a value in an error
+_MOST_SHOWN = 60  # the most characters of a value that an error shows
 _UNMEASURED = "the first of the collective's kernels; nothing is measured"
 
 

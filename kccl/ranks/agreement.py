@@ -191,8 +191,8 @@ def split(
         try:
             part = make(mesh)
         except Exception as error:
-            # Raises the failed rank's reason, so that all ranks raise the same one. It has that
-            # rank's number in `ranks` instead of its number in `mesh`.
+            # Raises the failed rank's reason, so that all ranks raise the same error. The error has
+            # that rank's number in `ranks` instead of its number in `mesh`.
             culprit = error.peer if isinstance(error, PeerLost) else mesh.told_by
             _hear_reason(ranks, None if culprit is None else mesh.numbers[culprit])
             raise

@@ -52,12 +52,12 @@ class Exchanges:
         self.has_met = False
         self.told_by: int | None = None
         self._links = links
-        self._call = ""  # "" between calls
+        self._call = ""  # the name of the call that this rank is in; "" between calls
         self._number = 0  # the call's number, times 256, plus the exchange's number in the call
         # For Mesh.reset(): this rank's phase, and the latest phase that each peer has announced.
         self._phase = 0
         self._heard = dict.fromkeys(links, 0)
-        # The call in which a peer was last seen while this rank was in reset().
+        # Peer -> the call that its last message belonged to, while this rank was in reset().
         self._seen_in: dict[int, str] = {}
 
     # ---- Calls -------------------------------------------------------------------------------

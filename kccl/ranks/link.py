@@ -118,7 +118,8 @@ class Link:
             return None
         payload = bytes(self._received[HEADER.size : end])
         del self._received[:end]
-        # Descriptors arrive with the first byte of their message, in the same order.
+        # Descriptors arrive with the first byte of their message, and in the order of the messages.
+        # So the first one is that of the first FD.
         return kind, sequence, payload + (b"%d" % self.fds.pop(0) if kind == FD else b"")
 
     def put_back(self, kind: bytes, sequence: int, payload: bytes) -> None:

@@ -88,7 +88,7 @@ class Mesh(Exchanges):
         self._release = weakref.finalize(self, _release, links, self.pidfds, self._pid)
         self._release.atexit = False
         try:
-            # The first call of all ranks.
+            # All ranks make this call first, so it has the same number on all of them.
             with self.call("start-up"):
                 for peer, link in links.items():
                     self.pidfds[peer] = self._open_pidfd(peer, link.socket)
@@ -243,7 +243,7 @@ class Mesh(Exchanges):
         """Ends this rank's and the peers' waits on these streams. Any thread may call it."""
         self.has_hung_up = True
         for link in self._links.values():
-            with contextlib.suppress(OSError):  # closed already
+            with contextlib.suppress(OSError):  # the stream may be closed already
                 link.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from ..base import clock
 from ..base.errors import BackendError, Error, InvalidArgument
 
-MOST_PER_NODE = 8  # MAX_WORLD_SIZE; the watcher of a rank imports this without the core
+MOST_PER_NODE = 8  # abi.MAX_WORLD_SIZE, not imported because siblings.guard() runs without the core
 """Most ranks of a node; a machine with more of them is several nodes."""
 _SIOCGIFADDR = 0x8915
 _TOKEN_BYTES = 16
 _YES = b"kccl"
-_MOST_NAME_BYTES = 900  # bootstrap.py exchanges it, with a little more, in 1,024 bytes
+_MOST_NAME_BYTES = 900  # bootstrap.py exchanges a name, in a JSON object, in at most 1,024 bytes
 # Seconds for one try to reach one of a peer's addresses. These are enough, because a rank listens
 # before any peer has its name.
 _TRY_S = 2.0

@@ -94,7 +94,7 @@ class Place:
             try:
                 dial(connection, self._name)
             except ConnectionRefusedError:
-                return  # it has just ended, or given the place back
+                return  # the holder has just ended, or given the place back
             except BlockingIOError as error:
                 raise self._is_held("a process that many others have asked for it") from error
             pid = sockets.peer_pid(connection)

@@ -22,7 +22,7 @@ from .messages import own_failure, peers_failure, reason_of
 from .processes import is_running
 
 _UCRED = struct.Struct("3i")
-_POLL_S = 0.02  # between two checks whether the missing ranks' processes still run
+_POLL_S = 0.02  # seconds between two checks whether the missing ranks' processes still run
 # Seconds that a rank which gives up waits for ranks that have yet to connect, to tell them why.
 _LAST_WORD_S = 3.0
 _MOST_REASON_BYTES = 4000
@@ -258,7 +258,7 @@ def _failure(reason: bytes) -> bytes:
     """Returns the FAIL message of a rank that could not connect. reason_of() made `reason`."""
     if len(reason) > _MOST_REASON_BYTES:
         source, kind, text, peer = json.loads(reason)
-        # A character takes at most 12 bytes of JSON.
+        # A character takes at most 12 bytes of JSON, so the text is at most half of the reason.
         text = text[: _MOST_REASON_BYTES // 24] + "..."
         reason = json.dumps([source, kind, text, peer]).encode()
     # With START_UP, a peer whose connect() has returned takes this as a failure of its first call.
@@ -384,7 +384,7 @@ def peer_lost(
     rank: int, peer: int, what: str, why: str = "its process has ended or given up"
 ) -> PeerLost:
     """Returns the exception of `rank`, which lost `peer` during `what`."""
-    # At start-up there is no communicator yet.
+    # At start-up there is no communicator yet that could be shrunk.
     cure = "" if what == "start-up" else "; the survivors may go on with comm.shrink()"
     return PeerLost(
         f"rank {rank} lost rank {peer} during {what}: {why}{cure}",
