@@ -41,7 +41,7 @@ _KINDS = {
 
 
 def _grouping(mesh: Mesh, timeout: float) -> Grouping:
-    """Returns the groups of a mesh's ranks. If there are several nodes, these are the groups.
+    """Returns the groups of a mesh's ranks. If there are several nodes, the nodes are the groups.
     Collective.
     """
     if mesh.homes:

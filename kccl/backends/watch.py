@@ -24,8 +24,8 @@ class Watcher:
         """Starts the thread, if there is a process to watch.
 
         Args:
-            pidfds: Rank -> pidfd of its process, or a negative number for a thread of this process.
-                The caller closes them.
+            pidfds: Rank -> pidfd of its process; negative for a thread of this process. The watcher
+                duplicates them, and the caller closes these.
             on_end: A bound method. The thread calls it with the rank whose process has ended.
             end_event: What poll() reports of a descriptor when the process has ended.
         """

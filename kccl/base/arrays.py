@@ -70,7 +70,7 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
         writable: True if the call writes the array.
 
     Raises:
-        InvalidArgument: It is not an array in host memory, not C-contiguous, masked, read-only
+        InvalidArgument: `array` is not an array in host memory, not C-contiguous, masked, read-only
             although the call writes it, or its elements are Python objects.
     """
     _check_unmasked(array, name)
@@ -91,7 +91,8 @@ def pointer(array: Any, name: str) -> Pointer:
     """Returns the pointer to a writable array, of any element type.
 
     Raises:
-        InvalidArgument: It is not an array in host memory, not C-contiguous, masked, or read-only.
+        InvalidArgument: `array` is not an array in host memory, not C-contiguous, masked, or
+            read-only.
     """
     _check_unmasked(array, name)
     try:
@@ -249,8 +250,8 @@ def _shape_of(array: Any, memory: memoryview | None) -> Any:
 
 
 def shape(array: Any, view: ArrayView) -> tuple[int, ...]:
-    """Returns the shape of an array. If the array has DLPack but no shape, it is that of a vector
-    of the elements in `view`, its view.
+    """Returns the shape of `array`. If the array has DLPack but no shape, returns that of a vector
+    with the elements of `view`, which is the array's view.
     """
     found = getattr(array, "shape", None)
     if found is None and not hasattr(array, "__dlpack__"):

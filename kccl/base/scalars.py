@@ -29,8 +29,8 @@ def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | No
     Args:
         value: A bool, an integer (Python's or NumPy's) or a Python float.
         name: The parameter, for error messages.
-        num_bytes: Its size.
-        kind: Its kind.
+        num_bytes: The parameter's size in bytes.
+        kind: The parameter's kind, as above.
 
     Returns:
         The bytes; None if a parameter of this size or kind takes no such number.

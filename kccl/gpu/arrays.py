@@ -133,10 +133,10 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
         array: The array.
         name: What the caller calls it, for error messages.
         writable: Whether it will be written.
-        device: Number of the device on which it must be; None: any.
+        device: Number of the device on which the array must be; None: any.
 
     Raises:
-        InvalidArgument: It is no array on that device, not contiguous, or read-only.
+        InvalidArgument: `array` is no array on that device, not contiguous, or read-only.
     """
     on: int | None
     if isinstance(array, DeviceArray):
@@ -192,7 +192,7 @@ def pointer(array: Any, name: str) -> Pointer:
     The kernel may write the array. The array may have any element type and be on any device.
 
     Raises:
-        InvalidArgument: It is no array in GPU memory, not contiguous, or read-only.
+        InvalidArgument: `array` is no array in GPU memory, not contiguous, or read-only.
     """
     if _is_of_torch(array):
         _check_of_torch(array, name)
@@ -211,7 +211,7 @@ def stream_of(stream: Any) -> int:
     __cuda_stream__.
 
     Raises:
-        InvalidArgument: It is neither.
+        InvalidArgument: `stream` is neither.
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream

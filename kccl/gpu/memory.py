@@ -94,9 +94,9 @@ class Shareable:
     """Device memory with a mapping of its own, which other devices and processes can map too.
 
     Attributes:
-        address: Where this process maps it.
-        nbytes: Size, rounded up to what the driver maps.
-        device: The device whose memory it is; of imported memory, the device that maps it.
+        address: The address at which this process maps the memory.
+        nbytes: Size in bytes, rounded up to what the driver maps.
+        device: The device whose memory this is. For imported memory, the device that maps it.
     """
 
     def __init__(self, where: driver.Device, nbytes: int, fd: int | None = None) -> None:
@@ -211,7 +211,7 @@ class Opened:
     """Another process's Plain memory.
 
     Attributes:
-        address: Where this process maps it.
+        address: The address at which this process maps the memory.
     """
 
     def __init__(self, where: driver.Device, handle: bytes, peer: int) -> None:

@@ -277,7 +277,7 @@ class Table(ABC):
         """Returns the number of the device whose memory holds an address.
 
         Raises:
-            DriverError: It is in no device's memory.
+            DriverError: The address is in no device's memory.
         """
 
     # ---- Kernels -----------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class Table(ABC):
         """Lets launches of a function have `num_bytes` of dynamic shared memory.
 
         Raises:
-            DriverError: The device has less.
+            DriverError: A block cannot have so much on the device.
         """
 
     @abstractmethod

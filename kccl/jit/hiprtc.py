@@ -66,7 +66,7 @@ def binding_of(library: str) -> Any:
 
 
 def said(error: RuntimeError) -> str:
-    """Returns hip-python's message about a library that it cannot open, with names for b'names'."""
+    """Returns hip-python's message about a library that it cannot open, without b'' at names."""
     text = re.sub(r"\bb'([^']*)'", r"\1", str(error))
     return text.replace("''", "'")
 
@@ -75,7 +75,7 @@ def check_arch(arch: str) -> None:
     """Checks that KCCL supports an architecture.
 
     Raises:
-        InvalidArgument: It does not.
+        InvalidArgument: KCCL does not support it.
     """
     if arch not in ARCHS:
         raise InvalidArgument(f"arch is {arch!r}, must be one of {', '.join(ARCHS)}")

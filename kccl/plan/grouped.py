@@ -89,7 +89,7 @@ class GroupedPlanner:
         """See Planner.
 
         Raises:
-            InvalidArgument: Another algorithm is asked for, or it is an all_to_all.
+            InvalidArgument: Another algorithm is asked for, or the collective is all_to_all.
         """
         if collective not in OF_PARTS:
             raise InvalidArgument(self._grouping.refusal(f"{collective} with counts is"))

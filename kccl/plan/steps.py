@@ -61,8 +61,8 @@ class Take:
 
     Attributes:
         source: The rank that posts.
-        from_offset: Where the taken bytes begin in what that rank posts, in bytes.
-        to_offset: Where they are stored, in bytes behind the step's target.
+        from_offset: Offset of the taken bytes in what that rank posts, in bytes.
+        to_offset: Offset at which they are stored, in bytes from the step's target on.
         num_bytes: Number of bytes taken.
     """
 
@@ -91,7 +91,7 @@ class Step:
 
     Attributes:
         kernel: A kernel's name; or "copy", "convert" or "reduce", which need no other rank.
-        source, target: The parts that it reads and writes.
+        source, target: The parts that the step reads and writes.
         count: KcclCall.count. For "copy" it is bytes, for "convert" elements, for "reduce" elements
             of each row.
         team: OWN_GROUP or ACROSS_GROUPS; None if the step needs no other rank.
@@ -288,11 +288,11 @@ class Form:
 
     Attributes:
         name: The name, which is used like that of an algorithm.
-        moves: One line for people.
+        moves: One line for people: which data goes where.
         make: Adds the steps to a Steps. Takes KcclCall's fields by name.
         needs_even: True if the form needs groups of the same size.
-        posts: For a form by postings, returns the most bytes of a request that one rank posts; else
-            None.
+        posts: For a form in which ranks post: returns the most bytes that one rank posts for a
+            request. None for other forms.
     """
 
     name: str

@@ -95,7 +95,7 @@ def agree_on_arguments(
         timeout: Seconds to wait for the other ranks.
 
     Raises:
-        InvalidArgument: One differs between ranks.
+        InvalidArgument: An argument differs between ranks.
         Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     replies = ranks.allgather(json.dumps(mine).encode(), what, timeout)

@@ -116,7 +116,7 @@ class Exchanges:
             link.put(FAIL, self._number, reason)
 
     def look(self) -> None:
-        """Raises if a peer has told that this call has failed there. Does not wait."""
+        """Raises if a peer has told that this call has failed on it. Does not wait."""
         for link in self._links.values():
             link.fill()
             while (message := link.take()) is not None:
@@ -231,7 +231,8 @@ class Exchanges:
         timeout: float,
         links: dict[int, Link],
     ) -> dict[int, bytes]:
-        """Sends `payload`, unless it is None, and receives one message from each of these peers.
+        """Sends `payload`, unless it is None, to the peers in `links`, and receives one message of
+        each of them.
 
         Returns:
             Peer -> data, for the peers whose message came before their stream ended.

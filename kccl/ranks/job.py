@@ -79,7 +79,7 @@ def check_namespaces(launchers_own: str) -> None:
         launchers_own: What namespaces() returned in the launcher; "" if that is not known.
 
     Raises:
-        BackendError: A namespace is another one.
+        BackendError: This process is in another namespace than the launcher.
     """
     if not launchers_own:
         return

@@ -60,7 +60,7 @@ class Link:
             self.flush()
 
     def put_fd(self, sequence: int, payload: bytes, fd: int) -> None:
-        """Sends a message with a descriptor. The caller knows that the socket has room for it.
+        """Sends a message with a descriptor. The caller must know that the socket has room for it.
 
         Raises:
             ConnectionError: The peer has closed the stream.

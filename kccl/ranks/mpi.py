@@ -31,8 +31,8 @@ class Functions:
 
     Attributes:
         isend, irecv, test, cancel, iprobe: Addresses of MPI_Isend and so on.
-        comm, byte: A communicator, and MPI_BYTE.
-        handle_bytes: Size of a handle.
+        comm, byte: The handles of a communicator and of MPI_BYTE, as numbers.
+        handle_bytes: Bytes of a handle: those of an int (MPICH) or a pointer (Open MPI).
     """
 
     isend: int
@@ -121,9 +121,9 @@ def _functions(mpi: Any, comm: Any) -> Functions:
 def go_on_in_waits(mpi: Any, comm: Any) -> None:
     """Lets MPI make progress whenever a rank of this process waits, until leave_alone().
 
-    KCCL's waits then call MPI_Iprobe for a message of the next rank of `comm`. It is not for this
-    rank, because MPICH then looks at this process's own messages only. A probe that finds a message
-    makes no further progress, so nobody may send on `comm`.
+    KCCL's waits then probe (MPI_Iprobe) for a message from the next rank of `comm`. They do not
+    probe for one from this rank: MPICH would then look at this process's own messages only. A probe
+    that finds a message makes no further progress, so nobody may send on `comm`.
 
     Args:
         mpi: The module mpi4py.MPI. All threads may call MPI.

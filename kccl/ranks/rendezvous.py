@@ -1,7 +1,7 @@
 """The rendezvous: ranks that a launcher started without MPI exchange one string each, by sockets.
 
-Rank 0 listens under a name that all ranks know. It collects the strings of all, and sends all to
-each. So it is also the one that says which rank is missing, has ended or cannot start.
+Rank 0 listens under a name that all ranks know. It collects all ranks' strings, and sends all of
+them to each rank. So rank 0 also says which rank is missing, has ended or cannot start.
 """
 
 import contextlib

@@ -69,7 +69,7 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
     """Reads exactly `num_bytes` from a blocking stream.
 
     Raises:
-        TimeoutError: They did not come before `deadline`, a value of clock.now().
+        TimeoutError: The bytes did not come before `deadline`, a value of clock.now().
         ConnectionError: The stream ended first.
     """
     data = b""

@@ -150,7 +150,7 @@ class _Survivor(Generic[Part]):
     # ---- What this rank knows ----------------------------------------------------------------
 
     def _look(self) -> None:
-        """Takes what the peers have said, follows them to a later attempt, says what is new."""
+        """Receives what the peers have said, follows them to a later attempt, tells what is new."""
         ranks = self._ranks
         for peer, text in ranks.hear():
             self._heard[peer] = Said.parse(text)
@@ -206,7 +206,7 @@ class _Survivor(Generic[Part]):
         )
 
     def _contradicts(self, members: tuple[int, ...]) -> bool:
-        """Tells whether one of the members has voted otherwise."""
+        """Tells whether one of the members has voted for other members."""
         votes = self._votes()
         return any(votes.get(member, members) != members for member in members)
 
@@ -291,7 +291,7 @@ class _Survivor(Generic[Part]):
     # ---- Refusals ----------------------------------------------------------------------------
 
     def heed_refusals(self) -> None:
-        """Raises the reason of a peer that could not make the communicator, once."""
+        """Raises the reason of a peer that could not make the communicator; once in an attempt."""
         for peer in self._alive() & self._heard.keys():
             said = self._heard[peer]
             if said.refused > self._raised:

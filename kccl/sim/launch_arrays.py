@@ -159,7 +159,7 @@ def launch_of(
         data: Its arguments one after another, each aligned.
         grid, block: Number of blocks, and threads of each.
         shared_bytes: Bytes of dynamic shared memory of each block.
-        most_resident: Most blocks of it that run at once; 0 for all.
+        most_resident: Most blocks of the launch that run at once; 0 for all.
         arrays: KcclSimArrays of the arrays among the arguments. With None the machine does not know
             where these end.
     """

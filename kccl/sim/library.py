@@ -74,7 +74,7 @@ def load(path: Path, num_kernels: int, *, on_host: bool = False) -> Library:
         on_host: True if compile_host() made it.
 
     Raises:
-        CompileError: It uses a function that is not defined.
+        CompileError: The library uses a function that is not defined.
     """
     with _lock:
         if path not in _loaded:

@@ -124,7 +124,7 @@ class Machine:
 
     @property
     def handle(self) -> Any:
-        """The engine's KcclSimMachine.
+        """Returns the engine's KcclSimMachine.
 
         Raises:
             BackendError: The machine has been destroyed.

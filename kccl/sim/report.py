@@ -233,8 +233,8 @@ class Reporter:
         )
 
     def _user_site(self, place: Any) -> int:
-        """Returns the code address that leads to the user's line. Within the library, that is of
-        the call.
+        """Returns the code address that leads to the user's line: that of the place, or of the
+        library's call in which the place is.
 
         Compilers do not inline all of the library, so an address in it may not lead to a user's
         line.

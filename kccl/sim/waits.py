@@ -32,7 +32,7 @@ class _Wait:
         return f"  rank {self.rank} block {self.block}: {threads} {self.where}"
 
     def peers(self, waits: Sequence["_Wait"]) -> set[int]:
-        """Returns the ranks that it waits for; none if they cannot be known."""
+        """Returns the ranks that these threads wait for; none if they cannot be known."""
         if not self.call:
             return set()
         others = set(self.members) - {self.rank}
@@ -69,7 +69,7 @@ def waiting_table(
 
 
 def _missing(waits: Sequence[_Wait]) -> str:
-    """Returns what the waits follow from: the end of a chain, or a cycle of ranks."""
+    """Returns what is missing first: what the end of a chain waits for, or a cycle of waits."""
     path = [next((each for each in waits if each.given.is_polling), waits[0])]
     while True:
         wait = path[-1]
