@@ -239,8 +239,8 @@ class SimBackend(Backend):
     def _check_limits(
         self, kernel: Any, data: bytes, grid: int, block: int, shared_bytes: int
     ) -> int:
-        """Raises InvalidArgument for what a GPU of this model would refuse. Returns how many blocks
-        run at once.
+        """Raises InvalidArgument for a launch that a GPU of the simulated model would refuse.
+        Returns how many of its blocks run at once.
         """
         limits = LIMITS[self._machine.simulation.model]
         limits.check_launch(shared_bytes, len(data))

@@ -193,7 +193,7 @@ def _from_dlpack(array: Any, name: str) -> Any:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         if array.__dlpack_device__()[0] != dlpack.CPU:
             raise dlpack.refused(name, error) from error
-    # NumPy refuses types that it lacks, as bfloat16, so the array is read without it.
+    # NumPy refuses types that it lacks, as bfloat16, so the array is read without NumPy.
     return _to_numpy(dlpack.read_on_host(array, name), name)
 
 

@@ -166,7 +166,9 @@ class Group:
     __slots__ = ("_begin", "_messages", "_prepared")
 
     def __init__(self, messages: "Messages", prepared: "Callable[[], None] | None") -> None:
-        """`prepared` gets the group's messages. When None, they are made when the group ends."""
+        """`prepared` gets the group's messages. If it is None, they are sent and received when the
+        group ends.
+        """
         self._messages = messages
         self._prepared = prepared
         # Number of calls of the outer group when this one began; -1 if there is no outer group.
@@ -274,8 +276,9 @@ class Messages(ABC):
 
     @abstractmethod
     def end_group(self, prepared: Callable[[], None] | None, *, drops: bool) -> None:
-        """Ends the group that was open: sends and receives its messages and waits for all of them,
-        gives them to the object that prepared_group() has returned, or drops them.
+        """Ends the group that was open. With `drops`, drops its messages. Otherwise gives them to
+        `prepared`, which prepared_group() has returned. If that is None, sends and receives them
+        and waits for all of them.
         """
 
     @abstractmethod

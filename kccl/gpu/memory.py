@@ -107,8 +107,8 @@ class Shareable:
         """
         gpu, names = driver.table(), driver.table().names
         self.device = where
-        # The devices that may access the memory, its own last. They are waited for before it is
-        # freed, because their kernels may still use it.
+        # The devices that may access the memory; `where` is the last one. They are waited for
+        # before the memory is freed, because their kernels may still use it.
         self._users = [where]
         kind = gpu.memory_kind(where.ordinal)
         unit = gpu.memory_unit(kind)

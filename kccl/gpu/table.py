@@ -61,7 +61,7 @@ class Names:
 
     # Kernels
     resident_blocks: str  # (function, threads, shared bytes) -> int, of one multiprocessor
-    # (function, 3 of the grid, 3 of a block, shared bytes, stream, addresses of arguments, 0)
+    # (function, grid x, y, z, block x, y, z, shared bytes, stream, addresses of arguments, 0)
     launch: str
     launch_cooperative: str  # the arguments of `launch` without the last one; "": is not used
 
@@ -106,9 +106,9 @@ class Table(ABC):
         legacy_stream: The default stream of each device. It and the blocking streams wait for each
             other.
         host_flags: The flags of host memory that all devices map at the host's address.
-        multiprocessors, shared_bytes, maps_memory, exports_memory: Attributes of a device, for
-            attribute(): their number; the most shared memory of a block; whether it has memory with
-            a mapping of its own; whether that can be exported as a file descriptor.
+        multiprocessors, shared_bytes, maps_memory, exports_memory: Names for attribute(), of these
+            facts: the number of multiprocessors, the most shared memory of a block, whether there
+            is memory with a mapping of its own, whether a file descriptor can export that memory.
         warp_size: Threads of a warp.
         bus_parts: Attributes of a device that make up its PCI address: domain, bus and device.
         dlpack_type: DLPack's number for this vendor's GPUs.

@@ -62,8 +62,9 @@ class Limits:
         return each * self.multiprocessors
 
 
-# CUDA C++ Programming Guide, table of compute capabilities; the number of multiprocessors is that
-# of an H100 or H200. AMD: the ISA of CDNA3; a compute unit of an MI300X runs 32 waves of 64.
+# NVIDIA's numbers are from the CUDA C++ Programming Guide, table of compute capabilities, and the
+# number of multiprocessors is that of an H100 or H200. AMD's numbers are from the ISA of CDNA3. A
+# compute unit of an MI300X runs 32 waves of 64.
 LIMITS = {
     "sm_90": Limits("sm_90", 232_448, 49_152, 1024, 233_472, 132, 2048, 32, 32_764),
     "gfx942": Limits("gfx942", 65_536, 65_536, 0, 65_536, 304, 2048, 32, 0),

@@ -114,8 +114,8 @@ class Machine:
         self._lock = threading.Lock()
         self._failure: ProtocolError | None = None
         self._stats: dict[str, int] = {}
-        # The machine knows memory by its address only. So memory that kernels may access must live
-        # as long as the machine.
+        # The engine knows memory by its address only. So this object keeps memory that kernels may
+        # access: windows until remove_window(), other memory as long as the machine lives.
         self.windows: dict[int, Any] = {}
         self.made: weakref.WeakSet[Window] = weakref.WeakSet()
         self.has_left: set[int] = set()
@@ -386,8 +386,8 @@ class Events(list[Any]):
     """KcclSimEvents, sorted by step. The list owns their memory."""
 
     def __init__(self, array: Any, count: int) -> None:
-        # Sorted, because the accesses of a finding are traced when it is found, after they
-        # happened.
+        # Sorts them, because the engine adds a finding's accesses when it finds it, behind events
+        # of later steps.
         super().__init__(sorted((array[index] for index in range(count)), key=_step))
         self._array = array
 
