@@ -46,7 +46,7 @@ class Parts:
         )
 
     def fields(self) -> dict[str, Any]:
-        """Returns the fields of KcclCall."""
+        """Returns the fields of KcclCall that say which parts a call has."""
         return {"sends": self.sends, "receives": self.receives, "repeats": self.repeats}
 
 

@@ -69,8 +69,8 @@ def load(path: Path, num_kernels: int, *, on_host: bool = False) -> Library:
     """Loads a library that cache.compile_sim() made, unless it is loaded already.
 
     Args:
-        path: Its file.
-        num_kernels: The number of its kernels.
+        path: The library's file.
+        num_kernels: The number of the library's kernels.
         on_host: True if compile_host() made it.
 
     Raises:
