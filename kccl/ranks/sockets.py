@@ -318,8 +318,9 @@ def _tell_all(
                 _reach(names[peer], names[rank], lambda: None) as connection,
             ):
                 connection.sendall(struct.pack("<I", rank) + word)
-    # Each rank connects to lower ranks in order. If a lost rank is below this one, a rank above tries
-    # the lost rank first and is refused. But a rank that failed may not have told the ranks above.
+    # Each rank connects to lower ranks in order. If a lost rank is below this one, a rank above
+    # tries the lost rank first and is refused. But a rank that failed may not have told the ranks
+    # above.
     if culprit >= rank or not word.startswith(LOST):
         late = set(range(rank + 1, len(names))) - {culprit, *connected}
         near = {peer: names[peer] for peer in late if not _is_far(names[peer], names[rank])}
