@@ -105,7 +105,8 @@ __all__ = [
     "uint64",
 ]
 
-# Loaded at first use, so that `import kccl` is fast.
+# Public name -> the module that has it, or that it is. They are imported when the name is first
+# used, so that `import kccl` is fast.
 _LAZY = {
     "Communicator": "comm",
     "Kernel": "module",

@@ -126,7 +126,8 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
         self._settings = settings
         self._opens = opens
         self._is_closed = False
-        # The communicators that split() and shrink() made.
+        # Weak references to the communicators that split() and shrink() made of this one: abort()
+        # aborts them too.
         self._parts: list[weakref.ref[Communicator]] = []
         limits = {
             "first_limit_ns": arguments.nanoseconds("KCCL_FIRST_TIMEOUT", env.first_timeout),
@@ -193,7 +194,7 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
 
     @cached_property
     def topology(self) -> "Machine":
-        """This machine's cores, caches and NUMA nodes."""
+        """Returns this machine's cores, caches and NUMA nodes."""
         from .topology import discover
 
         return discover()
@@ -315,11 +316,10 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
         """
         with self.context.alone():
             self._check_open()
-            # Peers that still wait in a call, perhaps for this rank, get an error and can call
-            # shrink(), too.
+            # Peers that still wait in a call get an error, so that they can call shrink(), too.
             self.context.give_up()
             smaller = survivors.shrink(self._mesh, self._part, self.context.limit_s())
-        # Within alone() a call seems to be under way, and close() would not free calls' memory.
+        # Outside of alone(): within it, close() would take a call to be running and free no memory.
         self.close()
         return smaller
 
@@ -387,9 +387,9 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
             raise Error(f"the communicator is closed on rank {self.rank}")
 
     def abort(self) -> None:
-        """Makes the peers' waits fail, in this communicator and in those that split() made of it.
+        """Makes the peers' waits fail, here and in what split() and shrink() made of this one.
 
-        For a rank that cannot go on. Any thread may call it. Call close() afterwards.
+        It is for a rank that cannot go on. Any thread may call it. Call close() afterwards.
         """
         for part in [known() for known in self._parts]:
             if part is not None:

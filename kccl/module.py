@@ -283,14 +283,15 @@ def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tu
 
 
 def _number(arg: Any, name: str, num_bytes: int, kind: str) -> bool | int | float | None:
-    """Returns the number to convert for the parameter; None if its bytes are passed unchanged."""
+    """Returns the number to convert for the parameter; None if the bytes of `arg` are passed."""
     import numpy as np
 
     is_known = kind in scalars.NUMBERS
     value = arg
     # NumPy's types are tested first, because a float64 is a Python float, too.
     if isinstance(arg, np.generic):
-        # Its bytes are passed if the parameter is no number, or has an unknown kind and this size.
+        # The scalar's bytes are passed if the parameter is no number, or if the parameter has an
+        # unknown kind and the scalar's size.
         if kind == "V" or (not is_known and arg.nbytes == num_bytes):
             return None
         value = arg.item() if isinstance(arg, np.bool_ | np.integer | np.floating) else None

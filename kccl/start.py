@@ -253,7 +253,7 @@ def _run(
 ) -> list[Any]:
     """Runs each rank in a thread until all have ended. Returns their results, or raises."""
     results: list[Any] = [None] * len(meshes)
-    errors: list[BaseException] = []  # in order of time
+    errors: list[BaseException] = []  # in the order in which the ranks raised them
     comms: list[Communicator] = []
     # These events replace Thread.join(). After a Ctrl-C, join() in CPython 3.11 treats a running
     # thread as ended.

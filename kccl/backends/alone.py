@@ -109,7 +109,7 @@ def _function(kernel: str, dtype: str, device: driver.Device) -> tuple[int, int]
 
 
 def _no_ranks() -> Any:
-    """Returns a KcclDeviceComm of no ranks."""
+    """Returns a KcclDeviceComm without ranks, for kernels that need no peer."""
     comm = ffi.new("KcclDeviceComm *")
     comm.abi_version = ABI_VERSION
     return comm

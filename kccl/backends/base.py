@@ -30,8 +30,8 @@ class Backend(ABC):
         caveat: What the survivors must know if a peer is lost; "" for nothing.
         longest_row: Bytes of the longest row that the kernel all_reduce_rms_norm takes; 0 if the
             backend has no such kernel.
-        grouping: The groups of the ranks, if there are more than one team has; else None. With
-            groups, chain() of grouped.py runs plans.
+        grouping: The groups of the ranks, if they are more than one team can have or are on several
+            nodes; else None. With groups, GroupedBackend.chain() makes the calls.
     """
 
     grouping: Grouping | None = None
@@ -115,7 +115,7 @@ class Backend(ABC):
 
     @abstractmethod
     def set_stream(self, handle: Any, stream: int) -> None:
-        """Sets the stream of the next run of a call, which call() returned."""
+        """Sets the stream of the next run of `handle`, which call() returned."""
 
     @abstractmethod
     def stream_of_prepared(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
@@ -136,8 +136,8 @@ class Backend(ABC):
 
     @abstractmethod
     def intervals_us(self, stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
-        """Returns the microseconds that a stream takes for what each part enqueues. Waits for the
-        last.
+        """Calls each of `parts`, and returns the microseconds that the stream takes for what each
+        one enqueues. Waits until the last one's work has ended.
         """
 
     # ---- Calls -------------------------------------------------------------------------------
@@ -158,8 +158,9 @@ class Backend(ABC):
 
         Args:
             kernel: Its name.
-            shape: Most blocks, and threads of each, that check_shape() has passed; With 0 the
-                backend chooses. If the message needs more threads than these, the blocks get more.
+            shape: The most blocks, and the threads of a block, which check_shape() has passed. For
+                a 0 the backend chooses. If the message needs more threads than these blocks have,
+                each block gets more.
             dtype, op: Names of the element type and the operator.
             fields: KcclCall's other fields.
         """
@@ -216,7 +217,9 @@ class Backend(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Makes this rank fail, and peers' waits for it, now and later. Any thread may call it."""
+        """Makes this rank's calls fail, and peers' waits for this rank, those of now and later
+        ones. Any thread may call it.
+        """
 
     @abstractmethod
     def leave(self) -> None:
@@ -246,8 +249,8 @@ class Backend(ABC):
     def wait_for_calls(self, what: str) -> None:
         """Waits until no call of this rank is running.
 
-        In reset() the status is an error, so running calls end soon. Until then a kernel may still
-        push.
+        In reset() the status is an error, so running calls end soon. Until they end, a kernel may
+        still write to its peers.
 
         Args:
             what: The call that waits, as in "reset()".

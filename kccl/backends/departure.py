@@ -19,7 +19,8 @@ def depart(comm: Any, state: DeviceState, departure: int, record: bytes = b"") -
     Args:
         comm: The KcclDeviceComm of the rank's own calls.
         state: The rank's KcclState.
-        departure, record: What to write.
+        departure: A number of KcclDeparture.
+        record: The bytes of a KcclRecord; b"" to write none.
     """
     layout, rank = comm.layout, comm.rank
     for peer in range(comm.world_size):

@@ -38,7 +38,7 @@ from .shapes import SIZES, check_shape, launch_shape, longest_row, messages_shap
 from .temporaries import Temporaries
 from .watch import Watcher
 
-# KcclGpuLaunch -> field of KcclGpuQueue: the function that may refuse the launch.
+# KcclGpuLaunch (how a call was launched) -> field of KcclGpuQueue: the function that refused it.
 _LAUNCHED_BY = {
     lib.kKcclNoLaunch: "push_context",
     lib.kKcclLaunchKernel: "launch",
@@ -67,17 +67,17 @@ class OnDevice:
 
     @classmethod
     def of_process(cls, local_rank: int) -> "OnDevice":
-        """Opens a process's rank: on its current device, else on that of its local rank."""
+        """Makes a process's opener: for its current device, else for the one of its local rank."""
         return cls(driver.pick_device(local_rank))
 
     @classmethod
     def of_thread(cls, rank: int) -> "OnDevice":
-        """Opens a thread's rank. If there are more ranks than GPUs, ranks share GPUs."""
+        """Makes a thread's opener. If there are more ranks than GPUs, ranks share GPUs."""
         return cls(driver.device(rank % max(driver.num_devices(), 1)))
 
     @classmethod
     def number(cls, ordinal: int) -> "OnDevice":
-        """Opens the backend for a rank that drives the GPU of this number in its process."""
+        """Makes the opener of a rank that drives the GPU of this number in its process."""
         return cls(driver.device(ordinal))
 
     def settings(self, epoch_bits: int) -> Settings:
@@ -131,7 +131,7 @@ class GpuBackend(Backend):
         self.device = device
         self._pid = os.getpid()
         serve(device, mesh.world_size, variables.preload)
-        # Ranks that share a GPU launch no early dependents, whose waiting blocks would fill it.
+        # Ranks that share a GPU use no programmatic dependents: their waiting blocks would fill it.
         self._shares_gpu = are_threads and mesh.world_size > driver.num_devices()
         # Returns the current stream of the library whose array was used last, for calls without
         # arrays.
@@ -184,7 +184,7 @@ class GpuBackend(Backend):
         """See Backend."""
         found = arrays.view(array, name, writable=writable, device=self.device.ordinal)
         self._stream_before = found.stream
-        # C gets the type, because it makes later calls on such arrays without this method.
+        # The type is for C, which makes later calls on arrays of this type without this method.
         self.state.queue.array_type = id(found.exchange_type) if found.exchange_type else 0
         return found
 
@@ -362,7 +362,7 @@ class GpuBackend(Backend):
         if os.getpid() != self._pid:
             return
         try:
-            # After an error of the device nothing can be written to the peers.
+            # Ignores an error of the device, after which nothing can be written to the peers.
             with contextlib.suppress(BackendError):
                 if self.state.status == lib.kKcclOk:
                     self._wait_for_device("close()")

@@ -47,7 +47,7 @@ class GpuMemory:
         return Memory(self._device, ffi.sizeof("KcclChannelState") * count, self._fills)
 
     def plain(self, nbytes: int) -> tuple[int, Memory]:
-        """Returns the address of `nbytes` bytes on this rank's GPU, and an object that has them."""
+        """Allocates `nbytes` bytes on this rank's GPU. Returns their address and their owner."""
         with driver.uncaptured():
             memory = Memory(self._device, nbytes, None)
         return memory.address, memory

@@ -1,9 +1,9 @@
-"""The host backend for more ranks than one team has: each rank has two teams, and makes each call
-in steps.
+"""The host backend for more ranks than one team can have: each rank is in two teams, and makes each
+call in steps.
 
 Each team is a HostBackend with its own scratch and state. Where the ranks are on several nodes, a
-node's ranks are a group, and the team across groups is a BetweenNodes. Users see the communicator's
-numbers of ranks: csrc/host/chain.cpp translates the records of failures, which have a team's.
+node's ranks are a group, and the team across groups is a BetweenNodes. A record of a failure has
+ranks' numbers in a team: csrc/host/chain.cpp translates them to numbers in the communicator.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ _KINDS = {
 
 
 def _grouping(mesh: Mesh, timeout: float) -> Grouping:
-    """Returns the groups of a mesh's ranks. If there are several nodes, these are the groups.
+    """Returns the groups of a mesh's ranks. If there are several nodes, the nodes are the groups.
     Collective.
     """
     if mesh.homes:
@@ -154,7 +154,7 @@ class GroupedBackend(Backend):
             self._postings = Postings(mesh, settings.num_channels, timeout)
             self._shared.postings = int(ffi.cast("uintptr_t", self._postings.handle))
         self._temporaries = Temporaries(host_memory.anonymous)
-        # Memory that only the steps of calls use.
+        # Memory through which the steps of one call pass data to each other.
         self._of_steps = Temporaries(host_memory.anonymous)
 
     # ---- Memory ------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class GroupedBackend(Backend):
         op: str = "sum",
         **fields: int,
     ) -> Any:
-        """See Backend: calls that need no team."""
+        """See Backend. Refuses all calls except those that need no team."""
         if kernel not in ("put", "get", "send", "recv", "scale", "narrow", "rms_norm"):
             raise self._too_many(f"{kernel}() is")
         handle = ffi.new("KcclHostOp *")
@@ -229,16 +229,16 @@ class GroupedBackend(Backend):
             raise AssertionError(f"a step of {made.steps} has no kernel: the planner let it pass")
         for filled, step in zip(steps, made.steps, strict=True):
             if step.only_moves:
-                # The ranks compare this number. Steps of a reduction that only move bytes have no
-                # type that an error could name.
+                # The ranks compare dtype in each step. Within a reduction (`moved` is None) a step
+                # that only moves bytes gets no type, so that an error names none.
                 filled.op.call.dtype = lib.kKcclNumDtypes if moved is None else moved
         # Returns the KcclHostOp, which keeps the KcclHostChain around it alive.
         keep = chain, steps, takes
         return ffi.gc(ffi.addressof(chain, "op"), lambda _, keep=keep: None)
 
     def _fill_step(self, filled: Any, step: Step, channel: int) -> Any:
-        """Fills a KcclHostStep. Returns an object to which it refers, for the caller to keep, or
-        None.
+        """Fills a KcclHostStep. Returns an object to which it refers, which the caller must keep
+        alive; None if there is none.
         """
         filled.kind = _KINDS.get(step.kernel, lib.kKcclTeamStep)
         filled.team = step.team or 0
@@ -295,7 +295,7 @@ class GroupedBackend(Backend):
     # ---- Failure, recovery, end --------------------------------------------------------------
 
     def failure(self) -> None:
-        """See Backend: the state says everything."""
+        """See Backend. Returns None, because the state has every failure."""
 
     def simulated_waits(self) -> str | None:
         """See Backend."""

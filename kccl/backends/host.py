@@ -37,7 +37,7 @@ class HostBackend(Backend):
     """One rank's memory and calls on the host, for the ranks of one team.
 
     Attributes:
-        dropping: Lock that is held while the memory of calls is dropped.
+        dropping: Lock that abort() and drop_memory() hold, so that neither runs within the other.
     """
 
     name = "host"
@@ -68,7 +68,8 @@ class HostBackend(Backend):
         self.state = host_state.new_state(self.context)
         self._memory = HostMemory(mesh)
         self._temporaries = Temporaries(host_memory.anonymous)
-        # abort() writes into the scratches, and any thread or signal handler may call it meanwhile.
+        # abort() writes into the scratches, and any thread or signal handler may call it while
+        # drop_memory() frees them.
         self.dropping = threading.RLock()
         self._scratches = Scratches(
             mesh,
@@ -94,7 +95,8 @@ class HostBackend(Backend):
         Each rank reads a word of each other, because permission depends on the pair, and because a
         process id means another process in another container.
         """
-        # Kept alive, because peers read it again to check whether they still may.
+        # The word is kept alive, because peers read it again to check whether they still may read
+        # this process's memory.
         self._token = token = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
         mine = {"pid": os.getpid(), "address": int(ffi.cast("uintptr_t", token)), "token": token[0]}
         replies = mesh.allgather(json.dumps(mine).encode(), "start-up", timeout)
@@ -151,7 +153,8 @@ class HostBackend(Backend):
         """See Backend."""
         handle = ffi.new("KcclHostOp *")
         fill_op(handle, self._scratches.comm, kernel, dtype, op, **fields)
-        # Only collectives describe themselves for peers to compare. One-sided calls use no channel.
+        # Only calls of all ranks on a channel are compared with the peers' calls. One-sided calls
+        # use no channel.
         handle.is_new = BY_NAME[kernel].is_collective
         if lib.kccl_host_bind(handle) != 0:
             raise AssertionError(f"no kernel {kernel} for {dtype} {op}: the planner let it pass")
@@ -186,7 +189,7 @@ class HostBackend(Backend):
         )
 
     def failure(self) -> None:
-        """See Backend: the state says everything."""
+        """See Backend. Returns None, because the state has every failure."""
 
     def simulated_waits(self) -> str | None:
         """See Backend."""

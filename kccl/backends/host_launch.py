@@ -8,7 +8,8 @@ from typing import Any
 from ..base.abi import MAX_BLOCKS
 from ..base.errors import BackendError, InvalidArgument
 
-# kDynamicSharedBytes of csrc/include/kccl/platform.cuh.
+# Most bytes of dynamic shared memory of a block: kDynamicSharedBytes of
+# csrc/include/kccl/platform.cuh.
 _MOST_SHARED_BYTES = 232448
 
 
@@ -58,7 +59,7 @@ def run(
         finally:
             ended[block].set()
 
-    # The blocks' threads do not hold the GIL while they wait.
+    # The blocks' threads do not hold the GIL, so their waits must not call into Python.
     holds_gil, context.holds_gil = context.holds_gil, 0
     try:
         for block in range(grid):
@@ -76,7 +77,7 @@ def run(
         # Ends all waits. Only the main thread receives Ctrl-C, and running blocks may wait for
         # blocks that do not run yet.
         abort()
-        # A thread that has not begun to run its block yet will not run it.
+        # After this, a thread that has not begun its block will not run it.
         with lock:
             is_called_off = True
         for event in running:

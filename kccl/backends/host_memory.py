@@ -26,7 +26,7 @@ class HostChannels:
 
 
 def anonymous(nbytes: int) -> tuple[int, mmap.mmap]:
-    """Returns the address of `nbytes` bytes of this process, and an object that keeps them."""
+    """Allocates `nbytes` bytes. Returns their address, and an object that keeps them mapped."""
     memory = mmap.mmap(-1, nbytes)
     return int(ffi.cast("uintptr_t", ffi.from_buffer(memory))), memory
 
@@ -53,8 +53,8 @@ class HostMemory:
 
 
 class _Part:
-    """This rank's part of a window, as NumPy takes it. The NumPy array keeps the window alive, and
-    so all parts.
+    """This rank's part of a window, as an object from which NumPy makes an array. The array keeps
+    this object alive, and so the window with all ranks' parts.
     """
 
     def __init__(self, window: Window) -> None:

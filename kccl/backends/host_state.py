@@ -50,7 +50,7 @@ def leave_when_collected(backend: object, scratches: Scratches, *keep: Any) -> N
 
 
 def _leave(scratches: Scratches, pid: int, *_: Any) -> None:
-    # The process id is kept, because a fork of the process is not the rank.
+    # A fork of the process is not the rank, so it must not tell the peers that the rank leaves.
     if os.getpid() == pid and not scratches.are_dropped:
         lib.kccl_host_leave(scratches.comm)
 

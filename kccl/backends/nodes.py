@@ -37,8 +37,9 @@ class BetweenNodes:
         self.is_dropped = False
         self._clearings = 0
         streams = _connect(mesh, team, timeout)
-        # Each rank chooses the number for the tags that it receives. The ranks cannot count alike,
-        # because threads may make communicators at the same time, on each rank in another order.
+        # Each rank chooses a number, which sets the tags of the messages that it receives. The
+        # ranks' numbers differ, because threads may make communicators at the same time, on each
+        # rank in another order.
         numbers = mesh.allgather(b"%d" % mpi.new_number(), "start-up", timeout)
         self._numbers = [int(numbers[number]) for number in team.ranks]
         self._nodes = ffi.new("KcclNodes *")
@@ -113,8 +114,8 @@ def meet(mesh: Mesh, far: Sequence[int], tag: int, tags: Sequence[int], timeout:
     Args:
         mesh: The ranks.
         far: The ranks of other nodes.
-        tag: MPI's tag of what this rank receives.
-        tags: MPI's tags of what each rank of `far` receives.
+        tag: MPI's tag of messages to this rank.
+        tags: MPI's tags of messages to each rank of `far`.
         timeout: Seconds to wait for these ranks.
 
     Raises:
@@ -139,8 +140,8 @@ def meet(mesh: Mesh, far: Sequence[int], tag: int, tags: Sequence[int], timeout:
 
 
 def _connect(mesh: Mesh, team: Team, timeout: float) -> dict[int, socket.socket]:
-    """Connects this rank by streams with the others of its team, for nodes.cpp, which tells of
-    failures and departures on them.
+    """Connects this rank by streams with the others of its team. nodes.cpp tells failures and
+    departures on these streams.
     """
     listener, name = mesh.listen()
     try:
@@ -158,7 +159,7 @@ def _connect(mesh: Mesh, team: Team, timeout: float) -> dict[int, socket.socket]
 
 
 def _leave(nodes: Any, streams: dict[int, socket.socket], pid: int, memory: list[Any]) -> None:
-    # The process id is kept, because a fork of the process is not the rank.
+    # A fork of the process is not the rank, so it must not tell the peers that the rank leaves.
     if os.getpid() == pid:
         # The garbage collector may call this, so it must not wait.
         lib.kccl_host_leave_nodes(nodes, False)

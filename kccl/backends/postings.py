@@ -1,6 +1,6 @@
-"""The memory in which ranks of a communicator of several teams post small parts of calls.
+"""The memory in which the ranks of a communicator with several teams post small parts of calls.
 
-csrc/include/kccl/postings.cuh says how. The ranks share memory.
+csrc/include/kccl/postings.cuh says how they do that. All of these ranks share memory.
 """
 
 from ..base.abi import ffi, lib
@@ -28,7 +28,9 @@ class Postings:
         self.handle.numbers = int(ffi.cast("uintptr_t", self._numbers))
 
     def clear(self) -> None:
-        """Resets the postings to their state before the first call. All ranks are between calls."""
+        """Resets the postings to their state before the first call. Called while all ranks are
+        between calls.
+        """
         assert self._window is not None
         lib.kccl_host_clear_pairs(self._window.addresses[self._rank], self._window.nbytes)
         for channel in range(len(self._numbers)):

@@ -1,7 +1,8 @@
 """How a rank's messages reach every rank of a communicator of several teams.
 
-Ranks of one node leave them in rings of shared memory, a pair of rings for each two ranks. Between
-nodes they go by MPI. csrc/host/routes.cpp says how these ranks learn of each other's end.
+Ranks of one node leave messages in rings of shared memory, a pair of rings for each two ranks.
+Between nodes messages go by MPI. csrc/host/routes.cpp says how ranks of different nodes learn of
+each other's end.
 """
 
 import mmap
@@ -18,8 +19,8 @@ from ..ranks.windows import Window
 from .host_memory import HostMemory
 from .nodes import LEFT_TO_MPI, BetweenNodes, meet
 
-# Bytes of the ring in which each peer leaves messages. A rank may send so much before the peer
-# receives.
+# Bytes of the ring in which a peer leaves messages for this rank. The peer may send this many bytes
+# before this rank receives.
 MESSAGE_BYTES = 65536
 
 
@@ -63,7 +64,8 @@ class Routes:
         self._window: Window | None = memory.window(nbytes, "start-up", timeout)
         mine = near.index(mesh.rank)
         for place, rank in enumerate(near):
-            # Each rank of a pair has a part of its window for the other.
+            # Each rank of a pair has a part of its window for the other. `parts` has the addresses
+            # of both, this rank's first. C wants the lower rank's first.
             parts = [self._window.addresses[mine] + place * pair_bytes]
             if rank != mesh.rank:
                 parts.append(self._window.addresses[place] + mine * pair_bytes)
@@ -76,7 +78,7 @@ class Routes:
         self._numbers: list[int] = []
         if across is not None:
             self.handle.nodes = across.address
-            # Each rank chooses the number for the tags that it receives, as in BetweenNodes.
+            # Each rank chooses a number for the tags of messages to it, as in BetweenNodes.
             numbers = mesh.allgather(b"%d" % mpi.new_number(), "start-up", timeout)
             self._numbers = [int(each) for each in numbers]
             for rank in self._far:
@@ -91,7 +93,9 @@ class Routes:
         self._leave.atexit = False
 
     def _watch(self) -> None:
-        """Gives C the descriptors that tell when each rank's process ends."""
+        """Gives C a descriptor for each rank that shows when the rank's process ends; -1 if there
+        is none.
+        """
         for rank in range(self._mesh.world_size):
             self.handle.watched[rank] = -1
             fd = self._mesh.pidfds.get(rank, -1)
@@ -150,7 +154,7 @@ class Routes:
 
 
 def _leave(routes: Any, pid: int, keep: tuple[Any, ...]) -> None:
-    # The process id is kept, because a fork of the process is not the rank.
+    # A fork of the process is not the rank, so it must not tell the peers that the rank leaves.
     if os.getpid() != pid:
         return
     _note_mpis_end(routes)

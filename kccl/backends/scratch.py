@@ -64,7 +64,7 @@ class Channels(Protocol):
     def address(self) -> int: ...
 
     def clear(self) -> None:
-        """Writes zeros over all of them."""
+        """Writes zeros over all states."""
 
 
 class Memory(Protocol):
@@ -93,7 +93,7 @@ class Memory(Protocol):
 class _Scratch:
     window: Window
     channels: Channels
-    sentinel: int  # where the slots begin that are 0xff before the first call
+    sentinel: int  # offset of the sentinel slots, whose bytes are 0xff before the first call
 
 
 class Scratches:
@@ -115,7 +115,8 @@ class Scratches:
     ) -> None:
         """Makes the scratch of the communicator's own calls. Collective.
 
-        Peers may write only after one more exchange with all ranks.
+        The caller must exchange with all ranks once more before any rank makes a call, because this
+        rank prepares its slots after the last exchange here.
 
         Args:
             mesh: The ranks.
@@ -177,7 +178,7 @@ class Scratches:
         return self._window is None
 
     def drop(self) -> None:
-        """Drops the windows. Later calls check the status first, which is an error.
+        """Drops the windows. Later calls do not use them, because they find an error in the status.
 
         The channels' states stay, because calls read them before the status.
         """
@@ -186,8 +187,8 @@ class Scratches:
         self._window = None
 
     def clear(self) -> None:
-        """Resets all scratches to what they were before the first call. All ranks are between
-        calls.
+        """Resets all scratches to what they were before the first call. Called while all ranks are
+        between calls.
         """
         for scratch in self._scratches:
             scratch.window.clear()

@@ -7,17 +7,17 @@ from ..ranks.windows import layout
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes, the same on all ranks.
+    """Sizes, which are the same on all ranks.
 
     Attributes:
-        num_channels: Independent streams of calls.
+        num_channels: Channels, which are independent sequences of calls.
         blocks_per_channel: Most blocks of one call.
         packet_bytes: Payload bytes of one ll16 or sentinel slot.
         staging_bytes: Bytes of one staging slot.
-        exchange_bytes: Payload bytes of all slices of an exchange of the grid.
+        exchange_bytes: Payload bytes of all slices of one GridExchange.
         message_bytes: Bytes of the ring in which each peer leaves messages, or on GPUs of all
             pipes from one peer; a power of two, or 0 for none.
-        epoch_bits: Width of epochs.
+        epoch_bits: Width of epochs in bits.
     """
 
     num_channels: int = 4

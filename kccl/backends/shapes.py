@@ -19,19 +19,19 @@ SIZES = {
     # 128 KiB each, messages of 64 MB took 1.3 times as long between two H100.
     "message_bytes": 16 << 20,
 }
-# Threads of a block until the call uses all its blocks. Blocks are small, because the warps of one
-# block share an SM.
+# Threads of a block, as long as a call needs fewer blocks than it may have. Longer calls have more.
+# Blocks are small, because the warps of one block share an SM.
 _THREADS_PER_BLOCK = 128
 _PACKET_BYTES = 8  # payload of a packet
-_GROUP_COLUMNS = 32  # threads whose columns are a group: kGroupColumns of norm.cuh
-_LONGEST_ROW_BYTES = 16384  # the columns of a block of 512 threads
+_GROUP_COLUMNS = 32  # a row's threads work in groups of this many: kGroupColumns of norm.cuh
+_LONGEST_ROW_BYTES = 16384  # what 512 threads of a block hold of a row, 32 bytes in each thread
 
 
 def check_shape(blocks: Any, threads: Any, warp_size: int) -> None:
     """Checks the shape that a caller gave for a call.
 
     Args:
-        blocks, threads: As given.
+        blocks, threads: What the caller gave.
         warp_size: Threads of a warp.
 
     Raises:
@@ -54,8 +54,9 @@ def launch_shape(
     warp_size: int,
     width: int = 0,
 ) -> tuple[int, int]:
-    """Returns the blocks of a call, and the threads of each. Each packet has a thread, up to the
-    largest launch.
+    """Returns the number of blocks of a call, and the threads of each block.
+
+    Each packet of the message has a thread, up to the most threads of a launch.
 
     Args:
         spec: The kernel's spec.
@@ -91,8 +92,8 @@ def longest_row(packet_bytes: int, world_size: int) -> int:
 
 
 def messages_shape(fields: Mapping[str, Any], most: int, *, warp_size: int) -> tuple[int, int]:
-    """Returns the blocks of a call of send_recv, equally many for each message, and threads of
-    each.
+    """Returns the number of blocks of a call of send_recv, and the threads of each block. Every
+    message has equally many blocks.
 
     Args:
         fields: The fields of a KcclCall with at least one message.

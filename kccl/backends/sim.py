@@ -29,14 +29,15 @@ from .temporaries import Temporaries
 # the simulation slower.
 _FEWEST_THREADS, _MOST_THREADS = 64, 512
 _BYTES_PER_THREAD = 64
-# Memory of the pipes of send and recv, one on each channel.
+# Bytes of all pipes from one peer, for send and recv. Each channel has one pipe.
 _MESSAGE_BYTES = 262144
 
 
 def num_threads(kernel: str, count: int, dtype: str, width: int = 0) -> int:
-    """Returns the threads of a call's block; the same on all ranks, for either warp size.
+    """Returns the number of threads of a call's one block. It is the same on all ranks, and a
+    multiple of both warp sizes.
 
-    `width`: elements of a row, where blocks take whole rows.
+    `width` is the elements of a row, for kernels whose blocks take whole rows.
     """
     spec = BY_NAME[kernel]
     if spec.takes_rows:
@@ -47,7 +48,7 @@ def num_threads(kernel: str, count: int, dtype: str, width: int = 0) -> int:
 
 
 class SimMemory:
-    """See scratch.Memory: windows of which the machine knows the regions by name."""
+    """See scratch.Memory. Tells the machine the names of the windows' regions, for its reports."""
 
     arm = staticmethod(host_memory.arm)
 
@@ -83,9 +84,10 @@ class SimMemory:
         return self._make(nbytes, what, timeout, name, whole)
 
     def _make(self, nbytes: int, what: str, timeout: float, name: Namer, whole: str) -> HostWindow:
-        """Returns a window of ranks that are threads: all use one mapping, at one address.
+        """Returns a window. The ranks are threads, so all use the same mapping of each part.
 
-        The machine knows memory by its address, and keeps the mapping as long as it lives.
+        The machine finds memory by its address, so it keeps the mappings until drop() of the window
+        or the machine's end.
         """
         mesh, machine = self._mesh, self._mesh.meetings.machine
         with mesh.together(what, timeout) as undo:
@@ -237,7 +239,9 @@ class SimBackend(Backend):
     def _check_limits(
         self, kernel: Any, data: bytes, grid: int, block: int, shared_bytes: int
     ) -> int:
-        """Refuses what a GPU of this model would refuse. Returns how many blocks run at once."""
+        """Raises InvalidArgument for a launch that a GPU of the simulated model would refuse.
+        Returns how many of its blocks run at once.
+        """
         limits = LIMITS[self._machine.simulation.model]
         limits.check_launch(shared_bytes, len(data))
         sizes = {size for size, _ in kernel.entry.parameters}
@@ -252,9 +256,9 @@ class SimBackend(Backend):
 
     def simulated_waits(self) -> str | None:
         """See Backend."""
-        # A rank that waits for a late peer has made one call more on one channel. If counts differ
-        # on a second channel, or the peer has left, the different counts are the reason of the
-        # wait.
+        # A rank that waits for a late peer has made one call more than that peer, on one channel.
+        # So a difference on one channel says nothing, unless the peer has left. A difference on two
+        # channels is why the rank waits.
         has_left = self.state.record.status == lib.kKcclPeerLeft
         uneven = self._machine.uneven_calls(least=1 if has_left else 2)
         told = [f"calls that differ: {uneven}"] if uneven else []

@@ -33,5 +33,5 @@ class Temporaries:
         return rooms[-1][0]
 
     def drop(self) -> None:
-        """Drops all memory. Later calls check the status first, which is an error."""
+        """Drops all memory. Later calls do not use it, because they find an error in the status."""
         self._rooms.clear()

@@ -11,8 +11,8 @@ from collections.abc import Callable
 class Watcher:
     """A thread that sleeps until a process ends.
 
-    The thread ends with stop(), or when the watcher is collected. It refers neither to the watcher
-    nor to the object of `on_end`, so it keeps none of them alive.
+    The thread ends with stop(), or when the watcher is garbage-collected. It refers neither to the
+    watcher nor to the object whose method `on_end` is, so it keeps neither of them alive.
     """
 
     def __init__(
@@ -24,8 +24,8 @@ class Watcher:
         """Starts the thread, if there is a process to watch.
 
         Args:
-            pidfds: Rank -> pidfd of its process, or a negative number for a thread of this process.
-                The caller closes them.
+            pidfds: Rank -> pidfd of its process; negative for a thread of this process. The watcher
+                duplicates them, and the caller closes these.
             on_end: A bound method. The thread calls it with the rank whose process has ended.
             end_event: What poll() reports of a descriptor when the process has ended.
         """
@@ -72,7 +72,7 @@ def _watch(
     """Calls on_end() for each process that ends. Runs in the thread.
 
     Args:
-        wake: The end of a pipe. The thread ends when it can be read.
+        wake: The read end of a pipe. The thread ends when a byte has come.
         ranks: Descriptor of a process -> rank. The thread closes these and `wake`.
         on_end: Weak reference to the method.
         end_event: As in Watcher.

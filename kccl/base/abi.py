@@ -85,7 +85,8 @@ CPUs.
 """
 
 
-# Numbers in KcclCall.dtype of types that the library only moves: the first, and how many.
+# KcclCall.dtype has numbers for types that the library only moves: the first of these numbers, and
+# how many there are.
 _MOVED_FROM, _MOVED_NUMBERS = 32, 224
 
 
@@ -100,15 +101,15 @@ def moved_type(name: str) -> int:
 
 
 def type_words(number: int) -> str:
-    """Returns an element type in words; "" for none."""
+    """Returns the element type with this number in KcclCall.dtype in words; "" if there is none."""
     if number >= _MOVED_FROM:
         return f"a type that KCCL only moves (check sum {number - _MOVED_FROM})"
     return next((name for name, each in DTYPES.items() if each == number), "")
 
 
 def kernel_name(kernel: int) -> str:
-    """Returns the name for a value of KcclKernel: of a kernel, which is also its file's, of a call
-    for experts, or of a message.
+    """Returns the name of a KcclKernel number. It is a kernel (the name is also its file's), a call
+    for experts, or a send or receive.
     """
     calls = (KERNELS, EXPERT_CALLS, MESSAGE_CALLS)
     return next(name for each in calls for name, value in each.items() if value == kernel)

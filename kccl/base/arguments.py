@@ -18,10 +18,10 @@ _MAX_SECONDS = 1e9
 
 
 def integer(name: str, value: Any) -> int:
-    """Returns `value` as a Python integer. Takes what Python accepts as an index, as NumPy
+    """Returns `value` as a Python integer. Takes what Python accepts as an index, such as NumPy
     integers.
 
-    A bool is refused: as in wait(True), it is meant for another argument.
+    A bool is refused, because the caller probably meant it for another argument, as in wait(True).
     """
     try:
         if isinstance(value, bool):

@@ -27,7 +27,7 @@ class ArrayView:
         is_direct: True if the dispatcher (csrc/host/dispatcher.cpp) can take such an array without
             Python: it has a `dtype`, and the buffer protocol or DLPack's C interface.
         exchange_type: The array's type, if it gives its memory by DLPack; None for buffers.
-        exchange_device: DLPack's type and number of the device of its memory.
+        exchange_device: The device of the memory: DLPack's device type and device number.
         keep: An object that keeps the memory alive.
     """
 
@@ -70,7 +70,7 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
         writable: True if the call writes the array.
 
     Raises:
-        InvalidArgument: It is not an array in host memory, not C-contiguous, masked, read-only
+        InvalidArgument: `array` is not an array in host memory, not C-contiguous, masked, read-only
             although the call writes it, or its elements are Python objects.
     """
     _check_unmasked(array, name)
@@ -91,7 +91,8 @@ def pointer(array: Any, name: str) -> Pointer:
     """Returns the pointer to a writable array, of any element type.
 
     Raises:
-        InvalidArgument: It is not an array in host memory, not C-contiguous, masked, or read-only.
+        InvalidArgument: `array` is not an array in host memory, not C-contiguous, masked, or
+            read-only.
     """
     _check_unmasked(array, name)
     try:
@@ -118,8 +119,8 @@ def _address(buffer: Any) -> int:
 
 
 def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
-    """Does what view() does for everything but plain NumPy arrays. Raises the error that says what
-    is wrong.
+    """Does what view() does, for everything but plain NumPy arrays. Raises InvalidArgument if the
+    array cannot be used.
     """
     source, memory, is_buffer = _source(array, name)
     dtype = _dtype_of(source, memory, name)
@@ -133,12 +134,12 @@ def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
 
 
 def _source(array: Any, name: str) -> tuple[Any, memoryview | None, bool]:
-    """Returns the object that gives the memory of an array that is no plain NumPy array.
+    """Finds the object that gives the memory of an array that is no plain NumPy array.
 
     Returns:
-        The array, or a NumPy array of the memory that it gives by DLPack. A memoryview that has the
-        element type, if the array has no dtype; else None. And whether the first is the array
-        itself.
+        Three values. The first is that object: the array itself, or a NumPy array over the memory
+        that the array gives by DLPack. The second is a memoryview of an array that has no dtype,
+        from which the element type comes; else None. The third is True if the first is the array.
     """
     if hasattr(array, "__cuda_array_interface__"):
         raise InvalidArgument(
@@ -155,7 +156,7 @@ def _source(array: Any, name: str) -> tuple[Any, memoryview | None, bool]:
 
 
 def _buffer_of(array: Any, memory: memoryview | None, name: str, writable: bool) -> Any:
-    """Returns a buffer of the memory of the object that _source() found."""
+    """Returns a buffer over the memory. `array` and `memory` are what _source() returned."""
     if not _is_contiguous(array, memory):
         raise _not_contiguous(name, _shape_of(array, memory))
     try:
@@ -192,7 +193,7 @@ def _from_dlpack(array: Any, name: str) -> Any:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         if array.__dlpack_device__()[0] != dlpack.CPU:
             raise dlpack.refused(name, error) from error
-    # NumPy refuses types that it lacks, as bfloat16, so the array is read without it.
+    # NumPy refuses types that it lacks, as bfloat16, so the array is read without NumPy.
     return _to_numpy(dlpack.read_on_host(array, name), name)
 
 
@@ -249,8 +250,8 @@ def _shape_of(array: Any, memory: memoryview | None) -> Any:
 
 
 def shape(array: Any, view: ArrayView) -> tuple[int, ...]:
-    """Returns the shape of an array. `view` is its view, for arrays of DLPack that have no
-    shape.
+    """Returns the shape of `array`. If the array has DLPack but no shape, returns that of a vector
+    with the elements of `view`, which is the array's view.
     """
     found = getattr(array, "shape", None)
     if found is None and not hasattr(array, "__dlpack__"):

@@ -11,8 +11,8 @@ import time
 LOOK_S = 0.2
 """A wait sleeps no longer than this, in seconds, before it reads the clock again."""
 
-# The most time that counts between two reads of the clock. More than LOOK_S, because a busy machine
-# may wake a wait late.
+# The most seconds that count between two reads of the clock. They are more than LOOK_S, because a
+# busy machine may wake a wait late.
 _MOST_S = 0.3
 
 

@@ -10,16 +10,16 @@ from .errors import InvalidArgument
 CPU = 1  # kDLCPU; the vendors' tables have the numbers of GPUs
 _NAME = b"dltensor"
 _VERSIONED_NAME = b"dltensor_versioned"
-_VERSION = (1, 0)  # of DLManagedTensorVersioned
+_VERSION = (1, 0)  # the version of DLPack that read_on_host() asks for
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
-# DLPack's codes of kinds of types. Some floats have codes of their own, in _FLOAT_CODES.
+# Dtype.kind -> DLPack's type code. Some floats have codes of their own, in _FLOAT_CODES.
 _CODES = {"signed": 0, "unsigned": 1, "float": 2, "complex": 5, "bool": 6}
 _HANDLES = 3  # kDLOpaqueHandle
 _FLOAT_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
 
 
 class _Tensor(ctypes.Structure):
-    # DLTensor
+    # The layout of DLPack's DLTensor.
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -38,12 +38,12 @@ _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Managed(ctypes.Structure):
-    # DLManagedTensor
+    # The layout of DLPack's DLManagedTensor.
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
 
 class _Versioned(ctypes.Structure):
-    # DLManagedTensorVersioned
+    # The layout of DLPack's DLManagedTensorVersioned.
     _fields_ = (
         ("major", ctypes.c_uint32),
         ("minor", ctypes.c_uint32),
@@ -98,7 +98,8 @@ class Found:
         device_type, device_id: The device, by DLPack's numbers.
         is_contiguous: True if the array is C-contiguous.
         keep: The capsule, which keeps the memory alive.
-        is_readonly: True if the library says that the array is read-only. read() does not ask.
+        is_readonly: True if the library says that the array is read-only. read() does not ask it,
+            and leaves this False.
     """
 
     address: int
@@ -206,8 +207,8 @@ def _found(tensor: _Tensor, capsule: Any, name: str, is_readonly: bool = False) 
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], unit: int = 1) -> bool:
-    """Tells whether the strides are C-contiguous. `unit` is the stride of two neighbouring
-    elements.
+    """Tells whether an array with these strides is C-contiguous. `unit` is the stride between two
+    neighbouring elements: 1 if strides count elements, or the element's size if they count bytes.
     """
     wanted = unit
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):

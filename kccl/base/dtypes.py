@@ -54,7 +54,8 @@ class Dtype:
         itemsize: Bytes of one element.
         kind: The kind of elements. "bytes" is a type that KCCL only moves.
         cpp_name: The type in device source; "" for "bytes".
-        is_swapped: True if this is "bytes" because the elements have the other byte order.
+        is_swapped: True if the kind is "bytes" only because the elements have the other byte order
+            than the machine.
     """
 
     name: str
@@ -133,7 +134,9 @@ _BOOL_OPS = {"sum": "bor", "max": "bor", "prod": "band", "min": "band"}
 
 
 def same_bits(dtype: Dtype, op: str) -> tuple[Dtype, str]:
-    """Returns the element type and operator whose compiled kernels give the same bits as these."""
+    """Returns the element type and operator whose kernels are used for `dtype` and `op`. They give
+    the same bits, so several types need only one compiled kernel.
+    """
     if dtype.kind == "bool":
         return dtype, _BOOL_OPS.get(op, op)
     if dtype.kind == "signed" and op not in ("min", "max"):
@@ -234,7 +237,8 @@ def of_format(buffer_format: str, itemsize: int) -> Dtype:
     known = _BY_FORMAT.get(buffer_format)
     if known:
         return known
-    # Names of fields, which may have an "O", stand between colons.
+    # "O" stands for a Python object. Names of fields, which stand between colons and may have an
+    # "O" too, are removed first.
     if "O" in re.sub(":[^:]*:", "", buffer_format):
         raise _has_objects(f"buffer format is {buffer_format!r}")
     is_swapped = buffer_format[:1] in "<>!" and f"={buffer_format[1:]}" in _BY_FORMAT

@@ -15,8 +15,10 @@ class Error(Exception):
 class InvalidArgument(Error, ValueError):
     """An argument is wrong. The text names it, its value and what it must be.
 
-    Nothing was sent. In a call by which the ranks agree, as split() and window(), all ranks raise
-    it.
+    Most wrong arguments are found before anything is sent. That counts or calls differ between
+    ranks, or that a call within a kernel has a wrong argument, is found during the call. The text
+    then names comm.reset(), after which all ranks may go on. In a call by which the ranks agree,
+    such as split() or window(), all ranks raise this error.
     """
 
 
@@ -45,8 +47,8 @@ class WaitFailed(Error):
         rank: The rank that gave up.
         peer: The rank it waited for; None if it waited for any rank.
         collective: Name of the kernel that waited.
-        channel: The kernel's channel; for `wait`, the signal_id; for grid_sync and grid_exchange,
-            the block that it waited for.
+        channel: The kernel's channel. For `wait` the signal_id, for `send` and `recv` on CPUs the
+            tag, for grid_sync and grid_exchange the block that it waited for.
         epoch_seen: The epoch last seen from the peer; for `wait`, the number of signals seen.
         epoch_wanted: The epoch, or the number of signals, that it waited for.
         waited_s: How long it waited, in seconds.

@@ -45,9 +45,9 @@ def error_of(
         record: The KcclRecord that was written with the status.
         rank: The rank that raises.
         caveat: A note for the survivors of a lost peer, added to the text; "" for none.
-        simulated: On the simulator, who waited for what, added to the text of a time-out. None if
+        simulated: On the simulator, who waited for what, added to the text of a timeout. None if
             waits take real time.
-        has_teams: True if calls are lists of steps made with teams, so that a record is that of a
+        has_teams: True if calls are lists of steps made with teams, so that a record tells of one
             step.
     """
     caveat = f"; {caveat}" if caveat else ""
@@ -247,12 +247,16 @@ def _call(call: int, nbytes: int) -> str:
 
 
 def _is_posted(kernel: int) -> bool:
-    """Tells whether a record's kernel number stands for a step in which ranks post their parts."""
+    """Tells whether a record's kernel number stands for a step in which ranks post their parts
+    (csrc/include/kccl/postings.cuh).
+    """
     return bool(0 <= kernel - lib.kKcclPosted < lib.kKcclNumKernels)
 
 
 def _kernel_name(kernel: int) -> str:
-    """Returns the name of a record's kernel; for a posted call, the name of its form."""
+    """Returns the name of a record's kernel; for a posted step, a name such as
+    "all_gather_posted".
+    """
     if not _is_posted(kernel):
         return kernel_name(kernel)
     collective = kernel_name(kernel - lib.kKcclPosted).partition("_direct")[0]
@@ -260,7 +264,7 @@ def _kernel_name(kernel: int) -> str:
 
 
 def _has_root(kernel: str) -> bool:
-    """Tells whether calls of a kernel have a root."""
+    """Tells whether calls of this kernel have a root, on which the ranks must agree."""
     rooted = kernel.startswith(("broadcast_", "reduce_", "gather_", "scatter_"))
     return rooted and not kernel.startswith("reduce_scatter_")
 

@@ -32,15 +32,16 @@ def add(comm: Ends, refuse: Step, release: Step) -> None:
 
     Args:
         comm: The communicator.
-        refuse: In a forked child, makes every use an error.
-        release: In a forked child, closes the descriptors. Called once all communicators refuse,
-            because closing one may end another, which must not tell the parent's peers.
+        refuse: Called in a forked child. It makes every use of the communicator an error.
+        release: Called in a forked child after `refuse` of all communicators. It closes the
+            descriptors. Closing one communicator may end another one, which then must know that it
+            may not tell the parent's peers.
     """
     global _has_hooks
     if not _has_hooks:
         os.register_at_fork(after_in_child=_at_fork)
-        # Closes before mpi4py calls MPI_Finalize, which waits for all ranks, after all hooks of
-        # atexit.
+        # MPI_Finalize waits for all ranks, so the communicators must be closed before it. mpi4py
+        # calls it after all hooks of atexit.
         atexit.register(_at_exit)
         _has_hooks = True
     _open[comm] = refuse, release
@@ -70,8 +71,8 @@ def _at_exit() -> None:
         if comm.launcher != "mpi":
             continue
         try:
-            # After an error, calls of this rank on a GPU may still wait for peers, and close() for
-            # the calls.
+            # After an error, calls of this rank on a GPU may still wait for peers. close() would
+            # wait for these calls, so abort() ends them first.
             if has_raised:
                 comm.abort()
             comm.close()

@@ -24,18 +24,17 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 _FAILED = ctypes.c_void_p(-1).value
 _LOWEST_BIT = bytes(number & 1 for number in range(256))
 
-# The current mappings: address -> (file, or the address if there is no file; bytes). Ranks that are
-# threads map the same files, which count once.
+# Address of each current mapping -> (its file, its size in bytes). Memory without a file has its
+# address in place of the file. Ranks that are threads map the same files, which count once.
 _mapped: dict[int, tuple[Hashable, int]] = {}
 
 
 def place_of(address: int) -> bytes:
-    """Returns the place of an address in memory that processes share. It is the same in each
-    process.
+    """Returns a text by which ranks see whether arrays of theirs are the same shared memory.
 
     Returns:
-        This process's id, then the device, inode and offset of the shared file; b"" for memory of
-        this process alone, or without /proc.
+        This process's id, and then the device, inode and offset in the shared file, which are the
+        same in every process that maps it. b"" for memory of this process alone, or without /proc.
     """
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as mappings:
@@ -65,8 +64,8 @@ def map_shared(fd: int, nbytes: int) -> Any:
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    # The buffer keeps this object alive. A memoryview does not do: when the cyclic garbage
-    # collector clears one, others that still hold its memory crash.
+    # The buffer keeps `memory` alive. A memoryview would be unsafe in its place: when the cyclic
+    # garbage collector clears one, others that still use its memory crash.
     memory = ffi.cast("char *", address)
     weakref.finalize(memory, _unmap, address, nbytes).atexit = False
     _mapped[address] = (_file_of(fd) if fd >= 0 else address), nbytes
@@ -84,7 +83,7 @@ def _unmap(address: int, nbytes: int) -> None:
 
 
 def mapped_bytes() -> int:
-    """Returns the bytes of all memory that is mapped."""
+    """Returns the bytes that map_shared() has mapped. A file that several ranks map counts once."""
     return sum(dict(list(_mapped.values())).values())
 
 

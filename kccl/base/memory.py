@@ -13,17 +13,17 @@ from .errors import BackendError
 
 
 def memory_room(needed: int = sys.maxsize) -> list[topology.Room]:
-    """Returns the memory limits that hold for this process, with the bytes that windows of this job
-    have promised.
+    """Returns the memory limits that hold for this process. In each, `promised` is the bytes of
+    mapped windows that nobody has written yet.
 
     Args:
         needed: The bytes that all ranks together ask for. If they fit even if no page of the
-            windows has been written, the written pages are not counted, and `promised` is 0.
-            Counting takes 0.1 ms per GiB.
+            windows has been written, the pages are not counted, and `promised` is 0. Counting
+            takes 0.1 ms per GiB.
     """
     rooms = topology.memory_room()
-    # Only limits of several processes matter here. A process's own limits count its address space,
-    # which has the windows already, or its private memory.
+    # Only limits on several processes together count windows when they are written. A limit on one
+    # process counts its address space, which has the windows already, or its private memory.
     shared = [room.nbytes for room in rooms if not room.is_of_process]
     if needed <= min(shared, default=needed) - mapping.mapped_bytes():
         return rooms

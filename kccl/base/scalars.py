@@ -29,8 +29,8 @@ def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | No
     Args:
         value: A bool, an integer (Python's or NumPy's) or a Python float.
         name: The parameter, for error messages.
-        num_bytes: Its size.
-        kind: Its kind.
+        num_bytes: The parameter's size in bytes.
+        kind: The parameter's kind, as above.
 
     Returns:
         The bytes; None if a parameter of this size or kind takes no such number.
@@ -67,8 +67,9 @@ def check_elements(array: Any, pointee: tuple[str, int] | None, name: str) -> No
     """Refuses an array whose element type is not the one that a parameter points to.
 
     Args:
-        array: The array. It passes if its elements are no numbers, or if these or the parameter's
-            have one byte. Pointers to unsigned integers take floats, too.
+        array: The array. It passes if its elements are no numbers, or if its elements or those
+            that the parameter points to have one byte. Pointers to unsigned integers take floats,
+            too.
         pointee: Kind and bytes of the numbers; "e" and "E" are the kinds of float16 and bfloat16.
             None if it points to something else.
         name: The parameter, for error messages.

@@ -137,10 +137,10 @@ class AllToAll(Collective):
 
 
 def check_divisible(x: ArrayView, world_size: int) -> None:
-    """Checks that an array consists of a chunk for each rank.
+    """Checks that an array can be divided into equal chunks, one for each rank.
 
     Raises:
-        InvalidArgument: It does not.
+        InvalidArgument: It cannot.
     """
     if x.count % world_size:
         raise InvalidArgument(

@@ -33,7 +33,7 @@ class Barrier(Prepared):
         return _on_channel_0(context)
 
     def forget(self) -> None:
-        """Does nothing: unlike another collective, a barrier has taught C no calls."""
+        """Does nothing, because a barrier, unlike the other collectives, teaches C no calls."""
 
     @property
     def __signature__(self) -> Signature:

@@ -184,7 +184,9 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
             self._context.check_agreement(self._signature(case, plan, channel), self._own(case))
 
     def _own(self, case: Case) -> bytes:
-        """Returns the argument `own` for Context.check_agreement()."""
+        """Returns the argument `own` for Context.check_agreement(): the place of memory that no
+        other process may give; b"" if the call has none.
+        """
         return b""
 
     def _learn(self, case: Case, handle: Any) -> None:
@@ -196,7 +198,8 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
             return
         if case.x.exchange_type is not case.out.exchange_type:
             return
-        # A caller may give an option with its default value or leave it out (...). C learns both.
+        # A caller may give an option its default value, or leave it out, for which C takes an
+        # Ellipsis. C learns both.
         ways = [
             (value, ...) if value == default else (value,)
             for value, (_, default) in zip(case.options, self._OPTIONS, strict=True)

@@ -51,8 +51,8 @@ class Context:
         self._first_timeout = env.first_timeout
         self.mesh = mesh
         self.backend = backend
-        # Windows and arrays keep the mesh alive. So this finalizer closes its streams, which tells
-        # peers that wait out of band that the communicator has ended.
+        # Windows and arrays keep the mesh alive after the communicator is dropped. So this
+        # finalizer closes the mesh's streams, which tells peers that wait out of band.
         weakref.finalize(self, mesh.drop).atexit = False
         self.plan: Planner | GroupedPlanner
         if backend.grouping is None:
@@ -86,8 +86,8 @@ class Context:
             Error: A call is under way, in another thread or around this signal handler.
         """
         context = self.backend.context
-        # CPython switches no threads between this test and the assignment, so no other call gets
-        # between.
+        # CPython switches no threads between this test and the assignment below, so no other call
+        # can pass the test meanwhile.
         if context.is_used:
             raise Error(
                 f"rank {self.rank}: a call of this communicator is under way, in another thread or "

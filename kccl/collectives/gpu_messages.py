@@ -1,7 +1,7 @@
 """Messages between ranks on GPUs, or on the simulated machine: calls of the kernel send_recv.
 
 A call has at most one message to each peer and one from each. So a group is one call, unless it has
-several messages for the same peer; these are then in calls one behind the other.
+several messages to or from the same peer. Then it is several calls, one after another.
 """
 
 from collections.abc import Iterable
@@ -140,8 +140,8 @@ class GpuMessages(Messages):
         for (stream, channel), those in streams.items():
             for call in _calls_of(those):
                 self._run(call, stream, channel)
-                # Marked at once, so that they are not issued again if a later call cannot be
-                # launched.
+                # The messages are marked at once, so that they are not issued again if a later call
+                # cannot be launched.
                 self._note_issued(call)
 
     def _note_issued(self, messages: list[Message]) -> None:
@@ -196,7 +196,7 @@ class GpuMessages(Messages):
 
 
 def _calls_of(messages: Iterable[Message]) -> list[list[Message]]:
-    """Returns messages as successive calls, each with at most one message to and from each peer."""
+    """Divides messages into successive calls, with at most one message to and from each peer."""
     calls: list[list[Message]] = []
     numbers: dict[tuple[bool, int], int] = {}
     for message in messages:

@@ -1,7 +1,7 @@
 """Messages between ranks on CPUs.
 
-C answers send and recv (csrc/host/one_sided.cpp), once each has been made. csrc/host/messages.cpp
-pairs them.
+After the first send and the first recv, C answers these calls without Python
+(csrc/host/one_sided.cpp). csrc/host/messages.cpp pairs sends and receives.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,9 @@ class HostRequest(Request):
 
 
 class HostGroup(fastcall.Group):
-    """Messages that C makes together when it is called (csrc/host/group.cpp)."""
+    """Messages that C sends and receives together when this object is called
+    (csrc/host/group.cpp).
+    """
 
     __reduce_ex__ = call_is_not_copied
 
@@ -91,8 +93,8 @@ class HostMessages(Messages):
         super().__init__(context)
         # The messages of the open group, which are kept only under KCCL_CHECK=1.
         self._grouped: list[Message] = []
-        # Keeps the messages and arrays that C refers to. Keeps no requests, which refer to this
-        # object.
+        # KcclMessage -> (view, array). This keeps alive what C refers to. It has no requests, which
+        # refer to this object and would make reference cycles.
         self._under_way: dict[Any, tuple[ArrayView, Any]] = {}
         self._most_under_way = _FEW
         self._waits: tuple[Any, Any] | None = None
@@ -205,7 +207,7 @@ class HostMessages(Messages):
         self._under_way.pop(message, None)
 
     def _discard_forgotten(self) -> None:
-        """Drops the arrays of done messages whose requests have not been asked since."""
+        """Drops the arrays of done messages whose requests nobody has asked since."""
         self._under_way = {each: kept for each, kept in self._under_way.items() if not each.is_done}
         self._most_under_way = max(_FEW, 2 * len(self._under_way))
 

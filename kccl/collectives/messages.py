@@ -18,7 +18,7 @@ from .one_sided import Call
 from .prepared import Prepared, check_unmoved
 
 ANY = -1
-"""As the peer or the tag of a receive: it takes a message from any peer, or with any tag."""
+"""The peer, or the tag, of a receive that takes a message from any peer, or with any tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Message:
     Attributes:
         array, view: The caller's array, and its view.
         peer: The other rank; ANY in a receive from any rank.
-        tag: Its tag, or ANY.
+        tag: The message's tag; ANY in a receive with any tag.
         receives: True if this rank receives the message, False if it sends it.
         stream: What Backend.stream() returned.
         channel: The channel.
@@ -104,7 +104,7 @@ class MessageCall(Call):
         self._messages = messages
 
     def message(self, x: Any, peer: Any, tag: Any, stream: Any, channel: Any) -> Message:
-        """Checks the arguments."""
+        """Checks the arguments of a call. Returns them as a Message."""
         messages, context = self._messages, self._context
         view = context.backend.view(x, "x", writable=self.RECEIVES)
         takes_any = peer is None and self.RECEIVES and messages.check_any_peer()
@@ -166,7 +166,9 @@ class Group:
     __slots__ = ("_begin", "_messages", "_prepared")
 
     def __init__(self, messages: "Messages", prepared: "Callable[[], None] | None") -> None:
-        """`prepared` gets the group's messages. When None, they are made when the group ends."""
+        """`prepared` gets the group's messages. If it is None, they are sent and received when the
+        group ends.
+        """
         self._messages = messages
         self._prepared = prepared
         # Number of calls of the outer group when this one began; -1 if there is no outer group.
@@ -199,7 +201,7 @@ class Messages(ABC):
 
     Attributes:
         group: The calls of the group that is open; None if no group is open.
-        group_thread: The thread that has opened it.
+        group_thread: The thread that has opened the group.
     """
 
     def __init__(self, context: Context) -> None:
@@ -268,12 +270,15 @@ class Messages(ABC):
 
     @abstractmethod
     def prepared_group(self) -> Callable[[], None]:
-        """Returns a callable that gets messages from end_group(), and makes them when called."""
+        """Returns a callable to which end_group() gives messages. When called, it sends and
+        receives them.
+        """
 
     @abstractmethod
     def end_group(self, prepared: Callable[[], None] | None, *, drops: bool) -> None:
-        """Ends the group that was open: sends and receives its messages and waits for all of them,
-        gives them to the object that prepared_group() has returned, or drops them.
+        """Ends the group that was open. With `drops`, drops its messages. Otherwise gives them to
+        `prepared`, which prepared_group() has returned. If that is None, sends and receives them
+        and waits for all of them.
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@ from .prepared import Empty, Prepared, address_of, prepared
 class Normed(Collective):
     """A collective that normalises a sum. Python makes each call; C repeats prepared calls only."""
 
-    _SUM: str  # the collective that sums
+    _SUM: str  # the name of the collective that sums
 
     def _call_normed(self, case: NormCase, stream: Any, channel: Any, algorithm: str) -> Any:
         """Runs a call and returns its result. Plans it if it is the first of its kind."""
@@ -83,7 +83,7 @@ class Normed(Collective):
         return self._context.plan(self._SUM, nbytes, dtype, algorithm)
 
     def _place(self, case: NormCase) -> bytes:
-        """Returns `own` for Context.check_agreement(), as all_reduce does."""
+        """Returns `own` for Context.check_agreement(), as AllReduce._own() does."""
         is_in_place = case.x.address == case.out.address
         return mapping.place_of(case.x.address) if self._context.checks and is_in_place else b""
 
@@ -114,7 +114,7 @@ class Normed(Collective):
         else:
             made.op.op = total[0]
         made.op.op.kernel = lib.kccl_run_normed
-        made.op.op.is_new = 0  # the ranks compare the collective's call instead
+        made.op.op.is_new = 0  # the ranks compare the call of the sum, not this one around it
         keep = made, total, norm
         handle = ffi.gc(ffi.addressof(made, "op", "op"), lambda _, keep=keep: None)
         return handle, norm

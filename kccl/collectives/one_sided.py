@@ -1,8 +1,8 @@
 """put, get, signal, wait: calls that one rank makes alone. send and recv share their class Call.
 
-On the host and on the simulator C answers them (csrc/host/one_sided.cpp), once Python has made a
-call of the kind. For put and get this holds for each window and element type. On a GPU each call
-goes through Python.
+On the host and on the simulator Python makes the first call of each of them, and C answers the
+later ones (csrc/host/one_sided.cpp). For put and get Python makes the first call with each window
+and element type. On a GPU Python makes all calls.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from .prepared import Arrays, Prepared, address_of, prepared
 class Call(AnsweredByC, abi.fastcall.OneSided):
     """The call put, get, signal, wait, send or recv of one communicator."""
 
-    # Keywords that C does not take: it passes a call with one of them to Python.
+    # Keywords that C does not take. C passes a call with one of them to Python.
     _NOT_IN_C: tuple[str, ...] = ("stream",)
 
     def __init__(self, context: Context) -> None:
@@ -124,7 +124,7 @@ class Call(AnsweredByC, abi.fastcall.OneSided):
     ) -> None:
         view, fields = self._copy(x, peer, window, offset, is_get=is_get)
         self._run(self._context.backend.stream(stream, view), fields)
-        # C keeps a window's addresses only if its ranks are one team.
+        # C has room for a window's addresses only if it has at most MAX_WORLD_SIZE ranks.
         is_kept = len(window.addresses) <= abi.MAX_WORLD_SIZE and view.is_direct
         if not self._context.backend.has_streams and is_kept:
             self.learn_window(window, window.nbytes, window.addresses, x.dtype, view.exchange_type)

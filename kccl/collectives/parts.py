@@ -26,8 +26,8 @@ class Parts:
         sends, receives: Length of the part for each rank, and from each rank. Parts lie one behind
             the other in memory.
         repeats: True if every rank is sent the same part, the whole input.
-        longest: Length of the longest part of all ranks. No rank knows it in all_to_all, where it
-            is a constant.
+        longest: Length of the longest part of all ranks. In all_to_all no rank knows it, and a
+            constant stands in its place.
     """
 
     kernel: str
@@ -46,7 +46,7 @@ class Parts:
         )
 
     def fields(self) -> dict[str, Any]:
-        """Returns the fields of KcclCall."""
+        """Returns the fields of KcclCall that say which parts a call has."""
         return {"sends": self.sends, "receives": self.receives, "repeats": self.repeats}
 
 

@@ -34,7 +34,7 @@ class Send(MessageCall):
 
         Args:
             x: C-contiguous array.
-            peer: The rank that receives it; may be this rank.
+            peer: The rank that receives x; may be this rank.
             tag: A number from 0 to 2^31 - 1. recv() takes only messages with the tag that it asks
                 for. On GPUs and on the simulator it must be 0.
             stream, channel: As in all_reduce. recv() takes only messages sent on its channel. On
@@ -78,8 +78,8 @@ class Recv(MessageCall):
 
         Args:
             x: C-contiguous array. The message must have its length in bytes.
-            peer: The rank that sends it. None takes a message from any rank, which irecv()'s
-                request names. On GPUs and on the simulator it must be given.
+            peer: The rank that sends the message. None takes a message from any rank; irecv()'s
+                request says from which. On GPUs and on the simulator a rank must be given.
             tag: The tag that send() was given. None takes any tag.
             stream, channel: As in send().
 

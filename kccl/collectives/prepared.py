@@ -115,8 +115,8 @@ class Prepared(fastcall.Op):
 
 
 class Checked(Prepared):
-    """A prepared call under KCCL_CHECK=1: the arrays must have the memory that they had, and the
-    ranks first compare their calls.
+    """A prepared call under KCCL_CHECK=1. Before each run it checks that the arrays still have the
+    memory that they had at prepare(), and the ranks compare their calls.
     """
 
     def __init__(self, name: str, signature: str, own: bytes, arrays: Arrays, *args: Any) -> None:
@@ -160,11 +160,11 @@ class OnStream(Prepared):
         self._stream = stream
         if not callable(stream):
             context.backend.set_stream(handle, stream)
-        self._graph = context.backend.as_graph(handle)  # the handle refers to it
+        self._graph = context.backend.as_graph(handle)  # kept alive: the handle refers to it
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of blocks, and threads of each."""
+        """Returns the number of blocks, and the threads of each."""
         return self._context.backend.shape_of(self._handle)
 
     def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":

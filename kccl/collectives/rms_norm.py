@@ -25,8 +25,8 @@ def rms_norm(
     The sum with the residual is rounded to the type of x, and stored in `residual`. The rest is
     computed in float32 and rounded once. Squares are added in an order that depends on the length
     of a row only, so the bits are the same on every device. csrc/include/kccl/norm.cuh has this
-    order. The result is within one unit in the last place of torch.nn.functional.rms_norm of
-    float16 and bfloat16.
+    order. For float16 and bfloat16 the result differs from that of torch.nn.functional.rms_norm by
+    at most one unit in the last place.
 
     Args:
         x: C-contiguous array [..., width] of float32, float16 or bfloat16, on the host or a GPU.

@@ -1,7 +1,7 @@
 """Calls with op premul_sum(): each rank multiplies its input first, and the collective sums.
 
 A call is up to three kernels of this rank, which csrc/host/scaled.cpp runs one after another: scale
-stores the products in memory of the library's, the collective sums them, and narrow rounds the sums
+stores the products in memory of the library, the collective sums them, and narrow rounds the sums
 to the caller's type. The collective runs with op "sum" and the products' type.
 """
 
@@ -49,7 +49,8 @@ def make(backend: Backend, case: "Case", plan: Plan, channel: int) -> Any:
         count *= ratio
     rounds = wide != dtype and case.has_result
     products_bytes = -(-case.x.count * wide.itemsize // _ALIGNMENT) * _ALIGNMENT
-    # A result as long as the input overwrites the products.
+    # If the result is as long as the input, the sums overwrite the products and need no memory of
+    # their own.
     is_in_place = case.out.count == case.x.count
     sums_bytes = case.out.count * wide.itemsize if rounds and not is_in_place else 0
     room = backend.temporary(products_bytes + sums_bytes, channel)
@@ -68,6 +69,6 @@ def make(backend: Backend, case: "Case", plan: Plan, channel: int) -> Any:
     else:
         made.op.op = total[0]
     made.op.op.kernel = lib.kccl_run_scaled
-    made.op.op.is_new = 0  # the ranks compare the collective's call instead
+    made.op.op.is_new = 0  # the ranks compare the call of the sum, not this one around it
     keep = made, scale, total, narrow
     return ffi.gc(ffi.addressof(made, "op", "op"), lambda _, keep=keep: None)

@@ -20,16 +20,20 @@ def _close_window(
     its_calls: "Sequence[ref[Put] | ref[Get]]",
     window: windows.Window,
 ) -> None:
-    """See Window.close(). `name` is the same on all ranks. `its_...` belong to the window's
-    communicator.
+    """Closes a window; see Window.close().
 
     If the communicator has been garbage-collected or closed, the ranks need not agree.
+
+    Args:
+        name: A text that is the same on all ranks if they close the same window.
+        its_context, its_calls: The Context of the window's communicator, and its put and get.
+        window: The window.
     """
     context = its_context()
     if context is not None and not context.has_left():
         with context.out_of_band("window.close") as limit_s:
             context.backend.wait_for_calls("window.close()")
-            # When this returns, no rank's call uses the window any more.
+            # After this exchange no call of any rank uses the window any more.
             agree_on_arguments(context.mesh, {"window": name}, "window.close", limit_s)
     for its_call in its_calls:
         call = its_call()

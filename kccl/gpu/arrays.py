@@ -133,10 +133,10 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
         array: The array.
         name: What the caller calls it, for error messages.
         writable: Whether it will be written.
-        device: Number of the device on which it must be; None: any.
+        device: Number of the device on which the array must be; None: any.
 
     Raises:
-        InvalidArgument: It is no array on that device, not contiguous, or read-only.
+        InvalidArgument: `array` is no array on that device, not contiguous, or read-only.
     """
     on: int | None
     if isinstance(array, DeviceArray):
@@ -169,7 +169,7 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
 
 
 def like(array: Any, shape: tuple[int, ...]) -> Any:
-    """Returns a new array of the library, type and device of a caller's.
+    """Returns a new array of the library, element type and device of `array`.
 
     Raises:
         InvalidArgument: The library is neither PyTorch nor CuPy.
@@ -192,7 +192,7 @@ def pointer(array: Any, name: str) -> Pointer:
     The kernel may write the array. The array may have any element type and be on any device.
 
     Raises:
-        InvalidArgument: It is no array in GPU memory, not contiguous, or read-only.
+        InvalidArgument: `array` is no array in GPU memory, not contiguous, or read-only.
     """
     if _is_of_torch(array):
         _check_of_torch(array, name)
@@ -211,7 +211,7 @@ def stream_of(stream: Any) -> int:
     __cuda_stream__.
 
     Raises:
-        InvalidArgument: It is neither.
+        InvalidArgument: `stream` is neither.
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
@@ -277,7 +277,7 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
 
 def _stream_of_torch(device: int) -> Callable[[], int]:
     torch = sys.modules["torch"]
-    # current_stream() calls this function, which returns a number instead of an object.
+    # torch.cuda.current_stream() calls this function, which returns the handle, not an object.
     ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
     # The result is called before each run of a prepared call. A partial adds no Python frame.
@@ -330,8 +330,8 @@ def _view_by_dlpack(array: Any, name: str, stream: int) -> tuple[DeviceView, int
 def _wait_for(array: Any, name: str, stream: int) -> None:
     """Lets the array's library make a stream wait for its pending work on the array."""
     gpu = driver.table()
-    # DLPack refuses stream 0 as ambiguous. For the driver 0 is the legacy stream, so that is
-    # passed.
+    # DLPack refuses stream 0 as ambiguous. For the driver 0 means the legacy stream, so its other
+    # handle is passed.
     dlpack.read(array, name, gpu.dlpack_type, stream=stream or gpu.legacy_stream)
 
 

@@ -22,7 +22,7 @@ def parameters(code: bytes) -> dict[str, Parameters]:
     added.
 
     Raises:
-        BackendError: This is no compiled code for AMD's GPUs.
+        BackendError: `code` is no compiled code for AMD's GPUs.
     """
     try:
         described = _Reader(_metadata(code)).value()

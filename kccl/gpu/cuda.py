@@ -11,8 +11,8 @@ from ..base.errors import BackendError
 from ..jit.nvrtc import NVRTC
 from .table import DriverError, Names, Table
 
-# Compute capabilities: the oldest supported one, and the first whose architecture has a name in "a"
-# and which launches programmatic dependents.
+# Compute capabilities: the oldest one that KCCL supports, and the first one that has a variant
+# "sm_..a" and launches programmatic dependents.
 _OLDEST, _HOPPER = (8, 0), (9, 0)
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
@@ -130,7 +130,7 @@ class Cuda(Table):
     # ---- Devices -----------------------------------------------------------------------------
 
     def attribute(self, ordinal: int, name: str) -> int:
-        """See Table; by the name behind CU_DEVICE_ATTRIBUTE_."""
+        """See Table. `name` is the part behind CU_DEVICE_ATTRIBUTE_."""
         which = self.constant(f"CUdevice_attribute.CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.call("cuDeviceGetAttribute", which, ordinal))
 
@@ -152,7 +152,7 @@ class Cuda(Table):
         return self._arch_of(*version)
 
     def arch_for(self, arch: str) -> str:
-        """See Table: the architecture with the features that only this compute capability has."""
+        """See Table. From sm_90 on adds an "a", for features that only this capability has."""
         match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
         return arch if match is None else self._arch_of(int(match[1]), int(match[2]))
 

@@ -70,7 +70,11 @@ def error_text(name: str, code: int, note: str = "") -> str:
 
 
 def function_address(name: str, version: int = 0) -> int:
-    """Returns the address of a driver's function, for callers in C. `version` is as 12030."""
+    """Returns the address of a driver's function, for callers in C.
+
+    `version` is the version of the driver's interface that they know, as 12030 for CUDA 12.3; 0 for
+    the driver's own.
+    """
     return table().function_address(name, version)
 
 
@@ -107,13 +111,13 @@ class Device:
     """A GPU of this process.
 
     Attributes:
-        ordinal: Its number in this process.
-        name: Its name, as the driver says it.
+        ordinal: The device's number in this process.
+        name: The product's name, as the driver gives it.
         uuid: The driver's identifier, which is the same in every process.
         arch: The architecture to compile for, as in "sm_90a".
-        multiprocessors: Number of its multiprocessors.
-        shared_bytes: Most shared memory of a block.
-        context: Its context, which is PyTorch's and CuPy's too.
+        multiprocessors: Number of multiprocessors.
+        shared_bytes: Most bytes of shared memory of a block.
+        context: What Table.open_device() returned. On CUDA PyTorch and CuPy use this context too.
     """
 
     ordinal: int
@@ -162,7 +166,9 @@ def uuid(ordinal: int) -> str:
 
 
 def pick_device(local_rank: int) -> Device:
-    """Returns the device that this thread has made current, else one by the local rank."""
+    """Returns the device that this thread has made current. If there is none, returns the device
+    whose number is `local_rank`, modulo the number of devices.
+    """
     gpu = table()
     if gpu.has_current():
         return device(int(gpu.call(gpu.names.current_ordinal)))
@@ -195,7 +201,7 @@ def make_stream() -> int:
 
 
 def write(to: int, data: Any, stream: int) -> None:
-    """Writes bytes to device memory, this rank's or a peer's, and waits until they are there.
+    """Writes bytes to device memory, this rank's or a peer's, and waits until they are written.
 
     Args:
         to: Address.
@@ -224,7 +230,7 @@ def read_into(data: Any, address: int, stream: int) -> None:
 
 
 def fill(address: int, byte: int, num_bytes: int, stream: int) -> None:
-    """Writes one byte value over device memory, and waits until it is there."""
+    """Sets `num_bytes` bytes of device memory to `byte`, and waits until they are written."""
     gpu = table()
     gpu.call(gpu.names.fill, address, byte, num_bytes, stream)
     synchronize_stream(stream)
@@ -260,8 +266,8 @@ def synchronize_within(where: Device, seconds: float) -> bool:
     """Does synchronize() for at most `seconds`. Returns False if the device's work has not ended
     then.
 
-    A thread waits, because the driver's function has no timeout. The thread ends with the device's
-    work.
+    A new thread waits, because the driver's function has no timeout. That thread ends with the
+    device's work.
     """
     errors: list[BackendError] = []
     is_over = threading.Event()

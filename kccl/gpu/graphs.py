@@ -8,8 +8,9 @@ from . import driver, release
 class KernelGraph:
     """A kernel with its argument, to be launched again and again on any stream.
 
-    It may not be captured. One thread at a time may launch it. A launch waits for the launch before
-    it, also on another stream. It may be dropped while it runs.
+    It must not be launched on a stream that is being captured. One thread at a time may launch it.
+    A launch waits for the end of the launch before it, also on another stream. This object may be
+    dropped while the graph runs.
 
     Attributes:
         handle: The executable graph, which the driver's function launches.

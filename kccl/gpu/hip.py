@@ -17,7 +17,8 @@ from .table import DriverError, Names, Table
 
 _UNCACHED = 3  # hipDeviceMallocUncached, which hip-python does not have
 _LAZY_PEER_ACCESS = 1  # hipIpcMemLazyEnablePeerAccess
-# hipMemImportFromShareableHandle takes a descriptor by value from ROCm 7.1 on; before, an address.
+# The first driver version, that of ROCm 7.1, in which hipMemImportFromShareableHandle takes the
+# descriptor itself. Older ones take its address.
 _IMPORTS_BY_VALUE = 70_100_000
 # The types of memory of a device, as hip-python's hipPointerGetAttributes() names them.
 _ON_DEVICE = ("hipMemoryTypeDevice", "hipMemoryTypeManaged")
@@ -141,7 +142,7 @@ class Hip(Table):
     # ---- Devices -----------------------------------------------------------------------------
 
     def attribute(self, ordinal: int, name: str) -> int:
-        """See Table; by the name behind hipDeviceAttribute."""
+        """See Table. `name` is the part behind hipDeviceAttribute."""
         which = self.constant(f"hipDeviceAttribute_t.hipDeviceAttribute{name}")
         return int(self.call("hipDeviceGetAttribute", which, ordinal))
 
@@ -207,8 +208,8 @@ class Hip(Table):
         return found
 
     def allow_shared_bytes(self, function: int, num_bytes: int) -> None:
-        """See Table. AMD's driver needs no permission, so this only checks that a block can have so
-        much.
+        """See Table. AMD's driver needs no permission, so this only checks that a block can have
+        `num_bytes`.
         """
         if not self.call(self.names.resident_blocks, function, self.warp_size, num_bytes):
             code = int(self.constant("hipError_t.hipErrorInvalidValue"))
@@ -293,8 +294,8 @@ class Hip(Table):
             self.call("hipMemSetAccess", address, num_bytes, each, 1, note=note)
 
     def export_memory(self, memory: Any) -> int:
-        """See Table. Refuses if the driver's version cannot import the memory; then windows use IPC
-        handles.
+        """See Table. Raises BackendError if the driver's version cannot import the memory. Then
+        windows use IPC handles.
         """
         version = int(self.call(self.names.driver_version))
         if version < _IMPORTS_BY_VALUE:

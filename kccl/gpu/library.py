@@ -1,9 +1,9 @@
 """Compiled kernels, and when a GPU loads them.
 
-To load a kernel may take until the kernels that its GPU runs have ended: by CUDA's documentation,
-by measurement on NVIDIA's GPUs, and by HIP's documentation, which promises nothing else. A kernel
+Loading a kernel may wait for the end of the kernels that run on its GPU. CUDA's documentation and
+measurements on NVIDIA's GPUs say so, and HIP's documentation does not promise otherwise. A kernel
 of KCCL ends when its peers have come, and a peer may come only after the call that loads. So what
-a call needs is loaded before anything can wait:
+a call needs is loaded before any kernel can wait:
 
     kccl.init(), and whatever else makes a communicator, loads every kernel that only moves data,
     and every kernel that reduces and is in the cache on disk: because a program before has used
@@ -15,9 +15,10 @@ a call needs is loaded before anything can wait:
     first call that needs it, or when that call is prepared.
 
 A GPU loads code for itself, and waits for its own kernels only. A loaded kernel is found without a
-lock. Each GPU has a lock for each file, which is held while the GPU loads it: so no rank that is a
-thread waits for another one's GPU. Of two ranks that share a GPU one loads. Otherwise it could go
-on and launch a kernel that waits for the other one, which would still load the same code.
+lock. Each GPU has a lock for each file, which is held while the GPU loads the file. So no rank that
+is a thread waits for another rank's GPU. If two ranks share a GPU, one loads and the other waits
+for it. If both loaded, the first to finish could launch a kernel that waits for the other rank,
+while that rank's load waits for the end of this kernel.
 """
 
 import functools
@@ -39,7 +40,7 @@ from .instances import Instance, has_types, instances
 
 
 class _Loaded(NamedTuple):
-    """A kernel on one device."""
+    """A kernel on one device: the driver's function, and (offset, bytes) of each parameter."""
 
     function: int
     offsets: tuple[tuple[int, int], ...]
@@ -98,7 +99,7 @@ class Code:
         return next(iter(list(self._on.values())), None) or self.load()
 
     def allow(self, function: int, shared_bytes: int) -> None:
-        """Allows a function at least `shared_bytes` of dynamic memory on the current device."""
+        """Lets a function have `shared_bytes` of dynamic shared memory on the current device."""
         if shared_bytes <= self._shared.get(function, 0):
             return
         gpu = driver.table()
@@ -111,7 +112,9 @@ class Code:
                 self._shared[function] = shared_bytes
 
     def needs(self, function: int) -> Needs:
-        """Returns what resources a function needs on the current device, and its most threads."""
+        """Returns the resources that a function needs on the current device, and the most threads
+        that a block of it may have.
+        """
         if function not in self._needs:
             with driver.uncaptured():
                 gpu = driver.table()
@@ -129,7 +132,7 @@ class Entry:
 
     Attributes:
         code: The code that has it.
-        index: Its place in the code.
+        index: The kernel's index among the kernels of the code.
     """
 
     code: Code
@@ -142,8 +145,8 @@ class Entry:
 
     @cached_property
     def parameters(self) -> tuple[tuple[int, int], ...]:
-        """Returns (bytes, alignment) of each parameter; an alignment may be larger than the
-        type's.
+        """Returns (bytes, alignment) of each parameter. The alignment is that of the parameter's
+        offset, which may be larger than its type's.
         """
         return tuple((size, (offset & -offset) or 1) for offset, size in self.offsets)
 
@@ -155,24 +158,26 @@ class Entry:
         return "?" * len(self.offsets)
 
     def function(self, shared_bytes: int = 0) -> int:
-        """Returns the kernel on the current device, allowed `shared_bytes` of dynamic memory."""
+        """Returns the driver's function of the kernel on the current device, whose launches may
+        have `shared_bytes` of dynamic shared memory.
+        """
         function = self.code.load()[self.index].function
         self.code.allow(function, shared_bytes)
         return function
 
     def needs(self) -> Needs:
-        """Returns what resources the kernel needs on the current device, and its most threads."""
+        """See Code.needs()."""
         return self.code.needs(self.function())
 
 
 # ---- Code by its file --------------------------------------------------------------------------
 
-# The code of the library's kernels, by its file.
+# File in the cache -> the code of a library kernel.
 _loaded: dict[Path, Code] = {}
-# The code of users' kernels and its architecture, by its file.
+# File in the cache -> the code of a user's module, and its architecture.
 _modules: dict[Path, tuple[Code, str]] = {}
-# The devices that have communicators, and these communicators' numbers of ranks. _here has the
-# device of this thread's newest communicator.
+# Device that has communicators -> the world sizes whose kernels it has loaded. _here has the device
+# of this thread's newest communicator.
 _served: dict[driver.Device, set[int]] = {}
 _here = threading.local()
 

@@ -64,8 +64,8 @@ class Memory:
     def __init__(
         self, where: driver.Device, nbytes: int, stream: int | None, *, on_host: bool = False
     ) -> None:
-        """Allocates. `stream` writes zeros; with None the memory is left as it is, and never
-        cleared.
+        """Allocates the memory, and writes zeros on `stream`. If that is None, the memory keeps
+        what it holds, and clear() must not be called.
         """
         gpu, names = driver.table(), driver.table().names
         self.nbytes = nbytes
@@ -94,9 +94,9 @@ class Shareable:
     """Device memory with a mapping of its own, which other devices and processes can map too.
 
     Attributes:
-        address: Where this process maps it.
-        nbytes: Size, rounded up to what the driver maps.
-        device: The device whose memory it is; of imported memory, the device that maps it.
+        address: The address at which this process maps the memory.
+        nbytes: Size in bytes, rounded up to what the driver maps.
+        device: The device whose memory this is. For imported memory, the device that maps it.
     """
 
     def __init__(self, where: driver.Device, nbytes: int, fd: int | None = None) -> None:
@@ -107,8 +107,8 @@ class Shareable:
         """
         gpu, names = driver.table(), driver.table().names
         self.device = where
-        # The devices that may access the memory, its own last. They are waited for before it is
-        # freed, because their kernels may still use it.
+        # The devices that may access the memory; `where` is the last one. They are waited for
+        # before the memory is freed, because their kernels may still use it.
         self._users = [where]
         kind = gpu.memory_kind(where.ordinal)
         unit = gpu.memory_unit(kind)
@@ -211,7 +211,7 @@ class Opened:
     """Another process's Plain memory.
 
     Attributes:
-        address: Where this process maps it.
+        address: The address at which this process maps the memory.
     """
 
     def __init__(self, where: driver.Device, handle: bytes, peer: int) -> None:
@@ -237,8 +237,8 @@ class Opened:
 
 
 def _with_room(allocate: Callable[[], Any]) -> Any:
-    """Calls `allocate`. If there is too little memory, calls it again once dropped memory is
-    released.
+    """Returns what `allocate` returns. If there is too little memory, waits until dropped memory is
+    released, and calls `allocate` once more.
     """
     try:
         return allocate()
@@ -323,7 +323,7 @@ class GpuWindow(Window):
         self.fill(0, 0)
 
     def drop(self) -> None:
-        """See Window. It does not wait for what another rank's GPU runs now."""
+        """See Window. Does not wait for kernels that run on other ranks' GPUs."""
         mine = self._parts[self.mesh.rank]
         if not self._views and not isinstance(mine, Opened):
             mine.has_no_users()
@@ -332,7 +332,7 @@ class GpuWindow(Window):
         release.drain(self._device)
 
     def fill(self, begin: int, byte: int) -> None:
-        """Writes one byte value over this rank's part, from `begin` to the end."""
+        """Sets all bytes of this rank's part from `begin` to the end to `byte`."""
         address = self.addresses[self.mesh.rank] + begin
         with self._device.current():
             driver.fill(address, byte, self.nbytes - begin, self._stream)

@@ -4,7 +4,8 @@ Any thread may run a destructor. Suppose that it waited for its device while a k
 for this thread's next call: neither would go on. So threads of this module wait and free.
 
 Each device has a thread, which waits for that device only. So what one rank has dropped does not
-wait for the GPU of another one. What kernels of several devices may use goes from thread to thread.
+wait for the GPU of another rank. A job for memory that kernels of several devices may use goes from
+thread to thread.
 """
 
 import contextlib
@@ -62,14 +63,16 @@ class _Job:
             pass
         finally:
             if is_over:
-                # Dropping the call may drop another owner. Its job then begins before this one is
-                # over.
+                # Dropping the call may drop another owner, whose job must begin before this job is
+                # over: so drain() waits for it too.
                 self._call = None
                 _under_way.pop(self, None)
                 self.is_over.set()
 
     def _step(self, ordinal: int) -> bool:
-        """Does what go_on() does, and tells whether no thread has anything left to do."""
+        """Waits for this thread's device if the job must. Then gives the job to the next device's
+        thread and returns False, or, if no device is left, makes the call and returns True.
+        """
         while self.waits_for and self.waits_for[0].ordinal == ordinal:
             gpu = driver.table()
             with self.waits_for[0].current():
@@ -101,7 +104,7 @@ def at_end(
 
     Args:
         owner: The owner of what the calls release.
-        where: The device.
+        where: The device that is made current for the calls, in whose thread they are made.
         calls: The calls, in order.
         users: The devices of this process whose kernels may use what the calls release. They are
             waited for first. The caller may change the list until `owner` is collected.
@@ -144,7 +147,8 @@ def undo(where: driver.Device, calls: Calls, pid: int) -> None:
     # A forked child has no context of the driver.
     if os.getpid() != pid:
         return
-    # uncaptured() keeps the calls from ending a capture. No kernel uses what they release.
+    # uncaptured() keeps the calls from ending a capture. This is safe, because no kernel uses what
+    # they release.
     with where.current(), driver.uncaptured():
         for name, args in calls:
             driver.table().attempt(name, *args)

@@ -57,7 +57,7 @@ def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
         if not are_threads:
             os.close(memory.export())
     except BackendError as error:
-        # Too little memory is no reason to choose the other way, which is worse.
+        # Too little memory is no reason to choose "ipc" or "peer", which are worse than "vmm".
         if isinstance(error, DriverError) and error.code == gpu.out_of_memory:
             raise
         return str(error)
@@ -68,7 +68,7 @@ def choose(device: driver.Device, *, are_threads: bool, forced: str) -> Sharing:
     """Returns the choice of this rank alone, without regard to the other ranks.
 
     Args:
-        device: Its device.
+        device: This rank's device.
         are_threads: The ranks are threads of this process.
         forced: KCCL_WINDOWS.
 
@@ -93,7 +93,7 @@ def choose(device: driver.Device, *, are_threads: bool, forced: str) -> Sharing:
 def agree(
     mesh: Mesh, device: driver.Device, *, are_threads: bool, forced: str, timeout: float
 ) -> Sharing:
-    """Returns the way of all ranks: "vmm" where each of them can. Collective.
+    """Returns the way that all ranks use: "vmm" if each of them can use that. Collective.
 
     Raises:
         InvalidArgument, BackendError: See choose(); or KCCL_WINDOWS differs between ranks.

@@ -15,7 +15,7 @@ from .memory import Memory, shared_stream
 
 
 class DeviceState:
-    """The fields of KcclState that the host uses; assignments reach the device at once.
+    """The fields of KcclState that the host uses. An assignment writes to the device at once.
 
     Attributes:
         address: The address of the device's KcclState.
@@ -63,7 +63,7 @@ class DeviceState:
 
     @property
     def contacted(self) -> bool:
-        """Returns false: only the device knows whether a call has completed."""
+        """Returns False always, because only the device knows whether a call has completed."""
         return False
 
     @property

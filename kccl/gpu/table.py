@@ -41,7 +41,7 @@ class Names:
     num_devices: str  # () -> int
     current_ordinal: str  # () -> int, when this thread has a current device
     can_access: str  # (ordinal, ordinal of the memory) -> int
-    enable_access: str  # (context of the memory, 0); by the current device
+    enable_access: str  # (context of the memory's device, 0), for accesses by the current device
     synchronize_device: str  # ()
 
     # Streams and copies
@@ -61,9 +61,9 @@ class Names:
 
     # Kernels
     resident_blocks: str  # (function, threads, shared bytes) -> int, of one multiprocessor
-    # (function, 3 of the grid, 3 of a block, shared bytes, stream, addresses of arguments, 0)
+    # (function, grid x, y, z, block x, y, z, shared bytes, stream, addresses of arguments, 0)
     launch: str
-    launch_cooperative: str  # the same without the last argument; "" if it is not used
+    launch_cooperative: str  # the arguments of `launch` without the last one; "": is not used
 
     # Graphs
     begin_capture: str  # (stream, Table.capture_mode)
@@ -106,9 +106,9 @@ class Table(ABC):
         legacy_stream: The default stream of each device. It and the blocking streams wait for each
             other.
         host_flags: The flags of host memory that all devices map at the host's address.
-        multiprocessors, shared_bytes, maps_memory, exports_memory: Attributes of a device, for
-            attribute(): their number; the most shared memory of a block; whether it has memory with
-            a mapping of its own; whether that can be exported as a file descriptor.
+        multiprocessors, shared_bytes, maps_memory, exports_memory: Names for attribute(), of these
+            facts: the number of multiprocessors, the most shared memory of a block, whether there
+            is memory with a mapping of its own, whether a file descriptor can export that memory.
         warp_size: Threads of a warp.
         bus_parts: Attributes of a device that make up its PCI address: domain, bus and device.
         dlpack_type: DLPack's number for this vendor's GPUs.
@@ -252,8 +252,8 @@ class Table(ABC):
 
     @abstractmethod
     def arch_for(self, arch: str) -> str:
-        """Returns the architecture to compile for on GPUs of `arch`, as "sm_90a" for "sm_90"; else
-        `arch`.
+        """Returns the name of `arch` that has all features of its GPUs, as "sm_90a" for "sm_90". If
+        there is no other name, returns `arch`.
         """
 
     @abstractmethod
@@ -277,7 +277,7 @@ class Table(ABC):
         """Returns the number of the device whose memory holds an address.
 
         Raises:
-            DriverError: It is in no device's memory.
+            DriverError: The address is in no device's memory.
         """
 
     # ---- Kernels -----------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class Table(ABC):
         """Lets launches of a function have `num_bytes` of dynamic shared memory.
 
         Raises:
-            DriverError: The device has less.
+            DriverError: A block cannot have so much on the device.
         """
 
     @abstractmethod
@@ -353,7 +353,7 @@ class Table(ABC):
 
     @abstractmethod
     def memory_unit(self, kind: Any) -> int:
-        """Returns the bytes by which the driver rounds such memory up."""
+        """Returns the unit in bytes of which sizes of such memory must be multiples."""
 
     @abstractmethod
     def allow_access(
@@ -363,10 +363,10 @@ class Table(ABC):
 
     @abstractmethod
     def export_memory(self, memory: Any) -> int:
-        """Returns a file descriptor of the memory, which the caller closes."""
+        """Returns a file descriptor of the memory. The caller must close it."""
 
     @abstractmethod
     def import_memory(self, fd: int, note: str) -> Any:
-        """Returns the memory of a file descriptor, which stays the caller's; `note` as in
-        call().
+        """Returns the memory that was exported as a file descriptor. The caller still must close
+        the descriptor. `note` is as in call().
         """

@@ -31,7 +31,7 @@ def choose(vendor: Table) -> Table:
 
 
 def may_choose(vendor: Table) -> bool:
-    """Tells whether this process does not drive GPUs of another vendor."""
+    """Tells whether choose() would succeed: this process drives no GPUs of another vendor."""
     return _chosen in (None, vendor)
 
 
@@ -76,7 +76,7 @@ def backend_of(arch: str) -> str:
 
 
 def driver_version() -> int:
-    """Returns the version of the vendor's driver, as it says it."""
+    """Returns the version of the vendor's driver as the driver's number, as 12030 for CUDA 12.3."""
     gpu = table()
     return int(gpu.call(gpu.names.driver_version))
 

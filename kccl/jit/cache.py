@@ -95,12 +95,12 @@ def cached(key: str, suffix: str, make: Callable[[], bytes]) -> Path:
 
 @contextmanager
 def _lock_of_processes(path: Path) -> Iterator[None]:
-    """Holds the file lock of an entry. The end of a process releases it, too.
+    """Returns a context that holds the file lock of an entry. A process that ends releases it too.
 
-    It goes on without the lock if there is no folder, if the file system has no locks, or if
-    another process keeps the lock too long. Then write() raises what is wrong with the folder, and
-    two processes may write an entry at the same time, which is atomic. Each entry has a lock of its
-    own, because making an entry may need another entry.
+    The context is entered without the lock if there is no folder, if the file system has no locks,
+    or if another process keeps the lock too long. If the folder is missing, write() raises the
+    reason. Two processes may then write an entry at the same time, because a write is atomic. Each
+    entry has a lock of its own, because making an entry may need another entry.
     """
     lock = path.with_suffix(".lock")
     with ExitStack() as stack:
@@ -108,16 +108,16 @@ def _lock_of_processes(path: Path) -> Iterator[None]:
             lock.parent.mkdir(parents=True, exist_ok=True)
             opened = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
             stack.callback(os.close, opened)
-            # Processes that wait for this lock file, or make it anew once it is removed, find the
-            # entry.
+            # _let_go() removes the lock file. Processes that wait for this file, or make a new one,
+            # then find the entry and compile nothing.
             stack.callback(_let_go, lock, opened)
             _lock_in_time(opened)
         yield
 
 
 def _let_go(lock: Path, opened: int) -> None:
-    # Closing the file does not release the lock while a process that was forked meanwhile has it
-    # open.
+    # Unlocks the file, because closing it does not release the lock while a process that was forked
+    # meanwhile has the file open.
     with suppress(OSError):
         lock.unlink()
         fcntl.flock(opened, fcntl.LOCK_UN)
@@ -166,8 +166,8 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _sealed(content: bytes, key: str) -> bytes:
-    """Returns the content with its checksum appended. Loaders of libraries ignore what follows the
-    end.
+    """Returns the content with its checksum appended. Loaders ignore bytes behind the end of a
+    library.
     """
     return content + _MAGIC + _checksum(content, key)
 

@@ -20,8 +20,8 @@ def cure(pip_install: str) -> str:
 
 
 def find_cxx(environ: Mapping[str, str] = os.environ) -> list[str] | None:
-    """Returns the command of a C++20 compiler as words: $CXX, or else the first one found; None if
-    none.
+    """Returns the command of a C++20 compiler as words: $CXX, or else the first compiler that is
+    found. None if there is none.
     """
     if environ.get("CXX"):
         return shlex.split(environ["CXX"])

@@ -1,6 +1,6 @@
 """Says what to write instead of those parts of CUDA that kernels on CPUs cannot use.
 
-csrc/include/kccl/targets/cuda_words.h has what they can use.
+csrc/include/kccl/targets/cuda_words.h has the parts of CUDA that such kernels can use.
 """
 
 import re
@@ -11,7 +11,8 @@ _SHARED = (
     "on a CPU block-shared memory is declared by KCCL_BLOCK_SHARED(Tile, tile), with "
     "`using Tile = float[64];` for an array; GPUs take that, too"
 )
-# Patterns of such words, and what to write instead, for the error when a source does not compile.
+# Patterns of words of CUDA that kernels on CPUs cannot use, and what to write instead. The error
+# for a source that does not compile has these texts.
 _INSTEAD = (
     (
         r"extern\s+__shared__",
@@ -57,7 +58,7 @@ _VARIABLE = re.compile(
 _NO_VARIABLE = re.compile(r"\b(?:using|namespace|typedef|template|friend|concept)\b")
 _TYPE = re.compile(r"\b(?:struct|class|union|enum)\b")
 _QUALIFIER = re.compile(r"\b(?:__\w+__|static|inline|extern|volatile|mutable|noexcept)\b")
-# The characters that may precede the qualifiers of a lambda.
+# Matches the text before a qualifier of a lambda: its "]", and other qualifiers.
 _LAMBDA = re.compile(r"\](?:\s|__\w+__)*\Z")
 _COMMENT = re.compile(
     r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<!\w)'(?:\\.|[^'\\\n])'""", re.DOTALL
@@ -66,7 +67,9 @@ _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)((?:\\\n|[^\n])*)", re.MULTILINE)
 
 
 def explanations(source: str, name: str) -> str:
-    """Returns what to write instead of words in a source that did not compile, a line each."""
+    """Returns what to write instead of CUDA's words in a source that did not compile, one line for
+    each word.
+    """
     text = _without_comments(source)
     found = []
     for pattern, instead in _INSTEAD:
@@ -117,7 +120,7 @@ def _without_directives(text: str) -> str:
     header's guard does not count as an `#if`.
     """
     parts = []
-    depths = [False]  # for each open #if: whether it may leave out what stands here
+    depths = [False]  # for each open #if: True if the preprocessor may leave out the text here
     end = 0
     for match in _DIRECTIVE.finditer(text):
         before = text[end : match.start()]

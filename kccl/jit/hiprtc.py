@@ -11,7 +11,8 @@ from ..base import extras
 from ..base.errors import InvalidArgument
 from .rtc import RuntimeCompiler
 
-# These have warps of 64, and the memory model that mem.cuh is written for.
+# The GPUs that KCCL supports. They have warps of 64, and the memory model that mem.cuh is written
+# for.
 ARCHS = ("gfx942", "gfx950")
 
 
@@ -65,7 +66,7 @@ def binding_of(library: str) -> Any:
 
 
 def said(error: RuntimeError) -> str:
-    """Returns hip-python's message about a library that it cannot open, with names for b'names'."""
+    """Returns hip-python's message about a library that it cannot open, without b'' at names."""
     text = re.sub(r"\bb'([^']*)'", r"\1", str(error))
     return text.replace("''", "'")
 
@@ -74,7 +75,7 @@ def check_arch(arch: str) -> None:
     """Checks that KCCL supports an architecture.
 
     Raises:
-        InvalidArgument: It does not.
+        InvalidArgument: KCCL does not support it.
     """
     if arch not in ARCHS:
         raise InvalidArgument(f"arch is {arch!r}, must be one of {', '.join(ARCHS)}")

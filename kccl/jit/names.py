@@ -14,7 +14,7 @@ def cpp_op(op: str) -> str:
 
 
 def path_of(kernel: str, csrc: Path) -> Path:
-    """Returns the file of a kernel. It has the kernel's name."""
+    """Returns the path of a kernel's file, which has the kernel's name."""
     return csrc / "include" / "kccl" / "kernels" / f"{kernel}.cuh"
 
 

@@ -17,7 +17,7 @@ def read_source(source: "str | os.PathLike[str]") -> tuple[str, str, list[Path]]
         source: A text as a str, or the path of a file as a Path.
 
     Raises:
-        InvalidArgument: The file cannot be read. Or the text is a path.
+        InvalidArgument: The file cannot be read. Or `source` is a str that looks like a path.
     """
     if isinstance(source, str):
         _check_text(source)

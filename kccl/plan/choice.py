@@ -46,7 +46,8 @@ class Plan:
         """
         handle = backend.call(self.name, (self.blocks, self.threads), **fields)
         if moved is not None:
-            # One kernel moves all types, so the call was bound without its own type.
+            # One kernel moves all types, so the handle was made without the call's type. It is set
+            # here, for the ranks to compare.
             handle.call.dtype = moved
         return handle
 

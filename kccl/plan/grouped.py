@@ -18,8 +18,8 @@ from .spec import Request
 from .steps import INPUT, MOST_POSTED_BYTES, Form, Step, Steps
 from .tuning import tuning_for
 
-# If ranks cannot post a call: from this many bytes on, each rank of a group reduces a part of the
-# message across groups.
+# The limit for an all_reduce, which ranks do not post: from this many bytes on, each rank of a
+# group reduces a part of the message across groups.
 _DIVIDES_FROM_BYTES = 65536
 
 
@@ -89,7 +89,7 @@ class GroupedPlanner:
         """See Planner.
 
         Raises:
-            InvalidArgument: Another algorithm is asked for, or it is an all_to_all.
+            InvalidArgument: Another algorithm is asked for, or the collective is all_to_all.
         """
         if collective not in OF_PARTS:
             raise InvalidArgument(self._grouping.refusal(f"{collective} with counts is"))

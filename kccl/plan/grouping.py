@@ -15,9 +15,9 @@ MOST_GROUPED_RANKS = 64
 class Grouping:
     """The groups of a communicator's ranks, and the teams across them.
 
-    If all groups have the same size, the ranks at the same place of all groups are a team.
-    Otherwise the leaders of the groups, their first ranks, are a team, and every other rank is a
-    team alone.
+    A rank's place is its index in its group. If all groups have the same size, the ranks at the
+    same place of all groups are a team. Otherwise the leaders of the groups, their first ranks, are
+    a team, and every other rank is a team alone.
 
     Attributes:
         groups: The ranks of each group.
@@ -65,7 +65,7 @@ class Grouping:
         return runs
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Returns the number of a rank's group, and its place there."""
+        """Returns the number of a rank's group, and the rank's place in the group."""
         return next((g, group.index(rank)) for g, group in enumerate(self.groups) if rank in group)
 
     def teams_of(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -77,7 +77,7 @@ class Grouping:
         return group, (rank,)
 
     def refusal(self, what: str) -> str:
-        """Says why a call is for one team only; `what` is as in "windows are"."""
+        """Returns the error's text for a call of one team only; `what` is as in "windows are"."""
         if self.are_nodes:
             listed = "; ".join(map(_listed, self.groups))
             return (

@@ -10,7 +10,7 @@ class Limits:
     """The limits of a GPU.
 
     Attributes:
-        gpu: Its name, for messages.
+        gpu: The GPU's name, for messages.
         shared_bytes: Most block-shared memory of a block, static and dynamic.
         static_shared_bytes: Most block-shared memory in variables. Compilers refuse more.
         reserved_shared_bytes: Shared memory that the GPU takes for each block in addition.
@@ -62,8 +62,9 @@ class Limits:
         return each * self.multiprocessors
 
 
-# CUDA C++ Programming Guide, table of compute capabilities; the number of multiprocessors is that
-# of an H100 or H200. AMD: the ISA of CDNA3; a compute unit of an MI300X runs 32 waves of 64.
+# NVIDIA's numbers are from the CUDA C++ Programming Guide, table of compute capabilities, and the
+# number of multiprocessors is that of an H100 or H200. AMD's numbers are from the ISA of CDNA3. A
+# compute unit of an MI300X runs 32 waves of 64.
 LIMITS = {
     "sm_90": Limits("sm_90", 232_448, 49_152, 1024, 233_472, 132, 2048, 32, 32_764),
     "gfx942": Limits("gfx942", 65_536, 65_536, 0, 65_536, 304, 2048, 32, 0),
@@ -75,9 +76,9 @@ class Needs:
     """The resources of a GPU that a compiled kernel needs.
 
     Attributes:
-        threads: Most threads of a block that its code allows.
+        threads: Most threads that a block of the kernel may have.
         registers: Registers of each thread.
-        static_shared_bytes: Its variables in block-shared memory.
+        static_shared_bytes: Bytes of the kernel's variables in block-shared memory.
     """
 
     threads: int
@@ -91,8 +92,8 @@ class Needs:
             name: The kernel.
             block: Threads of a block.
             shared_bytes: Dynamic shared memory of a block.
-            most: Most shared memory of a block, static and dynamic.
-            gpu: Its name or architecture, for messages.
+            most: Most bytes of shared memory of a block, static and dynamic.
+            gpu: The GPU's name or architecture, for messages.
 
         Raises:
             InvalidArgument: The GPU would refuse the launch.
@@ -110,9 +111,9 @@ def check_shared(shared_bytes: int, most: int, gpu: str, variables: int = 0) -> 
     """Checks the shared memory of a block.
 
     Args:
-        shared_bytes: Its dynamic shared memory, as given.
-        most: What a block may have.
-        gpu: Its name or architecture, for messages.
+        shared_bytes: Bytes of the block's dynamic shared memory, as the caller gave them.
+        most: Most bytes of shared memory that a block may have.
+        gpu: The GPU's name or architecture, for messages.
         variables: Bytes of the kernel's variables in shared memory.
 
     Raises:

@@ -53,8 +53,8 @@ def premul_sum(factor: float) -> PremulSum:
     number without a fraction; products and sums wrap. bool is refused.
 
     A call first makes a pass over the array that stores the products. Floats of 8 and 16 bits
-    travel as float32, and another pass rounds the result. Their memory stays until the communicator
-    itself is freed, also after close().
+    travel as float32, and another pass rounds the result. The memory of products and sums stays
+    until the communicator itself is freed, also after close().
 
     Args:
         factor: A float, or an integer from -2**63 to 2**64 - 1; of Python or NumPy.
@@ -80,8 +80,8 @@ def premul_sum(factor: float) -> PremulSum:
 
 @lru_cache(maxsize=1024)
 def _premul_sum(factor: int | float, _: str) -> PremulSum:
-    # Equal numbers get one object, because C knows a call's op by its identity. The text
-    # distinguishes numbers that compare equal, as 0.0 and -0.0.
+    # The cache gives equal numbers one object, because C knows a call's op by its identity. The
+    # second argument, a text, distinguishes numbers that compare equal, such as 0.0 and -0.0.
     return PremulSum(factor)
 
 

@@ -57,19 +57,21 @@ Condition = Callable[[Request], str | None]
 
 
 def needs_peers(request: Request) -> str | None:
-    """Refuses a single rank, for an algorithm that divides the work among ranks."""
+    """A Condition for algorithms that divide the work among ranks: refuses a single rank."""
     return "one rank has no peer to share the work with" if request.world_size == 1 else None
 
 
 def needs_floats(request: Request) -> str | None:
-    """Refuses types without NaN, for a protocol in which NaN marks a word that has not arrived."""
+    """A Condition for protocols in which NaN marks a word that has not arrived: refuses types
+    without NaN.
+    """
     if request.dtype is None or request.dtype.has_nan:
         return None
     return f"{request.dtype.name} has no bit pattern to spare for words that have not arrived"
 
 
 def needs_attach(request: Request) -> str | None:
-    """Refuses ranks that may not read each other's memory, for a kernel that reads it."""
+    """A Condition for kernels that read other ranks' memory: refuses ranks that may not read it."""
     if request.can_attach:
         return None
     return "the ranks' processes may not read each other's memory (process_vm_readv)"
@@ -130,7 +132,11 @@ class KernelSpec:
 
     @property
     def is_collective(self) -> bool:
-        """Tells whether all ranks make its calls together, on a channel."""
+        """Tells whether plans choose the kernel for a collective, or it makes calls with parts of
+        different lengths.
+
+        It is False for all_reduce_rms_norm, although all ranks make its calls together.
+        """
         return bool(self.algorithm) or self.name.endswith(PARTS)
 
     @property

@@ -4,9 +4,9 @@ The steps have the same kernels on the same teams on all ranks, whatever the ran
 csrc/host/chain.cpp says why that matters. So where only some teams have something to send, the
 others send a byte that nobody needs.
 
-Sums: partial sums of floats of 16 bits travel as float32. So a result is rounded once, at the end,
-and an average is divided there. What differs from a communicator of at most 8 ranks is the order of
-the sum: in rank order within each team.
+Partial sums of floats of 8 and 16 bits travel as float32. So a result is rounded once, at the end,
+and an average is divided at the end. The order of a sum differs from that of a communicator of at
+most 8 ranks: each team sums in the order of its ranks, and then the teams' sums are summed.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,8 +61,8 @@ class Take:
 
     Attributes:
         source: The rank that posts.
-        from_offset: Where the taken bytes begin in what that rank posts, in bytes.
-        to_offset: Where they are stored, in bytes behind the step's target.
+        from_offset: Offset of the taken bytes in what that rank posts, in bytes.
+        to_offset: Offset at which they are stored, in bytes from the step's target on.
         num_bytes: Number of bytes taken.
     """
 
@@ -91,7 +91,7 @@ class Step:
 
     Attributes:
         kernel: A kernel's name; or "copy", "convert" or "reduce", which need no other rank.
-        source, target: The parts that it reads and writes.
+        source, target: The parts that the step reads and writes.
         count: KcclCall.count. For "copy" it is bytes, for "convert" elements, for "reduce" elements
             of each row.
         team: OWN_GROUP or ACROSS_GROUPS; None if the step needs no other rank.
@@ -157,9 +157,9 @@ class Steps:
 
     Attributes:
         grouping, rank, group, place: The groups, this rank, the number of its group, and its place
-            there.
+            in the group.
         steps: The steps so far.
-        temporary_bytes: Bytes of temporary memory that they use.
+        temporary_bytes: Bytes of temporary memory that the steps use.
         mark: A number from 0 to 255 that must be the same on all ranks. Steps without a root carry
             it as KcclCall.peer, which the ranks compare.
     """
@@ -198,7 +198,8 @@ class Steps:
         """Adds steps that reduce `rows` rows of `count` elements, one behind the other, in their
         order.
 
-        They overwrite rows: the result of the first rows is stored in the last of these.
+        A step takes at most MAX_WORLD_SIZE rows. If more follow, its result overwrites the last of
+        its rows, which is the first row of the next step.
         """
         row_bytes = count * dtypes.of(dtype).itemsize
         first = 0
@@ -277,7 +278,7 @@ class Steps:
 
 
 def _like(collective: str) -> KernelSpec:
-    """Returns any kernel of a collective, because all of them count alike."""
+    """Returns any kernel of a collective: KcclCall.count has the same unit for all of them."""
     return next(spec for spec in BY_NAME.values() if spec.collective == collective)
 
 
@@ -287,11 +288,11 @@ class Form:
 
     Attributes:
         name: The name, which is used like that of an algorithm.
-        moves: One line for people.
+        moves: One line for people: which data goes where.
         make: Adds the steps to a Steps. Takes KcclCall's fields by name.
         needs_even: True if the form needs groups of the same size.
-        posts: For a form by postings, returns the most bytes of a request that one rank posts; else
-            None.
+        posts: For a form in which ranks post: returns the most bytes that one rank posts for a
+            request. None for other forms.
     """
 
     name: str

@@ -19,7 +19,7 @@ from .specs import SPECS
 _TABLES = Path(__file__).parent / "tables"
 # Backends on which nothing is measured yet -> the backend whose table is the best guess.
 _BORROWED = {"hip": "cuda"}
-_MOST_SHOWN = 60  # characters of a value in an error
+_MOST_SHOWN = 60  # the most characters of a value that an error shows
 _UNMEASURED = "the first of the collective's kernels; nothing is measured"
 
 
@@ -128,7 +128,9 @@ def read_tuning(path: Path, here: Callable[[], Machine] = discovered) -> Tuning:
 
 
 def _nearest(of_size: dict[str, Any], here: Callable[[], Machine]) -> str:
-    """Returns the machine whose table is used. A table without a machine is the user's own."""
+    """Returns the machine whose table is used; "" for a table that names no machine. Such a table
+    is the user's own, and goes before all others.
+    """
     if len(of_size) == 1 or "" in of_size:
         return "" if "" in of_size else next(iter(of_size))
     known = topology.recorded()
@@ -136,7 +138,7 @@ def _nearest(of_size: dict[str, Any], here: Callable[[], Machine]) -> str:
 
 
 def told_of_machine(machine: str, here: Machine) -> str:
-    """Says whose table a plan follows, and how another machine differs from that one."""
+    """Returns a sentence: whose table a plan follows, and how the machine `here` differs."""
     unlike = topology.differences(here, topology.recorded()[machine])
     told = f"has {', '.join(unlike)}" if unlike else "is like it"
     return f"The table is of {machine}, the nearest recorded machine that has one; this one {told}."
@@ -213,7 +215,9 @@ def _integer(value: Any, where: str, low: int, high: int | None = None) -> int:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value of a JSON file as JSON; of a long one the beginning."""
+    """Returns a value of a JSON file as JSON text, of which an error shows at most _MOST_SHOWN
+    characters.
+    """
     text = json.dumps(value)
     return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 

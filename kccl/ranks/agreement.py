@@ -1,4 +1,4 @@
-"""Agreements of the ranks out of band: settings at start-up, objects, and split().
+"""What the ranks agree on by their sockets: settings at start-up, gather_objects(), and split().
 
 survivors.py has shrink().
 """
@@ -38,7 +38,7 @@ def agree_at_start(
         timeout: Seconds to wait for the other ranks.
 
     Returns:
-        The cores that any of the ranks may use.
+        The CPU cores that at least one of the ranks may use.
 
     Raises:
         InvalidArgument: A setting differs between ranks.
@@ -71,10 +71,10 @@ def agree_at_start(
 
 
 def check_algorithm(env: Env) -> None:
-    """Checks that KCCL_ALGORITHM names an algorithm, or none.
+    """Checks that KCCL_ALGORITHM names an algorithm, if it is set.
 
     Raises:
-        InvalidArgument: It names another thing.
+        InvalidArgument: There is no algorithm of that name.
     """
     known = [*(spec.name for spec in SPECS), *forms.names()]
     if env.algorithm and env.algorithm not in known:
@@ -95,7 +95,7 @@ def agree_on_arguments(
         timeout: Seconds to wait for the other ranks.
 
     Raises:
-        InvalidArgument: One differs between ranks.
+        InvalidArgument: An argument differs between ranks.
         Timeout, PeerLost: A rank did not arrive in time, or has left or died.
     """
     replies = ranks.allgather(json.dumps(mine).encode(), what, timeout)
@@ -115,17 +115,18 @@ def gather_objects(ranks: Mesh, value: Any, timeout: float) -> list[Any]:
     with ranks.call("gather_objects"):
         text = json_of(value)
         replies = ranks.allgather(text, "gather_objects", timeout)
-        # A rank that comes late finds all values, and that the others have given up.
+        # A rank that comes late may find all values although the others have given up. Then this
+        # raises what they told.
         ranks.look()
     return [json.loads(reply) for reply in replies]
 
 
 def json_of(value: Any) -> bytes:
-    """Returns JSON of which a peer makes the same value.
+    """Returns `value` as JSON from which a peer makes an equal value.
 
     Raises:
-        InvalidArgument: It would make another one: there is a tuple, a key that is no text, or an
-            object that JSON does not have.
+        InvalidArgument: A peer would make another value, because `value` has a tuple or a key that
+            is no text. Or it has an object that JSON cannot express.
     """
     try:
         text = json.dumps(value)
@@ -190,7 +191,8 @@ def split(
         try:
             part = make(mesh)
         except Exception as error:
-            # The reason as all ranks get it, with the rank's number here.
+            # Raises the failed rank's reason, so that all ranks raise the same error. The error has
+            # that rank's number in `ranks` instead of its number in `mesh`.
             culprit = error.peer if isinstance(error, PeerLost) else mesh.told_by
             _hear_reason(ranks, None if culprit is None else mesh.numbers[culprit])
             raise
@@ -199,7 +201,10 @@ def split(
 
 
 def _hear_reason(ranks: Mesh, peer: int | None) -> None:
-    """Raises why a peer has left the part. It closes its streams of that before it says so here."""
+    """Raises the reason why a peer has left the part. Returns if it tells none within a second.
+
+    The peer closes its streams of the part before it tells the reason to the mesh `ranks`.
+    """
     if peer not in (None, ranks.rank):
         ranks.hear_reason(peer)
 
@@ -217,8 +222,8 @@ def connect_part(
 
     Args:
         ranks: The mesh of all ranks.
-        names: Rank in it -> name of its listener, in the new order.
-        listener: This rank's. It is closed.
+        names: Rank in `ranks` -> name of its listener, for each member, in the new mesh's order.
+        listener: This rank's listener. It is closed.
         timeout: Seconds to wait for the others.
         look: Called now and then during the wait. What it raises ends the wait.
         what: What the ranks are doing, for error messages.

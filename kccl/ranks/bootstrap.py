@@ -1,6 +1,6 @@
 """Connects the ranks that mpirun, torchrun, srun or `kccl run` started, and makes their Mesh.
 
-Each launcher only has to exchange one short string for each rank. The rest goes through the Mesh.
+By means of the launcher the ranks only exchange short strings. The rest goes through the Mesh.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from . import last_word, launchers, mesh, mpi, mpi_ranks, nodes, refusal, rendez
 from .job import JobRank, machine_id, room_to_tell
 from .siblings import Siblings, of_torchrun
 
-# Numbers of the meetings of each job, by its key.
+# A job's key -> the numbers of this process's calls of kccl.init() in the job.
 _rendezvous_numbers: defaultdict[str, "itertools.count[int]"] = defaultdict(itertools.count)
 
 
@@ -65,7 +65,7 @@ def connect(job_rank: JobRank, timeout: float, ranks_per_node: int = 0) -> mesh.
     Args:
         job_rank: This process's rank, and how it reaches the others.
         timeout: Seconds to wait for the other ranks.
-        ranks_per_node: As in Env.
+        ranks_per_node: KCCL_RANKS_PER_NODE, as in Env.
 
     Raises:
         Timeout, PeerLost: A rank did not arrive in time, or has left or died.
@@ -86,7 +86,8 @@ def connect(job_rank: JobRank, timeout: float, ranks_per_node: int = 0) -> mesh.
         everyone = _exchange(job_rank, mine, timeout)
         homes = _homes(job_rank, everyone)
         if homes:
-            # Until now this process could not know that there are several nodes.
+            # Only the exchange above has shown that there are several nodes. They need MPI, and
+            # listeners for TCP.
             with telling(job_rank):
                 mpi.check_threads()
                 far = nodes.Listener(near, name, homes[job_rank.rank].node)
@@ -103,14 +104,14 @@ def connect(job_rank: JobRank, timeout: float, ranks_per_node: int = 0) -> mesh.
 
 
 def _exchange(job_rank: JobRank, mine: object, timeout: float) -> list[Any]:
-    """Returns the values that the ranks pass, in rank order. Collective."""
+    """Returns every rank's `mine`, in rank order. Collective."""
     texts = job_rank.exchange(json.dumps(mine), timeout)
     refusal.check(texts, job_rank.rank)
     return [json.loads(text) for text in texts]
 
 
 def _homes(job_rank: JobRank, everyone: list[Any]) -> tuple[nodes.Home, ...]:
-    """Returns where the ranks are, from their own descriptions; () if all are on one node.
+    """Returns where each rank is, as the ranks describe themselves; () if all are on one node.
 
     Raises:
         BackendError: There are several nodes, and the ranks have no MPI.
@@ -147,9 +148,10 @@ def _homes(job_rank: JobRank, everyone: list[Any]) -> tuple[nodes.Home, ...]:
 
 @contextlib.contextmanager
 def telling(job_rank: JobRank) -> Iterator[None]:
-    """Within it, an exception of this rank is raised on all others too, with its rank and reason.
+    """Returns a context. An exception in it is raised on all other ranks too, with this rank's
+    number and the reason.
 
-    The other ranks must be about to exchange strings, or do so already.
+    The other ranks must be about to call JobRank.exchange, or be in it already.
     """
     try:
         yield
@@ -164,13 +166,13 @@ def refuse(job_rank: JobRank, error: BaseException) -> BaseException:
     """Tells the other ranks why this one cannot start.
 
     Returns:
-        What this rank raises: `error` with the rank in its text, or one of KCCL's for an error of
+        What this rank raises: `error` with the rank in its text, or a BackendError for an error of
         the operating system.
     """
     if job_rank.world_size == 1:
         return error
     mine, said = refusal.refusal(error, job_rank.rank, mpi_ranks.MOST_BYTES)
-    # The first error is raised, whatever happens meanwhile to this rank or the others.
+    # Errors of this exchange are ignored, because this rank is to raise `error`.
     with contextlib.suppress(Error, OSError), room_to_tell():
         job_rank.exchange(said, refusal.WAITS_S)
     return mine
@@ -193,7 +195,8 @@ def _by_socket(
     siblings: Siblings | None = None,
 ) -> JobRank:
     # Each init() has a rendezvous of its own. All ranks of a job call init() equally often, so the
-    # numbers agree. A process may be a rank of one job after the other.
+    # numbers agree. They are counted for each job, because a process may be a rank of several jobs,
+    # one after another.
     number = next(_rendezvous_numbers[key])
     name = "kccl-" + hashlib.sha256(f"{os.getuid()} {key} {number}".encode()).hexdigest()[:32]
 

@@ -1,4 +1,4 @@
-"""Makes Unix sockets, and connects them. A call that the system refuses is named."""
+"""Makes and connects Unix sockets. If the system refuses a call, the error names the call."""
 
 import socket
 

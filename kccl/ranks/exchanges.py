@@ -32,7 +32,7 @@ from .messages import (
 )
 from .sockets import peer_lost, poll_ms
 
-# A rank that has lost a peer waits so long for the reason.
+# Seconds that hear_reason() waits for a peer to tell why it has failed.
 _REASON_S = 1.0
 _MOST = 1 << 32
 
@@ -43,7 +43,7 @@ class Exchanges:
     Attributes:
         rank, world_size: This rank, and the number of ranks.
         has_met: A call other than start-up has succeeded since start-up or reset().
-        told_by: The rank that failed in the last call and told why; None if none did.
+        told_by: The rank that failed in the last call and told this rank why; None if none did.
     """
 
     def __init__(self, rank: int, world_size: int, links: dict[int, Link]) -> None:
@@ -52,22 +52,22 @@ class Exchanges:
         self.has_met = False
         self.told_by: int | None = None
         self._links = links
-        self._call = ""  # "" between calls
-        self._number = 0  # of the call; with that of the exchange in the lowest 8 bits
-        # reset(): the phase this rank is in, and the last that each peer announced.
+        self._call = ""  # the name of the call that this rank is in; "" between calls
+        self._number = 0  # the call's number, times 256, plus the exchange's number in the call
+        # For Mesh.reset(): this rank's phase, and the latest phase that each peer has announced.
         self._phase = 0
         self._heard = dict.fromkeys(links, 0)
-        # The call in which a peer was last seen while this rank was in reset().
+        # Peer -> the call that its last message belonged to, while this rank was in reset().
         self._seen_in: dict[int, str] = {}
 
     # ---- Calls -------------------------------------------------------------------------------
 
     @contextmanager
     def call(self, what: str) -> Iterator[None]:
-        """A context for one call of all ranks; within another one a part of that.
+        """Returns a context for one call of all ranks. Within another call it is a part of that.
 
-        If it raises here, all other ranks that are in the call raise too. Whoever needs it to
-        succeed on all ranks or on none ends it with an exchange, as together() does.
+        If the body raises here, all other ranks that are in the call raise too. A body that must
+        succeed on all ranks or on none ends with an exchange, as together() does.
         """
         if self._call:
             yield
@@ -78,8 +78,8 @@ class Exchanges:
             self.has_met |= what != "start-up"
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             if self._is_known:
-                # A peer may read what this rank says in its next call before it reads the reason
-                # on the stream of the rank that failed.
+                # Passes the reason on: a peer may read this rank's message of the next call before
+                # it reads the reason on the stream of the rank that failed.
                 if self._reason:
                     self._tell_failure(self._reason)
                 raise
@@ -93,10 +93,10 @@ class Exchanges:
 
     @contextmanager
     def together(self, what: str, timeout: float) -> Iterator[ExitStack]:
-        """A call() that ends with an exchange: it succeeds on all ranks or on none.
+        """Returns the context of a call() that ends with an exchange: all ranks succeed or none.
 
         Yields:
-            What to do if it fails, on this or another rank.
+            A stack for callbacks. They run if the call fails, on this rank or another one.
         """
         with self.call(what), ExitStack() as undo:
             yield undo
@@ -106,8 +106,8 @@ class Exchanges:
     def _begin(self, what: str) -> None:
         self._call = what
         self._number = ((self._number >> 8) + 1 << 8) % _MOST
-        self._is_known = False  # all ranks know, or see for themselves, that this call has failed
-        self._reason = b""  # why, as it was told
+        self._is_known = False  # this call has failed, and all ranks hear of that from others
+        self._reason = b""  # what the failed rank told; b"" if no rank told this one
         self.told_by = None
 
     def _tell_failure(self, reason: bytes) -> None:
@@ -116,7 +116,7 @@ class Exchanges:
             link.put(FAIL, self._number, reason)
 
     def look(self) -> None:
-        """Raises if a peer has told that this call has failed there. Does not wait."""
+        """Raises if a peer has told that this call has failed on it. Does not wait."""
         for link in self._links.values():
             link.fill()
             while (message := link.take()) is not None:
@@ -148,16 +148,16 @@ class Exchanges:
     def allgather(
         self, payload: bytes, what: str, timeout: float, among: Sequence[int] | None = None
     ) -> list[bytes]:
-        """Returns every rank's payload, in rank order. Collective; outside of a call a call of its
-        own.
+        """Returns every rank's payload, in rank order. Collective. If no call() has begun, this is
+        a call of its own.
 
         Args:
             payload: Any bytes. Lengths may differ between ranks.
             what: What the ranks are doing, for error messages.
             timeout: Seconds to wait for the slowest rank.
             among: The ranks that exchange payloads with this one, itself included, in the order of
-                the result; None: all. Within a call each rank makes as many exchanges, each with
-                its own team.
+                the result; None: all. Within a call every rank must make the same number of
+                exchanges, each with its own team.
 
         Raises:
             InvalidArgument: A rank makes another call.
@@ -179,8 +179,9 @@ class Exchanges:
     ) -> dict[int, int]:
         """Sends `fd` to every peer, and returns the descriptor of each peer. Collective.
 
-        The caller closes them. `among` is as in allgather(). Raises as allgather(), and OSError
-        where the operating system refuses to send or receive a descriptor.
+        The caller must close the returned descriptors. `among` is as in allgather(). Raises what
+        allgather() raises, and OSError where the operating system refuses to send or receive a
+        descriptor.
         """
         with self.call(what):
             self.allgather(b"", what, timeout, among)
@@ -205,7 +206,7 @@ class Exchanges:
         return fds
 
     def _links_to(self, among: Sequence[int] | None) -> dict[int, Link]:
-        """Returns the streams to the peers among these ranks; None: to all."""
+        """Returns the streams to the peers in `among`; to all peers if it is None."""
         if among is None:
             return self._links
         return {peer: self._links[peer] for peer in among if peer != self.rank}
@@ -216,7 +217,9 @@ class Exchanges:
             raise peer_lost(self.rank, lost[0], what)
 
     def _meeting(self, kind: bytes, number: int) -> AbstractContextManager[None]:
-        """Returns the context of a wait for all peers whose streams are open."""
+        """Returns a context for a wait for all peers whose streams are open. Only the simulator's
+        mesh does something in it (kccl/sim/mesh.py).
+        """
         return contextlib.nullcontext()
 
     def _exchange(
@@ -228,7 +231,8 @@ class Exchanges:
         timeout: float,
         links: dict[int, Link],
     ) -> dict[int, bytes]:
-        """Sends `payload`, unless it is None, and receives one message from each of these peers.
+        """Sends `payload`, unless it is None, to the peers in `links`, and receives one message of
+        each of them.
 
         Returns:
             Peer -> data, for the peers whose message came before their stream ended.
@@ -284,7 +288,7 @@ class Exchanges:
         return True
 
     def _is_earlier(self, number: int) -> bool:
-        """Tells whether a message is of a call before this one."""
+        """Tells whether a message with this number is of a call before this one. Numbers wrap."""
         return ((number >> 8) - (self._number >> 8)) % (_MOST >> 8) >= _MOST >> 9
 
     def _take(
@@ -308,7 +312,7 @@ class Exchanges:
                 return
             seen, seen_number, payload = message
             if seen == RESET:
-                # A phase is announced once, so it counts whatever this rank is doing now.
+                # A peer announces a phase only once, so it is noted during any exchange.
                 self._heard[peer] = max(self._heard[peer], seen_number)
                 continue
             self._check_farewell(link, peer, message, what)
@@ -317,7 +321,7 @@ class Exchanges:
                     self._seen_in[peer] = parts_of(payload)[0]
                 drop(seen, payload)
                 continue
-            # A message of an earlier call: this rank left that call without it.
+            # This rank left an earlier call before this message of it came.
             if self._is_earlier(seen_number):
                 drop(seen, payload)
                 continue

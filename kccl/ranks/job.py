@@ -1,7 +1,7 @@
-"""Finds out what a process can know of its job before it meets the other ranks. That is:
+"""Checks what a process can know before it meets the other ranks of its job.
 
-Whether it is a rank at all or a helper of one, whether it can see the others, and whether enough
-descriptors are left.
+The checks are: is the process a rank or a rank's helper, can the other ranks see it, and has it
+enough descriptors left.
 """
 
 import errno
@@ -19,9 +19,9 @@ from . import launchers
 
 _KINDS = ("net", "pid", "user")
 _CLAIM = "KCCL_RANK_PROCESS"
-# Descriptors that are open for a moment only, as a file of Python that is imported meanwhile.
+# Descriptors for what is open for a moment only, such as a module that Python imports.
 _SPARE = 8
-# Descriptors that a rank opens to tell the others why it cannot start.
+# Descriptors that a rank needs to tell the others why it cannot start.
 _TO_TELL = 16
 
 
@@ -47,10 +47,11 @@ class JobRank:
 
 
 def namespaces() -> str:
-    """Returns the namespaces that ranks must share: names of sockets, process ids and users.
+    """Returns the ids of the namespaces that ranks must share: network (which has the sockets'
+    names), process and user.
 
     Raises:
-        BackendError: /proc does not show them.
+        BackendError: They cannot be read in /proc.
     """
     return " ".join(_of_proc(os.readlink, f"/proc/self/ns/{kind}") for kind in _KINDS)
 
@@ -75,10 +76,10 @@ def check_namespaces(launchers_own: str) -> None:
     """Checks that this process is in the launcher's namespaces.
 
     Args:
-        launchers_own: What namespaces() said in the launcher; "" if it is not known.
+        launchers_own: What namespaces() returned in the launcher; "" if that is not known.
 
     Raises:
-        BackendError: It is not.
+        BackendError: This process is in another namespace than the launcher.
     """
     if not launchers_own:
         return
@@ -99,13 +100,14 @@ def check_namespaces(launchers_own: str) -> None:
 def claim(environ: Mapping[str, str]) -> None:
     """Makes this process the rank that its launcher's variables name. Idempotent.
 
-    Processes that it starts inherit the variables, and this claim. It is made when kccl is imported
-    and again by kccl.init(). So it counts for helpers that a rank starts before its kccl.init().
-    A wrapper that imports kccl and starts the rank looks the same until its program has ended. It
-    must take the claim out of the environment of what it starts.
+    The claim is an environment variable, KCCL_RANK_PROCESS. Processes that the rank starts inherit
+    it together with the launcher's variables, and are refused here. It is set when kccl is imported
+    and again by kccl.init(), so helpers that a rank starts before its kccl.init() are refused too.
+    A wrapper that imports kccl and then starts the rank looks like a rank with a helper. It must
+    start the rank without KCCL_RANK_PROCESS.
 
     Raises:
-        BackendError: A process that started this one, or a fork's parent, is the rank.
+        BackendError: The process that started this one, or the parent of this fork, is the rank.
     """
     variables = launchers.own_variables(environ)
     if not variables:
@@ -124,15 +126,15 @@ def claim(environ: Mapping[str, str]) -> None:
 
 
 def claim_at_import() -> None:
-    """Claims as claim() does. What is wrong there is an error only where kccl.init() is called."""
+    """Calls claim() and ignores its errors, because kccl.init() calls it again and raises them."""
     with suppress(Error):
         claim(os.environ)
 
 
 @contextmanager
 def room_to_tell() -> Iterator[None]:
-    """A context in which a rank that may open too few files may open some more, to say so, as far
-    as the hard limit goes.
+    """Returns a context in which this process may open _TO_TELL more files, as far as the hard
+    limit allows. A rank without descriptors needs them to tell the others why it cannot start.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = soft + _TO_TELL if hard == resource.RLIM_INFINITY else min(soft + _TO_TELL, hard)
@@ -145,7 +147,7 @@ def room_to_tell() -> Iterator[None]:
 
 
 def check_descriptors(needed: int, what: str) -> None:
-    """Checks that this process may open so many descriptors more.
+    """Checks that this process may open `needed` more descriptors.
 
     Args:
         needed: Descriptors that `what` opens.
@@ -160,7 +162,7 @@ def check_descriptors(needed: int, what: str) -> None:
     try:
         num_open = len(os.listdir("/proc/self/fd")) - 1
     except OSError as error:
-        # Without /proc the numbers are tried one by one.
+        # EMFILE: all descriptors are open. Otherwise there is no /proc, so each number is tried.
         num_open = limit if error.errno == errno.EMFILE else sum(map(is_open, range(limit)))
     if num_open + needed + _SPARE > limit:
         raise BackendError(

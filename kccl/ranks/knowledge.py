@@ -1,4 +1,4 @@
-"""A message of a rank in shrink(): what it knows of the others. survivors.py has the agreement."""
+"""A message of shrink(): what the sender knows of the ranks. survivors.py has the agreement."""
 
 import json
 from dataclasses import dataclass
@@ -7,12 +7,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Said:
-    """The knowledge of a rank: its attempt, the ranks it does not hear, its listener's name, the
-    votes.
+    """What a rank in shrink() knows, as it tells its peers.
 
-    The name is "" while the rank knows of the attempt and does not take part yet. The votes are
-    those of this attempt: rank -> members. `refused` is the last attempt in which this rank could
-    not make the communicator, 0 for none, and `reason` says why.
+    Attributes:
+        attempt: The attempt that the rank is in.
+        ended: The peers whose streams have ended for the rank.
+        name: The name of the rank's listener; "" while it does not listen in this attempt.
+        votes: The votes of this attempt that the rank knows: voter -> members it voted for.
+        refused: The last attempt in which the rank could not make the communicator; 0 for none.
+        reason: Why it could not.
     """
 
     attempt: int

@@ -1,6 +1,7 @@
-"""The message of a rank that ends, so that the others do not wait for it in kccl.init().
+"""A rank's message at the end of its program, so that the others do not wait for it in kccl.init().
 
-Under mpirun its process may not end: MPI_Finalize, which mpi4py calls last, waits for the others.
+Under mpirun they cannot see that its process ends: MPI_Finalize, which mpi4py calls last, waits for
+all ranks.
 """
 
 import atexit
@@ -11,8 +12,9 @@ _is_prepared = _is_needed = False
 
 
 def prepare() -> None:
-    """Arranges that this process tells the others at its end that it makes no further call of
-    kccl.init(), unless it ends within one.
+    """Makes this process tell the other ranks at its end that it will not call kccl.init() again.
+
+    It does not if it ends within kccl.init().
     """
     global _is_prepared, _is_needed
     _is_prepared = _is_needed = True
@@ -20,13 +22,17 @@ def prepare() -> None:
 
 
 def init_begins() -> None:
-    """Notes that the ranks meet in a call of kccl.init(), where each tells why it cannot start."""
+    """Notes that a call of kccl.init() has begun. If the process ends within it, the message is not
+    needed: a rank that cannot start tells the others why.
+    """
     global _is_needed
     _is_needed = False
 
 
 def init_ends() -> None:
-    """Notes that the ranks have met. They may meet again, in another call."""
+    """Notes that a call of kccl.init() has succeeded. The message is needed again, because the
+    others may wait for this rank in another call.
+    """
     global _is_needed
     _is_needed = _is_prepared
 

@@ -12,25 +12,26 @@ from ..base.errors import BackendError, InvalidArgument
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-# The last one is srun's, where MPICH's ranks are its tasks.
+# srun sets SLURM_LOCALID. It counts where srun starts the ranks of MPICH as its tasks.
 _MPI_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# A batch script and its children have the job's SLURM_NTASKS and SLURM_PROCID=0, too. What belongs
-# to a step is set by srun alone.
+# A batch script and its children have SLURM_NTASKS and SLURM_PROCID=0 too, and are no ranks. Only
+# srun sets the variables of a step, so all of these together show that srun started this process.
 _SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _CURE = "start the ranks with mpirun, torchrun, srun or `kccl run`"
 
 
 @dataclass(frozen=True)
 class Started:
-    """A rank of a job whose launcher has no library: ranks meet at a socket.
+    """What torchrun or srun told this process. They have no library by which ranks could exchange
+    strings, so such ranks meet at a socket.
 
     Attributes:
         launcher: "torchrun" or "srun".
         rank, world_size: This rank, and the number of ranks.
         local_rank: Index of this rank within the machine.
-        key: A text that is the same on all ranks of the job, and differs from that of other jobs.
+        key: A text that all ranks of the job have in common, and that other jobs do not have.
     """
 
     launcher: str
@@ -90,7 +91,7 @@ def _by_srun(environ: Mapping[str, str]) -> Started | None:
     rank = _number(environ, "SLURM_PROCID")
     world_size = _number(environ, "SLURM_STEP_NUM_TASKS")
     _check_rank("SLURM_PROCID", rank, "SLURM_STEP_NUM_TASKS", world_size)
-    # The shell of salloc may be a step of one task.
+    # The shell that salloc starts may be a step of one task, and is no rank of a job.
     if world_size == 1:
         return None
     nodes = _number_or(environ, "SLURM_STEP_NUM_NODES", 1)
@@ -110,7 +111,7 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
     Args:
         rank, world_size: This rank, and how many there are.
-        port: The port on which rank 0 listens; it is the machine's loopback's.
+        port: The port of 127.0.0.1 on which rank 0 listens.
     """
     return {
         **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -120,7 +121,7 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Returns a port of this machine's loopback that is free now, for a rank to listen on."""
+    """Returns a port of 127.0.0.1 that is free now, for a rank to listen on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -165,7 +166,9 @@ def number_of_local_ranks(environ: Mapping[str, str]) -> int:
 
 
 def mpi_local_rank(environ: Mapping[str, str]) -> int | None:
-    """Index of this process within the machine, by the MPI launcher; None if it does not say."""
+    """Returns the index of this process within the machine, by the MPI launcher's variables; None
+    if they do not say.
+    """
     return next((_number(environ, name) for name in _MPI_LOCAL_RANKS if name in environ), None)
 
 
@@ -175,7 +178,8 @@ def launcher_of_several(environ: Mapping[str, str]) -> str:
     """
     if mpi_world_size(environ) > 1:
         return "mpirun"
-    # `kccl run` sets its other variables, and so may a person.
+    # Only torchrun sets TORCHELASTIC_RUN_ID. Its other variables are also set by `kccl run`, and by
+    # people who start ranks by hand.
     is_by_torchrun = "TORCHELASTIC_RUN_ID" in environ and not environ.get("KCCL_RENDEZVOUS")
     if is_by_torchrun and _number_or(environ, "WORLD_SIZE", 1) > 1:
         return "torchrun"
@@ -184,10 +188,10 @@ def launcher_of_several(environ: Mapping[str, str]) -> str:
 
 
 def name_of(environ: Mapping[str, str]) -> str:
-    """Returns the launcher, `kccl run` and torchrun too, that started this process as one of
-    several.
+    """Returns the name of the launcher that started this process as one of several ranks: that of
+    launcher_of_several(), or "kccl run". "" if none did.
 
-    It is "" if none did.
+    "torchrun" also stands for torchrun's variables that were set by hand.
     """
     if environ.get("KCCL_RENDEZVOUS") and _number_or(environ, "KCCL_WORLD_SIZE", 1) > 1:
         return "kccl run"
@@ -202,10 +206,12 @@ def is_one_of_several(environ: Mapping[str, str]) -> bool:
 
 
 def check_only_one(environ: Mapping[str, str]) -> None:
-    """Checks that not two launchers have started this process, each in a job of its own size.
+    """Checks that only one launcher's variables are set, or that those of `kccl run` and torchrun
+    give the same rank and number of ranks.
 
     Raises:
-        InvalidArgument: They have. Each job would take itself for the whole one.
+        InvalidArgument: A launcher started this process within a job of another launcher. Each of
+            the two jobs would take itself for the whole one.
     """
     found: list[tuple[str, int, int, str]] = []
     if environ.get("KCCL_RENDEZVOUS"):
@@ -215,7 +221,7 @@ def check_only_one(environ: Mapping[str, str]) -> None:
         variable = mpi_rank_variable(environ)
         rank = _number_or(environ, variable, 0) if variable else 0
         found.append(("mpirun", rank, mpi_world_size(environ), variable))
-    # `kccl run` sets torchrun's other variables, too.
+    # Asks for TORCHELASTIC_RUN_ID too, because `kccl run` sets torchrun's other variables.
     if "TORCHELASTIC_RUN_ID" in environ and _has_all(environ, _TORCHRUN_VARIABLES):
         rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
         found.append(("torchrun", rank, size, "TORCHELASTIC_RUN_ID"))
@@ -239,17 +245,17 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that make this process a rank, those of one launcher; {} if it is
-    alone.
+    """Returns the variables of one launcher that make this process a rank; {} if there is no
+    launcher.
 
     Raises:
-        InvalidArgument, BackendError: As started().
+        InvalidArgument, BackendError: As in started().
     """
     names: tuple[str, ...]
     if environ.get("KCCL_RENDEZVOUS"):
         names = ("KCCL_RANK", "KCCL_WORLD_SIZE", "KCCL_RENDEZVOUS")
     elif is_by_mpi(environ):
-        # The last two tell jobs apart.
+        # PMIX_NAMESPACE and PMI_FD tell jobs apart.
         names = (*_MPI_VARIABLES, *_MPI_RANKS, "PMIX_NAMESPACE", "PMI_FD")
     elif started(environ) is None:
         return {}

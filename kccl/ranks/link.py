@@ -7,25 +7,25 @@ import struct
 
 from ..base.syscalls import allowed, check_allowed
 
-HEADER = struct.Struct("<4sIQ")  # kind, sequence number, bytes that follow
+HEADER = struct.Struct("<4sIQ")  # kind, sequence number, bytes of payload that follow
 # Kinds of messages.
 DATA = b"data"  # a rank's part of an exchange; begins with the name of the call, see messages.py
-FD = b"fd  "  # the same, with a descriptor
-FAIL = b"fail"  # the call of this number has failed on the sender
-RESET = b"rset"  # of reset()
-LIVE = b"live"  # of shrink()
-LOST = b"lost"  # a rank's last message: it gives up, because it lost the rank of the number
-LEFT = b"left"  # a rank's last message: it makes no more calls here; says why
-START_UP = 1 << 8  # the number of a communicator's first call, see Exchanges
-NO_FD = -1  # in place of a descriptor for which this process had no room
+FD = b"fd  "  # like DATA, and carries a file descriptor
+FAIL = b"fail"  # the call with this sequence number has failed on the sender; says why
+RESET = b"rset"  # the sender is in reset(); the sequence number is its phase, see Mesh.reset()
+LIVE = b"live"  # the sender is in shrink(); says what it knows, see knowledge.py
+LOST = b"lost"  # the last message of a rank that gives up; the number is the rank that it lost
+LEFT = b"left"  # the last message of a rank that makes no more calls on this mesh; says why
+START_UP = 1 << 8  # the sequence number of a communicator's first call, see Exchanges
+NO_FD = -1  # stands for a received descriptor that this process had no room to open
 _FD_BYTES = array.array("i").itemsize
 
 
 class Stream(socket.socket):
     """A connection that is closed when nobody refers to it, at the end of a program too.
 
-    Python warns of a socket that its program has not closed. Here a program need not: it ends, and
-    with it the communicator.
+    Python warns of a socket that a program has not closed. A program need not close a communicator
+    before it ends, so this class closes the socket without a warning.
     """
 
     def __del__(self) -> None:
@@ -38,15 +38,15 @@ class Link:
     Attributes:
         socket: The connection.
         fds: The descriptors of messages that take() has not returned yet.
-        unsent: Bytes that the socket has not taken yet. The next flush() goes on with them, so a
-            message stays whole when the wait for its end fails.
+        unsent: Bytes of messages that the socket has not taken yet. They are kept when a wait
+            times out, and the next flush() sends them, so the peer receives whole messages.
         is_open: False once all that the peer sent is received and the stream has ended.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         is_stream = isinstance(connection, Stream)
         self.socket = connection if is_stream else Stream(fileno=connection.detach())
-        # A new object has the time-out of socket.setdefaulttimeout().
+        # A new socket object has the timeout of socket.setdefaulttimeout(), which may not be 0.
         self.socket.setblocking(False)
         self.fds: list[int] = []
         self.unsent = bytearray()
@@ -54,13 +54,13 @@ class Link:
         self._received = bytearray()
 
     def put(self, kind: bytes, sequence: int, payload: bytes) -> None:
-        """Appends a message, and sends what the socket takes now."""
+        """Appends a message to `unsent`, and sends what the socket takes now."""
         if self.is_open:
             self.unsent += HEADER.pack(kind, sequence, len(payload)) + payload
             self.flush()
 
     def put_fd(self, sequence: int, payload: bytes, fd: int) -> None:
-        """Sends a message with a descriptor. The caller knows that the socket has room for it.
+        """Sends a message with a descriptor. The caller must know that the socket has room for it.
 
         Raises:
             ConnectionError: The peer has closed the stream.
@@ -78,7 +78,8 @@ class Link:
         except BlockingIOError:
             pass
         except OSError:
-            # The peer reads no more. What it sent may still be here, so fill() finds the end.
+            # The peer reads no more. The link stays open, because messages that the peer sent may
+            # still be unread. fill() sets is_open to False behind them.
             self.unsent.clear()
 
     def fill(self) -> None:
@@ -106,7 +107,8 @@ class Link:
         """Returns the next complete message as (kind, sequence number, payload); None if there is
         none.
 
-        At the end of the payload of an FD is the number of the descriptor, which is the caller's.
+        The payload of an FD ends with the descriptor's number in decimal digits. The caller must
+        close that descriptor.
         """
         if len(self._received) < HEADER.size:
             return None
@@ -116,11 +118,12 @@ class Link:
             return None
         payload = bytes(self._received[HEADER.size : end])
         del self._received[:end]
-        # Descriptors arrive with the first byte of their message, in the same order.
+        # Descriptors arrive with the first byte of their message, and in the order of the messages.
+        # So the first one is that of the first FD.
         return kind, sequence, payload + (b"%d" % self.fds.pop(0) if kind == FD else b"")
 
     def put_back(self, kind: bytes, sequence: int, payload: bytes) -> None:
-        """Makes this the next message that take() returns. It is no FD."""
+        """Makes this the next message that take() returns. Must not be called with an FD."""
         self._received[:0] = HEADER.pack(kind, sequence, len(payload)) + payload
 
     def close(self) -> None:
@@ -133,6 +136,6 @@ class Link:
 
 
 def close_fd(fd: int) -> None:
-    """Closes a descriptor that has been received; nothing for NO_FD."""
+    """Closes a received descriptor. Does nothing for NO_FD."""
     if fd != NO_FD:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""`kccl run` tells the ranks that wait at start-up which rank has ended and will not come."""
+"""How `kccl run` tells ranks that wait at start-up for a rank that has ended."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from . import sockets
 from .dialing import dial, new_socket
 
 _RANK = struct.Struct("<I")
-_LOOK_S = 0.2  # between two looks at what no announcer tells
+_LOOK_S = 0.2  # seconds between two calls of Watch's `look`
 
 
 def _name(job: str) -> str:
@@ -23,10 +23,10 @@ def _name(job: str) -> str:
 
 
 class Announcer:
-    """The launcher's side. It never blocks.
+    """The launcher's side: accepts ranks that watch, and tells them of ended ranks. Never blocks.
 
-    It registers callbacks with the launcher's selector, as the data of the keys, and the launcher
-    calls them.
+    It registers its sockets with the launcher's selector. The data of each key is a callback, which
+    the launcher must call when the socket is ready.
     """
 
     def __init__(self, job: str, selector: selectors.BaseSelector) -> None:
@@ -39,7 +39,7 @@ class Announcer:
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def announce(self, rank: int) -> None:
-        """Tells all ranks that listen, and those that will, that a rank has ended."""
+        """Tells all ranks that have connected, and those that will, that `rank` has ended."""
         self._ended += _RANK.pack(rank)
         for connection in list(self._connections):
             self._tell(connection, _RANK.pack(rank))
@@ -77,7 +77,7 @@ class Announcer:
 
 
 class Watch:
-    """The rank's side, for a wait of start-up."""
+    """A rank's side: its waits at start-up end when the launcher announces a lost rank."""
 
     def __init__(self, rank: int, job: str, look: Callable[[], None]) -> None:
         """Connects with the announcer, if there is one for the job.
@@ -101,7 +101,7 @@ class Watch:
             raise
         try:
             sockets.peer_pid(self._socket)
-        except BackendError:  # a stranger
+        except BackendError:  # another user's process has taken the name
             self.close()
 
     def __enter__(self) -> "Watch":
@@ -117,10 +117,13 @@ class Watch:
             self._socket = None
 
     def wait(self, source: socket.socket | None, seconds: float) -> bool:
-        """Waits until `source` can be read. Returns False when the time is over, or earlier.
+        """Waits until `source` can be read, and returns True then.
+
+        Returns False after `seconds` or earlier, so the caller must repeat it. A `source` of None
+        is never ready.
 
         Raises:
-            PeerLost: A rank has ended.
+            PeerLost: The launcher has announced that a rank has ended.
         """
         seconds = min(seconds, _LOOK_S)
         if clock.now() > self._looked + _LOOK_S:
@@ -136,13 +139,13 @@ class Watch:
             ended = self._socket.recv(_RANK.size)
             if ended:
                 raise ended_before(self._rank, *_RANK.unpack(ended))
-            # The launcher has ended, and its guard will end this process.
+            # The launcher has ended. Its guard process will end this process.
             self.close()
         return False
 
 
 def ended_before(rank: int, peer: int) -> PeerLost:
-    """Returns the exception of `rank` for a peer that ended before it came."""
+    """Returns what `rank` raises for a peer that ended before it came to the start-up."""
     return PeerLost(
         f"rank {rank} lost rank {peer} at start-up: it ended before its kccl.init(), or could not "
         "start: what it has printed says why",
@@ -153,7 +156,7 @@ def ended_before(rank: int, peer: int) -> PeerLost:
 
 
 def absent(rank: int, missing: int | None, *, by_mpi: bool = False) -> Timeout:
-    """Returns the exception of `rank` for ranks that did not come in time.
+    """Returns what `rank` raises for ranks that did not come to the start-up in time.
 
     Args:
         rank: The rank that waited.

@@ -21,7 +21,7 @@ from .messages import drop
 from .processes import pidfd_of
 from .sockets import peer_lost, peer_pid
 
-# The message that the peers get at the end.
+# Why a rank has left, as its LEFT message tells the peers.
 _CLOSED = "it has closed the communicator"
 _DROPPED = "its program has dropped the communicator without close()"
 
@@ -37,7 +37,7 @@ def _release(links: dict[int, Link], pidfds: dict[int, int], pid: int, why: str 
     """Closes a mesh's descriptors.
 
     Args:
-        links, pidfds: By peer.
+        links, pidfds: The mesh's, by peer.
         pid: The rank's process. A fork of it has the same streams and must not write to them.
         why: What the peers are told.
     """
@@ -54,13 +54,15 @@ class Mesh(Exchanges):
     """The connected ranks of a communicator. Exchanges has more attributes.
 
     Attributes:
-        pidfds: Peer -> descriptor of its process; -1 if it is a thread of this process. Where the
-            system forbids those, a descriptor of its stream, which ends with the process.
-        end_event: What poll() reports of such a descriptor when the process has ended.
-        has_hung_up: hang_up() was called, so this rank hears none of its peers.
-        homes: Where each rank is; () where all are on one node.
-        numbers: The ranks' numbers in the mesh that this is a part of, or else here.
-        unfinished: What close() closes too: the agreement of a shrink() that has begun.
+        pidfds: Peer -> pidfd of its process; -1 for a thread of this process or a rank of another
+            node. Where the system forbids pidfds, a duplicate of the stream's descriptor.
+        end_event: The event that poll() reports for a descriptor in `pidfds` when the peer's
+            process has ended.
+        has_hung_up: hang_up() was called, so this rank receives nothing more from its peers.
+        homes: The node of each rank, in rank order; () if all are on one node.
+        numbers: Each rank's number in the mesh whose part() made this one; if none did, its rank.
+        unfinished: A shrink() that has begun and not returned; None if there is none. close()
+            closes it too.
     """
 
     def __init__(
@@ -77,16 +79,16 @@ class Mesh(Exchanges):
         self.has_hung_up = False
         self._pid = os.getpid()
         self.unfinished: Closable | None = None
-        # The last phase of reset() that is complete.
+        # The phase in which the last complete reset() ended; see reset().
         self._completed = 0
         self.pidfds = dict.fromkeys(self._links, -1)
         self.end_event: int = select.POLLIN
-        # The sockets are also released when a communicator is dropped without close() and nothing
-        # uses the mesh. Any thread may collect it, so this must not wait.
+        # This releases the sockets also when a communicator is dropped without close() and nothing
+        # uses the mesh. The garbage collector runs in any thread, so _release() must not wait.
         self._release = weakref.finalize(self, _release, links, self.pidfds, self._pid)
         self._release.atexit = False
         try:
-            # The first call of all ranks.
+            # All ranks make this call first, so it has the same number on all of them.
             with self.call("start-up"):
                 for peer, link in links.items():
                     self.pidfds[peer] = self._open_pidfd(peer, link.socket)
@@ -123,7 +125,8 @@ class Mesh(Exchanges):
 
     def _open_pidfd(self, peer: int, connection: socket.socket) -> int:
         if connection.family != socket.AF_UNIX:
-            # No wait on a window is for a rank of another node.
+            # A rank of another node has no process here. No descriptor is needed for it, because
+            # waits on windows are only for ranks of this node.
             return -1
         pid = peer_pid(connection)
         if pid == os.getpid():
@@ -136,12 +139,15 @@ class Mesh(Exchanges):
             raise BackendError(f"pidfd_open({pid}) failed: {error}") from error
         if pidfd is not None:
             return pidfd
-        # Messages arrive on the stream, so its being readable says nothing.
+        # Without pidfds the end of the stream shows that the process has ended. POLLIN would also
+        # report messages, so waits poll for POLLRDHUP.
         self.end_event = select.POLLRDHUP
         return os.dup(connection.fileno())
 
     def stream_of(self, peer: int) -> int:
-        """The descriptor of a peer's stream, which ends with its process or with its close()."""
+        """Returns the descriptor of a peer's stream, which ends with the peer's process or with
+        the peer's close().
+        """
         return self._links[peer].socket.fileno()
 
     # ---- For shrink(), see survivors.py --------------------------------------------------------
@@ -162,11 +168,11 @@ class Mesh(Exchanges):
                 elif kind == RESET:
                     self._heard[peer] = max(self._heard[peer], sequence)
                 else:
-                    # The rest belongs to exchanges that nobody finishes.
+                    # The message belongs to an exchange, which no rank will finish after shrink().
                     drop(kind, payload)
 
     def ended(self) -> frozenset[int]:
-        """Returns the peers whose streams have ended; all that they sent has been received."""
+        """Returns the peers whose streams have ended. All that those sent has been received."""
         return frozenset(peer for peer, link in self._links.items() if not link.is_open)
 
     def is_flushed(self) -> bool:
@@ -179,7 +185,7 @@ class Mesh(Exchanges):
         Args:
             number: The number of this wait in shrink(): the same on all ranks that wait for each
                 other.
-            until: Called first, and whenever something has come or gone.
+            until: Called first, and after each poll of the streams.
             deadline: A value of clock.now().
         """
         with self._meeting(LIVE, number):
@@ -237,7 +243,7 @@ class Mesh(Exchanges):
         """Ends this rank's and the peers' waits on these streams. Any thread may call it."""
         self.has_hung_up = True
         for link in self._links.values():
-            with contextlib.suppress(OSError):  # closed already
+            with contextlib.suppress(OSError):  # the stream may be closed already
                 link.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -18,21 +18,23 @@ def named(call: str, data: bytes = b"") -> bytes:
 
 
 def parts_of(payload: bytes) -> tuple[str, bytes]:
-    """Returns the call and the data of what named() has made."""
+    """Returns the call's name and the data of a payload that named() made."""
     (length,) = _LENGTH.unpack_from(payload)
     end = _LENGTH.size + length
     return payload[_LENGTH.size : end].decode(), payload[end:]
 
 
 def drop(kind: bytes, payload: bytes) -> None:
-    """Forgets a message that nobody wants."""
+    """Closes the descriptor that came with a message of no use, if it is an FD."""
     if kind == FD:
         close_fd(int(parts_of(payload)[1]))
 
 
 def disagreement(calls: dict[int, str]) -> InvalidArgument:
-    """Returns the error of ranks that make different calls; `calls` has those that are known, by
-    rank.
+    """Returns the error for ranks that make different calls.
+
+    Args:
+        calls: Rank -> name of its call, for the ranks whose call is known.
     """
     listing = "; ".join(f"rank {rank}: {call}" for rank, call in sorted(calls.items()))
     return InvalidArgument(
@@ -42,12 +44,14 @@ def disagreement(calls: dict[int, str]) -> InvalidArgument:
 
 
 def own_failure(error: BaseException, rank: int, call: str) -> BaseException:
-    """Returns the error of a rank on which a call has failed: names the rank where `error` does
-    not.
+    """Returns what a rank raises when a call has failed on it with `error`.
+
+    The text of a BackendError gets the call and the rank. An OSError or a MemoryError becomes such
+    a BackendError. Every other error is returned as it is.
     """
     if isinstance(error, BackendError):
         reason = getattr(error, "_reason", str(error))
-        error._reason = reason  # type: ignore[attr-defined]  # for the call around this one
+        error._reason = reason  # type: ignore[attr-defined]  # an outer call puts its own name here
         error.args = (f"{call} failed on rank {rank}: {reason}", *error.args[1:])
         return error
     if isinstance(error, OSError | MemoryError) and not isinstance(error, Error):
@@ -58,7 +62,7 @@ def own_failure(error: BaseException, rank: int, call: str) -> BaseException:
 
 
 def _sentence(error: OSError | MemoryError) -> str:
-    """Returns what the operating system said, which limit that is, and what to do."""
+    """Returns the operating system's text, which limit is reached, and what to do about it."""
     text = str(error) or type(error).__name__
     code = error.errno if isinstance(error, OSError) else errno.ENOMEM
     if code == errno.EMFILE:
@@ -81,7 +85,7 @@ def _sentence(error: OSError | MemoryError) -> str:
 
 
 def reason_of(error: BaseException, rank: int) -> bytes:
-    """Returns what a rank tells its peers about its error."""
+    """Returns the payload of a FAIL message: what a rank tells its peers about its error."""
     kinds = (Timeout, PeerLost, InvalidArgument, BackendError, Error, KeyboardInterrupt)
     kind = next((each.__name__ for each in kinds if isinstance(error, each)), "")
     named = [str(error)] if isinstance(error, Error) else [type(error).__name__, str(error)]
@@ -91,8 +95,12 @@ def reason_of(error: BaseException, rank: int) -> bytes:
 
 
 def peers_failure(reason: bytes, rank: int, call: str) -> tuple[int, Error]:
-    """Returns the rank on which a call has failed, and the error of `rank`, which was told the
-    reason.
+    """Returns the rank on which a call has failed, and the error that `rank` raises for it.
+
+    Args:
+        reason: What the failed rank told, as reason_of() made it.
+        rank: The rank that was told.
+        call: The call's name.
     """
     source, kind, text, peer = json.loads(reason)
     return source, _error_of(source, kind, text, peer, rank, call)
@@ -103,7 +111,7 @@ def _error_of(source: int, kind: str, text: str, peer: int | None, rank: int, ca
         if kind == waited.__name__:
             heard = f"{text} (rank {rank} heard it from rank {source})"
             return waited(heard, rank=source, peer=peer, collective=call)
-    if kind != BackendError.__name__:  # own_failure() has named the rank in those
+    if kind != BackendError.__name__:  # a BackendError names the rank already, see own_failure()
         text = f"{call} failed on rank {source}: {text}"
     if kind == KeyboardInterrupt.__name__:
         return PeerLost(text, rank=rank, peer=source, collective=call)

@@ -1,4 +1,6 @@
-"""MPI as ranks of different nodes use it: a communicator of KCCL's own, and its functions."""
+"""The use of MPI between nodes: makes a communicator for KCCL's messages, and finds the addresses
+of MPI's functions for C.
+"""
 
 import ctypes
 import itertools
@@ -13,10 +15,11 @@ from ..base.errors import BackendError
 from . import losses
 
 _RETRY_S = 0.002
-# The number of messages that two ranks exchange at start-up. There are more than networks between
-# them.
+# The number of messages that meet() exchanges between two ranks. MPI may connect each network with
+# a message of its own, and two ranks have fewer networks between them.
 _MEETINGS = 8
-# Tags of one KCCL communicator: its channels, times the times that it may be cleared.
+# Each KCCL communicator takes _TAGS tags of MPI: one for each channel, and other ones each time
+# that it is cleared by reset().
 CHANNELS: int = lib.kKcclMaxNodesChannels
 _MOST_CLEARINGS = 1024
 _TAGS = CHANNELS * _MOST_CLEARINGS
@@ -28,8 +31,8 @@ class Functions:
 
     Attributes:
         isend, irecv, test, cancel, iprobe: Addresses of MPI_Isend and so on.
-        comm, byte: A communicator, and MPI_BYTE.
-        handle_bytes: Size of a handle.
+        comm, byte: The handles of a communicator and of MPI_BYTE, as numbers.
+        handle_bytes: Bytes of a handle: those of an int (MPICH) or a pointer (Open MPI).
     """
 
     isend: int
@@ -49,17 +52,18 @@ class _Opened:
 
     mpi: Any = None
     comm: Any = None
-    # A call that was given up. MPI may still write there.
+    # The communicator and request of an Idup() that was given up. They are kept, because MPI may
+    # still write to them.
     unfinished: Any = None
     meetings: ClassVar[list[Any]] = []
     numbers = itertools.count()
 
 
 def check_threads() -> None:
-    """Raises BackendError if other threads than one may not call MPI."""
+    """Raises BackendError unless MPI was initialized so that all threads may call it."""
     from mpi4py import MPI
 
-    # A long call releases the interpreter's lock, and another thread may then call MPI too.
+    # A long call of KCCL releases the GIL, and another thread may then call MPI at the same time.
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise BackendError(
             f"MPI has thread level {MPI.Query_thread()}, must have {MPI.THREAD_MULTIPLE} "
@@ -69,7 +73,7 @@ def check_threads() -> None:
 
 
 def open_comm(rank: int, timeout: float) -> None:
-    """Makes a communicator for KCCL's messages. Collective; it is made once.
+    """Makes a communicator for KCCL's messages. Collective. Does nothing if there is one already.
 
     Raises:
         Timeout: A rank did not come.
@@ -91,12 +95,12 @@ def open_comm(rank: int, timeout: float) -> None:
 
 
 def functions() -> Functions:
-    """Returns the parts of MPI that C needs. To be called after open_comm()."""
+    """Returns the parts of MPI that C needs. open_comm() must have been called."""
     return _functions(_Opened.mpi, _Opened.comm)
 
 
 def _functions(mpi: Any, comm: Any) -> Functions:
-    library = ctypes.CDLL(mpi.__file__)  # which has MPI's library loaded
+    library = ctypes.CDLL(mpi.__file__)  # also finds the functions of the MPI that mpi4py loaded
 
     def address(name: str) -> int:
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
@@ -115,11 +119,11 @@ def _functions(mpi: Any, comm: Any) -> Functions:
 
 
 def go_on_in_waits(mpi: Any, comm: Any) -> None:
-    """Lets MPI go on whenever a rank of this process waits, until leave_alone().
+    """Lets MPI make progress whenever a rank of this process waits, until leave_alone().
 
-    It probes for a message of another rank. MPICH looks at its own messages only, when a process
-    probes for one of itself. A probe that finds a message looks no further, so nobody may send on
-    the communicator.
+    KCCL's waits then probe (MPI_Iprobe) for a message from the next rank of `comm`. They do not
+    probe for one from this rank: MPICH would then look at this process's own messages only. A probe
+    that finds a message makes no further progress, so nobody may send on `comm`.
 
     Args:
         mpi: The module mpi4py.MPI. All threads may call MPI.
@@ -134,7 +138,7 @@ def go_on_in_waits(mpi: Any, comm: Any) -> None:
 
 
 def leave_alone() -> None:
-    """Ends what go_on_in_waits() began. MPI may be finalized then."""
+    """Ends the calls of MPI that go_on_in_waits() began. Then MPI may be finalized."""
     lib.kccl_host_let_mpi_go_on(ffi.NULL)
 
 
@@ -145,15 +149,15 @@ def meet(
     deadline: float,
     look: Callable[[], None],
 ) -> bool:
-    """Exchanges messages with ranks of other nodes, so that MPI has connected them.
+    """Exchanges messages with ranks of other nodes, so that MPI connects them with this one.
 
-    MPI connects two ranks at their first message, and perhaps for each network by itself, and only
-    while both call it. Afterwards a short message is sent at once.
+    MPI connects two ranks when they send their first messages, perhaps once for each network. Both
+    must call MPI for that. Afterwards it sends a short message at once.
 
     Args:
-        peers: Their ranks in MPI.COMM_WORLD; they call this too.
+        peers: Ranks of MPI.COMM_WORLD, which make this call too.
         tag: The tag of messages to this rank.
-        peer_tags: The tag of messages to each peer.
+        peer_tags: The tag of messages to each peer, in the order of `peers`.
         deadline: A value of clock.now().
         look: Called now and then. What it raises ends the wait.
 
@@ -166,7 +170,8 @@ def meet(
         requests += [
             _Opened.comm.Isend(word, peer, its) for peer, its in zip(peers, peer_tags, strict=True)
         ]
-        # MPI may write to this memory even if the wait is given up.
+        # MPI may write to this memory even after the wait is given up. So _Opened.meetings keeps it
+        # until all requests are complete.
         meeting = requests, word, words
         _Opened.meetings.append(meeting)
         while not _Opened.mpi.Request.Testall(requests):
@@ -179,7 +184,7 @@ def meet(
 
 
 def new_number() -> int:
-    """Returns a number that this process has used for no communicator."""
+    """Returns a number for a communicator, which this process has not used before."""
     return next(_Opened.numbers)
 
 
@@ -193,7 +198,8 @@ def first_tag(number: int, clearing: int) -> int:
 
     Args:
         number: The communicator's number in the rank's process: its new_number().
-        clearing: How often it was cleared. Messages of before have other tags.
+        clearing: How often the communicator was cleared. Earlier messages have other tags, so that
+            nobody receives them afterwards.
 
     Raises:
         BackendError: MPI has no tags left.

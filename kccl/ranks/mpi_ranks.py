@@ -13,13 +13,14 @@ from .job import JobRank, machine_id
 from .siblings import Siblings, of_mpi
 
 _RETRY_S = 0.002
-_LOOK_S = 0.1  # between two looks at the other ranks' processes
+_LOOK_S = 0.1  # seconds between two checks that the other ranks' processes still run
 # The string of a rank in an exchange, padded with zeros.
 _TEXT = struct.Struct("1024s")
 MOST_BYTES = _TEXT.size
-"""The most bytes that an exchange takes of a rank."""
+"""The most bytes that a rank's string in an exchange may have."""
 
-# Exchanges that were given up. MPI may still write to their memory.
+# The requests and buffers of exchanges that were given up. They are kept, because MPI may still
+# write to the buffers.
 _given_up: list[Any] = []
 
 
@@ -62,15 +63,15 @@ def of_launcher(timeout: float, environ: Mapping[str, str]) -> JobRank:
 
 
 def of_comm(comm: Any, timeout: float, environ: Mapping[str, str]) -> JobRank:
-    """Returns this process's rank in a communicator of mpi4py. Collective over that.
+    """Returns this process's rank in a communicator of mpi4py. Collective over its ranks.
 
     Args:
-        comm: The communicator, as it was given.
+        comm: What the program passed to kccl.init().
         timeout: Most seconds to wait for the others.
         environ: The environment.
 
     Raises:
-        InvalidArgument: It is no communicator whose ranks can meet.
+        InvalidArgument: `comm` is no intracommunicator of mpi4py.
         BackendError: MPI cannot be called now.
         Timeout: A rank did not come.
     """
@@ -83,7 +84,8 @@ def of_comm(comm: Any, timeout: float, environ: Mapping[str, str]) -> JobRank:
     if comm == mpi.COMM_NULL or comm.Is_inter():
         kind = "MPI.COMM_NULL" if comm == mpi.COMM_NULL else "an intercommunicator"
         raise InvalidArgument(f"comm is {kind}, must be an intracommunicator of mpi4py")
-    # What its ranks are called in MPI.COMM_WORLD, by which mpirun knows their processes.
+    # The numbers of its ranks in MPI.COMM_WORLD. mpirun gave them to the ranks' processes, so
+    # Siblings can find the processes by them.
     ours, everyone = comm.Get_group(), mpi.COMM_WORLD.Get_group()
     names = ours.Translate_ranks(group=everyone)
     ours.Free()
@@ -96,7 +98,8 @@ def of_comm(comm: Any, timeout: float, environ: Mapping[str, str]) -> JobRank:
     is_world = list(names) == list(range(world.Get_size()))
     local_rank = None
     if not is_world:
-        # A GPU belongs to a process, whichever communicators that is in.
+        # The local rank selects the process's GPU, so it must not depend on the communicator. None
+        # if mpirun does not tell it: then it is counted within `comm`.
         local_rank = launchers.mpi_local_rank(environ)
         if launchers.number_of_local_ranks(environ) == world.Get_size():
             local_rank = world.Get_rank()
@@ -135,7 +138,7 @@ def _check_usable(mpi: Any) -> None:
 def _exchange_of(
     mpi: Any, comm: Any, siblings: Siblings | None
 ) -> Callable[[str, float], list[str]]:
-    """Returns JobRank.exchange. It makes no blocking call of MPI, because those have no limit."""
+    """Returns JobRank.exchange. It makes no blocking call of MPI, because those have no timeout."""
 
     def exchange(text: str, timeout: float) -> list[str]:
         last_word.init_begins()

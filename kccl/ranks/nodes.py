@@ -1,4 +1,8 @@
-"""Nodes: ranks that share memory. Where ranks are, and how those of different nodes connect."""
+"""Nodes: groups of ranks that share memory. Says on which node each rank is, and connects ranks of
+different nodes by TCP.
+
+A rank that listens for both has a name of the form unix-name@node@token@port@addresses.
+"""
 
 import contextlib
 import errno
@@ -14,21 +18,22 @@ from dataclasses import dataclass
 from ..base import clock
 from ..base.errors import BackendError, Error, InvalidArgument
 
-MOST_PER_NODE = 8  # MAX_WORLD_SIZE; the watcher of a rank imports this without the core
+MOST_PER_NODE = 8  # abi.MAX_WORLD_SIZE, not imported because siblings.guard() runs without the core
 """Most ranks of a node; a machine with more of them is several nodes."""
 _SIOCGIFADDR = 0x8915
 _TOKEN_BYTES = 16
 _YES = b"kccl"
-_MOST_NAME_BYTES = 900  # bootstrap.py exchanges it, with a little more, in 1,024 bytes
-# A try to reach one of a peer's addresses. A rank listens before anybody has its name.
+_MOST_NAME_BYTES = 900  # bootstrap.py exchanges a name, in a JSON object, in at most 1,024 bytes
+# Seconds for one try to reach one of a peer's addresses. These are enough, because a rank listens
+# before any peer has its name.
 _TRY_S = 2.0
-# The seconds after which unanswered data ends a stream. A machine without power sends no end.
+# Seconds after which unanswered data ends a stream: a machine that lost power closes no stream.
 _SILENCE_S = 20
 
 
 @dataclass(frozen=True)
 class Home:
-    """The place of a rank.
+    """Where a rank is.
 
     Attributes:
         node: The number of its node.
@@ -40,11 +45,12 @@ class Home:
 
 
 def homes_of(machines: Sequence[str], most: int) -> tuple[Home, ...]:
-    """Returns the places of the ranks, or () if all are on one node.
+    """Returns where the ranks are, or () if all are on one node.
 
     Args:
-        machines: What each rank calls its machine.
-        most: Most ranks of a node, as KCCL_RANKS_PER_NODE says; 0: only a machine is the limit.
+        machines: Each rank's machine_id().
+        most: Most ranks of a node, from KCCL_RANKS_PER_NODE. 0: MOST_PER_NODE, but the ranks of a
+            job on a single machine are one node, however many they are.
 
     Raises:
         InvalidArgument: There are too many nodes.
@@ -91,7 +97,8 @@ class Listener:
         try:
             self._far.bind(("0.0.0.0", 0))
             self._far.listen(64)
-            # accept() follows a poll, and the one who came may have gone meanwhile.
+            # accept() follows a poll(). If the peer has gone in between, a blocking accept() would
+            # wait for the next one.
             self._far.setblocking(False)
         except BaseException:
             self.close()
@@ -102,17 +109,17 @@ class Listener:
         if not addresses:
             self.close()
             raise BackendError("this machine has no IPv4 address, which ranks of other nodes need")
-        # A machine may have more than there is room for.
+        # A machine may have more addresses than a name has room for. The first ones are kept.
         most = (_MOST_NAME_BYTES - len(self.name)) // len("255.255.255.255,")
         self.name += ",".join(addresses[:most])
 
     def settimeout(self, seconds: float | None) -> None:
-        """Does what a socket's function of this name does."""
+        """Sets the timeout of accept(), as socket.settimeout() does."""
         self._timeout = seconds
 
     def accept(self) -> tuple[socket.socket, object]:
-        """Accepts a connection like a socket. A connection by TCP is returned when it has shown
-        this rank's token.
+        """Accepts a connection, as socket.accept() does. A connection by TCP must first send this
+        rank's token. Without the token it is closed.
         """
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
@@ -141,19 +148,19 @@ class Listener:
         return True
 
     def close(self) -> None:
-        """Does what a socket's function of this name does."""
+        """Closes both listening sockets."""
         self._nearby.close()
         self._far.close()
 
 
 def node_in(name: str) -> int | None:
-    """Returns the node of the rank that listens under a name; None if the name has none."""
+    """Returns the node in a listener's name; None for a name of a Unix socket alone."""
     parts = name.split("@")
     return int(parts[1]) if len(parts) > 1 else None
 
 
 def nearby(name: str) -> str:
-    """Returns the name of the Unix socket in a name."""
+    """Returns the Unix socket's name, which is the first part of a listener's name."""
     return name.split("@")[0]
 
 
@@ -161,11 +168,11 @@ def connect(name: str, look: Callable[[], None]) -> socket.socket:
     """Connects with a rank of another node.
 
     Args:
-        name: The rank's.
+        name: The name of that rank's listener.
         look: Called now and then. What it raises ends the tries.
 
     Raises:
-        ConnectionError: It listens at none of its addresses any more.
+        ConnectionError: Nobody answers at any of the rank's addresses.
     """
     _, _, token, port, addresses = name.split("@")
     for address in addresses.split(","):
@@ -174,7 +181,7 @@ def connect(name: str, look: Callable[[], None]) -> socket.socket:
         try:
             _dial(connection, (address, int(port)), look)
             connection.sendall(bytes.fromhex(token))
-            # The peer may be busy with another one.
+            # Only look() limits this wait: the peer may be busy with another rank's connection.
             if _exactly(connection, len(_YES), look) == _YES:
                 _prepare(connection)
                 return connection
@@ -208,7 +215,7 @@ def _dial(connection: socket.socket, address: tuple[str, int], look: Callable[[]
 
 
 def _exactly(connection: socket.socket, num_bytes: int, look: Callable[[], None]) -> bytes:
-    """Reads so many bytes, or fewer if the stream ends. Calls `look` now and then."""
+    """Reads `num_bytes`, or fewer if the stream ends first. Calls `look` now and then."""
     connection.settimeout(clock.LOOK_S)
     data = b""
     while len(data) < num_bytes:
@@ -244,7 +251,7 @@ def _addresses() -> list[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
-            # An interface without an address is none.
+            # ioctl() fails for an interface without an IPv4 address, which is left out.
             with contextlib.suppress(OSError):
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
                 found.append(socket.inet_ntoa(answer[20:24]))

@@ -1,5 +1,5 @@
-"""Decides which process is a rank, if the ranks find each other by sockets: the one that holds a
-name.
+"""Decides which process is a rank, where ranks find each other by sockets: the one that listens
+under the rank's socket name. Such a name is called the rank's place.
 
 A helper process may inherit a rank's variables and call kccl.init() before the rank does. It then
 has the rank's place. When the rank comes, and the helper is still waiting for the others, the
@@ -24,7 +24,7 @@ _GIVES_BACK_S = 2.0
 _RETRY_S = 0.02
 
 _held: dict[str, socket.socket] = {}
-"""The places of this process, which it keeps until it ends."""
+"""Name -> listener of each place that this process has taken, until it ends or gives it back."""
 
 
 class Place:
@@ -38,7 +38,7 @@ class Place:
             rank: The rank.
 
         Raises:
-            BackendError: Another process has it.
+            BackendError: Another process has the place, and keeps it.
         """
         self._rank = rank
         text = f"place {rank} {os.getuid()} {job}"
@@ -54,10 +54,12 @@ class Place:
             _held[self._name] = listener
 
     def check(self) -> None:
-        """Gives the place back if the rank has come, which has started this process.
+        """Gives the place back if an ancestor of this process asks for it.
+
+        That ancestor is the rank, and this process is a helper with its variables.
 
         Raises:
-            BackendError: It has.
+            BackendError: The place was given back.
         """
         listener = _held[self._name]
         while True:
@@ -68,7 +70,7 @@ class Place:
             with connection:
                 try:
                     pid = sockets.peer_pid(connection)
-                except BackendError:  # a stranger
+                except BackendError:  # a process of another user
                     continue
             if pid in _ancestors(os.getpid()):
                 _held.pop(self._name).close()
@@ -80,15 +82,19 @@ class Place:
                 )
 
     def _ask_holder(self, deadline: float) -> None:
-        """Returns when the place may be free. Raises if the holder keeps it."""
+        """Asks the process that holds the place for it.
+
+        Returns when the place may be free, so that bind() is worth another try. Raises BackendError
+        if the holder keeps the place.
+        """
         with new_socket() as connection:
-            # A holder that has met the others accepts nobody. So its backlog may be full.
-            # Then connect() fails at once. With a time-out it would do so too, on a Unix socket.
+            # A holder that has met the other ranks no longer accepts, so its backlog may be full.
+            # A connect() that does not block then fails at once, instead of waiting for ever.
             connection.setblocking(False)
             try:
                 dial(connection, self._name)
             except ConnectionRefusedError:
-                return  # it has just ended, or given the place back
+                return  # the holder has just ended, or given the place back
             except BlockingIOError as error:
                 raise self._is_held("a process that many others have asked for it") from error
             pid = sockets.peer_pid(connection)
@@ -121,7 +127,7 @@ def _described(pid: int) -> str:
 
 
 def _ancestors(pid: int) -> list[int]:
-    """Returns the processes that started a process, from its parent on."""
+    """Returns a process's parent, the parent of that, and so on."""
     found: list[int] = []
     while pid > 1:
         fields = _read(pid, "stat").rpartition(b")")[2].split()
@@ -138,7 +144,8 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _forget() -> None:
-    # A fork of the rank is none, and must not hold the place when the rank has ended.
+    # A forked child is no rank. If it kept the listeners open, the places would stay taken after
+    # the rank has ended.
     for listener in _held.values():
         listener.close()
     _held.clear()

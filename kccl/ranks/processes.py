@@ -1,6 +1,6 @@
-"""Sees whether a process runs: by a pidfd, or where the system forbids those by other means.
+"""Sees whether a process runs: by a pidfd, or by /proc where the system forbids pidfds.
 
-Containers without a newer seccomp profile, and kernels before 5.3, refuse pidfd_open.
+Kernels before 5.3, and containers with an older seccomp profile, refuse pidfd_open.
 """
 
 import errno
@@ -12,8 +12,8 @@ _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
 
 def pidfd_of(pid: int) -> int | None:
-    """Returns a descriptor that becomes readable when a process ends; None where the system has
-    none.
+    """Returns a descriptor that becomes readable when the process ends; None where the system
+    refuses pidfd_open.
 
     Raises:
         ProcessLookupError: There is no such process.

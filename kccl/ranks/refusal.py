@@ -1,8 +1,8 @@
-"""The message of a rank that cannot start: the reason, with which all other ranks raise.
+"""A refusal: the message of a rank that cannot start. All other ranks raise an error with its text.
 
 Some things go wrong on a rank before it is connected with the others: a variable of its environment
-is wrong, or it may open too few files. Without a word the others would wait for it until their time
-is up.
+is wrong, or it may open too few files. Without a refusal the others would wait for it until they
+time out.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from .messages import own_failure, peers_failure, reason_of
 
 WAITS_S = 5.0
-"""So long a rank that cannot start waits for those that have yet to hear why."""
+"""Seconds that a rank which cannot start waits for ranks that have yet to hear why."""
 
 _KEY = "refusal"
 
@@ -20,9 +20,9 @@ def refusal(error: BaseException, rank: int, most_bytes: int) -> tuple[BaseExcep
     """Returns the error of a rank that cannot start, and its string for the others.
 
     Args:
-        error: Why. Its text may get the rank.
+        error: Why the rank cannot start. If it is a BackendError, its text gets the rank.
         rank: The rank.
-        most_bytes: The most that the exchange takes.
+        most_bytes: The most bytes that the string may have. A longer text is cut.
     """
     mine = own_failure(error, rank, "start-up")
     source, kind, text, peer = json.loads(reason_of(mine, rank))
@@ -34,14 +34,12 @@ def refusal(error: BaseException, rank: int, most_bytes: int) -> tuple[BaseExcep
 
 
 def first_refusal(texts: Sequence[str]) -> str | None:
-    """Returns the first of the ranks' strings that says why a rank cannot start; None if there is
-    none.
-    """
+    """Returns the first of the ranks' strings that is a refusal; None if none is."""
     return next((text for text in texts if text.startswith(f'{{"{_KEY}"')), None)
 
 
 def check(texts: Sequence[str], rank: int) -> None:
-    """Raises what a rank has said, if one cannot start.
+    """Raises the error of the first refusal, if a rank cannot start.
 
     Args:
         texts: The ranks' strings.

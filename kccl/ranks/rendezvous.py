@@ -1,7 +1,7 @@
 """The rendezvous: ranks that a launcher started without MPI exchange one string each, by sockets.
 
-Rank 0 listens under a name that all ranks know. It collects the strings of all, and sends all to
-each. So it is also the one that says which rank is missing, has ended or cannot start.
+Rank 0 listens under a name that all ranks know. It collects all ranks' strings, and sends all of
+them to each rank. So rank 0 also says which rank is missing, has ended or cannot start.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def exchange(
     seconds: float,
     siblings: Siblings | None = None,
 ) -> list[str]:
-    """See JobRank.exchange.
+    """Exchanges strings with the other ranks, as JobRank.exchange does.
 
     Args:
         name: Name of the rendezvous.
@@ -42,7 +42,8 @@ def exchange(
         rank, world_size: This rank, and the number of ranks.
         text: This rank's string.
         seconds: Most seconds to wait for the others.
-        siblings: The launcher's other processes, where it does not tell itself that one has ended.
+        siblings: The other ranks' processes, to be watched if the launcher does not tell that one
+            has ended; None otherwise.
 
     Raises:
         BackendError: Another process has the place of this rank.
@@ -99,7 +100,7 @@ def _host_rendezvous(
         while len(texts) < world_size:
             found = None if refused else refusal.first_refusal([*texts.values()])
             if found is not None:
-                # All others are told as they come.
+                # A rank cannot start. All others are told so as they come.
                 refused, deadline = [found], min(deadline, clock.now() + refusal.WAITS_S)
             if refused:
                 _send_all(connections, refused, deadline)
@@ -114,19 +115,21 @@ def _host_rendezvous(
                 sockets.peer_pid(connection)
                 rank, its_text = _receive(connection, deadline)
             except (BackendError, ConnectionError):
-                # A stranger; or a rank that ended before it sent its rank, which the time-out will
-                # name.
+                # Another user's process, or a rank that ended before it sent its number. The
+                # timeout will name that rank.
                 connection.close()
                 continue
             except BaseException:
                 connection.close()
                 raise
             if rank in connections and sockets.has_ended(connections[rank]):
-                # The one before was a helper process, which has given the place back.
+                # The earlier connection was of a helper process, which has given the rank's place
+                # (see place.py) back.
                 connections.pop(rank).close()
                 texts.pop(rank)
             if rank in texts:
-                # A helper process of that rank, which must not end the job.
+                # The rank is here already, so this is a helper process with its variables. It is
+                # refused, and the job goes on.
                 with contextlib.suppress(OSError), connection:
                     _send(connection, {"taken": rank}, clock.now() + _LAST_REPLY_S)
                 continue
@@ -150,11 +153,12 @@ def _host_rendezvous(
     except PeerLost as error:
         if refused:
             return refused
-        # All hear of the same rank.
+        # Tells the others, so that all ranks name the same lost rank.
         _send_all(connections, {"lost": error.peer}, clock.now() + _LAST_REPLY_S)
         raise
     except BackendError:
-        # The true rank 0 has come.
+        # Place.check() raises this in a helper process when the true rank 0 has come. The other
+        # ranks must connect to that one.
         _move(listener, connections)
         raise
     finally:
@@ -163,14 +167,15 @@ def _host_rendezvous(
 
 
 def _move(listener: socket.socket, connections: dict[int, socket.socket]) -> None:
-    """Closes the listener, and tells all that have come to it to connect again."""
-    # From here on connect() is refused, and accept() still returns those that have connected.
+    """Closes the listener, and tells all ranks that have connected to it to connect again."""
+    # From here on connect() is refused, and accept() still returns earlier connections.
     listener.shutdown(socket.SHUT_RD)
     coming = []
     with contextlib.suppress(OSError):
         while True:
             coming.append(listener.accept()[0])
-    # A rank that hears of it connects again at once, and must not reach this listener.
+    # This comes before the message: a rank that is told to connect again does so at once, and must
+    # not reach this listener.
     listener.close()
     ends = clock.now() + _LAST_REPLY_S
     for connection in coming:
@@ -190,9 +195,10 @@ def _close_all(connections: dict[int, socket.socket]) -> None:
 
 
 def _send_all(connections: dict[int, socket.socket], message: object, deadline: float) -> None:
-    """Sends a message to all ranks that are still there; sockets.connect() names those that went.
+    """Sends a message to all connected ranks, and ignores ranks that have ended.
 
-    So a rank that has ended keeps the message from no other, which would take rank 0 for lost.
+    An error of one connection must not keep the message from the next rank, which would then take
+    rank 0 for lost. sockets.connect() names a rank that has ended.
     """
     for connection in connections.values():
         with contextlib.suppress(OSError):
@@ -221,12 +227,13 @@ def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Wa
             except TimeoutError:
                 raise absent(rank, None) from None
             except PeerLost:  # a ConnectionError too
-                # Rank 0 may know why that rank has ended.
+                # Rank 0 may have sent the refusal of that rank, which says why it has ended.
                 everyone = _last_reply(connection)
                 if not isinstance(everyone, list):
                     raise
             except ConnectionError as error:
-                # Rank 0 gives up when another one has ended. The launcher may be about to say so.
+                # Rank 0 may have given up because another rank has ended. The launcher may be
+                # about to announce that rank: wait() then raises PeerLost for it.
                 watch.wait(None, _LAST_REPLY_S)
                 raise PeerLost(
                     f"rank {rank} lost rank 0 at start-up: {error}",
@@ -250,7 +257,7 @@ def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Wa
 
 
 def _last_reply(connection: socket.socket) -> object:
-    """Returns what rank 0 still says; None if it says nothing."""
+    """Returns rank 0's next message; None if none comes within _LAST_REPLY_S."""
     try:
         return _receive(connection, clock.now() + _LAST_REPLY_S)
     except OSError:

@@ -1,8 +1,8 @@
-"""The other ranks that mpirun or torchrun started: whether they still run, before they meet.
+"""Sees whether the other ranks that mpirun or torchrun started still run, before the ranks meet.
 
-MPI's own calls wait for a rank that has ended, some without a limit, and torchrun lets the others
-wait for one that has ended with 0. So a rank looks for the launcher's other children. It finds
-nothing where the ranks are on several machines.
+MPI's own calls wait for a rank that has ended, some without a timeout. torchrun lets the others
+wait for a rank that has ended with status 0. So a rank looks in /proc for the launcher's other
+children. It finds nothing where the ranks are on several machines.
 """
 
 import os
@@ -22,8 +22,8 @@ from .losses import absent, ended_before
 from .processes import is_running
 from .sockets import bind
 
-# A launcher starts its ranks one right after another. One that is not there after so many seconds
-# has ended.
+# A launcher starts its ranks one right after another. A rank whose process is not found after this
+# many seconds has ended.
 _STARTS_WITHIN_S = 3.0
 _LOOK_S = 0.05
 _LINGERS_S = 1.0
@@ -31,7 +31,7 @@ _GUARD = "import sys; sys.path.append({!r}); from kccl.ranks.siblings import gua
 
 
 class Siblings:
-    """The ranks beside this one."""
+    """The processes of the other ranks of this job, as far as they can be found in /proc."""
 
     def __init__(self, variable: str, rank: int, size: int, *, is_one_machine: bool) -> None:
         """Finds the launcher.
@@ -44,15 +44,16 @@ class Siblings:
         self._variable, self._rank, self._size = variable, rank, size
         self._launcher = _launcher(variable) if is_one_machine and size > 1 else 0
         self._pids = {self._rank: os.getpid()}
-        # The ranks that matter -> what errors call them.
+        # The launcher's number of each rank that is watched -> the number that errors give it.
         self._names = {rank: rank for rank in range(size)}
         self._began = clock.now()
 
     def among(self, ranks: Sequence[int]) -> "Siblings":
-        """Looks only for some ranks from now on, this one included.
+        """Watches only some ranks from now on. Returns this object.
 
         Args:
-            ranks: Those ranks. Errors call the first one 0, the second one 1, and so on.
+            ranks: Those ranks, this one included, by the launcher's numbers. Errors call the first
+                one 0, the second one 1, and so on.
         """
         self._names = {rank: name for name, rank in enumerate(ranks)}
         return self
@@ -61,8 +62,8 @@ class Siblings:
         """Raises PeerLost if a rank has ended, or will not call kccl.init()."""
         lost = self._lost()
         if lost is not None:
-            # The others look within this time. If this rank ended before, they might name it in
-            # place of the rank that was lost first.
+            # The other ranks look for ended processes within this time too. If this rank ended
+            # earlier, they might name this rank instead of the one that was lost first.
             time.sleep(_LINGERS_S)
             raise ended_before(self._names[self._rank], self._names[lost])
 
@@ -91,16 +92,17 @@ class Siblings:
 
     @contextmanager
     def guarding(self, seconds: float) -> Iterator[None]:
-        """A context for a call that waits for the others and cannot be interrupted, as MPI_Init.
+        """Returns a context for a call that waits for the other ranks and cannot be interrupted,
+        such as MPI_Init.
 
-        If one of them ends meanwhile, or the time is up, this process is ended.
+        If another rank ends during the call, or the time is up, guard() ends this process.
 
         Args:
-            seconds: Most seconds to wait for the others.
+            seconds: Most seconds to wait for the other ranks.
 
         Raises:
-            PeerLost: One has ended already.
-            Timeout: The launcher has not started all of them in time.
+            PeerLost: Another rank has ended before the call.
+            Timeout: The launcher has not started all ranks in time.
         """
         deadline = clock.now() + seconds
         self.check()
@@ -132,15 +134,15 @@ def of_mpi(environ: Mapping[str, str]) -> Siblings:
 
 
 def of_torchrun(environ: Mapping[str, str], rank: int, size: int) -> Siblings:
-    """Returns the ranks that torchrun started. A person who sets RANK has no launcher."""
+    """Returns the ranks that torchrun started. Looks for none if RANK was set by hand."""
     return Siblings("RANK", rank, size, is_one_machine="TORCHELASTIC_RUN_ID" in environ)
 
 
 def guard() -> None:
-    """The program of the guard: ends its parent when a peer ends or the time is up.
+    """Runs in a process that guarding() starts: ends its parent when a peer ends or the time is up.
 
-    It ends itself when its input ends. Why a process: MPI_Init holds the interpreter's lock, so no
-    thread of its process runs.
+    It returns when its standard input is closed. A thread of the parent could not do this, because
+    MPI_Init holds the GIL.
     """
     rank, seconds, *peers = sys.argv[1:]
     deadline = clock.now() + float(seconds)
@@ -149,7 +151,7 @@ def guard() -> None:
     while _is_open(0):
         for peer, _, pid in (each.partition(":") for each in peers):
             if not is_running(int(pid)):
-                # The launcher may be about to end all ranks itself.
+                # Waits, because the launcher may be about to end all ranks itself.
                 time.sleep(_LOOK_S)
                 _end(parent, int(rank), ended_before(int(rank), int(peer)))
                 return
@@ -177,8 +179,9 @@ def _is_open(descriptor: int) -> bool:
 def say_that_this_rank_ends(environ: Mapping[str, str]) -> None:
     """Tells the ranks that wait, and those that will, that this one will not call kccl.init().
 
-    It is for the end of a process that has initialized MPI: MPI_Finalize then waits for the others,
-    so its process does not end. The word is a socket's name, which lasts as long as the process.
+    A process calls this at its end if it has initialized MPI. MPI_Finalize then waits for the other
+    ranks, so they cannot see that the process ends. The sign is a socket that listens under a name
+    known to all, until the process has ended.
     """
     variable = launchers.mpi_rank_variable(environ)
     launcher = _launcher(variable) if variable else 0
@@ -201,10 +204,10 @@ def _name(launcher: int, rank: int) -> str:
 
 
 def _launcher(variable: str) -> int:
-    """Returns the process that started the ranks: the nearest ancestor that is none. 0 if there is
-    none.
+    """Returns the process id of the launcher; 0 if it is not found.
 
-    A rank may stand behind a shell or another program, which has its variables too.
+    It is the nearest ancestor that does not have a rank's variables. The launcher may have started
+    a rank through a shell or another program, which then has the rank's variables too.
     """
     pid = os.getppid()
     while pid > 1 and _variable_of(pid, variable) is not None:

@@ -1,6 +1,6 @@
-"""Unix sockets by which the ranks of one machine connect; nodes.py connects those of several.
+"""Connects ranks: those of one node by Unix sockets, those of different nodes by nodes.py.
 
-Their names are in the abstract namespace, so a killed rank leaves nothing behind.
+The sockets' names are in the abstract namespace, so a killed rank leaves nothing behind.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from .messages import own_failure, peers_failure, reason_of
 from .processes import is_running
 
 _UCRED = struct.Struct("3i")
-_POLL_S = 0.02  # between two checks whether the missing ranks' processes still run
-# A rank that gives up waits so long for those that have yet to hear why.
+_POLL_S = 0.02  # seconds between two checks whether the missing ranks' processes still run
+# Seconds that a rank which gives up waits for ranks that have yet to connect, to tell them why.
 _LAST_WORD_S = 3.0
 _MOST_REASON_BYTES = 4000
 
@@ -50,7 +50,7 @@ def bind(name: str) -> socket.socket:
 
 
 def peer_pid(connection: socket.socket) -> int:
-    """Process id at the other end of a connection.
+    """Returns the process id at the other end of a Unix socket's connection.
 
     Raises:
         BackendError: That process belongs to another user.
@@ -69,7 +69,7 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
     """Reads exactly `num_bytes` from a blocking stream.
 
     Raises:
-        TimeoutError: They did not come before `deadline`, a value of clock.now().
+        TimeoutError: The bytes did not come before `deadline`, a value of clock.now().
         ConnectionError: The stream ended first.
     """
     data = b""
@@ -88,8 +88,8 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
 
 
 def poll_ms(seconds: float) -> int:
-    """Returns the argument of poll() for a wait of so many seconds; it may be less, but is not 0
-    then.
+    """Returns the milliseconds that poll() may wait: `seconds`, but at most clock.LOOK_S. They are
+    rounded up, so that poll() sleeps until the time is up.
     """
     return math.ceil(min(max(seconds, 0), clock.LOOK_S) * 1000)
 
@@ -125,12 +125,12 @@ def connect(
     """
     numbers = numbers or range(len(names))
     sockets: dict[int, socket.socket] = {}
-    unknown: list[socket.socket] = []  # has come, and has not said its rank yet
-    told = 0, b""  # a rank that could not connect, and its message
+    unknown: list[socket.socket] = []  # the accepted connection, while its rank is not known
+    told = 0, b""  # the rank that could not connect as a peer told, and the message; b"": none
 
     def may_run(name: str) -> bool:
-        """Returns false if the process of a rank of this node has ended. Ranks of other nodes count
-        as alive.
+        """Returns False if the rank's process has ended. Ranks of other nodes count as alive,
+        because this node cannot see their processes.
         """
         return _is_far(name, names[rank]) or is_running(_pid_in(name))
 
@@ -147,11 +147,10 @@ def connect(
         )
 
     def check_others(refuser: int | None = None) -> None:
-        """Raises if a connected peer has told of a loss or a failure; or has ended without a word,
-        while another one refuses to connect.
+        """Raises if a connected peer has told of a loss or a failure. If `refuser` has refused to
+        connect, also raises if a connected peer has ended without a message.
         """
         nonlocal told
-        # If a rank has ended, the others give up and name it.
         for connection in sockets.values():
             kind, culprit, reason = _last_word_of(connection)
             if kind == LOST:
@@ -170,7 +169,7 @@ def connect(
         # A connected peer may be lost too. The absent ones may know it already and never come.
         ended = [peer for peer in (*sockets, *absent) if not may_run(names[peer])]
         ended += [peer for peer, connection in sockets.items() if has_ended(connection)]
-        # This comes last, because a peer that gives up tells the reason before it ends.
+        # Messages are read after that, because a peer that gives up tells why before it ends.
         check_others()
         if ended:
             raise lost(ended[0])
@@ -210,13 +209,14 @@ def connect(
                 sockets[found] = connection
                 absent.remove(found)
             else:
-                # A stranger; or a rank that has ended, which check() will see.
+                # Another user's process, or a rank that has ended, which check() will see.
                 connection.close()
         check_others()
     except BaseException as error:
         mine = error
         culprit, word = told
-        # Whoever told this rank has not told those that come late.
+        # If a peer told this rank of a failure, `word` is that message. It is passed on, because
+        # the peer cannot tell ranks that have not connected to it.
         if not word and isinstance(error, PeerLost) and error.peer in numbers:
             culprit = numbers.index(error.peer)
             word = HEADER.pack(LOST, culprit, 0)
@@ -255,13 +255,13 @@ def _reach(name: str, mine: str, look: Callable[[], None]) -> socket.socket:
 
 
 def _failure(reason: bytes) -> bytes:
-    """Returns the message of a rank that could not connect; `reason` is as reason_of() made it."""
+    """Returns the FAIL message of a rank that could not connect. reason_of() made `reason`."""
     if len(reason) > _MOST_REASON_BYTES:
         source, kind, text, peer = json.loads(reason)
-        # A character takes at most 12 bytes of JSON.
+        # A character takes at most 12 bytes of JSON, so the text is at most half of the reason.
         text = text[: _MOST_REASON_BYTES // 24] + "..."
         reason = json.dumps([source, kind, text, peer]).encode()
-    # A peer that has connected with all others already takes it as one of its call.
+    # With START_UP, a peer whose connect() has returned takes this as a failure of its first call.
     return HEADER.pack(FAIL, START_UP, len(reason)) + reason
 
 
@@ -301,25 +301,26 @@ def _tell_all(
         unknown: Other connections.
         listener: This rank's listener.
         culprit: The rank that is lost, or that could not connect.
-        word: The message.
+        word: The LOST or FAIL message.
         deadline: A value of clock.now(), up to which the others wait.
     """
     connected = {*sockets}
     for connection in (*sockets.values(), *unknown):
         with contextlib.suppress(OSError):  # the peer may have gone, too
             connection.send(word, socket.MSG_DONTWAIT)
-        # The connections below may need the descriptor.
+        # Frees the descriptor, because there may be no other for the connections below.
         connection.close()
     if culprit == rank:
-        # The ranks below wait for this one.
+        # The ranks below this one wait for it to connect.
         for peer in set(range(rank)) - connected:
             with (
                 contextlib.suppress(OSError, Error),
                 _reach(names[peer], names[rank], lambda: None) as connection,
             ):
                 connection.sendall(struct.pack("<I", rank) + word)
-    # A rank above has reached a lost rank below this one before it comes here, and was refused. One
-    # that failed may not have told it yet.
+    # Each rank connects to lower ranks in order. If a lost rank is below this one, a rank above
+    # tries the lost rank first and is refused. But a rank that failed may not have told the ranks
+    # above.
     if culprit >= rank or not word.startswith(LOST):
         late = set(range(rank + 1, len(names))) - {culprit, *connected}
         near = {peer: names[peer] for peer in late if not _is_far(names[peer], names[rank])}
@@ -352,14 +353,14 @@ def _tell_late(
 
 
 def _rank_of(connection: socket.socket, deadline: float) -> int:
-    """Returns the rank that a new connection's other end says; -1 if it does not, or is a
-    stranger.
+    """Returns the rank that the other end of a new connection sends; -1 if it sends none, or is a
+    process of another user.
     """
     try:
         if connection.family == socket.AF_UNIX:
             peer_pid(connection)
         (peer,) = struct.unpack("<I", receive(connection, 4, deadline))
-        # A socket with a time limit waits even if it is told not to, as in has_ended().
+        # With a timeout, Python waits in recv() in spite of MSG_DONTWAIT, which has_ended() uses.
         connection.settimeout(None)
     except (BackendError, ConnectionError, TimeoutError):
         return -1
@@ -384,7 +385,7 @@ def peer_lost(
     rank: int, peer: int, what: str, why: str = "its process has ended or given up"
 ) -> PeerLost:
     """Returns the exception of `rank`, which lost `peer` during `what`."""
-    # At start-up there is no communicator yet.
+    # At start-up there is no communicator yet that could be shrunk.
     cure = "" if what == "start-up" else "; the survivors may go on with comm.shrink()"
     return PeerLost(
         f"rank {rank} lost rank {peer} during {what}: {why}{cure}",

@@ -98,16 +98,17 @@ class _Survivor(Generic[Part]):
         self._attempt = 1
         self._listener: socket.socket | Listener | None = None
         self._name = ""
-        # Whose streams had ended when this rank began to listen.
+        # The peers whose streams had ended when this rank began to listen.
         self._ended: frozenset[int] = frozenset()
-        # The result of `make`, and its members. This rank has voted for them.
+        # What `make` returned in this attempt, and the members, for which this rank has voted.
+        # None and () until then.
         self._part: Part | None = None
         self._members: tuple[int, ...] = ()
         self._heard: dict[int, Said] = {}
         self._told = b""
-        # This rank's own refusal, and the last attempt for which it has raised a refusal of any
-        # rank.
+        # The last attempt in which `make` failed on this rank, 0 for none, and why.
         self._refused, self._reason = 0, ""
+        # The last attempt for which shrink() has raised such a failure, of any rank.
         self._raised = 0
         # The rank that told why `make` failed here.
         self.culprit: int | None = None
@@ -130,7 +131,7 @@ class _Survivor(Generic[Part]):
         while True:
             self._look()
             if ended != self._ranks.ended():
-                # A lost rank has cost time, so there is as much again.
+                # The wait for a rank that is now lost has cost time, so the timeout begins again.
                 ended, deadline = self._ranks.ended(), clock.now() + timeout
             if self._part is None:
                 if clock.now() > deadline or not self._wait(self._has_members, deadline):
@@ -149,12 +150,13 @@ class _Survivor(Generic[Part]):
     # ---- What this rank knows ----------------------------------------------------------------
 
     def _look(self) -> None:
-        """Takes what the peers have said, follows them to a later attempt, says what is new."""
+        """Receives what the peers have said, follows them to a later attempt, tells what is new."""
         ranks = self._ranks
         for peer, text in ranks.hear():
             self._heard[peer] = Said.parse(text)
         if ranks.has_hung_up:
-            # Then this rank hears nobody, and all peers hear that it has ended.
+            # After abort() this rank receives nothing more, and its streams have ended for its
+            # peers.
             raise PeerLost(
                 f"rank {ranks.rank} has called abort() and cannot go on with comm.shrink()",
                 rank=ranks.rank,
@@ -162,7 +164,8 @@ class _Survivor(Generic[Part]):
             )
         self._begin(max((said.attempt for said in self._heard.values()), default=1))
         if self._part is None and self._ended != ranks.ended():
-            # A peer that names other members may have connected. So it sees that they are others.
+            # A peer that still counts a lost rank as a member may have connected here. Closing the
+            # listener tells that peer that the members are others.
             self._stop_listening()
         elif self._part is not None and self._is_lost():
             self._begin(self._attempt + 1)
@@ -175,8 +178,7 @@ class _Survivor(Generic[Part]):
         text = said.text()
         if text != self._told:
             self._ranks.tell(text)
-            # This is set after tell(). If Ctrl-C stops tell(), the next shrink() tells all peers
-            # again.
+            # Comes after tell(): if Ctrl-C stops tell(), the next shrink() tells all peers again.
             self._told = text
 
     def _begin(self, attempt: int) -> None:
@@ -204,7 +206,7 @@ class _Survivor(Generic[Part]):
         )
 
     def _contradicts(self, members: tuple[int, ...]) -> bool:
-        """Tells whether one of the members has voted otherwise."""
+        """Tells whether one of the members has voted for other members."""
         votes = self._votes()
         return any(votes.get(member, members) != members for member in members)
 
@@ -221,7 +223,9 @@ class _Survivor(Generic[Part]):
     # ---- Waits -------------------------------------------------------------------------------
 
     def _wait(self, until: Callable[[], bool], deadline: float) -> bool:
-        """Waits until `until()`, or until this rank is in another attempt, or hears fewer ranks."""
+        """Waits until `until()`, or until this rank is in another attempt, or hears fewer ranks.
+        Returns False at the deadline.
+        """
         ranks = self._ranks
         attempt, ended = self._attempt, ranks.ended()
 
@@ -232,7 +236,9 @@ class _Survivor(Generic[Part]):
         return ranks.wait(2 * attempt + (self._part is not None), is_over, deadline)
 
     def _has_members(self) -> bool:
-        """Tells whether this rank, which listens, can name the members."""
+        """Begins to listen, if this rank does not. Tells whether all peers that it hears listen in
+        this attempt and hear the same ranks, which are then the members.
+        """
         if self._name == "":
             self._ended = self._ranks.ended()
             self._listener, self._name = self._ranks.listen()
@@ -277,14 +283,15 @@ class _Survivor(Generic[Part]):
         except BaseException:
             listener.close()
             self._begin(attempt + 1)
-            # So the peers leave the attempt too, even if this rank does not come back.
+            # Tells the peers, so that they leave the attempt too even if this rank does not come
+            # back.
             self._say()
             raise
 
     # ---- Refusals ----------------------------------------------------------------------------
 
     def heed_refusals(self) -> None:
-        """Raises the reason of a peer that could not make the communicator, once."""
+        """Raises the reason of a peer that could not make the communicator; once in an attempt."""
         for peer in self._alive() & self._heard.keys():
             said = self._heard[peer]
             if said.refused > self._raised:
@@ -292,14 +299,15 @@ class _Survivor(Generic[Part]):
                 raise _Refused(said.reason)
 
     def refusal(self, error: BaseException) -> BaseException:
-        """Returns the error that shrink() raises for an error that is no failed wait. Tells the
-        peers if it is this rank's own.
+        """Returns what shrink() raises when making the communicator has failed with `error`. Tells
+        the peers if `make` failed on this rank itself.
         """
         if isinstance(error, _Refused):
             return BackendError(str(error))
         self._raised = self._attempt
         if self.culprit is not None:
-            # The text has the rank's number in the communicator that was not made.
+            # `error` names the rank by its number in the communicator that was not made. Puts the
+            # number in this communicator in its place.
             culprit, self.culprit = self.culprit, None
             return BackendError(f"shrink failed on rank {culprit}: {str(error).partition(': ')[2]}")
         mine = own_failure(error, self._ranks.rank, "shrink")

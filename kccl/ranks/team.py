@@ -19,7 +19,9 @@ from .mesh import Mesh
 
 
 class Connected(Protocol):
-    """Ranks that are connected out of band: a Mesh, or a Team of one. See Mesh for the members."""
+    """Ranks that are connected out of band: a Mesh, or a Team of some of its ranks. The members are
+    those of Mesh and Exchanges.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -47,13 +49,15 @@ class Connected(Protocol):
 
 
 class Team:
-    """Some ranks of a mesh, as a backend sees them. All ranks of the mesh use theirs together.
+    """Some ranks of a mesh, as a backend sees them.
+
+    Every rank of the mesh has such a team, and all of them make the calls of their teams together.
 
     Attributes:
-        ranks: Their numbers in the mesh, in the team's order.
-        link: How they reach each other.
-        rank, world_size: This rank's number in the team, and the number of its ranks.
-        pidfds, end_event: As the mesh's, by ranks of the team.
+        ranks: The numbers of the team's ranks in the mesh, in the team's order.
+        link: What connects these ranks.
+        rank, world_size: This rank's number in the team, and the number of the team's ranks.
+        pidfds, end_event: Those of the mesh. The keys are numbers in the team.
     """
 
     link = "shared memory"
@@ -68,39 +72,39 @@ class Team:
         self._mesh = mesh
 
     def call(self, what: str) -> AbstractContextManager[None]:
-        """See Exchanges: a call of all ranks of the mesh."""
+        """See Exchanges. All ranks of the mesh make this call."""
         return self._mesh.call(what)
 
     @contextmanager
     def together(self, what: str, timeout: float) -> Iterator[ExitStack]:
-        """See Exchanges. It succeeds on all ranks of the team or on none."""
+        """See Exchanges. The call succeeds on all ranks of the team or on none."""
         with self.call(what), ExitStack() as undo:
             yield undo
             self.allgather(b"", what, timeout)
             undo.pop_all()
 
     def allgather(self, payload: bytes, what: str, timeout: float) -> list[bytes]:
-        """See Exchanges: the payloads of the team's ranks."""
+        """See Exchanges. Returns the payloads of the team's ranks, in the team's order."""
         return self._mesh.allgather(payload, what, timeout, self.ranks)
 
     def exchange_fds(self, fd: int, what: str, timeout: float) -> dict[int, int]:
-        """See Exchanges: the descriptors of the team's ranks, by their numbers in it."""
+        """See Exchanges. Returns the descriptors of the team's ranks, by number in the team."""
         fds = self._mesh.exchange_fds(fd, what, timeout, self.ranks)
         return {self.ranks.index(peer): each for peer, each in fds.items()}
 
 
 def agree_on_groups(mesh: Mesh, layout: str, timeout: float) -> topology.Groups:
-    """Returns the groups of a mesh's ranks, by the CPUs that each may use. Collective.
+    """Divides a mesh's ranks into groups, by the CPUs that each rank may use. Collective.
 
-    Rank 0 decides, because processes may see different parts of the machine.
+    Rank 0 decides for all, because processes may see different parts of the machine.
 
     Args:
         mesh: The ranks.
-        layout: As in Env.
+        layout: KCCL_LAYOUT, as in Env.
         timeout: Seconds that a wait may last.
 
     Raises:
-        InvalidArgument: The ranks have unlike layouts.
+        InvalidArgument: KCCL_LAYOUT differs between ranks.
     """
     with allowed("sched_getaffinity"):
         own = {"cpus": sorted(os.sched_getaffinity(0)), "layout": layout}

@@ -1,4 +1,4 @@
-"""Symmetric windows: what all have in common, and those in host memory."""
+"""Symmetric windows: what windows of all backends have in common, and windows in host memory."""
 
 import errno
 import mmap
@@ -76,11 +76,11 @@ class Window(ABC):
         self.nbytes = nbytes
         self.mesh = mesh
         self.is_closed = False
-        # The reason why kernels may use it no more; "": they may.
+        # Why kernels may no longer use the window; "" while they may.
         self.why_not_in_kernels = ""
         self._addresses = tuple(addresses)
         self._local = local
-        # The calls that prepare() has made for it.
+        # The prepared calls that use this window. free() ends them.
         self._prepared: WeakSet[Endable] = WeakSet()
         self._close: Callable[[Window], None] | None = None
         _by_address[self._addresses[mesh.rank]] = self
@@ -146,7 +146,10 @@ class Window(ABC):
         self._prepared.add(call)
 
     def free(self) -> None:
-        """Ends this rank's use. No kernel of any rank may use the window any more."""
+        """Ends this rank's use of the window, and its prepared calls.
+
+        The caller has made sure that no kernel of any rank uses the window any more.
+        """
         self.is_closed = True
         self._local = None
         for call in list(self._prepared):
@@ -174,12 +177,12 @@ class Endable(Protocol):
     def __hash__(self) -> int: ...
 
 
-# The window of each of this process's parts, for arrays that comm.empty() has made.
+# Address of a part in this process -> its window. window_at() looks up arrays of comm.empty() here.
 _by_address: "WeakValueDictionary[int, Window]" = WeakValueDictionary()
 
 
 def window_at(address: int) -> Window | None:
-    """Returns the open window of which this rank's part begins at an address."""
+    """Returns the open window in which this rank's part begins at `address`, or None."""
     found = _by_address.get(address)
     return None if found is None or found.is_closed else found
 
@@ -215,7 +218,8 @@ class HostWindow(Window):
         self, mesh: Connected, maps: Sequence[Any], forget: Callable[[], None] | None = None
     ) -> None:
         """Takes all ranks' parts, `maps`, in rank order. drop() first calls `forget`."""
-        # The buffers keep the mappings alive. So arrays in a window stay valid after close().
+        # The buffers keep the mappings alive until drop(). An array that views this rank's part
+        # keeps that mapping alive longer, so it stays valid after close().
         self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]
         self._forget = forget
         addresses = [int(abi.ffi.cast("uintptr_t", each)) for each in self._buffers]
@@ -234,7 +238,7 @@ class HostWindow(Window):
 
 
 def host_window(mesh: Connected, nbytes: int, what: str, timeout: float) -> HostWindow:
-    """Makes a window of memfd segments. Collective; see agree_on_size().
+    """Makes a window of memfd segments. Collective; the arguments are those of agree_on_size().
 
     A segment lives as long as a process maps it or holds its descriptor. So a job that is killed
     leaves nothing behind.

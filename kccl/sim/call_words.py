@@ -5,7 +5,7 @@ from typing import Any
 
 from ..base.abi import ffi, lib
 
-# Returns the name of an address.
+# A function that returns the name of an address.
 Name = Callable[[int], str]
 _COOPS = {
     lib.kKcclSimCoopThread: "thread",

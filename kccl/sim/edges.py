@@ -11,8 +11,8 @@ _EDGES = {value: name for name, value in members("KcclSimEdge", "kKcclSimEdge").
 
 
 def edge_of(kind: str, finding: Any, regions: Regions, arrays: LaunchArrays, model: str) -> str:
-    """Returns what the access of a KcclSimFinding misses, or what ended its kernel; "" for other
-    kinds.
+    """Returns in words where outside of the kernel's memory a KcclSimFinding's access lies, or what
+    ended the kernel; "" for other kinds of findings.
 
     Args:
         kind: The finding's kind, as in report.py.

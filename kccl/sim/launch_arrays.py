@@ -14,7 +14,9 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 class LaunchArrays:
-    """Numbers names of arrays, to which findings refer, and notes which arrays have been freed."""
+    """Gives each array's name a number, by which findings refer to it, and notes which arrays have
+    been freed.
+    """
 
     def __init__(self) -> None:
         self._names: list[str] = [""]
@@ -116,7 +118,7 @@ def parameters_of(source: str, kernel: str, count: int) -> tuple[str, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Returns what stands between the commas up to the closing parenthesis."""
+    """Returns the texts between commas, up to the closing parenthesis; [] if there is none."""
     parts, depth = [""], 0
     for letter in text:
         if letter in "([{<":
@@ -157,7 +159,7 @@ def launch_of(
         data: Its arguments one after another, each aligned.
         grid, block: Number of blocks, and threads of each.
         shared_bytes: Bytes of dynamic shared memory of each block.
-        most_resident: Most blocks of it that run at once; 0 for all.
+        most_resident: Most blocks of the launch that run at once; 0 for all.
         arrays: KcclSimArrays of the arrays among the arguments. With None the machine does not know
             where these end.
     """

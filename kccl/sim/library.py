@@ -16,7 +16,7 @@ _lock = threading.Lock()
 
 
 class _Shape(ctypes.Structure):
-    # kccl::entries::ParameterShape of csrc/sim/entries.inc.
+    # The layout of kccl::entries::ParameterShape (csrc/sim/entries.inc).
     _fields_ = (("num_bytes", ctypes.c_uint32), ("alignment", ctypes.c_uint32))
 
 
@@ -28,8 +28,8 @@ class Entry:
         address: Address of its entry, a `void (*)(const void* arguments)`.
         parameters: (bytes, alignment) of each parameter, in order.
         kinds: A letter for each parameter; see base/scalars.py.
-        pointees: (kind, bytes) of the numbers that each parameter points to; None if it points to
-            none.
+        pointees: (kind, bytes) of the numbers that each parameter points to; None for a parameter
+            that does not point to numbers.
         run_block: On the host, a function (address, arguments, block, num_blocks).
     """
 
@@ -69,12 +69,12 @@ def load(path: Path, num_kernels: int, *, on_host: bool = False) -> Library:
     """Loads a library that cache.compile_sim() made, unless it is loaded already.
 
     Args:
-        path: Its file.
-        num_kernels: The number of its kernels.
+        path: The library's file.
+        num_kernels: The number of the library's kernels.
         on_host: True if compile_host() made it.
 
     Raises:
-        CompileError: It uses a function that is not defined.
+        CompileError: The library uses a function that is not defined.
     """
     with _lock:
         if path not in _loaded:

@@ -114,8 +114,8 @@ class Machine:
         self._lock = threading.Lock()
         self._failure: ProtocolError | None = None
         self._stats: dict[str, int] = {}
-        # The machine knows memory by its address only. So memory that kernels may access must live
-        # as long as the machine.
+        # The engine knows memory by its address only. So this object keeps memory that kernels may
+        # access: windows until remove_window(), other memory as long as the machine lives.
         self.windows: dict[int, Any] = {}
         self.made: weakref.WeakSet[Window] = weakref.WeakSet()
         self.has_left: set[int] = set()
@@ -124,7 +124,7 @@ class Machine:
 
     @property
     def handle(self) -> Any:
-        """The engine's KcclSimMachine.
+        """Returns the engine's KcclSimMachine.
 
         Raises:
             BackendError: The machine has been destroyed.
@@ -154,7 +154,7 @@ class Machine:
         self.regions.add(address, num_bytes, name, whole)
 
     def remove_window(self, address: int) -> None:
-        """Takes back add_window(). No kernel may access the memory any more."""
+        """Takes back add_window(). Later accesses of kernels to the memory are findings."""
         if self._handle is not None:
             lib.kccl_sim_remove_window(self._handle, address)
         self.regions.remove(address)
@@ -190,7 +190,7 @@ class Machine:
         Args:
             rank, address, num_bytes, name: See add_window().
             memory: An object that keeps the memory alive, as the machine does.
-            whole: What it is of the rank, as in "the state of rank".
+            whole: A name that the rank's number follows, as in "the state of rank".
         """
         self._memory.append(memory)
         lib.kccl_sim_add_memory(self.handle, rank, address, num_bytes)
@@ -245,7 +245,7 @@ class Machine:
         """Ends the wait of `others`, because `rank` has come. Orders what all of them have done."""
         if not others:
             return
-        # At any time one of the ranks is inside, so the machine does not run meanwhile.
+        # At any time here one of the ranks is inside, so the machine does not run meanwhile.
         for other in others:
             self.return_inside(other)
         for each in (rank, *others):
@@ -386,8 +386,8 @@ class Events(list[Any]):
     """KcclSimEvents, sorted by step. The list owns their memory."""
 
     def __init__(self, array: Any, count: int) -> None:
-        # Sorted, because the accesses of a finding are traced when it is found, after they
-        # happened.
+        # Sorts them, because the engine adds a finding's accesses when it finds it, behind events
+        # of later steps.
         super().__init__(sorted((array[index] for index in range(count)), key=_step))
         self._array = array
 

@@ -52,7 +52,7 @@ class Meetings:
                         del self._waiting[key]
 
     def end_all(self, name: str) -> None:
-        """Ends all meetings of a mesh. Their ranks are about to get an error."""
+        """Ends all meetings of the mesh of this name, whose ranks are about to get an error."""
         with self._lock:
             for key in [key for key in self._waiting if key[0] == name]:
                 for rank in self._waiting.pop(key):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from ..base import abi
 from ..base.abi import ffi
 
-# Offset within a region -> its name, as in "flag 'written' on channel 0, from rank 2".
+# Takes an offset in a region, and returns the name of the byte there, as in "flag 'written' on
+# channel 0, from rank 2".
 Namer = Callable[[int], str]
 
 _PACKET_BYTES = 16
@@ -28,7 +29,7 @@ class Regions:
 
         Args:
             address, num_bytes: The range.
-            name: Names its bytes.
+            name: Returns the name of each byte.
             whole: Names all its bytes together, as in "window 0 of rank 1".
         """
         with self._lock:

@@ -177,8 +177,8 @@ class Reporter:
         return f"{text}; {_replay(finding)}"
 
     def _caller(self, site: int) -> str:
-        """Returns the user's line that makes a call; or, for a kernel of the library, who launched
-        it.
+        """Returns the user's line that makes a call in a kernel; for a kernel of the library the
+        words "a call of its program".
         """
         is_of_user = self.symbols.is_of_user(site)
         return self.symbols.user_line(site) if is_of_user else "a call of its program"
@@ -210,7 +210,7 @@ class Reporter:
         self.symbols.look_up(each.place.site for each in counts if each.num_calls)
         told = ""
         for each in counts:
-            # Rank 0 begins the counts of another channel.
+            # The counts go channel by channel, so rank 0 begins those of another channel.
             told += ("; " if each.rank == 0 else ", and ") if told else ""
             told += f"rank {each.rank} has made {each.num_calls} calls"
             if each.num_calls:
@@ -233,8 +233,8 @@ class Reporter:
         )
 
     def _user_site(self, place: Any) -> int:
-        """Returns the code address that leads to the user's line. Within the library, that is of
-        the call.
+        """Returns the code address that leads to the user's line: that of the place, or of the
+        library's call in which the place is.
 
         Compilers do not inline all of the library, so an address in it may not lead to a user's
         line.

@@ -14,10 +14,10 @@ _MOST_LINES = 16
 class _Wait:
     """Threads of a block that wait in the same call, or at the same line."""
 
-    given: Any
+    given: Any  # the KcclSimWait
     rank: int
     block: int
-    call: str  # "": they are in the user's code
+    call: str  # the call's name; "": the threads wait in the user's code
     where: str  # as in "in wait(...), called at source:3"
     members: tuple[int, ...]  # the ranks of the call's communicator
 
@@ -32,7 +32,7 @@ class _Wait:
         return f"  rank {self.rank} block {self.block}: {threads} {self.where}"
 
     def peers(self, waits: Sequence["_Wait"]) -> set[int]:
-        """Returns the ranks that it waits for; none if they cannot be known."""
+        """Returns the ranks that these threads wait for; none if they cannot be known."""
         if not self.call:
             return set()
         others = set(self.members) - {self.rank}
@@ -69,7 +69,7 @@ def waiting_table(
 
 
 def _missing(waits: Sequence[_Wait]) -> str:
-    """Returns what the waits follow from: the end of a chain, or a cycle of ranks."""
+    """Returns what is missing first: what the end of a chain waits for, or a cycle of waits."""
     path = [next((each for each in waits if each.given.is_polling), waits[0])]
     while True:
         wait = path[-1]
@@ -91,7 +91,7 @@ def _missing(waits: Sequence[_Wait]) -> str:
 
 
 def _circle(cycle: Sequence[_Wait]) -> str:
-    """Describes a cycle of waits: each is for the next, and the last for the first."""
+    """Describes a cycle of waits: each one waits for the next, and the last one for the first."""
     first, *others = cycle
     ends = []
     for wait, after in zip(others, [*others[1:], first], strict=True):
@@ -116,7 +116,7 @@ def _before(wait: _Wait, waits: Sequence[_Wait]) -> list[_Wait]:
     found: list[_Wait] = []
     for rank in sorted(wait.peers(waits)):
         of_rank = [each for each in waits if each.rank == rank and each.given.is_polling]
-        # This rank does not wait itself, and does not make the call either. So it is the cause.
+        # `rank` does not wait itself, and does not make the call either. So this wait is the cause.
         if not of_rank:
             return []
         found += of_rank

@@ -1,7 +1,7 @@
 """Makes collectives of steps over groups. Each collective has a file, which is found by its name.
 
 Each file has FORMS and fields(). The first form suits small messages, the last one large messages.
-A form by postings is the first, and runs wherever it can.
+A form in which ranks post their parts (steps.py) comes first, and is used wherever it can run.
 """
 
 from importlib import import_module
@@ -20,7 +20,7 @@ def of_collective(collective: str) -> tuple[tuple[Form, ...], Fields]:
     """Returns the forms of a collective, and its fields().
 
     Raises:
-        InvalidArgument: It has none.
+        InvalidArgument: The collective has no forms.
     """
     known = _known()
     if collective not in known:

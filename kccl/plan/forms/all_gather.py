@@ -8,7 +8,9 @@ from ..steps import INPUT, OUTPUT, Form, Part, Steps
 
 
 def all_gather(s: Steps, *, count: int, source: Part = INPUT, target: Part = OUTPUT) -> None:
-    """Makes all_gather's steps: in the group, and then across groups with the groups' chunks."""
+    """Makes all_gather's steps: in the group, and then across groups with the chunks of whole
+    groups. If groups differ in size, the leaders broadcast the result in their groups.
+    """
     grouping = s.grouping
     most = max(map(len, grouping.groups))
     is_direct = grouping.is_even and grouping.is_consecutive
@@ -25,7 +27,7 @@ def all_gather(s: Steps, *, count: int, source: Part = INPUT, target: Part = OUT
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """See Fields."""
+    """See steps.Fields."""
     return {"count": request.nbytes // request.world_size}
 
 

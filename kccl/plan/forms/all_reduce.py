@@ -46,7 +46,7 @@ def all_reduce(
 
 
 def _reduce_everywhere(s: Steps, part: Part, count: int, dtype: str, op: str) -> None:
-    """Adds the steps from the own group's result in `part` to that of all groups, in place."""
+    """Adds the steps that turn the result of the own group, in `part`, into that of all groups."""
     s.call(ACROSS_GROUPS, "all_reduce", part, part, count, dtype=dtype, op=op)
     if not s.grouping.is_even:
         nbytes = count * dtypes.of(dtype).itemsize
@@ -54,7 +54,7 @@ def _reduce_everywhere(s: Steps, part: Part, count: int, dtype: str, op: str) ->
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """See Fields: a sum."""
+    """See steps.Fields. The example is a sum."""
     return example(request, request.nbytes)
 
 

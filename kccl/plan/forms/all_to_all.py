@@ -8,10 +8,11 @@ from ..steps import INPUT, OUTPUT, Form, Part, Steps
 
 
 def all_to_all(s: Steps, *, count: int) -> None:
-    """Makes all_to_all's steps: in the group with the chunks for each place in all groups, then
-    across groups.
+    """Makes all_to_all's steps.
 
-    If groups differ in size, their leaders gather the groups' arrays, exchange chunks, and scatter.
+    First, in the group, the rank at each place gets all chunks for the ranks at this place in all
+    groups. Then the ranks at one place of all groups exchange these. If groups differ in size,
+    their leaders gather the groups' arrays, exchange chunks, and scatter them.
     """
     if s.grouping.is_even:
         _by_place(s, count)
@@ -29,7 +30,7 @@ def _by_place(s: Steps, count: int) -> None:
             at = (place * len(groups) + number) * count
             s.copy(INPUT.at(group[place] * count), for_places.at(at), count)
     s.call(OWN_GROUP, "all_to_all", for_places, from_group, len(groups) * count)
-    # for_groups[group][place of the source]
+    # for_groups[group][place]: the chunk for that group from the rank at this place of the own one.
     for place in range(size):
         for number in range(len(groups)):
             begin, at = place * len(groups) + number, number * size + place
@@ -70,7 +71,7 @@ def _by_leaders(s: Steps, count: int) -> None:
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """See Fields."""
+    """See steps.Fields."""
     return {"count": request.nbytes // request.world_size}
 
 

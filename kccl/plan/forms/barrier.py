@@ -8,8 +8,8 @@ from ..steps import INPUT, Form, Steps
 
 
 def barrier(s: Steps) -> None:
-    """Makes barrier's steps: in the group, and then across groups. If groups differ in size, so
-    that only leaders meet, in the group again.
+    """Makes barrier's steps: in the group, and then across groups. If groups differ in size, only
+    their leaders meet across groups, so another barrier in the group follows.
     """
     s.call(OWN_GROUP, "barrier", INPUT, INPUT, 0)
     s.call(ACROSS_GROUPS, "barrier", INPUT, INPUT, 0)
@@ -18,7 +18,7 @@ def barrier(s: Steps) -> None:
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """See Fields."""
+    """See steps.Fields."""
     return {}
 
 

@@ -8,7 +8,10 @@ from ..steps import INPUT, Form, Steps, Take
 
 
 def broadcast(s: Steps, *, count: int, peer: int) -> None:
-    """Makes broadcast's steps: across groups by the root's team there, and then in each group."""
+    """Makes broadcast's steps: in the root's team across groups, and then in each group.
+
+    If groups differ in size, the root's group comes first, then the leaders, then the other groups.
+    """
     group, place = s.grouping.place(peer)
     nothing = s.temporary(2)
 
@@ -36,7 +39,7 @@ def broadcast_posted(s: Steps, *, count: int, peer: int) -> None:
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """See Fields: from rank 0."""
+    """See steps.Fields. The example has root 0."""
     return {"count": request.nbytes, "peer": 0}
 
 

@@ -9,10 +9,10 @@ from .others import for_others
 
 
 def gather(s: Steps, *, count: int, peer: int, source: Part = INPUT, target: Part = OUTPUT) -> None:
-    """Makes gather's steps: in each group, and then across groups by the root's team there.
+    """Makes gather's steps: in each group, and then in the root's team across groups.
 
     If groups differ in size, their leaders gather, and the leader of the root's group broadcasts
-    the result there.
+    the result in its group.
     """
     grouping = s.grouping
     group, place = grouping.place(peer)
@@ -47,7 +47,7 @@ def gather_posted(s: Steps, *, count: int, peer: int) -> None:
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """See Fields: to rank 0."""
+    """See steps.Fields. The example has root 0."""
     return {"count": request.nbytes // request.world_size, "peer": 0}
 
 

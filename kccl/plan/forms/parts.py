@@ -18,7 +18,7 @@ from .scatter import scatter
 def _copies(
     s: Steps, lengths: Sequence[int], longest: int, padded: Part, packed: Part, *, packs: bool
 ) -> None:
-    """Copies every part from the padded array to the packed one, or back."""
+    """Copies every part from the padded array to the packed one; with `packs` False, back."""
     begin = 0
     for rank, length in enumerate(lengths):
         ends = padded.at(rank * longest), packed.at(begin)

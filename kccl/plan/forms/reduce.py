@@ -11,10 +11,10 @@ from .sums import Kind, accumulator, example, finish, kind_of, widened
 
 
 def reduce(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None:
-    """Makes reduce's steps: in each group, and then across groups by the root's team there.
+    """Makes reduce's steps: in each group, and then in the root's team across groups.
 
     If groups differ in size, their leaders reduce, and the leader of the root's group broadcasts
-    the result there. Sums have the order, and the bits, of those of all_reduce.
+    the result in its group. Sums have the order, and the bits, of all_reduce's.
     """
     grouping = s.grouping
     group, place = grouping.place(peer)
@@ -22,7 +22,7 @@ def reduce(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None:
     size = dtypes.of(wide).itemsize
     source = widened(s, INPUT, count, dtype, wide)
     own = s.temporary(count * size)
-    # It has room for what other teams send, too.
+    # `total` also has room for what for_others() makes the teams send that need no message.
     total = s.temporary(max(count, 2) * size)
     if grouping.is_even:
         s.call(OWN_GROUP, "reduce", source, own, count, peer=place, **kind)
@@ -79,7 +79,7 @@ def reduce_posted(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> No
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """See Fields: a sum to rank 0."""
+    """See steps.Fields. The example is a sum with root 0."""
     return example(request, request.nbytes) | {"peer": 0}
 
 

@@ -13,10 +13,11 @@ from .sums import accumulator, example, finish, kind_of
 def reduce_scatter(
     s: Steps, *, count: int, dtype: str, op: str, source: Part = INPUT, target: Part = OUTPUT
 ) -> None:
-    """Makes reduce_scatter's steps: in the group with the chunks of each place in all groups, then
-    across groups.
+    """Makes reduce_scatter's steps.
 
-    So sums have the order, and the bits, of those of all_reduce.
+    First, in the group, the rank at each place gets the group's sums of the chunks of the ranks at
+    this place in all groups. Then the ranks at one place of all groups sum these. So sums have the
+    order, and the bits, of all_reduce's. If groups differ in size, it is an all_reduce.
     """
     wide, world_size = accumulator(dtype, op), s.grouping.world_size
     kind = kind_of(dtype, op)
@@ -45,7 +46,7 @@ def reduce_scatter(
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """See Fields: a sum."""
+    """See steps.Fields. The example is a sum."""
     return example(request, request.nbytes // request.world_size)
 
 

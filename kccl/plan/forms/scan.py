@@ -48,7 +48,7 @@ def scan_posted(s: Steps, *, count: int, dtype: str, op: str, peer: int) -> None
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """See Fields: a sum, not exclusive."""
+    """See steps.Fields. The example is a sum that is not exclusive."""
     return example(request, request.nbytes) | {"peer": 0}
 
 

@@ -11,7 +11,7 @@ from .others import for_others
 def scatter(
     s: Steps, *, count: int, peer: int, source: Part = INPUT, target: Part = OUTPUT
 ) -> None:
-    """Makes scatter's steps: across groups by the root's team there, and then in each group.
+    """Makes scatter's steps: in the root's team across groups, and then in each group.
 
     If groups differ in size, the root broadcasts its array in its group, and the leaders scatter.
     """
@@ -48,7 +48,7 @@ def scatter_posted(s: Steps, *, count: int, peer: int) -> None:
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """See Fields: from rank 0."""
+    """See steps.Fields. The example has root 0."""
     return {"count": request.nbytes // request.world_size, "peer": 0}
 
 
