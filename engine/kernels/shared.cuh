@@ -57,9 +57,9 @@ struct Beside {
     MeetingPlace met;
     mem::CopyBarrier ended;    // its first phase ends when the consumer warps have ended
     mem::CopyBarrier gave_up;  // its first phase ends when the block's waits must fail
-    int32_t token;           // the next position's id (Verdict)
-    uint32_t end;            // KcclEngineEnd (Verdict)
-    uint32_t landed_failed;  // not 0: the wait for messages has failed
+    int32_t token;             // the next position's id (Verdict)
+    uint32_t end;              // KcclEngineEnd (Verdict)
+    uint32_t landed_failed;    // not 0: the wait for messages has failed
 };
 
 // Returns the number of stages of the ring of weights: as many as fit, and at most S::kMostStages.
