@@ -13,7 +13,8 @@ import kccl
 
 from .lookalikes import lookalike
 
-# The most bytes of a JSON file. It is far above those of any configuration or tokenizer.
+# The size in bytes up to which a JSON file is read: 256 MiB, far more than any configuration or
+# tokenizer has.
 _MAX_JSON = 1 << 28
 
 
@@ -33,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise kccl.Error(f"cannot read {path}: {error.strerror}") from error
-    # RecursionError: many nested brackets exhaust the parser's stack.
+    # json.loads() raises RecursionError if brackets are nested too deeply for the parser's stack.
     except (ValueError, RecursionError) as error:
         told = lookalike(path) or f": {one_line(error)}"
         raise kccl.Error(f"{path} is not JSON{told}") from error
@@ -101,11 +102,12 @@ class Fields:
         return tuple(self._values)
 
     def is_null(self, name: str) -> bool:
-        """Tells whether the file has the field with the value None."""
+        """Tells whether the file has the field and gives it the value null."""
         return name in self._values and self._values[name] is None
 
     def value(self, *names: str) -> Any:
-        """Returns the value of the field that has one of these names; None if none is there.
+        """Returns the value of a field that may be stored under any of these names. Returns None if
+        the file has none of them.
 
         Raises:
             kccl.Error: Two of the names have different values.
@@ -123,7 +125,8 @@ class Fields:
         """Returns an integer of at least `least`. Returns `default` if the field is missing.
 
         Raises:
-            kccl.Error: The value is something else, or the field is missing and has no default.
+            kccl.Error: The value is no integer or is below `least`, or the field is missing and has
+                no default.
         """
         value = self._given(names, default)
         if isinstance(value, bool) or not isinstance(value, int):

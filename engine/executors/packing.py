@@ -25,7 +25,8 @@ from ..model.program import Op, Program
 from ..model.rotations import pair_order
 
 ROWS: int = lib.kKcclEnginePanelRows
-# The embedding and the head are read in parts of so many panels, because they are large.
+# The embedding and the head are large. So they are read in parts of this many panels, each of which
+# has ROWS rows.
 PANELS_AT_ONCE = 32
 _HUGE_PAGE = 2 << 20
 
@@ -34,13 +35,15 @@ Progress = Callable[[int], None]
 
 
 def number_of(op: Op) -> int:
-    """Returns the number of an op's kind in C++: KcclEngineKind."""
+    """Returns the KcclEngineKind (host/api.inc) of an op's kind."""
     name = "kKcclEngine" + op.kind.title().replace("_", "")
     return int(getattr(lib, name))
 
 
 def format_number(stored_in: Format) -> int:
-    """Returns the number of a format in C++."""
+    """Returns the number of a format in C++. Raises InvalidArgument if the host executor does not
+    multiply the format.
+    """
     number = int(lib.kccl_engine_format(stored_in.name.encode()))
     if number < 0:
         raise kccl.InvalidArgument(f"the host executor multiplies no weights in {stored_in.name}")
@@ -48,12 +51,12 @@ def format_number(stored_in: Format) -> int:
 
 
 def panel_bytes(stored_in: Format, num_columns: int) -> int:
-    """Returns the bytes of a panel of so many columns."""
+    """Returns the size in bytes of a panel with `num_columns` columns."""
     return int(lib.kccl_engine_panel_bytes(format_number(stored_in), num_columns))
 
 
 def panels_for(num_rows: int) -> int:
-    """Returns the number of panels of a matrix with so many rows."""
+    """Returns the number of panels of a matrix with `num_rows` rows."""
     return -(-num_rows // ROWS)
 
 
@@ -63,7 +66,7 @@ class Parts:
     Attributes:
         first_lane, first_panel, first_row: [rank]: the rank's first lane, panel of the head, and
             row of the embedding. The last element, [world_size], is the total.
-        num_groups: The parts of the head: Program.num_head_parts.
+        num_groups: The number of parts of the head: Program.num_head_parts.
         panels_per_group: The panels of one part of the head.
     """
 
@@ -312,7 +315,9 @@ class PackedWeights:
                 at += (some - panel) * self._sizes.panel[op.index]
 
     def _groups(self, per_group: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (group, first panel, end) of this rank's panels in each group."""
+        """Yields, for each part ("group") of the head in which this rank has panels, the part's
+        number and the range of these panels within the part: (group, first, end).
+        """
         panel = self._panels.start
         while panel < self._panels.stop:
             group = panel // per_group
@@ -343,7 +348,8 @@ class PackedWeights:
 
 
 def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
-    """Returns zeroed memory of its own pages, huge ones if the kernel has them.
+    """Returns zeroed memory in pages of its own. They are huge pages if the Linux kernel supports
+    them.
 
     Raises:
         BackendError: There is no memory.
@@ -365,7 +371,9 @@ def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
 
 
 def _pack(stored_in: Format, at: int, words: NDArray[Any], step: int = 1) -> None:
-    """Packs rows of a format into panels. Writes the panels at `at`, `step` panels apart."""
+    """Packs rows of a format into panels. Writes the first panel to address `at`, and each further
+    one `step` panels behind the one before.
+    """
     rows = np.ascontiguousarray(words)
     source = ffi.from_buffer("uint8_t[]", rows.view(np.uint8))
     num_rows, num_words = rows.shape

@@ -96,12 +96,14 @@ def context_of(config: ModelConfig, context: int | None) -> int:
 
 
 def no_tokenizer(source: object, lacks: str = "has no tokenizer") -> kccl.Error:
-    """Returns the error for a text that no tokenizer can encode."""
+    """Returns the error for a text when `source`, a model, `lacks` a tokenizer that could encode
+    it.
+    """
     return kccl.Error(f"{source} {lacks}: give ids instead of text, on the command line by --ids")
 
 
 def encoded(tokenizer: Tokenizer | None, source: object, lacks: str, text: str) -> list[int]:
-    """Returns the ids of a text. Raises no_tokenizer() if there is no tokenizer."""
+    """Returns the ids of a text. Raises the error of no_tokenizer() if there is no tokenizer."""
     if tokenizer is None:
         raise no_tokenizer(source, lacks)
     return tokenizer.encode(text)

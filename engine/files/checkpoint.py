@@ -43,9 +43,9 @@ class Checkpoint(Closing):
         stored: How the file stores the matrices: one or several of "BF16", "F16",
             "F32", GGUF's names, and those of quantised folders' forms, as in "INT4".
         dtype: The type to which matrices are converted: "bfloat16" or "float16".
-        formats: The formats in which matrices are given. A key is a matrix, an op, or a kind of op
-            in ops.KINDS; for a matrix, the first of these that is there counts. The format is that
-            of `dtype`, unless as_stored() keeps the file's or as_weights() rounds to another.
+        formats: The formats in which matrices are given. A key is the name of a matrix, of an op,
+            or of a kind of op in ops.KINDS; the first of these that exists counts. The format is
+            that of `dtype`, unless as_stored() keeps the file's or as_weights() rounds to another.
         weights: The argument of as_weights(); "" if it was not called.
     """
 
@@ -84,7 +84,7 @@ class Checkpoint(Closing):
 
     def as_dtype(self, dtype: str) -> "Checkpoint":
         """Returns a checkpoint of the same files that converts weights to `dtype`, rounding to the
-        nearest. It rounds weights that a GGUF file has quantised to BF16 first.
+        nearest. Weights that a GGUF file holds quantised are first rounded to BF16.
 
         Raises:
             InvalidArgument: `dtype` is neither "bfloat16" nor "float16".

@@ -28,10 +28,10 @@ class Part(NamedTuple):
     """A matrix or a bias of one expert, within a tensor of all experts.
 
     Attributes:
-        tensor: The tensor.
-        expert: The expert.
+        tensor: The name of the tensor that holds the matrices or biases of all experts.
+        expert: The expert's number.
         shape: The part's shape.
-        first: The part's first row within the expert.
+        first: The part's first row within the expert's rows of the tensor.
     """
 
     tensor: str

@@ -6,8 +6,8 @@ from ..base.fields import Fields
 from ..model.ops import ATTENTION, IN_MIXTURE, MLP, products_of_module
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-# transformers' defaults of sliding_window and max_window_layers, if a field is missing. If
-# sliding_window is null, there is no window.
+# What transformers' classes for Qwen and Mistral use if sliding_window or max_window_layers is
+# missing. If sliding_window is null, there is no window.
 _DEFAULT_WINDOW, _DEFAULT_FIRST = 4096, 28
 
 
@@ -19,7 +19,7 @@ def windows(
     Args:
         fields: The fields of config.json.
         family: The model's ModelConfig.family.
-        num_layers: Its layers.
+        num_layers: The number of the model's layers.
         context: max_position_embeddings.
 
     Raises:
@@ -39,8 +39,8 @@ def windows(
     else:
         window = _window_of_all(fields, family, context)
         layers = tuple(range(num_layers)) if window else ()
-        # In transformers the window decides about the mask, and layer_types about the KV cache. So
-        # the engine requires that they agree.
+        # In transformers' classes of these families sliding_window decides about the mask, and
+        # layer_types about the KV cache. So the engine requires that they agree.
         if (kinds := _kinds(fields, num_layers)) is not None and _sliding(kinds) != layers:
             wanted = _SLIDING if window else _FULL
             raise fields.wrong("layer_types", f"{num_layers} times {wanted!r}, as the window says")
@@ -69,7 +69,7 @@ def biases(fields: Fields, family: str) -> tuple[str, ...]:
 
 
 def _window(fields: Fields, default: int = _DEFAULT_WINDOW) -> int:
-    """Returns the window; 0: none."""
+    """Returns the window of the layers that have one, in positions. Returns 0 if there is none."""
     if "sliding_window" in fields:
         return fields.integer("sliding_window", least=1)
     return 0 if fields.is_null("sliding_window") else default

@@ -12,7 +12,8 @@ from ..model.rope import MOST_POSITIONS, LinearScaling, Llama3Scaling, Rope, Sca
 from ..model.rope_scaling import DynamicScaling, LongRopeScaling, YarnScaling, yarn_attention_factor
 
 _PARAMETERS = ("rope_parameters", "rope_scaling")
-# Family -> theta, if the file does not have it. Other families: 10000.
+# Family -> the base of RoPE's frequencies if the file has no rope_theta. In other families it is
+# 10000.
 _THETA = {"mixtral": 1e6, "gpt_oss": 150_000.0}
 _ORIGINAL = "original_max_position_embeddings"
 # The fields of all kinds of scaling. Like transformers, each kind ignores the others' fields.
@@ -90,7 +91,8 @@ def _scaling(
     kind = within.text("rope_type", "type", default="default")
 
     def original(least: int = 1) -> int:
-        # If the field is both at the file's top level and in the parameters, the first counts.
+        # The field may stand at the file's top level, in the parameters, or both. The one at the
+        # top level counts.
         holder = fields if _ORIGINAL in fields else within
         number = holder.integer(_ORIGINAL, default=context, least=least)
         if number > MOST_POSITIONS:

@@ -105,7 +105,8 @@ def _check_complete(snapshot: Path, repository: str) -> None:
     weight_map = read_json(index).get("weight_map") if index.exists() else None
     files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
     wanted = ["config.json", *sorted(each for each in files if isinstance(each, str))]
-    # A link may point to a blob that does not exist.
+    # In the cache the file is a link to a blob. If the blob is missing, the download is not
+    # complete.
     if (snapshot / WEIGHTS).is_symlink():
         wanted.append(WEIGHTS)
     missing = [each for each in wanted if not (snapshot / each).exists()]

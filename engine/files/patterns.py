@@ -19,7 +19,7 @@ MOST_NAMES = 2000
 """The most names and patterns of a list, because each is compared with each layer."""
 # The most characters of a pattern. No known file comes near them.
 _MOST_CHARACTERS = 1000
-# The most characters of a module's name. _ways() counts repetitions up to it.
+# The most characters of a module's name. _ways() does not count more repetitions than that.
 _LONGEST = 40
 # The most ways in which the patterns of a list may match a name, because Python's backtracking may
 # try them all. It permits four ".*" in one pattern, or one in each pattern.

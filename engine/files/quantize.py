@@ -61,9 +61,9 @@ class _Kind:
         bits: The bits of a number.
         sizes: The sizes of a group in columns: the first that divides a row. (): a row is one
             group.
-        groups: Makes the format whose groups have a number of columns. None: the format is MXFP4.
-        zero: The number that is added to integers so that none is negative, before they are packed
-            into words of 32 bits. 0: numbers are floats.
+        groups: Makes the format, given a group's number of columns. None: the format is MXFP4.
+        zero: The number that is added to integers before they are packed into words of 32 bits, so
+            that none is negative. 0 if the format's numbers are floats.
     """
 
     form: str
@@ -123,7 +123,7 @@ def write_quantized(
     # Unlike Path.exists(), lexists() does not raise for a name that is too long.
     if os.path.lexists(out):
         raise kccl.InvalidArgument(f"{out} exists already: name a new folder")
-    # Opening it raises if tensors are missing, superfluous or of a wrong shape.
+    # Opening the model raises if tensors are missing, superfluous or of a wrong shape.
     open_checkpoint(model).close()
     with closing(FolderSource(model)) as source:
         grids = _grids_of(source, KINDS[weights])

@@ -48,8 +48,8 @@ def _laneformer(**fields: Any) -> ModelConfig:
 
 
 def _ordinary(**fields: Any) -> ModelConfig:
-    """Returns the shape of a model without delay. Its lanes follow from lanes_for(). By default its
-    embedding is tied.
+    """Returns the configuration of a model without delay. lanes_for() chooses the number of its
+    lanes. By default its embedding is tied.
     """
     lanes = lanes_for(fields["num_heads"], fields["num_kv_heads"], fields["ffn"])
     return ModelConfig(num_lanes=lanes, **{"is_tied": True} | fields)
@@ -75,7 +75,7 @@ def _gpt_oss(**fields: Any) -> ModelConfig:
     )
 
 
-# What both sizes of gpt-oss share.
+# The fields that are the same in both sizes of gpt-oss.
 _GPT_OSS: dict[str, Any] = {
     **{"num_lanes": 2, "hidden": 2880, "ffn": 2880, "num_heads": 64, "num_kv_heads": 8},
     **{"head_dim": 64, "vocab_size": 201088, "context": 131072, "window": 128},

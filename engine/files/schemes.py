@@ -143,7 +143,9 @@ def group_size(fields: Fields, *names: str) -> int:
 
 
 def block(fields: Fields, name: str) -> tuple[int, int]:
-    """Returns the rows and the columns of a block."""
+    """Returns the rows and columns of a block, which has one scale. The field is a list of two
+    sizes, or a text as "128x128".
+    """
     value = fields.value(name)
     if isinstance(value, str):
         value = [

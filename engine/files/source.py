@@ -50,8 +50,8 @@ class Source(ABC):
         """Returns the file that holds a tensor, for messages."""
 
     def main_of(self, name: str) -> str:
-        """Returns the name of a tensor of the file, for messages. If `name` is made of several
-        tensors, it is that of the numbers, not of the scales.
+        """Returns a tensor's name in the file, for messages. If `name` is made of several of the
+        file's tensors, returns the name of the one with the numbers, not the scales.
         """
         return name
 

@@ -30,7 +30,7 @@ class Token(NamedTuple):
         pass_number: The number, within the request, of the pass that chose it. Always 0 if the
             executor takes no drafts.
         num_drafts: The drafts that this pass checked.
-        is_draft: Whether the token was one of them.
+        is_draft: Whether the token was one of these drafts.
     """
 
     id: int
@@ -220,7 +220,7 @@ class Executor(Protocol):
         writes_shared: bool,
         place: Place = BEGINNING,
     ) -> None:
-        """Begins to write to `out` the logits behind each id that the cache does not have: float32
+        """Begins to write to `out` the logits after each id that the cache does not have: float32
         [number of these ids, vocab_size]. wait() waits for the end.
 
         wait() may raise kccl.Error for logits that are not finite.
