@@ -95,8 +95,8 @@ class OpKind:
         oracle: The name of Reference's method, without the leading underscore.
         takes: The vector that the op reads. None: it reads the token's id.
         gives: The vector that the op makes.
-        width: The number of values of the vector that it makes.
-        norm: The tensor of the RMSNorm that is applied to the vector it reads; "": none.
+        width: Returns the number of values of the vector that the op makes.
+        norm: The tensor of the RMSNorm that is applied to the vector that the op reads; "": none.
         matrices: The names of its matrices, in the order of the product's rows. If has_experts,
             each expert has matrices of these names.
         has_experts: Whether the matrices and biases are those of experts.

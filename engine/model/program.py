@@ -59,7 +59,7 @@ class Op:
     """For ops that end a module: the module's number, 2 * layer or 2 * layer + 1. The fields below
     are for these ops only, too."""
     own_scale: float = 1.0
-    """1 or sqrt(lanes), rounded to float32 where it is used."""
+    """The factor of a lane's own output: 1 or sqrt(lanes), rounded to float32 where it is used."""
     is_blocking: bool = False
     sends: bool = False
     """Whether a later module receives this module's messages."""
@@ -258,15 +258,15 @@ class Program:
         return nums.get(vector, self.config.num_lanes)
 
     def _exchange(self, module: int) -> dict[str, Any]:
-        """Returns how the op that ends a module exchanges messages, as fields of Op. The module's
+        """Returns how the op that ends a module exchanges messages, as fields of Op. This file's
         docstring has the rules.
         """
         c, delay = self.config, self.num_in_flight
         is_early = module < delay
         if delay == 0 or (is_early and c.early_comm):
             return {"module": module, "is_blocking": True, "sends": self._sends(module)}
-        # A lane that does not add the other lanes' outputs scales its own by sqrt(lanes). A sum of
-        # as many independent outputs would be as large.
+        # A lane that does not add the other lanes' outputs scales its own by sqrt(lanes): then it
+        # is as large as a sum of that many independent outputs would be.
         is_alone = is_early or not self._communicates(module)
         source = module - delay
         return {

@@ -57,7 +57,8 @@ class SamplingParams:
             multiplies the negative ones; from 1e-6 to 1e6.
         presence_penalty: A number that is subtracted from the logits of ids in the answer; from
             -1e6 to 1e6.
-        frequency_penalty: Likewise, but subtracted as often as the answer has the id.
+        frequency_penalty: A number that is subtracted from the logits of ids in the answer, once
+            for each time that the answer has the id; from -1e6 to 1e6.
         logit_bias: Added to logits: a mapping of ids to numbers from -1e6 to 1e6. Kept as a tuple
             of (id, number), the lowest id first.
         seed: The seed of the noise, 64 bits. None: Engine draws one for each request, the same on
@@ -173,8 +174,8 @@ def sample(
     Args:
         logits: float32 [vocab_size].
         position: The place in the sequence that the token will have, from 0.
-        history: All ids before it, the prompt's too.
-        num_prompt: How many of them are the prompt's; None: all.
+        history: All ids before that position, of prompt and answer.
+        num_prompt: How many ids of `history` are the prompt's; None: all.
         mask: uint32 [(vocab_size + 31) // 32]: which ids may be chosen, as Executor.post_mask()
             takes it; None: all.
 

@@ -189,8 +189,8 @@ def timelines(ranks: Sequence[Stamps]) -> list[Timeline]:
 
 def _timeline(stamps: Stamps, origin_ns: int) -> Timeline:
     layout, values = stamps.layout, stamps.values
-    # Subtracts as integers, before the conversion to float64: the differences are small enough to
-    # be exact there.
+    # Subtracts before the conversion to float64. Unlike the stamps, their differences are small
+    # enough to be exact in float64.
     first = values[0, -2].astype(np.int64)
     ticks = np.where(values[:, :-2] == 0, np.nan, (values[:, :-2].astype(np.int64) - first))
     begin_ticks = values[:, -2].astype(np.int64) - first

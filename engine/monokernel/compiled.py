@@ -19,7 +19,7 @@ from .tuning import with_variant
 class Kernels:
     """A rank's kernels. Compiles the usual ones at once, and others when they are first needed.
 
-    All of them use the same memory.
+    All kernels use the same weights, KV cache and exchange buffer.
 
     Attributes:
         usual: The usual module, which has all kernels. Its decode kernel overlaps its work, and

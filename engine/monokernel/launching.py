@@ -37,7 +37,7 @@ class Launcher:
             warp_size: The threads of a warp of the simulated device.
         """
         self._comm = comm
-        # compile() passes it on: the simulator must be told, while a GPU's warp size is fixed.
+        # compile() passes the warp size to the simulator. A GPU has a fixed one.
         self._warp_size = warp_size if comm.backend == "sim" else None
         self.device: kccl.gpu.Device | None = None
         self._stream: Any = None
@@ -112,13 +112,16 @@ class Grids:
             usual: The module with all kernels.
         """
         self._launcher, self._tuning, self._usual = launcher, tuning, usual
-        # Kernels use only the waits of this DeviceComm, so the smallest buffers are enough.
+        # Kernels only wait with this DeviceComm, and send nothing through its buffers. So the
+        # smallest buffers are enough.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
 
     def pack(self, *place: int) -> None:
-        """Packs a matrix, and returns when the kernel has ended."""
+        """Packs a matrix, and returns when the kernel has ended. load() says what the arguments
+        are.
+        """
         self._launch_packers("pack", *place)
-        # load() copies the next matrix into the same staging memory.
+        # load() then copies the next matrix into the same staging memory.
         self._launcher.wait()
 
     def copy_cache(self, to: int, source: int, num: int) -> None:

@@ -19,7 +19,7 @@ from .memory import Arena
 from .outputs import Slots
 from .task import MAILBOX_BYTES, TOKEN_BYTES, layers, mailbox_at, new_task, tokens_at
 
-# The most positions whose logits one launch writes.
+# The largest number of positions whose logits one launch writes.
 SCORED_AT_ONCE = 64
 
 
@@ -32,7 +32,7 @@ class Sizes(NamedTuple):
         exchange_buffer: A rank's exchange buffer.
         weights: A rank's packed weights.
         cache: A slot of a rank's KV cache.
-        slots: The first slots of vectors in the exchange buffer, in float4s.
+        slots: Where each kind of vectors begins in the exchange buffer, in float4s.
         prefill_shared: A block's shared memory in prefill; 0 if there is no kernel for chunks.
         stamps: The number of stamps of a block in a token step, if the kernel traces.
     """
@@ -101,8 +101,9 @@ def load(
         arena: Where the memory comes from.
         sizes: The sizes that the kernel reports.
         context: The positions that a slot of the KV cache has room for.
-        pack: Packs a matrix: (packed weights, matrix, product, layer, lane group). Must return only
-            when the kernel has read the matrix.
+        pack: Packs a matrix: (address of the packed weights, address of the matrix, number of the
+            product, layer, lane group). A lane group is the blocks that share a residual
+            (kernels/shape.cuh). Must return only when the kernel has read the matrix.
         progress: Called with the number of bytes that were packed since its last call.
         slots: The number of sequences that the KV cache keeps.
     """

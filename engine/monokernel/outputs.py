@@ -25,7 +25,7 @@ _PARTIAL_EXTRA: int = 4 * lib.kKcclDecodePartialFloat4s
 
 
 class Slots(NamedTuple):
-    """The first slots of vectors in an exchange buffer, in float4s: see KcclDecodeSizes."""
+    """Where each kind of vectors begins in an exchange buffer, in float4s: see KcclDecodeSizes."""
 
     residuals: int
     qkv: int
@@ -41,7 +41,7 @@ class Outputs:
         norms: The norms, as norms_of() returns them.
         lanes: The lanes of the rank.
         rotations: The rank's tables of cosines and sines.
-        slots: The first slots of vectors in the exchange buffer.
+        slots: Where each kind of vectors begins in the exchange buffer.
         kv_splits: See Tuning.
         read: Reads the exchange buffer: (offset, number of bytes) -> bytes.
     """

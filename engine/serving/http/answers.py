@@ -25,10 +25,10 @@ from .errors import ApiError
 from .events import DONE, Events, EventStream, event
 from .service import Service, usage
 
-# While an answer that is not streamed is made: the seconds between two checks whether the client is
-# still connected.
+# Seconds between two checks whether the client is still connected, while a non-streamed answer is
+# made.
 _LOOK_S = 0.2
-# The status of an answer whose client has closed its connection, as in nginx.
+# The HTTP status of an answer whose client has closed its connection, as in nginx.
 CLIENT_LEFT = 499
 
 
@@ -72,7 +72,7 @@ class Choice:
 Chunk = dict[str, Any]
 Chunks = Callable[[Choice, Piece | None], list[Chunk]]
 """A function that makes the `choices` entries of a choice's next events, at least one for a piece.
-Its arguments are the choice and the newest piece; None instead of the latter before the first one.
+Its arguments are the choice and the newest piece, or None before the first piece.
 """
 
 
@@ -171,8 +171,8 @@ async def answer(
 async def collected(
     service: Service, request: Request, choices: list[Choice], began: float
 ) -> bool:
-    """Waits until all choices are complete, or the client disconnects. Then cancels those that are
-    not complete. Tells whether all are.
+    """Waits until all choices are complete, or the client disconnects. In the second case cancels
+    those that are not complete. Returns whether all are complete.
     """
 
     async def collect() -> None:
@@ -250,8 +250,8 @@ def usage_of(choices: list[Choice]) -> dict[str, Any]:
 
 
 async def with_client(request: Request, work: Coroutine[Any, Any, None]) -> bool:
-    """Runs a coroutine until it ends, or the client disconnects. Then cancels it. Tells whether it
-    has ended. Raises what it raises.
+    """Runs a coroutine until it ends. If the client disconnects before, cancels the coroutine.
+    Returns whether it has ended. Raises what it raises.
     """
     working = asyncio.create_task(work)
     try:

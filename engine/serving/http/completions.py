@@ -115,7 +115,7 @@ class Logprobs:
 
     Attributes:
         text: The echoed text of the prompt.
-        told: The object for JSON.
+        told: The object `logprobs` of an answer's JSON.
     """
 
     def __init__(self, service: Service, offset: int = 0) -> None:
@@ -167,8 +167,8 @@ class Logprobs:
 
 
 async def _echo(service: Service, body: Completion, ids: list[int]) -> Logprobs:
-    """Returns the echo of a prompt, with the model's log-probabilities if the request asks for
-    them.
+    """Returns the part of an answer that repeats the prompt: its text, and its tokens'
+    log-probabilities by the model if the request asks for them.
     """
     found = Logprobs(service)
     scored: list[Scored] = []

@@ -42,10 +42,10 @@ async def reading_of(
 
     Args:
         service: The engine.
-        ids: The prompt.
+        ids: The prompt's ids.
         calling: The tools.
         asked: The grammar that the request asks for, from grammar_of().
-        param: The field in which it asks for the grammar, for errors.
+        param: The request's field that asks for the grammar, for errors.
 
     Raises:
         ApiError: A tool's parameters are no schema, or tools and the grammar cannot be combined.
