@@ -30,8 +30,8 @@ class Job(Protocol[T_co]):
         """See the attributes."""
 
     def order(self) -> dict[str, Any]:
-        """Describes the job for the other ranks, as data that JSON can represent. job_of() makes a
-        job from them again.
+        """Describes the job for the other ranks, as data that JSON can represent. From these data
+        job_of() makes an equal job.
         """
 
     def run(
@@ -83,7 +83,7 @@ class Scored(NamedTuple):
     """The log-probability of a prompt's token.
 
     Attributes:
-        logprob: The token's log-probability behind all tokens before it.
+        logprob: The token's log-probability after all tokens before it.
         alternatives: The likeliest tokens at this position, as in Piece.alternatives.
     """
 

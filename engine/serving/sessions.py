@@ -205,7 +205,8 @@ class Sessions:
             end = End(CANCELLED)
         except BaseException as error:
             end = End("", error)
-            # After a BaseException that is no Exception, ranks may be at different points.
+            # After a BaseException that is no Exception, ranks may be at different points of the
+            # request.
             if isinstance(error, FATAL) or not isinstance(error, Exception):
                 self._fail(error)
         submission.finish(end)

@@ -14,7 +14,8 @@ import kccl
 
 from .function_schemas import schema_of
 
-# The fields that may have the author's thoughts of a message. The first one that is there counts.
+# The fields in which a message may have its author's thoughts. The first one that a message has
+# counts.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 

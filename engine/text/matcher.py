@@ -1,6 +1,6 @@
 """Computes by a grammar which ids may come next in an answer, token by token.
 
-llguidance does the work. The masks of all ranks are equal, because their tokens are.
+llguidance does the work. All ranks compute the same masks, because they have the same tokens.
 """
 
 from collections.abc import Callable

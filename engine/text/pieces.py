@@ -19,8 +19,8 @@ class Piece:
         logprob: The token's log-probability; NaN unless asked for.
         end: "" while the answer goes on. At the last piece "max_tokens", "context", or "stop": a
             stop id or stop string came, or the grammar allows no other token.
-        time_s: When the token was chosen, by time.monotonic(). Tokens of one pass, as drafts make
-            them, share its time equally.
+        time_s: When the token was chosen, by time.monotonic(). If a pass with drafts chooses
+            several tokens, they share the pass's time equally.
         alternatives: The likeliest tokens and their log-probabilities, the likeliest first; as many
             as SamplingParams.top_logprobs asks for.
         special: The name of a control token that is not part of `text`, as in "<|im_end|>"; "" for
@@ -109,7 +109,7 @@ class StopText:
         self._stops = stops
         # The text that may be the beginning of a stop string, with the names of control tokens.
         self._held = ""
-        # The beginnings and ends of these names in _held.
+        # Where these names begin and end in _held.
         self._names: list[tuple[int, int]] = []
 
     def piece(self, token: Token) -> Piece:

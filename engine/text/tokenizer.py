@@ -17,7 +17,7 @@ from .literal import Literal, escaped
 _SPACE = "\u2581"
 # _encode_behind() puts this character in front of a text, so that no space is added to the text.
 _ALONE = "\u263a"
-# Encoding texts of at least so many characters takes more than milliseconds.
+# Encoding texts of at least this many characters takes more than milliseconds.
 _LONG = 1 << 14
 
 
@@ -188,7 +188,7 @@ class Tokenizer:
         """Returns the ids of a text that follows other text."""
         if not self._adds_space:
             return self.encode(text, add_bos=False)
-        # No token has _ALONE and other characters. So its own ids can be cut off.
+        # No token has _ALONE beside other characters. So the ids of _ALONE can be cut off.
         front, whole = (self.encode(_ALONE + each, add_bos=False) for each in ("", text))
         return whole[len(front) :]
 

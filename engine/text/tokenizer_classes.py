@@ -24,8 +24,9 @@ _QWEN2, _GPT2 = "Qwen2Tokenizer", "GPT2Tokenizer"
 _END = "<|endoftext|>"
 # Family -> its class, if the folder names none.
 _OF_FAMILY = dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), _QWEN2)
-# The families for which transformers ignores the class that a folder names: in the first two it
-# follows tokenizer.json, in the last one the family's own class.
+# The families for which transformers ignores the class that a folder names. For those in _BY_FILE
+# it follows tokenizer.json, unless the package mistral-common reads a tekken.json. For those in
+# _BY_CLASS it uses the family's own class.
 _BY_FILE, _BY_CLASS = ("mistral", "mixtral"), ("qwen2",)
 
 
@@ -188,7 +189,7 @@ def _spell_as_gpt2(backend: Any, config: Fields) -> bool:
 
 
 def _set_model(model: Any, *, fuses: bool) -> None:
-    """Makes all words pass the merges. Sets whether unknown characters become bytes."""
+    """Makes all words pass the merges. Sets whether characters that no token has become bytes."""
     model.unk_token, model.dropout, model.ignore_merges = None, None, False
     model.fuse_unk = model.byte_fallback = fuses
 

@@ -59,7 +59,7 @@ def read_model(file: Path, config: Fields, named: str) -> tuple[Any, bool, dict[
         add_control_tokens(backend, tokens, kinds)
     else:
         adds_space = bool(normal.add_dummy_prefix)
-        # legacy: null counts as false. If the field is missing, it counts as true.
+        # `legacy` counts as false if it is null, and as true if the field is missing.
         is_once = config.is_null("legacy") or not config.boolean("legacy", default=True)
         _prepare(backend, normal, is_once=is_once)
         add_control_tokens(

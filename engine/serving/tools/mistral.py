@@ -33,7 +33,9 @@ class MistralReader(CallReader):
         self.take = self._in_list if self._is_list else self.in_text
 
     def unwritten(self) -> str:
-        """See CallReader. If the name is in front of the object, the object is the arguments."""
+        """See CallReader. If the name stands in front of the object, the object is only the
+        arguments. Then the model does not write the "}" that would close a call's object.
+        """
         call = self.call
         is_end = self._has_name and call.name and call.depth == 1 and not call.is_in_string
         return "}" if is_end else ""

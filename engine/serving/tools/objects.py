@@ -109,8 +109,8 @@ class CallObject:
         return text
 
     def _begins(self) -> bool:
-        """Must be called when an inner object begins. Checks whether it is the arguments, behind
-        the name. Returns False if it is, and no function has this name.
+        """Called when an inner object begins. If it is the arguments, and the name came before,
+        stores the name. Returns False if no function has this name, else True.
         """
         found = _loaded("".join(self._written) + "}}")
         if isinstance(found, dict) and next(reversed(found)) in _ARGUMENTS:

@@ -133,7 +133,7 @@ class CallReader(ABC):
         self.take = self.in_text
 
     def give_back(self, character: str = "") -> None:
-        """Reads the text behind a call again as text of the answer, with a further character."""
+        """Reads the text in `behind`, and then a further character, as text of the answer."""
         text, self.behind = self.behind + character, ""
         self.take = self.in_text
         for each in text:
