@@ -55,10 +55,11 @@ class Difference:
 
     Attributes:
         op: The op.
-        error: The largest absolute error; infinite if a value is not finite.
+        error: The largest absolute error. It is infinite if a value is not finite.
         rms: Root mean square of the reference's output.
-        rmse: The root mean square of the errors, divided by rms; infinite if a value is not finite.
-        cosine: The cosine between the output and the reference's; 0 if a value is not finite.
+        rmse: The root mean square of the errors, divided by rms. It is infinite if a value is not
+            finite.
+        cosine: The cosine between the output and the reference's. It is 0 if a value is not finite.
         place: Indices of the largest error in the output: (lane or residual, position, value).
     """
 

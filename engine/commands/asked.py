@@ -32,7 +32,7 @@ class Asked:
 
     Attributes:
         checkpoint: The model. The caller must close it.
-        ids: The prompt.
+        ids: The prompt's ids.
         is_text: Whether the prompt was given as text. If not, its ids were given.
         prompt: The prompt as it was given, a text or ids. "" on ranks other than 0 if it was a
             text.

@@ -84,7 +84,7 @@ class Measuring:
 
     def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
         """See Engine.timeline()."""
-        # One token step before the kept ones and one behind them are traced, too.
+        # One token step before the reported ones and one after them are traced, too: see Timeline.
         token_steps, ids = num_tokens + 2, self._runner.ids(prompt)
         most = self._runner.context - len(ids) - 2
         if not 1 <= num_tokens <= most:
@@ -93,7 +93,8 @@ class Measuring:
                 "room behind the prompt"
             )
         self._runner.check_threads("timeline")
-        # Fills the KV cache as a request of this length does.
+        # Runs a request of this length without tracing. It leaves the prompt in the KV cache, so
+        # that the traced request runs only the prompt's last id.
         self.timed(ids, token_steps)
         out: list[Stamps] = []
         newest = self._runner.prefixes.newest_slot

@@ -170,7 +170,7 @@ class Sizes:
 
     Attributes:
         parts: Op index -> the parts of its weights.
-        panel: Op index -> the bytes of one panel of its first part; 0 if the op has no weights.
+        panel: Op index -> the bytes of one panel of its first part. 0 if the op has no weights.
         lane: Op index -> the bytes of one lane's panels; with experts, of one expert.
         op: Op index -> the bytes of all of the op's panels that the rank has.
         embedding: The bytes of the rank's rows of the embedding.
@@ -211,7 +211,7 @@ class PackedWeights:
 
     Attributes:
         nbytes: The bytes of the panels.
-        address_of: Op index -> the address of the op's panels; 0 if the rank has none of them.
+        address_of: Op index -> the address of the op's panels. 0 if the rank has none of them.
         norms: See norms_of().
         biases: Index of an op that has biases -> float32 array, as KcclEngineOp.bias in api.inc.
         sinks: Index of an op that has attention sinks -> float32 [lanes, heads of a lane].
@@ -243,7 +243,7 @@ class PackedWeights:
             self._pack(op, at)
             at += sizes[op.index]
             progress(sizes[op.index])
-        # Drops the reference, so that the checkpoint's owner can free its tensors.
+        # Drops the reference to the checkpoint, so that its owner can free the tensors.
         del self._checkpoint
 
     def parts_of(self, op: Op) -> list[Part]:
@@ -364,7 +364,7 @@ def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
         # With huge pages there are fewer TLB misses while the weights are read.
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError as error:
-        # EINVAL: the kernel has no transparent huge pages. Then reading is only slower.
+        # EINVAL: the Linux kernel has no transparent huge pages. Then reading is only slower.
         if error.errno != errno.EINVAL:
             raise
     return memory

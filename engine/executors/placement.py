@@ -16,7 +16,7 @@ def place(comm: kccl.Communicator, blocks: int | None) -> tuple[int, Sequence[in
     the ranks tell each other their cores.
 
     Args:
-        comm: The ranks.
+        comm: The communicator of all ranks.
         blocks: The threads of each rank. None: as many as give every thread of every rank a core of
             its own, but at least 1.
 

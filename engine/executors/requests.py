@@ -145,7 +145,7 @@ def params_of(
     """Returns the parameters of a request.
 
     Args:
-        params: All parameters; None: they are made from `given` and `defaults`.
+        params: All parameters. If None, they are made from `given` and `defaults`.
         given: Parameters by name. Must be empty if `params` is given.
         defaults: The values that the model's files have for parameters that are not given.
         wrong: Name of a parameter -> what is wrong with its value in the model's files.

@@ -10,7 +10,7 @@ class Work:
     """Runs at most one piece of work at a time.
 
     Attributes:
-        seconds: The seconds that the last piece took; NaN before the first.
+        seconds: The seconds that the last piece of work took. NaN before the first.
         has_failed: Whether the last piece has raised an error that join() has not raised yet.
     """
 

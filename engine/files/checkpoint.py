@@ -29,7 +29,7 @@ from .kept import expanded, kept_formats, op_of, shown_format
 from .rounded import is_rounded, rounded_formats, what_is_rounded
 from .source import CUT_AXIS, Source
 
-# read() reads about so many elements at a time if it needs only some columns of a matrix, because
+# read() reads about this many elements at a time if it needs only some columns of a matrix, because
 # it must read whole rows.
 _READ = 1 << 18
 
@@ -46,7 +46,7 @@ class Checkpoint(Closing):
         formats: The formats in which matrices are given. A key is the name of a matrix, of an op,
             or of a kind of op in ops.KINDS; the first of these that exists counts. The format is
             that of `dtype`, unless as_stored() keeps the file's or as_weights() rounds to another.
-        weights: The argument of as_weights(); "" if it was not called.
+        weights: The argument of as_weights(). "" if it was not called.
     """
 
     def __init__(self, source: Source) -> None:
@@ -235,7 +235,8 @@ class Checkpoint(Closing):
 
         Args:
             name: One of names().
-            lanes: The lanes to read of a matrix that is cut into lanes; None: the whole tensor.
+            lanes: The lanes to read of a matrix that is cut into lanes. None means the whole
+                tensor.
 
         Returns:
             A tensor of the shape of config.shapes(), with only the lanes that were read. The file's

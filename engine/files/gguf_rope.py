@@ -14,8 +14,8 @@ _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_TABLES = frozenset({_FREQS, _SHORT, _LONG})
 """The tensors that have a divisor for each pair's frequency."""
 _KINDS = ("none", "linear", "yarn", "longrope")
-# The least original context for YaRN. With at most 2 pi, YaRN's ramp, the pairs of a head between
-# the full and the divided frequency, would end before pair 0.
+# The least original context for YaRN. Over a range of pairs, the ramp, YaRN blends divided and
+# undivided frequencies. With a context of at most 2 pi the ramp would end before pair 0.
 _LEAST_YARN = 7
 # The ends of keys, after "rope.", that the engine reads or that have no effect.
 _READ = {"dimension_count", "freq_base", "scale_linear", "scaling.type", "scaling.factor"}
@@ -77,8 +77,8 @@ def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_d
                 f"{fields.path}: the original context of RoPE scaling 'yarn' is {original}, must "
                 f"be at least {_LEAST_YARN}"
             )
-        # gpt-oss was trained with YaRN's ramp between unrounded pair numbers. GGUF has no key that
-        # says so.
+        # gpt-oss was trained with a ramp whose ends are not rounded to whole pairs. GGUF has no key
+        # that says so.
         parts.append(YarnScaling(factor, original, truncate=family != "gpt-oss"))
     elif factor != 1:
         parts.append(LinearScaling(factor))

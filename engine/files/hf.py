@@ -115,9 +115,9 @@ class FolderSource(Source):
         self.dtypes = {name: dtype for name, (dtype, _) in held.items()}
         whole, per_layer = tables if self.is_stacked else _without_prefix(held, *tables)
         embedding, head = whole["embedding"], whole["head"]
-        # Follows transformers, where the configuration ties head and embedding. If the file has
-        # only one of them, that one is used for both. If the file has both, they are tied only if
-        # they are equal.
+        # As in transformers: if the configuration ties head and embedding, and the file has only
+        # one of them, that one is used for both. If the file has both, they are tied only if they
+        # are equal.
         if self.config.is_tied and head in held:
             if embedding not in held:
                 whole = {**whole, "embedding": head}

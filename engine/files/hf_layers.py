@@ -32,7 +32,7 @@ def windows(
     elif family == "gpt_oss":
         window = _window(fields, default=0)
         kinds = _kinds(fields, num_layers)
-        # By default every other layer has the window, beginning with the first.
+        # If layer_types is missing, every other layer has the window, beginning with the first.
         layers = tuple(range(0, num_layers, 2)) if kinds is None else _sliding(kinds)
         if layers and not window:
             raise fields.wrong("sliding_window", f"given, because layers are {_SLIDING!r}")

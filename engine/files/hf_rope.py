@@ -50,7 +50,8 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
     values = fields.value(*_PARAMETERS)
     if values is None:
         if family == "gpt_oss":
-            # transformers would use a scaling that is the class's default, and not in the file.
+            # Without the field transformers would use the scaling that its class has by default.
+            # The file does not show whether the model has this scaling.
             raise kccl.Error(f"{fields.path}: field {' or '.join(_PARAMETERS)} is missing")
         values = {}
     if not isinstance(values, dict):

@@ -47,12 +47,12 @@ _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("use_qk_norm", "qk_layernorm", "alibi", "parallel_attn"), _OFF),
     "qkv_bias": _OFF,
     **dict.fromkeys(("use_parallel_residual", "nope"), _OFF),
-    # Experts.
+    # These belong to mixtures of experts.
     **dict.fromkeys(("num_local_experts", "n_routed_experts", "num_experts"), _OFF),
     **dict.fromkeys(("n_shared_experts", "num_shared_experts", "n_group", "topk_group"), _OFF),
     **dict.fromkeys(("shared_expert_intermediate_size", "routed_scaling_factor"), _OFF),
     "scoring_func": (lambda value: value == "softmax", "absent or 'softmax'"),
-    # Quantised weights.
+    # These say that weights are quantised.
     **dict.fromkeys(("compression_config", "quantization"), _OFF),
     # These hold configurations of models within models.
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), _OFF),

@@ -51,7 +51,7 @@ def names_of(fields: Fields, name: str) -> tuple[str, ...]:
                 # Compiling finds errors that the parser does not, such as a lookbehind of variable
                 # length.
                 _pattern(each)
-            # RecursionError: many nested brackets exhaust the parser's stack.
+            # The parser raises RecursionError if brackets are nested too deeply.
             except (re.error, RecursionError, OverflowError):
                 wanted = f"patterns; {shown(each)} is no regular expression"
                 raise fields.wrong(name, wanted) from None

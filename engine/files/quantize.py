@@ -41,7 +41,7 @@ from .schemes import SMALLEST_GROUP
 
 Tensors = dict[str, NDArray[Any]]
 
-# The sizes of a group in columns. A matrix has the first size that divides its rows.
+# The sizes of a group in columns. A matrix gets the first size that divides its number of columns.
 _GROUPS = (128, 64, 32)
 # How many rows are rounded at a time.
 _AT_ONCE = 1024

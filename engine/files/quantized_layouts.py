@@ -29,14 +29,15 @@ _WORD_BITS = 32
 # Bits of an integer -> a word that has a 1 in each of its integers. Added to another word, it adds
 # 1 to each of that word's integers.
 _ONES = {4: 0x11111111, 8: 0x01010101}
-# The columns of the 8 integers of a word in AWQ's layout, from the lowest bits on.
+# The columns, from 0 to 7, of the 8 integers of a word in AWQ's layout. The integer in the lowest
+# bits comes first.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 # How many rows of a matrix are unpacked at a time, to save memory. A multiple of 8, because AWQ's
 # words have integers of 8 rows.
 _ROWS_AT_ONCE = 512
 # The rows and columns of a block, if config.json does not say.
 _BLOCK = 128
-# XOR with this bit adds 128 to an 8-bit integer.
+# XOR with this bit adds 128 to an 8-bit integer, so that none is negative.
 _SIGN = np.uint8(0x80)
 
 

@@ -31,7 +31,7 @@ from .source import Source
 _LEVELS = 1 << 16
 # The largest random word, and how many words a thread draws at a time.
 _MOST_WORD, _AT_ONCE = (1 << 64) - 1, 1 << 14
-# The spread of the norms' weights around 1. They differ, so that a test fails if a norm is
+# The spread of the norms' weights around 1. With different weights, a test fails if a norm is
 # forgotten, or taken for another.
 _NORM_SPREAD = 0.1
 # The spread of biases. It is so large that a test fails if a bias is forgotten.
@@ -115,13 +115,13 @@ MODELS = {
         **{"num_kv_heads": 2, "head_dim": 64, "vocab_size": 151936, "context": 32768},
         **{"norm_eps": 1e-6, "biases": ("qkv",), "rope": Rope(theta=1e6)},
     ),
-    # This is version 0.1, which has a window.
+    # Version 0.1 of Mistral 7B, which has a window.
     "mistral-7b": _ordinary(
         **{"family": "mistral", "num_layers": 32, "hidden": 4096, "ffn": 14336, "num_heads": 32},
         **{"num_kv_heads": 8, "head_dim": 128, "vocab_size": 32000, "context": 32768},
         **{"window": 4096, "window_layers": 32, "is_tied": False},
     ),
-    # This is SmolLM2-135M, as GGUF files have it.
+    # SmolLM2-135M as GGUF files have it, with interleaved RoPE.
     "smollm2": _ordinary(
         **{"family": "llama", "num_layers": 30, "hidden": 576, "ffn": 1536, "num_heads": 9},
         **{"num_kv_heads": 3, "head_dim": 64, "vocab_size": 49152, "context": 8192},
@@ -224,7 +224,7 @@ def random_checkpoint(
 
     Args:
         model: A name that shape_of() knows, or a configuration.
-        seed: The seed of the weights; 0 or more.
+        seed: The seed of the weights, 0 or more.
         dtype: The type of the stored weights: "bfloat16" or "float16".
         stored: Name within the layer, "embedding" or "head" -> the name of the format in which
             these matrices are stored instead. It must be a format that an executor multiplies.

@@ -16,7 +16,7 @@ from .patterns import LINEAR, REGEX, is_match
 FIELD = "quantization_config"
 SMALLEST_GROUP = 32
 """The columns of the smallest group with a scale."""
-# The most rows or columns that share a scale.
+# The largest number of rows or columns that may share a scale.
 _MOST_SHARED = (1 << 31) - 1
 
 
@@ -42,8 +42,8 @@ class Scheme:
     Attributes:
         layout: The layout of its tensors.
         scale: The names that the tensor of scales may have. The file has one of these.
-        rows: How many rows share a scale; 0: all of them.
-        columns: How many columns share a scale; 0: all of them.
+        rows: How many rows share a scale. 0 means all of them.
+        columns: How many columns share a scale. 0 means all of them.
         has_zeros: Whether there is a zero point for each scale.
         zero_offset: The number to add to a stored zero point.
     """

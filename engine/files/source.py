@@ -29,8 +29,8 @@ class Source(ABC):
         is_stacked: Whether matrices in the file have the lane as their first axis, like the
             config's shapes.
         has_tokenizer: Whether there is a tokenizer beside the weights.
-        mapped_bytes: The bytes of the largest file that is mapped while a tensor is read; 0: none
-            is mapped.
+        mapped_bytes: The bytes of the largest file that is mapped while a tensor is read. 0 means
+            that none is mapped.
         notices: Sentences, one for each setting of the files that the engine does not follow.
     """
 

@@ -22,7 +22,7 @@ class Token(NamedTuple):
 
     Attributes:
         id: The token.
-        logprob: Its log-probability; NaN unless asked for.
+        logprob: Its log-probability. NaN unless it was asked for.
         end: "" while the request goes on; "stop", "max_tokens" or "context" at its last token.
         time_s: The time at which it was chosen, by time.monotonic(). If a pass chooses several
             tokens, executors/shares.py then spreads the pass's time over them.
@@ -123,8 +123,8 @@ class Executor(Protocol):
             request's length before start().
         nbytes: The bytes of this rank's packed weights.
         kv_item_bytes: The bytes of an element of the KV cache.
-        device: The name of the rank's GPU; "" on a CPU.
-        cpus: The cores on which its threads may run; empty on a device.
+        device: The name of the rank's GPU. "" on a CPU.
+        cpus: The cores on which its threads may run. Empty on a device.
         drafts: How the requests that start from now on make drafts; always OFF on a device.
     """
 
@@ -165,7 +165,7 @@ class Executor(Protocol):
         called with the same `params` and `overlaps`.
 
         Args:
-            ids: The prompt.
+            ids: The prompt's ids.
             params: How tokens are chosen.
             place: The request's slot, and the positions that the cache already has.
             overlaps: As in prepare().

@@ -64,7 +64,7 @@ class Grammar:
         schema.
 
         Args:
-            schema: A JSON schema, or its text; None: any JSON object.
+            schema: A JSON schema, or its text. None allows any JSON object.
         """
         if schema is None:
             schema = {"type": "object"}

@@ -25,7 +25,8 @@ class Variant:
 
     Attributes:
         name: The name, as parse() takes it.
-        ablated, in_flight, stage_steps: As in Tuning (monokernel/shape.py); 0: the usual value.
+        ablated, in_flight, stage_steps: As in Tuning (monokernel/shape.py). 0 stands for the usual
+            value.
         traces: Whether the kernel records the times of its ops (timeline.py).
     """
 

@@ -49,7 +49,7 @@ class Choices:
             task: The rank's KcclDecodeTask, which gets the addresses that all requests use.
             mailbox: The rank's KcclDecodeMailbox.
             program: The model's program.
-            comm: The ranks.
+            comm: The communicator of all ranks.
             arena: Where the memory comes from.
             context: The positions that a slot of the KV cache has room for.
         """

@@ -39,7 +39,7 @@ class Kernels:
 
         Args:
             program: The model's program.
-            comm: The ranks.
+            comm: The communicator of all ranks.
             launcher: Launches kernels on the rank's device.
             arena: The rank's memory.
             tuning: How the device is used.

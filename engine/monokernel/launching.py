@@ -11,7 +11,7 @@ from .loading import Sizes
 from .shape import Tuning
 from .source import KERNELS
 
-# The warps of a block of the kernels pack and copy_cache.
+# How many warps a block of the kernels pack and copy_cache has.
 _PACKERS = 8
 
 
@@ -26,7 +26,7 @@ class Launcher:
     """A rank's device, and the stream on which its kernels run one after the other.
 
     Attributes:
-        device: The GPU; None in the simulator.
+        device: The GPU. None in the simulator.
     """
 
     def __init__(self, comm: kccl.Communicator, warp_size: int) -> None:
@@ -107,7 +107,7 @@ class Grids:
 
         Args:
             launcher: Launches the kernels.
-            comm: The ranks. Collective: all of them must call this.
+            comm: The communicator of all ranks. Collective: all of them must call this.
             tuning: How the device is used.
             usual: The module with all kernels.
         """

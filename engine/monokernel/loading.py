@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
         weights: A rank's packed weights.
         cache: A slot of a rank's KV cache.
         slots: Where each kind of vectors begins in the exchange buffer, in float4s.
-        prefill_shared: A block's shared memory in prefill; 0 if there is no kernel for chunks.
+        prefill_shared: A block's shared memory in prefill. 0 if there is no kernel for chunks.
         stamps: The number of stamps of a block in a token step, if the kernel traces.
     """
 
@@ -97,7 +97,7 @@ def load(
     Args:
         checkpoint: The model.
         program: The model's program.
-        comm: The ranks.
+        comm: The communicator of all ranks.
         arena: Where the memory comes from.
         sizes: The sizes that the kernel reports.
         context: The positions that a slot of the KV cache has room for.

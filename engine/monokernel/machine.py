@@ -66,7 +66,8 @@ NVIDIA = Kind()
 quietest_bytes, layers of 238 KB a block are faster, of 54 KB as fast, and of 921 KB slower."""
 
 AMD = Kind(
-    # With these numbers each of the four SIMDs runs two waves. With three, registers would spill.
+    # With these numbers each of a compute unit's four SIMDs runs two waves. With three, registers
+    # would spill.
     warps=(6, 4),
     warps_together=1,
     # Only one stage is in flight. It must cover the latency of a load, 0.8 to 1 microsecond, at 17

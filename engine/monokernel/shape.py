@@ -23,7 +23,7 @@ class Tuning:
             their rows. A power of two.
         in_flight: The most stages of a product that are copied at the same time before the block's
             warps have freed two of that product's stages.
-        urgent_in_flight: The same limit after they have freed two; 0: in_flight.
+        urgent_in_flight: The same limit after they have freed two. 0 stands for in_flight.
         kv_strands: The KV strands of a KV head, a power of two. A strand is every kv_strands-th
             tile of 16 positions, and one warp goes over it.
         kv_splits: The KV splits of a KV head, a power of two. Each has equally many KV strands, and
@@ -38,7 +38,7 @@ class Tuning:
         staggers: See stagger_ns.
         delay_ns: For tests: at each op, warps wait for a random time of at most this many
             nanoseconds.
-        slow_rank: For tests: the rank whose warps always wait delay_ns; -1: none.
+        slow_rank: For tests: the rank whose warps always wait delay_ns. -1 means none.
         ablated: Which work the kernel leaves out, to measure what it costs: bits of
             KcclDecodeAblation.
         weights_in_registers: Whether each consumer warp loads a stage of its weights ahead into

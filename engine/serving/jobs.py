@@ -51,7 +51,7 @@ class Generate:
     """A request for an answer.
 
     Attributes:
-        ids: The prompt.
+        ids: The prompt's ids.
         params: How tokens are chosen.
         shown: Ids of the control tokens whose names are part of the text.
     """
@@ -96,8 +96,8 @@ class Score:
     """A request for the log-probabilities of a prompt's tokens. The first token has none.
 
     Attributes:
-        ids: The prompt.
-        num_alternatives: How many of the likeliest tokens come with each token.
+        ids: The prompt's ids.
+        num_alternatives: How many of the likeliest tokens are reported with each token.
     """
 
     ids: list[int]

@@ -44,7 +44,8 @@ class Template:
     Attributes:
         source: The template.
         where: Its file, for messages.
-        error: Why the template cannot be read; "" if it can. Raised when the template is used.
+        error: Why the template cannot be read. "" if it can. Raised as an error when the template
+            is used.
     """
 
     source: str

@@ -91,13 +91,13 @@ class Harmony:
         """Begins before the first text of the answer.
 
         Args:
-            prompt_end: The end of the prompt, from its last START on; "" if it has none. It may
+            prompt_end: The end of the prompt, from its last START on. "" if it has no START. It may
                 have a part of the answer's header.
         """
         self._parts: list[Part] = []
         # The text that is not decided yet: it may be a marker, or a header behind self._end.
         self._held = ""
-        # The marker that ended the message before this header; "" if there is none.
+        # The marker that ended the message before this header. "" if there is none.
         self._end = ""
         # The part of the answer's first header that is in the prompt.
         self._given = ""

@@ -54,7 +54,7 @@ class Gap:
     """A prompt whose answer fills a gap.
 
     Attributes:
-        ids: The prompt.
+        ids: The prompt's ids.
         stop_ids: Ids that must end the answer, besides the model's usual ones.
     """
 

@@ -16,7 +16,7 @@ class Piece:
     Attributes:
         text: The text that this token completes. It may be empty, or include earlier tokens' text.
         id: The token.
-        logprob: The token's log-probability; NaN unless asked for.
+        logprob: The token's log-probability. NaN unless it was asked for.
         end: "" while the answer goes on. At the last piece "max_tokens", "context", or "stop": a
             stop id or stop string came, or the grammar allows no other token.
         time_s: When the token was chosen, by time.monotonic(). If a pass with drafts chooses
@@ -47,7 +47,7 @@ class Answer:
         params: How the tokens were chosen, with the seed that was drawn.
         num_prompt: The number of the prompt's tokens.
         first_token_s: Seconds from the call to the first token.
-        tokens_per_s: Tokens a second after the first token; NaN if there is only one.
+        tokens_per_s: Tokens a second after the first token. NaN if there is only one.
     """
 
     text: str

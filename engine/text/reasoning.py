@@ -122,7 +122,7 @@ def answer_in(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> str:
 
     Args:
         tokenizer: The model's tokenizer.
-        ids: The prompt.
+        ids: The prompt's ids.
         text: The text that the model wrote.
     """
     if not speaks_harmony(tokenizer):

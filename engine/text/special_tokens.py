@@ -32,7 +32,7 @@ def add_special_tokens(
         folder: The folder.
         config, values: tokenizer_config.json, as Fields and as a dict.
         backend: The tokenizers.Tokenizer to which the tokens are added.
-        content: tokenizer.json; empty if there is none.
+        content: tokenizer.json. Empty if there is none.
 
     Returns:
         Field that names a token, as "bos_token" -> the token's text.

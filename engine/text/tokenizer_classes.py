@@ -52,7 +52,7 @@ def class_of(config: Fields, model: Fields, content: Mapping[str, Any]) -> str:
     Args:
         config: tokenizer_config.json.
         model: config.json.
-        content: tokenizer.json; empty if there is none.
+        content: tokenizer.json. Empty if there is none.
     """
     family = model.text("model_type", default="")
     if family in _BY_FILE:
@@ -61,8 +61,8 @@ def class_of(config: Fields, model: Fields, content: Mapping[str, Any]) -> str:
         return _OF_FAMILY[family]
     named = config.text("tokenizer_class", default="") or model.text("tokenizer_class", default="")
     found = named.removesuffix("Fast") or _OF_FAMILY.get(family, "")
-    # Some folders name LlamaTokenizer, as Llama 3's do, but have a byte-level tokenizer. Then the
-    # file counts.
+    # Some folders, as Llama 3's, name LlamaTokenizer but have a byte-level tokenizer. Then
+    # tokenizer.json counts, not the class.
     if found == LLAMA and any(
         '"ByteLevel"' in json.dumps(value) for name, value in content.items() if name != "model"
     ):

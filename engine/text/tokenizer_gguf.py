@@ -41,7 +41,7 @@ _END_TEXTS = {
     *("<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "[e~["),
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    # Tokens of prompts for infilling, and between files. They end an answer, too.
+    # These mark parts of prompts for infilling, or separate files. They end an answer, too.
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }

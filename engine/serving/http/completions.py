@@ -146,7 +146,7 @@ class Logprobs:
         Args:
             token: The token's id.
             text: The text that it adds.
-            logprob: Its log-probability; None for a prompt's first token, which has none.
+            logprob: Its log-probability. None for a prompt's first token, which has none.
             others: The alternatives: (id, log-probability) pairs.
         """
         tokenizer, told = self._service.engine.tokenizer, self.told

@@ -37,7 +37,7 @@ def event(data: dict[str, Any], kind: str = "") -> bytes:
 
     Args:
         data: The fields of the object.
-        kind: The event's type; "": none.
+        kind: The event's type. "" means that it has none.
     """
     name = f"event: {kind}\n" if kind else ""
     return f"{name}data: {written(data)}\n\n".encode()

@@ -26,7 +26,7 @@ class Reading:
     Attributes:
         shown: Ids of the control tokens whose names the reader must find in the text.
         reader: Makes a reader for an answer.
-        grammar: The field `grammar` of SamplingParams; {}: no grammar.
+        grammar: The field `grammar` of SamplingParams by its name. {} if there is no grammar.
     """
 
     shown: tuple[int, ...]

@@ -170,7 +170,7 @@ class Service:
         """Checks the ids of a prompt, and returns them.
 
         Args:
-            ids: The prompt.
+            ids: The prompt's ids.
             param: The field that has the prompt, for errors.
             room: How many more ids the context must have room for.
 

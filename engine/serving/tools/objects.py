@@ -55,7 +55,7 @@ class CallObject:
     Otherwise the name and the arguments are known only at the object's end.
 
     Attributes:
-        name: The function's name; "" while it is not known, and if the object is no call.
+        name: The function's name. "" while it is not known, and if the object is no call.
         is_done: Whether the object is complete.
         is_whole: Whether it is complete and a call whose arguments are a JSON object.
     """
@@ -64,7 +64,7 @@ class CallObject:
         """Begins before the object's first character.
 
         Args:
-            names: The names that a function may have; None: any name.
+            names: The names that a function may have. None allows any name.
         """
         self.name = ""
         self.is_done = self.is_whole = False

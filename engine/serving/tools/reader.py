@@ -89,7 +89,7 @@ class CallReader(ABC):
         """Begins to read a call's object. Must be called before its first character is read.
 
         Args:
-            names: The names that the function may have; None: any name.
+            names: The names that the function may have. None allows any name.
             head: In formats whose object is only the arguments: the text that would precede them
                 in an object of the usual form.
         """
