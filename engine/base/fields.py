@@ -49,7 +49,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an exception's text as one line."""
+    """Returns an exception's text as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
@@ -136,7 +136,7 @@ class Fields:
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """Returns a number; arguments and errors are those of integer()."""
+        """Returns a number as a float. Arguments and errors are those of integer()."""
         value = self._given(names, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(names, "a number")
@@ -146,21 +146,21 @@ class Fields:
             raise self.wrong(names, "a number") from None
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """Returns a finite number above 0; arguments and errors are those of integer()."""
+        """Returns a finite number above 0. Arguments and errors are those of integer()."""
         value = self.number(*names, default=default)
         if not 0 < value < math.inf:
             raise self.wrong(names, "a number above 0")
         return value
 
     def boolean(self, *names: str, default: bool | None = None) -> bool:
-        """Returns true or false; arguments and errors are those of integer()."""
+        """Returns True or False. Arguments and errors are those of integer()."""
         value = self._given(names, default)
         if not isinstance(value, bool):
             raise self.wrong(names, "true or false")
         return value
 
     def text(self, *names: str, default: str | None = None) -> str:
-        """Returns a string; arguments and errors are those of integer()."""
+        """Returns a string. Arguments and errors are those of integer()."""
         value = self._given(names, default)
         if not isinstance(value, str):
             raise self.wrong(names, "a string")
@@ -174,7 +174,7 @@ class Fields:
         return kccl.Error(f"{self.path}: field {field} is {value}, must be {wanted}")
 
     def name_of(self, *names: str) -> str:
-        """Returns which of these names the file has; the first of them if it has none."""
+        """Returns which of these names the file has. Returns the first name if it has none."""
         return next((name for name in names if name in self), names[0])
 
     def _given(self, names: tuple[str, ...], default: Any) -> Any:

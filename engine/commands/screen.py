@@ -96,7 +96,7 @@ def progress(screen: "Console") -> Iterator[Callable[[int, int], None]]:
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    # A terminal may print "^C" behind the bar, so the bar leaves room for that.
+    # A terminal may print "^C" after the bar, so the bar leaves room for that.
     words = "reading the model" if screen.width >= kccl.screen.NARROW else "reading"
     bar_width = max(1, min(40, screen.width - len(words) - _AROUND_BAR))
     columns = (TextColumn(words), BarColumn(bar_width), DownloadColumn())

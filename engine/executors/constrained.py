@@ -45,7 +45,7 @@ class Constrained:
 
     def tokens(self) -> Generator[Token, None, None]:
         """Yields the tokens of the request that was started, as Executor.tokens() does. Ends the
-        request at a token behind which the grammar allows no other.
+        request at a token after which the grammar allows no other.
 
         Raises:
             InvalidArgument: The grammar is too complex at some position.

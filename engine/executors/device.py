@@ -124,8 +124,8 @@ class DeviceExecutor:
     # ---- memory ----------------------------------------------------------------------------------
 
     def _load(self, decoder: Compiled) -> None:
-        """Loads kernels onto a GPU, as only a first launch does. These launches read nothing and
-        wait for no rank.
+        """Launches kernels once, because only its first launch loads a kernel onto a GPU. These
+        launches read no weights and wait for no rank.
         """
         if self._launcher.device is not None:
             self._begin()
@@ -362,7 +362,7 @@ class DeviceExecutor:
         return np.frombuffer(data, np.float32).reshape(num, vocab_size)
 
     def _split_off_prefill(self) -> Any:
-        """Leaves the last id to decode. Returns the task that runs the others in chunks."""
+        """Returns the task that prefills all ids but the last, or None if there is none."""
         task, chunk = self._task, self._tuning.chunk
         first, last = task.start, task.num_ids - 1
         if chunk == 1 or first == last:
@@ -375,7 +375,7 @@ class DeviceExecutor:
         return prefill
 
     def _copy_beginning(self, place: Place) -> None:
-        """Copies keys and values from another slot of the KV cache to the request's slot."""
+        """Copies cached keys and values to the request's slot, if they lie in another slot."""
         if place.source != place.slot:
             caches = self._loaded.caches
             self._grids.copy_cache(caches[place.slot], caches[place.source], place.num_cached)

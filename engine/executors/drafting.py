@@ -19,7 +19,7 @@ from ..model.drafts import Drafter
 
 
 class _Here(threading.local):
-    """Thread-local state.
+    """Thread-local state: the executor to which a thread belongs.
 
     Attributes:
         executor: The executor to which this thread belongs. None in other threads. Set when the

@@ -141,9 +141,10 @@ def read_for(
 ) -> Checkpoint:
     """Returns the checkpoint with its weights converted for a backend.
 
-    `dtype` is the dtype to convert to; None: the stored one if the backend has it, else the
-    backend's first. `weights` says to what matrices are rounded (Checkpoint.as_weights()). If both
-    are None, the formats that the backend multiplies stay as they are stored.
+    `dtype` is the dtype to convert to. If it is None, that is the stored dtype if the backend has
+    it, else the backend's first. `weights` says to what matrices are rounded
+    (Checkpoint.as_weights()). If both are None, the formats that the backend multiplies stay as
+    they are stored.
 
     Raises:
         InvalidArgument: There is no such backend, or it does not support the dtype or `weights`.

@@ -143,8 +143,8 @@ class Part(NamedTuple):
 
 
 def parts_of(program: Program, op: Op, num_panels: int, num_columns: int) -> list[Part]:
-    """Returns the parts of an op; none if it has no weights. With experts, these are the parts of
-    the first expert; the other experts' have the same formats and sizes.
+    """Returns the parts of an op, or none if it has no weights. With experts, these are the parts
+    of the first expert. The other experts' parts have the same formats and sizes.
 
     Args:
         program, op: The op, and its program.
@@ -372,7 +372,7 @@ def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
 
 def _pack(stored_in: Format, at: int, words: NDArray[Any], step: int = 1) -> None:
     """Packs rows of a format into panels. Writes the first panel to address `at`, and each further
-    one `step` panels behind the one before.
+    one `step` panels after the one before.
     """
     rows = np.ascontiguousarray(words)
     source = ffi.from_buffer("uint8_t[]", rows.view(np.uint8))

@@ -43,7 +43,7 @@ class Cache:
         self._layers: dict[int, tuple[Array, Array]] = {}
 
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Appends one run's keys and values behind the first `length` positions. Returns the keys
+        """Appends one run's keys and values after the first `length` positions. Returns the keys
         and values of all positions.
         """
         if self.length:
@@ -144,7 +144,7 @@ class Reference:
             history.append(token)
 
     def steps(self, ids: Sequence[int], cache: Cache | None = None) -> Iterator[tuple[Op, Array]]:
-        """Runs `ids` behind the positions in the cache, and yields each op and its output.
+        """Runs `ids` after the positions in the cache, and yields each op and its output.
 
         The cache's length grows only when the last op has run. If a caller stops earlier, the cache
         counts as unchanged.

@@ -257,7 +257,7 @@ class Runner:
             raise kccl.InvalidArgument(f"{what} needs ranks that are threads of one process")
 
     def _rotate(self, length: int) -> None:
-        """Sets the rotations of this process's ranks for a request of so many positions."""
+        """Sets the rotations of this process's ranks for a request of `length` positions."""
         for each in self.ranks.mine:
             each.rotations.choose(length)
 

@@ -41,7 +41,8 @@ class Part(NamedTuple):
 
 
 def experts(fields: Fields, family: str, num_layers: int) -> dict[str, Any]:
-    """Returns the fields of ModelConfig that only mixtures have; {} for other architectures.
+    """Returns the fields of ModelConfig that only mixtures have. Returns {} for other
+    architectures.
 
     Raises:
         kccl.Error: A key is missing or wrong; the text names it.

@@ -134,7 +134,7 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the header.
+        """Reads the header: the metadata, and where the tensors lie.
 
         Raises:
             kccl.Error: The file is no GGUF file, or is damaged. The text names the key or tensor.
@@ -262,8 +262,8 @@ class GgufFile:
         return Stored(stored_in, words.reshape(*rows, -1))
 
     def read_rows(self, name: str, start: int, stop: int) -> Stored:
-        """Reads the rows from start to stop - 1 of a tensor, whose axes but the last are counted as
-        one. Returns them in their stored format, in new memory.
+        """Reads the rows from start to stop - 1 of a tensor. All axes but the last are counted as
+        one axis of rows. Returns the rows in their stored format, in new memory.
 
         Raises:
             kccl.Error: The file cannot be read.

@@ -120,7 +120,7 @@ def _names(fields: Fields) -> dict[str, str]:
 
 
 def _shape(fields: Fields, family: str) -> dict[str, Any]:
-    """Returns the fields that all families have."""
+    """Returns the fields of ModelConfig that all families have."""
     hidden = fields.integer(*_NAMES["hidden"])
     num_heads = fields.integer(*_NAMES["num_heads"], least=1)
     if family == "qwen3":

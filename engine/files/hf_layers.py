@@ -14,7 +14,8 @@ _DEFAULT_WINDOW, _DEFAULT_FIRST = 4096, 28
 def windows(
     fields: Fields, family: str, num_layers: int, context: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Returns the window, and the layers that have it; (0, ()) if no layer has one.
+    """Returns the window in positions, and the layers that have it. Returns (0, ()) if no layer has
+    one.
 
     Args:
         fields: The fields of config.json.
@@ -76,7 +77,9 @@ def _window(fields: Fields, default: int = _DEFAULT_WINDOW) -> int:
 
 
 def _window_of_all(fields: Fields, family: str, context: int) -> int:
-    """Returns the window of a family in which either all layers have one or none; 0: none."""
+    """Returns the window of a family in which either all layers have a window or none. Returns 0 if
+    there is none.
+    """
     if family == "mistral":
         return _window(fields)
     if family == "mixtral":

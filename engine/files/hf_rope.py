@@ -88,7 +88,9 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
 def _scaling(
     fields: Fields, within: Fields, context: int, head_dim: int
 ) -> tuple[Scaling | None, float]:
-    """Returns the scaling, and the factor of the cosines and sines."""
+    """Returns the scaling, which may be None, and the factor by which cosines and sines are
+    multiplied.
+    """
     kind = within.text("rope_type", "type", default="default")
 
     def original(least: int = 1) -> int:

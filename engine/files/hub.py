@@ -118,8 +118,8 @@ def _check_complete(snapshot: Path, repository: str) -> None:
 
 
 def _gguf(snapshot: Path, repository: str, wanted: str | None) -> Path:
-    """Returns the GGUF file that `wanted` names; None: the only one. If the model has several
-    parts, returns the first.
+    """Returns the GGUF file that `wanted` names. If `wanted` is None, returns the only one. If the
+    model has several parts, returns the first part.
     """
     files = sorted(each for each in snapshot.glob("**/*.gguf") if each.exists())
     names = {each: each.relative_to(snapshot).as_posix() for each in files}

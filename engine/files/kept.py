@@ -98,8 +98,8 @@ def expanded(
     in_file: Mapping[str, str],
     keeps: Collection[str],
 ) -> tuple[str, ...]:
-    """Returns sentences that say which formats of blocks are converted to 16 bits, and why; none if
-    `keeps` is empty.
+    """Returns sentences that say which formats of blocks are converted to 16 bits, and why. Returns
+    none if `keeps` is empty.
 
     Args:
         stored, shapes, keeps: As in kept_formats().

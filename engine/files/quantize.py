@@ -54,7 +54,7 @@ _BESIDE = (
 
 @dataclass(frozen=True)
 class _Kind:
-    """A way to write matrices.
+    """One of KINDS: how matrices are rounded and written.
 
     Attributes:
         form: compressed-tensors' name of the layout.
@@ -73,7 +73,9 @@ class _Kind:
     zero: int = 0
 
     def columns_of(self, columns: int) -> int:
-        """Returns the group's size for rows of `columns` columns; 0: no size divides them."""
+        """Returns the group's size for rows of `columns` columns. Returns 0 if no size divides
+        them.
+        """
         if not self.sizes:
             return columns if columns % SMALLEST_GROUP == 0 else 0
         return next((each for each in self.sizes if columns % each == 0), 0)
@@ -145,8 +147,8 @@ def write_quantized(
 
 
 def _grids_of(source: FolderSource, kind: _Kind) -> dict[str, int]:
-    """Returns the group's size for each matrix of a layer, by its name in the folder; 0: the matrix
-    is copied.
+    """Returns the group's size for each matrix of a layer, by its name in the folder. 0 means that
+    the matrix is copied.
     """
     if source.is_stacked:
         raise kccl.InvalidArgument(

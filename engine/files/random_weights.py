@@ -182,8 +182,8 @@ _STORED = {"gpt-oss-20b": _IN_MXFP4, "gpt-oss-120b": _IN_MXFP4}
 
 
 def shape_of(name: str) -> ModelConfig:
-    """Returns the shape of a name in MODELS. The name may end in ":" and a number of layers: then
-    the shape has only so many, so that a part of a large model fits into memory.
+    """Returns the configuration of a name in MODELS. The name may end in ":" and a number of
+    layers: then the model has only that many, so that a part of a large model fits into memory.
 
     Raises:
         InvalidArgument: There is no such shape, or it has fewer layers.

@@ -95,7 +95,8 @@ class Quantization:
         self._is_ignored = is_ignored
 
     def scheme_of(self, module: str) -> Scheme | None:
-        """Returns how the weight of a linear layer is stored; None: in 16 or 32 bits.
+        """Returns how the weight of a linear layer is stored. Returns None if that is in 16 or 32
+        bits.
 
         Args:
             module: The layer's name in transformers, as in "model.layers.0.mlp.up_proj".

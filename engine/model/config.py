@@ -237,13 +237,15 @@ class ModelConfig:
 
     @property
     def longest_context(self) -> int:
-        """Returns the most positions that a sequence may have. A RoPE scaling permits more than
+        """Returns the most positions that a sequence may have. A RoPE scaling may permit more than
         `context`.
         """
         return self.rope.longest(self.context)
 
     def window_of(self, layer: int) -> int:
-        """Returns how many keys a query of this layer sees, its own included; 0: all of them."""
+        """Returns how many keys a query of this layer sees, its own included. 0 means that it sees
+        all.
+        """
         layers = self.window_layers
         has_window = layer in layers if isinstance(layers, tuple) else layer < layers
         return self.window if has_window else 0

@@ -22,7 +22,7 @@ wrong id costs time, and changes no token."""
 class Drafts:
     """How drafts are made.
 
-    A pass runs the last token and some drafts behind it, and reads the weights once. Then it
+    A pass runs the last token and some drafts after it, and reads the weights once. Then it
     chooses a token for each draft's place, from the logits, noise and history that this token would
     have without drafts. A draft is accepted if it equals this token. So drafts change neither the
     tokens of an answer nor their log-probabilities nor its end, whatever SamplingParams are.

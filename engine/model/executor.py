@@ -49,7 +49,7 @@ class Drafted:
 
     Attributes:
         proposed: The number of drafts that its passes checked.
-        accepted: How many of them became tokens. Drafts behind the answer's end did not.
+        accepted: How many of them became tokens. Drafts after the answer's end did not.
     """
 
     proposed: int = 0
@@ -182,7 +182,7 @@ class Executor(Protocol):
     def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
         """Sets which ids may be chosen for a position. A request with a grammar waits for this mask
         before it chooses each token. After start(), the caller must post the mask of the first
-        position behind the prompt. After each token that tokens() gives, unless it ends the
+        position after the prompt. After each token that tokens() gives, unless it ends the
         request, the caller must post the next position's mask. All ranks must get the same masks; a
         rank that chooses no tokens may ignore them. Any thread may call. Does nothing if the
         request has ended.

@@ -23,8 +23,8 @@ class Rotations:
     because executors keep pointers to them.
 
     Attributes:
-        cosines, sines: The cosines and sines of each position's angles: float32 [context, head_dim
-            / 2]. Rows behind the last request's Program.reach() may be an earlier request's.
+        cosines, sines: float32 [context, head_dim / 2]: the cosines and sines of each position's
+            angles. Rows after the last request's Program.reach() may be an earlier request's.
     """
 
     def __init__(

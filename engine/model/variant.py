@@ -21,7 +21,7 @@ _NUMBERS = ("in-flight", "stage-steps")
 
 @dataclass(frozen=True)
 class Variant:
-    """A decode kernel.
+    """A decode kernel: the usual one, or one that leaves out or changes a part of the work.
 
     Attributes:
         name: The name, as parse() takes it.

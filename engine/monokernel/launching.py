@@ -129,7 +129,7 @@ class Grids:
         self._launch_packers("copy_cache", to, source, num)
 
     def prefill(self, task: Any) -> None:
-        """Fills the KV cache in chunks."""
+        """Runs a task's ids in chunks, which fills the KV cache."""
         warps = self._tuning.chunk_warps + self._tuning.chunk_others
         self._launch(self._usual.module, "prefill", task, warps, self._usual.sizes.prefill_shared)
 

@@ -47,7 +47,7 @@ class Sizes(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A rank's memory.
+    """A rank's memory on its device, and what the host needs to use it.
 
     Attributes:
         task: A KcclDecodeTask with the addresses of the rank's memory.

@@ -20,7 +20,7 @@ from ..model.rotations import Rotations, pair_order
 
 Array = NDArray[Any]
 _FLOAT4_BYTES: int = lib.kKcclDecodeFloat4Bytes
-# How many numbers a partial result has behind the head_dim numbers of its weighted sum.
+# How many numbers a partial result has after the head_dim numbers of its weighted sum.
 _PARTIAL_EXTRA: int = 4 * lib.kKcclDecodePartialFloat4s
 
 

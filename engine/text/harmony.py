@@ -38,7 +38,7 @@ def is_in(source: str) -> bool:
 
 def with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a message in the form that gpt-oss's template takes. In a message with calls the
-    template refuses both thoughts and a content. So the content is moved behind the thoughts.
+    template refuses both thoughts and a content. So the content is appended to the thoughts.
     """
     thought, content = message.get("thinking"), message.get("content")
     if not (message.get("tool_calls") and thought and content):
@@ -95,7 +95,7 @@ class Harmony:
                 have a part of the answer's header.
         """
         self._parts: list[Part] = []
-        # The text that is not decided yet: it may be a marker, or a header behind self._end.
+        # The text that is not decided yet: it may be a marker, or a header after self._end.
         self._held = ""
         # The marker that ended the message before this header. "" if there is none.
         self._end = ""

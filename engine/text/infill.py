@@ -9,7 +9,7 @@ from .tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Infill:
-    """The form of a family's prompts: prefix, text before the gap, suffix, text behind it, middle.
+    """The form of a family's prompts: prefix, text before the gap, suffix, text after the gap, middle.
 
     Attributes:
         family: The family of models.

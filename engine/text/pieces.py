@@ -94,7 +94,7 @@ class TextOf(Protocol):
         """Returns the name of a control token that push() gives no text for; "" for others."""
 
     def flush(self) -> str:
-        """Returns what remains at the end."""
+        """Returns the text that remains at the answer's end."""
 
 
 class StopText:

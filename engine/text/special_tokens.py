@@ -113,8 +113,8 @@ def _names(values: dict[str, Any]) -> Iterable[str]:
 
 
 def _text(config: Fields, values: dict[str, Any], name: str) -> str | None:
-    """Returns the text of the token that a field names; None if it names none. Some files have an
-    object with more fields instead of a text.
+    """Returns the text of the token that a field names. Returns None if it names none. Some files
+    have an object with more fields instead of a text.
     """
     value = _content(values.get(name))
     if value is None or isinstance(value, str):

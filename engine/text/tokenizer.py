@@ -68,7 +68,7 @@ class Tokenizer:
         eos_ids: Ids that end a text; the model's own end of text first. Some may have no token.
         special_ids: The ids of control tokens. They decode to no text.
         vocab_size: All ids are below this. A model may have more ids, which decode to no text.
-        prefix, suffix: Ids that encode() puts before and behind a text, as in the model's training.
+        prefix, suffix: Ids that encode() puts before and after a text, as in the model's training.
         adds_bos: Whether bos_id is in the prefix.
     """
 

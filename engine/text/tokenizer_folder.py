@@ -150,7 +150,7 @@ def _with_ids(folder: Path) -> list[Fields]:
 
 
 def _around(file: Path, backend: Any) -> tuple[list[int], list[int]]:
-    """Returns the ids that the backend's post-processor puts before and behind a text."""
+    """Returns the ids that the backend's post-processor puts before and after a text."""
     bare = guarded(file, backend.encode, "a", None, False, False).ids
     whole = guarded(file, backend.encode, "a").ids
     for start in range(len(whole) - len(bare) + 1):

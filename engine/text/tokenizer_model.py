@@ -27,7 +27,7 @@ CONVERT = "let transformers write a tokenizer.json (AutoTokenizer and save_pretr
 
 
 def read_model(file: Path, config: Fields, named: str) -> tuple[Any, bool, dict[str, str]]:
-    """Reads the file.
+    """Reads a tokenizer.model.
 
     Args:
         file: The file.

@@ -58,14 +58,14 @@ class Choice:
         return "".join(piece.text for piece in self.pieces)
 
     def take(self, piece: Piece) -> None:
-        """Adds a piece."""
+        """Adds the answer's next piece: updates `pieces`, `news` and `num_thoughts`."""
         self.num_thoughts += self.reader.is_thinking
         self.pieces.append(piece)
         self.news = self.reader.push(piece.text, is_last=bool(piece.end))
 
     @property
     def end(self) -> str:
-        """Returns the answer's Piece.end."""
+        """Returns the newest piece's Piece.end. Returns "" before the first piece."""
         return self.pieces[-1].end if self.pieces else ""
 
 

@@ -141,7 +141,7 @@ class Logprobs:
         return found
 
     def add(self, token: int, text: str, logprob: float | None, others: Any) -> None:
-        """Adds a token.
+        """Adds a token of the prompt or of the answer.
 
         Args:
             token: The token's id.

@@ -16,7 +16,7 @@ class Metrics:
     """Counts the answers of one server."""
 
     def __init__(self, sessions: Callable[[], Sessions]) -> None:
-        """Begins at 0.
+        """Begins with all counts at 0.
 
         Args:
             sessions: Returns the queue whose length is reported.

@@ -91,8 +91,8 @@ class Service:
         self.most_characters = engine.context * engine.tokenizer.longest
 
     def replace(self, engine: Engine | None) -> None:
-        """Sets the engine for all later requests, which must have the same model. None: the engine
-        has failed, and will not be restarted.
+        """Sets the engine for all later requests, which must have the same model. Called with None
+        if the engine has failed and will not be restarted.
         """
         if engine is None:
             self.restarts = False

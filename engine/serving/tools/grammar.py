@@ -217,7 +217,7 @@ def _of_mistral(functions: Functions, tokenizer: Tokenizer, spell: _Spelling) ->
 
 
 def _of_harmony(functions: Functions, _: Tokenizer, spell: _Spelling) -> list[str]:
-    """Returns the rules for a single call, because in harmony an answer ends behind a call."""
+    """Returns the rules for a single call, because in harmony an answer ends after a call."""
     begin = f"{harmony.COMMENTARY} to={harmony.FUNCTIONS}"
     end = f'" " {spell.marker(harmony.CONSTRAIN)} "json" {spell.marker(harmony.MESSAGE)}'
     ways = (

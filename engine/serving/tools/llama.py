@@ -1,4 +1,4 @@
-"""Finds calls of Llama 3: {"name": ..., "parameters": {...}}, behind <|python_tag|> or at the
+"""Finds calls of Llama 3: {"name": ..., "parameters": {...}}, after <|python_tag|> or at the
 answer's beginning. Semicolons separate several calls.
 """
 

@@ -73,7 +73,7 @@ class MistralReader(CallReader):
             self.take(character)
 
     def _before_object(self, character: str) -> None:
-        """Reads a character behind "[", before the list's first object."""
+        """Reads a character after "[", before the list's first object."""
         if character == "{":
             self.begin_object()
             self.take(character)
@@ -84,7 +84,7 @@ class MistralReader(CallReader):
             self.take(character)
 
     def _in_list(self, character: str) -> None:
-        """Reads a character of a list behind one of its objects."""
+        """Reads a character of a list after one of its objects."""
         if character == "]":
             self.behind = ""
             self.take = self.in_text
