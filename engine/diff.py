@@ -94,7 +94,7 @@ class Diff:
     Args:
         checkpoint: The model.
         executor: The executor that is compared.
-        ids: The tokens to run.
+        ids: The ids of the tokens to run.
         layers: Compares only the ops of this many first layers. None: compares all ops.
     """
 

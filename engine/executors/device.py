@@ -58,7 +58,7 @@ class DeviceExecutor:
         """Compiles the kernel for the model's shape, and packs this rank's weights. Collective.
 
         Args:
-            checkpoint: The model; may be closed afterwards.
+            checkpoint: The model. The caller may close it afterwards.
             comm: The communicator whose ranks share the lanes. It must outlive this object.
             tuning: How the device is used. Must be the same on all ranks.
             context: The positions that a slot of the KV cache has room for.

@@ -265,7 +265,7 @@ class Reference:
         Args:
             op, run: As an oracle takes them.
             own: Each lane's output.
-            bias: The bias, or none.
+            bias: A sequence with the op's bias, or an empty one.
         """
         x = run.vectors[Vector.RESIDUAL]
         sent = own.astype(MESSAGE_DTYPES[self.config.message_dtype]).astype(np.float32)

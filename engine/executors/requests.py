@@ -28,9 +28,9 @@ def check_ids(ids: Sequence[int], context: int, room: int = 0) -> list[int]:
     """Checks the number of ids, and returns them as a list.
 
     Args:
-        ids: The tokens.
+        ids: The tokens' ids.
         context: The number of ids that there is room for.
-        room: How many of these must stay free.
+        room: How many of these places must stay free.
 
     Raises:
         InvalidArgument: There is no id, or there are too many.
@@ -51,7 +51,7 @@ def prompt_ids(
     Args:
         prompt: Text, or ids.
         encode: Turns text into ids.
-        vocab_size: Ids must be below it.
+        vocab_size: The number of the model's ids. All ids must be below it.
 
     Raises:
         InvalidArgument: The prompt is empty, or has an id that does not exist.

@@ -75,7 +75,7 @@ def parts_of(config: ModelConfig, names: Mapping[str, str], file: GgufParts) -> 
 
     Args:
         config: The model's configuration.
-        names: The file's name of each of the config's tensors.
+        names: Tensor of ModelConfig.shapes() -> its name in the file.
         file: The file.
 
     Raises:

@@ -38,7 +38,7 @@ def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_d
         fields: The file's metadata.
         family: The architecture.
         context: The model's context length.
-        head_dim: Elements of a head.
+        head_dim: The number of elements of a head.
 
     Raises:
         kccl.Error: The engine does not support this RoPE. The text names the key or the tensor.

@@ -21,7 +21,7 @@ def windows(
         fields: The fields of config.json.
         family: The model's ModelConfig.family.
         num_layers: The number of the model's layers.
-        context: max_position_embeddings.
+        context: The field max_position_embeddings, the model's context length.
 
     Raises:
         kccl.Error: A field is wrong; the text names it.

@@ -35,8 +35,8 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
     Args:
         fields: The fields of config.json.
         family: The model's ModelConfig.family.
-        context: max_position_embeddings.
-        head_dim: Elements of a head.
+        context: The field max_position_embeddings, the model's context length.
+        head_dim: The number of elements of a head.
 
     Raises:
         kccl.Error: The engine does not support this RoPE. The text names the file, the field and

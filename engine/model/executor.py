@@ -21,7 +21,7 @@ class Token(NamedTuple):
     """A token that was chosen.
 
     Attributes:
-        id: The token.
+        id: The token's id.
         logprob: Its log-probability. NaN unless it was asked for.
         end: "" while the request goes on; "stop", "max_tokens" or "context" at its last token.
         time_s: The time at which it was chosen, by time.monotonic(). If a pass chooses several
@@ -226,7 +226,7 @@ class Executor(Protocol):
         wait() may raise kccl.Error for logits that are not finite.
 
         Args:
-            ids: The tokens.
+            ids: The tokens' ids.
             out: The array that gets the logits.
             writes_shared: Whether this rank writes the parts that are the same on all ranks. If
                 ranks share one array, it must be True for exactly one of them.

@@ -94,7 +94,7 @@ class OpKind:
         mlp: The kind of feed-forward block whose models have the op. None means that all models
             have it.
         oracle: The name of Reference's method, without the leading underscore.
-        takes: The vector that the op reads. None: it reads the token's id.
+        takes: The vector that the op reads. None means that it reads the token's id.
         gives: The vector that the op makes.
         width: Returns the number of values of the vector that the op makes.
         norm: The tensor of the RMSNorm that is applied to the vector that the op reads. "" means

@@ -50,7 +50,7 @@ class Choices:
             mailbox: The rank's KcclDecodeMailbox.
             program: The model's program.
             comm: The communicator of all ranks.
-            arena: Where the memory comes from.
+            arena: Allocates the memory.
             context: The positions that a slot of the KV cache has room for.
         """
         rows = head_rows(program, comm.world_size)

@@ -28,12 +28,13 @@ class Sizes(NamedTuple):
     otherwise.
 
     Attributes:
-        shared: A block's shared memory.
-        exchange_buffer: A rank's exchange buffer.
-        weights: A rank's packed weights.
-        cache: A slot of a rank's KV cache.
+        shared: The size of a block's shared memory.
+        exchange_buffer: The size of a rank's exchange buffer.
+        weights: The size of a rank's packed weights.
+        cache: The size of a slot of a rank's KV cache.
         slots: Where each kind of vectors begins in the exchange buffer, in float4s.
-        prefill_shared: A block's shared memory in prefill. 0 if there is no kernel for chunks.
+        prefill_shared: The size of a block's shared memory in prefill. 0 if there is no kernel for
+            chunks.
         stamps: The number of stamps of a block in a token step, if the kernel traces.
     """
 
@@ -98,7 +99,7 @@ def load(
         checkpoint: The model.
         program: The model's program.
         comm: The communicator of all ranks.
-        arena: Where the memory comes from.
+        arena: Allocates the memory.
         sizes: The sizes that the kernel reports.
         context: The positions that a slot of the KV cache has room for.
         pack: Packs a matrix: (address of the packed weights, address of the matrix, number of the

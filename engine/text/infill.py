@@ -9,7 +9,8 @@ from .tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Infill:
-    """The form of a family's prompts: prefix, text before the gap, suffix, text after the gap, middle.
+    """The form of a family's prompts: prefix, text before the gap, suffix, text after the gap, and
+    middle.
 
     Attributes:
         family: The family of models.

@@ -15,7 +15,7 @@ class Piece:
 
     Attributes:
         text: The text that this token completes. It may be empty, or include earlier tokens' text.
-        id: The token.
+        id: The token's id.
         logprob: The token's log-probability. NaN unless it was asked for.
         end: "" while the answer goes on. At the last piece "max_tokens", "context", or "stop": a
             stop id or stop string came, or the grammar allows no other token.

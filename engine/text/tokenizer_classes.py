@@ -50,8 +50,8 @@ def class_of(config: Fields, model: Fields, content: Mapping[str, Any]) -> str:
     """Returns the name of the class whose rules replace tokenizer.json's; "" if there is none.
 
     Args:
-        config: tokenizer_config.json.
-        model: config.json.
+        config: The fields of tokenizer_config.json.
+        model: The fields of config.json.
         content: tokenizer.json. Empty if there is none.
     """
     family = model.text("model_type", default="")
@@ -83,7 +83,7 @@ def rebuilt(
         loaded: The tokenizers.Tokenizer that the file describes.
         content: The content of the file.
         named: The class, from class_of().
-        config: tokenizer_config.json.
+        config: The fields of tokenizer_config.json.
 
     Raises:
         kccl.Error: The class cannot read such a file.
@@ -122,7 +122,7 @@ def of_merges(folder: Path, named: str, config: Fields) -> tuple[Any, bool, dict
     Args:
         folder: The folder.
         named: The class, from class_of().
-        config: tokenizer_config.json.
+        config: The fields of tokenizer_config.json.
 
     Returns:
         A tokenizers.Tokenizer, whether it puts a space in front of a text, and the class's special

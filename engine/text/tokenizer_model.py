@@ -31,7 +31,7 @@ def read_model(file: Path, config: Fields, named: str) -> tuple[Any, bool, dict[
 
     Args:
         file: The file.
-        config: tokenizer_config.json.
+        config: The fields of tokenizer_config.json.
         named: The class with which transformers reads the file, from class_of().
 
     Returns:

@@ -145,7 +145,7 @@ class Logprobs:
 
         Args:
             token: The token's id.
-            text: The text that it adds.
+            text: The text that the token adds.
             logprob: Its log-probability. None for a prompt's first token, which has none.
             others: The alternatives: (id, log-probability) pairs.
         """

@@ -57,7 +57,7 @@ class Counting:
 
         Args:
             app: The application.
-            metrics: The counts.
+            metrics: Counts the requests.
             paths: The paths that have counts of their own. All others are counted as "other".
         """
         self._app, self._metrics, self._paths = app, metrics, frozenset(paths)

@@ -43,7 +43,7 @@ async def reading_of(
     Args:
         service: The engine.
         ids: The prompt's ids.
-        calling: The tools.
+        calling: The request's tools.
         asked: The grammar that the request asks for, from grammar_of().
         param: The request's field that asks for the grammar, for errors.
 
