@@ -135,7 +135,8 @@ class Diff:
         tolerance: float | None,
         report: Callable[[Difference], None] = lambda difference: None,
     ) -> Difference | None:
-        """Returns the difference of the first op that is not within the tolerance; None if all are.
+        """Returns the difference of the first op that is not within the tolerance. Returns None if
+        all are.
 
         Searches by bisection, which assumes that every op after a wrong one is wrong too.
 

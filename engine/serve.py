@@ -190,7 +190,7 @@ def _keys(path: Path | None) -> list[str]:
 
 
 def _origin(url: str | None) -> str:
-    """Returns the origin of --compare's server, without a slash at its end; "" for None.
+    """Returns the origin of --compare's server, without a slash at its end. Returns "" for None.
 
     Raises:
         InvalidArgument: The text is no origin. The page's Content-Security-Policy contains it, so

@@ -370,7 +370,7 @@ class DeviceExecutor:
         prefill = structs.new_task(task)
         task.start = prefill.num_ids = last
         prefill.token_step = self._passes
-        # Equal on all ranks: all run the same requests, and none follows a failed one.
+        # All ranks count alike: they run the same requests, and none follows a failed one.
         self._passes += -(-(last - first) // chunk)
         return prefill
 

@@ -153,8 +153,8 @@ class OpKind:
         return tuple(name for name in names if name)
 
     def bias_tensors(self, config: "ModelConfig") -> tuple[str, ...]:
-        """Returns the names, within the layer, of the op's biases in the checkpoint; () if the
-        model has none.
+        """Returns the names, within the layer, of the op's biases in the checkpoint. Returns () if
+        the model has none.
         """
         return self._of_experts(self.biases, config) if self.name in config.biases else ()
 

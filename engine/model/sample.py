@@ -137,7 +137,7 @@ class SamplingParams:
 
     @property
     def noise_seed(self) -> int:
-        """Returns the seed; 0 if it is None. Engine sets a seed wherever noise is drawn."""
+        """Returns the seed. Returns 0 if it is None. Engine sets a seed wherever noise is drawn."""
         return 0 if self.seed is None else self.seed
 
     def _set(self, name: str, value: Any) -> None:
@@ -322,7 +322,8 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...] | None:
 
 
 def _text(value: Any) -> str | None:
-    """Returns a stop string; None if it is no string, is empty, or UTF-8 cannot encode it."""
+    """Returns a stop string. Returns None if it is no string, is empty, or UTF-8 cannot encode it.
+    """
     if not isinstance(value, str):
         return None
     try:

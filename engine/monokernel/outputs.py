@@ -64,7 +64,8 @@ class Outputs:
         self._order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
 
     def residuals(self) -> Sequence[int]:
-        """Returns the numbers of the residuals that the rank's exchange buffer has in full."""
+        """Returns the numbers of the residuals of which the rank's exchange buffer has all values.
+        """
         return [0] if self._program.num_residuals == 1 else self._lanes
 
     def of(self, op: Op, position: int) -> dict[int, Array]:

@@ -23,7 +23,8 @@ class Tuning:
             their rows. A power of two.
         in_flight: The most stages of a product that are copied at the same time before the block's
             warps have freed two of that product's stages.
-        urgent_in_flight: The same limit after they have freed two. 0 stands for in_flight.
+        urgent_in_flight: The most stages of a product that are copied at the same time once two of
+            them have been freed. 0 stands for in_flight.
         kv_strands: The KV strands of a KV head, a power of two. A strand is every kv_strands-th
             tile of 16 positions, and one warp goes over it.
         kv_splits: The KV splits of a KV head, a power of two. Each has equally many KV strands, and

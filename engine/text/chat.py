@@ -102,8 +102,8 @@ class ChatTemplates:
         return found.render(messages, variables, add_generation_prompt=add_generation_prompt)
 
     def source(self, *, with_tools: bool) -> str:
-        """Returns the source of the template for a conversation with tools, or without; "" if there
-        is none.
+        """Returns the source of the template for a conversation with tools, or without. Returns ""
+        if there is none.
         """
         found = self._templates.get(self._suits(with_tools=with_tools))
         return found.source if found else ""

@@ -82,9 +82,9 @@ _HEADER, _BEGUN = _header(""), _header(r"|\Z")
 
 
 class Harmony:
-    """See Divider. Text that should be a header but is none counts as text of the answer. So does a
-    message to a tool, with its header, because the reader of calls must find it in the answer.
-    Messages of the same kind are separated as paragraphs.
+    """A Divider (parts.py) for answers in harmony. Text that should be a header but is none counts
+    as text of the answer. So does a message to a tool, with its header, because the reader of calls
+    must find it in the answer. Messages of the same kind are separated as paragraphs.
     """
 
     def __init__(self, prompt_end: str = "") -> None:
@@ -99,7 +99,7 @@ class Harmony:
         self._held = ""
         # The marker that ended the message before this header. "" if there is none.
         self._end = ""
-        # The part of the answer's first header that is in the prompt.
+        # The beginning of the answer's first header, if the prompt has it.
         self._given = ""
         self._is_thought = self._is_call = False
         self._is_new, self._has_said = True, {True: False, False: False}

@@ -91,7 +91,8 @@ class TextOf(Protocol):
         """Returns the text that this id completes."""
 
     def hidden(self, number: int) -> str:
-        """Returns the name of a control token that push() gives no text for; "" for others."""
+        """Returns the name of a control token that push() gives no text for. Returns "" for others.
+        """
 
     def flush(self) -> str:
         """Returns the text that remains at the answer's end."""

@@ -16,8 +16,8 @@ _LOOKED_AT = 16
 
 
 class Reasoning:
-    """See Divider. Drops the markers, and the white space around them. Finds thoughts only at the
-    answer's beginning.
+    """A Divider (parts.py) for thoughts between markers. Drops the markers, and the white space
+    around them. Finds thoughts only at the answer's beginning.
     """
 
     def __init__(self, *, is_inside: bool = False) -> None:

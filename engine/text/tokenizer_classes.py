@@ -47,7 +47,8 @@ class _Class:
 
 
 def class_of(config: Fields, model: Fields, content: Mapping[str, Any]) -> str:
-    """Returns the name of the class whose rules replace tokenizer.json's; "" if there is none.
+    """Returns the name of the class whose rules replace tokenizer.json's. Returns "" if there is
+    none.
 
     Args:
         config: The fields of tokenizer_config.json.

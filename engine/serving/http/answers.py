@@ -114,7 +114,7 @@ def submit(
         for each in choices:
             each.submission.cancel()
         if isinstance(error, kccl.InvalidArgument):
-            # The error's first word is the field's name.
+            # The error's first word is the name of the wrong field.
             raise ApiError(400, str(error), param=str(error).partition(" ")[0]) from None
         raise
     return choices

@@ -36,7 +36,8 @@ class Calling:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """Returns the tools in the form that chat templates take; None if there are none."""
+        """Returns the tools in the form that chat templates take. Returns None if there are none.
+        """
         return [{"type": "function", "function": each.given()} for each in self.functions] or None
 
     @property
@@ -45,7 +46,9 @@ class Calling:
         return self.format.controls if self.format else ()
 
     def callable(self) -> Functions | None:
-        """Returns the calls that an answer may make, for its grammar; None if it may make none."""
+        """Returns the calls that an answer may make, for its grammar. Returns None if it may make
+        none.
+        """
         if self.format is None:
             return None
         is_any = self.must in (AUTO, REQUIRED)

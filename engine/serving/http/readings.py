@@ -21,7 +21,7 @@ _MOST_CHARACTERS = 4 * MOST_CHARACTERS
 
 @dataclass(frozen=True)
 class Reading:
-    """How an answer is made and read.
+    """The reader and the grammar of an answer.
 
     Attributes:
         shown: Ids of the control tokens whose names the reader must find in the text.

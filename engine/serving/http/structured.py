@@ -83,8 +83,8 @@ Made = tuple[str, Callable[[Any], Grammar], Any]
 
 
 async def grammar_of(engine: Engine, body: Structured) -> dict[str, Grammar]:
-    """Returns the field `grammar` of SamplingParams for a body; {} if it asks for no grammar.
-    Compiles in another thread, so that the event loop goes on.
+    """Returns the field `grammar` of SamplingParams for a body. Returns {} if it asks for no
+    grammar. Compiles in another thread, so that the event loop goes on.
 
     Raises:
         ApiError: Two fields ask for a grammar, or a grammar is wrong.

@@ -14,7 +14,9 @@ _LONGEST_HEAD = 512
 
 
 class HarmonyReader(CallReader):
-    """See CallReader. The header has the function's name, and the object is only the arguments."""
+    """A CallReader for harmony. The header has the function's name, and the object is only the
+    arguments.
+    """
 
     marker = BEGIN
     _head = _name = ""

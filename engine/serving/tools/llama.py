@@ -10,8 +10,8 @@ TAG = "<|python_tag|>"
 
 
 class LlamaReader(CallReader):
-    """See CallReader. An object without <|python_tag|> is a call only if its function exists.
-    Otherwise it may be an answer in JSON.
+    """A CallReader for Llama 3. An object without <|python_tag|> is a call only if its function
+    exists. Otherwise it may be an answer in JSON.
     """
 
     marker = TAG
