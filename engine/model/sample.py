@@ -322,8 +322,7 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...] | None:
 
 
 def _text(value: Any) -> str | None:
-    """Returns a stop string. Returns None if it is no string, is empty, or UTF-8 cannot encode it.
-    """
+    """Returns a stop string. Returns None if it is no string, is empty, or is not valid UTF-8."""
     if not isinstance(value, str):
         return None
     try:

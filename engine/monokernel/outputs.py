@@ -64,8 +64,7 @@ class Outputs:
         self._order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
 
     def residuals(self) -> Sequence[int]:
-        """Returns the numbers of the residuals of which the rank's exchange buffer has all values.
-        """
+        """Returns the numbers of the residuals that are whole in the rank's exchange buffer."""
         return [0] if self._program.num_residuals == 1 else self._lanes
 
     def of(self, op: Op, position: int) -> dict[int, Array]:

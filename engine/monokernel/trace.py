@@ -25,8 +25,7 @@ def numbers_bytes(of_token_step: int, blocks: int) -> int:
 
 
 def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
-    """Reads the data that describe_trace() has written for a model. Returns what its stamps mean.
-    """
+    """Reads what describe_trace() has written for a model. Returns what its stamps mean."""
     sizes = ffi.from_buffer("KcclDecodeTraceSizes *", data)
     # The kernel counts the last norm and the head as one op, and the end of the token step as
     # another.

@@ -85,8 +85,7 @@ def _message(where: str, message: Any) -> dict[str, Any]:
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
-    """Returns the fields of a dataclass or of a model of pydantic. Returns None for other values.
-    """
+    """Returns the fields of a dataclass or a model of pydantic. Returns None for other values."""
     if isinstance(value, type):
         return None
     if is_dataclass(value):

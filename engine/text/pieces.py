@@ -91,8 +91,7 @@ class TextOf(Protocol):
         """Returns the text that this id completes."""
 
     def hidden(self, number: int) -> str:
-        """Returns the name of a control token that push() gives no text for. Returns "" for others.
-        """
+        """Returns the name of a control token without text in push(). Returns "" for other ids."""
 
     def flush(self) -> str:
         """Returns the text that remains at the answer's end."""

@@ -36,8 +36,7 @@ class Calling:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """Returns the tools in the form that chat templates take. Returns None if there are none.
-        """
+        """Returns the tools as chat templates take them. Returns None if there are none."""
         return [{"type": "function", "function": each.given()} for each in self.functions] or None
 
     @property
