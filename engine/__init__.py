@@ -1,4 +1,5 @@
-"""The engine: decodes one request at a time from a real checkpoint, its lanes spread over ranks.
+"""The engine: decodes one request at a time from a real checkpoint. The model's lanes (shares of
+its heads and MLP columns) are spread over the ranks.
 
 from kccl.engine import Engine
 

@@ -104,8 +104,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check_system(text: str) -> None:
-    """Raises InvalidArgument if UTF-8 cannot encode --system's text. main() calls it before it
-    opens the model, so that the error comes at once.
+    """Raises InvalidArgument if UTF-8 cannot encode the text of --system. main() calls this before
+    it opens the model, so that the error comes at once.
     """
     try:
         check_utf8(text)
@@ -192,7 +192,8 @@ def _obey(chat: Conversation, text: str, console: "Console") -> None:
             path.write_text(json.dumps(chat.messages, ensure_ascii=False, indent=2) + "\n", "utf-8")
             screen.tell(console, f"{len(chat.messages)} messages are in {path}")
         except (OSError, RuntimeError, ValueError) as error:
-            # The user of "~name" may not exist, and a name may have a NUL.
+            # expanduser() raises RuntimeError if the user in "~name" does not exist. write_text()
+            # raises ValueError if the name contains a NUL character.
             why = getattr(error, "strerror", None) or error
             screen.tell(console, f"cannot write {path}: {why}")
     elif name == "/save":
@@ -213,7 +214,8 @@ def _answer(chat: Conversation, text: str, console: "Console") -> str:
             for piece in pieces:
                 times.append(piece.time_s)
                 end = piece.end
-                # Thoughts reads the prompt's ids, which are complete once the first piece came.
+                # Thoughts needs all ids of the prompt. chat.ids has them only once the first piece
+                # came.
                 if thoughts is None:
                     is_terminal = sys.stdout.isatty()
                     thoughts = Thoughts(chat.tokenizer, chat.ids, is_terminal=is_terminal)
@@ -242,7 +244,9 @@ def _answer(chat: Conversation, text: str, console: "Console") -> str:
 
 
 def _answer_lines(chat: Conversation, first: str | None) -> int:
-    """Answers each line of standard input with one line of output."""
+    """Answers each message with one line of JSON: first the text of --file, if given, then each
+    line of standard input.
+    """
     if first is not None:
         _print(_json_answer(chat, first))
     for line in sys.stdin.buffer:
@@ -252,7 +256,7 @@ def _answer_lines(chat: Conversation, first: str | None) -> int:
 
 
 def _content(line: bytes) -> str:
-    """Returns the message in a line of JSON.
+    """Returns the message in a line of JSON, which is an object with "content" or a string.
 
     Raises:
         InvalidArgument: The line is no JSON, or has no content.

@@ -4,11 +4,11 @@
 
 An executor runs the reference's program (program.py) and can stop after any op:
 
-    run_until(ids, op_index) -> the op's output, [lanes or residuals, len(ids), values]
+    run_until(ids, op_index) -> the op's output, an array [lanes or residuals, len(ids), values]
 
 Errors are divided by the root mean square of the reference's output. An op's error includes the
-errors of all ops before it. An op is right if its output is within LIMITS. With --tolerance it is
-right if no value's relative error is larger.
+errors of all ops before it. Without --tolerance, an op is right if its RMSE and cosine are within
+LIMITS. With --tolerance it is right if no value's relative error is larger.
 """
 
 import argparse
@@ -36,9 +36,9 @@ from .model.program import Op, Program
 if TYPE_CHECKING:
     from rich.table import Table
 
-# The largest relative error of an executor, by the dtype of messages. Sums in another order differ
-# by some 1e-6. Such a difference makes a few BF16 messages round the other way, which changes them
-# by 2**-8.
+# The largest relative error that an executor may have, by the dtype of messages, the module outputs
+# that lanes send each other. FP32 sums in another order differ by some 1e-6. Such a difference
+# makes a few BF16 messages round the other way, which changes them by 2**-8.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
@@ -55,11 +55,12 @@ class Difference:
 
     Attributes:
         op: The op.
-        error: The largest absolute error; infinite if a value is not finite.
+        error: The largest absolute error. It is infinite if a value is not finite.
         rms: Root mean square of the reference's output.
-        rmse: The root mean square of the errors, divided by rms; infinite if a value is not finite.
-        cosine: The cosine between the output and the reference's; 0 if a value is not finite.
-        place: (lane or residual, position, value) of the largest error.
+        rmse: The root mean square of the errors, divided by rms. It is infinite if a value is not
+            finite.
+        cosine: The cosine between the output and the reference's. It is 0 if a value is not finite.
+        place: Indices of the largest error in the output: (lane or residual, position, value).
     """
 
     op: Op
@@ -71,12 +72,16 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """Returns the error divided by rms; infinite if the reference is not finite either."""
+        """Returns the error divided by rms, or the error itself if rms is 0. Returns infinity
+        instead of NaN, if the reference is not finite either.
+        """
         relative = self.error / self.rms if self.rms else self.error
         return relative if math.isfinite(relative) else math.inf
 
     def is_within(self, tolerance: float | None) -> bool:
-        """Tells whether the error is within a relative tolerance. None stands for LIMITS."""
+        """Tells whether the relative error is at most `tolerance`. If that is None, tells whether
+        RMSE and cosine are within the op's limit in LIMITS.
+        """
         if tolerance is not None:
             return self.relative <= tolerance
         limit = LIMITS[self.op.kind]
@@ -89,8 +94,8 @@ class Diff:
     Args:
         checkpoint: The model.
         executor: The executor that is compared.
-        ids: The tokens to run.
-        layers: Compares the ops of so many first layers only. None: compares all ops.
+        ids: The ids of the tokens to run.
+        layers: Compares only the ops of this many first layers. None: compares all ops.
     """
 
     def __init__(
@@ -130,12 +135,14 @@ class Diff:
         tolerance: float | None,
         report: Callable[[Difference], None] = lambda difference: None,
     ) -> Difference | None:
-        """Returns the difference of the first op that is not within the tolerance; None if all are.
+        """Returns the difference of the first op that is not within the tolerance. Returns None if
+        all are.
 
         Searches by bisection, which assumes that every op after a wrong one is wrong too.
 
         Args:
-            tolerance: The largest relative error that counts as right; None: LIMITS.
+            tolerance: The largest relative error that counts as right. None: the limits of LIMITS
+                count.
             report: Called with the difference of each op that the search compares.
         """
         found = None
@@ -228,8 +235,8 @@ EXECUTORS = {
 
 
 def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
-    """Makes the executor of a name in EXECUTORS, or of "module:Class". The class is called with the
-    checkpoint.
+    """Makes an executor. `name` is a key of EXECUTORS, or "module:Class" with any callable in place
+    of Class. That is called with the checkpoint.
     """
     module, _, attribute = EXECUTORS.get(name, name).partition(":")
     try:
@@ -246,7 +253,9 @@ def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
 
 @contextmanager
 def _opened_executor(name: str, checkpoint: Checkpoint) -> Iterator[Executor]:
-    """Makes an executor for a context. Closes it behind the context, if it has a close()."""
+    """Makes an executor for a context. When the context ends, closes the executor if it can be
+    closed.
+    """
     executor = make_executor(name, checkpoint)
     with executor if isinstance(executor, Closing) else nullcontext():
         yield executor

@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
     Returns:
         The exit code: 130 after Ctrl-C.
     """
-    # Ranks other than 0 draw no progress bar either.
+    # Only rank 0 draws a progress bar.
     console = screen.console(is_quiet=args.quiet or bool(kccl.launched_rank()))
     asked = ask(args)
     if asked is None:

@@ -26,7 +26,8 @@ __all__ = ["add_arguments", "main"]
 _PREFIXES = 4
 _QUEUE = 256
 _MOST_CONNECTIONS = 512
-# The most connections that the kernel queues until the server accepts them: listen()'s backlog.
+# The most connections that the operating system queues until the server accepts them: listen()'s
+# backlog.
 _BACKLOG = 2048
 # After SIGTERM, requests in progress have _DRAIN_S seconds to end. A connection that has had no
 # request for _KEEP_S seconds is closed.
@@ -189,7 +190,7 @@ def _keys(path: Path | None) -> list[str]:
 
 
 def _origin(url: str | None) -> str:
-    """Returns the origin of --compare's server, without a slash at its end; "" for None.
+    """Returns the origin of --compare's server, without a slash at its end. Returns "" for None.
 
     Raises:
         InvalidArgument: The text is no origin. The page's Content-Security-Policy contains it, so

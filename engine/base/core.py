@@ -1,8 +1,8 @@
 """Gives access to the engine's part of the compiled core, which engine/abi.inc and
 engine/host/api.inc declare.
 
-This part is in the same shared library as the rest of kccl, because it uses kccl's waits on the
-host.
+This part is in the same shared library as the rest of kccl, because the host executor's threads
+wait for each other with kccl's wait_until() (csrc/include/kccl/wait.cuh).
 """
 
 from typing import Any
@@ -19,7 +19,9 @@ ENDS: dict[int, str] = {
     lib.kKcclEngineMaxTokens: "max_tokens",
     lib.kKcclEngineContextFull: "context",
 }
-"""KcclEngineEnd -> Token.end, for ends that are no errors."""
+"""Maps a KcclEngineEnd, which says why a request has ended, to Token.end. Holds only the ends that
+are no errors. "" means that the request goes on.
+"""
 
 
 def as_argument(struct: Any) -> np.void:

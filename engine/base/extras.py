@@ -7,7 +7,8 @@ import kccl
 
 
 def library(name: str, extra: str = "engine") -> Any:
-    """Imports a module of a library that only the engine needs, as in "safetensors".
+    """Imports and returns a module of a library that only the engine needs, for example
+    "safetensors".
 
     Args:
         name: The module.

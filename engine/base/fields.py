@@ -13,7 +13,8 @@ import kccl
 
 from .lookalikes import lookalike
 
-# The most bytes of a JSON file. It is far above those of any configuration or tokenizer.
+# The size in bytes up to which a JSON file is read: 256 MiB, far more than any configuration or
+# tokenizer has.
 _MAX_JSON = 1 << 28
 
 
@@ -33,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise kccl.Error(f"cannot read {path}: {error.strerror}") from error
-    # RecursionError: many nested brackets exhaust the parser's stack.
+    # json.loads() raises RecursionError if brackets are nested too deeply for the parser's stack.
     except (ValueError, RecursionError) as error:
         told = lookalike(path) or f": {one_line(error)}"
         raise kccl.Error(f"{path} is not JSON{told}") from error
@@ -48,7 +49,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an exception's text as one line."""
+    """Returns an exception's text as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
@@ -101,11 +102,12 @@ class Fields:
         return tuple(self._values)
 
     def is_null(self, name: str) -> bool:
-        """Tells whether the file has the field with the value None."""
+        """Tells whether the file has the field and gives it the value null."""
         return name in self._values and self._values[name] is None
 
     def value(self, *names: str) -> Any:
-        """Returns the value of the field that has one of these names; None if none is there.
+        """Returns the value of a field that may be stored under any of these names. Returns None if
+        the file has none of them.
 
         Raises:
             kccl.Error: Two of the names have different values.
@@ -123,7 +125,8 @@ class Fields:
         """Returns an integer of at least `least`. Returns `default` if the field is missing.
 
         Raises:
-            kccl.Error: The value is something else, or the field is missing and has no default.
+            kccl.Error: The value is no integer or is below `least`, or the field is missing and has
+                no default.
         """
         value = self._given(names, default)
         if isinstance(value, bool) or not isinstance(value, int):
@@ -133,7 +136,7 @@ class Fields:
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """Returns a number; arguments and errors are those of integer()."""
+        """Returns a number as a float. Arguments and errors are those of integer()."""
         value = self._given(names, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(names, "a number")
@@ -143,21 +146,21 @@ class Fields:
             raise self.wrong(names, "a number") from None
 
     def positive(self, *names: str, default: float | None = None) -> float:
-        """Returns a finite number above 0; arguments and errors are those of integer()."""
+        """Returns a finite number above 0. Arguments and errors are those of integer()."""
         value = self.number(*names, default=default)
         if not 0 < value < math.inf:
             raise self.wrong(names, "a number above 0")
         return value
 
     def boolean(self, *names: str, default: bool | None = None) -> bool:
-        """Returns true or false; arguments and errors are those of integer()."""
+        """Returns True or False. Arguments and errors are those of integer()."""
         value = self._given(names, default)
         if not isinstance(value, bool):
             raise self.wrong(names, "true or false")
         return value
 
     def text(self, *names: str, default: str | None = None) -> str:
-        """Returns a string; arguments and errors are those of integer()."""
+        """Returns a string. Arguments and errors are those of integer()."""
         value = self._given(names, default)
         if not isinstance(value, str):
             raise self.wrong(names, "a string")
@@ -171,7 +174,7 @@ class Fields:
         return kccl.Error(f"{self.path}: field {field} is {value}, must be {wanted}")
 
     def name_of(self, *names: str) -> str:
-        """Returns which of these names the file has; the first of them if it has none."""
+        """Returns which of these names the file has. Returns the first name if it has none."""
         return next((name for name in names if name in self), names[0])
 
     def _given(self, names: tuple[str, ...], default: Any) -> Any:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 # How many bytes at a file's beginning are read to recognise it.
 _PEEK = 256
-# (beginning of a file, in lower case, behind white space; what the file is and what to do).
+# Pairs: how a file begins, in lower case; what such a file is and what to do. The file's letters
+# are compared in lower case, after any white space and byte order mark.
 _KINDS: tuple[tuple[bytes, str], ...] = (
     (
         b"version https://git-lfs.github.com/spec/",
@@ -18,7 +19,7 @@ _KINDS: tuple[tuple[bytes, str], ...] = (
     (b"invalid username or password", "a server's error message; log in and download it again"),
     (b"access to model", "a server's error message; ask for access and download it again"),
 )
-# (exact beginning of a file, what it is and what to do), for other formats of weights.
+# Pairs for other formats of weights: the exact first bytes of a file; what it is and what to do.
 _FORMATS: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a zip archive, as PyTorch writes; convert it to safetensors"),
     (b"\x80\x02", "a pickle, as PyTorch writes; convert it to safetensors"),
@@ -32,7 +33,7 @@ _FORMATS: tuple[tuple[bytes, str], ...] = (
 
 def lookalike(path: Path) -> str:
     """Returns what a file really is, as the end of a message: for example ": it is empty; ...".
-    Returns "" if it is not recognised.
+    Returns "" if the file is not recognised or cannot be read.
     """
     try:
         with open(path, "rb") as file:

@@ -6,8 +6,8 @@ import kccl
 
 
 class Owner:
-    """The process that has made this object. A fork of it must not use the engine: it has none of
-    the engine's threads, but shares memory with them.
+    """Remembers the process that opened an engine. A fork of this process must not use the engine:
+    the fork has none of the engine's threads, but its copy of the engine shares memory with them.
     """
 
     def __init__(self) -> None:

@@ -4,13 +4,13 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-# The fewest parts for which threads are started, and the most threads.
+# With fewer than _LEAST_SHARED parts no threads are started. At most _MOST_THREADS are.
 _LEAST_SHARED, _MOST_THREADS = 16, 16
 
 
 def in_parts(work: Callable[[int], object], size: int, at_once: int) -> None:
-    """Calls work(first) for first = 0, at_once, 2 * at_once, ... below size. Several threads may
-    call it at the same time. Returns when all calls have returned.
+    """Calls work(first) for first = 0, at_once, 2 * at_once, ... below size. work() may be called
+    by several threads at the same time. Returns when all calls have returned.
     """
     starts = range(0, size, at_once)
     if len(starts) < _LEAST_SHARED:

@@ -17,11 +17,12 @@ from ..text.tokenizer import check_utf8
 from .options import sampling, stop_ids
 from .prompts import check_prompt_arguments, given_ids, prompt_of
 
-# The timeout with which other ranks wait for rank 0. It is long, because there a person may type a
-# prompt, or a model may be fetched. If rank 0 ends, the others notice at once.
+# How many seconds the other ranks wait for rank 0 before they time out. It is long, because at rank
+# 0 a person may still type a prompt, or a model may be downloaded. If rank 0 ends, the others
+# notice at once.
 _ASKING_S = 3600.0
-# If standard input is a launcher's pipe and has no data after so many seconds, a person may have to
-# type. Then a hint is printed.
+# Under a launcher, standard input is a pipe even if a person types. If it has no data for this many
+# seconds, a hint to type the prompt is printed.
 _SILENT_S = 1.0
 
 
@@ -31,10 +32,11 @@ class Asked:
 
     Attributes:
         checkpoint: The model. The caller must close it.
-        ids: The prompt.
+        ids: The prompt's ids.
         is_text: Whether the prompt was given as text. If not, its ids were given.
-        prompt: The prompt as it was given. On other ranks than 0: "" if it was text.
-        params: The fields of SamplingParams that were given.
+        prompt: The prompt as it was given, a text or ids. "" on ranks other than 0 if it was a
+            text.
+        params: Those fields of SamplingParams for which options were given.
     """
 
     checkpoint: Checkpoint
@@ -98,8 +100,9 @@ def _of_ids(args: argparse.Namespace, ids: list[int]) -> Asked:
 
 
 def _checked(args: argparse.Namespace, asked: Asked) -> Asked:
-    """Returns the request unchanged. Checks that the backend supports the dtype and the drafts,
-    that the ids exist, and that they leave room for an answer. Closes the checkpoint if not.
+    """Returns the request unchanged. Checks first that the backend supports the dtype and the
+    drafts, that the vocabulary has the ids, and that they leave room for an answer. Closes the
+    checkpoint and raises if a check fails.
     """
     config = asked.checkpoint.config
     try:
@@ -124,5 +127,7 @@ def _standard_input(*, is_quiet: bool) -> str:
 
 
 def _is_silent() -> bool:
-    """Tells whether standard input is a launcher's pipe without data."""
+    """Tells whether this process was started by a launcher and its standard input has no data for
+    _SILENT_S seconds.
+    """
     return kccl.launched_rank() is not None and not select.select([0], [], [], _SILENT_S)[0]

@@ -24,7 +24,8 @@ def add_grammar_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def grammar(args: argparse.Namespace) -> dict[str, Grammar]:
-    """Returns the field `grammar` of SamplingParams; nothing if no option asks for a grammar.
+    """Returns the field `grammar` of SamplingParams by its name. Returns {} if neither option is
+    given.
 
     Raises:
         InvalidArgument: Both options are given, or a schema or expression is wrong.
@@ -39,6 +40,7 @@ def grammar(args: argparse.Namespace) -> dict[str, Grammar]:
         if args.regex is not None:
             return {"grammar": Grammar.regex(args.regex)}
     except kccl.InvalidArgument as error:
-        # The error begins with Grammar's name of the argument. Replaces it with the option's.
+        # The error's first word is the name of Grammar's argument. The user must see the option's
+        # name instead.
         raise kccl.InvalidArgument(f"{option} {str(error).partition(' ')[2]}") from None
     return {}

@@ -25,7 +25,7 @@ Tell = Callable[[str], None]
 # After _MOST_TRIES failed restarts in a row the server gives up. It waits _PAUSE_S seconds between
 # the first and the second of these, and doubles the wait before each further one.
 _MOST_TRIES, _PAUSE_S = 5, 1.0
-# The seconds in which a rank must end by itself. Then it is killed.
+# A rank that has not ended by itself after this many seconds is killed.
 _END_S = 10.0
 
 
@@ -38,7 +38,9 @@ def measured(engine: Engine) -> float:
 
 
 class Processes:
-    """The processes of all ranks but 0, which is this one. A context manager, which ends them."""
+    """The processes of all ranks except rank 0, which is this process. A context manager, which
+    ends them on exit.
+    """
 
     def __init__(self, number: int, given: Mapping[str, Any], tell: Tell) -> None:
         """Stores the arguments. open() starts the processes.
@@ -56,7 +58,7 @@ class Processes:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            # After an error the processes may be waiting for this one, so they would not end.
+            # After an error the other ranks may be waiting for this process, so they would not end.
             self.kill()
         self.end()
 
@@ -64,7 +66,8 @@ class Processes:
         """Starts the processes, and opens the engine that they and this process share.
 
         Args:
-            measures: Whether the other ranks call measured() next. Then the caller must, too.
+            measures: Whether the other ranks call measured() next. If so, the caller must call it,
+                too, because it is collective.
             more: Further arguments of Engine, for this rank alone.
 
         Raises:
@@ -82,8 +85,8 @@ class Processes:
                     command,
                     env=os.environ | job | {"KCCL_RANK": str(rank)},
                     stdin=subprocess.DEVNULL,
-                    # A process group of its own, so that Ctrl-C in a terminal reaches only rank 0,
-                    # which lets requests end.
+                    # A process group of its own, so that Ctrl-C in a terminal reaches only rank 0's
+                    # process. Rank 0 then lets the requests end.
                     process_group=0,
                 )
             )
@@ -149,7 +152,8 @@ class Restarter:
         self._thread.join(0.1)
         if self._thread.is_alive():
             # The thread may be opening an engine. Killing the other ranks makes that fail, at the
-            # latest when a wait times out. If the thread still runs then, it is a daemon.
+            # latest when a wait times out. If the thread runs even longer, it is left behind: as a
+            # daemon thread it does not keep the process alive.
             self._processes.kill()
             self._thread.join(_END_S)
         self.engine.close()
@@ -195,10 +199,11 @@ class Restarter:
 
 
 def main(told: str) -> None:
-    """Runs the requests that rank 0 submits until rank 0 closes its engine.
+    """Runs a rank other than 0: opens its engine, and runs the requests that rank 0 submits until
+    rank 0 closes its engine.
 
     Args:
-        told: The description that Processes.open() has made.
+        told: JSON that Processes.open() has made: the arguments of Engine, and `measures`.
     """
     # Rank 0 handles these signals, and ends this process by closing its engine.
     for number in (signal.SIGINT, signal.SIGTERM):

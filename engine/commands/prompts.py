@@ -12,7 +12,8 @@ from ..text.tokenizer import Tokenizer
 
 # Variables of a chat template that the command itself sets.
 _OWN = ("messages",)
-# The most digits of an id, which has 31 bits. int() raises for thousands of digits.
+# The most digits of an id: ids are below 2**31. Longer words are refused before int() sees them,
+# because int() raises ValueError for thousands of digits.
 _MOST_DIGITS = 10
 
 
@@ -53,7 +54,8 @@ def typed(text: str) -> str:
 
 
 def check_prompt_arguments(args: argparse.Namespace) -> None:
-    """Checks the options of a prompt. Must be called before a model is read, which takes long.
+    """Checks the options that give a prompt. Must be called before a model is read, which takes
+    long, so that a wrong option is reported at once.
 
     Raises:
         InvalidArgument: Two options exclude each other, or one is wrong.

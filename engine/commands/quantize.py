@@ -118,7 +118,7 @@ def _cost(model: Path, out: Path, ids: list[int] | None) -> str:
 
 def perplexity(engine: Engine, ids: list[int]) -> float:
     """Returns the perplexity of a text: the exponential of the mean of -log p over all tokens but
-    the first, where p is a token's probability behind all tokens before it.
+    the first, where p is a token's probability after all tokens before it.
 
     Args:
         engine: The model.

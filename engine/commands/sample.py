@@ -1,5 +1,5 @@
-"""The text of which commands measure the perplexity. It must not change: figures would no longer be
-comparable.
+"""The text of which commands measure the perplexity. It must not change: perplexities of different
+texts cannot be compared.
 """
 
 SAMPLE = '''\

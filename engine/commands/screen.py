@@ -12,7 +12,8 @@ from ..api import Engine
 if TYPE_CHECKING:
     from rich.console import Console
 
-# The columns of the screen beside the bar and its title: "1000.0/1000.0 MB", blanks, and "^C".
+# The columns that the screen needs beside the bar and its title: 16 for "1000.0/1000.0 MB", 2
+# blanks, and 3 for "^C".
 _AROUND_BAR = 16 + 2 + 3
 
 INTERRUPTED = "interrupted"
@@ -30,23 +31,23 @@ def tell(screen: "Console", text: str) -> None:
 
 
 def bound(engine: Engine, num_prompt: int, times: list[float]) -> str:
-    """Returns words on the speed of an answer: its share of what the memory's bandwidth allows. If
-    the caches hold all weights, that share means nothing, and the words are on sizes instead.
-    Collective: all ranks must call it. It measures the bandwidth, which takes some time, so it must
-    not be called after Ctrl-C.
+    """Returns a text that compares an answer's speed with the speed that the memory's bandwidth
+    allows. If the caches hold all weights, that bandwidth is no bound, and the text gives the two
+    sizes instead. Collective: all ranks must call it. It measures the bandwidth, which takes some
+    time, so it must not be called after Ctrl-C.
 
     Args:
         engine: The engine that answered.
         num_prompt: The number of the prompt's tokens.
-        times: When each token of the answer came: at least two.
+        times: When each token of the answer came, in seconds: at least two times.
     """
     weights, caches = engine.weight_bytes(), engine.cache_bytes()
     if weights <= caches:
         return f"with all weights ({weights / 1e6:.0f} MB) in the caches ({caches / 1e6:.0f} MB)"
     most = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
     share = f"{_rate(times) / most:.0%} of what the memory allows"
-    # The share is of a speed without drafts. With drafts a pass reads the weights once for several
-    # tokens, so it may exceed 100 %.
+    # The bound is the speed at which each token takes one pass over the weights. With drafts a pass
+    # may make several tokens, so the share may exceed 100 %.
     return f"{share} without drafts" if engine.drafted.proposed else share
 
 
@@ -63,10 +64,10 @@ def summary(
     Args:
         engine: The engine that answered.
         num_prompt: Tokens of the prompt.
-        times: When each token of the answer came.
-        began: When the prompt was given; both by time.monotonic().
+        times: When each token of the answer came, in seconds of time.monotonic().
+        began: When the prompt was given, in seconds of time.monotonic().
         end: The answer's Piece.end, or INTERRUPTED.
-        worth: The text from bound(); "" if it is not known.
+        worth: The text from bound(). "" if bound() was not called.
     """
     ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
     parts = [f"{num_prompt} tokens of prompt, {len(times)} of answer ({end}), {ranks}"]
@@ -89,10 +90,13 @@ def _rate(times: list[float]) -> float:
 
 @contextmanager
 def progress(screen: "Console") -> Iterator[Callable[[int, int], None]]:
-    """Draws a bar on a terminal while the weights are packed. Elsewhere it draws nothing."""
+    """Makes a context with a progress bar on a terminal, for the time in which weights are packed.
+    Yields the function to call with the bytes that are packed and their total. Elsewhere it draws
+    nothing.
+    """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    # A terminal may print "^C" behind the bar, so the bar leaves room for that.
+    # A terminal may print "^C" after the bar, so the bar leaves room for that.
     words = "reading the model" if screen.width >= kccl.screen.NARROW else "reading"
     bar_width = max(1, min(40, screen.width - len(words) - _AROUND_BAR))
     columns = (TextColumn(words), BarColumn(bar_width), DownloadColumn())

@@ -11,9 +11,10 @@ _PARAGRAPH = "\n\n"
 
 
 class Thoughts:
-    """Formats the text of an answer. On a terminal, thoughts become dim. Elsewhere the text is not
-    changed; nor is it if the markers of thoughts are control tokens. Answers in harmony are the
-    exception: they are always divided, and elsewhere thoughts are left out.
+    """Formats the text of an answer. On a terminal, thoughts become dim. Without a terminal, and if
+    the markers of thoughts are control tokens, the text is not changed. Answers in harmony are an
+    exception: they are always divided into thoughts and the answer proper, and without a terminal
+    the thoughts are left out.
 
     Attributes:
         controls: The control tokens whose names must be in the text that shown() gets.
@@ -24,7 +25,7 @@ class Thoughts:
 
         Args:
             tokenizer: The model's tokenizer.
-            ids: The prompt.
+            ids: The prompt's ids.
             is_terminal: Whether a terminal shows the answer.
         """
         self.controls = shown_in_chats(tokenizer)
@@ -32,7 +33,7 @@ class Thoughts:
         if speaks_harmony(tokenizer) or (is_terminal and not tokenizer.control_ids(MARKERS)):
             self._reasoning = reasoning_of(tokenizer, ids)
         self._is_terminal = is_terminal
-        # Whether the last part was a thought; None: there was none yet.
+        # Whether the last part was a thought. None before the first part.
         self._was_thought: bool | None = None
 
     def shown(self, text: str, *, is_last: bool = False) -> str:
@@ -51,7 +52,8 @@ class Thoughts:
     def _part(self, part: Part) -> str:
         if part.is_thought and not self._is_terminal:
             return ""
-        # The Divider has removed the white space between thoughts and answer. Adds a blank line.
+        # The Divider has removed the white space between thoughts and answer. A blank line replaces
+        # it.
         is_other = self._was_thought not in (None, part.is_thought)
         between = _PARAGRAPH if is_other and not part.text.startswith(_PARAGRAPH) else ""
         self._was_thought = part.is_thought

@@ -1,4 +1,6 @@
-"""Makes the tokens of a request with a grammar. A thread posts the mask of each position."""
+"""Makes the tokens of a request with a grammar. A thread posts a mask, the ids that the grammar
+allows, for each position.
+"""
 
 import contextlib
 import threading
@@ -29,7 +31,7 @@ class Constrained:
         Args:
             executors: The executors of this process's ranks.
             matcher: Follows the grammar. It must be at the grammar's beginning.
-            first: The place in the sequence that the first token will have.
+            first: The position of the answer's first token in the sequence.
 
         Raises:
             InvalidArgument: The grammar is too complex, or allows none of the model's tokens.
@@ -43,7 +45,7 @@ class Constrained:
 
     def tokens(self) -> Generator[Token, None, None]:
         """Yields the tokens of the request that was started, as Executor.tokens() does. Ends the
-        request at a token behind which the grammar allows no other.
+        request at a token after which the grammar allows no other.
 
         Raises:
             InvalidArgument: The grammar is too complex at some position.
@@ -75,14 +77,15 @@ class Constrained:
                 self._arrived.put(token._replace(end=ends))
                 if ends:
                     # If the grammar ended the request, the executors still wait for the next mask.
+                    # This ends their wait.
                     self._cancel()
                     break
         except BaseException as error:
             self._arrived.put(error)
 
     def _follow(self, number: int, position: int) -> str:
-        """Advances the matcher by a token, and posts the mask of the next position. Returns "stop"
-        if no token can follow, else "".
+        """Advances the matcher by the token `number`, and posts the mask of the next position.
+        Returns "" then. Returns "stop" and posts nothing if the grammar allows no further token.
         """
         self._matcher.push(number)
         mask = None if self._matcher.has_ended else self._matcher.mask()
@@ -95,7 +98,8 @@ class Constrained:
         if not self._owner.is_here:
             return
         for each in self._executors:
-            # A closed executor raises, and has ended the request already.
+            # A closed executor raises kccl.Error. That is no failure: close() has ended the
+            # request.
             with contextlib.suppress(kccl.Error):
                 each.cancel()
 

@@ -30,8 +30,8 @@ from ..monokernel.shape import Tuning
 from .requests import check_ids
 from .work import Work
 
-# Seconds between two looks at the tokens; on the simulator, from which a look takes time; and
-# without a token before the communicator is checked.
+# Seconds between two polls for a token: on a GPU; in the simulator, which polls slow down. Seconds
+# without a token after which the communicator is checked.
 _LOOK_S, _LOOK_AT_SIMULATOR_S, _CHECK_S = 20e-6, 1e-3, 0.1
 
 
@@ -58,11 +58,11 @@ class DeviceExecutor:
         """Compiles the kernel for the model's shape, and packs this rank's weights. Collective.
 
         Args:
-            checkpoint: The model; may be closed afterwards.
+            checkpoint: The model. The caller may close it afterwards.
             comm: The communicator whose ranks share the lanes. It must outlive this object.
-            tuning: How the device is used; the same on all ranks.
-            context: Positions to make room for.
-            slots: Sequences that the KV cache keeps.
+            tuning: How the device is used. Must be the same on all ranks.
+            context: The positions that a slot of the KV cache has room for.
+            slots: The number of sequences that the KV cache keeps, each in a slot.
             warp_size: The threads of a warp of the simulated device.
             progress: Called with the number of bytes that were packed since the last call.
 
@@ -81,11 +81,11 @@ class DeviceExecutor:
         device = self._launcher.device
         self.device = "" if device is None else device.name
         self._arena: Arena = SimArena(comm) if device is None else GpuArena(comm, device)
-        self._variant = USUAL  # of the kernel that requests use from now on
+        self._variant = USUAL  # the kernel's variant for all requests until the next use()
         self._kernels = Kernels(self.program, comm, self._launcher, self._arena, tuning, context)
         self._grids = Grids(self._launcher, comm, tuning, self._kernels.usual)
-        self._passes = 0  # of all earlier prefills
-        # These describe the request that runs.
+        self._passes = 0  # the number of chunks that all earlier prefills ran
+        # State of the request that runs now.
         self._is_running = self._makes_tokens = False
         self._work = Work()
         self._is_closed = False
@@ -114,18 +114,18 @@ class DeviceExecutor:
                 self._task.exchange_buffers[comm.rank] + at, nbytes
             ),
         )
-        # Kernels are loaded now, because a GPU may load none while a kernel waits for a rank.
+        # Kernels are loaded now: a GPU may load none while a running kernel waits for a rank.
         self._load(self._kernels.usual)
-        # Behind the first meet() all exchange buffers exist. The second shows that the first has
-        # succeeded: from then on waits have the usual limit instead of that of the first call.
+        # After the first meet() all exchange buffers exist. The second shows that the first has
+        # succeeded: from then on waits have the usual timeout instead of that of the first call.
         self._launcher.meet()
         self._launcher.meet()
 
     # ---- memory ----------------------------------------------------------------------------------
 
     def _load(self, decoder: Compiled) -> None:
-        """Loads kernels onto a GPU, as only a first launch does. These launches read nothing and
-        wait for nobody.
+        """Launches kernels once, because only its first launch loads a kernel onto a GPU. These
+        launches read no weights and wait for no rank.
         """
         if self._launcher.device is not None:
             self._begin()
@@ -200,7 +200,7 @@ class DeviceExecutor:
 
     def cancel(self) -> None:
         """See Executor."""
-        # Requests without tokens end by themselves, on all ranks after the same launch.
+        # Requests without tokens cannot be cancelled. They end on all ranks after the same launch.
         if self._is_running and self._makes_tokens:
             self._mailbox.cancelled = self._task.number
 
@@ -322,7 +322,7 @@ class DeviceExecutor:
         self.end()
 
     def _begin(self, *, makes_tokens: bool = False) -> None:
-        """Records that a request runs."""
+        """Records that a request runs. Raises if one does already, or the executor is closed."""
         if self._is_closed:
             raise kccl.Error("the engine is closed")
         if self._is_running:
@@ -330,7 +330,7 @@ class DeviceExecutor:
         self._is_running, self._makes_tokens = True, makes_tokens
 
     def _set_ids(self, ids: Sequence[int], place: Place = BEGINNING) -> None:
-        """Gives a task its ids. Those that are not cached will run."""
+        """Puts a request's ids into the task. The kernel runs those that are not cached."""
         task = self._task
         self._arena.write(task.ids, np.asarray(ids, np.int32))
         task.num_ids, task.start = len(ids), place.num_cached
@@ -342,7 +342,7 @@ class DeviceExecutor:
         self._decoder = self._kernels.get(self._variant)
 
     def _set_sampling(self, params: SamplingParams, overlaps: bool) -> None:
-        """Gives a task the settings that choose its tokens."""
+        """Puts into the task the settings with which the kernel chooses tokens."""
         samples = wants_sampling(params)
         self._decoder = self._kernels.get(self._variant, samples=samples, overlaps=overlaps)
         self._loaded.choices.give_to(self._task, params)
@@ -356,13 +356,13 @@ class DeviceExecutor:
         self._comm.check()
 
     def _scored(self, num: int) -> NDArray[np.float32]:
-        """Returns what the last run has written of the logits of its first `num` positions."""
+        """Returns the logits of the last run's first `num` positions."""
         vocab_size = self.program.config.vocab_size
         data = self._arena.read(self._loaded.logits[self._comm.rank], 4 * num * vocab_size)
         return np.frombuffer(data, np.float32).reshape(num, vocab_size)
 
     def _split_off_prefill(self) -> Any:
-        """Leaves the last id to decode. Returns the task that runs the others in chunks."""
+        """Returns the task that prefills all ids but the last, or None if there is none."""
         task, chunk = self._task, self._tuning.chunk
         first, last = task.start, task.num_ids - 1
         if chunk == 1 or first == last:
@@ -370,12 +370,12 @@ class DeviceExecutor:
         prefill = structs.new_task(task)
         task.start = prefill.num_ids = last
         prefill.token_step = self._passes
-        # All ranks have the same number. If a request fails, no other follows.
+        # All ranks count alike: they run the same requests, and none follows a failed one.
         self._passes += -(-(last - first) // chunk)
         return prefill
 
     def _copy_beginning(self, place: Place) -> None:
-        """Copies keys and values from another slot of the KV cache to the request's slot."""
+        """Copies cached keys and values to the request's slot, if they lie in another slot."""
         if place.source != place.slot:
             caches = self._loaded.caches
             self._grids.copy_cache(caches[place.slot], caches[place.source], place.num_cached)
@@ -384,7 +384,7 @@ class DeviceExecutor:
         self._grids.decode(self._decoder, self._task)
 
     def _await(self, token: Any) -> Any:
-        """Waits until the kernel writes a token. Raises if the kernel has failed before."""
+        """Waits until the kernel has written `token`. Raises if the executor fails or is closed."""
         number, looked = self._task.number, time.monotonic()
         while token.number != number or token.number_again != number:
             if self._is_closed:

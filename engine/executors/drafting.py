@@ -1,4 +1,6 @@
-"""Lets the host executor's threads call a drafter in Python."""
+"""Lets the host executor's threads call a drafter: a Python function that guesses the next tokens
+(model/drafts.py).
+"""
 
 import gc
 import threading
@@ -17,11 +19,12 @@ from ..model.drafts import Drafter
 
 
 class _Here(threading.local):
-    """Thread-local state.
+    """Thread-local state: the executor to which a thread belongs.
 
     Attributes:
-        executor: The executor whose thread this is; None: it is no executor's thread. Set when the
-            thread calls a drafter, and never reset: these threads run Python for nothing else.
+        executor: The executor to which this thread belongs. None in other threads. Set when the
+            thread calls a drafter, and never reset, because these threads run Python for nothing
+            else.
     """
 
     executor: weakref.ref[Any] | None = None
@@ -29,7 +32,7 @@ class _Here(threading.local):
 
 class _Uncollected:
     """Makes contexts in which automatic garbage collection is off. Contexts of several threads may
-    overlap: the last one to end turns it on again.
+    overlap. The last one to end turns the collection on again, if it was on.
     """
 
     def __init__(self) -> None:
@@ -70,8 +73,9 @@ class Drafting:
     Attributes:
         address: The address of the C function KcclEngineDrafter that the executor must call.
         context: The argument `context` of that function. It is valid as long as this object.
-        error: What the drafter has raised; None: nothing. After an error it is not called again.
-        slowest_s: The seconds of its longest call.
+        error: The exception that the drafter raised, or None. After an error it is not called
+            again.
+        slowest_s: How many seconds the drafter's longest call took.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, executor: object) -> None:
@@ -80,7 +84,7 @@ class Drafting:
         Args:
             drafter: The drafter.
             vocab_size: The number of the model's ids.
-            executor: The executor whose thread calls it.
+            executor: The executor whose thread calls the drafter.
         """
         self._drafter, self._vocab_size = drafter, vocab_size
         self._executor = weakref.ref(executor)
@@ -91,7 +95,9 @@ class Drafting:
         self.slowest_s = 0.0
 
     def ask(self, ids: list[int], most: int) -> list[int]:
-        """Calls the drafter, and returns its drafts; [] if it raises, or has raised before."""
+        """Calls the drafter with the ids so far, and returns its drafts, at most `most` ids.
+        Returns [] if the drafter raises, or has raised before.
+        """
         _here.executor = self._executor
         if self.error is not None:
             return []
@@ -102,8 +108,9 @@ class Drafting:
             with _uncollected():
                 return self._checked(self._drafter(ids, most), most)
         except (StopIteration, GeneratorExit) as error:
-            # tokens() will raise the error, and is a generator. There these two exceptions would
-            # end it silently.
+            # HostExecutor.tokens() raises the error later. It is a generator, out of which these
+            # two exceptions would not come as errors of the drafter: Python turns StopIteration
+            # into RuntimeError, and GeneratorExit means that the caller has closed the generator.
             self.error = kccl.Error(f"the drafter raised {type(error).__name__}")
             self.error.__cause__ = error
             return []
@@ -121,7 +128,8 @@ class Drafting:
             raise kccl.InvalidArgument(
                 f"the drafter returned {given!r:.60}, must return a sequence of ids"
             ) from None
-        # An iterator may be infinite, so no more than one id too many is taken.
+        # The drafter may return an infinite iterator. One id more than allowed is enough to see
+        # that there are too many.
         returned = list(islice(coming, most + 1))
         found = [as_integer(each) for each in returned]
         for each, number in zip(returned, found, strict=True):

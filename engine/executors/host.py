@@ -40,8 +40,8 @@ _LOOK_NS = 100_000_000
 
 
 class HostExecutor:
-    """One rank's threads, weights and KV cache: an Executor (executor.py). Its packed weights
-    include the embedding's rows.
+    """One rank's threads, weights and KV cache: an Executor (executor.py). `nbytes` counts the
+    packed weights and this rank's rows of the embedding.
     """
 
     kv_item_bytes = 4
@@ -65,9 +65,9 @@ class HostExecutor:
             comm: The communicator whose ranks share the lanes. It must stay open as long as this
                 object.
             blocks: The threads of each rank, equally many on all ranks.
-            cpus: The core of each thread; empty: threads may run on any core.
+            cpus: The core to which each thread is pinned. If empty, threads may run on any core.
             context: The positions that a slot of the KV cache has room for.
-            slots: The sequences that the KV cache keeps.
+            slots: The number of sequences that the KV cache keeps, each in a slot.
             progress: See packing.Progress.
 
         Raises:

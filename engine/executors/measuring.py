@@ -15,8 +15,8 @@ from ..model.variant import TRACING, USUAL, Variant
 from .ranks import Wanted
 from .runner import Runner
 
-# bandwidth() makes _READS requests that read all weights, and takes the fastest. All but the first
-# read as many times as take about _READ_S seconds.
+# bandwidth() makes _READS requests that read all weights, and uses the fastest. The first reads
+# them once. The others read them as often as fits into about _READ_S seconds.
 _READS, _READ_S = 4, 0.02
 
 
@@ -34,7 +34,8 @@ class Measuring:
         """
         with self._ranks.request(Wanted("bandwidth")):
             best = self._read(1)
-            # All ranks must compute the same number of turns, so they use the slowest rank's time.
+            # `turns` is how often the other requests read the weights. It must be equal on all
+            # ranks, so all use the slowest rank's time.
             slowest = max(self._ranks.all_gather(best))
             turns = math.ceil(_READ_S / slowest)
             best = min([best, *(self._read(turns) for _ in range(_READS - 1))])
@@ -51,7 +52,9 @@ class Measuring:
         return self._runner.program.streamed_bytes()
 
     def _read(self, turns: int) -> float:
-        """Returns the seconds that one reading of all weights takes."""
+        """Runs a request that reads all weights `turns` times. Returns how many seconds one reading
+        took.
+        """
         for each in self._ranks.mine:
             each.start_streaming(turns)
         return max([each.wait() for each in self._ranks.mine]) / turns
@@ -81,7 +84,7 @@ class Measuring:
 
     def timeline(self, prompt: str | Sequence[int], num_tokens: int) -> list[Timeline]:
         """See Engine.timeline()."""
-        # One token step before the kept ones and one behind them are traced, too.
+        # One token step before the reported ones and one after them are traced, too: see Timeline.
         token_steps, ids = num_tokens + 2, self._runner.ids(prompt)
         most = self._runner.context - len(ids) - 2
         if not 1 <= num_tokens <= most:
@@ -90,7 +93,8 @@ class Measuring:
                 "room behind the prompt"
             )
         self._runner.check_threads("timeline")
-        # Fills the KV cache as a request of this length does.
+        # Runs a request of this length without tracing. It leaves the prompt in the KV cache, so
+        # that the traced request runs only the prompt's last id.
         self.timed(ids, token_steps)
         out: list[Stamps] = []
         newest = self._runner.prefixes.newest_slot

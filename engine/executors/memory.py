@@ -21,7 +21,7 @@ def check_memory(
     job's cgroup and the process limits leave. Collective: all ranks raise, or none.
 
     Args:
-        comm: The ranks.
+        comm: The communicator of all ranks.
         weights: The bytes of each rank's packed weights.
         mine: The ranks that are in this process.
         config: The model's configuration.

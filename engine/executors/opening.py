@@ -124,7 +124,7 @@ _ON_CUDA = Backend(
     has_layers_alike=True,
 )
 # On AMD's GPUs a warp loads a stage of weights before it knows to which product they belong. So all
-# products must have one format, which is a dtype.
+# products must have the same format, BF16 or FP16.
 _ON_HIP = _ON_CUDA._replace(keeps=DTYPES, rounds=())
 BACKENDS = {
     "host": Backend(
@@ -141,9 +141,10 @@ def read_for(
 ) -> Checkpoint:
     """Returns the checkpoint with its weights converted for a backend.
 
-    `dtype` is the dtype to convert to; None: the stored one if the backend has it, else the
-    backend's first. `weights` says to what matrices are rounded (Checkpoint.as_weights()). If both
-    are None, the formats that the backend multiplies stay as they are stored.
+    `dtype` is the dtype to convert to. If it is None, that is the stored dtype if the backend has
+    it, else the backend's first. `weights` says to what matrices are rounded
+    (Checkpoint.as_weights()). If both are None, the formats that the backend multiplies stay as
+    they are stored.
 
     Raises:
         InvalidArgument: There is no such backend, or it does not support the dtype or `weights`.
@@ -175,7 +176,8 @@ def read_for(
 
 
 def drafts_for(backend: str, given: Drafts | str | int) -> Drafts:
-    """Returns how requests on a backend make drafts. If the backend takes no drafts, "auto" is OFF.
+    """Returns how requests on a backend make drafts. Returns OFF for "auto" if the backend takes no
+    drafts.
 
     Args:
         backend: One of BACKENDS.
@@ -245,7 +247,8 @@ def start_ranks(
         total = sum(sizes[rank] for rank in mine)
 
         def tell(nbytes: int) -> None:
-            # Reading may take minutes. If Ctrl-C has aborted the communicator, this ends it early.
+            # Packing may take minutes. check() ends it early: it raises if Ctrl-C has aborted the
+            # communicator.
             comm.check()
             with lock:
                 packed[0] += nbytes

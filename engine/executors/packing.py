@@ -25,7 +25,8 @@ from ..model.program import Op, Program
 from ..model.rotations import pair_order
 
 ROWS: int = lib.kKcclEnginePanelRows
-# The embedding and the head are read in parts of so many panels, because they are large.
+# The embedding and the head are large. So they are read in parts of this many panels, each of which
+# has ROWS rows.
 PANELS_AT_ONCE = 32
 _HUGE_PAGE = 2 << 20
 
@@ -34,13 +35,15 @@ Progress = Callable[[int], None]
 
 
 def number_of(op: Op) -> int:
-    """Returns the number of an op's kind in C++: KcclEngineKind."""
+    """Returns the KcclEngineKind (host/api.inc) of an op's kind."""
     name = "kKcclEngine" + op.kind.title().replace("_", "")
     return int(getattr(lib, name))
 
 
 def format_number(stored_in: Format) -> int:
-    """Returns the number of a format in C++."""
+    """Returns the number of a format in C++. Raises InvalidArgument if the host executor does not
+    multiply the format.
+    """
     number = int(lib.kccl_engine_format(stored_in.name.encode()))
     if number < 0:
         raise kccl.InvalidArgument(f"the host executor multiplies no weights in {stored_in.name}")
@@ -48,12 +51,12 @@ def format_number(stored_in: Format) -> int:
 
 
 def panel_bytes(stored_in: Format, num_columns: int) -> int:
-    """Returns the bytes of a panel of so many columns."""
+    """Returns the size in bytes of a panel with `num_columns` columns."""
     return int(lib.kccl_engine_panel_bytes(format_number(stored_in), num_columns))
 
 
 def panels_for(num_rows: int) -> int:
-    """Returns the number of panels of a matrix with so many rows."""
+    """Returns the number of panels of a matrix with `num_rows` rows."""
     return -(-num_rows // ROWS)
 
 
@@ -63,7 +66,7 @@ class Parts:
     Attributes:
         first_lane, first_panel, first_row: [rank]: the rank's first lane, panel of the head, and
             row of the embedding. The last element, [world_size], is the total.
-        num_groups: The parts of the head: Program.num_head_parts.
+        num_groups: The number of parts of the head: Program.num_head_parts.
         panels_per_group: The panels of one part of the head.
     """
 
@@ -140,8 +143,8 @@ class Part(NamedTuple):
 
 
 def parts_of(program: Program, op: Op, num_panels: int, num_columns: int) -> list[Part]:
-    """Returns the parts of an op; none if it has no weights. With experts, these are the parts of
-    the first expert; the other experts' have the same formats and sizes.
+    """Returns the parts of an op, or none if it has no weights. With experts, these are the parts
+    of the first expert. The other experts' parts have the same formats and sizes.
 
     Args:
         program, op: The op, and its program.
@@ -167,7 +170,7 @@ class Sizes:
 
     Attributes:
         parts: Op index -> the parts of its weights.
-        panel: Op index -> the bytes of one panel of its first part; 0 if the op has no weights.
+        panel: Op index -> the bytes of one panel of its first part. 0 if the op has no weights.
         lane: Op index -> the bytes of one lane's panels; with experts, of one expert.
         op: Op index -> the bytes of all of the op's panels that the rank has.
         embedding: The bytes of the rank's rows of the embedding.
@@ -208,7 +211,7 @@ class PackedWeights:
 
     Attributes:
         nbytes: The bytes of the panels.
-        address_of: Op index -> the address of the op's panels; 0 if the rank has none of them.
+        address_of: Op index -> the address of the op's panels. 0 if the rank has none of them.
         norms: See norms_of().
         biases: Index of an op that has biases -> float32 array, as KcclEngineOp.bias in api.inc.
         sinks: Index of an op that has attention sinks -> float32 [lanes, heads of a lane].
@@ -240,7 +243,7 @@ class PackedWeights:
             self._pack(op, at)
             at += sizes[op.index]
             progress(sizes[op.index])
-        # Drops the reference, so that the checkpoint's owner can free its tensors.
+        # Drops the reference to the checkpoint, so that its owner can free the tensors.
         del self._checkpoint
 
     def parts_of(self, op: Op) -> list[Part]:
@@ -312,7 +315,9 @@ class PackedWeights:
                 at += (some - panel) * self._sizes.panel[op.index]
 
     def _groups(self, per_group: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (group, first panel, end) of this rank's panels in each group."""
+        """Yields, for each part ("group") of the head in which this rank has panels, the part's
+        number and the range of these panels within the part: (group, first, end).
+        """
         panel = self._panels.start
         while panel < self._panels.stop:
             group = panel // per_group
@@ -343,7 +348,8 @@ class PackedWeights:
 
 
 def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
-    """Returns zeroed memory of its own pages, huge ones if the kernel has them.
+    """Returns zeroed memory in pages of its own. They are huge pages if the Linux kernel supports
+    them.
 
     Raises:
         BackendError: There is no memory.
@@ -358,14 +364,16 @@ def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
         # With huge pages there are fewer TLB misses while the weights are read.
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError as error:
-        # EINVAL: the kernel has no transparent huge pages. Then reading is only slower.
+        # EINVAL: the Linux kernel has no transparent huge pages. Then reading is only slower.
         if error.errno != errno.EINVAL:
             raise
     return memory
 
 
 def _pack(stored_in: Format, at: int, words: NDArray[Any], step: int = 1) -> None:
-    """Packs rows of a format into panels. Writes the panels at `at`, `step` panels apart."""
+    """Packs rows of a format into panels. Writes the first panel to address `at`, and each further
+    one `step` panels after the one before.
+    """
     rows = np.ascontiguousarray(words)
     source = ffi.from_buffer("uint8_t[]", rows.view(np.uint8))
     num_rows, num_words = rows.shape

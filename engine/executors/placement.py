@@ -12,16 +12,17 @@ def place(comm: kccl.Communicator, blocks: int | None) -> tuple[int, Sequence[in
     """Chooses the number of threads of each rank and the cores of this rank's. Collective: all
     ranks must call it.
 
-    A launcher may have bound each process to other cores, and some to more than others.
+    A launcher may have bound the processes to different cores, and to different numbers of them. So
+    the ranks tell each other their cores.
 
     Args:
-        comm: The ranks.
-        blocks: The threads of each rank. None: at least 1, and as many as leave a core for each
-            thread on every rank.
+        comm: The communicator of all ranks.
+        blocks: The threads of each rank. None: as many as give every thread of every rank a core of
+            its own, but at least 1.
 
     Returns:
-        The number of threads of each rank, which is the same on all. And this rank's cores: one for
-        each thread, or none if there are fewer cores than threads.
+        The number of threads of each rank, which is the same on all ranks, and this rank's cores:
+        one for each thread, or none if there are fewer cores than threads.
     """
     mine = sorted(os.sched_getaffinity(0))
     of_ranks = comm.gather_objects(mine)

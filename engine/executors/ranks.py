@@ -13,8 +13,8 @@ from ..model.executor import BEGINNING, Executor, Place
 from .drafting import is_drafting
 
 T = TypeVar("T", bound=Executor)
-# The least timeout of ranks' waits while they open. It is long, because one rank may read its
-# weights from a disk and another from memory.
+# While ranks open, their waits for each other time out after at least this many seconds. That is
+# long, because one rank may read its weights from a disk and another from memory.
 _OPENING_S = 300.0
 
 
@@ -75,7 +75,8 @@ class Ranks(Generic[T]):
         self.wait_s = wait_s
         self._close = close
         self._is_closed = False
-        # Whether a request was ended within a drafter, so that threads may still work on it.
+        # Whether a drafter ended the last request (see _end()), so that threads may still work on
+        # it.
         self._ends_late = False
         self._helper: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -145,7 +146,7 @@ class Ranks(Generic[T]):
         """
         try:
             if not self.owner.is_here:
-                # The request is the parent's, and goes on there.
+                # This process is a fork. The request is the parent process's, and goes on there.
                 return []
             if not is_drafting(self.mine):
                 return self._end_all()
@@ -277,8 +278,8 @@ def ranks_of_threads(
     def main(comm: kccl.Communicator) -> None:
         comms.append(comm)
         if is_closing.is_set():
-            # Ctrl-C came, or another rank failed, before this communicator was in `comms`. So it
-            # must abort its own.
+            # Ctrl-C came, or another rank failed, before this communicator was in `comms`. So
+            # nobody else aborts it.
             comm.abort()
         try:
             mine = made[comm.rank] = _open(make, comm)
@@ -293,7 +294,8 @@ def ranks_of_threads(
 
     def run() -> None:
         try:
-            # On the simulator this whole life of the ranks is one run.
+            # Without a seed, the simulator would run main() again under other seeds. But the engine
+            # opens its ranks once.
             once = 0 if backend == "sim" else None
             kccl.run_threads(main, world_size=ranks, backend=backend, seed=once)
         except BaseException as error:
@@ -313,7 +315,7 @@ def ranks_of_threads(
         is_ready.wait()
     except BaseException:
         # Ctrl-C interrupts this thread only. Aborting the communicators makes make() fail in the
-        # others. Threads that have no communicator yet find is_closing set.
+        # ranks' threads. Threads that have no communicator yet find is_closing set.
         is_closing.set()
         for comm in list(comms):
             comm.abort()

@@ -2,9 +2,10 @@
 
 Executors add up a product's sums in another order, so their bits differ. diff.py compares each op's
 output with the one here. The reference uses the exact numbers that weights' formats mean.
-Activations, the residual, the KV cache and all sums are FP32. Only a lane's message is rounded, to
-`config.message_dtype`. The monokernel rounds more: keys and values to F16, and the vector of a
-product to twice the precision of the type that the matrix unit multiplies (kernels/mma.cuh).
+Activations, the residual, the KV cache and all sums are FP32. Only a message, a module's output as
+other lanes add it, is rounded to `config.message_dtype`. The monokernel rounds more: keys and
+values to F16, and the vector of a product to twice the precision of the type that the matrix unit
+multiplies (kernels/mma.cuh).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,7 @@ class Cache:
         self._layers: dict[int, tuple[Array, Array]] = {}
 
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Appends one run's keys and values behind the first `length` positions. Returns the keys
+        """Appends one run's keys and values after the first `length` positions. Returns the keys
         and values of all positions.
         """
         if self.length:
@@ -118,7 +119,7 @@ class Reference:
         raise InvalidArgument(f"op_index is {op_index}, must be below {len(self.program.ops)}")
 
     def generate(self, ids: Sequence[int], params: SamplingParams) -> Iterator[tuple[int, float]]:
-        """Yields each new id and its log-probability. Ends behind a stop id, at max_tokens, or at
+        """Yields each new id and its log-probability. Ends after a stop id, at max_tokens, or at
         the end of the context. The caller must check for stop strings.
 
         Raises:
@@ -143,7 +144,7 @@ class Reference:
             history.append(token)
 
     def steps(self, ids: Sequence[int], cache: Cache | None = None) -> Iterator[tuple[Op, Array]]:
-        """Runs `ids` behind the positions in the cache, and yields each op and its output.
+        """Runs `ids` after the positions in the cache, and yields each op and its output.
 
         The cache's length grows only when the last op has run. If a caller stops earlier, the cache
         counts as unchanged.
@@ -170,7 +171,7 @@ class Reference:
         for op in self.program.ops:
             kind = KINDS[op.kind]
             oracle: Oracle = getattr(self, f"_{kind.oracle}")
-            # An oracle of experts itself reads the weights of those that are chosen.
+            # The oracle of an op with experts reads the weights of the chosen experts itself.
             of_op = ((), ()) if kind.has_experts else (op.biases, op.weights)
             biases, weights = (map(self._weight, names) for names in of_op)
             # `weights` is an iterator, so no name here keeps these weights alive while the next
@@ -264,7 +265,7 @@ class Reference:
         Args:
             op, run: As an oracle takes them.
             own: Each lane's output.
-            bias: The bias, or none.
+            bias: A sequence with the op's bias, or an empty one.
         """
         x = run.vectors[Vector.RESIDUAL]
         sent = own.astype(MESSAGE_DTYPES[self.config.message_dtype]).astype(np.float32)
@@ -320,8 +321,8 @@ class Reference:
         return self._added(op, run, own, [bias] if op.biases else [])
 
     def _final(self, op: Op, run: _Run, biases: Sequence[Array], norm: Array) -> Array:
-        """Applies the last norm to each residual. Returns the mean over the residuals; but all of
-        them if each lane makes a part of the logits.
+        """Applies the last norm to each residual. Returns the mean over the residuals. If each lane
+        makes a part of the logits, returns all residuals instead.
         """
         n = self._rms_norm(run.taken_by(op), norm)
         if self.program.num_head_parts == 1:
@@ -337,7 +338,9 @@ class Reference:
     # ---- what ops share ------------------------------------------------------------------------
 
     def _chosen(self, run: _Run) -> tuple[Array, Array]:
-        """Returns the experts of each position and their weights, [positions, chosen] each."""
+        """Returns the ids of each position's chosen experts, and the factors by which the experts'
+        outputs are multiplied, [positions, chosen] each.
+        """
         experts = self.config.experts
         assert experts is not None
         (logits,) = run.vectors[Vector.ROUTED]
@@ -369,7 +372,9 @@ class Reference:
         return x.reshape(*x.shape[:2], -1, self.config.head_dim)
 
     def _rotate(self, x: Array, cos: Array, sin: Array) -> Array:
-        """Rotates the pairs (2i, 2i + 1), or (i, i + head_dim / 2), by their position's angles."""
+        """Rotates pairs of elements by their position's angles. A pair is (2i, 2i + 1) if RoPE is
+        interleaved, else (i, i + head_dim / 2).
+        """
         # Splits off an axis of length 2: the two elements of a pair.
         axis = -1 if self.config.rope.is_interleaved else -2
         pairs = x.reshape(*x.shape[:-1], *((-1, 2) if axis == -1 else (2, -1)))

@@ -28,9 +28,9 @@ def check_ids(ids: Sequence[int], context: int, room: int = 0) -> list[int]:
     """Checks the number of ids, and returns them as a list.
 
     Args:
-        ids: The tokens.
+        ids: The tokens' ids.
         context: The number of ids that there is room for.
-        room: How many of these must stay free.
+        room: How many of these places must stay free.
 
     Raises:
         InvalidArgument: There is no id, or there are too many.
@@ -51,7 +51,7 @@ def prompt_ids(
     Args:
         prompt: Text, or ids.
         encode: Turns text into ids.
-        vocab_size: Ids must be below it.
+        vocab_size: The number of the model's ids. All ids must be below it.
 
     Raises:
         InvalidArgument: The prompt is empty, or has an id that does not exist.
@@ -96,12 +96,14 @@ def context_of(config: ModelConfig, context: int | None) -> int:
 
 
 def no_tokenizer(source: object, lacks: str = "has no tokenizer") -> kccl.Error:
-    """Returns the error for a text that no tokenizer can encode."""
+    """Returns the error for a text when `source`, a model, `lacks` a tokenizer that could encode
+    it.
+    """
     return kccl.Error(f"{source} {lacks}: give ids instead of text, on the command line by --ids")
 
 
 def encoded(tokenizer: Tokenizer | None, source: object, lacks: str, text: str) -> list[int]:
-    """Returns the ids of a text. Raises no_tokenizer() if there is no tokenizer."""
+    """Returns the ids of a text. Raises the error of no_tokenizer() if there is no tokenizer."""
     if tokenizer is None:
         raise no_tokenizer(source, lacks)
     return tokenizer.encode(text)
@@ -143,7 +145,7 @@ def params_of(
     """Returns the parameters of a request.
 
     Args:
-        params: All parameters; None: they are made from `given` and `defaults`.
+        params: All parameters. If None, they are made from `given` and `defaults`.
         given: Parameters by name. Must be empty if `params` is given.
         defaults: The values that the model's files have for parameters that are not given.
         wrong: Name of a parameter -> what is wrong with its value in the model's files.

@@ -111,8 +111,8 @@ class Runner:
             kccl.Error: The logits are not finite; or a rank was lost.
         """
         length = min(len(ids) + params.max_tokens, self.context)
-        # Requests of different kinds do not share cached keys. The reach is a part of the kind,
-        # because with another reach keys are rotated with other frequencies.
+        # Requests of different kinds do not share cached keys. The kind includes Program.reach(),
+        # because requests of another reach rotate keys by other frequencies.
         kind = overlaps, self.program.reach(length, self.context)
         seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         what = f"generate {ids} {params} {overlaps} {self.drafts.of_all_ranks}"
@@ -146,7 +146,8 @@ class Runner:
                         self.ranks.owner.check()
                 finally:
                     # Leaves out the last token, which may not have run: then the cache lacks its
-                    # keys and values. Variants of the kernel may write wrong ones, so none count.
+                    # keys and values. Keeps nothing of other variants than USUAL, because their
+                    # kernels may write wrong keys and values.
                     if generated and self._variant == USUAL:
                         self.prefixes.keep(place, [*ids, *generated[:-1]])
 
@@ -256,7 +257,7 @@ class Runner:
             raise kccl.InvalidArgument(f"{what} needs ranks that are threads of one process")
 
     def _rotate(self, length: int) -> None:
-        """Sets the rotations of this process's ranks for a request of so many positions."""
+        """Sets the rotations of this process's ranks for a request of `length` positions."""
         for each in self.ranks.mine:
             each.rotations.choose(length)
 

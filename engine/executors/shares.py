@@ -8,7 +8,8 @@ from ..model.executor import Token
 def spread(tokens: Iterator[Token]) -> Generator[Token, None, None]:
     """Yields the tokens with new times. A pass chooses all its tokens at its end, so their time_s
     would not show how fast the answer is. Here each of a pass's n tokens gets 1/n of the time since
-    the pass before. The last token of a pass keeps its time_s. A pass's tokens come together.
+    the pass before. The last token of a pass keeps its time_s. The tokens of a pass are yielded
+    together, when it has ended.
 
     Args:
         tokens: Executor.tokens(), or what a grammar makes of them.

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Work:
-    """Runs at most one piece of work at a time.
+    """Runs pieces of work in a thread of its own, at most one at a time.
 
     Attributes:
-        seconds: The seconds that the last piece took; NaN before the first.
+        seconds: How many seconds the last piece of work took. NaN before the first.
         has_failed: Whether the last piece has raised an error that join() has not raised yet.
     """
 

@@ -29,7 +29,7 @@ from .kept import expanded, kept_formats, op_of, shown_format
 from .rounded import is_rounded, rounded_formats, what_is_rounded
 from .source import CUT_AXIS, Source
 
-# read() reads about so many elements at a time if it needs only some columns of a matrix, because
+# read() reads about this many elements at a time if it needs only some columns of a matrix, because
 # it must read whole rows.
 _READ = 1 << 18
 
@@ -43,10 +43,10 @@ class Checkpoint(Closing):
         stored: How the file stores the matrices: one or several of "BF16", "F16",
             "F32", GGUF's names, and those of quantised folders' forms, as in "INT4".
         dtype: The type to which matrices are converted: "bfloat16" or "float16".
-        formats: The formats in which matrices are given. A key is a matrix, an op, or a kind of op
-            in ops.KINDS; for a matrix, the first of these that is there counts. The format is that
-            of `dtype`, unless as_stored() keeps the file's or as_weights() rounds to another.
-        weights: The argument of as_weights(); "" if it was not called.
+        formats: The formats in which matrices are given. A key is the name of a matrix, of an op,
+            or of a kind of op in ops.KINDS; the first of these that exists counts. The format is
+            that of `dtype`, unless as_stored() keeps the file's or as_weights() rounds to another.
+        weights: The argument of as_weights(). "" if it was not called.
     """
 
     def __init__(self, source: Source) -> None:
@@ -84,7 +84,7 @@ class Checkpoint(Closing):
 
     def as_dtype(self, dtype: str) -> "Checkpoint":
         """Returns a checkpoint of the same files that converts weights to `dtype`, rounding to the
-        nearest. It rounds weights that a GGUF file has quantised to BF16 first.
+        nearest. Weights that a GGUF file holds quantised are first rounded to BF16.
 
         Raises:
             InvalidArgument: `dtype` is neither "bfloat16" nor "float16".
@@ -169,7 +169,7 @@ class Checkpoint(Closing):
     @property
     def expanded(self) -> tuple[str, ...]:
         """Returns sentences that say which formats of blocks as_stored() does not keep but converts
-        to `dtype`, and why; none if it keeps no formats.
+        to `dtype`, and why. Returns none if it keeps no formats.
         """
         given = {name: self.format_of(name) for name in self._stored}
         source = self._opened()
@@ -235,7 +235,8 @@ class Checkpoint(Closing):
 
         Args:
             name: One of names().
-            lanes: The lanes to read of a matrix that is cut into lanes; None: the whole tensor.
+            lanes: The lanes to read of a matrix that is cut into lanes. None means the whole
+                tensor.
 
         Returns:
             A tensor of the shape of config.shapes(), with only the lanes that were read. The file's

@@ -119,7 +119,7 @@ class _Reader:
             self.values[name] = value
 
     def done(self, notices: list[str]) -> Defaults:
-        """Returns the collected fields, with the caller's notices behind those for wrong fields."""
+        """Returns the collected fields, with the caller's notices after those for wrong fields."""
         unusable = [f"{told}; requests that use it are refused" for told in self.wrong.values()]
         return Defaults(self.values, self.wrong, (*unusable, *notices))
 

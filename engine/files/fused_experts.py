@@ -70,7 +70,7 @@ def find_fused(
     Args:
         tensors: The folder's tensors.
         config: The model's configuration.
-        names: The folder's name of each of the config's tensors.
+        names: Tensor of ModelConfig.shapes() -> its name in the folder.
 
     Raises:
         kccl.Error: A tensor is missing, or has another dtype or shape than it must have.

@@ -78,7 +78,7 @@ class GgufSource(Source):
     """A GGUF file, or several that are parts of one model."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header.
+        """Reads the metadata, and where the tensors lie. Reads no weights.
 
         Raises:
             kccl.Error: The file is damaged, or holds a model that the engine does not know.

@@ -28,10 +28,10 @@ class Part(NamedTuple):
     """A matrix or a bias of one expert, within a tensor of all experts.
 
     Attributes:
-        tensor: The tensor.
-        expert: The expert.
+        tensor: The name of the tensor that holds the matrices or biases of all experts.
+        expert: The expert's number.
         shape: The part's shape.
-        first: The part's first row within the expert.
+        first: The part's first row within the expert's rows of the tensor.
     """
 
     tensor: str
@@ -41,7 +41,8 @@ class Part(NamedTuple):
 
 
 def experts(fields: Fields, family: str, num_layers: int) -> dict[str, Any]:
-    """Returns the fields of ModelConfig that only mixtures have; {} for other architectures.
+    """Returns the fields of ModelConfig that only mixtures have. Returns {} for other
+    architectures.
 
     Raises:
         kccl.Error: A key is missing or wrong; the text names it.
@@ -74,7 +75,7 @@ def parts_of(config: ModelConfig, names: Mapping[str, str], file: GgufParts) -> 
 
     Args:
         config: The model's configuration.
-        names: The file's name of each of the config's tensors.
+        names: Tensor of ModelConfig.shapes() -> its name in the file.
         file: The file.
 
     Raises:

@@ -27,7 +27,7 @@ from ..formats.table import OF_GGUF
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
-# GGUF's number of a type of values -> its format in the module struct.
+# GGUF's number of a type of metadata values -> the type's format character in the module struct.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS |= {12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -37,7 +37,9 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in the file: its shape, outermost axis first, and its bytes."""
+    """A tensor in the file: its shape, outermost axis first, and where its bytes lie. `offset`
+    counts from the file's beginning.
+    """
 
     name: str
     quantisation: str
@@ -71,7 +73,7 @@ class _Cursor:
         return struct.unpack(f"<{layout}", self.take(struct.calcsize(f"<{layout}"), what))[0]
 
     def name(self, what: str) -> str:
-        """Returns a string that must be UTF-8."""
+        """Returns a string. Raises kccl.Error if it is not UTF-8."""
         try:
             return self._string(what).decode()
         except UnicodeDecodeError as error:
@@ -100,7 +102,7 @@ class _Cursor:
 
     def array(self, what: str, depth: int = 1) -> Any:
         kind, length = self.scalar("I", what), self.scalar("Q", what)
-        # Some programs write an empty array with a meaningless type, so that is not checked.
+        # The type of an empty array is not checked, because some programs write a meaningless one.
         if length == 0:
             return [] if kind not in _SCALARS else np.empty(0, _dtype(kind))
         if kind == _STRING:
@@ -132,7 +134,7 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the header.
+        """Reads the header: the metadata, and where the tensors lie.
 
         Raises:
             kccl.Error: The file is no GGUF file, or is damaged. The text names the key or tensor.
@@ -146,7 +148,7 @@ class GgufFile:
             self._size = os.fstat(self._fd).st_size
             with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as content:
                 self._read_header(_Cursor(path, content))
-        # mmap() raises these for an empty file and for a folder.
+        # mmap() raises ValueError for an empty file, and OSError for a folder.
         except (OSError, ValueError) as error:
             self.close()
             if isinstance(error, kccl.Error):
@@ -260,8 +262,8 @@ class GgufFile:
         return Stored(stored_in, words.reshape(*rows, -1))
 
     def read_rows(self, name: str, start: int, stop: int) -> Stored:
-        """Reads the rows from start to stop - 1 of a tensor, whose axes but the last are counted as
-        one. Returns them in their stored format, in new memory.
+        """Reads the rows from start to stop - 1 of a tensor. All axes but the last are counted as
+        one axis of rows. Returns the rows in their stored format, in new memory.
 
         Raises:
             kccl.Error: The file cannot be read.

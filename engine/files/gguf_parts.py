@@ -11,7 +11,8 @@ from .gguf_file import GgufFile, Tensor
 
 _NAME = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _NUM_TENSORS = "split.tensors.count"
-# The most parts: names have five digits. A damaged file may give any number.
+# The largest number of parts, because file names have five digits for it. A damaged file may give
+# any number.
 _MAX_PARTS = 99_999
 _MAX_TENSORS = 2**31 - 1
 

@@ -14,13 +14,14 @@ _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_TABLES = frozenset({_FREQS, _SHORT, _LONG})
 """The tensors that have a divisor for each pair's frequency."""
 _KINDS = ("none", "linear", "yarn", "longrope")
-# The least original context for YaRN. With one of at most 2 pi, the ramp would end before pair 0.
+# The least original context for YaRN. Over a range of pairs, the ramp, YaRN blends divided and
+# undivided frequencies. With a context of at most 2 pi the ramp would end before pair 0.
 _LEAST_YARN = 7
-# Keys behind "rope." that the engine reads, or that have no effect.
+# The ends of keys, after "rope.", that the engine reads or that have no effect.
 _READ = {"dimension_count", "freq_base", "scale_linear", "scaling.type", "scaling.factor"}
 _READ |= {"scaling.attn_factor", "scaling.original_context_length", "scaling.finetuned"}
-# Keys that llama.cpp reads only for other architectures -> the values with which they have no
-# effect.
+# The ends of keys that llama.cpp reads only for other architectures -> the values with which they
+# have no effect.
 _USUAL: dict[str, tuple[float, ...]] = {
     "scaling.alpha": (0.0,),
     "scaling.yarn_log_multiplier": (0.0,),
@@ -37,7 +38,7 @@ def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_d
         fields: The file's metadata.
         family: The architecture.
         context: The model's context length.
-        head_dim: Elements of a head.
+        head_dim: The number of elements of a head.
 
     Raises:
         kccl.Error: The engine does not support this RoPE. The text names the key or the tensor.
@@ -76,13 +77,15 @@ def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_d
                 f"{fields.path}: the original context of RoPE scaling 'yarn' is {original}, must "
                 f"be at least {_LEAST_YARN}"
             )
-        # gpt-oss was trained without rounding the ramp's ends. GGUF has no key that says so.
+        # gpt-oss was trained with a ramp whose ends are not rounded to whole pairs. GGUF has no key
+        # that says so.
         parts.append(YarnScaling(factor, original, truncate=family != "gpt-oss"))
     elif factor != 1:
         parts.append(LinearScaling(factor))
     return Rope(
         theta=fields.positive(f"{prefix}freq_base", default=10_000.0),
-        # In files of Llama models the rows of wq and wk are permuted for the pairs (2i, 2i+1).
+        # In GGUF files of Llama models the rows of wq and wk are permuted, so that RoPE rotates the
+        # pairs (2i, 2i + 1).
         is_interleaved=family == "llama",
         scaling=parts[0] if len(parts) == 1 else ChainedScaling(tuple(parts)) if parts else None,
         attention_factor=attention_factor
@@ -91,8 +94,8 @@ def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_d
 
 
 def _factor(fields: Fields, prefix: str) -> float:
-    """Returns the divisor of the frequencies. Reads the old key, scale_linear, only if the new one
-    is missing. A value of 0 means 1.
+    """Returns the number by which RoPE's frequencies are divided. Reads the old key, scale_linear,
+    only if the new one, scaling.factor, is missing. A value of 0 means 1.
     """
     name = f"{prefix}scaling.factor"
     if name not in fields:

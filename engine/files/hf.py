@@ -24,7 +24,8 @@ from .schemes import Quantization
 from .source import Source, layer_names
 from .tensors import Tensors
 
-# The prefix of all tensors' names but the head's. Checkpoints saved without a head lack the prefix.
+# The prefix of all tensors' names except the head's. Models that were saved without a head lack the
+# prefix.
 _PREFIX = "model."
 # How many elements of head and embedding are compared at a time.
 _COMPARED = 1 << 22
@@ -114,8 +115,9 @@ class FolderSource(Source):
         self.dtypes = {name: dtype for name, (dtype, _) in held.items()}
         whole, per_layer = tables if self.is_stacked else _without_prefix(held, *tables)
         embedding, head = whole["embedding"], whole["head"]
-        # Follows transformers. If the configuration ties head and embedding, and the file has only
-        # one of them, it is used for both. If the file has both, they are tied only if equal.
+        # As in transformers: if the configuration ties head and embedding, and the file has only
+        # one of them, that one is used for both. If the file has both, they are tied only if they
+        # are equal.
         if self.config.is_tied and head in held:
             if embedding not in held:
                 whole = {**whole, "embedding": head}

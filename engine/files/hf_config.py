@@ -17,7 +17,8 @@ from .hf_rope import read_rope
 from .hf_switches import check_switches
 from .schemes import FIELD as QUANTIZATION
 
-# model_type -> ModelConfig.family; and the family -> its class in the field `architectures`.
+# The first table maps model_type to ModelConfig.family. The second maps a family to its class in
+# the field `architectures`.
 _FAMILY_OF = {"laneformer": "laneformer", "laneformer_tp": "laneformer"}
 _FAMILY_OF |= {family: family for family in ("llama", "mistral", "qwen2", "qwen3", *MIXTURES)}
 ARCHITECTURE_OF = {
@@ -52,8 +53,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
 # Field -> the value that it must have if it is there, and the words for it in an error.
 _ONLY: dict[str, tuple[object, str]] = {
     "hidden_act": ("silu", '"silu"'),
-    # These two belong to Laneformers. The engine takes the mean over the lanes after the norm, and
-    # all lanes share the norm's weights.
+    # These two fields belong to Laneformers. The engine averages the lanes' residuals after the
+    # norm, and all lanes share the norm's weights.
     "pre_norm_lane_agg": (False, "false, because the engine averages lanes after the norm"),
     "replicated_rmsn_scale": (True, "true, because the lanes share their norms' weights"),
 }
@@ -119,7 +120,7 @@ def _names(fields: Fields) -> dict[str, str]:
 
 
 def _shape(fields: Fields, family: str) -> dict[str, Any]:
-    """Returns the fields that all families have."""
+    """Returns the fields of ModelConfig that all families have."""
     hidden = fields.integer(*_NAMES["hidden"])
     num_heads = fields.integer(*_NAMES["num_heads"], least=1)
     if family == "qwen3":

@@ -14,7 +14,7 @@ READ = frozenset({*_NUM, *_CHOSEN, "swiglu_limit"})
 
 
 def experts(fields: Fields, family: str) -> dict[str, Any]:
-    """Returns the fields of ModelConfig that only mixtures have; {} for other families.
+    """Returns the fields of ModelConfig that only mixtures have. Returns {} for other families.
 
     Raises:
         kccl.Error: A field is wrong, or asks for layers that the engine does not support. The text

@@ -183,7 +183,8 @@ def read_bytes(file: Path, name: str, start: int, num: int) -> NDArray[np.uint8]
 
 
 def starts_of(file: Path) -> dict[str, int]:
-    """Returns the first byte of each tensor of a file, whose header read_headers() has read.
+    """Returns at which byte of a file each tensor begins. read_headers() must have read the file's
+    header before.
 
     Raises:
         kccl.Error: The file cannot be read.

@@ -6,21 +6,22 @@ from ..base.fields import Fields
 from ..model.ops import ATTENTION, IN_MIXTURE, MLP, products_of_module
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-# transformers' defaults of sliding_window and max_window_layers, if a field is missing. If
-# sliding_window is null, there is no window.
+# What transformers' classes for Qwen and Mistral use if sliding_window or max_window_layers is
+# missing. If sliding_window is null, there is no window.
 _DEFAULT_WINDOW, _DEFAULT_FIRST = 4096, 28
 
 
 def windows(
     fields: Fields, family: str, num_layers: int, context: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Returns the window, and the layers that have it; (0, ()) if no layer has one.
+    """Returns the window in positions, and the layers that have it. Returns (0, ()) if no layer has
+    one.
 
     Args:
         fields: The fields of config.json.
         family: The model's ModelConfig.family.
-        num_layers: Its layers.
-        context: max_position_embeddings.
+        num_layers: The number of the model's layers.
+        context: The field max_position_embeddings, the model's context length.
 
     Raises:
         kccl.Error: A field is wrong; the text names it.
@@ -32,15 +33,15 @@ def windows(
     elif family == "gpt_oss":
         window = _window(fields, default=0)
         kinds = _kinds(fields, num_layers)
-        # By default every other layer has the window, beginning with the first.
+        # If layer_types is missing, every other layer has the window, beginning with the first.
         layers = tuple(range(0, num_layers, 2)) if kinds is None else _sliding(kinds)
         if layers and not window:
             raise fields.wrong("sliding_window", f"given, because layers are {_SLIDING!r}")
     else:
         window = _window_of_all(fields, family, context)
         layers = tuple(range(num_layers)) if window else ()
-        # In transformers the window decides about the mask, and layer_types about the KV cache. So
-        # the engine requires that they agree.
+        # In transformers' classes of these families sliding_window decides about the mask, and
+        # layer_types about the KV cache. So the engine requires that they agree.
         if (kinds := _kinds(fields, num_layers)) is not None and _sliding(kinds) != layers:
             wanted = _SLIDING if window else _FULL
             raise fields.wrong("layer_types", f"{num_layers} times {wanted!r}, as the window says")
@@ -69,14 +70,16 @@ def biases(fields: Fields, family: str) -> tuple[str, ...]:
 
 
 def _window(fields: Fields, default: int = _DEFAULT_WINDOW) -> int:
-    """Returns the window; 0: none."""
+    """Returns the window of the layers that have one, in positions. Returns 0 if there is none."""
     if "sliding_window" in fields:
         return fields.integer("sliding_window", least=1)
     return 0 if fields.is_null("sliding_window") else default
 
 
 def _window_of_all(fields: Fields, family: str, context: int) -> int:
-    """Returns the window of a family in which either all layers have one or none; 0: none."""
+    """Returns the window of a family in which either all layers have a window or none. Returns 0 if
+    there is none.
+    """
     if family == "mistral":
         return _window(fields)
     if family == "mixtral":

@@ -12,7 +12,8 @@ from ..model.rope import MOST_POSITIONS, LinearScaling, Llama3Scaling, Rope, Sca
 from ..model.rope_scaling import DynamicScaling, LongRopeScaling, YarnScaling, yarn_attention_factor
 
 _PARAMETERS = ("rope_parameters", "rope_scaling")
-# Family -> theta, if the file does not have it. Other families: 10000.
+# Family -> the base of RoPE's frequencies if the file has no rope_theta. In other families it is
+# 10000.
 _THETA = {"mixtral": 1e6, "gpt_oss": 150_000.0}
 _ORIGINAL = "original_max_position_embeddings"
 # The fields of all kinds of scaling. Like transformers, each kind ignores the others' fields.
@@ -34,8 +35,8 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
     Args:
         fields: The fields of config.json.
         family: The model's ModelConfig.family.
-        context: max_position_embeddings.
-        head_dim: Elements of a head.
+        context: The field max_position_embeddings, the model's context length.
+        head_dim: The number of elements of a head.
 
     Raises:
         kccl.Error: The engine does not support this RoPE. The text names the file, the field and
@@ -49,7 +50,8 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
     values = fields.value(*_PARAMETERS)
     if values is None:
         if family == "gpt_oss":
-            # transformers would use a scaling that is the class's default, and not in the file.
+            # Without the field transformers would use the scaling that its class has by default.
+            # The file does not show whether the model has this scaling.
             raise kccl.Error(f"{fields.path}: field {' or '.join(_PARAMETERS)} is missing")
         values = {}
     if not isinstance(values, dict):
@@ -86,11 +88,14 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
 def _scaling(
     fields: Fields, within: Fields, context: int, head_dim: int
 ) -> tuple[Scaling | None, float]:
-    """Returns the scaling, and the factor of the cosines and sines."""
+    """Returns the scaling, which may be None, and the factor by which cosines and sines are
+    multiplied.
+    """
     kind = within.text("rope_type", "type", default="default")
 
     def original(least: int = 1) -> int:
-        # If the field is both at the file's top level and in the parameters, the first counts.
+        # The field may stand at the file's top level, in the parameters, or both. The one at the
+        # top level counts.
         holder = fields if _ORIGINAL in fields else within
         number = holder.integer(_ORIGINAL, default=context, least=least)
         if number > MOST_POSITIONS:

@@ -2,8 +2,9 @@
 model's logits.
 
 transformers (release 5.24) applies some of these settings to every class of models: in its masks,
-in its KV cache, and in its configurations of single layers. It reads the others only for classes
-that the engine does not support. A file with one of these may hold such a model under a known name.
+in its KV cache, in its configurations of single layers, and when it looks for the file of weights.
+It reads the others only in classes that the engine does not support. A file with one of these may
+hold such a model under a known name.
 """
 
 from collections.abc import Callable, Collection
@@ -23,10 +24,11 @@ def _is_one(value: Any) -> bool:
 _OFF = (_is_off, "absent, 0 or false")
 _ONE = (_is_one, "absent or 1")
 _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    # These apply to any class of transformers. They say whether tokens see later ones, which keys a
-    # layer sees or shares with another layer, and what differs between layers.
+    # These say whether tokens see later ones, which keys a layer sees or shares with another layer,
+    # and what differs between layers. transformers applies is_causal, attention_chunk_size,
+    # kv_sharing_modes and per_layer_config to every class.
     "is_causal": (bool, "absent or true"),
-    # transformers takes even 0 for a chunk's size.
+    # transformers does not take 0 as "no chunks" but as a chunk's size, so no value is neutral.
     "attention_chunk_size": (lambda _: False, "absent"),
     **dict.fromkeys(("kv_sharing_modes", "per_layer_config"), _OFF),
     **dict.fromkeys(("num_kv_shared_layers", "use_bidirectional_attention"), _OFF),
@@ -45,12 +47,12 @@ _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("use_qk_norm", "qk_layernorm", "alibi", "parallel_attn"), _OFF),
     "qkv_bias": _OFF,
     **dict.fromkeys(("use_parallel_residual", "nope"), _OFF),
-    # Experts.
+    # These belong to mixtures of experts.
     **dict.fromkeys(("num_local_experts", "n_routed_experts", "num_experts"), _OFF),
     **dict.fromkeys(("n_shared_experts", "num_shared_experts", "n_group", "topk_group"), _OFF),
     **dict.fromkeys(("shared_expert_intermediate_size", "routed_scaling_factor"), _OFF),
     "scoring_func": (lambda value: value == "softmax", "absent or 'softmax'"),
-    # Quantised weights.
+    # These say that weights are quantised.
     **dict.fromkeys(("compression_config", "quantization"), _OFF),
     # These hold configurations of models within models.
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), _OFF),
@@ -76,7 +78,7 @@ def check_switches(
     if has_qk_norm and not fields.boolean("use_qk_norm", default=True):
         raise fields.wrong("use_qk_norm", "absent or true")
     if fields.is_null("is_causal"):
-        # transformers treats null as false here.
+        # Fields counts null as missing, but transformers treats it as false.
         raise fields.wrong("is_causal", _SWITCHES["is_causal"][1])
     read = {*read, "use_qk_norm"} if has_qk_norm else read
     for name, (is_neutral, told) in _SWITCHES.items():

@@ -105,7 +105,8 @@ def _check_complete(snapshot: Path, repository: str) -> None:
     weight_map = read_json(index).get("weight_map") if index.exists() else None
     files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
     wanted = ["config.json", *sorted(each for each in files if isinstance(each, str))]
-    # A link may point to a blob that does not exist.
+    # In the cache the file is a link to a blob. If the blob is missing, the download is not
+    # complete.
     if (snapshot / WEIGHTS).is_symlink():
         wanted.append(WEIGHTS)
     missing = [each for each in wanted if not (snapshot / each).exists()]
@@ -117,8 +118,8 @@ def _check_complete(snapshot: Path, repository: str) -> None:
 
 
 def _gguf(snapshot: Path, repository: str, wanted: str | None) -> Path:
-    """Returns the GGUF file that `wanted` names; None: the only one. If the model has several
-    parts, returns the first.
+    """Returns the GGUF file that `wanted` names. If `wanted` is None, returns the only one. If the
+    model has several parts, returns the first part.
     """
     files = sorted(each for each in snapshot.glob("**/*.gguf") if each.exists())
     names = {each: each.relative_to(snapshot).as_posix() for each in files}

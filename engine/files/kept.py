@@ -71,8 +71,8 @@ def kept_formats(
 
 
 def shown_format(stored: Format) -> str:
-    """Returns the name of a stored format for messages: Format.in_files without the part behind
-    "/", the number of columns that share a scale, which is the engine's own.
+    """Returns the name of a stored format for messages: Format.in_files up to "/". What follows,
+    the number of columns that share a scale, is the engine's own addition.
     """
     return stored.in_files.partition("/")[0]
 
@@ -98,8 +98,8 @@ def expanded(
     in_file: Mapping[str, str],
     keeps: Collection[str],
 ) -> tuple[str, ...]:
-    """Returns sentences that say which formats of blocks are converted to 16 bits, and why; none if
-    `keeps` is empty.
+    """Returns sentences that say which formats of blocks are converted to 16 bits, and why. Returns
+    none if `keeps` is empty.
 
     Args:
         stored, shapes, keeps: As in kept_formats().
@@ -110,7 +110,8 @@ def expanded(
     for name, each in stored.items() if keeps else ():
         if each.block == 1 or given[name].in_files == each.in_files:
             continue
-        # Only the host executor multiplies this format. That is no reason for a notice.
+        # Only the host executor multiplies this format. That another executor converts it is no
+        # reason for a notice.
         if each.is_on_host and each.name not in keeps:
             continue
         columns = shapes[name][-1]

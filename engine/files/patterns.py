@@ -19,7 +19,7 @@ MOST_NAMES = 2000
 """The most names and patterns of a list, because each is compared with each layer."""
 # The most characters of a pattern. No known file comes near them.
 _MOST_CHARACTERS = 1000
-# The most characters of a module's name. _ways() counts repetitions up to it.
+# The most characters of a module's name. _ways() does not count more repetitions than that.
 _LONGEST = 40
 # The most ways in which the patterns of a list may match a name, because Python's backtracking may
 # try them all. It permits four ".*" in one pattern, or one in each pattern.
@@ -51,7 +51,7 @@ def names_of(fields: Fields, name: str) -> tuple[str, ...]:
                 # Compiling finds errors that the parser does not, such as a lookbehind of variable
                 # length.
                 _pattern(each)
-            # RecursionError: many nested brackets exhaust the parser's stack.
+            # The parser raises RecursionError if brackets are nested too deeply.
             except (re.error, RecursionError, OverflowError):
                 wanted = f"patterns; {shown(each)} is no regular expression"
                 raise fields.wrong(name, wanted) from None

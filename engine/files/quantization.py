@@ -174,8 +174,8 @@ def _compressed_tensors(fields: Fields) -> Quantization:
 
 
 def _rounds_activations(group: Fields) -> int:
-    """Returns to how many bits activations are rounded; 0: they are not. Both dynamic scales and
-    scales in the file are accepted, because the engine does not round activations.
+    """Returns to how many bits activations are rounded. Returns 0 if they are not. Both dynamic
+    scales and scales in the file are accepted, because the engine does not round activations.
     """
     if "input_activations" not in group:
         return 0
@@ -214,7 +214,7 @@ def _scheme(group: Fields, usual: str) -> Scheme:
 
 
 def _grid(weights: Fields) -> tuple[int, int]:
-    """Returns how many rows and columns share a scale; 0: all of them."""
+    """Returns how many rows and how many columns share a scale. 0 means all of them."""
     strategy = weights.value("strategy")
     if strategy is None:
         size = weights.integer("group_size", default=0)

@@ -41,7 +41,7 @@ from .schemes import SMALLEST_GROUP
 
 Tensors = dict[str, NDArray[Any]]
 
-# The sizes of a group in columns. A matrix has the first size that divides its rows.
+# The sizes of a group in columns. A matrix gets the first size that divides its number of columns.
 _GROUPS = (128, 64, 32)
 # How many rows are rounded at a time.
 _AT_ONCE = 1024
@@ -54,16 +54,16 @@ _BESIDE = (
 
 @dataclass(frozen=True)
 class _Kind:
-    """A way to write matrices.
+    """One of KINDS: how matrices are rounded and written.
 
     Attributes:
         form: compressed-tensors' name of the layout.
         bits: The bits of a number.
         sizes: The sizes of a group in columns: the first that divides a row. (): a row is one
             group.
-        groups: Makes the format whose groups have a number of columns. None: the format is MXFP4.
-        zero: The number that is added to integers so that none is negative, before they are packed
-            into words of 32 bits. 0: numbers are floats.
+        groups: Makes the format, given a group's number of columns. None: the format is MXFP4.
+        zero: The number that is added to integers before they are packed into words of 32 bits, so
+            that none is negative. 0 if the format's numbers are floats.
     """
 
     form: str
@@ -73,7 +73,9 @@ class _Kind:
     zero: int = 0
 
     def columns_of(self, columns: int) -> int:
-        """Returns the group's size for rows of `columns` columns; 0: no size divides them."""
+        """Returns the group's size for rows of `columns` columns. Returns 0 if no size divides
+        them.
+        """
         if not self.sizes:
             return columns if columns % SMALLEST_GROUP == 0 else 0
         return next((each for each in self.sizes if columns % each == 0), 0)
@@ -123,7 +125,7 @@ def write_quantized(
     # Unlike Path.exists(), lexists() does not raise for a name that is too long.
     if os.path.lexists(out):
         raise kccl.InvalidArgument(f"{out} exists already: name a new folder")
-    # Opening it raises if tensors are missing, superfluous or of a wrong shape.
+    # Opening the model raises if tensors are missing, superfluous or of a wrong shape.
     open_checkpoint(model).close()
     with closing(FolderSource(model)) as source:
         grids = _grids_of(source, KINDS[weights])
@@ -145,8 +147,8 @@ def write_quantized(
 
 
 def _grids_of(source: FolderSource, kind: _Kind) -> dict[str, int]:
-    """Returns the group's size for each matrix of a layer, by its name in the folder; 0: the matrix
-    is copied.
+    """Returns the group's size for each matrix of a layer, by its name in the folder. 0 means that
+    the matrix is copied.
     """
     if source.is_stacked:
         raise kccl.InvalidArgument(

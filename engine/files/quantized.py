@@ -33,12 +33,12 @@ _OF_ACTIVATIONS = (
 
 
 class QuantizedMatrix(ABC):
-    """A quantised matrix.
+    """A matrix whose numbers, scales and perhaps zero points are separate tensors.
 
     Attributes:
         shape: Its rows and columns.
         format: The format of the rows that read() returns.
-        main: The name of the tensor with its numbers.
+        main: The name of the tensor with the numbers.
         uses: The names of all tensors that belong to it.
     """
 
@@ -156,11 +156,14 @@ class QuantizedMatrix(ABC):
         return exact
 
     def _rows_of_grid(self, start: int, stop: int) -> slice:
-        """Returns which rows of the grid of scales the rows from start to stop - 1 need."""
+        """Returns which rows of the grid the matrix's rows from start to stop - 1 need. The grid
+        has a scale for each block of rows and columns.
+        """
         return slice(start // self._rows, -(-stop // self._rows))
 
     def _of_groups(self, of_grid: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-        """Repeats the grid's numbers, so that each group of a row has one: [rows, groups].
+        """Repeats scales or zero points, of which the file has one for each block of rows and
+        columns (the grid), so that each group of a row has one: [rows, groups].
 
         Args:
             of_grid: The numbers of _rows_of_grid(start, stop): [rows, columns of the grid].

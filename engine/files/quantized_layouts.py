@@ -26,16 +26,18 @@ from .tensors import Tensors
 DTYPES = (E4M3_DTYPE, E8M0_DTYPE, "I8", "U8", "I32", "I64")
 """The dtypes of quantised matrices' tensors, besides the dtypes of 16 and 32 bits."""
 _WORD_BITS = 32
-# Bits of an integer -> the word to add to a word, to add 1 to each of its integers.
+# Bits of an integer -> a word that has a 1 in each of its integers. Added to another word, it adds
+# 1 to each of that word's integers.
 _ONES = {4: 0x11111111, 8: 0x01010101}
-# The columns of the 8 integers of a word in AWQ's layout, from the lowest bits on.
+# The columns, from 0 to 7, of the 8 integers of a word in AWQ's layout. The integer in the lowest
+# bits comes first.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 # How many rows of a matrix are unpacked at a time, to save memory. A multiple of 8, because AWQ's
 # words have integers of 8 rows.
 _ROWS_AT_ONCE = 512
 # The rows and columns of a block, if config.json does not say.
 _BLOCK = 128
-# XOR with this bit adds 128 to an 8-bit integer.
+# XOR with this bit adds 128 to an 8-bit integer, so that none is negative.
 _SIGN = np.uint8(0x80)
 
 
@@ -53,15 +55,17 @@ class _Rows(QuantizedMatrix):
         return self._of_groups(self._checked(self._scale, read), start, stop)
 
     def _of_grid(self, name: str, rows: slice) -> NDArray[Any]:
-        """Reads some rows of the grid from a tensor of scales or zero points."""
+        """Reads from a tensor of scales or zero points those of some rows of the grid. The grid has
+        a number for each block of rows and columns that share it.
+        """
         has_rows = bool(self._tensors.held[name][1])
         read = self._tensors.read(name, *([rows] if has_rows else []))
         return read.reshape(-1, self._grid[1])
 
 
 class _Bytes(_Rows):
-    """8-bit floats or integers in `weight`, with scales. Integers may have zero points. Older files
-    also have zero points, all 0, for matrices without.
+    """8-bit floats or integers in `weight`, with scales. Integers may have zero points. If the
+    scheme has none, older files have them nevertheless, and all must be 0.
     """
 
     def _forms(self) -> Sequence[Groups]:
@@ -94,7 +98,8 @@ class _Bytes(_Rows):
 
 class _Packed(_Rows):
     """compressed-tensors' `weight_packed`: words of 32 bits with 8 or 4 integers of a row. The
-    first integer has the lowest bits. Half of the range was added to each (8 or 128).
+    first integer has the lowest bits. Half of the range, 8 or 128, was added to each, so that none
+    is negative.
     """
 
     @property
@@ -261,7 +266,7 @@ def find_quantized(
         quantization: What config.json says.
         tensors: The folder's tensors.
         config: The model's configuration.
-        names: The folder's name of each of the config's tensors.
+        names: Tensor of ModelConfig.shapes() -> its name in the folder.
 
     Raises:
         kccl.Error: A tensor is missing, or has another dtype or shape than it must have.

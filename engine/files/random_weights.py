@@ -31,7 +31,7 @@ from .source import Source
 _LEVELS = 1 << 16
 # The largest random word, and how many words a thread draws at a time.
 _MOST_WORD, _AT_ONCE = (1 << 64) - 1, 1 << 14
-# The spread of the norms' weights around 1. They differ, so that a test fails if a norm is
+# The spread of the norms' weights around 1. With different weights, a test fails if a norm is
 # forgotten, or taken for another.
 _NORM_SPREAD = 0.1
 # The spread of biases. It is so large that a test fails if a bias is forgotten.
@@ -48,8 +48,8 @@ def _laneformer(**fields: Any) -> ModelConfig:
 
 
 def _ordinary(**fields: Any) -> ModelConfig:
-    """Returns the shape of a model without delay. Its lanes follow from lanes_for(). By default its
-    embedding is tied.
+    """Returns the configuration of a model without delay. lanes_for() chooses the number of its
+    lanes. By default its embedding is tied.
     """
     lanes = lanes_for(fields["num_heads"], fields["num_kv_heads"], fields["ffn"])
     return ModelConfig(num_lanes=lanes, **{"is_tied": True} | fields)
@@ -75,7 +75,7 @@ def _gpt_oss(**fields: Any) -> ModelConfig:
     )
 
 
-# What both sizes of gpt-oss share.
+# The fields that are the same in both sizes of gpt-oss.
 _GPT_OSS: dict[str, Any] = {
     **{"num_lanes": 2, "hidden": 2880, "ffn": 2880, "num_heads": 64, "num_kv_heads": 8},
     **{"head_dim": 64, "vocab_size": 201088, "context": 131072, "window": 128},
@@ -115,13 +115,13 @@ MODELS = {
         **{"num_kv_heads": 2, "head_dim": 64, "vocab_size": 151936, "context": 32768},
         **{"norm_eps": 1e-6, "biases": ("qkv",), "rope": Rope(theta=1e6)},
     ),
-    # This is version 0.1, which has a window.
+    # Version 0.1 of Mistral 7B, which has a window.
     "mistral-7b": _ordinary(
         **{"family": "mistral", "num_layers": 32, "hidden": 4096, "ffn": 14336, "num_heads": 32},
         **{"num_kv_heads": 8, "head_dim": 128, "vocab_size": 32000, "context": 32768},
         **{"window": 4096, "window_layers": 32, "is_tied": False},
     ),
-    # This is SmolLM2-135M, as GGUF files have it.
+    # SmolLM2-135M as GGUF files have it, with interleaved RoPE.
     "smollm2": _ordinary(
         **{"family": "llama", "num_layers": 30, "hidden": 576, "ffn": 1536, "num_heads": 9},
         **{"num_kv_heads": 3, "head_dim": 64, "vocab_size": 49152, "context": 8192},
@@ -182,8 +182,8 @@ _STORED = {"gpt-oss-20b": _IN_MXFP4, "gpt-oss-120b": _IN_MXFP4}
 
 
 def shape_of(name: str) -> ModelConfig:
-    """Returns the shape of a name in MODELS. The name may end in ":" and a number of layers: then
-    the shape has only so many, so that a part of a large model fits into memory.
+    """Returns the configuration of a name in MODELS. The name may end in ":" and a number of
+    layers: then the model has only that many, so that a part of a large model fits into memory.
 
     Raises:
         InvalidArgument: There is no such shape, or it has fewer layers.
@@ -224,7 +224,7 @@ def random_checkpoint(
 
     Args:
         model: A name that shape_of() knows, or a configuration.
-        seed: The seed of the weights; 0 or more.
+        seed: The seed of the weights, 0 or more.
         dtype: The type of the stored weights: "bfloat16" or "float16".
         stored: Name within the layer, "embedding" or "head" -> the name of the format in which
             these matrices are stored instead. It must be a format that an executor multiplies.

@@ -16,7 +16,7 @@ from .patterns import LINEAR, REGEX, is_match
 FIELD = "quantization_config"
 SMALLEST_GROUP = 32
 """The columns of the smallest group with a scale."""
-# The most rows or columns that share a scale.
+# The largest number of rows or columns that may share a scale.
 _MOST_SHARED = (1 << 31) - 1
 
 
@@ -42,8 +42,8 @@ class Scheme:
     Attributes:
         layout: The layout of its tensors.
         scale: The names that the tensor of scales may have. The file has one of these.
-        rows: How many rows share a scale; 0: all of them.
-        columns: How many columns share a scale; 0: all of them.
+        rows: How many rows share a scale. 0 means all of them.
+        columns: How many columns share a scale. 0 means all of them.
         has_zeros: Whether there is a zero point for each scale.
         zero_offset: The number to add to a stored zero point.
     """
@@ -95,7 +95,8 @@ class Quantization:
         self._is_ignored = is_ignored
 
     def scheme_of(self, module: str) -> Scheme | None:
-        """Returns how the weight of a linear layer is stored; None: in 16 or 32 bits.
+        """Returns how the weight of a linear layer is stored. Returns None if that is in 16 or 32
+        bits.
 
         Args:
             module: The layer's name in transformers, as in "model.layers.0.mlp.up_proj".
@@ -143,7 +144,9 @@ def group_size(fields: Fields, *names: str) -> int:
 
 
 def block(fields: Fields, name: str) -> tuple[int, int]:
-    """Returns the rows and the columns of a block."""
+    """Returns the rows and columns of a block, which has one scale. The field is a list of two
+    sizes, or a text as "128x128".
+    """
     value = fields.value(name)
     if isinstance(value, str):
         value = [

@@ -29,8 +29,8 @@ class Source(ABC):
         is_stacked: Whether matrices in the file have the lane as their first axis, like the
             config's shapes.
         has_tokenizer: Whether there is a tokenizer beside the weights.
-        mapped_bytes: The bytes of the largest file that is mapped while a tensor is read; 0: none
-            is mapped.
+        mapped_bytes: The bytes of the largest file that is mapped while a tensor is read. 0 means
+            that none is mapped.
         notices: Sentences, one for each setting of the files that the engine does not follow.
     """
 
@@ -50,8 +50,8 @@ class Source(ABC):
         """Returns the file that holds a tensor, for messages."""
 
     def main_of(self, name: str) -> str:
-        """Returns the name of a tensor of the file, for messages. If `name` is made of several
-        tensors, it is that of the numbers, not of the scales.
+        """Returns a tensor's name in the file, for messages. If `name` is made of several of the
+        file's tensors, returns the name of the one with the numbers, not the scales.
         """
         return name
 

@@ -59,9 +59,9 @@ class Tensors:
         return found
 
     def kept(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Returns what make() returned for this name. Calls make() unless the last call had the
-        same name. Each thread keeps a result of its own, because threads, which may be ranks, read
-        different tensors.
+        """Returns what make() returns for this name. If the last call had the same name, returns
+        that call's result instead of calling make(). Each thread keeps a result of its own, because
+        threads, which may be ranks, read different tensors.
         """
         kept = getattr(self._last, "made", None)
         if kept is None or kept[0] != name:

@@ -9,7 +9,7 @@ _SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 NUMBERS: NDArray[np.float32] = np.array([*_SIZES, *(-size for size in _SIZES)], np.float32)
 """Code -> number, for the 16 codes."""
 # The numbers halfway between two sizes. Such a number is a tie, and is rounded to the size whose
-# mantissa is even. That is the larger size for every second one of them.
+# mantissa is even. For every second of these ties that is the larger size.
 _BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _PAIRS = 16
 

@@ -17,8 +17,8 @@ from .ggml import Ggml
 from .int4 import halved
 
 _BIAS, _NAN = 127, 255
-# The exponent of the largest number, 6; and the largest scale byte for which 6 * scale is finite in
-# FP32.
+# The exponent of 6, the largest number of e2m1; and the largest scale byte for which 6 * scale is
+# finite in FP32.
 _MOST_EXPONENT, _SAFE = 2, 252
 # How many values are converted at a time, so that copies of them stay small.
 _CHUNK = 1 << 20

@@ -55,11 +55,11 @@ class ModelConfig:
         has_qk_norm: Whether queries and keys pass an RMSNorm over head_dim before RoPE (Qwen3).
         has_sinks: Whether each head has an attention sink: a learned logit that joins the softmax
             and has no value (gpt-oss).
-        experts: The experts of each layer; None: each layer has one feed-forward block.
+        experts: The experts of each layer. None means that each layer has one feed-forward block.
         swiglu_limit: If 0, the feed-forward block computes silu(gate) * up. Otherwise it follows
             gpt-oss: it clamps gate to at most this limit and up to +-limit, and computes
             (up + 1) * gate * sigmoid(1.702 * gate).
-        attention_scale: Multiplies the products of queries and keys; 0: head_dim ** -0.5.
+        attention_scale: Multiplies the products of queries and keys. 0 stands for head_dim ** -0.5.
         delay: After how many layers the other lanes add a lane's message. 0: all lanes share one
             residual, and add up their outputs in lane order after each module, as in ordinary
             models.
@@ -237,13 +237,15 @@ class ModelConfig:
 
     @property
     def longest_context(self) -> int:
-        """Returns the most positions that a sequence may have. A RoPE scaling permits more than
+        """Returns the most positions that a sequence may have. A RoPE scaling may permit more than
         `context`.
         """
         return self.rope.longest(self.context)
 
     def window_of(self, layer: int) -> int:
-        """Returns how many keys a query of this layer sees, its own included; 0: all of them."""
+        """Returns how many keys a query of this layer sees, its own included. 0 means that it sees
+        all.
+        """
         layers = self.window_layers
         has_window = layer in layers if isinstance(layers, tuple) else layer < layers
         return self.window if has_window else 0

@@ -22,13 +22,13 @@ wrong id costs time, and changes no token."""
 class Drafts:
     """How drafts are made.
 
-    A pass runs the last token and some drafts behind it, and reads the weights once. Then it
+    A pass runs the last token and some drafts after it, and reads the weights once. Then it
     chooses a token for each draft's place, from the logits, noise and history that this token would
     have without drafts. A draft is accepted if it equals this token. So drafts change neither the
     tokens of an answer nor their log-probabilities nor its end, whatever SamplingParams are.
 
     Attributes:
-        most: The most drafts of a pass; 0: none.
+        most: The most drafts of a pass. 0 means none.
         adapts: Whether the number of drafts depends on the share of the last drafts that were
             accepted. From 7/8 on a pass has 7 drafts, from 2/3 on 3, from 1/2 on 1, else none; at
             most `most`. Times play no part, so equal requests take equal passes. If no draft is

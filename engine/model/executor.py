@@ -21,8 +21,8 @@ class Token(NamedTuple):
     """A token that was chosen.
 
     Attributes:
-        id: The token.
-        logprob: Its log-probability; NaN unless asked for.
+        id: The token's id.
+        logprob: Its log-probability. NaN unless it was asked for.
         end: "" while the request goes on; "stop", "max_tokens" or "context" at its last token.
         time_s: The time at which it was chosen, by time.monotonic(). If a pass chooses several
             tokens, executors/shares.py then spreads the pass's time over them.
@@ -30,7 +30,7 @@ class Token(NamedTuple):
         pass_number: The number, within the request, of the pass that chose it. Always 0 if the
             executor takes no drafts.
         num_drafts: The drafts that this pass checked.
-        is_draft: Whether the token was one of them.
+        is_draft: Whether the token was one of these drafts.
     """
 
     id: int
@@ -49,7 +49,7 @@ class Drafted:
 
     Attributes:
         proposed: The number of drafts that its passes checked.
-        accepted: How many of them became tokens. Drafts behind the answer's end did not.
+        accepted: How many of them became tokens. Drafts after the answer's end did not.
     """
 
     proposed: int = 0
@@ -123,8 +123,8 @@ class Executor(Protocol):
             request's length before start().
         nbytes: The bytes of this rank's packed weights.
         kv_item_bytes: The bytes of an element of the KV cache.
-        device: The name of the rank's GPU; "" on a CPU.
-        cpus: The cores on which its threads may run; empty on a device.
+        device: The name of the rank's GPU. "" on a CPU.
+        cpus: The cores on which its threads may run. Empty on a device.
         drafts: How the requests that start from now on make drafts; always OFF on a device.
     """
 
@@ -165,7 +165,7 @@ class Executor(Protocol):
         called with the same `params` and `overlaps`.
 
         Args:
-            ids: The prompt.
+            ids: The prompt's ids.
             params: How tokens are chosen.
             place: The request's slot, and the positions that the cache already has.
             overlaps: As in prepare().
@@ -182,7 +182,7 @@ class Executor(Protocol):
     def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:
         """Sets which ids may be chosen for a position. A request with a grammar waits for this mask
         before it chooses each token. After start(), the caller must post the mask of the first
-        position behind the prompt. After each token that tokens() gives, unless it ends the
+        position after the prompt. After each token that tokens() gives, unless it ends the
         request, the caller must post the next position's mask. All ranks must get the same masks; a
         rank that chooses no tokens may ignore them. Any thread may call. Does nothing if the
         request has ended.
@@ -220,13 +220,13 @@ class Executor(Protocol):
         writes_shared: bool,
         place: Place = BEGINNING,
     ) -> None:
-        """Begins to write to `out` the logits behind each id that the cache does not have: float32
+        """Begins to write to `out` the logits after each id that the cache does not have: float32
         [number of these ids, vocab_size]. wait() waits for the end.
 
         wait() may raise kccl.Error for logits that are not finite.
 
         Args:
-            ids: The tokens.
+            ids: The tokens' ids.
             out: The array that gets the logits.
             writes_shared: Whether this rank writes the parts that are the same on all ranks. If
                 ranks share one array, it must be True for exactly one of them.

@@ -38,7 +38,7 @@ class Grammar:
         text: The schema or the choices as JSON, the pattern, or the grammar.
 
     Raises:
-        InvalidArgument: llguidance refuses it; the text gives its reason.
+        InvalidArgument: llguidance refuses the grammar. The text gives its reason.
         kccl.Error: llguidance is not installed.
     """
 
@@ -64,7 +64,7 @@ class Grammar:
         schema.
 
         Args:
-            schema: A JSON schema, or its text; None: any JSON object.
+            schema: A JSON schema, or its text. None allows any JSON object.
         """
         if schema is None:
             schema = {"type": "object"}
@@ -115,7 +115,8 @@ class Grammar:
         """Returns the grammar in the form that llguidance's matchers take."""
         matcher = library("llguidance", "serve").LLMatcher
         if self.kind == "json":
-            # Only objects can have options.
+            # Options are possible only in a schema that is an object. "{}" means the same as
+            # "true".
             schema = "{}" if self.text.strip() == "true" else self.text
             options = [JSON_OPTIONS] if schema.lstrip().startswith("{") else []
             return str(self._guarded(matcher.grammar_from_json_schema, schema, *options))
@@ -155,7 +156,9 @@ def _sentence(name: str, value: object, wanted: str, reason: object) -> str:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Tells whether llguidance's Rust has panicked, which Python sees as no Exception."""
+    """Tells whether llguidance's Rust code has panicked. Python gets that as a BaseException that
+    is no Exception.
+    """
     return type(error).__name__ == "PanicException"
 
 

@@ -91,12 +91,14 @@ class OpKind:
     Attributes:
         name: The last part of an op's name, as "out" in "layers.3.out".
         place: Where in the program the op runs. Ops of a layer run in the order of KINDS.
-        mlp: The kind of feed-forward block whose models have the op; None: all models have it.
+        mlp: The kind of feed-forward block whose models have the op. None means that all models
+            have it.
         oracle: The name of Reference's method, without the leading underscore.
-        takes: The vector that the op reads. None: it reads the token's id.
+        takes: The vector that the op reads. None means that it reads the token's id.
         gives: The vector that the op makes.
-        width: The number of values of the vector that it makes.
-        norm: The tensor of the RMSNorm that is applied to the vector it reads; "": none.
+        width: Returns the number of values of the vector that the op makes.
+        norm: The tensor of the RMSNorm that is applied to the vector that the op reads. "" means
+            none.
         matrices: The names of its matrices, in the order of the product's rows. If has_experts,
             each expert has matrices of these names.
         has_experts: Whether the matrices and biases are those of experts.
@@ -151,8 +153,8 @@ class OpKind:
         return tuple(name for name in names if name)
 
     def bias_tensors(self, config: "ModelConfig") -> tuple[str, ...]:
-        """Returns the names, within the layer, of the op's biases in the checkpoint; () if the
-        model has none.
+        """Returns the names, within the layer, of the op's biases in the checkpoint. Returns () if
+        the model has none.
         """
         return self._of_experts(self.biases, config) if self.name in config.biases else ()
 

@@ -46,7 +46,7 @@ class Op:
     shape: tuple[int, int]
     """The shape of the output for one position: (lanes or residuals, values each)."""
     format: Format | None = None
-    """The format of its first matrix, or of its table; None: it has neither."""
+    """The format of its first matrix, or of its table. None if it has neither."""
     formats: tuple[Format, ...] = ()
     """The formats of all its matrices, as matrices() returns them, or of its table."""
     layer: int = 0
@@ -59,20 +59,20 @@ class Op:
     """For ops that end a module: the module's number, 2 * layer or 2 * layer + 1. The fields below
     are for these ops only, too."""
     own_scale: float = 1.0
-    """1 or sqrt(lanes), rounded to float32 where it is used."""
+    """The factor of a lane's own output: 1 or sqrt(lanes), rounded to float32 where it is used."""
     is_blocking: bool = False
     sends: bool = False
     """Whether a later module receives this module's messages."""
     receives: int | None = None
-    """The module whose messages this op adds; None: it adds none."""
+    """The module whose messages this op adds. None if it adds none."""
 
     def matrices(self) -> tuple[str, ...]:
         """Returns the tensors of its matrices, or of its table."""
         return tuple(name for name in self.weights if not is_vector(name))
 
     def products(self) -> tuple[tuple[str, ...], ...]:
-        """Returns the matrices of each of its products. With experts it has one product for each,
-        otherwise one.
+        """Returns the matrices of each of its products. An op has one product, or with experts one
+        for each expert.
         """
         names, num = self.matrices(), len(KINDS[self.kind].matrices)
         return tuple(names[i : i + num] for i in range(0, len(names), num)) if num else (names,)
@@ -114,8 +114,8 @@ class Program:
 
     @property
     def num_residuals(self) -> int:
-        """Returns the number of residuals: 1 if the lanes share theirs, as in ordinary models; else
-        one for each lane.
+        """Returns the number of residuals. That is 1 if the lanes share theirs, as in ordinary
+        models. Otherwise there is one for each lane.
         """
         return 1 if self.config.delay == 0 else self.config.num_lanes
 
@@ -129,7 +129,8 @@ class Program:
     @property
     def num_in_flight(self) -> int:
         """Returns after how many modules a message is added: module n's messages are added at the
-        end of module n + num_in_flight. So the messages of so many modules are under way at once.
+        end of module n + num_in_flight. So the messages of num_in_flight modules are under way at
+        once.
         """
         return 2 * self.config.delay
 
@@ -258,15 +259,15 @@ class Program:
         return nums.get(vector, self.config.num_lanes)
 
     def _exchange(self, module: int) -> dict[str, Any]:
-        """Returns how the op that ends a module exchanges messages, as fields of Op. The module's
+        """Returns how the op that ends a module exchanges messages, as fields of Op. This file's
         docstring has the rules.
         """
         c, delay = self.config, self.num_in_flight
         is_early = module < delay
         if delay == 0 or (is_early and c.early_comm):
             return {"module": module, "is_blocking": True, "sends": self._sends(module)}
-        # A lane that does not add the other lanes' outputs scales its own by sqrt(lanes). A sum of
-        # as many independent outputs would be as large.
+        # A lane that does not add the other lanes' outputs scales its own by sqrt(lanes): then it
+        # is as large as a sum of that many independent outputs would be.
         is_alone = is_early or not self._communicates(module)
         source = module - delay
         return {

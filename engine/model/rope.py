@@ -141,7 +141,7 @@ class Rope:
         theta: Pair i of a head turns by theta ** (-2i / head_dim) radians a position, unscaled.
         is_interleaved: If True, pair i is the elements (2i, 2i + 1) of a head. If False, it is
             (i, i + head_dim / 2).
-        scaling: Changes the frequencies; None: they stay.
+        scaling: Changes the frequencies. None leaves them as they are.
         attention_factor: Multiplies the cosines and sines.
     """
 

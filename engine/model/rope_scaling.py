@@ -54,7 +54,7 @@ class DynamicScaling(Scaling):
         return max(length, self.original_context)
 
     def longest(self, context: int) -> int:
-        # Every length has frequencies, so the scaling sets no limit.
+        # There are frequencies for every length, so the scaling sets no limit.
         return MOST_POSITIONS
 
 
@@ -83,7 +83,8 @@ class YarnScaling(Scaling):
 
     def scale(self, frequencies: Frequencies, theta: float, length: int) -> Frequencies:
         low, high = self.ramp(2 * len(frequencies), theta)
-        # If the ramp begins and ends at the same pair, 0.001 avoids a division by 0: it is a step.
+        # If the ramp begins and ends at the same pair, 0.001 avoids a division by 0. The ramp is
+        # then a step.
         ramp = (np.arange(len(frequencies)) - low) / (high - low or 0.001)
         divided: Frequencies = np.clip(ramp, 0.0, 1.0)
         return frequencies * (1 - divided + divided / self.factor)

@@ -11,8 +11,8 @@ from .program import Program
 
 
 def pair_order(head_dim: int, *, is_interleaved: bool) -> NDArray[np.intp]:
-    """Returns the order of a head's elements in an executor, where the elements of a pair are
-    neighbours: entry i is the index in the checkpoint's head.
+    """Returns the order of a head's elements in an executor, where the elements of a RoPE pair are
+    neighbours. Entry i is the index, in the checkpoint's head, of the executor's element i.
     """
     order = np.arange(head_dim)
     return order if is_interleaved else order.reshape(2, -1).T.ravel()
@@ -23,9 +23,8 @@ class Rotations:
     because executors keep pointers to them.
 
     Attributes:
-        cosines, sines: The cosines and sines of each position's angles: float32
-            [context, head_dim / 2]. Rows behind the last request's reach may be an earlier
-            request's.
+        cosines, sines: float32 [context, head_dim / 2]: the cosines and sines of each position's
+            angles. Rows after the last request's Program.reach() may be an earlier request's.
     """
 
     def __init__(

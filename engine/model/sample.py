@@ -50,14 +50,15 @@ class SamplingParams:
     Attributes:
         temperature: Divides the logits, by 1e-6 or more. 0: the largest logit wins, of equal ones
             the lowest id, and top_k, top_p and min_p have no effect.
-        top_k: Keeps the logits that are not below the k-th largest; 0: all.
-        top_p: Keeps the most likely tokens until their probabilities sum to this; 1: all.
-        min_p: Keeps tokens at least this likely in relation to the most likely one; 0: all.
+        top_k: Keeps the logits that are not below the k-th largest. 0 keeps all.
+        top_p: Keeps the most likely tokens until their probabilities sum to this. 1 keeps all.
+        min_p: Keeps tokens at least this likely in relation to the most likely one. 0 keeps all.
         repetition_penalty: Divides the positive logits of ids in the prompt or the answer, and
             multiplies the negative ones; from 1e-6 to 1e6.
         presence_penalty: A number that is subtracted from the logits of ids in the answer; from
             -1e6 to 1e6.
-        frequency_penalty: Likewise, but subtracted as often as the answer has the id.
+        frequency_penalty: A number that is subtracted from the logits of ids in the answer, once
+            for each time that the answer has the id; from -1e6 to 1e6.
         logit_bias: Added to logits: a mapping of ids to numbers from -1e6 to 1e6. Kept as a tuple
             of (id, number), the lowest id first.
         seed: The seed of the noise, 64 bits. None: Engine draws one for each request, the same on
@@ -69,8 +70,8 @@ class SamplingParams:
         logprobs: Whether each token comes with its log-probability.
         top_logprobs: How many of the likeliest tokens come with each token, at most 20; logprobs
             must be True.
-        grammar: What the answer must look like; None: anything. Only tokens that it permits can be
-            chosen. Where the answer is complete, it also permits the tokenizer's end ids. If
+        grammar: What the answer must look like. None allows anything. Only tokens that it permits
+            can be chosen. Where the answer is complete, it also permits the tokenizer's end ids. If
             nothing can follow, the answer ends. The answer is incomplete if max_tokens, a stop
             string or a stop id ends it earlier.
 
@@ -136,7 +137,7 @@ class SamplingParams:
 
     @property
     def noise_seed(self) -> int:
-        """Returns the seed; 0 if it is None. Engine sets a seed wherever noise is drawn."""
+        """Returns the seed. Returns 0 if it is None. Engine sets a seed wherever noise is drawn."""
         return 0 if self.seed is None else self.seed
 
     def _set(self, name: str, value: Any) -> None:
@@ -173,10 +174,10 @@ def sample(
     Args:
         logits: float32 [vocab_size].
         position: The place in the sequence that the token will have, from 0.
-        history: All ids before it, the prompt's too.
-        num_prompt: How many of them are the prompt's; None: all.
+        history: All ids before that position, of prompt and answer.
+        num_prompt: How many ids of `history` are the prompt's. None means all.
         mask: uint32 [(vocab_size + 31) // 32]: which ids may be chosen, as Executor.post_mask()
-            takes it; None: all.
+            takes it. None allows all.
 
     Returns:
         The id, and its log-probability by the unchanged logits: without grammar, penalties,
@@ -321,7 +322,7 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...] | None:
 
 
 def _text(value: Any) -> str | None:
-    """Returns a stop string; None if it is no string, is empty, or UTF-8 cannot encode it."""
+    """Returns a stop string. Returns None if it is no string, is empty, or is not valid UTF-8."""
     if not isinstance(value, str):
         return None
     try:

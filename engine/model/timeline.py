@@ -18,14 +18,14 @@ from ..base.core import lib
 
 Array = NDArray[Any]
 
-# The stamps of an op: KcclDecodeStamp.
+# The indices of an op's stamps, times that a block records: see KcclDecodeStamp.
 BEGAN: int = lib.kKcclDecodeBegan
 ARRIVED: int = lib.kKcclDecodeArrived
 MULTIPLIED: int = lib.kKcclDecodeMultiplied
 MET: int = lib.kKcclDecodeMet
 FINISHED: int = lib.kKcclDecodeFinished
 NUM_STAMPS: int = lib.kKcclDecodeNumStamps
-# The stamps of a stage of weights: KcclDecodeStageStamp.
+# The indices of the stamps of a stage of weights: see KcclDecodeStageStamp.
 ASKED: int = lib.kKcclDecodeAsked
 LANDED: int = lib.kKcclDecodeLanded
 LET_GO: int = lib.kKcclDecodeLetGo
@@ -63,7 +63,7 @@ class TracedOp(NamedTuple):
 
     Attributes:
         kind: Op.kind of program.py; or "end", in which all blocks agree on the next token.
-        layer: The layer; -1 for the head and for the end.
+        layer: The layer. -1 for the head and for the end.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class Layout:
     Attributes:
         ops: The traced ops, in their order.
         stage_ops: int [stage][block]: the index in `ops` of the op that multiplies this stage of
-            the block; -1: the block has no such stage.
+            the block. -1 means that the block has no such stage.
         stage_bytes: int [stage][block]: the bytes of the block's stage.
         of_token_step: The number of stamps of a block in a token step.
         ring_stages: The number of stages that a block's ring has room for.
@@ -137,8 +137,8 @@ class Timeline:
         layout: What its stamps mean.
         begins: [kept token steps + 1]: when the blocks began each kept token step, on average. The
             last element is the end of the last one.
-        ops: [kept token step][op][stamp][block]; NaN: the stamp was not reached.
-        stages: [traced token step][stage][stage stamp][block]; NaN: the stage does not exist. The
+        ops: [kept token step][op][stamp][block]. NaN if the stamp was not reached.
+        stages: [traced token step][stage][stage stamp][block]. NaN if the stage does not exist. The
             producer warp may notice late that a stage has landed. If its block let it go before
             that, LANDED is the time of LET_GO.
         ns_per_tick: Nanoseconds per tick of the multiprocessors' clocks.
@@ -189,8 +189,8 @@ def timelines(ranks: Sequence[Stamps]) -> list[Timeline]:
 
 def _timeline(stamps: Stamps, origin_ns: int) -> Timeline:
     layout, values = stamps.layout, stamps.values
-    # Subtracts as integers, before the conversion to float64: the differences are small enough to
-    # be exact there.
+    # Subtracts before the conversion to float64. Unlike the stamps, their differences are small
+    # enough to be exact in float64.
     first = values[0, -2].astype(np.int64)
     ticks = np.where(values[:, :-2] == 0, np.nan, (values[:, :-2].astype(np.int64) - first))
     begin_ticks = values[:, -2].astype(np.int64) - first

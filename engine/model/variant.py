@@ -8,7 +8,7 @@ from ..base.core import lib
 from .ops import PRODUCTS
 
 PINS = tuple(f"pin:{product}" for product in PRODUCTS)
-# Names of the parts, and their bits of KcclDecodeAblation.
+# Name of a part of the kernel -> the bit of KcclDecodeAblation that leaves it out.
 _LEFT_OUT: dict[str, int] = {
     "exchanges": lib.kKcclDecodeNoExchanges,
     "weights": lib.kKcclDecodeNoWeights,
@@ -21,11 +21,12 @@ _NUMBERS = ("in-flight", "stage-steps")
 
 @dataclass(frozen=True)
 class Variant:
-    """A decode kernel.
+    """A decode kernel: the usual one, or one that leaves out or changes a part of the work.
 
     Attributes:
         name: The name, as parse() takes it.
-        ablated, in_flight, stage_steps: As in Tuning; 0: the usual value.
+        ablated, in_flight, stage_steps: As in Tuning (monokernel/shape.py). 0 stands for the usual
+            value.
         traces: Whether the kernel records the times of its ops (timeline.py).
     """
 

@@ -1,7 +1,8 @@
 """Prepares the choice of tokens in the monokernel: fills in its fields of the task, and allocates
 its memory.
 
-A rank holds the marks, counts and biases of those ids whose rows of the head it has.
+For the ids whose rows of the head it has, a rank holds marks (which ids the prompt or the answer
+has), counts (how often the answer has an id) and biases.
 """
 
 import ctypes
@@ -48,8 +49,8 @@ class Choices:
             task: The rank's KcclDecodeTask, which gets the addresses that all requests use.
             mailbox: The rank's KcclDecodeMailbox.
             program: The model's program.
-            comm: The ranks.
-            arena: Where the memory comes from.
+            comm: The communicator of all ranks.
+            arena: Allocates the memory.
             context: The positions that a slot of the KV cache has room for.
         """
         rows = head_rows(program, comm.world_size)
@@ -88,7 +89,8 @@ class Choices:
             self._arena.write(self._biases, biases)
         task.num_alternatives = min(params.top_logprobs, self._vocab_size)
         task.mask = self._mask if params.grammar is not None else 0
-        # 0 stands for no mask, because the first position that needs one is behind the prompt.
+        # Position 0 means that there is no mask. The prompt has at least one id, so no mask is for
+        # position 0.
         self._mailbox.masked = self._mailbox.awaited = 0
 
     def post_mask(self, position: int, words: NDArray[np.uint32]) -> None:

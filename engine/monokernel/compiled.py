@@ -19,7 +19,7 @@ from .tuning import with_variant
 class Kernels:
     """A rank's kernels. Compiles the usual ones at once, and others when they are first needed.
 
-    All of them use the same memory.
+    All kernels use the same weights, KV cache and exchange buffer.
 
     Attributes:
         usual: The usual module, which has all kernels. Its decode kernel overlaps its work, and
@@ -39,7 +39,7 @@ class Kernels:
 
         Args:
             program: The model's program.
-            comm: The ranks.
+            comm: The communicator of all ranks.
             launcher: Launches kernels on the rank's device.
             arena: The rank's memory.
             tuning: How the device is used.

@@ -11,7 +11,7 @@ from .loading import Sizes
 from .shape import Tuning
 from .source import KERNELS
 
-# The warps of a block of the kernels pack and copy_cache.
+# How many warps a block of the kernels pack and copy_cache has.
 _PACKERS = 8
 
 
@@ -26,7 +26,7 @@ class Launcher:
     """A rank's device, and the stream on which its kernels run one after the other.
 
     Attributes:
-        device: The GPU; None in the simulator.
+        device: The GPU. None in the simulator.
     """
 
     def __init__(self, comm: kccl.Communicator, warp_size: int) -> None:
@@ -37,7 +37,7 @@ class Launcher:
             warp_size: The threads of a warp of the simulated device.
         """
         self._comm = comm
-        # compile() passes it on: the simulator must be told, while a GPU's warp size is fixed.
+        # compile() passes the warp size to the simulator. A GPU has a fixed one.
         self._warp_size = warp_size if comm.backend == "sim" else None
         self.device: kccl.gpu.Device | None = None
         self._stream: Any = None
@@ -107,18 +107,21 @@ class Grids:
 
         Args:
             launcher: Launches the kernels.
-            comm: The ranks. Collective: all of them must call this.
+            comm: The communicator of all ranks. Collective: all of them must call this.
             tuning: How the device is used.
             usual: The module with all kernels.
         """
         self._launcher, self._tuning, self._usual = launcher, tuning, usual
-        # Kernels use only the waits of this DeviceComm, so the smallest buffers are enough.
+        # Kernels only wait with this DeviceComm, and send nothing through its buffers. So the
+        # smallest buffers are enough.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
 
     def pack(self, *place: int) -> None:
-        """Packs a matrix, and returns when the kernel has ended."""
+        """Packs a matrix, and returns when the kernel has ended. load() says what the arguments
+        are.
+        """
         self._launch_packers("pack", *place)
-        # load() copies the next matrix into the same staging memory.
+        # load() then copies the next matrix into the same staging memory.
         self._launcher.wait()
 
     def copy_cache(self, to: int, source: int, num: int) -> None:
@@ -126,7 +129,7 @@ class Grids:
         self._launch_packers("copy_cache", to, source, num)
 
     def prefill(self, task: Any) -> None:
-        """Fills the KV cache in chunks."""
+        """Runs a task's ids in chunks, which fills the KV cache."""
         warps = self._tuning.chunk_warps + self._tuning.chunk_others
         self._launch(self._usual.module, "prefill", task, warps, self._usual.sizes.prefill_shared)
 

@@ -19,7 +19,7 @@ from .memory import Arena
 from .outputs import Slots
 from .task import MAILBOX_BYTES, TOKEN_BYTES, layers, mailbox_at, new_task, tokens_at
 
-# The most positions whose logits one launch writes.
+# The largest number of positions whose logits one launch writes.
 SCORED_AT_ONCE = 64
 
 
@@ -28,12 +28,13 @@ class Sizes(NamedTuple):
     otherwise.
 
     Attributes:
-        shared: A block's shared memory.
-        exchange_buffer: A rank's exchange buffer.
-        weights: A rank's packed weights.
-        cache: A slot of a rank's KV cache.
-        slots: The first slots of vectors in the exchange buffer, in float4s.
-        prefill_shared: A block's shared memory in prefill; 0 if there is no kernel for chunks.
+        shared: The size of a block's shared memory.
+        exchange_buffer: The size of a rank's exchange buffer.
+        weights: The size of a rank's packed weights.
+        cache: The size of a slot of a rank's KV cache.
+        slots: Where each kind of vectors begins in the exchange buffer, in float4s.
+        prefill_shared: The size of a block's shared memory in prefill. 0 if there is no kernel for
+            chunks.
         stamps: The number of stamps of a block in a token step, if the kernel traces.
     """
 
@@ -47,7 +48,7 @@ class Sizes(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A rank's memory.
+    """A rank's memory on its device, and what the host needs to use it.
 
     Attributes:
         task: A KcclDecodeTask with the addresses of the rank's memory.
@@ -97,12 +98,13 @@ def load(
     Args:
         checkpoint: The model.
         program: The model's program.
-        comm: The ranks.
-        arena: Where the memory comes from.
+        comm: The communicator of all ranks.
+        arena: Allocates the memory.
         sizes: The sizes that the kernel reports.
         context: The positions that a slot of the KV cache has room for.
-        pack: Packs a matrix: (packed weights, matrix, product, layer, lane group). Must return only
-            when the kernel has read the matrix.
+        pack: Packs a matrix: (address of the packed weights, address of the matrix, number of the
+            product, layer, lane group). A lane group is the blocks that share a residual
+            (kernels/shape.cuh). Must return only when the kernel has read the matrix.
         progress: Called with the number of bytes that were packed since its last call.
         slots: The number of sequences that the KV cache keeps.
     """

@@ -16,7 +16,8 @@ class Kind:
     Attributes:
         warps: The numbers of consumer warps that a block may have, in order of preference. With
             each of them a thread has enough registers for the products.
-        warps_together: How many neighbouring warps can exchange registers (setmaxnreg); 1: none.
+        warps_together: How many neighbouring warps execute setmaxnreg together, by which warps give
+            registers to others. 1: the device cannot do that.
         weights_in_registers: Whether each warp loads a stage of its weights ahead into registers.
             If not, a ring of stages is in block-shared memory.
         least_stage_bytes: The fewest bytes of a stage of weights. With smaller stages, handing over
@@ -29,16 +30,18 @@ class Kind:
             copies.
         quietest_bytes: quiet_bytes for short layers, whose exchanges run while copies still fill
             the ring.
-        short_layer_bytes: A layer of an ordinary model is short if a block has at most so many
+        short_layer_bytes: A layer of an ordinary model is short if a block has at most this many
             bytes of its weights.
         bytes_per_ns: The bytes of weights that a block reads in a nanosecond.
         chunk: The positions of a prompt that run at the same time. 1: a prompt runs one position at
             a time, with the decode kernel.
         chunk_warps: The numbers of consumer warps that a block may have in prefill, in order of
             preference. With each of them a thread has enough registers.
-        chunk_steps: The steps of a stage of vectors in prefill.
+        chunk_steps: The steps of a stage of vectors in prefill. A step is 16 elements of the
+            vectors of all positions.
         vectors: The number of vectors that a multiplication of kernels/mma.cuh takes.
-        most_kv_strands: The most KV strands of a KV head.
+        most_kv_strands: The most KV strands of a KV head. With n strands, a strand is every n-th
+            tile of 16 positions, and one warp goes over it.
     """
 
     warps: tuple[int, ...] = (8, 6, 4)
@@ -63,7 +66,8 @@ NVIDIA = Kind()
 quietest_bytes, layers of 238 KB a block are faster, of 54 KB as fast, and of 921 KB slower."""
 
 AMD = Kind(
-    # With these numbers each of the four SIMDs runs two waves. With three, registers would spill.
+    # With these numbers each of a compute unit's four SIMDs runs two waves. With three, registers
+    # would spill.
     warps=(6, 4),
     warps_together=1,
     # Only one stage is in flight. It must cover the latency of a load, 0.8 to 1 microsecond, at 17
@@ -107,7 +111,9 @@ def machine_of(comm: kccl.Communicator, program: Program) -> Machine:
     """
     kind = _KINDS[comm.backend]
     if comm.backend == "sim":
-        # In the simulator one block for each lane group is enough, and fewer blocks run faster.
+        # A kernel needs at least one block for each lane group (the blocks that share a residual,
+        # see kernels/shape.cuh). In the simulator more blocks would only make the run slower, so a
+        # rank gets just that many multiprocessors.
         return Machine(num_groups(program, comm.world_size), kind=kind)
     device = kccl.gpu.device(comm.empty(1).device)
     uuids = comm.gather_objects(device.uuid)

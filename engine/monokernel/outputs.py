@@ -20,12 +20,12 @@ from ..model.rotations import Rotations, pair_order
 
 Array = NDArray[Any]
 _FLOAT4_BYTES: int = lib.kKcclDecodeFloat4Bytes
-# How many numbers a partial result has behind the head_dim numbers of its weighted sum.
+# How many numbers a partial result has after the head_dim numbers of its weighted sum.
 _PARTIAL_EXTRA: int = 4 * lib.kKcclDecodePartialFloat4s
 
 
 class Slots(NamedTuple):
-    """The first slots of vectors in an exchange buffer, in float4s: see KcclDecodeSizes."""
+    """Where each kind of vectors begins in an exchange buffer, in float4s: see KcclDecodeSizes."""
 
     residuals: int
     qkv: int
@@ -41,7 +41,7 @@ class Outputs:
         norms: The norms, as norms_of() returns them.
         lanes: The lanes of the rank.
         rotations: The rank's tables of cosines and sines.
-        slots: The first slots of vectors in the exchange buffer.
+        slots: Where each kind of vectors begins in the exchange buffer.
         kv_splits: See Tuning.
         read: Reads the exchange buffer: (offset, number of bytes) -> bytes.
     """
@@ -64,7 +64,7 @@ class Outputs:
         self._order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
 
     def residuals(self) -> Sequence[int]:
-        """Returns the numbers of the residuals that the rank's exchange buffer has in full."""
+        """Returns the numbers of the residuals that are whole in the rank's exchange buffer."""
         return [0] if self._program.num_residuals == 1 else self._lanes
 
     def of(self, op: Op, position: int) -> dict[int, Array]:

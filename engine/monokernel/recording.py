@@ -27,7 +27,7 @@ class Recording:
         """Allocates the memory. Collective.
 
         Args:
-            comm: The ranks.
+            comm: The communicator of all ranks.
             launcher: Launches kernels on the rank's device.
             arena: The rank's memory.
             module: A module with the kernel describe_trace.

@@ -21,10 +21,10 @@ class Tuning:
             tiles.
         strip_tiles: For formats with scales: the most tiles of a warp that share the scales of
             their rows. A power of two.
-        in_flight: The most stages that are copied at the same time, until a block's warps have
-            freed two stages of the product that is copied.
-        urgent_in_flight: The most stages that are copied at the same time from then on; 0:
-            in_flight.
+        in_flight: The most stages of a product that are copied at the same time before the block's
+            warps have freed two of that product's stages.
+        urgent_in_flight: The most stages of a product that are copied at the same time once two of
+            them have been freed. 0 stands for in_flight.
         kv_strands: The KV strands of a KV head, a power of two. A strand is every kv_strands-th
             tile of 16 positions, and one warp goes over it.
         kv_splits: The KV splits of a KV head, a power of two. Each has equally many KV strands, and
@@ -37,9 +37,9 @@ class Tuning:
         stagger_ns: Delays the beginning of token steps: the blocks of residual i begin
             (i % staggers) * stagger_ns nanoseconds later than those of residual 0.
         staggers: See stagger_ns.
-        delay_ns: For tests: at each op, warps wait for a random time of at most so many
+        delay_ns: For tests: at each op, warps wait for a random time of at most this many
             nanoseconds.
-        slow_rank: For tests: the rank whose warps always wait delay_ns; -1: none.
+        slow_rank: For tests: the rank whose warps always wait delay_ns. -1 means none.
         ablated: Which work the kernel leaves out, to measure what it costs: bits of
             KcclDecodeAblation.
         weights_in_registers: Whether each consumer warp loads a stage of its weights ahead into

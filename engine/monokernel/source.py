@@ -55,7 +55,7 @@ def source_of(
             likely ones, and its ops have more registers. If True, there is no prefill.
         traces: Whether decode records the times of its ops. Then there is describe_trace, too.
         overlaps: Whether computing, copying and exchanging happen at the same time. If False, all
-            blocks of all ranks wait for each other behind each op, and a stage of weights is copied
+            blocks of all ranks wait for each other after each op, and a stage of weights is copied
             when all warps wait for it. The results have the same bits, and there is no prefill.
     """
     c = program.config

@@ -13,7 +13,9 @@ NO_LOGITS = len(ffi.new("KcclDecodeTask *").logits) * (0,)
 
 
 def new_task(copied: Any = None) -> Any:
-    """Returns a copy of a KcclDecodeTask; None: a new one whose fields are zero."""
+    """Returns a copy of a KcclDecodeTask. If `copied` is None, returns a new one whose fields are
+    zero.
+    """
     return ffi.new("KcclDecodeTask *") if copied is None else ffi.new("KcclDecodeTask *", copied[0])
 
 

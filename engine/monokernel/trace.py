@@ -25,7 +25,7 @@ def numbers_bytes(of_token_step: int, blocks: int) -> int:
 
 
 def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
-    """Reads the data that describe_trace() has written for a model."""
+    """Reads what describe_trace() has written for a model. Returns what its stamps mean."""
     sizes = ffi.from_buffer("KcclDecodeTraceSizes *", data)
     # The kernel counts the last norm and the head as one op, and the end of the token step as
     # another.
@@ -44,7 +44,8 @@ def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
     for number, product in enumerate(PRODUCTS, start=1):
         at = np.array([index for index, op in enumerate(ops) if op.kind == product])
         for block in range(blocks):
-            # A block has equally many stages of a product in each layer.
+            # A block has equally many stages of a product in each layer, so they are divided evenly
+            # among the layers' ops.
             mine = np.flatnonzero(products[:, block] == number)
             stage_ops[mine, block] = np.repeat(at, len(mine) // len(at))
     return Layout(

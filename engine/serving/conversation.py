@@ -16,7 +16,7 @@ class Conversation:
     Attributes:
         messages: All messages so far. Each has "role" and "content". The caller may change them
             between two turns. Answers in harmony are kept without thoughts and headers.
-        ids: The prompt of the newest answer.
+        ids: The ids of the newest answer's prompt.
         tokenizer: The model's tokenizer.
     """
 

@@ -30,8 +30,8 @@ class Job(Protocol[T_co]):
         """See the attributes."""
 
     def order(self) -> dict[str, Any]:
-        """Describes the job for the other ranks, as data that JSON can represent. job_of() makes a
-        job from them again.
+        """Describes the job for the other ranks, as data that JSON can represent. From these data
+        job_of() makes an equal job.
         """
 
     def run(
@@ -51,7 +51,7 @@ class Generate:
     """A request for an answer.
 
     Attributes:
-        ids: The prompt.
+        ids: The prompt's ids.
         params: How tokens are chosen.
         shown: Ids of the control tokens whose names are part of the text.
     """
@@ -83,7 +83,7 @@ class Scored(NamedTuple):
     """The log-probability of a prompt's token.
 
     Attributes:
-        logprob: The token's log-probability behind all tokens before it.
+        logprob: The token's log-probability after all tokens before it.
         alternatives: The likeliest tokens at this position, as in Piece.alternatives.
     """
 
@@ -96,8 +96,8 @@ class Score:
     """A request for the log-probabilities of a prompt's tokens. The first token has none.
 
     Attributes:
-        ids: The prompt.
-        num_alternatives: How many of the likeliest tokens come with each token.
+        ids: The prompt's ids.
+        num_alternatives: How many of the likeliest tokens are reported with each token.
     """
 
     ids: list[int]

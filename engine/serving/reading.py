@@ -37,8 +37,8 @@ class Reader:
         """Begins before the first text of an answer.
 
         Args:
-            reasoning: Finds thoughts; None: there are none.
-            calls: Finds calls; None: there are none.
+            reasoning: Finds thoughts. None if there are none.
+            calls: Finds calls. None if there are none.
         """
         self.thoughts = self.text = ""
         self.calls: dict[int, Call] = {}

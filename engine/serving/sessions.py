@@ -15,7 +15,7 @@ from .submission import CANCELLED, End, Submission
 
 T = TypeVar("T")
 
-# The default of the most requests that may wait.
+# The default of Sessions.limit.
 MOST_WAITING = 64
 
 FATAL = (kccl.PeerLost, kccl.Timeout, kccl.BackendError)
@@ -35,7 +35,7 @@ class Sessions:
 
     Attributes:
         limit: The most requests that may wait.
-        failure: The error after which the ranks cannot run requests any more; None: they can.
+        failure: The error after which the ranks cannot run requests any more. None while they can.
     """
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer | None, limit: int) -> None:
@@ -43,7 +43,7 @@ class Sessions:
 
         Args:
             runner: Runs the requests. The caller must close it.
-            tokenizer: Converts ids to text; None: answers have no text.
+            tokenizer: Converts ids to text. If None, answers have no text.
             limit: The most requests that may wait.
         """
         self.limit = limit
@@ -126,7 +126,7 @@ class Sessions:
         """Refuses new requests, and waits until those in the queue have ended.
 
         Args:
-            seconds: The timeout; None: there is none.
+            seconds: The timeout. None means that there is none.
 
         Returns:
             Whether all requests have ended.
@@ -205,7 +205,8 @@ class Sessions:
             end = End(CANCELLED)
         except BaseException as error:
             end = End("", error)
-            # After a BaseException that is no Exception, ranks may be at different points.
+            # After a BaseException that is no Exception, ranks may be at different points of the
+            # request.
             if isinstance(error, FATAL) or not isinstance(error, Exception):
                 self._fail(error)
         submission.finish(end)

@@ -22,7 +22,7 @@ class End:
     """The end of a submission.
 
     Attributes:
-        reason: As in Piece.end, or CANCELLED; "" if the request failed.
+        reason: As in Piece.end, or CANCELLED. "" if the request failed.
         error: The error if the request failed, else None.
     """
 
@@ -39,10 +39,10 @@ class Submission(Generic[T]):
     Attributes:
         job: The job of the request.
         cancellation: Cancels the request while it runs. Callers should call cancel().
-        num_cached: The number of the prompt's tokens that the KV cache had; -1 before the first
+        num_cached: The number of the prompt's tokens that the KV cache had. -1 before the first
             result.
         drafted: The number of drafts that the request has checked and accepted so far.
-        end: The end of the request; None: it has not ended.
+        end: The end of the request. None while it has not ended.
     """
 
     def __init__(

@@ -44,7 +44,8 @@ class Template:
     Attributes:
         source: The template.
         where: Its file, for messages.
-        error: Why the template cannot be read; "" if it can. Raised when the template is used.
+        error: Why the template cannot be read. "" if it can. Raised as an error when the template
+            is used.
     """
 
     source: str
@@ -101,8 +102,8 @@ class ChatTemplates:
         return found.render(messages, variables, add_generation_prompt=add_generation_prompt)
 
     def source(self, *, with_tools: bool) -> str:
-        """Returns the source of the template for a conversation with tools, or without; "" if there
-        is none.
+        """Returns the source of the template for a conversation with tools, or without. Returns ""
+        if there is none.
         """
         found = self._templates.get(self._suits(with_tools=with_tools))
         return found.source if found else ""

@@ -14,7 +14,8 @@ import kccl
 
 from .function_schemas import schema_of
 
-# The fields that may have the author's thoughts of a message. The first one that is there counts.
+# The fields in which a message may have its author's thoughts. The first one that a message has
+# counts.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -84,7 +85,7 @@ def _message(where: str, message: Any) -> dict[str, Any]:
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
-    """Returns the fields of a dataclass or of a model of pydantic; None for other values."""
+    """Returns the fields of a dataclass or a model of pydantic. Returns None for other values."""
     if isinstance(value, type):
         return None
     if is_dataclass(value):

@@ -109,7 +109,7 @@ def _hints(
     function: Callable[..., Any], where: str, name: str
 ) -> tuple[dict[str, dict[str, Any]], list[str], dict[str, Any] | None]:
     """Returns the schemas of the arguments, the names of those without a default, and the schema of
-    the result; None instead of the latter if no schema describes it.
+    the result. The last is None if no schema describes the result.
     """
     try:
         hints, signature = get_type_hints(function), inspect.signature(function)

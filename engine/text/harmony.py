@@ -38,7 +38,7 @@ def is_in(source: str) -> bool:
 
 def with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a message in the form that gpt-oss's template takes. In a message with calls the
-    template refuses both thoughts and a content. So the content is moved behind the thoughts.
+    template refuses both thoughts and a content. So the content is appended to the thoughts.
     """
     thought, content = message.get("thinking"), message.get("content")
     if not (message.get("tool_calls") and thought and content):
@@ -82,24 +82,24 @@ _HEADER, _BEGUN = _header(""), _header(r"|\Z")
 
 
 class Harmony:
-    """See Divider. Text that should be a header but is none counts as text of the answer. So does a
-    message to a tool, with its header, because the reader of calls must find it in the answer.
-    Messages of the same kind are separated as paragraphs.
+    """A Divider (parts.py) for answers in harmony. Text that should be a header but is none counts
+    as text of the answer. So does a message to a tool, with its header, because the reader of calls
+    must find it in the answer. Messages of the same kind are separated as paragraphs.
     """
 
     def __init__(self, prompt_end: str = "") -> None:
         """Begins before the first text of the answer.
 
         Args:
-            prompt_end: The end of the prompt, from its last START on; "" if it has none. It may
+            prompt_end: The end of the prompt, from its last START on. "" if it has no START. It may
                 have a part of the answer's header.
         """
         self._parts: list[Part] = []
-        # The text that is not decided yet: it may be a marker, or a header behind self._end.
+        # The text that is not decided yet: it may be a marker, or a header after self._end.
         self._held = ""
-        # The marker that ended the message before this header; "" if there is none.
+        # The marker that ended the message before this header. "" if there is none.
         self._end = ""
-        # The part of the answer's first header that is in the prompt.
+        # The beginning of the answer's first header, if the prompt has it.
         self._given = ""
         self._is_thought = self._is_call = False
         self._is_new, self._has_said = True, {True: False, False: False}

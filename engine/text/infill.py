@@ -9,7 +9,8 @@ from .tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Infill:
-    """The form of a family's prompts: prefix, text before the gap, suffix, text behind it, middle.
+    """The form of a family's prompts: prefix, text before the gap, suffix, text after the gap, and
+    middle.
 
     Attributes:
         family: The family of models.
@@ -54,7 +55,7 @@ class Gap:
     """A prompt whose answer fills a gap.
 
     Attributes:
-        ids: The prompt.
+        ids: The prompt's ids.
         stop_ids: Ids that must end the answer, besides the model's usual ones.
     """
 

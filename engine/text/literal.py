@@ -29,7 +29,7 @@ class Literal:
         self._known = re.compile(f"(?={'|'.join(map(re.escape, known))})") if known else None
 
     def marked(self, messages: Any) -> tuple[Any, str]:
-        """Inserts a mark behind the first character of each control token in the messages. Returns
+        """Inserts a mark after the first character of each control token in the messages. Returns
         the messages and the mark; "" as mark if they have no control token.
 
         Raises:

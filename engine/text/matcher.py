@@ -1,6 +1,6 @@
 """Computes by a grammar which ids may come next in an answer, token by token.
 
-llguidance does the work. The masks of all ranks are equal, because their tokens are.
+llguidance does the work. All ranks compute the same masks, because they have the same tokens.
 """
 
 from collections.abc import Callable
@@ -51,8 +51,8 @@ class Matcher:
         self._check()
 
     def mask(self) -> NDArray[np.uint32] | None:
-        """Returns the mask of the ids that may come next, as Executor.post_mask() takes it; None if
-        none may. The array is overwritten by the next call.
+        """Returns the mask of the ids that may come next, as Executor.post_mask() takes it. Returns
+        None if none may. The array is overwritten by the next call.
 
         Raises:
             InvalidArgument: The grammar is too complex at this position.

@@ -15,12 +15,12 @@ class Piece:
 
     Attributes:
         text: The text that this token completes. It may be empty, or include earlier tokens' text.
-        id: The token.
-        logprob: The token's log-probability; NaN unless asked for.
+        id: The token's id.
+        logprob: The token's log-probability. NaN unless it was asked for.
         end: "" while the answer goes on. At the last piece "max_tokens", "context", or "stop": a
             stop id or stop string came, or the grammar allows no other token.
-        time_s: When the token was chosen, by time.monotonic(). Tokens of one pass, as drafts make
-            them, share its time equally.
+        time_s: When the token was chosen, by time.monotonic(). If a pass with drafts chooses
+            several tokens, they share the pass's time equally.
         alternatives: The likeliest tokens and their log-probabilities, the likeliest first; as many
             as SamplingParams.top_logprobs asks for.
         special: The name of a control token that is not part of `text`, as in "<|im_end|>"; "" for
@@ -47,7 +47,7 @@ class Answer:
         params: How the tokens were chosen, with the seed that was drawn.
         num_prompt: The number of the prompt's tokens.
         first_token_s: Seconds from the call to the first token.
-        tokens_per_s: Tokens a second after the first token; NaN if there is only one.
+        tokens_per_s: Tokens a second after the first token. NaN if there is only one.
     """
 
     text: str
@@ -91,10 +91,10 @@ class TextOf(Protocol):
         """Returns the text that this id completes."""
 
     def hidden(self, number: int) -> str:
-        """Returns the name of a control token that push() gives no text for; "" for others."""
+        """Returns the name of a control token without text in push(). Returns "" for other ids."""
 
     def flush(self) -> str:
-        """Returns what remains at the end."""
+        """Returns the text that remains at the answer's end."""
 
 
 class StopText:
@@ -109,7 +109,7 @@ class StopText:
         self._stops = stops
         # The text that may be the beginning of a stop string, with the names of control tokens.
         self._held = ""
-        # The beginnings and ends of these names in _held.
+        # Where these names begin and end in _held.
         self._names: list[tuple[int, int]] = []
 
     def piece(self, token: Token) -> Piece:

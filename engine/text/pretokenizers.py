@@ -88,7 +88,7 @@ _CASED = (
     r"\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}\x{118A0}-\x{118DF}"
     r"\x{1E900}-\x{1E943}"
 )
-# This matches Chinese characters and Hangul.
+# This matches Chinese characters and Hangul, and all characters from U+0800 to the Chinese ones.
 _CJK = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
 _DEEPSEEK_LLM = (
     r"[\r\n]",

@@ -16,8 +16,8 @@ _LOOKED_AT = 16
 
 
 class Reasoning:
-    """See Divider. Drops the markers, and the white space around them. Finds thoughts only at the
-    answer's beginning.
+    """A Divider (parts.py) for thoughts between markers. Drops the markers, and the white space
+    around them. Finds thoughts only at the answer's beginning.
     """
 
     def __init__(self, *, is_inside: bool = False) -> None:
@@ -122,7 +122,7 @@ def answer_in(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> str:
 
     Args:
         tokenizer: The model's tokenizer.
-        ids: The prompt.
+        ids: The prompt's ids.
         text: The text that the model wrote.
     """
     if not speaks_harmony(tokenizer):

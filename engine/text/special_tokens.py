@@ -32,7 +32,7 @@ def add_special_tokens(
         folder: The folder.
         config, values: tokenizer_config.json, as Fields and as a dict.
         backend: The tokenizers.Tokenizer to which the tokens are added.
-        content: tokenizer.json; empty if there is none.
+        content: tokenizer.json. Empty if there is none.
 
     Returns:
         Field that names a token, as "bos_token" -> the token's text.
@@ -113,8 +113,8 @@ def _names(values: dict[str, Any]) -> Iterable[str]:
 
 
 def _text(config: Fields, values: dict[str, Any], name: str) -> str | None:
-    """Returns the text of the token that a field names; None if it names none. Some files have an
-    object with more fields instead of a text.
+    """Returns the text of the token that a field names. Returns None if it names none. Some files
+    have an object with more fields instead of a text.
     """
     value = _content(values.get(name))
     if value is None or isinstance(value, str):

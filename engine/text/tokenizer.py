@@ -17,7 +17,7 @@ from .literal import Literal, escaped
 _SPACE = "\u2581"
 # _encode_behind() puts this character in front of a text, so that no space is added to the text.
 _ALONE = "\u263a"
-# Encoding texts of at least so many characters takes more than milliseconds.
+# Encoding texts of at least this many characters takes more than milliseconds.
 _LONG = 1 << 14
 
 
@@ -68,7 +68,7 @@ class Tokenizer:
         eos_ids: Ids that end a text; the model's own end of text first. Some may have no token.
         special_ids: The ids of control tokens. They decode to no text.
         vocab_size: All ids are below this. A model may have more ids, which decode to no text.
-        prefix, suffix: Ids that encode() puts before and behind a text, as in the model's training.
+        prefix, suffix: Ids that encode() puts before and after a text, as in the model's training.
         adds_bos: Whether bos_id is in the prefix.
     """
 
@@ -188,7 +188,7 @@ class Tokenizer:
         """Returns the ids of a text that follows other text."""
         if not self._adds_space:
             return self.encode(text, add_bos=False)
-        # No token has _ALONE and other characters. So its own ids can be cut off.
+        # No token has _ALONE beside other characters. So the ids of _ALONE can be cut off.
         front, whole = (self.encode(_ALONE + each, add_bos=False) for each in ("", text))
         return whole[len(front) :]
 

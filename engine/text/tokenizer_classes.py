@@ -24,8 +24,9 @@ _QWEN2, _GPT2 = "Qwen2Tokenizer", "GPT2Tokenizer"
 _END = "<|endoftext|>"
 # Family -> its class, if the folder names none.
 _OF_FAMILY = dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), _QWEN2)
-# The families for which transformers ignores the class that a folder names: in the first two it
-# follows tokenizer.json, in the last one the family's own class.
+# The families for which transformers ignores the class that a folder names. For those in _BY_FILE
+# it follows tokenizer.json, unless the package mistral-common reads a tekken.json. For those in
+# _BY_CLASS it uses the family's own class.
 _BY_FILE, _BY_CLASS = ("mistral", "mixtral"), ("qwen2",)
 
 
@@ -46,12 +47,13 @@ class _Class:
 
 
 def class_of(config: Fields, model: Fields, content: Mapping[str, Any]) -> str:
-    """Returns the name of the class whose rules replace tokenizer.json's; "" if there is none.
+    """Returns the name of the class whose rules replace tokenizer.json's. Returns "" if there is
+    none.
 
     Args:
-        config: tokenizer_config.json.
-        model: config.json.
-        content: tokenizer.json; empty if there is none.
+        config: The fields of tokenizer_config.json.
+        model: The fields of config.json.
+        content: tokenizer.json. Empty if there is none.
     """
     family = model.text("model_type", default="")
     if family in _BY_FILE:
@@ -60,8 +62,8 @@ def class_of(config: Fields, model: Fields, content: Mapping[str, Any]) -> str:
         return _OF_FAMILY[family]
     named = config.text("tokenizer_class", default="") or model.text("tokenizer_class", default="")
     found = named.removesuffix("Fast") or _OF_FAMILY.get(family, "")
-    # Some folders name LlamaTokenizer, as Llama 3's do, but have a byte-level tokenizer. Then the
-    # file counts.
+    # Some folders, as Llama 3's, name LlamaTokenizer but have a byte-level tokenizer. Then
+    # tokenizer.json counts, not the class.
     if found == LLAMA and any(
         '"ByteLevel"' in json.dumps(value) for name, value in content.items() if name != "model"
     ):
@@ -82,7 +84,7 @@ def rebuilt(
         loaded: The tokenizers.Tokenizer that the file describes.
         content: The content of the file.
         named: The class, from class_of().
-        config: tokenizer_config.json.
+        config: The fields of tokenizer_config.json.
 
     Raises:
         kccl.Error: The class cannot read such a file.
@@ -121,7 +123,7 @@ def of_merges(folder: Path, named: str, config: Fields) -> tuple[Any, bool, dict
     Args:
         folder: The folder.
         named: The class, from class_of().
-        config: tokenizer_config.json.
+        config: The fields of tokenizer_config.json.
 
     Returns:
         A tokenizers.Tokenizer, whether it puts a space in front of a text, and the class's special
@@ -188,7 +190,7 @@ def _spell_as_gpt2(backend: Any, config: Fields) -> bool:
 
 
 def _set_model(model: Any, *, fuses: bool) -> None:
-    """Makes all words pass the merges. Sets whether unknown characters become bytes."""
+    """Makes all words pass the merges. Sets whether characters that no token has become bytes."""
     model.unk_token, model.dropout, model.ignore_merges = None, None, False
     model.fuse_unk = model.byte_fallback = fuses
 

@@ -92,8 +92,9 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
     suffix: list[int] = []
     if backend.post_processor is not None:
         prefix, suffix = _around(file, backend)
-    # With a tokenizer.json, transformers uses the file's post-processor, or none if it has none. It
-    # ignores these fields. Laneformers' tokenizer.json has none, but their fields count.
+    # If there is a tokenizer.json, transformers ignores add_bos_token and add_eos_token, and uses
+    # the file's post-processor, if any. Laneformers' tokenizer.json has none, but the two fields
+    # count.
     elif is_model or is_merges or is_laneformer:
         prefix = _if_asked(config, "add_bos_token", bos_id)
         suffix = _if_asked(config, "add_eos_token", ids["eos"])
@@ -149,7 +150,7 @@ def _with_ids(folder: Path) -> list[Fields]:
 
 
 def _around(file: Path, backend: Any) -> tuple[list[int], list[int]]:
-    """Returns the ids that the backend's post-processor puts before and behind a text."""
+    """Returns the ids that the backend's post-processor puts before and after a text."""
     bare = guarded(file, backend.encode, "a", None, False, False).ids
     whole = guarded(file, backend.encode, "a").ids
     for start in range(len(whole) - len(bare) + 1):

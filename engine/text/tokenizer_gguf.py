@@ -25,10 +25,11 @@ _TEMPLATE = "tokenizer.chat_template"
 _MODELS = ("gpt2", "llama")
 # Values of tokenizer.ggml.model in files without a vocabulary.
 _NONE = ("none", "no_vocab")
-# The kinds of ids that end a text, in the keys' names. The model's own end comes first.
+# The kinds of ids that end a text, as in the names of the file's keys. The model's own end comes
+# first.
 _ENDS = ("eos", "eot", "eom")
 _NEEDED = ("bos", *_ENDS)
-# Some programs write this id if there is no such token.
+# Some programs write this id for a special token that does not exist.
 _NO_ID = 2**32 - 1
 # SentencePiece's default ids, for files that have no such keys.
 _PIECES = {"bos": 1, "eos": 2, "unknown": 0}
@@ -40,7 +41,7 @@ _END_TEXTS = {
     *("<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "[e~["),
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    # Tokens of prompts for infilling, and between files. They end an answer, too.
+    # These mark parts of prompts for infilling, or separate files. They end an answer, too.
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }

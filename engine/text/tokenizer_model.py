@@ -27,11 +27,11 @@ CONVERT = "let transformers write a tokenizer.json (AutoTokenizer and save_pretr
 
 
 def read_model(file: Path, config: Fields, named: str) -> tuple[Any, bool, dict[str, str]]:
-    """Reads the file.
+    """Reads a tokenizer.model.
 
     Args:
         file: The file.
-        config: tokenizer_config.json.
+        config: The fields of tokenizer_config.json.
         named: The class with which transformers reads the file, from class_of().
 
     Returns:
@@ -59,7 +59,7 @@ def read_model(file: Path, config: Fields, named: str) -> tuple[Any, bool, dict[
         add_control_tokens(backend, tokens, kinds)
     else:
         adds_space = bool(normal.add_dummy_prefix)
-        # legacy: null counts as false. If the field is missing, it counts as true.
+        # `legacy` counts as false if it is null, and as true if the field is missing.
         is_once = config.is_null("legacy") or not config.boolean("legacy", default=True)
         _prepare(backend, normal, is_once=is_once)
         add_control_tokens(

@@ -21,7 +21,7 @@ def bpe_of_pieces(
         scores: A number for each piece. Of two merges, the one whose result has the higher score
             comes first.
         kinds: The kind of each piece.
-        only: Merges use only pieces of this kind; None: all pieces.
+        only: Merges use only pieces of this kind. If None, they use all pieces.
     """
     tokenizers = library("tokenizers")
     vocabulary = {token: number for number, token in enumerate(tokens)}

@@ -25,10 +25,10 @@ from .errors import ApiError
 from .events import DONE, Events, EventStream, event
 from .service import Service, usage
 
-# While an answer that is not streamed is made: the seconds between two checks whether the client is
-# still connected.
+# Seconds between two checks whether the client is still connected, while a non-streamed answer is
+# made.
 _LOOK_S = 0.2
-# The status of an answer whose client has closed its connection, as in nginx.
+# The HTTP status of an answer whose client has closed its connection, as in nginx.
 CLIENT_LEFT = 499
 
 
@@ -58,21 +58,21 @@ class Choice:
         return "".join(piece.text for piece in self.pieces)
 
     def take(self, piece: Piece) -> None:
-        """Adds a piece."""
+        """Adds the answer's next piece: updates `pieces`, `news` and `num_thoughts`."""
         self.num_thoughts += self.reader.is_thinking
         self.pieces.append(piece)
         self.news = self.reader.push(piece.text, is_last=bool(piece.end))
 
     @property
     def end(self) -> str:
-        """Returns the answer's Piece.end."""
+        """Returns the newest piece's Piece.end. Returns "" before the first piece."""
         return self.pieces[-1].end if self.pieces else ""
 
 
 Chunk = dict[str, Any]
 Chunks = Callable[[Choice, Piece | None], list[Chunk]]
 """A function that makes the `choices` entries of a choice's next events, at least one for a piece.
-Its arguments are the choice and the newest piece; None instead of the latter before the first one.
+Its arguments are the choice and the newest piece, or None before the first piece.
 """
 
 
@@ -114,7 +114,7 @@ def submit(
         for each in choices:
             each.submission.cancel()
         if isinstance(error, kccl.InvalidArgument):
-            # The error's first word is the field's name.
+            # The error's first word is the name of the wrong field.
             raise ApiError(400, str(error), param=str(error).partition(" ")[0]) from None
         raise
     return choices
@@ -171,8 +171,8 @@ async def answer(
 async def collected(
     service: Service, request: Request, choices: list[Choice], began: float
 ) -> bool:
-    """Waits until all choices are complete, or the client disconnects. Then cancels those that are
-    not complete. Tells whether all are.
+    """Waits until all choices are complete, or the client disconnects. In the second case cancels
+    those that are not complete. Returns whether all are complete.
     """
 
     async def collect() -> None:
@@ -250,8 +250,8 @@ def usage_of(choices: list[Choice]) -> dict[str, Any]:
 
 
 async def with_client(request: Request, work: Coroutine[Any, Any, None]) -> bool:
-    """Runs a coroutine until it ends, or the client disconnects. Then cancels it. Tells whether it
-    has ended. Raises what it raises.
+    """Runs a coroutine until it ends. If the client disconnects before, cancels the coroutine.
+    Returns whether it has ended. Raises what it raises.
     """
     working = asyncio.create_task(work)
     try:

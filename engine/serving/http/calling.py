@@ -22,11 +22,11 @@ class Calling:
     """The tools of a request, and how the model may call them.
 
     Attributes:
-        functions: The functions that the model may call; (): it may call none.
-        format: The format in which the model writes calls; None: it may call no function.
+        functions: The functions that the model may call. Empty if it may call none.
+        format: The format in which the model writes calls. None if it may call no function.
         must: AUTO: the model may call. REQUIRED: it must call some function. Otherwise the name of
             the function that it must call.
-        most: The most calls of an answer; None: any number.
+        most: The most calls of an answer. None allows any number.
     """
 
     functions: tuple[Function, ...] = ()
@@ -36,7 +36,7 @@ class Calling:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """Returns the tools in the form that chat templates take; None if there are none."""
+        """Returns the tools as chat templates take them. Returns None if there are none."""
         return [{"type": "function", "function": each.given()} for each in self.functions] or None
 
     @property
@@ -45,7 +45,9 @@ class Calling:
         return self.format.controls if self.format else ()
 
     def callable(self) -> Functions | None:
-        """Returns the calls that an answer may make, for its grammar; None if it may make none."""
+        """Returns the calls that an answer may make, for its grammar. Returns None if it may make
+        none.
+        """
         if self.format is None:
             return None
         is_any = self.must in (AUTO, REQUIRED)
@@ -73,7 +75,7 @@ def calling_of(
         service: The engine.
         functions: The functions that the request describes.
         choice: NONE, AUTO, REQUIRED, or the name of a function.
-        is_parallel: Whether an answer may have several calls; None: it may.
+        is_parallel: Whether an answer may have several calls. None means that it may.
 
     Raises:
         ApiError: There are too many functions, two have the same name, the choice names none of

@@ -115,7 +115,7 @@ class Logprobs:
 
     Attributes:
         text: The echoed text of the prompt.
-        told: The object for JSON.
+        told: The object `logprobs` of an answer's JSON.
     """
 
     def __init__(self, service: Service, offset: int = 0) -> None:
@@ -141,12 +141,12 @@ class Logprobs:
         return found
 
     def add(self, token: int, text: str, logprob: float | None, others: Any) -> None:
-        """Adds a token.
+        """Adds a token of the prompt or of the answer.
 
         Args:
             token: The token's id.
-            text: The text that it adds.
-            logprob: Its log-probability; None for a prompt's first token, which has none.
+            text: The text that the token adds.
+            logprob: Its log-probability. None for a prompt's first token, which has none.
             others: The alternatives: (id, log-probability) pairs.
         """
         tokenizer, told = self._service.engine.tokenizer, self.told
@@ -167,8 +167,8 @@ class Logprobs:
 
 
 async def _echo(service: Service, body: Completion, ids: list[int]) -> Logprobs:
-    """Returns the echo of a prompt, with the model's log-probabilities if the request asks for
-    them.
+    """Returns the part of an answer that repeats the prompt: its text, and its tokens'
+    log-probabilities by the model if the request asks for them.
     """
     found = Logprobs(service)
     scored: list[Scored] = []

@@ -15,7 +15,7 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
-# Names of types that pydantic adds to the path of an error, behind the fields' names.
+# Names of types that pydantic adds to the path of an error, after the fields' names.
 _KINDS = ("str", "int", "float", "bool")
 
 
@@ -75,7 +75,7 @@ def wrong_value(param: str, value: Any, must: str) -> ApiError:
 
 def of_validation(error: ValidationError, at: str = "") -> ApiError:
     """Converts pydantic's error to an ApiError for one wrong field. `at` is the path of the part of
-    the body that was validated; "": the whole body.
+    the body that was validated. "" means the whole body.
     """
     # A field of several possible types has an error for each. If the value has one of the types but
     # wrong parts, the parts' errors say more than the other types'. So the deepest error, and none

@@ -17,10 +17,10 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 Events = AsyncGenerator[bytes, None]
-"""Yields the bytes of events, which event() makes, or DONE, in order."""
+"""Yields the bytes of events in order. event() makes them, or they are DONE."""
 
 DONE = b"data: [DONE]\n\n"
-"""The last event of chat and completions."""
+"""The last event of a stream of /v1/chat/completions or /v1/completions."""
 
 
 def written(value: Any) -> str:
@@ -37,7 +37,7 @@ def event(data: dict[str, Any], kind: str = "") -> bytes:
 
     Args:
         data: The fields of the object.
-        kind: The event's type; "": none.
+        kind: The event's type. "" means that it has none.
     """
     name = f"event: {kind}\n" if kind else ""
     return f"{name}data: {written(data)}\n\n".encode()

@@ -16,7 +16,7 @@ class Metrics:
     """Counts the answers of one server."""
 
     def __init__(self, sessions: Callable[[], Sessions]) -> None:
-        """Begins at 0.
+        """Begins with all counts at 0.
 
         Args:
             sessions: Returns the queue whose length is reported.
@@ -57,7 +57,7 @@ class Counting:
 
         Args:
             app: The application.
-            metrics: The counts.
+            metrics: Counts the requests.
             paths: The paths that have counts of their own. All others are counted as "other".
         """
         self._app, self._metrics, self._paths = app, metrics, frozenset(paths)

@@ -75,7 +75,8 @@ async def ids_of_chat(
         service: The engine.
         messages: The conversation.
         variables: Variables of the chat template, by name.
-        tools: The tools that the model may call, in the form that chat templates take; None: none.
+        tools: The tools that the model may call, in the form that chat templates take. None means
+            that there are none.
         add_generation_prompt: See Tokenizer.chat().
         param: The field that has the messages, for errors.
 

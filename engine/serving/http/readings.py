@@ -21,12 +21,12 @@ _MOST_CHARACTERS = 4 * MOST_CHARACTERS
 
 @dataclass(frozen=True)
 class Reading:
-    """How an answer is made and read.
+    """The reader and the grammar of an answer.
 
     Attributes:
         shown: Ids of the control tokens whose names the reader must find in the text.
         reader: Makes a reader for an answer.
-        grammar: The field `grammar` of SamplingParams; {}: no grammar.
+        grammar: The field `grammar` of SamplingParams by its name. {} if there is no grammar.
     """
 
     shown: tuple[int, ...]
@@ -42,10 +42,10 @@ async def reading_of(
 
     Args:
         service: The engine.
-        ids: The prompt.
-        calling: The tools.
+        ids: The prompt's ids.
+        calling: The request's tools.
         asked: The grammar that the request asks for, from grammar_of().
-        param: The field in which it asks for the grammar, for errors.
+        param: The request's field that asks for the grammar, for errors.
 
     Raises:
         ApiError: A tool's parameters are no schema, or tools and the grammar cannot be combined.

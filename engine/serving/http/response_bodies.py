@@ -28,7 +28,7 @@ class _Item(BaseModel):
 
 
 class TextPart(SaidPart):
-    """A part of a content."""
+    """A part of an item's content: a text, or a refusal."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
 
@@ -38,7 +38,7 @@ def _text_of(content: str | list[TextPart]) -> str:
 
 
 class MessageItem(_Item):
-    """A message."""
+    """An item of the input that is a message."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: StrictStr | ListOf[TextPart]
@@ -51,7 +51,7 @@ class MessageItem(_Item):
 
 
 class CallItem(_Item):
-    """A call that the model made."""
+    """An item of the input that is a call which the model made before."""
 
     call_id: StrictStr
     name: StrictStr
@@ -65,7 +65,7 @@ class CallItem(_Item):
 
 
 class CallOutputItem(_Item):
-    """The result of a call."""
+    """An item of the input that is the result of a call."""
 
     call_id: StrictStr
     output: StrictStr | ListOf[TextPart]
@@ -78,7 +78,7 @@ class ThoughtPart(_Item):
 
 
 class ReasoningItem(_Item):
-    """The model's thoughts."""
+    """An item of the input that is the model's thoughts before."""
 
     content: ListOf[ThoughtPart] | None = None
 

@@ -15,9 +15,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..sessions import Sessions
 
-# During shutdown: the seconds between two checks whether a second signal has come.
+# Seconds between two checks, during shutdown, whether a second signal has come.
 _LOOK_S = 0.1
-# The seconds in which cancelled answers must end.
+# How many seconds answers have to end after they were cancelled.
 _END_S = 5
 
 
@@ -29,8 +29,8 @@ class Connection(H11Protocol):
     send or read nothing would use up all connections.
 
     Attributes:
-        read_s: The seconds in which a client must read what has been written. They begin when the
-            system's buffers are full, which happens only if a client has stopped reading.
+        read_s: How many seconds a client has to read what has been written to it. They begin when
+            the system's buffers are full, which happens only if a client has stopped reading.
     """
 
     read_s = 30.0
@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
             config: uvicorn's settings. Their timeout for shutdown is set here.
             sessions: Returns the queue whose requests are cancelled.
             tell: Shows a line to the person who started the server.
-            drain_s: The seconds that requests have to end by themselves.
+            drain_s: How many seconds requests have to end by themselves.
         """
         config.timeout_graceful_shutdown = int(drain_s + _END_S)
         super().__init__(config)
@@ -144,8 +144,8 @@ class Server(uvicorn.Server):
 
 
 def ignore_signals() -> None:
-    """Installs handlers that do nothing. Without them this process would not end by itself: behind
-    its shutdown, uvicorn raises the signal again.
+    """Installs signal handlers that do nothing. uvicorn raises the signal again after its shutdown.
+    Without these handlers that signal would kill this process, which would not end by itself.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

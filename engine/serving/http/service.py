@@ -91,8 +91,8 @@ class Service:
         self.most_characters = engine.context * engine.tokenizer.longest
 
     def replace(self, engine: Engine | None) -> None:
-        """Sets the engine for all later requests, which must have the same model. None: the engine
-        has failed, and will not be restarted.
+        """Sets the engine for all later requests, which must have the same model. Called with None
+        if the engine has failed and will not be restarted.
         """
         if engine is None:
             self.restarts = False
@@ -170,7 +170,7 @@ class Service:
         """Checks the ids of a prompt, and returns them.
 
         Args:
-            ids: The prompt.
+            ids: The prompt's ids.
             param: The field that has the prompt, for errors.
             room: How many more ids the context must have room for.
 
@@ -226,7 +226,8 @@ class Service:
         arrived: asyncio.Queue[T | End] = asyncio.Queue()
 
         def arrive(item: T | End) -> None:
-            # RuntimeError: the event loop is closed, because the server has ended.
+            # call_soon_threadsafe() raises RuntimeError if the event loop is closed, because the
+            # server has ended.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
 
@@ -253,7 +254,7 @@ class Service:
     async def pieces(
         self, submission: Submission[Piece], began: float
     ) -> AsyncGenerator[Piece, None]:
-        """Yields the pieces of an answer, and counts them.
+        """Yields the pieces of an answer, and counts them in the metrics.
 
         Args:
             submission: The answer.
@@ -279,8 +280,8 @@ class Service:
             metrics.ends.labels(end).inc()
 
     async def scores(self, submission: Submission[Scored]) -> list[Scored]:
-        """Waits for the log-probabilities of a prompt's tokens, counts the tokens, and returns the
-        former.
+        """Waits for the log-probabilities of a prompt's tokens, and returns them. Counts the tokens
+        in the metrics.
         """
         found, end = list[Scored](), "left"
         try:

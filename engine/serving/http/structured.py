@@ -18,8 +18,8 @@ from .errors import ApiError, ListOf, wrong_value
 
 R = TypeVar("R")
 
-# The most characters of a grammar, which llguidance compiles in about a second; and the most
-# choices.
+# The largest number of characters of a grammar: llguidance compiles that many in about a second.
+# And the largest number of choices.
 MOST_CHARACTERS, _MOST_CHOICES = 1 << 16, 2000
 # The threads that compile grammars. They are separate, so that the event loop's other threads stay
 # free to encode texts and cancel requests.
@@ -83,8 +83,8 @@ Made = tuple[str, Callable[[Any], Grammar], Any]
 
 
 async def grammar_of(engine: Engine, body: Structured) -> dict[str, Grammar]:
-    """Returns the field `grammar` of SamplingParams for a body; {} if it asks for no grammar.
-    Compiles in another thread, so that the event loop goes on.
+    """Returns the field `grammar` of SamplingParams for a body. Returns {} if it asks for no
+    grammar. Compiles in another thread, so that the event loop goes on.
 
     Raises:
         ApiError: Two fields ask for a grammar, or a grammar is wrong.
@@ -103,7 +103,8 @@ async def grammar_of(engine: Engine, body: Structured) -> dict[str, Grammar]:
     try:
         grammar = await compiled(_checked, engine, param, make, value)
     except kccl.InvalidArgument as error:
-        # The error's first word is Grammar's name of the argument. Replaces it with the field's.
+        # The error's first word is the name of Grammar's argument. The client must see the field's
+        # name instead.
         reason = str(error).partition(" ")[2]
         raise ApiError(400, f"{param} {reason}", param=param) from None
     except kccl.Error as error:

@@ -45,7 +45,7 @@ class Function(_Body):
 
 
 class Tool(_Body):
-    """A tool."""
+    """A tool that a request describes. Only functions are supported."""
 
     type: Literal["function"]
     function: Function

@@ -31,7 +31,7 @@ class Functions:
 
     Attributes:
         format: The format in which the model writes calls.
-        parameters: Name of a function -> the JSON schema of its arguments; None: it has none.
+        parameters: Name of a function -> the JSON schema of its arguments. None if it has none.
         is_several: Whether the answer may have several calls.
     """
 
@@ -48,9 +48,9 @@ def grammar_of_answer(
 
     Args:
         tokenizer: The model's tokenizer.
-        ids: The prompt.
-        functions: The functions that the answer may call; None: it may not be calls.
-        schema: The JSON schema that the answer may follow; None: it may not be JSON.
+        ids: The prompt's ids.
+        functions: The functions that the answer may call. None if it must not be calls.
+        schema: The JSON schema that the answer may follow. None if it must not be JSON.
 
     Raises:
         InvalidArgument: A schema of arguments is wrong, describes no object, or is not supported.
@@ -217,7 +217,7 @@ def _of_mistral(functions: Functions, tokenizer: Tokenizer, spell: _Spelling) ->
 
 
 def _of_harmony(functions: Functions, _: Tokenizer, spell: _Spelling) -> list[str]:
-    """Returns the rules for a single call, because in harmony an answer ends behind a call."""
+    """Returns the rules for a single call, because in harmony an answer ends after a call."""
     begin = f"{harmony.COMMENTARY} to={harmony.FUNCTIONS}"
     end = f'" " {spell.marker(harmony.CONSTRAIN)} "json" {spell.marker(harmony.MESSAGE)}'
     ways = (

@@ -14,7 +14,9 @@ _LONGEST_HEAD = 512
 
 
 class HarmonyReader(CallReader):
-    """See CallReader. The header has the function's name, and the object is the arguments."""
+    """A CallReader for harmony. The header has the function's name, and the object is only the
+    arguments.
+    """
 
     marker = BEGIN
     _head = _name = ""
@@ -29,7 +31,9 @@ class HarmonyReader(CallReader):
         self.take = self._in_end
 
     def unwritten(self) -> str:
-        """See CallReader."""
+        """See CallReader. The object is only the arguments, so the model does not write the "}"
+        that would close a call's object.
+        """
         call = self.call
         return "}" if call.name and call.depth == 1 and not call.is_in_string else ""
 

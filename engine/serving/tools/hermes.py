@@ -6,7 +6,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesReader(CallReader):
-    """See CallReader. A call without </tool_call> counts, too."""
+    """A CallReader for Hermes and Qwen. A call without </tool_call> counts, too."""
 
     marker = BEGIN
 

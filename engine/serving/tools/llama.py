@@ -1,4 +1,4 @@
-"""Finds calls of Llama 3: {"name": ..., "parameters": {...}}, behind <|python_tag|> or at the
+"""Finds calls of Llama 3: {"name": ..., "parameters": {...}}, after <|python_tag|> or at the
 answer's beginning. Semicolons separate several calls.
 """
 
@@ -10,8 +10,8 @@ TAG = "<|python_tag|>"
 
 
 class LlamaReader(CallReader):
-    """See CallReader. An object without <|python_tag|> is a call only if its function exists.
-    Otherwise it may be an answer in JSON.
+    """A CallReader for Llama 3. An object without <|python_tag|> is a call only if its function
+    exists. Otherwise it may be an answer in JSON.
     """
 
     marker = TAG

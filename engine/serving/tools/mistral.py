@@ -33,7 +33,9 @@ class MistralReader(CallReader):
         self.take = self._in_list if self._is_list else self.in_text
 
     def unwritten(self) -> str:
-        """See CallReader. If the name is in front of the object, the object is the arguments."""
+        """See CallReader. If the name stands in front of the object, the object is only the
+        arguments. Then the model does not write the "}" that would close a call's object.
+        """
         call = self.call
         is_end = self._has_name and call.name and call.depth == 1 and not call.is_in_string
         return "}" if is_end else ""
@@ -71,7 +73,7 @@ class MistralReader(CallReader):
             self.take(character)
 
     def _before_object(self, character: str) -> None:
-        """Reads a character behind "[", before the list's first object."""
+        """Reads a character after "[", before the list's first object."""
         if character == "{":
             self.begin_object()
             self.take(character)
@@ -82,7 +84,7 @@ class MistralReader(CallReader):
             self.take(character)
 
     def _in_list(self, character: str) -> None:
-        """Reads a character of a list behind one of its objects."""
+        """Reads a character of a list after one of its objects."""
         if character == "]":
             self.behind = ""
             self.take = self.in_text

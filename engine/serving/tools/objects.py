@@ -55,7 +55,7 @@ class CallObject:
     Otherwise the name and the arguments are known only at the object's end.
 
     Attributes:
-        name: The function's name; "" while it is not known, and if the object is no call.
+        name: The function's name. "" while it is not known, and if the object is no call.
         is_done: Whether the object is complete.
         is_whole: Whether it is complete and a call whose arguments are a JSON object.
     """
@@ -64,7 +64,7 @@ class CallObject:
         """Begins before the object's first character.
 
         Args:
-            names: The names that a function may have; None: any name.
+            names: The names that a function may have. None allows any name.
         """
         self.name = ""
         self.is_done = self.is_whole = False
@@ -109,8 +109,8 @@ class CallObject:
         return text
 
     def _begins(self) -> bool:
-        """Must be called when an inner object begins. Checks whether it is the arguments, behind
-        the name. Returns False if it is, and no function has this name.
+        """Called when an inner object begins. If it is the arguments, and the name came before,
+        stores the name. Returns False if no function has this name, else True.
         """
         found = _loaded("".join(self._written) + "}}")
         if isinstance(found, dict) and next(reversed(found)) in _ARGUMENTS:

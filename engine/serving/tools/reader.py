@@ -12,7 +12,7 @@ from .objects import CallObject
 class CallReader(ABC):
     """Finds the calls in an answer while its text comes, in pieces of any length. If what follows a
     marker turns out to be no call before its function is known, it counts as text. White space in
-    front of a call, or behind the last one, is dropped.
+    front of a call, or after the last one, is dropped.
     """
 
     marker: ClassVar[str]
@@ -34,7 +34,7 @@ class CallReader(ABC):
         self.call = CallObject()
         self._num_calls = 0
         self.behind = ""
-        """The text behind a call, or at the answer's beginning, of which it is not decided yet
+        """The text after a call, or at the answer's beginning, of which it is not decided yet
         whether it is text of the answer.
         """
         self._is_known = False
@@ -55,7 +55,7 @@ class CallReader(ABC):
             self.refuse()
         self.give_back()
         rest = self._before.held
-        # Drops white space behind the last call.
+        # Drops white space after the last call.
         if not self._num_calls or rest.strip():
             self._events.append(Text(rest))
         self._before.clear()
@@ -89,7 +89,7 @@ class CallReader(ABC):
         """Begins to read a call's object. Must be called before its first character is read.
 
         Args:
-            names: The names that the function may have; None: any name.
+            names: The names that the function may have. None allows any name.
             head: In formats whose object is only the arguments: the text that would precede them
                 in an object of the usual form.
         """
@@ -124,7 +124,9 @@ class CallReader(ABC):
         return ""
 
     def refuse(self) -> None:
-        """Ends a call that turns out to be none. If it was not reported yet, it becomes text."""
+        """Ends a call that turns out to be none. If the call was not reported yet, its text becomes
+        text of the answer.
+        """
         if self._is_known:
             self._end(is_whole=False)
         else:
@@ -133,7 +135,7 @@ class CallReader(ABC):
         self.take = self.in_text
 
     def give_back(self, character: str = "") -> None:
-        """Reads the text behind a call again as text of the answer, with a further character."""
+        """Reads the text in `behind`, and then a further character, as text of the answer."""
         text, self.behind = self.behind + character, ""
         self.take = self.in_text
         for each in text:
