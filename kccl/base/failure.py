@@ -255,7 +255,7 @@ def _is_posted(kernel: int) -> bool:
 
 def _kernel_name(kernel: int) -> str:
     """Returns the name of a record's kernel; for a posted step, a name such as
-    "all_gather_posted".
+    "broadcast_posted".
     """
     if not _is_posted(kernel):
         return kernel_name(kernel)
