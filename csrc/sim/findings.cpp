@@ -147,8 +147,9 @@ void Machine::report_divergence(bool is_of_block) {
     findings.back().has_ended = ended != nullptr ? 1 : 0;
 }
 
-// Tells whether a thread polls, and has read the clock since all threads came to wait (halted_ns_),
-// so that its wait should have timed out.
+// Tells whether a thread still polls although its wait looks at the clock. Asked only after the
+// clock has moved on past every timeout. A thread that has read the clock since no thread could
+// move any more (halted_ns_) should have ended its wait. One that has not waits without a limit.
 bool Machine::is_overdue(const Fiber& fiber) const {
     return fiber.state == Fiber::kPolling && fiber.looked_ns > halted_ns_;
 }

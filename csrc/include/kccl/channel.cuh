@@ -169,8 +169,8 @@ class Channel {
             }
         }
     }
-    // Tells the simulator, by tell(), that the calls on this channel are parts of calls of the
-    // grid.
+    // Notes that all blocks of the grid make each call together, each on its own channel. Later
+    // calls of tell() pass their number to the simulator.
     KCCL_DEVICE void tell_of_grid() { grid_blocks_ = platform::blocks_per_grid(); }
 
     // Returns the purpose of a wait in this call, for the record if it fails.

@@ -44,7 +44,12 @@ KCCL_DEVICE uint64_t bytes_before(const uint64_t* lengths, int rank) {
     return sum;
 }
 
-// One call on a channel. All threads of the coop make it, and call its functions together.
+// What a thread keeps and does in a call whose parts have lengths of their own: it pushes the
+// packets, checks the peers' headers, and then moves what did not fit in the packets. The caller
+// calls push() and await_heads(), takes the packets' bytes, ends the channel's call with leave(),
+// and then calls push_rests(), which makes further calls on the channel if any part is longer than
+// the packets carry. Each thread of the coop constructs an object of its own, and all threads call
+// push(), await_heads() and push_rests() together.
 template <class Coop, int WORLD_SIZE>
 class PartsCall {
   public:

@@ -1,11 +1,16 @@
-// The scrub: resets a channel's packets and flag words before epochs wrap, so that none of them
-// looks as if it came from a later call.
+// The scrub: resets a channel's packets and flag words before old ones could look valid again
+// because the epoch has wrapped.
 //
-// The epoch, a channel's count of calls, wraps after a period. A packet is valid if its flag equals
-// the epoch, and a flag word if it is not behind the epoch. So a word that nobody writes for a
-// whole period would look valid again. Twice a period each rank resets the words of the channel in
-// its own scratch to the epoch before this one, and a barrier keeps the peers from pushing before
-// that. The barrier's own words are not reset: the scrub itself writes them twice a period.
+// The epoch, a channel's count of calls, is a number of 32 bits that wraps; its period is 2^32. A
+// packet is valid if its flag equals the epoch. So one that nobody overwrites looks valid again
+// after a whole period. A flag word is valid if it holds the epoch or a later one. Which of two
+// epochs is later can be told only if they are at most half a period apart (has_reached()). So a
+// flag word that nobody writes looks valid again after little more than half a period.
+//
+// So each rank scrubs twice a period, when it enters the calls of epochs 0 and 2^31. It sets the
+// packets and flag words of the channel in its own scratch to the previous epoch. Then it waits in
+// a barrier, so that no peer pushes data of the new call into a slot that is yet to be reset. The
+// barrier's own words need no reset: each scrub writes them.
 #pragma once
 
 #include "barrier.cuh"
