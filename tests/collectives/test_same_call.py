@@ -341,7 +341,7 @@ def test_processes_that_share_an_array_in_place_are_told():
     program = """
 import mmap, os
 comm = kccl.init()
-path = comm.gather_objects(f"/dev/shm/kccl-test-{os.getpid()}")[0]
+path = comm.gather_objects(f"/dev/shm/same-array-{os.getpid()}")[0]
 def mapped():
     with open(path, "r+b") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 8192), np.float32)

@@ -88,43 +88,24 @@ def test_each_order_has_its_instruction(body, assembly):
         assert re.fullmatch(pattern, instruction), assembly[body]
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory):
-    """Builds a program of the engine's for aarch64 from its sources, with compute_baseline.cpp."""
-    known = {}
-
-    def compile_and_link(folder, sources):
-        name = "compute_baseline"
-        own = [source for source in sources if source.stem != name]
-        if not known:
-            (source,) = set(sources) - set(own)
-            to = tmp_path_factory.mktemp(name)
-            known.update(test_engine_core.compile_all(aarch64.CXX, to, [source], FLAGS))
-        objects = known | test_engine_core.compile_all(aarch64.CXX, folder, own, FLAGS)
-        return test_engine_core.link(aarch64.CXX, objects, FLAGS, folder / "program")
-
-    return compile_and_link
-
-
 @pytest.mark.long
 @pytest.mark.takes(40)
-def test_the_engine_gives_the_bits_of_this_machine(tmp_path, build):
+def test_the_engine_gives_the_bits_of_this_machine(tmp_path):
     """With NEON on one; test_engine_core.py compares the other's instruction sets."""
     sources = test_engine_core.sources_of_compute(["compute_baseline"])
-    own = (cxx(),)
-    objects = test_engine_core.known_or_compiled(own, tmp_path / "here", sources, FLAGS)
-    here = test_engine_core.link(own, objects, FLAGS, tmp_path / "program")
-    done = aarch64.run(build(tmp_path / "there", sources), "few sizes")
-    assert done.returncode == 0, done.stdout + done.stderr
-    bits = test_engine_core.run(here, "few sizes").stdout.split()[-1]
-    assert done.stdout.split() == ["baseline", bits]
-
-
-@pytest.mark.long
-@pytest.mark.takes(40)
-def test_the_engines_blocks_and_ranks_as_threads(tmp_path, build):
-    done = aarch64.run(build(tmp_path, test_engine_core.sources_of_threads()))
-    assert (done.stdout, done.stderr) == ("all results are the same\n", "")
+    printed = []
+    for name, command, compiled in (
+        ("here", (cxx(),), test_engine_core.known_or_compiled),
+        ("there", aarch64.CXX, test_engine_core.compile_all),
+    ):
+        objects = compiled(command, tmp_path / name, sources, FLAGS)
+        program = test_engine_core.link(command, objects, FLAGS, tmp_path / name / "program")
+        run = aarch64.run if name == "there" else test_engine_core.run
+        done = run(program, "few sizes")
+        assert done.returncode == 0, done.stdout + done.stderr
+        printed.append(done.stdout.split())
+    here, there = printed
+    assert there == ["baseline", here[-1]]
 
 
 @pytest.mark.long

@@ -123,13 +123,11 @@ def test_equals_the_reference_on_any_number_of_ranks(model, tuning, numbers):
 @pytest.mark.parametrize(
     ("model", "change"),
     [
-        ("tiny-laneformer", {"kv_splits": 2}),
-        ("tiny-laneformer", {"in_flight": 1, "stages": 2}),
+        ("tiny-laneformer", {"kv_splits": 2, "in_flight": 1, "stages": 2}),
         # The head's rows are multiplied in two parts; a stage has several row tiles.
         ("tiny-laneformer", {"blocks": 4, "stage_steps": 4}),
         # Blocks have different numbers of rows, and two have no attention. Those with rows of the
         # residual are the last ones and the first ones.
-        ("tiny-llama", {"blocks": 6}),
         ("tiny-llama", {"blocks": 6, "merges_first": True, "urgent_in_flight": 3}),
     ],
     ids=str,
@@ -162,15 +160,11 @@ def test_other_sizes_equal_the_reference(fields, tuning):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("machine", "change"),
-    long_after(1, [({"model": "gfx942"}, {"weights_in_registers": True}), ({}, {})]),
-    ids=["gfx942 with registers", "ring"],
-)
-def test_warps_of_64(machine, change):
+def test_warps_of_64():
     wanted, tokens = expected("tiny-laneformer")
-    tuning = replace(MERGING, **change)
-    logits, found = run("tiny-laneformer", 2, tuning, seed=1, warp_size=64, **machine)
+    tuning = replace(MERGING, weights_in_registers=True)
+    machine = {"model": "gfx942", "warp_size": 64}
+    logits, found = run("tiny-laneformer", 2, tuning, seed=1, **machine)
     np.testing.assert_allclose(logits, wanted, atol=TOLERANCE)
     assert found == [tokens] * 2
 

@@ -10,27 +10,34 @@ COUNTS = (1, 5, 300)
 WORLD_SIZES = (2, 3, 4)
 # Each width of an element, floats and integers. tests/sim draws from all types.
 DTYPES = ("float32", "bfloat16", "int64")
+FIRST = ("float32", "sum")
 REDUCTIONS = tuple(name for name in OF_DATA if collectives.load(name).MOVES.reduces)
 
 
 def calls(name, world_size):
     """(algorithm, element type, operator) of the calls of a collective on so many ranks.
 
-    Every two of these four meet: algorithm, type, operator, number of ranks. All combinations would
-    be four times as many kernels to compile. An algorithm that only moves data has one type: its
-    elements are bytes. tests/sim draws from all of them.
+    Each algorithm sums float32 on every number of ranks. Every other type and operator meets one
+    algorithm of all_reduce, and each operator one of the other collectives. tests/sim draws from
+    all combinations, which would be ten times as many kernels to compile.
     """
     ranks = WORLD_SIZES.index(world_size)
     for kind, dtype in enumerate(DTYPES):
-        for index, algorithm in enumerate(algorithms_for(name, world_size, dtype, "hip")):
-            if name not in REDUCTIONS:
-                if index % len(DTYPES) == kind:
-                    yield algorithm, dtype, "sum"
-                continue
+        algorithms = algorithms_for(name, world_size, dtype, "hip")
+        if name not in REDUCTIONS:
+            # An algorithm that only moves data has one type: its elements are bytes.
+            for algorithm in algorithms[kind :: len(DTYPES)]:
+                yield algorithm, dtype, "sum"
+            continue
+        for index, algorithm in enumerate(algorithms):
             for number, op in enumerate(oracle.ops_of(dtype)):
                 turn = kind + number
-                has_turn = turn % len(WORLD_SIZES) == ranks and turn % 2 == index % 2
-                if has_turn or (dtype, op) == ("float32", "sum"):
+                is_drawn = (
+                    turn % len(algorithms) == index
+                    and (turn + index) % len(WORLD_SIZES) == ranks
+                    and (name == "all_reduce" or number % len(DTYPES) == kind)
+                )
+                if is_drawn or (dtype, op) == FIRST:
                     yield algorithm, dtype, op
 
 

@@ -13,11 +13,7 @@ PROGRAM = ROOT / "tests/support/first_uses.py"
 
 
 @pytest.mark.parametrize(
-    ("world_size", "what"),
-    [
-        (2, "device"),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in ((1, "device"), (4, "all"))),
-    ],
+    ("world_size", "what"), [(2, "device"), pytest.param(4, "all", marks=pytest.mark.long)]
 )
 def test_first_uses_while_gpus_wait(world_size, what):
     """In a process of its own, which has loaded nothing."""

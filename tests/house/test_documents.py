@@ -69,9 +69,15 @@ def test_readme_names_make_demo_and_make_test():
     ]
 
 
+# tests/tools/test_cli.py runs it and looks at what it compiles.
+WARM = "kccl warm -n 2 -d bfloat16 --op sum --arch sm_90a"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "words", [words for words in commands(README) if words[0] != "make"], ids=shlex.join
+    "words",
+    [words for words in commands(README) if words[0] != "make" and shlex.join(words) != WARM],
+    ids=shlex.join,
 )
 def test_readme_command(words, folder):
     if "my-model" in words:

@@ -162,7 +162,7 @@ def test_each_unit_is_as_likely_at_each_place():
     assert drawn(units, "3f2a") == drawn(units, "3f2a") != drawn(units, "3f2b")
 
 
-@pytest.mark.parametrize("workers", long_after(1, [["-n", "2", "--dist", "loadgroup"], []]))
+@pytest.mark.parametrize("workers", long_after(0, [["-n", "2", "--dist", "loadgroup"], []]))
 def test_no_test_begins_when_time_is_up(workers, told, tmp_path):
     """What was not begun is deselected, and the seed gives the order."""
     test = "@pytest.mark.long\ndef test_{}():\n    pass\n"
@@ -182,7 +182,7 @@ def test_no_test_begins_when_time_is_up(workers, told, tmp_path):
     assert "exit code 0" in shown
 
 
-@pytest.mark.parametrize("workers", long_after(1, [[], ["-n", "1", "--dist", "loadgroup"]]))
+@pytest.mark.parametrize("workers", long_after(0, [[], ["-n", "1", "--dist", "loadgroup"]]))
 def test_what_failed_runs_again_alone(workers, told, tmp_path):
     (tmp_path / "tests/test_some.py").write_text(UNSURE)
     tries = tmp_path / "tries"
@@ -205,7 +205,7 @@ def test_what_failed_runs_again_alone(workers, told, tmp_path):
     assert "exit code 1" in shown()
 
 
-@pytest.mark.parametrize("workers", long_after(1, [[], ["-n", "1", "--dist", "loadgroup"]]))
+@pytest.mark.parametrize("workers", long_after(0, [[], ["-n", "1", "--dist", "loadgroup"]]))
 def test_a_test_that_hangs_shows_the_stacks_and_ends_what_it_started(workers, told, tmp_path):
     (tmp_path / "tests/test_some.py").write_text(HANGS)
     shown = told(*workers)

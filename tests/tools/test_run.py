@@ -141,7 +141,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("seed", long_after(2, range(5)))
+@pytest.mark.parametrize("seed", long_after(1, [1, 0, 2, 3, 4]))
 def test_kill_leaves_nothing_behind(seed):
     with Job(3, BUSY) as job:
         moment = random.Random(seed)
@@ -162,7 +162,7 @@ def test_kill_leaves_nothing_behind(seed):
     assert eventually(lambda: not traces(pids))
 
 
-@pytest.mark.parametrize("seed", long_after(2, range(4)))
+@pytest.mark.parametrize("seed", long_after(1, [1, 0, 2, 3]))
 def test_ranks_end_with_their_launcher(seed):
     with Job(3, BUSY) as job:
         if seed:
