@@ -41,13 +41,16 @@ class AllReduceRmsNorm(Normed):
         The bits are those of all_reduce(x) followed by kccl.rms_norm(x, weight, eps,
         residual=residual). On a GPU small messages of short rows take one kernel, others two.
 
+        No rank may give memory that another rank's call writes, in the residual or in the result,
+        even if the ranks are threads: the rows would be wrong. On CPUs KCCL_CHECK=1 refuses that.
+
         Args:
             x: C-contiguous array [..., width] of float32, float16 or bfloat16. The same size and
                 type on every rank.
             residual: Array of the size and type of x, or None for no residual. `hidden` is stored
-                in it, rounded to its type. It must be the same on every rank, so that the results
-                are the same.
-            weight: Array [width] of the same type; the same on every rank.
+                in it, rounded to its type. Each rank has an array of its own, with the same values
+                on every rank, so that the results are the same.
+            weight: Array [width] of the same type, with the same values on every rank.
             eps: Number that is not negative. It is rounded to float32.
             out: Array for the result, of the size and type of x; float8_e4m3fn where scale is
                 given. When None, x: the call is in place.

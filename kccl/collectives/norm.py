@@ -10,6 +10,7 @@ from ..base import arrays, dtypes
 from ..base.arrays import ArrayView
 from ..base.errors import InvalidArgument
 from ..plan.ops import NORMALISED
+from .written import Written
 
 View = Callable[..., ArrayView]
 """A function as Backend.view(): view(array, name, writable=...) returns an array's view."""
@@ -50,6 +51,15 @@ class NormCase:
             "residual": 0 if self.residual is None else self.residual.address,
             "fp8_scale": 0 if self.scale is None else self.scale.address,
         }
+
+    def written(self) -> Written:
+        """Returns the arrays that no other rank may give to the same call: each rank adds to its
+        residual, and normalises what it has stored in its result.
+        """
+        found = [("x" if self.out is self.x else "out", self.out)]
+        if self.residual is not None:
+            found.append(("residual", self.residual))
+        return Written(tuple(found))
 
     def words(self) -> str:
         """Returns what the ranks of one call must agree on, in words."""

@@ -4,7 +4,7 @@ that csrc/host/normed.cpp runs one after the other.
 
 from typing import Any
 
-from ..base import arguments, dtypes, mapping
+from ..base import arguments, dtypes
 from ..base.abi import fastcall, ffi, lib
 from ..base.dtypes import Dtype
 from ..base.errors import InvalidArgument
@@ -42,7 +42,7 @@ class Normed(Collective):
         def fill() -> None:
             _fill(case, handle, norm)
             context.backend.set_stream(handle, on)
-            context.check_agreement(signature, self._place(case))
+            context.check_agreement(signature, case.written())
 
         op.after(fill)
         return case.result
@@ -61,8 +61,10 @@ class Normed(Collective):
             return Empty(context, plan, signature, case.result)
         handle, norm = self._made(case, plan, channel)
         _fill(case, handle, norm)
-        own = self._place(case)
-        return prepared(context, signature, plan, handle, case.result, case.given, stream, own=own)
+        return prepared(
+            *(context, signature, plan, handle, case.result, case.given, stream),
+            written=case.written(),
+        )
 
     def plan(self, nbytes: int, dtype: Dtype, width: int, algorithm: str = "") -> Plan:
         """Returns the plan of a call on an x of `nbytes` with rows of `width` elements.
@@ -81,11 +83,6 @@ class Normed(Collective):
     def _planned(self, nbytes: int, dtype: Dtype, row_bytes: int, algorithm: str) -> Plan:
         del row_bytes
         return self._context.plan(self._SUM, nbytes, dtype, algorithm)
-
-    def _place(self, case: NormCase) -> bytes:
-        """Returns `own` for Context.check_agreement(), as AllReduce._own() does."""
-        is_in_place = case.x.address == case.out.address
-        return mapping.place_of(case.x.address) if self._context.checks and is_in_place else b""
 
     def _plan_of(self, case: NormCase, algorithm: str) -> Plan:
         x = case.x

@@ -30,7 +30,7 @@ class ReduceScatterRmsNorm(Normed):
 
         This is for sequence parallelism, where each rank has some of the rows between layers;
         all_gather then gives every rank all rows. The bits are those of the same rows of
-        all_reduce_rms_norm.
+        all_reduce_rms_norm. As there, no rank may give memory that another rank's call writes.
 
         Args:
             x: C-contiguous array [..., width] of float32, float16 or bfloat16. The same size and

@@ -388,6 +388,36 @@ def test_calls_are_compared(monkeypatch):
     kccl.run_threads(main, 2)
 
 
+def test_ranks_that_share_what_a_call_writes_are_told(monkeypatch):
+    """Also threads. Empty arrays share nothing, and threads may share x of an all_reduce."""
+    monkeypatch.setenv("KCCL_CHECK", "1")
+    memory = _f32(8, 4)
+
+    def main(comm):
+        shared, shifted = memory[:2], memory[comm.rank :][:2]
+        whole, parts = comm.all_reduce_rms_norm, comm.reduce_scatter_rms_norm
+        mixed = {"out": memory[:1]} if comm.rank == 0 else {"residual": memory[:1]}
+        for call, given, names in (
+            (whole, {"x": shared, "out": None}, ("x", "x")),
+            (whole, {"out": shifted}, ("out", "out")),
+            (whole, {"residual": shared}, ("residual", "residual")),
+            (parts, {"out": _f32(1, 4), "residual": _f32(1, 4)} | mixed, ("out", "residual")),
+        ):
+            given = {"x": _f32(2, 4), "residual": None, "out": _f32(2, 4)} | given
+            given |= {"weight": memory[7], "eps": EPS}
+            reason = "{} of rank 0 and {} of rank 1 overlap in memory".format(*names)
+            with pytest.raises(kccl.InvalidArgument, match=reason):
+                call(**given)
+            with pytest.raises(kccl.InvalidArgument, match=reason):
+                call.prepare(**given)()
+        whole(memory[:0], None, memory[7], EPS)
+        comm.all_reduce(shared)
+        with pytest.raises(kccl.InvalidArgument, match="or threads of one process the same array"):
+            comm.all_reduce(shifted)
+
+    kccl.run_threads(main, 2)
+
+
 def test_a_prepared_call_ends_with_its_communicator():
     """The sum of a result of 8 bits lies in memory of the communicator's."""
     with kccl.init() as comm:
