@@ -52,6 +52,10 @@ class NormCase:
             "fp8_scale": 0 if self.scale is None else self.scale.address,
         }
 
+    def inputs(self) -> list[ArrayView]:
+        """Returns the arrays beside x that the call only reads."""
+        return [self.weight] if self.scale is None else [self.weight, self.scale]
+
     def written(self) -> Written:
         """Returns the arrays that no other rank may give to the same call: each rank adds to its
         residual, and normalises what it has stored in its result.

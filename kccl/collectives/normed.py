@@ -23,7 +23,7 @@ class Normed(Collective):
         """Runs a call and returns its result. Plans it if it is the first of its kind."""
         context = self._context
         channel = self._channel(channel)
-        on = context.backend.stream(stream, case.x)
+        on = context.backend.stream(stream, case.x, case.inputs())
         plan = self._plan_of(case, algorithm)
         signature = self._words(case, plan, channel)
         if case.x.count == 0:
@@ -53,7 +53,8 @@ class Normed(Collective):
         """Plans a call. Calling the returned object runs it."""
         context = self._context
         channel = self._channel(channel)
-        context.backend.stream(stream, case.x)  # checks the argument
+        # Checks the argument, and awaits the arrays: a later run has nothing else to wait for.
+        context.backend.stream(stream, case.x, case.inputs())
         context.check_usable()
         plan = self._plan_of(case, algorithm)
         signature = self._words(case, plan, channel)

@@ -11,6 +11,7 @@ from source_tree import replace_once
 from worlds import World
 
 import kccl
+from kccl.backends import alone
 from kccl.backends.settings import Settings
 from kccl.jit import cache
 from kccl.sim.machine import Simulation
@@ -343,6 +344,25 @@ def test_wrong_arguments(change, reason):
         for call in (comm.all_reduce_rms_norm, comm.all_reduce_rms_norm.prepare):
             with pytest.raises(kccl.InvalidArgument, match=reason):
                 call(**given)
+
+
+def test_the_stream_of_a_call_waits_for_every_input(monkeypatch):
+    waited = []
+
+    def stream(given, view, others=()):
+        waited.append([each.address for each in (view, *others)])
+        return 0
+
+    x, weight, scale = _f32(2, 4), _f32(4), _f32(1)
+    out = np.empty((2, 4), oracle.numpy_dtype("float8_e4m3fn"))
+    how = {"residual": None, "out": out, "scale": scale}
+    monkeypatch.setattr(alone.OnHost, "stream", staticmethod(stream))
+    kccl.rms_norm(x, weight, EPS, **how)
+    with kccl.init() as comm:
+        monkeypatch.setattr(comm.context.backend, "stream", stream)
+        for call in (comm.all_reduce_rms_norm, comm.reduce_scatter_rms_norm.prepare):
+            call(x, weight=weight, eps=EPS, **how)
+    assert waited == [[each.ctypes.data for each in (x, weight, scale)]] * 3
 
 
 def test_arrays_that_overlap():
