@@ -48,7 +48,7 @@ from .base.env import Env
 from .base.errors import BackendError, Error, InvalidArgument, PeerLost
 from .collectives import TEXTS, Collectives, forget_all, make_all
 from .collectives.context import Context
-from .collectives.normed import plan_of
+from .collectives.normed import algorithms_of, plan_of
 from .collectives.one_sided import OneSided
 from .collectives.point_to_point import PointToPoint
 from .collectives.symmetric import Symmetric
@@ -221,7 +221,7 @@ class Communicator(Collectives, OneSided, PointToPoint, Symmetric):
 
     def algorithms(self, collective: str) -> list[str]:
         """Returns the names of a collective's algorithms, for the `algorithm` arguments."""
-        return self.context.plan.algorithms(collective)
+        return algorithms_of(self, collective)
 
     def _refuse_in_fork(self) -> None:
         """In a forked child: makes every use an error, and keeps close() from telling the peers."""

@@ -80,8 +80,9 @@ class _Shape:
             a root, this is the rank with the most traffic. LL16 doubles bytes, because half of a
             packet is flags.
         chunks: How many times the bytes of one rank's chunk of the message a rank sends to a peer.
-        is_local_chunk: Whether a rank reads or writes one chunk in its own memory, instead of the
-            whole message.
+        is_local_chunk: What the term "local" counts. True: the bytes of one chunk of the message,
+            which a rank copies from its x to its result, as in all_to_all. False: the bytes of the
+            whole message, which it reads or writes in its own memory, as in all_reduce.
     """
 
     hops: int

@@ -39,6 +39,16 @@ static_assert(sizeof(KcclHostContext::pid) == 4 * kKcclMaxWorldSize &&
                   sizeof(KcclHostContext::probe) == 8 * kKcclMaxWorldSize,
               "api.inc spells array lengths as literals because cffi reads it");
 
+// Makes one call of an operation that is several calls, with these addresses as its input and
+// output. all: the whole operation; on a GPU each call takes its stream. Returns false if the call
+// has failed.
+inline bool run_part(const KcclGpuOp& all, KcclHostOp* op, uint64_t input, uint64_t output) {
+    op->call.input = input;
+    op->call.output = output;
+    if (all.queue != nullptr) reinterpret_cast<KcclGpuOp*>(op)->stream = all.stream;
+    return kccl_host_run(op) == kKcclOk;
+}
+
 // A function that kccl._fastcall sets, and that long waits and long loops call; null: not set. If
 // the thread's call from Python holds the GIL, the function releases the GIL until the call's end.
 // Every 20 ms it lets Python's signal handlers run. It returns nonzero if one of them has raised an

@@ -5,25 +5,12 @@
 #include "../include/kccl/wait.cuh"
 #include "host.h"
 
-namespace {
-
-// Makes one of the two calls, with these addresses as its input and output. On a GPU sets its
-// stream to that of the whole call. Returns false if the call has failed.
-bool run(const KcclNormedOp& all, KcclHostOp* op, uint64_t input, uint64_t output) {
-    op->call.input = input;
-    op->call.output = output;
-    if (all.op.queue != nullptr) reinterpret_cast<KcclGpuOp*>(op)->stream = all.op.stream;
-    return kccl_host_run(op) == kKcclOk;
-}
-
-}  // namespace
-
 extern "C" void kccl_run_normed(const KcclCall* call) {
     const auto& all = *reinterpret_cast<const KcclNormedOp*>(
         reinterpret_cast<const uint8_t*>(call) - offsetof(KcclNormedOp, op.op.call));
     // After a communicator is closed, its status is not ok, and the memory for the sum is gone.
     if (kccl::status_of(call->comm) != kKcclOk) return;
     const uint64_t sums = all.sums != 0 ? all.sums : call->output;
-    if (!run(all, all.sum, call->input, sums)) return;
-    run(all, all.norm, sums, call->output);
+    if (!kccl::host::run_part(all.op, all.sum, call->input, sums)) return;
+    kccl::host::run_part(all.op, all.norm, sums, call->output);
 }

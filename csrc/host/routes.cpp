@@ -39,8 +39,8 @@ void depart(KcclRoutes& routes, KcclDeparture departure, const KcclRecord& recor
     for (int rank = 0; rank < routes.world_size; ++rank) {
         if (rank == routes.rank) continue;
         if (FarLink* link = link_of(routes, rank)) {
-            // If MPI has ended, nothing can be sent. The peer then sees the end of the stream
-            // between both ranks instead.
+            // If MPI has ended, nothing can be sent. The peer still learns that this rank leaves,
+            // because the out-of-band stream (a socket) between the two ranks ends.
             if (routes.mpi_has_ended == 0) link->depart(departure, record);
         } else if ((routes.far >> rank & 1u) == 0) {
             const KcclDeviceComm& pair = pair_of(routes, rank);

@@ -1,5 +1,6 @@
-"""GGUF's K formats cut into blocks of 64 columns, for matrices whose lanes end within a block of
-256. Each quarter repeats the FP16 numbers of its block, so nothing is rounded.
+"""The K formats of GGUF in blocks of 64 columns. In a file their blocks have 256 columns. If a lane
+of a matrix ends within such a block, its weights are stored in quarters of blocks instead. Each
+quarter has a copy of its block's FP16 numbers, so nothing is rounded.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -24,8 +24,9 @@ struct ChunkPlan {
     // How many column tiles one lane of the matrix has, including tiles of zeros at the end.
     static constexpr uint32_t kTiles = M::kSteps * S::kWarps;
     // Returns how many column tiles of the vectors are copied to shared memory at a time (a run).
-    // All tiles of a run lie in the columns that one warp multiplies in decode. A run is whole
-    // strips of weights, or a strip (tiles that share scales: format.cuh) is whole runs.
+    // A run stays within the columns that one warp multiplies while the engine decodes
+    // (product.cuh). In a format with strips (tiles that share scales: format.cuh), a run is one or
+    // more whole strips, or a strip is one or more whole runs.
     KCCL_CONSTEXPR static uint32_t run() {
         constexpr uint32_t kStrip = M::Format::kStripTiles;
         uint32_t most = M::kSteps < S::kChunkSteps ? M::kSteps : S::kChunkSteps;

@@ -1,5 +1,6 @@
 """Runs kernels that need no peer, without a communicator: on the host, or on an array's GPU."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -66,15 +67,9 @@ class OnGpu:
         """See Backend."""
         return gpu_arrays.view(array, name, writable=writable, device=self._ordinal)
 
-    def stream(self, given: Any, view: ArrayView) -> int:
+    def stream(self, given: Any, view: ArrayView, others: Sequence[ArrayView] = ()) -> int:
         """See Backend."""
-        assert isinstance(view, gpu_arrays.DeviceView)
-        if given is None:
-            return view.stream()
-        stream = gpu_arrays.stream_of(given)
-        if view.wait_on is not None:
-            view.wait_on(stream)
-        return stream
+        return gpu_arrays.stream_of_call(given, view, others)
 
     def run(self, kernel: str, dtype: str, stream: int, **fields: Any) -> None:
         """Enqueues a kernel. Arguments as OnHost.run()."""

@@ -101,13 +101,15 @@ class Backend(ABC):
     # ---- Streams -----------------------------------------------------------------------------
 
     @abstractmethod
-    def stream(self, given: Any, view: ArrayView | None) -> int:
-        """Returns the stream for one call.
+    def stream(self, given: Any, view: ArrayView | None, others: Sequence[ArrayView] = ()) -> int:
+        """Returns the stream for one call, and makes it wait for what libraries still compute in
+        the call's arrays, unless the caller must do that.
 
         Args:
             given: The stream that the caller gave; None for the current stream of the array's
                 library.
-            view: The view of the call's array; None if the call has no array.
+            view: The view of the call's first array; None if the call has no array.
+            others: The views of its other inputs.
 
         Raises:
             InvalidArgument: `given` is no stream of this backend.

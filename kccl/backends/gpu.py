@@ -199,14 +199,11 @@ class GpuBackend(Backend):
 
     # ---- Streams -----------------------------------------------------------------------------
 
-    def stream(self, given: Any, view: ArrayView | None) -> int:
+    def stream(self, given: Any, view: ArrayView | None, others: Sequence[ArrayView] = ()) -> int:
         """See Backend."""
-        if given is None:
-            return view.stream() if isinstance(view, DeviceView) else self._stream_before()
-        stream = arrays.stream_of(given)
-        if isinstance(view, DeviceView) and view.wait_on is not None:
-            view.wait_on(stream)
-        return stream
+        if given is None and not isinstance(view, DeviceView):
+            return self._stream_before()
+        return arrays.stream_of_call(given, view, others)
 
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend."""

@@ -1,12 +1,13 @@
 """The errors of backends without streams, for calls that need streams."""
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..base.arrays import ArrayView
 from ..base.errors import InvalidArgument
 
 
-def stream(given: Any, view: ArrayView | None) -> int:
+def stream(given: Any, view: ArrayView | None, others: Sequence[ArrayView] = ()) -> int:
     """See Backend.
 
     Raises:

@@ -29,25 +29,26 @@ _LOWEST_BIT = bytes(number & 1 for number in range(256))
 _mapped: dict[int, tuple[Hashable, int]] = {}
 
 
-def place_of(address: int) -> bytes:
-    """Returns a text by which ranks see whether arrays of theirs are the same shared memory.
+def place_of(address: int) -> tuple[str, int]:
+    """Finds whether memory at an address is shared with other processes.
 
     Returns:
-        This process's id, and then the device, inode and offset in the shared file, which are the
-        same in every process that maps it. b"" for memory of this process alone, or without /proc.
+        The device and inode of the file that is mapped there, and the offset in it: they are the
+        same in every process of this machine that maps the file. For memory of this process alone:
+        "" and the address.
+
+    Raises:
+        OSError: /proc/self/maps cannot be read.
     """
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as mappings:
-            for line in mappings:
-                ends, permissions, offset, device, inode, *_ = line.split(maxsplit=5)
-                begin, end = (int(each, 16) for each in ends.split("-"))
-                if begin <= address < end:
-                    is_shared = permissions.endswith("s") and inode != "0"
-                    at = int(offset, 16) + address - begin
-                    return f"{os.getpid()} {device} {inode} {at}".encode() if is_shared else b""
-    except OSError:
-        pass
-    return b""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as mappings:
+        for line in mappings:
+            ends, permissions, offset, device, inode, *_ = line.split(maxsplit=5)
+            begin, end = (int(each, 16) for each in ends.split("-"))
+            if begin <= address < end:
+                is_shared = permissions.endswith("s") and inode != "0"
+                at = int(offset, 16) + address - begin
+                return (f"{device} {inode}", at) if is_shared else ("", address)
+    return "", address
 
 
 def map_shared(fd: int, nbytes: int) -> Any:

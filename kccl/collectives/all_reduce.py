@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from ..base import arrays, mapping
+from ..base import arrays
 from ..plan.ops import Op, check_op
 from .collective import ArrayT, Case, Collective
 from .prepared import Empty, Prepared
+from .written import NOTHING, Written
 
 
 class AllReduce(Collective):
@@ -31,7 +32,7 @@ class AllReduce(Collective):
             out: Array for the result, of the same size and type. When None, x: the call is in
                 place. Then ranks that are threads may give the same x, but ranks in different
                 processes must not give the same shared memory, or the sum may be wrong.
-                KCCL_CHECK=1 refuses that.
+                On CPUs KCCL_CHECK=1 refuses that.
             op: "sum" and "prod" for all types; "min" and "max" for all but complex numbers; "avg"
                 for floats and complex numbers; "band", "bor" and "bxor" for integers and bool.
                 Integers wrap on overflow. For bool, "sum" is "or" and "prod" is "and". "avg"
@@ -75,12 +76,12 @@ class AllReduce(Collective):
         """
         return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 
-    def _own(self, case: Case) -> bytes:
-        """See Collective. Returns the place of x if the call is in place: if ranks in different
-        processes gave the same memory, one might read x after another has stored its result there.
+    def _written(self, case: Case) -> Written:
+        """See Collective. Returns x if the call is in place: if ranks in different processes gave
+        the same memory, one might read x after another has stored its result there.
         """
         is_in_place = case.x.address == case.out.address
-        return mapping.place_of(case.x.address) if is_in_place else b""
+        return Written((("x", case.x),), threads_may_share=True) if is_in_place else NOTHING
 
     def _case(self, x: Any, out: Any, op: Op) -> Case:
         view = self._context.backend.view(x, "x", writable=out is None)

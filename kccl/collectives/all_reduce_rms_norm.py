@@ -39,15 +39,20 @@ class AllReduceRmsNorm(Normed):
             out = hidden / sqrt(mean(hidden * hidden) + eps) * weight
 
         The bits are those of all_reduce(x) followed by kccl.rms_norm(x, weight, eps,
-        residual=residual). On a GPU small messages of short rows take one kernel, others two.
+        residual=residual). On a GPU one kernel makes the call if x has at most 128 rows of at
+        most 8 KiB (16 KiB on 2 ranks), and if all_reduce's plan for x is one_shot. Otherwise two
+        kernels make it.
+
+        No rank may give memory that another rank's call writes, in the residual or in the result,
+        even if the ranks are threads: the rows would be wrong. On CPUs KCCL_CHECK=1 refuses that.
 
         Args:
             x: C-contiguous array [..., width] of float32, float16 or bfloat16. The same size and
                 type on every rank.
             residual: Array of the size and type of x, or None for no residual. `hidden` is stored
-                in it, rounded to its type. It must be the same on every rank, so that the results
-                are the same.
-            weight: Array [width] of the same type; the same on every rank.
+                in it, rounded to its type. Each rank has an array of its own, with the same values
+                on every rank, so that the results are the same.
+            weight: Array [width] of the same type, with the same values on every rank.
             eps: Number that is not negative. It is rounded to float32.
             out: Array for the result, of the size and type of x; float8_e4m3fn where scale is
                 given. When None, x: the call is in place.
@@ -55,7 +60,8 @@ class AllReduceRmsNorm(Normed):
                 rounded to float8_e4m3fn once.
             stream, channel: As in all_reduce.
             algorithm: "all_reduce_rms_norm" for one kernel, or an algorithm of all_reduce for two.
-                When "", one kernel only if all_reduce's plan is one_shot, else two.
+                When "", the rule above chooses, unless KCCL_ALGORITHM names an algorithm of
+                all_reduce that can run.
 
         Returns:
             `out`, or x.
@@ -89,6 +95,10 @@ class AllReduceRmsNorm(Normed):
         case = check(self._context.backend.view, x, residual, weight, eps, out, scale)
         return self._prepare_normed(case, stream, channel, algorithm)
 
+    def algorithms(self) -> list[str]:
+        """See Normed. The first one is one kernel."""
+        return [_FUSED, *super().algorithms()]
+
     def _planned(self, nbytes: int, dtype: Dtype, row_bytes: int, algorithm: str) -> Plan:
         why_not = self._why_not_fused(row_bytes)
         if algorithm == _FUSED:
@@ -102,7 +112,8 @@ class AllReduceRmsNorm(Normed):
         # A block that takes several rows makes a call for each, one after another. So the fused
         # kernel is chosen only if each row has a block of its own.
         has_a_block_each = nbytes <= row_bytes * MOST_BLOCKS
-        if why_not or algorithm or not is_small or not has_a_block_each:
+        is_named = bool(algorithm) or plan.name == self._context.plan.preferred
+        if why_not or is_named or not is_small or not has_a_block_each:
             return plan
         others = ((plan.name, "it is another kernel before the norm"), *plan.rejected)
         reason = f"all_reduce of this size is {plan.name}"

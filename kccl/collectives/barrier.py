@@ -9,6 +9,7 @@ from ..base import arguments
 from ..plan.choice import Plan
 from .context import Context
 from .prepared import Checked, CheckedOnStream, Prepared, prepared
+from .written import NOTHING
 
 
 class Barrier(Prepared):
@@ -66,7 +67,7 @@ class BarrierOnStream(CheckedOnStream, Barrier):
         # Collective.
         me: Any = weakref.proxy(self)
         now = partial(BarrierOnStream._now, me)
-        super().__init__("barrier", signature, b"", (), context, plan, handle, None, None, now)
+        super().__init__("barrier", signature, NOTHING, (), context, plan, handle, None, None, now)
 
     def __call__(self, *args: Any, stream: Any = None, **keywords: Any) -> Any:
         if args or keywords:
@@ -88,7 +89,7 @@ def _on_channel_0(context: Context) -> Barrier:
     if context.backend.has_streams:
         return BarrierOnStream(signature, context, plan, handle)
     if context.checks:
-        return CheckedBarrier("barrier", signature, b"", (), context, plan, handle, None, None)
+        return CheckedBarrier("barrier", signature, NOTHING, (), context, plan, handle, None, None)
     return Barrier(context, plan, handle, None, None)
 
 

@@ -21,6 +21,7 @@ from .context import Context
 from .front import AnsweredByC
 from .parts import Parts
 from .prepared import Empty, Prepared, address_of, prepared
+from .written import NOTHING, Written
 
 # Number of calls that a collective keeps. When there are more, all are dropped and planned again.
 KNOWN_CALLS = 1024
@@ -146,8 +147,10 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
         arrays = [("out" if case.lacks_x else "x", case.array, case.x)]
         if case.result is not None and case.result is not case.array:
             arrays.append(("out", case.result, case.out))
-        own = self._own(case) if context.checks else b""
-        return prepared(context, signature, plan, handle, case.result, arrays, stream, own=own)
+        written = self._written(case)
+        return prepared(
+            context, signature, plan, handle, case.result, arrays, stream, written=written
+        )
 
     def _plan(self, case: Case, algorithm: str) -> Plan:
         dtype, nbytes = scaled.summed(case)
@@ -181,13 +184,12 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
 
     def _check_agreement(self, case: Case, plan: Plan, channel: int) -> None:
         if self._context.checks:
-            self._context.check_agreement(self._signature(case, plan, channel), self._own(case))
+            signature = self._signature(case, plan, channel)
+            self._context.check_agreement(signature, self._written(case))
 
-    def _own(self, case: Case) -> bytes:
-        """Returns the argument `own` for Context.check_agreement(): the place of memory that no
-        other process may give; b"" if the call has none.
-        """
-        return b""
+    def _written(self, case: Case) -> Written:
+        """Returns the arrays that no other rank may give to the same call."""
+        return NOTHING
 
     def _learn(self, case: Case, handle: Any) -> None:
         """Teaches C this call, for arrays of these sizes and types and these options."""

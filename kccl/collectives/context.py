@@ -14,11 +14,12 @@ from ..base.abi import lib
 from ..base.copying import not_copied
 from ..base.descriptors import keep_standard
 from ..base.env import Env
-from ..base.errors import Error, InvalidArgument
+from ..base.errors import Error
 from ..base.failure import error_of, unfinished_reset
 from ..plan.choice import Planner
 from ..plan.grouped import GroupedPlanner
 from ..ranks.mesh import Mesh
+from .written import NOTHING, Written, check_apart
 
 
 class Context:
@@ -135,26 +136,22 @@ class Context:
         if self.backend.has_streams and not self.has_said_failure and not self.has_left():
             self.check_usable()
 
-    def check_agreement(self, signature: str, own: bytes = b"") -> None:
-        """Under KCCL_CHECK=1: raises on every rank if the ranks are about to make different calls.
+    def check_agreement(self, signature: str, written: Written = NOTHING) -> None:
+        """Under KCCL_CHECK=1: raises on every rank if the ranks are about to make different calls,
+        or to write memory of each other's.
 
         Args:
             signature: The call in words, for the comparison.
-            own: What mapping.place_of() returned for memory that no other process may give.
+            written: This rank's arrays that no other rank may give.
         """
         if not self.checks:
             return
         self.check_usable()
+        # The system tells only of host memory who shares it, and a single rank shares nothing.
+        if self.backend.has_streams or self.world_size == 1:
+            written = NOTHING
         # The signature is passed as the call's name, because allgather() compares the ranks' names.
-        places = self.mesh.allgather(own, signature, self.limit_s())
-        owners: dict[bytes, bytes] = {}
-        for place in filter(None, places):
-            process, _, at = place.partition(b" ")
-            if owners.setdefault(at, process) != process:
-                raise InvalidArgument(
-                    "x lies in memory that ranks of several processes share, and all gave the same "
-                    "place: in place, each process must have memory of its own"
-                )
+        check_apart(self.mesh.allgather(written.places(), signature, self.limit_s()))
 
     def raise_failure(self) -> None:
         """Raises the exception for this rank's status."""

@@ -8,11 +8,16 @@ from typing import Any
 
 from ..base import arrays, dtypes
 from ..base.arrays import ArrayView
+from ..base.dtypes import Dtype
 from ..base.errors import InvalidArgument
 from ..plan.ops import NORMALISED
+from .written import Written
 
 View = Callable[..., ArrayView]
 """A function as Backend.view(): view(array, name, writable=...) returns an array's view."""
+
+MOST_WIDTH = 1 << 31
+"""The most elements of a row."""
 
 
 @dataclass(slots=True)
@@ -51,6 +56,19 @@ class NormCase:
             "fp8_scale": 0 if self.scale is None else self.scale.address,
         }
 
+    def inputs(self) -> list[ArrayView]:
+        """Returns the arrays beside x that the call only reads."""
+        return [self.weight] if self.scale is None else [self.weight, self.scale]
+
+    def written(self) -> Written:
+        """Returns the arrays that no other rank may give to the same call: each rank adds to its
+        residual, and normalises what it has stored in its result.
+        """
+        found = [("x" if self.out is self.x else "out", self.out)]
+        if self.residual is not None:
+            found.append(("residual", self.residual))
+        return Written(tuple(found))
+
     def words(self) -> str:
         """Returns what the ranks of one call must agree on, in words."""
         shape = f"{self.x.count // self.width} rows of {self.width} {self.x.dtype.name}"
@@ -68,6 +86,7 @@ def check(
     scale: Any,
     *,
     parts: int = 1,
+    may_be_in_place: bool = True,
 ) -> NormCase:
     """Checks the arguments of a call.
 
@@ -75,14 +94,13 @@ def check(
         view: Returns an array's view; see View.
         x, residual, weight, eps, out, scale: As in all_reduce_rms_norm().
         parts: Number of equal parts of x's rows. The result has the rows of one part.
+        may_be_in_place: Whether `out` may be x.
 
     Raises:
         InvalidArgument: An argument is wrong.
     """
     seen = view(x, "x", writable=out is None)
-    if seen.dtype not in NORMALISED:
-        known = ", ".join(each.name for each in NORMALISED)
-        raise InvalidArgument(f"x: dtype is {seen.dtype.name}, must be one of {known}")
+    normalised("x: dtype", seen.dtype)
     weights = view(weight, "weight", writable=False)
     _check_type("weight", weights, seen.dtype)
     width = _width(x, seen, weights)
@@ -114,8 +132,20 @@ def check(
         _check_out(seen, to, has_scale=by is not None)
         _check_count("out", to, seen, count)
         given.append(("out", out, to))
-    _check_apart(given, seen, to, rest)
+    _check_apart(given, seen, to, rest, may_be_in_place)
     return NormCase(seen, to, weights, rest, by, result, given, width, _eps(eps))
+
+
+def normalised(what: str, dtype: Dtype | None) -> Dtype:
+    """Returns `dtype` if rows of it can be normalised. `what` is its name in the error.
+
+    Raises:
+        InvalidArgument: They cannot, or it is None.
+    """
+    if dtype is None or dtype not in NORMALISED:
+        known = ", ".join(each.name for each in NORMALISED)
+        raise InvalidArgument(f"{what} is {dtype and dtype.name}, must be one of {known}")
+    return dtype
 
 
 def _check_type(name: str, found: ArrayView, dtype: dtypes.Dtype) -> None:
@@ -139,6 +169,8 @@ def _width(x: Any, seen: ArrayView, weights: ArrayView) -> int:
             f"weight has {weights.count} elements and x has shape {shape}: weight must have as "
             "many as x's last dimension, at least one"
         )
+    if last > MOST_WIDTH:
+        raise InvalidArgument(f"a row of x has {last} elements, must have at most {MOST_WIDTH}")
     return int(last)
 
 
@@ -169,8 +201,11 @@ def _check_apart(
     x: ArrayView,
     out: ArrayView,
     residual: ArrayView | None,
+    may_be_in_place: bool,
 ) -> None:
-    """Checks that no array that the call writes overlaps another, except that out may be x."""
+    """Checks that no array that the call writes overlaps another, except that out may be x if
+    `may_be_in_place` is true.
+    """
     for i, (name, _, one) in enumerate(given):
         for other, _, two in given[i + 1 :]:
             is_apart = (
@@ -178,7 +213,8 @@ def _check_apart(
             )
             is_written = any(each is out or each is residual for each in (one, two))
             is_in_place = one is x and two is out and one.address == two.address
-            if not is_apart and is_written and not (is_in_place and one.nbytes == two.nbytes):
+            is_allowed = may_be_in_place and is_in_place and one.nbytes == two.nbytes
+            if not is_apart and is_written and not is_allowed:
                 raise InvalidArgument(
                     f"{name} begins at {one.address:#x} and {other} at {two.address:#x}: they "
                     "must not overlap"

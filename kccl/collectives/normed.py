@@ -2,15 +2,17 @@
 that csrc/host/normed.cpp runs one after the other.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from ..base import arguments, dtypes, mapping
+from ..base import arguments, dtypes
 from ..base.abi import fastcall, ffi, lib
 from ..base.dtypes import Dtype
 from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
 from .collective import KNOWN_CALLS, Collective
-from .norm import NormCase
+from .context import Context
+from .norm import MOST_WIDTH, NormCase, normalised
 from .prepared import Empty, Prepared, address_of, prepared
 
 
@@ -19,11 +21,16 @@ class Normed(Collective):
 
     _SUM: str  # the name of the collective that sums
 
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        # Size, element type, width and the caller's algorithm -> the plan of such a call.
+        self._plans: dict[tuple[int, Dtype, int, str], Plan] = {}
+
     def _call_normed(self, case: NormCase, stream: Any, channel: Any, algorithm: str) -> Any:
         """Runs a call and returns its result. Plans it if it is the first of its kind."""
         context = self._context
         channel = self._channel(channel)
-        on = context.backend.stream(stream, case.x)
+        on = context.backend.stream(stream, case.x, case.inputs())
         plan = self._plan_of(case, algorithm)
         signature = self._words(case, plan, channel)
         if case.x.count == 0:
@@ -42,7 +49,7 @@ class Normed(Collective):
         def fill() -> None:
             _fill(case, handle, norm)
             context.backend.set_stream(handle, on)
-            context.check_agreement(signature, self._place(case))
+            context.check_agreement(signature, case.written())
 
         op.after(fill)
         return case.result
@@ -53,7 +60,8 @@ class Normed(Collective):
         """Plans a call. Calling the returned object runs it."""
         context = self._context
         channel = self._channel(channel)
-        context.backend.stream(stream, case.x)  # checks the argument
+        # Checks the argument, and awaits the arrays: a later run has nothing else to wait for.
+        context.backend.stream(stream, case.x, case.inputs())
         context.check_usable()
         plan = self._plan_of(case, algorithm)
         signature = self._words(case, plan, channel)
@@ -61,35 +69,52 @@ class Normed(Collective):
             return Empty(context, plan, signature, case.result)
         handle, norm = self._made(case, plan, channel)
         _fill(case, handle, norm)
-        own = self._place(case)
-        return prepared(context, signature, plan, handle, case.result, case.given, stream, own=own)
+        return prepared(
+            *(context, signature, plan, handle, case.result, case.given, stream),
+            written=case.written(),
+        )
 
-    def plan(self, nbytes: int, dtype: Dtype, width: int, algorithm: str = "") -> Plan:
+    def algorithms(self) -> list[str]:
+        """Returns the names of the call's algorithms: those of the sum, before a norm."""
+        return self._context.plan.algorithms(self._SUM)
+
+    def plan(self, nbytes: int, dtype: Dtype | None, width: int) -> Plan:
         """Returns the plan of a call on an x of `nbytes` with rows of `width` elements.
 
         Raises:
-            InvalidArgument: x has no whole rows, or the algorithm cannot run the call.
+            InvalidArgument: Rows of this type are not normalised, or x has no whole rows.
         """
-        row_bytes = arguments.between("width", width, 1, 1 << 31) * dtype.itemsize
+        dtype = normalised("dtype", dtype)
+        row_bytes = arguments.between("width", width, 1, MOST_WIDTH) * dtype.itemsize
         if nbytes % row_bytes:
             raise InvalidArgument(
                 f"nbytes is {nbytes}, must be a multiple of {row_bytes}: rows of {width} "
                 f"{dtype.name}"
             )
-        return self._planned(nbytes, dtype, row_bytes, algorithm)
+        return self._planned(nbytes, dtype, row_bytes, "")
 
     def _planned(self, nbytes: int, dtype: Dtype, row_bytes: int, algorithm: str) -> Plan:
+        """Plans a call. Raises InvalidArgument if the algorithm is unknown or cannot run it."""
         del row_bytes
-        return self._context.plan(self._SUM, nbytes, dtype, algorithm)
-
-    def _place(self, case: NormCase) -> bytes:
-        """Returns `own` for Context.check_agreement(), as AllReduce._own() does."""
-        is_in_place = case.x.address == case.out.address
-        return mapping.place_of(case.x.address) if self._context.checks and is_in_place else b""
+        known = self.algorithms()
+        if algorithm and algorithm not in known:
+            raise InvalidArgument(
+                f"algorithm is {algorithm!r}, must be an algorithm of {self._NAME}: "
+                f"{', '.join(known)}"
+            )
+        plan = self._context.plan(self._SUM, nbytes, dtype, algorithm)
+        return replace(plan, request=replace(plan.request, collective=self._NAME))
 
     def _plan_of(self, case: NormCase, algorithm: str) -> Plan:
         x = case.x
-        return self._planned(x.nbytes, x.dtype, case.width * x.dtype.itemsize, algorithm)
+        key = x.nbytes, x.dtype, case.width, algorithm
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= KNOWN_CALLS:
+                self._plans.clear()
+            plan = self._planned(x.nbytes, x.dtype, case.width * x.dtype.itemsize, algorithm)
+            self._plans[key] = plan
+        return plan
 
     def _words(self, case: NormCase, plan: Plan, channel: int) -> str:
         return f"{self._NAME}, {case.words()}, channel {channel}, {plan.name}"
@@ -133,13 +158,35 @@ def plan_of(calls: Any, collective: str, nbytes: Any, dtype: Any, width: int) ->
     rest.
 
     Raises:
-        InvalidArgument: There is no such collective, or it cannot make such a call.
+        InvalidArgument: There is no such collective, or it cannot make such a call, or `width` is
+            given and its calls have no rows.
     """
     nbytes = arguments.not_negative("nbytes", nbytes)
     kind = None if dtype is None else dtypes.of(dtype)
     arguments.whole_elements("nbytes", nbytes, kind)
-    normed = getattr(calls, collective, None) if isinstance(collective, str) else None
-    if isinstance(normed, Normed) and kind is not None:
+    normed = _normed(calls, collective)
+    if normed is not None:
         return normed.plan(nbytes, kind, width)
     plan: Plan = calls.context.plan(collective, nbytes, kind)
+    if width != 0:
+        raise InvalidArgument(f"width is {width!r}, must be 0: {collective} has no rows")
     return plan
+
+
+def algorithms_of(calls: Any, collective: str) -> list[str]:
+    """Returns the names of a collective's algorithms. `calls` is the communicator.
+
+    Raises:
+        InvalidArgument: There is no such collective.
+    """
+    normed = _normed(calls, collective)
+    if normed is not None:
+        return normed.algorithms()
+    names: list[str] = calls.context.plan.algorithms(collective)
+    return names
+
+
+def _normed(calls: Any, collective: str) -> Normed | None:
+    """Returns a communicator's collective if it normalises a sum; else None."""
+    found = getattr(calls, collective, None) if isinstance(collective, str) else None
+    return found if isinstance(found, Normed) else None

@@ -12,6 +12,7 @@ from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
 from .context import Context
 from .front import call_is_not_copied
+from .written import NOTHING, Written
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,12 +120,14 @@ class Checked(Prepared):
     memory that they had at prepare(), and the ranks compare their calls.
     """
 
-    def __init__(self, name: str, signature: str, own: bytes, arrays: Arrays, *args: Any) -> None:
-        """`name` is the collective's; see prepared() for `signature` and `own`."""
+    def __init__(
+        self, name: str, signature: str, written: Written, arrays: Arrays, *args: Any
+    ) -> None:
+        """`name` is the collective's; see prepared() for `signature` and `written`."""
         super().__init__(*args)
         self._name = f"{name}.prepare"
         self._signature = signature
-        self._own = own
+        self._written = written
         self._arrays = arrays
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -140,7 +143,7 @@ class Checked(Prepared):
     def _check(self) -> None:
         check_unmoved(self._context, self._name, self._arrays)
         if self._signature:
-            self._context.check_agreement(self._signature, self._own)
+            self._context.check_agreement(self._signature, self._written)
 
 
 class OnStream(Prepared):
@@ -220,7 +223,7 @@ def prepared(
     arrays: Arrays,
     given: Any,
     keep: Any = None,
-    own: bytes = b"",
+    written: Written = NOTHING,
 ) -> Prepared:
     """Makes the object that `.prepare` returns.
 
@@ -231,10 +234,10 @@ def prepared(
         arrays: The caller's arrays. If `given` is None, the first one's library gives the stream.
         given: The caller's `stream` argument.
         keep: Another object to keep alive with the call.
-        own: As in Context.check_agreement().
+        written: As in Context.check_agreement().
     """
     backend = context.backend
-    words = plan.request.collective, signature, own, arrays
+    words = plan.request.collective, signature, written, arrays
     if backend.has_streams:
         stream = backend.stream_of_prepared(given, arrays[0][2] if arrays else None)
         facts = context, plan, handle, result, (arrays, keep, given), stream

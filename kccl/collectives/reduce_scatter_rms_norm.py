@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..base import arrays
+from ..base.arrays import ArrayView
 from .norm import NormCase, check
 from .normed import Normed
 from .prepared import Empty, Prepared
@@ -30,7 +31,7 @@ class ReduceScatterRmsNorm(Normed):
 
         This is for sequence parallelism, where each rank has some of the rows between layers;
         all_gather then gives every rank all rows. The bits are those of the same rows of
-        all_reduce_rms_norm.
+        all_reduce_rms_norm. As there, no rank may give memory that another rank's call writes.
 
         Args:
             x: C-contiguous array [..., width] of float32, float16 or bfloat16. The same size and
@@ -39,7 +40,9 @@ class ReduceScatterRmsNorm(Normed):
                 of these rows is stored in it, rounded to its type.
             weight, eps, scale: As in all_reduce_rms_norm.
             out: Array for this rank's rows; float8_e4m3fn where scale is given. It must not
-                overlap x. When None, an array of x's type is allocated as in reduce_scatter.
+                overlap x, not even with one rank. When None, an array of x's type is allocated: of
+                x's shape with fewer rows, or a matrix if world_size does not divide the first
+                dimension.
             stream, channel: As in all_reduce.
             algorithm: As in reduce_scatter.
 
@@ -81,5 +84,16 @@ class ReduceScatterRmsNorm(Normed):
         if out is None and scale is None:
             # Makes an array of the right type. If x is wrong, check() raises the error.
             view = backend.view(x, "x", writable=False)
-            out = backend.like(x, view, arrays.shape_of_chunk(x, view, parts))
-        return check(backend.view, x, residual, weight, eps, out, scale, parts=parts)
+            out = backend.like(x, view, _shape_of_part(x, view, parts))
+        given = x, residual, weight, eps, out, scale
+        return check(backend.view, *given, parts=parts, may_be_in_place=False)
+
+
+def _shape_of_part(x: Any, view: ArrayView, parts: int) -> tuple[int, ...]:
+    """Returns the shape of one of `parts` equal parts of x's rows. If `parts` does not divide the
+    first dimension, it is that of a matrix.
+    """
+    *rows, width = arrays.shape(x, view) or (0,)
+    if rows and width and rows[0] % parts:
+        return view.count // width // parts, width
+    return arrays.shape_of_chunk(x, view, parts)

@@ -48,7 +48,7 @@ def rms_norm(
     """
     place = place_of(x)
     case = check(place.view, x, residual, weight, eps, out, scale)
-    on = place.stream(stream, case.x)
+    on = place.stream(stream, case.x, case.inputs())
     if case.x.count:
         place.run(
             "rms_norm",

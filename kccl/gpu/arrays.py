@@ -8,7 +8,7 @@ stream that the caller gives, and that stream waits for JAX's pending work on th
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -226,6 +226,30 @@ def stream_of(stream: Any) -> int:
             f"stream is {stream!r}, must be None, an integer, or something with __cuda_stream__"
         )
     return int(handle)
+
+
+def stream_of_call(given: Any, view: ArrayView | None, others: Sequence[ArrayView]) -> int:
+    """Returns the stream of a call, and makes it wait for pending work on the arrays.
+
+    Args:
+        given: The stream that the caller gave; None for the current one of the library of `view`.
+        view: The first array's view, which must be a DeviceView if `given` is None.
+        others: The other inputs' views.
+
+    Raises:
+        InvalidArgument: `given` is no stream.
+    """
+    late: Sequence[ArrayView | None]
+    if given is None:
+        assert isinstance(view, DeviceView)
+        # view() has made this stream wait for the first array's work already.
+        stream, late = view.stream(), others
+    else:
+        stream, late = stream_of(given), (view, *others)
+    for each in late:
+        if isinstance(each, DeviceView) and each.wait_on is not None:
+            each.wait_on(stream)
+    return stream
 
 
 def _view_of_own(array: DeviceArray) -> DeviceView:

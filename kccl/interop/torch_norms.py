@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..base.errors import Error
+from ..base.errors import Error, InvalidArgument
 from ..collectives.rms_norm import rms_norm as _rms_norm
 from .torch_errors import of_torch
 from .torch_registry import DEFAULT, find
@@ -46,8 +46,8 @@ def all_reduce_rms_norm(
     """Adds all ranks' x and the residual. Returns the sum's normalised rows, and the sum.
 
     Args:
-        x, residual, weight, eps: As in comm.all_reduce_rms_norm. If x is not C-contiguous, it is
-            copied first. The residual is not changed.
+        x, residual, weight, eps: As in comm.all_reduce_rms_norm, and residual has the shape of x.
+            If x is not C-contiguous, it is copied first. The residual is not changed.
         scale: Tensor of one float32. The normalised rows are divided by it, and their dtype is
             torch.float8_e4m3fn.
         comm: Name of a registered communicator; "default" when None.
@@ -150,8 +150,9 @@ def _op(
     with _errors_of_torch():
         ranks = find(comm)
         order(ranks, x.device)
-        out, _ = _results(x, scale)
+        _check_shapes(x, residual)
         total = residual.clone(memory_format=torch.contiguous_format)
+        out = _like(total, scale)
         ranks.all_reduce_rms_norm(
             array(x.contiguous(), "x"),
             array(total, "residual"),
@@ -173,14 +174,22 @@ def _fake(
     comm: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     find(comm)
-    return _results(x, scale)
+    with _errors_of_torch():
+        _check_shapes(x, residual)
+    total = torch.empty_like(residual, memory_format=torch.contiguous_format)
+    return _like(total, scale), total
 
 
-def _results(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    total = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if scale is None:
-        return torch.empty_like(total), total
-    return torch.empty_like(total, dtype=torch.float8_e4m3fn), total
+def _check_shapes(x: torch.Tensor, residual: torch.Tensor) -> None:
+    if x.shape != residual.shape:
+        raise InvalidArgument(
+            f"residual has shape {tuple(residual.shape)}, x has {tuple(x.shape)}: must be equal"
+        )
+
+
+def _like(total: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Returns a new tensor for the normalised rows of `total`."""
+    return torch.empty_like(total, dtype=total.dtype if scale is None else torch.float8_e4m3fn)
 
 
 @torch.library.custom_op("kccl::reduce_scatter_rms_norm", mutates_args=())
@@ -196,8 +205,8 @@ def _op_of_parts(
     with _errors_of_torch():
         ranks = find(comm)
         order(ranks, x.device)
-        out, _ = _results(residual, scale)
         total = residual.clone(memory_format=torch.contiguous_format)
+        out = _like(total, scale)
         ranks.reduce_scatter_rms_norm(
             array(x.contiguous(), "x"),
             array(total, "residual"),
@@ -219,7 +228,8 @@ def _fake_of_parts(
     comm: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     find(comm)
-    return _results(residual, scale)
+    total = torch.empty_like(residual, memory_format=torch.contiguous_format)
+    return _like(total, scale), total
 
 
 @torch.library.custom_op("kccl::all_reduce_rms_norm_", mutates_args=("x", "residual"))

@@ -69,12 +69,17 @@ class Plan:
 
 
 class Planner:
-    """Makes and keeps the plans of one communicator."""
+    """Makes and keeps the plans of one communicator.
+
+    Attributes:
+        preferred: The algorithm to use wherever it can run, as KCCL_ALGORITHM says; "" for none.
+    """
 
     def __init__(self, backend: str, world_size: int, env: Env, *, can_attach: bool) -> None:
         self._backend = backend
         self._world_size = world_size
         self._env = env
+        self.preferred = env.algorithm
         self._can_attach = can_attach
         self._plans: dict[tuple[str, int, Dtype | None, str], Plan] = {}
 
@@ -101,7 +106,7 @@ class Planner:
                 can_attach=self._can_attach,
             )
             tuning = tuning_for(self._backend, self._env.tuning)
-            plan = choose(request, tuning, forced=algorithm, preferred=self._env.algorithm)
+            plan = choose(request, tuning, forced=algorithm, preferred=self.preferred)
             self._plans[key] = plan
         return plan
 

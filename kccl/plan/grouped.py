@@ -71,6 +71,7 @@ class GroupedPlanner:
                 f"world_size is {grouping.world_size}, must be at most {MOST_GROUPED_RANKS}"
             )
         self._backend, self._grouping, self._rank, self._env = backend, grouping, rank, env
+        self.preferred = env.algorithm
         self._plans: dict[tuple[str, int, Dtype | None, str], GroupedPlan] = {}
 
     def __call__(
@@ -136,7 +137,7 @@ class GroupedPlanner:
         """Returns the form, why it is chosen, and why the others are not."""
         if forced:
             return able[forced], "asked for by name", "another was asked for by name"
-        preferred = able.get(self._env.algorithm)
+        preferred = able.get(self.preferred)
         if preferred is not None:
             return preferred, "KCCL_ALGORITHM prefers it", "KCCL_ALGORITHM prefers another"
         posted = next((form for form in able.values() if form.posts is not None), None)
@@ -161,4 +162,4 @@ class GroupedPlanner:
         kind = dtypes.of(dtype)
         request = Request(collective, nbytes, ranks, self._backend, kind, can_attach=False)
         tuning = tuning_for(self._backend, self._env.tuning)
-        return choose(request, tuning, preferred=self._env.algorithm).name
+        return choose(request, tuning, preferred=self.preferred).name

@@ -58,8 +58,12 @@ def namespaces() -> str:
 
 def machine_id() -> str:
     """Returns an id that two processes share only if they share socket names and process ids."""
-    boot_id = _of_proc(lambda path: Path(path).read_text(), "/proc/sys/kernel/random/boot_id")
-    return f"{boot_id.strip()} {namespaces()}"
+    return f"{boot_id()} {namespaces()}"
+
+
+def boot_id() -> str:
+    """Returns an id that two processes share only if they run on one machine, in any containers."""
+    return _of_proc(lambda path: Path(path).read_text(), "/proc/sys/kernel/random/boot_id").strip()
 
 
 def _of_proc(read: Callable[[str], str], path: str) -> str:

@@ -18,6 +18,9 @@ def grouped(comm, x, peer):
 # What is prepared with an array, a peer and a window.
 PREPARED = {
     "all_reduce": lambda comm, x, *_: comm.all_reduce.prepare(x),
+    "all_reduce_rms_norm": lambda comm, x, *_: comm.all_reduce_rms_norm.prepare(
+        x, None, np.ones_like(x), 0
+    ),
     "out": lambda comm, x, *_: comm.all_reduce.prepare(np.ones_like(x), out=x),
     "all_gather": lambda comm, x, *_: comm.all_gather.prepare(x),
     "scatter": lambda comm, x, *_: comm.scatter.prepare(x, root=1),
@@ -42,7 +45,9 @@ def test_an_array_that_has_moved_is_found(backend, monkeypatch):
                 op()
             x.resize(1 << 22, refcheck=False)
             what = "out" if name == "out" else "x"
-            words = f"rank {comm.rank}: .*{what} had 2048 bytes at .*Prepare the call again"
+            call = "all_reduce" if name == "out" else name
+            call = "group.prepare=True." if name == "group" else rf"{call}\.prepare"
+            words = f"rank {comm.rank}: {call}: {what} had 2048 bytes at .*Prepare the call again"
             with pytest.raises(kccl.InvalidArgument, match=words):
                 op()
             if name != "group":

@@ -7,6 +7,7 @@ import pytest
 from device_compilers import find_nvrtc
 
 import kccl
+from kccl.backends.alone import OnGpu
 from kccl.backends.gpu import GpuBackend
 from kccl.backends.shapes import launch_shape
 from kccl.base import dlpack
@@ -339,6 +340,11 @@ def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
     assert [backend.stream(given, found) for given in (77, 0)] == [77, 0]
     assert streams[1:] == [77, kccl.gpu.LEGACY_STREAM]
     assert backend.stream(None, found) == kccl.gpu.LEGACY_STREAM and len(streams) == 3
+    # So does a call's stream where another input than the first is JAX's.
+    other = arrays.DeviceView(0x1000, 12, kccl.bfloat16, False, None, stream=lambda: 78)
+    for each in (backend, OnGpu.__new__(OnGpu)):
+        assert [each.stream(given, other, [other, found]) for given in (77, None)] == [77, 78]
+    assert streams[3:] == [77, 78, 77, 78]
     with pytest.raises(kccl.InvalidArgument, match="x is read-only, as arrays of JAX are"):
         arrays.view(ArrayImpl(), "x", writable=True, device=0)
     with pytest.raises(kccl.InvalidArgument, match="out must be given"):

@@ -187,6 +187,8 @@ def test_a_gradient_is_refused(alone):
 def test_normalised_rows(compiler, ranks):
     """One call gives the bits of three, as a new tensor and in place, and in 8 bits."""
     program = """
+from contextlib import nullcontext
+from torch._subclasses import FakeTensorMode
 start()
 kccl_torch.register(kccl_torch.communicator("cpu"))
 weight = torch.linspace(0.5, 1.5, 96).bfloat16()
@@ -236,6 +238,13 @@ mine = slice(2 * rank, 2 * rank + 2)
 want = functional(x, residual)
 for found, whole in zip(of_parts(x, residual[mine]), want):
     assert torch.equal(found, whole[mine])
+
+# A residual of another shape is refused, when the call is traced as well.
+for where in (FakeTensorMode(), nullcontext()):
+    with where:
+        given = torch.ones(2, 96), torch.ones(192), torch.ones(96), 1e-6
+        name, told = error_of(lambda: kccl_torch.all_reduce_rms_norm(*given))
+    assert name == "InvalidArgument" and "residual has shape (192,), x has (2, 96)" in told, told
 
 checks = "test_schema", "test_faketensor", "test_autograd_registration"
 torch.library.opcheck(torch.ops.kccl.rms_norm.default, (x, weight, 1e-6), test_utils=checks)
