@@ -116,7 +116,7 @@ using ClockRef = Ref<Clock>;
 // point to a copy; if `ref` is null, to a new clock.
 Clock& edit(ClockRef& ref);
 
-// Makes `into` know what `other` knows too. Null: a clock that knows nothing.
+// Adds to `into` all that `other` knows. A null clock knows nothing.
 void join(ClockRef& into, const ClockRef& other);
 
 // A clock that many threads join into theirs. Threads of a warp mostly have the same clock before

@@ -76,8 +76,9 @@ class AllReduce(Collective):
         return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 
     def _own(self, case: Case) -> bytes:
-        """See Collective. Returns the place of x if the call is in place: if ranks in different
-        processes gave the same memory, one might read x after another has stored its result there.
+        """See Collective. Returns the memory of x if the call is in place, which no other process
+        may give: if ranks in different processes gave the same memory, one might read x after
+        another has stored its result there.
         """
         is_in_place = case.x.address == case.out.address
         return mapping.place_of(case.x.address) if is_in_place else b""

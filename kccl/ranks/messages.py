@@ -51,7 +51,7 @@ def own_failure(error: BaseException, rank: int, call: str) -> BaseException:
     """
     if isinstance(error, BackendError):
         reason = getattr(error, "_reason", str(error))
-        # own_failure() of an outer call takes the reason from here, and puts its own name before it.
+        # own_failure() of an outer call takes the reason from here, and adds its own name.
         error._reason = reason  # type: ignore[attr-defined]
         error.args = (f"{call} failed on rank {rank}: {reason}", *error.args[1:])
         return error

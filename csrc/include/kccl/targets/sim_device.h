@@ -72,7 +72,7 @@ struct KcclSimCoopCall {
     const KcclSimArgument* arguments;
     uint32_t num_arguments;
     uint32_t num_common;  // of a grid: how many first arguments must be the same in all blocks
-    // The rest is used in exchanges between blocks only.
+    // The members below are used only in exchanges between blocks.
     uint32_t step;  // kccl::ExchangeStep
     uint32_t reach;
     uint64_t num_bytes;  // bytes of a slice
