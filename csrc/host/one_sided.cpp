@@ -15,7 +15,7 @@ namespace {
 // What learn_window() has taught: a window, for arrays of this dtype object and type. Or, without a
 // window, what learn_dtype() has taught: arrays of this dtype object and type.
 struct Known {
-    PyObject* window;  // a weak reference, which does not keep the window's memory; null: none
+    PyObject* window;  // a weak reference, which does not keep the window's memory; or null
     PyObject* dtype;
     PyObject* type;                         // as Argument::type()
     Py_ssize_t num_bytes;                   // of each rank's part of the window
@@ -72,7 +72,7 @@ bool take_int(PyObject* given, long long low, long long end, long long* value) {
     return overflow == 0 && low <= *value && *value < end;
 }
 
-// Returns the i-th of the kPlaces entries for this window (null: none) and dtype.
+// Returns the i-th of the kPlaces entries for this window (which may be null) and dtype.
 Known& place_of(OneSided* self, PyObject* window, PyObject* dtype, uint32_t i) {
     const uint64_t key = reinterpret_cast<uint64_t>(window) ^ reinterpret_cast<uint64_t>(dtype) * 3;
     return self->known[((key * 0x9E3779B97F4A7C15u >> 32) + i) % kKnown];
@@ -119,7 +119,7 @@ struct Fields {
     long long peer, channel;
 };
 
-// Fills in a put or get, and gives x the array's buffer. False: the call must go to `_slow`.
+// Fills in a put or get, and gives x the array's buffer. Returns false if `_slow` must make it.
 bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
     const bool is_get = self->op->call.kernel == kKcclGet;
     if (given[0] == nullptr || given[1] == nullptr || given[2] == nullptr) return false;
@@ -137,7 +137,7 @@ bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, 
     return true;
 }
 
-// Fills in a send or recv, and gives x the array's buffer. False: the call must go to `_slow`.
+// Fills in a send or recv, and gives x the array's buffer. Returns false if `_slow` must make it.
 bool take_message(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
     const KcclCall& call = self->op->call;
     const bool receives = call.kernel == kKcclRecv;

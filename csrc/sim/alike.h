@@ -68,7 +68,7 @@ class Alike {
     struct Stream {
         std::map<uint32_t, uint64_t> calls;   // rank -> how many calls it has made on the channel
         std::map<uint32_t, Made> last;        // rank -> the last of these calls
-        uint32_t world_size = 0;              // of the communicator; 0: the stream is an exchange
+        uint32_t world_size = 0;              // of the communicator; 0 if this is an exchange
         std::set<uint64_t> states;            // the KcclState of each rank that has made a call
         std::map<uint64_t, Pending> pending;  // keyed by the call's number; in exchanges its epoch
     };

@@ -67,7 +67,8 @@ class Clock {
   public:
     uint32_t refs = 0;  // for Ref
 
-    // Returns the counter of the last event of the agent that this clock knows; 0: none.
+    // Returns the counter of the last event of the agent that this clock knows, or 0 if it knows
+    // none.
     uint32_t of(Agent agent) const {
         const uint32_t all = agent.slot < all_.size() ? all_[agent.slot] : 0;
         const Part* const part = each_.empty() ? nullptr : find(agent.slot);

@@ -55,7 +55,7 @@ struct Fiber {
                                // result
     uint32_t source_lane = 0;  // in a shuffle: the lane whose value it gets
     uint64_t site = 0;         // return address in the kernel's code, of what the thread does now
-    uint64_t address = 0;      // the address that it accesses now; 0: none
+    uint64_t address = 0;      // the address that it accesses now, or 0
     uint64_t looked_ns = 0;    // when it last read the machine's clock
     uint64_t owner = 0;        // the owner in Edges that stands for its block
     // How many calls it has made with each kind of coop.
@@ -81,7 +81,7 @@ struct Warp {
     uint32_t woken = 0;                // how often its polling threads have been woken
     Meeting meeting = Meeting::kNone;  // where threads wait now
     CallLog calls;
-    // The most calls with coop kBlock that a thread of this warp has made.
+    // The most calls of the block (coop kBlock) that a thread of this warp has made.
     uint32_t num_calls_of_block = 0;
 
     uint32_t num_alive() const { return static_cast<uint32_t>(lanes.size()) - ended; }
@@ -89,7 +89,7 @@ struct Warp {
 
 // A block's instance of a variable in block-shared memory.
 struct SharedVariable {
-    const void* declaration;  // null: dynamic shared memory
+    const void* declaration;  // null for dynamic shared memory
     Region region;
     std::unique_ptr<uint8_t[]> memory;
 };
@@ -168,7 +168,8 @@ struct Grid {
 
 struct Stream {
     std::deque<std::shared_ptr<Grid>> launches;  // launches that have not ended, in order
-    Known known;                                 // of all launches on this stream that have ended
+    Known known;                                 // what all launches on this stream that have ended
+                                                 // knew
 };
 
 struct Rank {

@@ -271,7 +271,7 @@ class Machine final : public Reporter {
     uint32_t num_threads_ = 0;  // threads of running launches
     uint64_t endless_at_ = 0;   // step at which the run counts as endless
     uint32_t idle_rounds_ = 0;  // rounds of polls since the last change or jump of the clock
-    uint64_t passed_ns_ = 0;    // pass_time(): the last jump; 0: none since the last change
+    uint64_t passed_ns_ = 0;    // pass_time(): the last jump; 0 if none since the last change
     uint64_t halted_ns_ = 0;    // the clock when all threads had come to wait
     std::vector<Lack> lacks_;
     uint64_t watch_period_ns_ = 0;  // CPU time between two calls of tick()

@@ -121,8 +121,8 @@ struct Access {
     uint32_t last = 0;  // the greatest of `counters`
     uint64_t site = 0;
     uint64_t step = 0;
-    // By thread, the counter of its last access; 0: none. Empty: only one thread has made accesses,
-    // of which `event` is the last.
+    // By thread, the counter of its last access, or 0. Empty while only one thread has made
+    // accesses, of which `event` is the last.
     std::vector<uint32_t> counters = {};
 
     void add(Event next);
@@ -246,8 +246,8 @@ class Memory {
 
     // Tells whether all plain writes to these bytes that threads of its block have made before a
     // call happen before what this thread does next. If not, reports a data race at `site`. begun:
-    // for each thread of the block the number of its last event before the call; 0: it does not
-    // make the call.
+    // for each thread of the block the number of its last event before the call, or 0 if it does
+    // not make the call.
     bool knows_writes(const Knowledge& me, uint64_t address, uint64_t num_bytes,
                       const std::vector<uint32_t>& begun, uint64_t site);
 
@@ -260,8 +260,8 @@ class Memory {
 
     void add_window(int rank, uint64_t address, uint64_t num_bytes);
     void remove_window(uint64_t address);
-    // Returns the bytes from an address to the end of the window in which it lies; 0: it lies in
-    // none.
+    // Returns the bytes from an address to the end of the window in which it lies, or 0 if it lies
+    // in none.
     uint64_t window_room(uint64_t address) const;
     void begin_launch(uint64_t launch) { launches_.push_back(launch); }
     void end_launch(uint64_t launch) { std::erase(launches_, launch); }

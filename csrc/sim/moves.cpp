@@ -274,8 +274,8 @@ bool Machine::wake_pollers() {
 }
 
 // Called when no thread can move. Moves the machine's clock on, so that waits that read it time
-// out. at_least_ns: by how much; 0: by more each time. Returns false if more time has passed than
-// any timeout allows.
+// out. at_least_ns: by how much; if it is 0, by more each time. Returns false if more time has
+// passed than any timeout allows.
 bool Machine::pass_time(uint64_t at_least_ns) {
     if (passed_ns_ == 0) {
         halted_ns_ = clock_ns;

@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
         find: Returns where the request should lie in the KV cache, and how many of its first
             positions each slot has. Called when no other request runs.
         seed: The seed that this process proposes.
-        waits: What happens while another request runs. True: this one waits. False: it is refused.
+        waits: Whether this request waits while another one runs. If not, it is refused.
     """
 
     what: str

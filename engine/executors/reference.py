@@ -33,7 +33,7 @@ class Cache:
     head_dim], float32.
 
     Args:
-        request: The positions of the whole request, on which RoPE's frequencies may depend. None:
+        request: The positions of the whole request, on which RoPE's frequencies may depend. None if
             the number is not known.
     """
 

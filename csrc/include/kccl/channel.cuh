@@ -48,7 +48,7 @@ enum class Opening {
 // close it together. On each rank only one coop at a time may have a channel open. All ranks make
 // the same calls on it, in the same order.
 //
-// WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0: any world size.
+// WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0 for any size.
 template <class Coop, int WORLD_SIZE = 0>
 class Channel {
   public:

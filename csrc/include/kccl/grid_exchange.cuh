@@ -69,7 +69,7 @@ KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
 // is open, this rank's communicator may open no other one of this reach, in this kernel or in
 // another: the second one fails with kKcclOpenedTwice.
 //
-// WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0: any world size.
+// WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0 for any size.
 template <KcclReach REACH, int WORLD_SIZE = 0>
 class GridExchange {
   public:

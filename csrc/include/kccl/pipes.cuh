@@ -265,7 +265,7 @@ class PipeEnd {
         return !coop_.any(!wait_for<mem::Order::kAcquire>(word, wanted, leads(coop_)));
     }
 
-    // Makes a sync, then stores the epoch of this step in a word at the peer.
+    // Synchronises the coop, then stores the epoch of this step in a word at the peer.
     template <mem::Order order>
     KCCL_DEVICE void tell(PipeShape::Line line) {
         coop_.sync();

@@ -22,7 +22,7 @@ constexpr uint64_t kPostingSlotBytes = 9 * kKcclLineBytes;
 
 // The beginning of a slot. The part follows it.
 struct PostingHead {
-    uint64_t number;     // number of the call that uses the slot; 0: no call has used it yet
+    uint64_t number;     // number of the call that uses the slot; 0 before the first
     uint64_t num_bytes;  // length of the whole call's message
     uint64_t call;       // other facts of the call that the ranks compare
     uint64_t history;    // a hash of num_bytes and call of this call and of all calls before it
