@@ -224,8 +224,8 @@ def _answer(chat: Conversation, text: str, console: "Console") -> str:
     except KeyboardInterrupt:
         end = screen.INTERRUPTED
     except kccl.InvalidArgument as error:
-        # The command goes on after this error: if the conversation is longer than the context, the
-        # user can type /reset.
+        # The command goes on after an error of an answer: if the conversation is longer than the
+        # context, the user can type /reset.
         screen.tell(console, str(error))
         return ""
     sys.stdout.write("\n")

@@ -1,11 +1,10 @@
 // Makes calls of several steps, each with one of the rank's teams or by the rank alone: see
 // chain.inc.
 //
-// Why the teams' calls match. The steps of a call, which kccl/plan/steps.py lists, have the same
-// kernels on the same teams on all ranks; they depend on the collective, the length, the type and
-// the operator, which are the same on all ranks. A rank makes the steps in their order. So a team's
-// channel sees the same sequence of calls on all its ranks, however the calls of other teams come
-// between them.
+// Why the teams' calls match. kccl/plan/steps.py derives the steps of a call from the collective,
+// the length, the type and the operator, which are the same on all ranks. So on all ranks of a team
+// the steps have the same kernels. A rank makes the steps in their order. So a team's channel sees
+// the same sequence of calls on all its ranks, however the calls of other teams come between them.
 //
 // Why ranks that make the same calls cannot deadlock. Number all steps of all calls in their order.
 // The lowest step that some rank has not completed waits for no rank in an earlier step, so it
@@ -26,8 +25,8 @@
 namespace kccl::host {
 namespace {
 
-// In a record that is passed on to another team, a rank is given as its number in the communicator,
-// plus this. A reader can tell it from a number in the team, which is smaller.
+// Added to the numbers of ranks in a failure record that is passed on to another team. There they
+// are numbers in the communicator; the sum tells them from numbers in a team, which are smaller.
 constexpr int32_t kOfCommunicator = kKcclMaxWorldSize;
 
 // Returns the number in the communicator of a rank that a record of the team names: as a number in
@@ -41,7 +40,7 @@ int32_t passed_on(int32_t number) { return number < 0 ? number : number + kOfCom
 
 KcclState* state_at(uint64_t address) { return reinterpret_cast<KcclState*>(address); }
 
-// Returns the KcclNodes of a team of several nodes; null: the team's ranks share memory.
+// Returns the KcclNodes of a team of several nodes, or null if the team's ranks share memory.
 KcclNodes* nodes_of(const KcclHostTeam& team) { return reinterpret_cast<KcclNodes*>(team.nodes); }
 
 // Checks whether a peer of the team has given up. If so, fails this rank in the team with the
@@ -84,8 +83,8 @@ KCCL_DEVICE_COLD void fail(const KcclHostTeams& teams, uint32_t failed) {
     if (teams.routes != 0) tell_routes(*reinterpret_cast<KcclRoutes*>(teams.routes), record);
 }
 
-// The teams of the rank whose chain this thread runs, or for whose message it waits. Null: the
-// thread does neither.
+// While this thread runs a rank's chain, or waits for a rank's message: the teams of that rank.
+// Otherwise null.
 thread_local const KcclHostTeams* current = nullptr;
 
 void look_at_teams() {
@@ -124,9 +123,9 @@ void convert_of(const KcclHostStep& step) {
 
 using Convert = void (*)(const KcclHostStep&);
 
-// Returns the function that converts elements of KcclDtype `from` to KcclDtype `to`; null: no plan
-// of a chain needs this pair. Plans convert short floats to float32 and back. They divide sums to
-// get averages, also where both types are the same.
+// Returns the function that converts elements of KcclDtype `from` to KcclDtype `to`, or null for
+// pairs that no chain needs. Chains convert short floats to float32 and back. The functions also
+// divide, which makes averages of sums, so some have the same type twice.
 Convert converter(uint32_t from, uint32_t to) {
     static constexpr struct {
         uint32_t from, to;
@@ -151,8 +150,8 @@ Convert converter(uint32_t from, uint32_t to) {
     return nullptr;
 }
 
-// Makes a kKcclReduceStep: stores the reduction of the rows at the input in the output, which may
-// be one of the rows.
+// Makes a step of kind kKcclReduceStep: reduces the rows at the input, and stores the result in the
+// output, which may be one of the rows.
 void reduce_rows_of(const KcclHostStep& step) {
     const KcclCall& call = step.op.call;
     const platform::DefaultFloats floats{};
@@ -196,7 +195,8 @@ void run_chain(const KcclCall* call) {
     const uint64_t places[] = {call->input, call->output, chain->teams->temporary};
     for (uint64_t i = 0; i < chain->num_steps; ++i) {
         KcclHostStep& step = chain->steps[i];
-        // Another thread may have called abort() since the last step.
+        // Stops between two steps if the communicator has failed: another thread may have called
+        // abort().
         if (status_of(call->comm) != kKcclOk) return;
         step.op.call.input = places[step.from] + step.from_offset;
         step.op.call.output = places[step.to] + step.to_offset;

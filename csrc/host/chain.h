@@ -11,8 +11,8 @@ namespace kccl::host {
 // teams, which ends the wait.
 extern void (*team_hook)();
 
-// Names the teams that team_hook checks in this thread while the object lives. Objects nest,
-// because a signal handler may make a call of another communicator meanwhile.
+// While such an object lives, team_hook checks these teams in this thread. Objects nest: a signal
+// handler that runs during a call may make a call of another communicator.
 class TeamsInUse {
   public:
     explicit TeamsInUse(const KcclHostTeams* teams);

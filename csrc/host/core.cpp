@@ -18,8 +18,8 @@ struct InstructionSet {
 };
 
 #if defined(__x86_64__)
-// Bits of XCR0. If they are set, the operating system saves the YMM registers (AVX), or the ZMM
-// registers (AVX-512), so that programs may use them.
+// Bits of the CPU's register XCR0. If they are set, the operating system saves the YMM registers
+// (AVX), or the ZMM registers (AVX-512), so programs may use these.
 constexpr uint64_t kYmm = 0x06, kZmm = 0xe6;
 __attribute__((target("xsave"))) uint64_t saved_registers() { return _xgetbv(0); }
 

@@ -17,7 +17,7 @@
 namespace kccl::host {
 namespace {
 
-// The values of a call's two options. Null: the option is not given.
+// The values of a call's two options. A value is null if the caller has not given the option.
 struct Values {
     PyObject* first;
     PyObject* second;
@@ -33,9 +33,9 @@ struct Known {
     Values values;
     DlpackDevice device;
     Py_ssize_t num_bytes;   // of x
-    Py_ssize_t out_bytes;   // 0: no out is given, and x gets the result
+    Py_ssize_t out_bytes;   // 0 if there is no out, and x gets the result
     Py_ssize_t own_offset;  // where in the larger of x and out this rank's chunk begins, in bytes
-    int has_result;         // 0: on this rank the call returns None
+    int has_result;         // 0 if the call returns None on this rank
     int lacks_x;            // not 0: x is None on this rank, and num_bytes is that of out
     KcclHostOp* op;         // on a GPU the first member of a KcclGpuOp
     PyObject* owner;        // keeps `op` alive
@@ -65,8 +65,8 @@ bool is_of(const Known& known, PyObject* dtype, const Values& values, Py_ssize_t
            known.out_bytes == out_bytes;
 }
 
-// Returns the entry for a call: the entry that has the call; if there is none, a free entry; if
-// there is none either, the entry of the call's hash, whose call the caller then replaces.
+// Returns the entry for a call: the one that holds this call, else a free one. If there is neither,
+// returns the entry at the call's hash, and the caller replaces what it holds.
 Known* known_at(Dispatcher* self, PyObject* dtype, const Values& values, Py_ssize_t num_bytes,
                 Py_ssize_t out_bytes) {
     const uint64_t key =
@@ -135,9 +135,9 @@ bool may_be_used(const Argument& x, const Argument& out, Py_ssize_t own_offset) 
                                            : out_begin == x_begin + own_offset;
 }
 
-// Finds the memory of the arrays, and returns the taught call for these arrays and values. Null:
-// there is none, or out does not fit x, so the call must go to `slow`. out: null if it is not
-// given. lacks_x: the caller gave None for x, and `x` is the out array instead.
+// Finds the memory of the arrays, and returns the taught call for these arrays and values. Returns
+// null if there is none or out does not fit x; then the call must go to `slow`. out is null if the
+// caller gave none. lacks_x: the caller gave None for x, and `x` is the out array instead.
 Known* find(Dispatcher* self, PyObject* x, PyObject* out, const Values& values, bool lacks_x,
             Argument& x_memory, Argument& out_memory) {
     if (!x_memory.look(x, out == nullptr)) return nullptr;

@@ -25,7 +25,7 @@ struct DlpackTensor {
     uint8_t bits;
     uint16_t lanes;
     const int64_t* shape;
-    const int64_t* strides;  // in elements; null: C-contiguous
+    const int64_t* strides;  // in elements; null if C-contiguous
     uint64_t byte_offset;
 };
 

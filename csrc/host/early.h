@@ -13,8 +13,8 @@ namespace {
 struct Early {
     Early* next;
     RecordHead head;      // of the message's first record
-    uint64_t moved;       // how many of the message's bytes have come
-    KcclMessage* wanted;  // the receive that has asked for the message meanwhile; null: none
+    uint64_t moved;       // how many of its bytes have come
+    KcclMessage* wanted;  // the receive that has asked for it; null if none has
     uint8_t bytes[];      // the message's bytes; empty if only the bytes' address has come
 };
 
@@ -44,8 +44,8 @@ class EarlyList {
         add(early);
         return early;
     }
-    // Removes *link from the list, and returns it; the caller frees it. `link`: begin(), or the
-    // address of the `next` of the message before.
+    // Removes the message to which *link points from the list, and returns it; the caller frees it.
+    // `link` is begin(), or the address of the member `next` of the message before.
     Early* remove(Early** link) {
         Early* early = *link;
         *link = early->next;

@@ -6,11 +6,11 @@
 namespace kccl::host {
 namespace {
 
-// Kinds of words, in addition to the kinds of records in RecordKind: how many units the sender of
-// the word has taken; that it gave up, with its KcclRecord; that it has closed.
+// Kinds of control records (far_link.h), numbered behind the kinds in RecordKind. They say how many
+// units their sender has taken; that it gave up, with its KcclRecord; that it has closed.
 constexpr uint32_t kTaken = 16, kGaveUpRecord = 17, kLeftRecord = 18;
-// How often close() tests a receive that it has cancelled. MPI may end such a receive at once,
-// which these tests see, or much later, for which close() does not wait.
+// How often close() tests a receive that it has cancelled. MPI may end such a receive at once, so a
+// few tests see it. It may also end much later, and close() does not wait for that.
 constexpr int kLooks = 100;
 
 }  // namespace
@@ -25,7 +25,7 @@ FarLink::FarLink(const KcclRoutes& routes, int peer)
 }
 
 uint64_t FarLink::num_bytes() {
-    return (kOutUnits + kInSlots * kSlotUnits) * kUnit + kWords * kWordBytes;
+    return (kOutUnits + kInSlots * kSlotUnits) * kUnit + kControlRecords * kControlRecordBytes;
 }
 
 bool FarLink::send(const void* from, uint64_t num_bytes, uint64_t* request) {
@@ -50,8 +50,8 @@ void FarLink::receive(uint32_t slot) {
 }
 
 bool FarLink::is_done(uint64_t* request) {
-    // MPI sets a request that has failed to MPI_REQUEST_NULL, and reports that as done from then
-    // on. So after a failure no request is tested.
+    // MPI sets a failed request to MPI_REQUEST_NULL, and MPI_Test() then reports it as complete. So
+    // no request is tested once the link is broken.
     if (is_broken_) return false;
     int is_done = 0;
     alignas(8) uint8_t status[kStatusBytes];
@@ -124,19 +124,20 @@ void FarLink::say_taken() {
 }
 
 bool FarLink::say(uint32_t kind, uint64_t number, const void* piece, uint32_t piece_bytes) {
-    // The last word is kept for the news that this rank gave up or has closed, which it sends once.
-    const uint32_t num_words = kind == kTaken ? kWords - 1 : kWords;
-    for (uint32_t i = 0; i < num_words; ++i) {
-        FarRequest& word = words_[i];
-        if (word.is_pending && is_done(&word.request)) word.is_pending = false;
-        if (word.is_pending || is_broken_) continue;
-        uint8_t* const to = in_slot(kInSlots) + i * kWordBytes;
+    // Only the news that this rank gave up or has closed, which it sends once, may use the last
+    // record.
+    const uint32_t num_records = kind == kTaken ? kControlRecords - 1 : kControlRecords;
+    for (uint32_t i = 0; i < num_records; ++i) {
+        FarRequest& control = control_records_[i];
+        if (control.is_pending && is_done(&control.request)) control.is_pending = false;
+        if (control.is_pending || is_broken_) continue;
+        uint8_t* const to = in_slot(kInSlots) + i * kControlRecordBytes;
         const RecordHead head = {mark_of(static_cast<RecordKind>(kind), piece_bytes), number, 0, 0,
                                  0};
         memcpy(to, &head, sizeof(head));
         if (piece_bytes != 0) memcpy(to + sizeof(head), piece, piece_bytes);
-        word.is_pending = send(to, sizeof(head) + piece_bytes, &word.request);
-        return word.is_pending;
+        control.is_pending = send(to, sizeof(head) + piece_bytes, &control.request);
+        return control.is_pending;
     }
     return false;
 }
@@ -154,7 +155,7 @@ void FarLink::hear(const RecordHead* head) {
 }
 
 void FarLink::depart(KcclDeparture departure, const KcclRecord& record) {
-    static_assert(sizeof(RecordHead) + sizeof(KcclRecord) <= kWordBytes);
+    static_assert(sizeof(RecordHead) + sizeof(KcclRecord) <= kControlRecordBytes);
     if (departure == kKcclLeft) {
         say(kLeftRecord, 0, nullptr, 0);
     } else {
@@ -165,9 +166,9 @@ void FarLink::depart(KcclDeparture departure, const KcclRecord& record) {
 bool FarLink::is_sending() {
     reap();
     bool is_pending = first_sent_ != end_sent_;
-    for (FarRequest& word : words_) {
-        if (word.is_pending && is_done(&word.request)) word.is_pending = false;
-        is_pending = is_pending || word.is_pending;
+    for (FarRequest& control : control_records_) {
+        if (control.is_pending && is_done(&control.request)) control.is_pending = false;
+        is_pending = is_pending || control.is_pending;
     }
     return is_pending && !is_broken_;
 }

@@ -6,10 +6,10 @@
 //                were sent, and begins a receive again when its record is taken. Now and then it
 //                sends back how much it has taken
 //
-// The sender puts no more records while kMostUntaken units are not taken, as at a full ring in
-// memory that two ranks share. No call of MPI here blocks. A link that closes may leave requests of
-// MPI under way, as a step between nodes may (nodes_exchange.h). Python then never frees the memory
-// that these requests use.
+// The sender puts no more records while the receiver has not taken kMostUntaken units, just as it
+// would stop at a full ring in shared memory. No call of MPI here blocks. A link that closes may
+// leave requests of MPI under way, as a step between nodes may (nodes_exchange.h). Python then
+// never frees the memory that these requests use.
 #pragma once
 
 #include "../include/kccl/messages.cuh"
@@ -21,7 +21,7 @@ extern "C" {
 
 namespace kccl::host {
 
-// An MPI_Request, which has at most 8 bytes, and whether its operation is under way.
+// An MPI_Request (at most 8 bytes in MPICH and Open MPI), and whether its operation is under way.
 struct FarRequest {
     uint64_t request;
     bool is_pending;
@@ -44,8 +44,8 @@ class FarLink {
     // The ranks in `record` have their numbers in the communicator.
     void depart(KcclDeparture departure, const KcclRecord& record);
 
-    // given_up() returns the record of the peer that gave up; null: the peer has not said so.
-    // has_closed() tells whether the peer has said that it closed.
+    // given_up() returns the failure record that the peer sent when it gave up, or null if it has
+    // sent none. has_closed() tells whether the peer has sent that it closed.
     const KcclRecord* given_up() const { return has_given_up_ ? &record_ : nullptr; }
     bool has_closed() const { return has_closed_; }
     // Tells whether MPI has reported an error, so that the link is not used any more.
@@ -57,16 +57,18 @@ class FarLink {
     // memory: the caller must then never free it.
     bool close();
 
-    // Returns how many bytes of memory a link needs for its records and words.
+    // Returns how many bytes of memory a link needs for message records and control records.
     static uint64_t num_bytes();
 
   private:
     // The link's memory: kOutUnits units (of kUnit bytes) for records under way to the peer, then
-    // kInSlots slots for records from it, then kWords words to it. A word is a short message about
-    // the link itself: how much this rank has taken, that it gave up, or that it has closed.
-    // kMostUntaken: units that the peer may not have taken when this rank sends another record.
-    static constexpr uint32_t kOutUnits = 1024, kMostUntaken = 768, kInSlots = 4, kWords = 8;
-    static constexpr uint64_t kWordBytes = 128;
+    // kInSlots slots for records from it, then room for kControlRecords control records to it. A
+    // control record is a short message about the link itself: how much this rank has taken, that
+    // it gave up, or that it has closed. kMostUntaken: the most units that the peer may not have
+    // taken yet when this rank sends a record.
+    static constexpr uint32_t kOutUnits = 1024, kMostUntaken = 768, kInSlots = 4,
+                              kControlRecords = 8;
+    static constexpr uint64_t kControlRecordBytes = 128;
 
     // A record that MPI is sending.
     struct Sent {
@@ -78,16 +80,17 @@ class FarLink {
     // send() returns false.
     bool send(const void* from, uint64_t num_bytes, uint64_t* request);
     void receive(uint32_t slot);
-    // Tests a request. False: its operation is under way, or the link is broken.
+    // Tests a request of MPI. Returns true if its operation is complete; false if that is still
+    // under way or the link is broken.
     bool is_done(uint64_t* request);
     // Frees the units of records that MPI has sent.
     void reap();
-    // Sends a word to the peer. Returns false if no word is free now. One word is kept for the news
-    // that this rank gave up or has closed.
+    // Sends a control record to the peer. Returns false if room for none is free now. The room for
+    // one is kept for the news that this rank gave up or has closed.
     bool say(uint32_t kind, uint64_t number, const void* piece, uint32_t piece_bytes);
     // Tells the peer how much this rank has taken, if it has taken enough since it last did.
     void say_taken();
-    // Notes what a word of the peer says.
+    // Stores what a control record of the peer says in this object's members.
     void hear(const RecordHead* head);
     // Returns the address of a slot for a record from the peer.
     uint8_t* in_slot(uint32_t slot) const {
@@ -109,7 +112,7 @@ class FarLink {
     // skipped at the end of the memory because a record did not fit. reaped_: how many of the
     // written_ units are free again.
     uint32_t written_ = 0, reaped_ = 0, given_ = 0, heard_ = 0;
-    FarRequest words_[kWords] = {};
+    FarRequest control_records_[kControlRecords] = {};
     FarRequest slots_[kInSlots] = {};
     uint32_t at_ = 0;        // the slot of the next record
     bool is_there_ = false;  // the next record has come

@@ -44,16 +44,16 @@ namespace {
 constexpr uint64_t kHandleSignalsEveryNs = 20'000'000;
 // Calls of more bytes release the GIL before they start.
 constexpr uint64_t kLongMessageBytes = 32768;
-// The value of KcclHostContext.refused after the user has been warned that a peer's memory cannot
-// be read. It is no errno.
+// Replaces the errno in KcclHostContext.refused once the user has been warned that a peer's memory
+// cannot be read. No errno has this value.
 constexpr uint32_t kSaid = ~0u;
 
 // This thread's innermost call from Python. Calls nest, because a signal handler that runs within a
-// call may make a call of another communicator. Null: the thread makes no call from Python. Then
-// on_idle() does nothing, because a thread that only C code uses may hold no GIL.
+// call may make a call of another communicator. It is null while the thread makes no call from
+// Python. Then on_idle() does nothing, because a thread of C code may not hold the GIL.
 thread_local CallOfPython* current = nullptr;
 
-// The interpreter_hook (host.h).
+// The function to which interpreter_hook (host.h) points: long waits call it to let Python run.
 uint32_t on_idle() {
     CallOfPython* call = current;
     if (call == nullptr) return 0;
@@ -70,7 +70,8 @@ KcclHostContext* context_of(const KcclHostOp* op) {
     return reinterpret_cast<KcclHostContext*>(state->idle_context);
 }
 
-// Sets the exception of a call whose Use is not granted.
+// Sets the exception of a call that another call of the same communicator excludes (Use,
+// fastcall.h).
 void complain_of_use(int rank) {
     PyObject* errors = PyImport_ImportModule("kccl.base.errors");
     PyObject* error = errors == nullptr ? nullptr : PyObject_GetAttrString(errors, "Error");
@@ -106,7 +107,7 @@ void warn_of_refusal(KcclHostContext* context, int rank) {
 template <class F>
 uint32_t with_lock_handled(const Use& use, bool is_long, F&& call) {
     CallOfPython here;
-    CallOfPython** const innermost = &current;  // the thread-local address is looked up once
+    CallOfPython** const innermost = &current;  // one look-up of the thread-local variable
     CallOfPython* const around = *innermost;
     *innermost = &here;
     if (is_long || !use.context()->holds_gil) here.release();
@@ -166,7 +167,7 @@ struct Op {
     KcclHostOp* op;
     PyObject* result;
     PyObject* on_failure;
-    PyObject* stream;  // called before each launch; null: the KcclGpuOp's stream stays as it is
+    PyObject* stream;  // called before each launch; if null, the KcclGpuOp keeps its stream
 };
 
 Op* as_op(PyObject* self) { return reinterpret_cast<Op*>(self); }

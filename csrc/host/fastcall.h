@@ -22,8 +22,8 @@ class Use {
         if (is_granted_) context_->is_used = 0;
     }
 
-    // Tells whether the constructor has set the mark. False: another call uses the communicator,
-    // and an exception is set.
+    // Tells whether the constructor has marked the communicator. If not, another call uses it, and
+    // an exception is set.
     bool is_granted() const { return is_granted_; }
 
     KcclHostContext* context() const { return context_; }

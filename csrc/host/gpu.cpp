@@ -51,10 +51,10 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     return is_own ? before : CallNode{};
 }
 
-// A dependent may come early only if both it and the call before it fit on the device at least this
-// many times (KcclCall.fit). With 4, there is room for two chains of calls, each with one call that
-// runs and one that waits for it. More chains on a device can block each other, and their waits
-// then time out (DECISIONS.md).
+// A programmatic dependent may start before the call before it has ended only if each of the two
+// would fit on the device at least this many times (KcclCall.fit). With 4, there is room for two
+// chains of calls, each with one call that runs and one that waits for it. More chains on a device
+// can block each other, and their waits then time out (DECISIONS.md).
 constexpr uint32_t kLeastFit = 4;
 
 // Returns the KcclCall that a call in a graph has as its argument; null if it is not known, because
@@ -65,11 +65,12 @@ const KcclCall* call_of(const CallNode& before) {
     return call->comm.abi_version == kKcclAbiVersion ? call : nullptr;
 }
 
-// Tells the call before this one in the graph, by changing its argument, whether this call may come
-// early (KcclDependent). fit: KcclCall.fit of this call. Returns the driver's code. Only calls of
-// this library may come early, because they wait for the end of the call before; other kernels may
-// rely on that end without a wait. This call may come early only if both calls are small: its
-// blocks, while they wait, take room from calls on other streams, for which a peer may be waiting.
+// Tells the call before this one in the graph, by changing its argument, whether this call may
+// start before it ends (KcclDependent). fit: KcclCall.fit of this call. Returns the driver's code.
+// Only calls of this library may come early, because they wait for the end of the call before;
+// other kernels may rely on that end without a wait. This call may come early only if both calls
+// are small: its blocks, while they wait, take room from calls on other streams, for which a peer
+// may be waiting.
 int announce_dependent(const KcclGpuQueue& queue, CallNode before, uint32_t fit) {
     const KcclCall* told = call_of(before);
     if (told == nullptr || told->dependent != kKcclNoDependent) return 0;
@@ -154,8 +155,8 @@ int launch(const KcclGpuOp& op) {
     if (error == 0) {
         CallNode before;
         how = how_to_launch(op, stream, &before);
-        // The call before is told first, because if that fails, this call has not been launched,
-        // and the caller may try again.
+        // Changes the argument of the call before first: if that fails, this call has not been
+        // launched, and the caller may try again.
         if (how == kKcclLaunchDependent) {
             error = announce_dependent(queue, before, op.op.call.fit);
             if (error != 0) how = kKcclLaunchAnnounced;

@@ -25,7 +25,7 @@ namespace {
 // The reference that keeps a message's array alive.
 struct Kept {
     PyObject* array;
-    Argument* x;  // also holds the array's buffer; null: `array` alone keeps the memory alive
+    Argument* x;  // holds the array's buffer; null if `array` alone keeps the memory alive
 };
 
 // Messages that are sent and received together. From their start until all are done, the
@@ -42,8 +42,8 @@ struct Group {
     KcclHostOp* op;
     PyObject* owner;
     PyObject* on_failure;
-    unsigned long thread;  // the thread that has opened it; 0: it is not open
-    Batch* batch;          // null: no message has been added
+    unsigned long thread;  // the thread that has opened it; 0 if it is not open
+    Batch* batch;          // null until a message is added
     // Batches of calls that have failed. They are kept until drop(), because the communicator may
     // still have pointers to their messages.
     Batch* failed;

@@ -11,8 +11,8 @@ bool is_open(PyObject* group);
 bool is_open_here(PyObject* group);
 
 // Adds a message to a group. kept: the object that keeps the message's memory alive. x: holds the
-// array's buffer; null: none is held. The group takes over x and deletes it, also if this fails.
-// Returns false, with an exception set, if there is no memory.
+// array's buffer, or is null if the array has none. The group takes over x and deletes it, even if
+// this function fails. Returns false, with an exception set, if there is no memory.
 bool add_message(PyObject* group, const KcclMessage& message, PyObject* kept, Argument* x);
 
 }  // namespace kccl::host

@@ -21,8 +21,8 @@ void (*mpi_hook)() = nullptr;
 
 namespace {
 
-// The time between two checks whether the peers' processes are alive. They are rare enough to cost
-// nothing, and frequent enough that the user learns of a killed rank at once.
+// The time between two checks whether the peers' processes are alive. 2 ms is long enough that the
+// checks cost nothing, and short enough that the user learns of a killed rank at once.
 constexpr uint64_t kLookEveryNs = 2'000'000;
 
 // After 1 us a waiting rank yields its core in every round of polls, because a peer may need the
@@ -33,10 +33,10 @@ constexpr uint64_t kYieldAfterNs = 1'000;
 // takes a fraction of a microsecond. Most waits are shorter than 20 us.
 constexpr uint64_t kProgressAfterNs = 20'000;
 
-// Tells whether the process to which a pidfd or a stream socket belongs has ended. A pidfd becomes
-// readable when its process ends, even if nobody has waited for the process yet (a zombie). A
-// stream also becomes readable when data comes, so POLLRDHUP tells of its end. fd: negative: no
-// process is watched.
+// Tells whether the process to which a pidfd or a socket (is_stream) belongs has ended. A pidfd
+// becomes readable when its process ends, even if nobody has waited for the process yet (a zombie).
+// A socket also becomes readable when data comes, so its end is seen by POLLRDHUP. For a negative
+// fd no process is watched, and the result is false.
 bool is_gone(int fd, bool is_stream) {
     if (fd < 0) return false;
     const short event = is_stream ? POLLRDHUP : POLLIN;
@@ -63,8 +63,8 @@ int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from
         const iovec here = {next, num_bytes};
         const iovec there = {reinterpret_cast<void*>(from), num_bytes};
         const ssize_t done = process_vm_readv(context->pid[peer], &here, 1, &there, 1, 0);
-        // A copy may be short, for example if the peer ends meanwhile. The loop then copies the
-        // rest, and that copy reports the error.
+        // process_vm_readv() may copy fewer bytes, for example if the peer ends meanwhile. The loop
+        // then tries to copy the rest, and that call reports the error.
         if (done < 0) return errno;
         if (done == 0) return EFAULT;
         next += done;
@@ -101,8 +101,8 @@ uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t miss
         if (hook != nullptr) hook();
     }
     const uint64_t now = kccl_host_clock_ns();
-    // The word is atomic, because several threads of a rank may wait at the same time, as the
-    // blocks of the engine on CPUs do.
+    // The time of the last check is read and written atomically: several threads of a rank may wait
+    // at the same time, as the blocks of the engine on CPUs do.
     const std::atomic_ref<uint64_t> last_look_ns(context->last_look_ns);
     if (now - last_look_ns.load(std::memory_order_relaxed) < kLookEveryNs) return kKcclOk;
     last_look_ns.store(now, std::memory_order_relaxed);

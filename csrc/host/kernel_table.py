@@ -1,7 +1,7 @@
 """Writes kernel_table.inc: which kernels the host core has, for which element types and operators.
 
-They follow from kccl/plan/specs.py and from each kernel's template parameters. build_ffi.py calls
-this before the compiler runs, and writes the file into the build folder.
+The list follows from kccl/plan/specs.py and from each kernel's template parameters. build_ffi.py
+calls this module before the compiler runs, and writes the file into the build folder.
 
 A kernel that reduces has an instance for each size of elements. At run time the instance finds the
 function that reduces elements of its call's type by its call's operator in a second table

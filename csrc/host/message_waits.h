@@ -13,13 +13,14 @@ namespace {
 // Waits for one rank's messages. One object does so for all messages of a communicator.
 class MessageWaits {
   public:
-    // routes: how messages reach ranks of other teams (routes.inc); null: `comm` has all ranks.
+    // routes: for a communicator of several teams (groups of at most 8 ranks), how messages reach
+    // all ranks (routes.inc); null if `comm` has all ranks.
     MessageWaits(const KcclDeviceComm& comm, KcclRoutes* routes) : comm_(comm), routes_(routes) {}
 
-    // Returns when the message is done, or when the communicator has failed.
-    // poll() -> bool: moves all messages on; true when this one is done, or after a failure.
-    // num_early(ranks) -> uint32_t: the number of early messages (early.h) of these ranks, which
-    // the record of a failure tells. ranks: a bit each.
+    // Returns when the message is done, or when the communicator has failed. poll() sends and
+    // receives what it can of all messages, and returns true when this one is done or after a
+    // failure. num_early(ranks) returns the number of early messages (early.h) that came from these
+    // ranks, a bit each; it goes into the record of a failure.
     template <class Poll, class NumEarly>
     void wait(const KcclMessage& message, Poll poll, NumEarly num_early) {
         const uint64_t hopes = hopes_of(message);
@@ -44,10 +45,10 @@ class MessageWaits {
         if (message.is_done != 0 && message.peer != comm_.rank) state_of(comm_)->contacted = 1;
     }
 
-    // Checks, at most every 2 ms, whether a message that is not done can still be done, and fails
-    // the communicator if not. There is no timeout, because the caller does not wait. After this
-    // the caller must call Messages::move() once more, because a peer that has ended may have sent
-    // the message before its end.
+    // Checks, at most every 2 ms, whether a message that is not done can still complete, and fails
+    // the communicator if it cannot. There is no timeout, because the caller only tests the message
+    // and does not wait. After this the caller must call Messages::move() once more, because a peer
+    // that has ended may have sent the message before its end.
     template <class NumEarly>
     void look(const KcclMessage& message, NumEarly num_early) {
         const uint64_t now = kccl_host_clock_ns();
@@ -71,8 +72,8 @@ class MessageWaits {
     }
 
   private:
-    // Returns the ranks that may be the other side of the message, a bit each: its peer; or, if it
-    // may come from any rank, all ranks but this one.
+    // Returns the ranks from which the message may come or to which it goes, a bit each: its peer,
+    // or all ranks but this one for a receive from any rank.
     uint64_t hopes_of(const KcclMessage& message) const {
         if (message.peer >= 0) return uint64_t{1} << message.peer;
         const uint64_t all = ~uint64_t{0} >> (64 - comm_.world_size);

@@ -27,7 +27,7 @@ namespace {
 
 // The messages under way between this rank and one peer.
 struct Peer {
-    // rank: the peer's number in `comm`. far: the peer's link by MPI; null: it is on this node.
+    // rank: the peer's number in `comm`. far: the link by MPI to a peer on another node; else null.
     Peer(const KcclDeviceComm& comm, int rank, bool may_attach, FarLink* far)
         : outbox(comm, rank, may_attach, far), reader(comm, rank, far) {}
 
@@ -35,8 +35,8 @@ struct Peer {
     WayIn reader;
     EarlyList early;
     Queue resent;  // receives whose bytes this rank could not read, so the peer sends them by ring
-    // While a message comes in pieces, one of these two is set: the receive, or the early message,
-    // that gets the next piece (RecordKind::kMore).
+    // While a message comes in pieces, one of these two is set. The next piece (RecordKind::kMore)
+    // goes to the receive `to`, or to the early message `keeps`.
     KcclMessage* to = nullptr;
     Early* keeps = nullptr;
 };
@@ -44,8 +44,8 @@ struct Peer {
 // All messages of one rank. An array with a Peer for each rank follows this object in memory.
 class Messages {
   public:
-    // routes: how messages reach the ranks of a communicator of several teams. Null: `comm` has the
-    // scratches of all ranks.
+    // routes: how messages reach the ranks of several teams (a team is a group of at most 8 ranks
+    // whose scratches are mapped); null if all ranks are one team, whose scratches `comm` has.
     Messages(const KcclDeviceComm& comm, bool may_attach, KcclRoutes* routes)
         : comm_(comm), routes_(routes), waits_(comm, routes) {
         for (int rank = 0; rank < comm_.world_size; ++rank) {
@@ -96,8 +96,8 @@ class Messages {
         if (start(message) == kKcclOk) wait(message);
     }
 
-    // Begins all messages, receives first, so that arriving bytes are copied straight to the
-    // receives' buffers. Returns when all messages are done, or after a failure.
+    // Begins all messages, receives first, so that arriving bytes are copied straight to their
+    // buffers. Returns when all messages are done, or after a failure.
     void make_all(KcclMessage* messages, uint64_t count) {
         for (const uint32_t receives : {1u, 0u}) {
             for (uint64_t i = 0; i < count; ++i) {
@@ -116,8 +116,8 @@ class Messages {
         waits_.wait(*message, poll, [&](uint64_t ranks) { return num_early(ranks); });
     }
 
-    // Moves all messages on, without waiting, and checks now and then whether `message` can still
-    // be done. Returns the communicator's status.
+    // Sends, receives and completes what it can of all messages, without waiting. Checks now and
+    // then whether `message` can still complete. Returns the communicator's status.
     Status test(const KcclMessage* message) {
         if (move() != kKcclOk || message->is_done != 0) return status_of(comm_);
         waits_.look(*message, [&](uint64_t ranks) { return num_early(ranks); });
@@ -141,8 +141,8 @@ class Messages {
                (receive->tag < 0 || receive->tag == tag);
     }
 
-    // Removes the first receive in receives_ that asks for this message, and returns it. Null:
-    // there is none, or the lengths differ and this rank has failed.
+    // Removes the first receive in receives_ that asks for this message, and returns it. Returns
+    // null if there is none, or if the lengths differ; in the latter case this rank has failed.
     KcclMessage* take_receive(int source, const RecordHead& head) {
         for (KcclMessage* each = receives_.first(); each != nullptr; each = Queue::after(each)) {
             if (!wants(each, source, head.tag)) continue;
@@ -152,8 +152,8 @@ class Messages {
         return nullptr;
     }
 
-    // Stores the source and the tag of its message in a receive. If their lengths differ, fails
-    // this rank and returns false.
+    // Gives a receive its message: stores the message's source and tag in it. If the two lengths
+    // differ, fails this rank and returns false.
     bool match(KcclMessage* receive, int source, const RecordHead& head) {
         receive->source = source;
         receive->source_tag = head.tag;
@@ -204,7 +204,7 @@ class Messages {
     }
 
     // Copies a long message from the sender's process, and writes its ticket into the sender's
-    // scratch: with kRefused if the copy failed and the sender must send the bytes by the ring.
+    // scratch. kRefused in the ticket says that the copy failed: the sender then uses the ring.
     void read(int source, KcclMessage* receive, const RecordHead& head) {
         const int error =
             kccl_host_read_peer(context(), source, reinterpret_cast<void*>(receive->address),
@@ -219,8 +219,8 @@ class Messages {
         }
         uint32_t answer = head.ticket;
         if (error != 0) {
-            // If the sender's probe can be read, only these bytes cannot, which is an error. If the
-            // sender has ended, the wait for its bytes will find that.
+            // If the sender's probe (a word for such tries) can be read, the address of these bytes
+            // is wrong: an error. If the sender has ended, the wait for its bytes will find that.
             if (kccl_host_may_read_peer(context(), source) != 0) {
                 fail(Record{kKcclUnreadable, comm_.rank, source, kKcclRecv, head.tag,
                             static_cast<uint32_t>(error), 0, 0, 0});
@@ -276,9 +276,9 @@ class Messages {
         }
     }
 
-    // Copies a record's bytes to the buffer of its message's receive (`from.to`), or to the early
-    // message (`from.keeps`). After the last byte, completes the receive. An early message that no
-    // receive has asked for yet stays in the list.
+    // Copies a record's bytes to the buffer of the receive `from.to`, or to the early message
+    // `from.keeps`, whichever is set. After the last byte, completes the receive. An early message
+    // that no receive has asked for yet stays in the list.
     void store(Peer& from, const void* piece, uint32_t num_bytes) {
         if (KcclMessage* to = from.to) {
             mem::copy(reinterpret_cast<uint8_t*>(to->address) + to->moved, piece, num_bytes, 0, 1);

@@ -13,8 +13,8 @@
 namespace kccl::host {
 namespace {
 
-// The functions and the communicator of MPI that the hook uses. This is written before the hook is
-// set, and then only read.
+// The functions and the communicator of MPI that the hook uses. Written before the hook is set, and
+// afterwards only read, so threads need no lock.
 KcclNodes with = {};
 
 template <class Handle>

@@ -4,7 +4,7 @@
 namespace kccl::host {
 
 // A function that waiting ranks call (kccl_host_idle()), so that MPI makes progress.
-// kccl_host_let_mpi_go_on() sets it. Null: waiting ranks do not call MPI.
+// kccl_host_let_mpi_go_on() sets the hook. While it is null, waiting ranks do not call MPI.
 extern void (*mpi_hook)();
 
 }  // namespace kccl::host

@@ -22,10 +22,11 @@ namespace {
 // reduces one part of the message.
 constexpr uint64_t kDividesFromBytes = 65536;
 
-// What a rank sends its peers on their streams (nodes_exchange.h) when it has failed or closes.
-struct Word {
+// What a rank sends each peer by their socket (nodes_exchange.h) when it has failed or closes.
+struct ControlRecord {
     uint32_t departure;  // KcclDeparture
-    // The sender's KcclNodes.tag. It changes at a reset, so that older words are ignored.
+    // The sender's KcclNodes.tag. It changes at a reset, so that receivers ignore control records
+    // from before the reset.
     int32_t tag;
     KcclRecord record;  // of a failure
 };
@@ -89,8 +90,8 @@ class Step {
     }
 
     // Sends bytes_ bytes to peers and receives as many from peers. from(peer): the address of the
-    // bytes to send to a peer; null: none. to(peer): where to store the bytes that the peer sends;
-    // null: it sends none. Returns false if the step has failed.
+    // bytes to send to a peer, or null if it gets none. to(peer): where to store the bytes that the
+    // peer sends, or null if it sends none. Returns false if the step has failed.
     template <class From, class To>
     bool move(From from, To to) {
         Exchange exchange(nodes_, step_);
@@ -166,20 +167,20 @@ class Step {
     bool is_divided_ = false;
 };
 
-void tell(KcclNodes& nodes, const Word& word) {
+void tell(KcclNodes& nodes, const ControlRecord& control) {
     if (nodes.has_told != 0) return;
     nodes.has_told = 1;
     for (int peer = 0; peer < nodes.world_size; ++peer) {
-        // If the peer has ended, send() fails. That does no harm, because nobody needs the word
-        // then.
+        // send() fails if the peer has ended. That does no harm, because then nobody needs the
+        // record.
         if (nodes.stream[peer] >= 0) {
-            send(nodes.stream[peer], &word, sizeof(word), MSG_DONTWAIT | MSG_NOSIGNAL);
+            send(nodes.stream[peer], &control, sizeof(control), MSG_DONTWAIT | MSG_NOSIGNAL);
         }
     }
 }
 
-// Tells whether every peer has closed or ended, or whether one has failed. This rank's messages are
-// then received, or no longer needed.
+// Returns true when every peer has closed or ended, or one has failed: then all messages that this
+// rank sent have been received, or are no longer needed.
 bool have_all_ended(KcclNodes& nodes) {
     KcclRecord record;
     if (hear_nodes(nodes, &record)) return true;
@@ -207,17 +208,19 @@ void tell_nodes(KcclNodes& nodes, const KcclRecord& record) {
 bool hear_nodes(KcclNodes& nodes, KcclRecord* record) {
     for (int peer = 0; peer < nodes.world_size; ++peer) {
         if (nodes.stream[peer] < 0) continue;
-        Word word;
-        // A word of which only a part has come stays in the socket until the rest has come.
-        if (recv(nodes.stream[peer], &word, sizeof(word), MSG_DONTWAIT | MSG_PEEK) != sizeof(word))
+        ControlRecord control;
+        // Peeks first: a record of which only a part has come stays in the socket until the rest
+        // comes.
+        if (recv(nodes.stream[peer], &control, sizeof(control), MSG_DONTWAIT | MSG_PEEK) !=
+            sizeof(control))
             continue;
-        recv(nodes.stream[peer], &word, sizeof(word), MSG_DONTWAIT);
-        if (word.departure == kKcclLeft) {
+        recv(nodes.stream[peer], &control, sizeof(control), MSG_DONTWAIT);
+        if (control.departure == kKcclLeft) {
             nodes.closed |= 1u << peer;
             continue;
         }
-        if (word.tag != nodes.peer_tag[peer]) continue;
-        *record = word.record;
+        if (control.tag != nodes.peer_tag[peer]) continue;
+        *record = control.record;
         return true;
     }
     return false;

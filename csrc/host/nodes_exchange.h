@@ -1,20 +1,20 @@
-// Exchange, with which nodes.cpp makes every step between nodes: each rank of the team sends each
-// other rank a message by MPI.
+// Exchange, with which nodes.cpp makes every step between nodes: each rank of a team (here one rank
+// of each node, at most 8) sends each other rank a message by MPI.
 //
 // Messages go in pieces, of which two are under way in each direction. MPI reads and writes the
 // pieces in memory of the team, never in the caller's arrays. So a step that fails may leave
 // requests of MPI under way, which MPI has no way to end in time. Before the next call, Python
 // gives the team other memory and other tags (kccl/backends/nodes.py). No call of MPI here blocks.
 //
-// MPI does not report that a process has ended. So each two ranks also have a stream, a socket,
-// which ends when the peer's process ends. A rank that fails or closes says so on its streams. When
-// a stream has ended, a message of that peer may still be on its way, so the rank waits
-// kLastWordsNs longer for it.
+// MPI does not report that a process has ended. So each two ranks also have a socket
+// (KcclNodes.stream), which the operating system closes when the peer's process ends. A rank that
+// fails or closes says so by a control record on its sockets. When a socket has ended, a message of
+// that peer may still be on its way, so the rank waits kLastWordsNs longer for it.
 //
-// MPI sends only while its process calls it, so a message may still be in its sender's process
-// after the send has begun. A rank that closes therefore goes on calling MPI for kFlushNs, or until
-// its peers close too. MPI sends the rest when the process ends. So a rank waits kClosedNs for a
-// message of a peer that has closed.
+// MPI makes progress only while the process is in one of its calls, so a message may still be in
+// its sender's process after MPI_Isend() has returned. A rank that closes therefore goes on calling
+// MPI for kFlushNs, or until its peers close too. MPI sends the rest when the process ends. So a
+// rank waits kClosedNs for a message of a peer that has closed.
 #pragma once
 
 #include <string.h>
@@ -26,11 +26,12 @@
 namespace kccl::host {
 namespace {
 
-// A slot holds a header and a piece of a message. Each direction of each peer has kSlots slots,
-// which the pieces use in turns.
+// A slot holds a header and one piece of a message. For each peer there are kSlots slots to send
+// from and kSlots to receive into; piece i uses slot i % kSlots.
 constexpr uint64_t kPieceBytes = 256 * 1024, kHeaderBytes = 64, kSlots = 2;
 constexpr uint64_t kSlotBytes = kHeaderBytes + kPieceBytes;
-constexpr uint64_t kClosedNs = 2'000'000'000;  // how long to wait for a peer that has closed
+constexpr uint64_t kClosedNs = 2'000'000'000;  // how long to wait for a message of a peer that has
+                                               // closed
 constexpr int kMost = kKcclMaxWorldSize;
 
 // The first bytes of a slot, which say to which call the piece belongs.
@@ -47,11 +48,12 @@ struct Slot {
     bool is_pending = false;
 };
 
-// The bytes that this rank sends to a peer, and those that it receives from the peer.
+// One peer's share of an exchange: the bytes that this rank sends to it, and those that come from
+// it.
 struct Transfer {
     const uint8_t* from = nullptr;
     uint64_t send_bytes = 0;
-    uint8_t* to = nullptr;  // null: take() of run() reduces the pieces instead
+    uint8_t* to = nullptr;  // null if take(), an argument of run(), reduces the pieces
     uint64_t receive_bytes = 0;
 };
 
@@ -80,8 +82,8 @@ class Exchange {
 
     Transfer transfer[kMost];
 
-    // Exchanges all messages, which transfer[] lists. take(piece): called when the pieces of this
-    // number have come from all peers; it reduces them if the step reduces. Returns false if the
+    // Sends and receives all messages, as transfer[] lists them. Calls take(i) when piece i has
+    // come from every peer; in a step that reduces, take() adds the pieces up. Returns false if the
     // step has failed.
     template <class Take>
     bool run(Take take) {
@@ -233,15 +235,15 @@ class Exchange {
         }
     }
 
-    // Decides whether a wait may go on. Does for ranks that reach each other by MPI what
-    // may_go_on() of wait.cuh does for others. If the wait has failed, fails this rank and returns
-    // false. missing: the peers that are waited for, a bit each. gone_since_ns: when one of them
-    // was first found gone.
+    // Decides whether a wait for MPI may go on, as may_go_on() of wait.cuh decides for waits in
+    // shared memory. If the wait has failed, fails this rank and returns false. missing: the peers
+    // that are waited for, a bit each. gone_since_ns: when this wait first saw that one of them has
+    // ended.
     bool may_go_on(uint32_t missing, uint64_t waited_ns, uint64_t now, uint64_t& gone_since_ns) {
         if (status_of(step_.op.call.comm) != kKcclOk) return false;
         uint32_t gone = 0;
-        // This call also checks, every 2 ms, whether the peers' streams have ended. Its team_hook
-        // reads what peers have said on them.
+        // kccl_host_idle() also checks, every 2 ms, whether the peers' sockets have ended. Its
+        // team_hook (chain.h) reads the control records that came by them.
         uint32_t status = kccl_host_idle(state_.idle_context, waited_ns, missing | failed_, &gone);
         if (status_of(step_.op.call.comm) != kKcclOk) return false;
         gone_ |= gone;
@@ -273,7 +275,7 @@ class Exchange {
     Header mine_;
     Slots sends_, receives_;
     uint32_t failed_ = 0;  // the peers for which a call of MPI returned an error, a bit each
-    uint32_t gone_ = 0;    // the peers whose streams have ended, a bit each
+    uint32_t gone_ = 0;    // the peers whose sockets have ended, a bit each
 };
 
 }  // namespace

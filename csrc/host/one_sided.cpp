@@ -15,7 +15,7 @@ namespace {
 // What learn_window() has taught: a window, for arrays of this dtype object and type. Or, without a
 // window, what learn_dtype() has taught: arrays of this dtype object and type.
 struct Known {
-    PyObject* window;  // a weak reference, which does not keep the window's memory; null: none
+    PyObject* window;  // a weak reference, which does not keep the window's memory; or null
     PyObject* dtype;
     PyObject* type;                         // as Argument::type()
     Py_ssize_t num_bytes;                   // of each rank's part of the window
@@ -23,25 +23,25 @@ struct Known {
 };
 
 constexpr uint32_t kKnown = 16;  // entries of the hash table `known`; a power of two
-// What is taught is stored in one of this many entries of `known`, from that of its hash on.
+// A window or dtype is stored in one of this many entries of `known`, beginning at its hash.
 constexpr uint32_t kPlaces = 4;
 constexpr int kMostArguments = 4;
 
 struct OneSided {
     PyObject_HEAD
-    KcclHostOp* op;   // null: not taught yet
+    KcclHostOp* op;   // null until learn() is called
     PyObject* owner;  // keeps `op` alive
     PyObject* on_failure;
     PyObject* names[kMostArguments];  // names of the arguments, in order; null behind the last
     int num_positional;               // so many of them may be given by position
-    PyObject* group;                  // set by learn_group(); null: there is none
+    PyObject* group;                  // set by learn_group(); null before that
     Known known[kKnown];
 };
 
 OneSided* as_one_sided(PyObject* self) { return reinterpret_cast<OneSided*>(self); }
 
-// Stores the arguments of a call in given[], in the order of `names`; null: not given. Returns
-// false if one has an unknown name or comes twice, or if too many come by position.
+// Stores the arguments of a call in given[], in the order of `names`; null for those that are left
+// out. Returns false if one has an unknown name or comes twice, or if too many come by position.
 bool sort_arguments(const OneSided* self, PyObject* args, PyObject* kwargs,
                     PyObject* (&given)[kMostArguments]) {
     const Py_ssize_t count = PyTuple_Size(args);
@@ -72,7 +72,7 @@ bool take_int(PyObject* given, long long low, long long end, long long* value) {
     return overflow == 0 && low <= *value && *value < end;
 }
 
-// Returns the i-th of the kPlaces entries for this window (null: none) and dtype.
+// Returns the i-th of the kPlaces entries for this window (which may be null) and dtype.
 Known& place_of(OneSided* self, PyObject* window, PyObject* dtype, uint32_t i) {
     const uint64_t key = reinterpret_cast<uint64_t>(window) ^ reinterpret_cast<uint64_t>(dtype) * 3;
     return self->known[((key * 0x9E3779B97F4A7C15u >> 32) + i) % kKnown];
@@ -83,7 +83,7 @@ bool is_of(const Known& known, PyObject* window, PyObject* dtype) {
            PyWeakref_GetObject(known.window) == window;
 }
 
-// Returns a window's entry; null: it has not been taught for arrays of this dtype and type.
+// Returns a window's entry for arrays of this dtype and type, or null if it has not been taught.
 const Known* find_known(OneSided* self, PyObject* window, PyObject* dtype, PyObject* type) {
     for (uint32_t i = 0; i < kPlaces; ++i) {
         const Known& known = place_of(self, window, dtype, i);
@@ -119,7 +119,7 @@ struct Fields {
     long long peer, channel;
 };
 
-// Fills in the fields of a put or get. x: gets the array's buffer. Returns false: call `_slow`.
+// Fills in a put or get, and gives x the array's buffer. Returns false if `_slow` must make it.
 bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
     const bool is_get = self->op->call.kernel == kKcclGet;
     if (given[0] == nullptr || given[1] == nullptr || given[2] == nullptr) return false;
@@ -137,7 +137,7 @@ bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, 
     return true;
 }
 
-// Fills in the fields of a send or recv. x: gets the array's buffer. Returns false: call `_slow`.
+// Fills in a send or recv, and gives x the array's buffer. Returns false if `_slow` must make it.
 bool take_message(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
     const KcclCall& call = self->op->call;
     const bool receives = call.kernel == kKcclRecv;
@@ -355,7 +355,7 @@ PyObject* one_sided_learn_group(PyObject* self, PyObject* group) {
     Py_RETURN_NONE;
 }
 
-// forget_window(window): a call with this window goes to `_slow` again.
+// forget_window(window): drops the window's entries, so that calls with it go to `_slow` again.
 PyObject* one_sided_forget_window(PyObject* self, PyObject* window) {
     for (Known& known : as_one_sided(self)->known) {
         if (known.window != nullptr && PyWeakref_GetObject(known.window) == window) forget(known);
@@ -363,7 +363,7 @@ PyObject* one_sided_forget_window(PyObject* self, PyObject* window) {
     Py_RETURN_NONE;
 }
 
-// forget(): every call goes to `_slow` again.
+// forget(): drops all that was taught, so that every call goes to `_slow` again.
 PyObject* one_sided_forget(PyObject* self, PyObject*) {
     one_sided_clear(self);
     Py_RETURN_NONE;

@@ -7,13 +7,13 @@
 namespace kccl::host {
 namespace {
 
-// A bit that a receiver sets in a ticket that it writes into the sender's scratch, if it could not
-// read the message from the sender's memory.
+// A receiver sets this bit in the ticket that it returns (writes into the sender's scratch) if it
+// could not read the message from the sender's memory.
 constexpr uint32_t kRefused = 0x80000000u;
 
 // The values of KcclMessage.state.
 enum State : uint32_t {
-    kQueued = 0,    // the state at the start; other states are for long messages only
+    kQueued = 0,    // the first state; only long messages have the others
     kReadable = 1,  // a send that may go by its address: the peer may read this process's memory
     kOffered = 2,   // a send or receive whose bytes the receiver could not read by their address,
                     // so that they go through the ring
@@ -58,8 +58,8 @@ class Queue {
 // The messages that this rank sends to one peer.
 class Outbox {
   public:
-    // may_attach: the peer's process may read this process's memory. far: the peer's link by MPI;
-    // null: the peer is on this node.
+    // may_attach: whether the peer's process may read this process's memory. far: the link by MPI
+    // to a peer on another node; null for a peer on this node.
     Outbox(const KcclDeviceComm& comm, int peer, bool may_attach, FarLink* far)
         : comm_(comm), peer_(peer), may_attach_(may_attach), writer_(comm, peer, far) {}
 
@@ -77,7 +77,7 @@ class Outbox {
     }
 
   private:
-    // Tells whether other processes can read the message's memory, by a try with its first and last
+    // Tries whether other processes can read the message's memory, with its first and its last
     // byte.
     bool is_readable(const KcclMessage* message) const {
         const uint64_t context = reinterpret_cast<const KcclState*>(comm_.state)->idle_context;
@@ -125,7 +125,8 @@ class Outbox {
     // says that it has read the bytes. index: that of a free ticket. Returns false if the ring has
     // no room.
     bool offer(KcclMessage* message, uint32_t index) {
-        // A ticket is never 0, which its word in this rank's scratch holds before the first answer.
+        // A ticket is never 0: its word in this rank's scratch holds 0 until the receiver first
+        // returns one.
         constexpr uint32_t kCounts = kRefused / kKcclMessageTickets - 1;
         const uint32_t ticket = (ticket_count_ % kCounts + 1) * kKcclMessageTickets + index;
         const RecordHead head = {0, message->num_bytes, message->address, message->tag, ticket};
@@ -138,9 +139,9 @@ class Outbox {
         return true;
     }
 
-    // Reads the words in which the peer returns tickets. Completes the sends that the peer has
-    // read. Queues once more those that the peer could not read, so that their bytes go through the
-    // ring.
+    // Reads the words of this rank's scratch in which the peer returns tickets. Completes the sends
+    // whose bytes the peer has read. Queues those that it could not read once more, so that their
+    // bytes go through the ring.
     void hear_tickets() {
         for (KcclMessage* message = offered_.first(); message != nullptr;) {
             KcclMessage* next = Queue::after(message);
@@ -166,9 +167,10 @@ class Outbox {
     const bool may_attach_;
     WayOut writer_;
     Queue sends_;                // messages of which not all is in the ring yet
-    Queue offered_;              // messages whose address is in the ring, and ticket not yet back
-    uint32_t busy_tickets_ = 0;  // the indices of tickets that are under way, a bit each
-    uint32_t ticket_count_ = 0;  // tickets given out so far
+    Queue offered_;              // messages whose address is in the ring; their tickets are not
+                                 // back
+    uint32_t busy_tickets_ = 0;  // the tickets in use, a bit for each index
+    uint32_t ticket_count_ = 0;  // how many tickets were used so far
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace kccl::host {
 namespace {
 
-// Waits until a part of another rank has been posted, by polls of is_there(). Fails the
+// Waits until another rank has posted its part, that is, until is_there() returns true. Fails the
 // communicator and returns false when that rank is lost, when any rank gives up, or at the timeout,
 // as a wait for a message does (MessagePatience).
 struct Wait {
@@ -67,7 +67,8 @@ class PostedCall {
         return *reinterpret_cast<const KcclPostings*>(teams_.postings);
     }
     uint64_t num_bytes() const { return call_.count * step_.op.bytes_per_count; }
-    // Returns the facts of this call that the ranks compare, in the form of KcclRecord.call.
+    // Returns what the ranks compare of this call (kernel, type, operator, root), packed as in
+    // KcclRecord.call.
     uint32_t call_bits() const { return call_in_bits(call_) | kKcclPosted << 24; }
 
     bool take(const KcclTake& take) {

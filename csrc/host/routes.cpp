@@ -1,4 +1,5 @@
-// How a rank's messages reach the ranks of other teams, and how it waits for them: see routes.h.
+// How a rank's messages reach ranks outside of its own teams (chain.inc), and how it waits for
+// theirs: see routes.h.
 #include "routes.h"
 
 #include <poll.h>
@@ -14,9 +15,9 @@
 namespace kccl::host {
 namespace {
 
-// Each rank's window has a part for each peer of its node. A part begins with this many bytes,
-// which hold the abort words and the records of both ranks. Behind them are the control lines and
-// the ring in which the peer leaves messages (include/kccl/messages.cuh).
+// Each rank's window has a part for each peer of its node. A part begins with kControlBytes bytes
+// for both ranks' abort words (which say that a rank gave up) and failure records. Behind them are
+// the control lines and the ring in which the peer leaves messages (include/kccl/messages.cuh).
 constexpr uint64_t kControlBytes = 4 * kKcclLineBytes;
 
 constexpr uint64_t ring_bytes(uint64_t message_bytes) {
@@ -39,8 +40,8 @@ void depart(KcclRoutes& routes, KcclDeparture departure, const KcclRecord& recor
     for (int rank = 0; rank < routes.world_size; ++rank) {
         if (rank == routes.rank) continue;
         if (FarLink* link = link_of(routes, rank)) {
-            // If MPI has ended, nothing can be sent. The peer still learns that this rank leaves,
-            // because the out-of-band stream (a socket) between the two ranks ends.
+            // After MPI_Finalize() nothing can be sent. The peer then sees the end of the socket
+            // between the two ranks instead.
             if (routes.mpi_has_ended == 0) link->depart(departure, record);
         } else if ((routes.far >> rank & 1u) == 0) {
             const KcclDeviceComm& pair = pair_of(routes, rank);
@@ -204,8 +205,8 @@ void kccl_host_close_routes(KcclRoutes* routes) {
     if (routes->links == 0) return;
     for (int rank = 0; rank < routes->world_size; ++rank) {
         FarLink* link = links_of(*routes)[rank];
-        // If MPI has ended, it cannot be asked whether it still uses the link's memory, so the
-        // memory counts as used.
+        // After MPI_Finalize() MPI cannot be asked whether it still uses the link's memory, so that
+        // counts as used.
         if (link != nullptr && (routes->mpi_has_ended != 0 || link->close())) {
             routes->is_pending = 1;
         }

@@ -1,9 +1,9 @@
 // Functions of routes.cpp, for messages.cpp, chain.cpp and postings.cpp: how a rank's messages
 // reach all ranks of a communicator of several teams (chain.inc), and how the rank waits for them.
 //
-// A rank that gives up tells the peers of its teams (chain.cpp). By these functions it also tells
-// every rank directly, because a rank that waits for a message of this one may be in none of its
-// teams.
+// A team is a group of at most 8 ranks that make the steps of calls together. A rank that gives up
+// tells the peers of its teams (chain.cpp). By these functions it also tells every rank directly,
+// because a rank that waits for a message of this one may share no team with it.
 #pragma once
 
 #include "../include/kccl/wait.cuh"
@@ -12,18 +12,20 @@
 
 namespace kccl::host {
 
-// Returns the DeviceComm of a pair: this rank and `rank`. All zero: `rank` is on another node.
+// Returns the DeviceComm of the pair of this rank and `rank`. All its bytes are zero if `rank` is
+// on another node.
 inline const KcclDeviceComm& pair_of(const KcclRoutes& routes, int rank) {
     return reinterpret_cast<const KcclDeviceComm*>(routes.pairs)[rank];
 }
 // Returns the number of `rank` in its pair with this rank: 0 for the lower rank, 1 for the other.
 inline int place_in_pair(const KcclRoutes& routes, int rank) { return rank > routes.rank ? 1 : 0; }
 
-// How long a rank that waits for a message goes on between two checks whether the processes of the
-// ranks at the message's other side are alive.
+// A rank that waits for a message checks this often whether the processes are alive from which the
+// message may come, or to which it goes.
 constexpr uint64_t kLookEveryNs = 2'000'000;
 
-// Returns the link to a rank of another node; null: the rank shares memory with this one.
+// Returns the link by MPI to a rank of another node, or null if the rank shares memory with this
+// one.
 FarLink* link_of(const KcclRoutes& routes, int rank);
 
 // Tells every rank directly that this rank gave up, and why; only the first call does so. The ranks
@@ -35,12 +37,13 @@ void tell_routes(KcclRoutes& routes, const KcclRecord& record);
 // routes.closed the ranks that have closed.
 bool hear_routes(KcclRoutes& routes);
 
-// The slow path of one wait for a message or a posted part, between rounds of polls.
+// What a wait for a message or for a posted part (postings.h) does between two rounds of polls:
+// checks for failures, lost ranks and the timeout.
 class MessagePatience {
   public:
-    // hopes: the ranks that may be the other side of the message, a bit each. needs_all: the wait
-    // fails when one of them is lost; false: only when all are. has_limit: the wait ends at the
-    // communicator's timeout.
+    // hopes: the ranks that may still end the wait (from which the message may come, or to which it
+    // goes), a bit each. needs_all: whether the wait fails when one of them is lost; otherwise it
+    // fails when all are. has_limit: whether the wait ends at the communicator's timeout.
     MessagePatience(KcclRoutes& routes, const Awaited& awaited, uint64_t hopes, bool needs_all,
                     bool has_limit)
         : routes_(routes),

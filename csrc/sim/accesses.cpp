@@ -13,9 +13,10 @@ namespace {
 // later loads may return an old one.
 constexpr size_t kKeptRecords = 8;
 
-// Writes some halves of a granule to real memory: value has all 8 bytes. Halves, here and
-// everywhere below: bit 0: the lower 4 bytes, bit 1: the upper ones. The writes are atomic, because
-// another OS thread, which runs a rank's program, may access the word meanwhile.
+// Writes some halves of a granule (8 aligned bytes) to real memory; value has all 8 bytes.
+// `halves`, here and below, has bit 0 for the lower 4 bytes and bit 1 for the upper ones. The
+// writes are atomic, because another OS thread, which runs a rank's program, may access the word
+// meanwhile.
 void write_real(uint64_t address, uint64_t value, uint8_t halves) {
     auto* words = reinterpret_cast<uint32_t*>(address);
     if (halves == 3) {
@@ -62,8 +63,8 @@ void Memory::take_over(Granule& at, uint64_t real) {
             record.writer = writer;
             record.is_plain = true;
         } else if (lowered(real, halves) != 0) {
-            // Otherwise a rank's program on the host has stored. It stores after its launches have
-            // ended, so this store hands on what they did.
+            // Otherwise the store is of a rank's program on the host. The program stores only after
+            // its launches have ended, so this store hands on what their threads did.
             record.released.fill(hosts);
         }
         append(at, std::move(record));
@@ -132,9 +133,9 @@ bool Memory::hides(const Record& record) {
     return random_.below(256) < weakness_.old_per_256;
 }
 
-// Tells whether a load must not return a store older than `record`. This is coherence: it must not
-// if the store is of its own thread, if the store happens before the load, or if a load that
-// happens before this one has returned the store.
+// Coherence: tells whether a load must return `record` or a newer store. That is so if `record` is
+// a store of the load's own thread, if it happens before the load, or if a load that happens before
+// this one has returned it.
 bool Memory::must_see(const Knowledge& me, const Record& record, uint8_t halves,
                       const Access32Or64& access) {
     if (record.writer.agent == me.agent || comes_before(me, record, access)) return true;
@@ -159,8 +160,8 @@ size_t Memory::choose(Knowledge& me, Granule& at, uint8_t halves, const Access32
     }
 }
 
-// Notes that this thread's load has returned the record at `position`, and what the thread knows by
-// that: what the record has released, and what its writer knew.
+// Called when this thread's load has returned the record at `position`. Adds to the thread's
+// knowledge (vector clocks, see Knowledge) what the record has released and what its writer knew.
 void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
                  const Access32Or64& access) {
     Record& record = at.records[position];
@@ -173,8 +174,8 @@ void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
         take(record.released[2], Scope::kSystem);
         join(me.caused, record.released[2]);
     } else if (record.is_update && record.writer.agent == me.agent) {
-        // An update also hands on what the updates before it, of other threads, had released. This
-        // thread learns that when it loads its own update.
+        // A read-modify-write also hands on what those before it, of other threads, had released.
+        // This thread learns that when it loads the result of its own.
         take(record.released[static_cast<uint32_t>(access.scope)], access.scope);
     } else if (record.writer.counter != 0 && record.writer.agent != me.agent) {
         const Scope between = slots_.between(me.agent.slot, record.writer.agent.slot);
@@ -197,8 +198,8 @@ void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
             });
         if (is_first) record.sights.push_back({me.now(), halves});
     }
-    // A load of the initial value gets no Mark, because thousands of threads may make one, and the
-    // search below would take long. It is noted in `looks`, in one entry for a block.
+    // A load of the initial value gets no Mark: thousands of threads may make such loads, and the
+    // search below would take long. Instead `looks` gets one entry for all such loads of a block.
     if (record.writer.counter == 0 && !access.is_packet) {
         if (checks_) {
             if (!at.looks) at.looks = std::make_unique<std::vector<Access>>();
@@ -316,8 +317,8 @@ Memory::Updated Memory::update(Knowledge& me, const Access32Or64& access, Update
     me.settle_hearsay();
     ByScope released = me.released;
     if (releases(access.order)) hand_on(released, access.scope, me.snapshot());
-    // An update also hands on what the store before it released, if the scopes of both include both
-    // threads.
+    // A read-modify-write also hands on what the store before it released, if the scopes of both
+    // include both threads.
     const Record& updated = at.records[at.newest(halves)];
     const Scope between = slots_.between(me.agent.slot, updated.writer.agent.slot);
     if (updated.writer.counter != 0 && updated.scope >= between && access.scope >= between) {

@@ -12,7 +12,7 @@
 
 namespace kccl::sim {
 
-// A call that a rank or a block has made, and which thread made it where.
+// A call that a rank or a block has made, which thread made it, and where in the code.
 struct Made {
     KcclSimMade what = {};
     Deed deed;
@@ -61,14 +61,14 @@ class Alike {
   private:
     // A call that some ranks or blocks have made and others have not.
     struct Pending {
-        Made first;            // the call as the first of them made it
+        Made first;            // the call as the first rank or block made it
         uint32_t callers = 0;  // number of ranks or blocks that have made it
         uint32_t ranks = 0;    // the ranks that have made it, a bit each
     };
     struct Stream {
         std::map<uint32_t, uint64_t> calls;   // rank -> how many calls it has made on the channel
         std::map<uint32_t, Made> last;        // rank -> the last of these calls
-        uint32_t world_size = 0;              // of the communicator; 0: the stream is an exchange
+        uint32_t world_size = 0;              // of the communicator; 0 if this is an exchange
         std::set<uint64_t> states;            // the KcclState of each rank that has made a call
         std::map<uint64_t, Pending> pending;  // keyed by the call's number; in exchanges its epoch
     };
@@ -86,7 +86,7 @@ class Openings {
     // opened it; otherwise returns null. slot: the slot of the thread's block (see Agent).
     const Made* open(const KcclSimOpening& opening, uint32_t slot, uint32_t thread,
                      const Made& mine);
-    // Closes a channel for a thread. Does nothing if the thread's coop does not have it open.
+    // Closes a channel for a thread. Does nothing if the thread's coop has not opened the channel.
     void close(const KcclSimOpening& opening, uint32_t slot, uint32_t thread);
 
   private:

@@ -98,8 +98,8 @@ void kccl_sim_run_op(const KcclCall* call) {
     const auto* op = reinterpret_cast<const KcclSimOp*>(reinterpret_cast<const uint8_t*>(call) -
                                                         offsetof(KcclSimOp, op.call));
     auto* state = reinterpret_cast<KcclState*>(call->comm.state);
-    // After a communicator is closed its status is not ok either. Its machine may be gone then, so
-    // nothing is launched.
+    // The status is not ok after a failure, and after the communicator was closed. Its machine may
+    // be gone then, so nothing is launched.
     if (state->status != kKcclOk) return;
     KcclSimLaunch launch = op->launch;
     launch.arguments = call;

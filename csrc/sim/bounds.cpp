@@ -48,8 +48,8 @@ bool is_global(uint64_t address) {
 
 }  // namespace
 
-// Returns the region that contains these bytes and that the running thread may access; null if the
-// machine knows none.
+// Returns the region of memory that contains these bytes and that the running thread may access, or
+// null if the machine knows no such region.
 const Region* Machine::own_region(uint64_t address, uint64_t num_bytes) const {
     const Block& block = *current_->block;
     for (const SharedVariable& each : block.shared) {
@@ -148,7 +148,7 @@ bool Machine::is_explained(uint64_t address, uint64_t num_bytes) {
         if (edges.find(each.begin, 1) == nullptr && search(each)) return true;
     }
     for (const auto& [begin, part] : grid.foreign_parts) {
-        // The program may have unmapped the part since it was accessed.
+        // The program may have unmapped this part since the kernel accessed it.
         if (are_mapped(part) && search(part)) return true;
     }
     // If the memory has been freed, a pointer to it that a window has kept since an earlier launch

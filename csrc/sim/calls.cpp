@@ -49,8 +49,8 @@ std::pair<const Made*, const Made*> Alike::crossed() const {
         bool are_crossed = true;
         for (; at != streams_.end() && at->first.first == memory; ++at) {
             for (const auto& [number, pending] : at->second.pending) {
-                // Streams of reductions are left out, because ranks that do not reduce never make
-                // their calls.
+                // Sequences of reductions are left out: a rank that does not reduce makes no call
+                // in them.
                 if (is_reduction(at->first.second)) continue;
                 are_crossed = are_crossed && at->first.second >= 0 && (ranks & pending.ranks) == 0;
                 ranks |= pending.ranks;

@@ -1,5 +1,5 @@
-// How the simulator decides what a run leaves open: which thread makes the next step, and which
-// value a load returns. The decisions follow from random numbers of a seed, or from a tape.
+// How the simulator makes the choices of a run: which thread makes the next step, and which value a
+// load returns. They follow from random numbers of a seed, or from a list of decisions (Tape).
 #pragma once
 
 #include <stddef.h>

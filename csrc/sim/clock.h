@@ -67,7 +67,8 @@ class Clock {
   public:
     uint32_t refs = 0;  // for Ref
 
-    // Returns the counter of the last event of the agent that this clock knows; 0: none.
+    // Returns the counter of the last event of the agent that this clock knows, or 0 if it knows
+    // none.
     uint32_t of(Agent agent) const {
         const uint32_t all = agent.slot < all_.size() ? all_[agent.slot] : 0;
         const Part* const part = each_.empty() ? nullptr : find(agent.slot);
@@ -116,7 +117,7 @@ using ClockRef = Ref<Clock>;
 // point to a copy; if `ref` is null, to a new clock.
 Clock& edit(ClockRef& ref);
 
-// Makes `into` know what `other` knows too. Null: a clock that knows nothing.
+// Adds to `into` all that `other` knows. A null clock knows nothing.
 void join(ClockRef& into, const ClockRef& other);
 
 // A clock that many threads join into theirs. Threads of a warp mostly have the same clock before

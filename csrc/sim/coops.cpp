@@ -99,10 +99,10 @@ void Machine::begin_call(const KcclSimCoopCall& call) {
     if (tells && collects && findings.empty()) check_collected(call);
 }
 
-// Notes that the running thread makes its next call with this kind of coop, and compares the call
-// with what the first thread of the coop called at the same place in the sequence. num_compared:
-// the first so many arguments must be the same in all threads of the coop; ignored for a warp,
-// where all must be.
+// Records that the running thread makes its next call with this kind of coop. If another thread of
+// the coop has made its call of this number before, compares the two. num_compared: how many
+// arguments, from the first on, must be the same in all threads of the coop; ignored for a warp, in
+// which all must be.
 void Machine::enter_call(Coop coop, CallLog& log, const KcclSimCoopCall& call,
                          uint32_t num_compared) {
     Fiber& mine = *current_;

@@ -35,15 +35,16 @@ enum class ExchangeStep : uint32_t { kNone, kOpen, kPublish, kCollect, kClose };
 struct MadeCall {
     const char* name = nullptr;
     uint64_t state = 0;                      // address: the communicator
-    std::vector<KcclSimArgument> arguments;  // those that all threads must give alike
-    Deed by;                                 // that thread, and where it made the call
+    std::vector<KcclSimArgument> arguments;  // the arguments that must be the same in all threads
+    Deed by;                                 // the coop's first thread in this call, and where it
+                                             // made the call
     uint32_t num_threads = 0;                // how many threads of the coop have made the call
 };
 
 // The call that a thread has begun last.
 struct BegunCall {
     static constexpr uint32_t kMostArguments = 5;
-    const char* name = nullptr;  // null: the thread has begun no call
+    const char* name = nullptr;  // null before the thread's first call
     Coop coop = Coop::kThread;
     uint64_t state = 0;    // address: the communicator
     uint64_t site = 0;     // where in the code

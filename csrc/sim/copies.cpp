@@ -86,7 +86,8 @@ bool Machine::barrier_has_completed(uint64_t barrier, uint32_t parity) {
     Granule& granule = memory.granule(mine.knowledge, barrier);
     look(granule);
     if ((phase.phase & 1) == (parity & 1)) return false;
-    if (phase.phase == 0) return true;  // the phase before the first, which has ended with nothing
+    if (phase.phase == 0) return true;  // the phase before the first one counts as ended; nothing
+                                        // came in it
     phase.ended_ordered.join_to(mine.knowledge.ordered);
     phase.ended_caused.join_to(mine.knowledge.caused);
     phase.ended_fenced.join_to(mine.fenced);

@@ -42,10 +42,10 @@ struct Piece {
     uint64_t number = 0;  // number of the copy in its block, in the order in which they started
     ClockRef ordered;     // what the thread that started the copy knew by then (Knowledge)
     ClockRef fenced;      // the ordinary stores that this thread had fenced by fence_copies()
-    Event issuer;         // its event that started the copy
-    uint32_t call = 0;    // the call that it was in, as an index in Calls
-    uint64_t launch = 0;  // number of its launch
-    uint64_t site = 0;    // address in its code
+    Event issuer;         // the event of that thread that started the copy
+    uint32_t call = 0;    // the call in which the thread started it, as an index in Calls
+    uint64_t launch = 0;  // number of that thread's launch
+    uint64_t site = 0;    // where in the kernel's code
 };
 
 // The asynchronous copies of one block.

@@ -14,7 +14,8 @@ Region Edges::allow_line(uint64_t owner, uint64_t address, uint64_t num_bytes, u
 }
 
 void Edges::add(const Region& region) {
-    // Memory that was closed or freed and is now added again no longer counts as gone.
+    // The system may give out an address again: memory that was closed or freed no longer counts as
+    // gone when it is added again.
     std::erase_if(gone_, [&region](const Region& each) {
         return each.touches(region.begin, region.num_bytes);
     });

@@ -46,8 +46,8 @@ class Edges {
     static uint64_t owner_of_grid(uint64_t owner) { return owner & ~(kOwnersPerGrid - 1); }
     uint64_t new_owner() { return next_owner_ += kOwnersPerGrid; }
 
-    // Tells whether the cache knows that this block's threads may access these bytes. owner: the
-    // block's. False: the cache does not know it.
+    // Tells whether the cache says that this block's threads may access these bytes; if not, they
+    // may be allowed nevertheless. owner: that of the block.
     bool allows(uint64_t owner, uint64_t address, uint64_t num_bytes) const {
         const Line& line = lines_[address / kLineBytes % kLines];
         return address >= line.begin && address < line.end && num_bytes <= line.end - address &&
@@ -58,9 +58,9 @@ class Edges {
     void allow(uint64_t owner, uint64_t address, uint64_t begin, uint64_t end) {
         lines_[address / kLineBytes % kLines] = {begin, end, owner};
     }
-    // Does what allow() does, for the line of kLineBytes bytes around an access, extended to the
-    // end of the access, but nothing below `least` or from `most` on. Returns the part that is
-    // allowed.
+    // Stores in the cache that the owner may access the line of kLineBytes bytes around an access,
+    // extended to the end of the access, but nothing below `least` or from `most` on. Returns the
+    // part that is allowed.
     Region allow_line(uint64_t owner, uint64_t address, uint64_t num_bytes, uint64_t least,
                       uint64_t most);
 

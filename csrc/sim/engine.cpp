@@ -12,7 +12,7 @@ namespace {
 
 KcclSimThread* self = nullptr;
 
-// Notes where the running thread calls the machine, and for which address. Returns the machine.
+// Notes in the thread's Fiber where it calls the machine, for which address. Returns the machine.
 Machine& at(uint64_t site, const void* address) {
     Machine& machine = *running;
     machine.me().site = site;
@@ -23,7 +23,7 @@ Machine& at(uint64_t site, const void* address) {
 // Tells whether an address is neither null nor in an array at null.
 bool is_memory(const void* address) { return reinterpret_cast<uint64_t>(address) >= 4096; }
 
-// Tells whether the thread may make an access. If not, reports it; then it must not be made.
+// Tells whether the thread may make an access. If not, reports it; the caller must not make it.
 bool is_valid(Machine& machine, const void* address, uint32_t num_bytes,
               KcclSimEventKind kind = kKcclSimLoad) {
     const auto at = reinterpret_cast<uint64_t>(address);
@@ -220,7 +220,7 @@ void meet_warp() {
     machine.leave_if_found();
 }
 
-// A vote is part of a poll: the thread still waits for the word that it loaded last.
+// A vote does not end a poll (polls.cpp): the thread still waits for the word that it loaded last.
 uint64_t warp_ballot(uint32_t mine) {
     Machine& machine = *running;
     machine.me().exchanged = mine;
@@ -278,7 +278,7 @@ void poll_pause() {
 // Simulated ranks have no processes that end, and the machine itself handles interrupts.
 uint32_t idle(uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
 
-// The host reads the failure in the rank's KcclState, so here only the machine notes it.
+// The host finds the failure in the rank's KcclState, so here only the machine is told.
 void tell_host(uint64_t, uint32_t, const void*) { running->has_failed_call = true; }
 
 void barrier_init(void* barrier, uint32_t arrivals) {

@@ -46,10 +46,10 @@ void Machine::step_exchange(Exchanges& exchanges, const KcclSimCoopCall& call) {
     }
 }
 
-// Notes which slices the running thread's block collects. When all blocks of the rank have
-// collected, reports a slice that no block other than its publisher has collected, which is
-// probably a mistake. Checks nothing if the rank has one block. Called by thread 0 of each block,
-// which has told before which slice the block has published (call_begins() in calls.cpp).
+// Records which slices the running thread's block collects. When all blocks of the rank have
+// collected, reports a slice that no block but its publisher has collected, which is probably a
+// mistake. Checks nothing if the rank has one block. Called by thread 0 of each block, which has
+// told before which slice the block has published (call_begins() in calls.cpp).
 void Machine::check_collected(const KcclSimCoopCall& call) {
     Grid& grid = *current_->block->grid;
     const uint32_t num_blocks = grid.launch.num_blocks;

@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kStackBytes = 65536;
 
-// The handlers that were there before, which on_signal() needs. They are global, because only one
-// Faults lives at a time.
+// The signal handlers of the process before this Faults was made; on_signal() hands signals on to
+// them. A global variable is enough, because only one Faults lives at a time.
 struct sigaction before[Faults::kCount];
 pthread_t mover;  // the OS thread that has made the Faults, and runs the kernels
 // The stack on which the handler runs, because the kernel's own may have no room left.
@@ -30,9 +30,9 @@ void on_signal(int signal, siginfo_t* info, void* context) {
         running->fault_by_signal(signal, reinterpret_cast<uint64_t>(info->si_addr),
                                  interrupted_at(context));
     }
-    // The signal does not come from a kernel, so the handler that was there before is set again.
-    // When this handler returns, the instruction runs again and meets that one. A signal that the
-    // CPU did not raise is raised again.
+    // The signal does not come from a kernel, so the process's earlier handler is installed again.
+    // When this handler returns, the faulting instruction runs again and the earlier handler is
+    // called. A signal that the CPU did not raise is raised again.
     for (size_t i = 0; i < Faults::kCount; ++i) {
         if (Faults::kSignals[i] == signal) sigaction(signal, &before[i], nullptr);
     }

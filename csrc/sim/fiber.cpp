@@ -31,13 +31,13 @@ void start() {
 
 }  // namespace
 
-// Not inlined, because the compiler must not keep values in registers across the switch.
+// Not inlined, so that the compiler keeps no values of the caller in registers across the switch.
 __attribute__((noinline)) void switch_context(Context& from, Context& to) {
     if (_setjmp(from.registers) == 0) _longjmp(to.registers, 1);
 }
 
-// Uses two families of functions: makecontext() to start on a new stack, which setjmp() cannot do,
-// and setjmp() for all later switches, because a switch by setcontext() costs a system call.
+// Starts a fiber by makecontext(), because setjmp() cannot start on a new stack. All later switches
+// use setjmp() and longjmp(), because a switch by setcontext() costs a system call.
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument) {
     ucontext_t first;

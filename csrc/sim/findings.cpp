@@ -46,8 +46,8 @@ void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address
     finding.seed = seed;
     finding.step = steps;
     findings.push_back(finding);
-    // Plain accesses are added to the events only if a finding names them. If all were, they would
-    // push the other events out of the ring.
+    // Plain accesses are added to the ring of last events only if a finding names them: there are
+    // so many that they would push all other events out.
     for (const Deed* each : {&other, &deed}) {
         if (!each->exists || (each->kind != kKcclSimRead && each->kind != kKcclSimWrite)) continue;
         trace(*each, address, 0);
@@ -147,9 +147,9 @@ void Machine::report_divergence(bool is_of_block) {
     findings.back().has_ended = ended != nullptr ? 1 : 0;
 }
 
-// Tells whether a thread still polls although its wait looks at the clock. Asked only after the
-// clock has moved on past every timeout. A thread that has read the clock since no thread could
-// move any more (halted_ns_) should have ended its wait. One that has not waits without a limit.
+// Tells whether a thread still polls although its wait has a timeout. Called only after the clock
+// has moved on past every timeout. A thread that has read the clock since all threads came to wait
+// (halted_ns_) should have timed out. A thread that has not read it waits without a timeout.
 bool Machine::is_overdue(const Fiber& fiber) const {
     return fiber.state == Fiber::kPolling && fiber.looked_ns > halted_ns_;
 }

@@ -44,17 +44,18 @@ struct Fiber {
     uint32_t lane = 0;  // the thread's number in its warp
     Knowledge knowledge;
     std::vector<Look> polled;   // words loaded in the poll under way (polls.cpp)
-    size_t num_settled = 0;     // how many of these loads Memory::settle() has had
+    size_t num_settled = 0;     // how many of these loads were passed to Memory::settle()
     bool saw_old = false;       // one of these loads returned an old value
     bool has_turn = false;      // kKcclSimExhaustive: this thread makes the next access
     uint32_t woken_before = 0;  // Warp::woken when the poll began
-    // What came before a fence_copies(), of this thread or of one with which it has synchronised.
-    // Asynchronous copies that it starts see only these ordinary stores.
+    // The events before a fence_copies() of this thread, or of one with which it has synchronised.
+    // An asynchronous copy that this thread starts sees only ordinary stores among these events.
     ClockRef fenced;
-    uint64_t exchanged = 0;    // the value that the thread gives to a vote or shuffle; the result
+    uint64_t exchanged = 0;    // the value that the thread passes to a vote or shuffle, then the
+                               // result
     uint32_t source_lane = 0;  // in a shuffle: the lane whose value it gets
     uint64_t site = 0;         // return address in the kernel's code, of what the thread does now
-    uint64_t address = 0;      // the address that it accesses now; 0: none
+    uint64_t address = 0;      // the address that it accesses now, or 0
     uint64_t looked_ns = 0;    // when it last read the machine's clock
     uint64_t owner = 0;        // the owner in Edges that stands for its block
     // How many calls it has made with each kind of coop.
@@ -80,7 +81,7 @@ struct Warp {
     uint32_t woken = 0;                // how often its polling threads have been woken
     Meeting meeting = Meeting::kNone;  // where threads wait now
     CallLog calls;
-    // The most calls with coop kBlock that a thread of this warp has made.
+    // The most calls of the block (coop kBlock) that a thread of this warp has made.
     uint32_t num_calls_of_block = 0;
 
     uint32_t num_alive() const { return static_cast<uint32_t>(lanes.size()) - ended; }
@@ -88,7 +89,7 @@ struct Warp {
 
 // A block's instance of a variable in block-shared memory.
 struct SharedVariable {
-    const void* declaration;  // null: dynamic shared memory
+    const void* declaration;  // null for dynamic shared memory
     Region region;
     std::unique_ptr<uint8_t[]> memory;
 };
@@ -101,7 +102,7 @@ struct Block {
     uint32_t alive = 0;     // threads that have not ended
     uint32_t arrived = 0;   // threads that wait in `meeting`
     bool is_fenced = true;  // all threads in `meeting` have fences around it (sim_device.h)
-    bool lets_in = false;   // it has called launch_dependents(), or has ended
+    bool lets_in = false;   // the block has called launch_dependents(), or has ended
     Meeting meeting = Meeting::kNone;
     std::vector<SharedVariable> shared;
     Copies copies;
@@ -124,8 +125,8 @@ struct Grid {
     int32_t rank = 0;
     uint64_t number = 0;  // of the launch; a dependent has the number of the launch before it
     uint32_t lane = 0;    // as for Slots::of()
-    // The launch before it, if this one is a dependent. Null: it is none, or the launch before it
-    // had ended when this one was enqueued.
+    // The launch before this one, if this one is a programmatic dependent and the other had not
+    // ended when this one was enqueued. Otherwise null.
     std::shared_ptr<Grid> before;
     Known at_begin;  // what its threads know when they begin
     Known at_end;    // what they knew when they ended; valid if has_ended
@@ -140,18 +141,18 @@ struct Grid {
     bool has_ended = false;
     uint64_t owner = 0;          // the owner in Edges that stands for this grid
     std::vector<Region> arrays;  // arrays among the arguments, and the arguments themselves
-    // Memory that the machine does not know, but that the kernel has accessed by right
-    // (Machine::is_explained()): the pointers by which it may, and the parts that it has accessed.
-    // These may contain pointers to more such memory.
+    // Memory that the machine does not know, and that the kernel may access nevertheless
+    // (Machine::is_explained()): the pointers that lead there, and the parts that the kernel has
+    // accessed. These parts may contain pointers to more such memory.
     std::vector<uint64_t> foreign_pointers;
     std::map<uint64_t, Region> foreign_parts;
     CodeRange code;  // code of the kernel's library
     CallLog calls;
-    // What its blocks have collected in exchanges in which not all blocks have collected yet. Keyed
-    // by communicator, KcclReach and epoch of the exchange.
+    // What the launch's blocks have collected so far, for exchanges in which some of them have not
+    // collected yet. Keyed by communicator, KcclReach and epoch of the exchange.
     std::map<std::tuple<uint64_t, uint32_t, uint32_t>, Collected> collected;
-    // Set when a communicator that it uses has failed. From then on its threads may make different
-    // calls, so these are not compared.
+    // Set when a communicator that the kernel uses has failed. From then on the threads may make
+    // different calls, so their calls are not compared.
     bool has_failed = false;
 
     uint32_t num_ended = 0;  // blocks that have ended
@@ -167,7 +168,8 @@ struct Grid {
 
 struct Stream {
     std::deque<std::shared_ptr<Grid>> launches;  // launches that have not ended, in order
-    Known known;                                 // of all launches on this stream that have ended
+    Known known;                                 // what all launches on this stream that have ended
+                                                 // knew
 };
 
 struct Rank {

@@ -27,7 +27,7 @@ constexpr uint64_t kLookNs = 2'000'000;
 // The most time that one such wait adds to the machine's clock.
 constexpr uint64_t kMostPassNs = 100'000'000;
 
-// The time between two checks of a waiting OS thread whether interrupt() was called.
+// A waiting OS thread checks this often whether interrupt() was called.
 constexpr uint64_t kInterruptNs = 200'000'000;
 
 // Locked while a machine moves, because only one machine in the process may.
@@ -41,8 +41,9 @@ uint64_t now_ns() {
 
 }  // namespace
 
-// Tells whether the machine may move now. Stores in *wake_at_ns when the ranks that keep it from
-// moving will be late, so that it may move without them; 0: no rank does.
+// Tells whether the machine may move (run kernels) now. If ranks keep it from moving, stores in
+// *wake_at_ns the time at which they will be late, so that it may move without them; otherwise
+// stores 0.
 bool Machine::may_move(uint64_t now, uint64_t* wake_at_ns) const {
     uint64_t latest = 0;
     for (const Rank& rank : ranks_) {
@@ -77,8 +78,8 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
             return rank.host == Rank::kRunning || rank.host == Rank::kOutside;
         });
         if (!can_be_freed && report_crossed()) {
-            // The mistake is reported. Otherwise each of the ranks would wait for the others until
-            // its timeout.
+            // report_crossed() has reported the mistake, which ends the run. Otherwise each of the
+            // ranks would wait for the others until its timeout.
         } else if ((!has_pollers() && !can_be_freed) || has_unstarted()) {
             report_stuck(kKcclSimDeadlock);
         } else if (can_be_freed) {

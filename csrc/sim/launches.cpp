@@ -52,8 +52,8 @@ std::shared_ptr<Grid> Machine::enqueue(const KcclSimLaunch& launch) {
 
 void Machine::start_pending() {
     for (Rank& rank : ranks_) {
-        // If there may be too little room for the launches of several streams, any stream may get
-        // room first.
+        // There may be too little room on the GPU for the launches of all streams. Which stream
+        // gets room first is then a random choice.
         const auto count = static_cast<uint32_t>(rank.streams.size());
         const uint32_t first = settings.most_blocks == 0 ? 0 : random_.below(count);
         for (uint32_t i = 0; i < count; ++i) start_next(rank, rank.streams[(first + i) % count]);

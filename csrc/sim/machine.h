@@ -81,10 +81,11 @@ class Machine final : public Reporter {
     // Called after a store to a granule. Wakes the warps that poll it, now or later.
     void wake(Granule& granule);
     void wake(Warp& warp);
-    // Called when the running thread uses the values that it has loaded since its last pause.
+    // Called when the running thread goes on with the values that it has loaded since its last
+    // poll_pause(), so that these loads were no vain poll.
     void take_loads();
-    // Called when the running thread stores, or does something else that no poll contains. So its
-    // poll is over and has found what it waited for.
+    // Called when the running thread stores, or does something else that no poll contains: its poll
+    // is over, and has found what the thread waited for.
     void end_poll();
     void settle_poll();
     void look(Granule& granule) {
@@ -160,8 +161,8 @@ class Machine final : public Reporter {
     std::mutex mutex;                  // guards the machine if each rank has a host thread
 
   private:
-    // Why move() has returned: all launches have ended; no thread can move; there is a finding; a
-    // launch has ended, or lets its dependents in.
+    // Why move() has returned, in the order of the values: all launches have ended; no thread can
+    // move; there is a finding; a launch has ended, or lets its dependents in.
     enum class Halt { kAllEnded, kStuck, kFound, kGridEnded };
 
     void choose_style();
@@ -258,7 +259,8 @@ class Machine final : public Reporter {
     size_t next_event_ = 0;                // position in the ring of events
     std::vector<uint32_t> to_wake_;        // warps that poll a word to which something was stored
     std::vector<Block*> copying_;          // blocks with asynchronous copies under way
-    Fiber* current_ = nullptr;             // the running thread; null: the machine's own code runs
+    Fiber* current_ = nullptr;             // the running thread; null while the machine's own code
+                                           // runs
     Warp* next_warp_ = nullptr;            // kKcclSimExhaustive: the warp that moves next
     Context host_;                         // the context of move(), outside of all fibers
     uint64_t next_grid_ = 1;               // number of the next launch
@@ -269,7 +271,7 @@ class Machine final : public Reporter {
     uint32_t num_threads_ = 0;  // threads of running launches
     uint64_t endless_at_ = 0;   // step at which the run counts as endless
     uint32_t idle_rounds_ = 0;  // rounds of polls since the last change or jump of the clock
-    uint64_t passed_ns_ = 0;    // pass_time(): the last jump; 0: none since the last change
+    uint64_t passed_ns_ = 0;    // pass_time(): the last jump; 0 if none since the last change
     uint64_t halted_ns_ = 0;    // the clock when all threads had come to wait
     std::vector<Lack> lacks_;
     uint64_t watch_period_ns_ = 0;  // CPU time between two calls of tick()
@@ -284,7 +286,7 @@ class Machine final : public Reporter {
     std::condition_variable changed_;  // with `mutex`: wakes host threads that wait in hosts.cpp
 };
 
-// The machine that moves now, to which calls of kernels go; null: none.
+// The machine that moves now, to which the calls of kernels go. Null if none moves.
 extern Machine* running;
 
 // Makes `fiber` the thread about which kernels get facts when they ask about themselves

@@ -49,14 +49,14 @@ void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, 
 void Machine::meet_block(Meeting meeting, bool is_fenced) {
     Fiber& mine = *current_;
     Block& block = *mine.block;
-    // After a sync a thread may use what it has loaded before. A vote may be part of a poll that
-    // found nothing, so there the loads are not taken as used.
+    // At a sync, what the thread has loaded counts as used (take_loads()). A vote may be part of a
+    // poll that found nothing, so there the loads do not count as used.
     if (meeting == Meeting::kSync) take_loads();
     trace(kKcclSimMeetBlock, 0, mine.exchanged);
     check_calls(true);
     if (block.is_incomplete) return wait_incomplete(Fiber::kAtBlock);
     check_lone_calls(Fiber::kAtBlock);
-    // The meeting below ends when all threads that have not ended have come, as on GPUs.
+    // A meeting ends, as on GPUs, when all threads have come that have not ended.
     if (block.meeting != Meeting::kNone && block.meeting != meeting) report_divergence(true);
     block.meeting = meeting;
     block.is_fenced = block.is_fenced && is_fenced;

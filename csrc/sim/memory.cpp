@@ -1,5 +1,5 @@
-// What threads know, the table of all words, and fences. Loads and stores are in accesses.cpp. See
-// memory.h.
+// Implements the clocks of threads (Knowledge), the table of all words, and fences: see memory.h.
+// Loads and stores are in accesses.cpp.
 #include "memory.h"
 
 #include <algorithm>
@@ -16,7 +16,8 @@ constexpr Scope kScopes[] = {Scope::kBlock, Scope::kDevice, Scope::kSystem};
 void Knowledge::hear(Event event, const ClockRef& told) {
     if (knows(caused, event)) return;
     hearsay.emplace_back(event, told);
-    // A thread that only polls does nothing that settles its hearsay, which would grow without end.
+    // A thread that only polls does nothing else that empties `hearsay`, which would grow without
+    // end.
     if (hearsay.size() == kMostHearsay) settle_hearsay();
 }
 

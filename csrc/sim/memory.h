@@ -75,15 +75,16 @@ struct Record {
     // The store itself. Counter 0: a rank's program has stored, or this is the initial value.
     Event writer = {};
     uint32_t index = 0;              // number of the store among those to its granule
-    ByScope released = {};           // what the store carries for `ordered`; null: nothing
+    ByScope released = {};           // what the store carries for `ordered`; null if nothing
     ClockRef packets_released = {};  // what a packet of system scope carries for `packets`
     ClockRef caused = {};            // what the store carries for `caused`
     uint32_t call = 0;
     uint8_t written = 3;  // which halves of 4 bytes it wrote, a bit each
     uint8_t halves = 3;   // for which of these halves a load may still return it
     Scope scope = Scope::kSystem;
-    bool is_release = false;  // it releases, or follows a release of this word by its thread
-    bool is_update = false;   // it is the store of a read-modify-write
+    bool is_release = false;  // the store releases, or follows a release of this word by the same
+                              // thread
+    bool is_update = false;   // the store is part of a read-modify-write
     bool is_packet = false;
     bool is_plain = false;
     bool is_system_packet() const { return is_packet && scope == Scope::kSystem; }
@@ -96,8 +97,8 @@ struct Record {
 
 // An agent's last load of some halves of a granule.
 struct Mark {
-    // kPolled: part of a poll that is not over. kTaken: the thread went on with the loaded value.
-    // kRejected: it did not, and polled again.
+    // kPolled: the load is part of a poll that is not over. kTaken: the thread went on with the
+    // loaded value. kRejected: the thread did not go on, and polled again.
     enum State : uint8_t { kPolled, kTaken, kRejected };
 
     Event reader = {};
@@ -120,8 +121,8 @@ struct Access {
     uint32_t last = 0;  // the greatest of `counters`
     uint64_t site = 0;
     uint64_t step = 0;
-    // By thread, the counter of its last access; 0: none. Empty: only one thread has made accesses,
-    // of which `event` is the last.
+    // By thread, the counter of its last access, or 0. Empty while only one thread has made
+    // accesses, of which `event` is the last.
     std::vector<uint32_t> counters = {};
 
     void add(Event next);
@@ -149,8 +150,8 @@ struct Granule {
 
     // Returns the position in `records` of the last store to any of these halves.
     size_t newest(uint8_t halves) const;
-    // Returns the record with this index. Null: it is not remembered, so no load returns it any
-    // more.
+    // Returns the record with this index, or null if it is no longer remembered, so that no load
+    // can return it.
     const Record* find(uint32_t index) const;
     // Returns how many stores to these halves came after the one at `position`.
     uint32_t newer_than(size_t position, uint8_t halves) const;
@@ -182,15 +183,15 @@ struct Weakness {
 
 class Memory {
   public:
-    // What the ranks' programs on the host know: all that their ended launches did. Their own
-    // writes to windows hand that on.
+    // What the ranks' programs on the host know: all that their ended launches did. When a program
+    // itself writes to a window, a reader of that write learns all of this.
     ClockRef hosts;
 
     Memory(Slots& slots, Calls& calls, Reporter& reporter, const uint64_t& step)
         : slots_(slots), calls_(calls), reporter_(reporter), step_(step) {}
 
-    // Forgets all accesses, and begins a run. tape: null: decisions follow from the seed. checks:
-    // see KcclSimSettings.
+    // Forgets all accesses, and begins a run. Decisions follow from `tape`, or from the seed if it
+    // is null. checks: see KcclSimSettings.
     void restart(const Weakness& weakness, uint64_t seed, Tape* tape, bool checks);
 
     // A load or store of a word through mem.cuh.
@@ -245,8 +246,8 @@ class Memory {
 
     // Tells whether all plain writes to these bytes that threads of its block have made before a
     // call happen before what this thread does next. If not, reports a data race at `site`. begun:
-    // for each thread of the block the number of its last event before the call; 0: it does not
-    // make the call.
+    // for each thread of the block the number of its last event before the call, or 0 if it does
+    // not make the call.
     bool knows_writes(const Knowledge& me, uint64_t address, uint64_t num_bytes,
                       const std::vector<uint32_t>& begun, uint64_t site);
 
@@ -259,8 +260,8 @@ class Memory {
 
     void add_window(int rank, uint64_t address, uint64_t num_bytes);
     void remove_window(uint64_t address);
-    // Returns the bytes from an address to the end of the window in which it lies; 0: it lies in
-    // none.
+    // Returns the bytes from an address to the end of the window in which it lies, or 0 if it lies
+    // in none.
     uint64_t window_room(uint64_t address) const;
     void begin_launch(uint64_t launch) { launches_.push_back(launch); }
     void end_launch(uint64_t launch) { std::erase(launches_, launch); }

@@ -17,14 +17,14 @@ constexpr uint32_t kWakeOneIn = 16;
 // The most warps among which an exhaustive search chooses. It is made for tiny programs only, so
 // more are not needed.
 constexpr uint32_t kOfferedWarps = 8;
-// The time that each step takes on the machine's clock, whichever thread makes it.
+// How far each step of any thread moves the machine's clock on.
 constexpr uint64_t kStepNs = 2;
 // A run counts as endless if nothing is stored and not all threads wait for kIdleSteps steps, plus
 // kIdleStepsAThread for each thread. Otherwise a wait that does not call poll_pause() would never
 // end.
 constexpr uint64_t kIdleSteps = uint64_t{1} << 25;
 constexpr uint64_t kIdleStepsAThread = uint64_t{1} << 14;
-// By how much the clock of a stuck machine first moves on: see pass_time().
+// How far pass_time() moves the clock on the first time, when no thread can move.
 constexpr uint64_t kFirstPassNs = 1'000'000;
 // A time far beyond any timeout that a user sets. A wait that has not ended by then has no timeout,
 // or ignores it.
@@ -46,7 +46,8 @@ void Machine::choose_style() {
     style_.switch_one_in = kSwitch[random_.below(4)];
     style_.slow_rank = static_cast<int32_t>(random_.below(settings.world_size));
     style_.slow_block = static_cast<int32_t>(random_.below(4));
-    // The exponent is random too, so that the thread stops after few steps as often as after many.
+    // The bound is a random power of two, so that the thread stops after few steps as often as
+    // after many.
     style_.stopped_at = 1 + random_.below(1u << (4 + random_.below(13)));
     style_.change_one_in = 16u << random_.below(6);
     weakness_ = {};
@@ -236,7 +237,7 @@ bool Machine::wake_stored() {
     return has_any;
 }
 
-// Returns the warp with this Warp::index; null: it has ended.
+// Returns the warp with this Warp::index, or null if it has ended.
 Warp* Machine::warp_at(uint32_t index) const {
     return index < first_warp_ ? nullptr : warps_[index - first_warp_];
 }
@@ -273,8 +274,8 @@ bool Machine::wake_pollers() {
 }
 
 // Called when no thread can move. Moves the machine's clock on, so that waits that read it time
-// out. at_least_ns: by how much; 0: by more each time. Returns false if more time has passed than
-// any timeout allows.
+// out. at_least_ns: by how much; if it is 0, by more each time. Returns false if more time has
+// passed than any timeout allows.
 bool Machine::pass_time(uint64_t at_least_ns) {
     if (passed_ns_ == 0) {
         halted_ns_ = clock_ns;

@@ -17,8 +17,8 @@ constexpr size_t kRemembered = 4;
 void Machine::take_loads() {
     Fiber& mine = *current_;
     memory.settle(mine.knowledge, mine.polled, mine.num_settled, true);
-    // The words stay in `polled`: a poll may contain a barrier or vote before its pause, and the
-    // thread then still waits for words that it has loaded before that.
+    // The words stay in `polled`: between a poll's loads and its poll_pause() there may be a
+    // barrier or vote, behind which the thread still waits for these words.
     mine.num_settled = mine.polled.size();
 }
 

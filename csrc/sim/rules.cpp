@@ -96,8 +96,8 @@ void Memory::check_taken(Granule& at, const Mark& mark) {
         if (later.index <= mark.index) continue;
         if ((later.halves & mark.halves) == 0 || !later.is_packet) continue;
         if (later.writer.agent == mark.reader.agent) continue;
-        // The later writer knows of this load, perhaps through another thread of the warp, so it
-        // may overwrite the packet.
+        // The writer of the later packet knows of this load, perhaps through another thread of the
+        // warp, so it may overwrite the packet.
         if (knows(later.caused, mark.reader)) break;
         if (is_of_my_call(later)) {
             // The later packet is the one for this call, so the thread has taken an older one for

@@ -12,8 +12,8 @@ void Ready::clear() {
 
 void Ready::push(Fiber* fiber, uint32_t level) {
     Queue& queue = queues_[level];
-    // pop_oldest() leaves unused room at the front. It is given back now and then, so that the
-    // queue does not grow without end.
+    // pop_oldest() leaves unused elements at the queue's front. They are erased now and then, so
+    // that the queue does not grow without end.
     if (queue.first > 1024 && queue.first * 2 > queue.fibers.size()) {
         queue.fibers.erase(queue.fibers.begin(),
                            queue.fibers.begin() + static_cast<ptrdiff_t>(queue.first));

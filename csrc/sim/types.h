@@ -72,7 +72,7 @@ struct CallInfo {
     int32_t channel;  // -1: in no call
     uint32_t epoch;
     uint64_t number;  // like the epoch, but does not wrap; the same on all ranks
-    uint64_t site;    // where the first thread of the rank began it; 0: not known
+    uint64_t site;    // where the first thread of the rank began it; 0 if not known
 };
 
 // The last calls of all ranks, by an index that accesses store.
@@ -115,14 +115,14 @@ class Calls {
     std::map<std::pair<uint64_t, int32_t>, Last> last_;  // keyed by state and channel
 };
 
-// Something that a thread has done, for findings.
+// An access, call or other step of a thread, as findings report it.
 struct Deed {
     Event event = {};
     uint32_t call = 0;  // index in Calls of the call in which it was done
     uint64_t site = 0;  // return address in the kernel's code
     uint64_t step = 0;  // the run's step at which it was done
     KcclSimEventKind kind = kKcclSimLoad;
-    bool exists = false;  // false: there is no such deed
+    bool exists = false;  // false if there is no such step
 };
 
 // Receives findings. deed: what is wrong, at `address`. other: the earlier deed with which it

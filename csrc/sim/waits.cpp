@@ -82,8 +82,8 @@ void Machine::note_waits() {
                     groups.push_back(mine);
                 } else {
                     ++known->wait.num_threads;
-                    // The line of a thread that polls tells more than that of threads that wait for
-                    // it at a barrier.
+                    // If a thread of the group polls, its line is reported: the other threads only
+                    // wait for it at a barrier.
                     if (mine.wait.is_polling == 0) continue;
                     known->wait.is_polling = 1;
                     known->wait.place = mine.wait.place;

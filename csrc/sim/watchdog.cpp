@@ -29,8 +29,9 @@ struct sigaction before;
 struct Timer {
     Machine* machine = nullptr;  // the machine that the thread moves
     long id = -1;
-    pid_t made_by = 0;  // the process that has made it: a fork of it has the id, but no such timer
-    // The stack on which the handler runs. Null: the OS thread had such a stack already.
+    pid_t made_by = 0;  // the process that made the timer: a fork inherits this object, but not the
+                        // timer
+    // The stack on which the handler runs, or null if the OS thread had such a stack already.
     std::unique_ptr<uint8_t[]> stack;
 
     bool make();
@@ -178,7 +179,7 @@ bool Machine::tick(uint64_t code) {
         num_sampled_ = 0;
     }
     if (is_interrupted_.load(std::memory_order_relaxed)) {
-        // The next step ends the run.
+        // So the next step ends the run.
         endless_at_ = 0;
         is_late_ = true;
     }

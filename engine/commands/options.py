@@ -176,7 +176,7 @@ def unescaped(text: str) -> str:
     \UNNNNNNNN.
 
     Raises:
-        InvalidArgument: It has another escape, or one that is not whole.
+        InvalidArgument: The text has another escape, or one that is cut off.
     """
     parts, at = [], 0
     while (found := text.find("\\", at)) >= 0:

@@ -85,8 +85,8 @@ class Processes:
                     command,
                     env=os.environ | job | {"KCCL_RANK": str(rank)},
                     stdin=subprocess.DEVNULL,
-                    # A process group of its own, so that Ctrl-C in a terminal reaches only rank 0's
-                    # process. Rank 0 then lets the requests end.
+                    # The ranks get a process group of their own, so that Ctrl-C in a terminal
+                    # reaches only rank 0's process. Rank 0 then lets the requests end.
                     process_group=0,
                 )
             )

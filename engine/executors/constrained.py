@@ -77,7 +77,7 @@ class Constrained:
                 self._arrived.put(token._replace(end=ends))
                 if ends:
                     # If the grammar ended the request, the executors still wait for the next mask.
-                    # This ends their wait.
+                    # Cancelling the request ends their wait.
                     self._cancel()
                     break
         except BaseException as error:

@@ -116,15 +116,15 @@ class DeviceExecutor:
         )
         # Kernels are loaded now: a GPU may load none while a running kernel waits for a rank.
         self._load(self._kernels.usual)
-        # After the first meet() all exchange buffers exist. The second shows that the first has
-        # succeeded: from then on waits have the usual timeout instead of that of the first call.
+        # After the first meet() all exchange buffers exist. The second shows that the first
+        # succeeded everywhere: then waits have the usual timeout instead of that of the first call.
         self._launcher.meet()
         self._launcher.meet()
 
-    # ---- memory ----------------------------------------------------------------------------------
+    # ---- loading kernels -------------------------------------------------------------------------
 
     def _load(self, decoder: Compiled) -> None:
-        """Launches kernels once, because only its first launch loads a kernel onto a GPU. These
+        """Launches kernels once, because a kernel's first launch loads it onto the GPU. These
         launches read no weights and wait for no rank.
         """
         if self._launcher.device is not None:

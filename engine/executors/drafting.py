@@ -103,8 +103,9 @@ class Drafting:
             return []
         began = time.monotonic()
         try:
-            # A collection could end requests that nobody reads any more. Their end would wait for
-            # the executor's threads, and so for this thread itself: a deadlock.
+            # Garbage collection is off during the call. It could end requests that nobody reads any
+            # more, and their end would wait for the executor's threads, and so for this thread
+            # itself: a deadlock.
             with _uncollected():
                 return self._checked(self._drafter(ids, most), most)
         except (StopIteration, GeneratorExit) as error:
@@ -114,7 +115,8 @@ class Drafting:
             self.error = kccl.Error(f"the drafter raised {type(error).__name__}")
             self.error.__cause__ = error
             return []
-        # C called this, so nothing may be raised here. HostExecutor.tokens() raises the error.
+        # C++ code has called this method, so nothing may be raised here. HostExecutor.tokens()
+        # raises the error later.
         except BaseException as error:
             self.error = error
             return []

@@ -224,7 +224,8 @@ class HostExecutor:
         token = ffi.new("KcclEngineToken *")
         while (found := self._call(lib.kccl_engine_next, token, _LOOK_NS)) >= 0:
             if self._drafting is not None and self._drafting.error is not None:
-                # The caller must end the request with end(), as after any other failure.
+                # The request still runs in C++: the caller must end it with end(), as after any
+                # other failure.
                 raise self._drafting.error
             if found == 0:
                 continue

@@ -247,8 +247,8 @@ def start_ranks(
         total = sum(sizes[rank] for rank in mine)
 
         def tell(nbytes: int) -> None:
-            # Packing may take minutes. check() ends it early: it raises if Ctrl-C has aborted the
-            # communicator.
+            # Called now and then while weights are packed, which may take minutes. check() raises
+            # if Ctrl-C has aborted the communicator, and so ends the packing.
             comm.check()
             with lock:
                 packed[0] += nbytes

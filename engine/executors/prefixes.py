@@ -28,8 +28,9 @@ class Prefixes:
     """The sequences in one process's KV caches, each in a slot. A new sequence replaces the least
     recently used one.
 
-    A process that stopped reading an answer early knows fewer of its ids than the others. So the
-    ranks agree on a Place before a request uses it (ranks.py).
+    A process that stopped reading an answer early knows fewer of the answer's ids than the others.
+    So the ranks agree on a Place (a slot, and how much of it to use) before a request uses it
+    (ranks.py).
     """
 
     def __init__(self, num_slots: int) -> None:

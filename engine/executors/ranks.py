@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
         find: Returns where the request should lie in the KV cache, and how many of its first
             positions each slot has. Called when no other request runs.
         seed: The seed that this process proposes.
-        waits: What happens while another request runs. True: this one waits. False: it is refused.
+        waits: Whether this request waits while another one runs. If not, it is refused.
     """
 
     what: str
@@ -75,8 +75,8 @@ class Ranks(Generic[T]):
         self.wait_s = wait_s
         self._close = close
         self._is_closed = False
-        # Whether a drafter ended the last request (see _end()), so that threads may still work on
-        # it.
+        # True if a thread that calls a drafter has ended the last request (see _end()). Then
+        # threads may still work on that request.
         self._ends_late = False
         self._helper: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -86,9 +86,9 @@ class Ranks(Generic[T]):
         return Request(self, wanted)
 
     def helped_by(self, thread: threading.Thread) -> None:
-        """Records a thread that reads the running request's tokens, and that ends with the request.
-        The next request waits until it has ended. Otherwise the thread could take the next
-        request's tokens.
+        """Records a thread that reads the running request's tokens and ends with the request. The
+        next request waits for the thread's end. Otherwise the thread could take that request's
+        tokens.
         """
         self._helper = thread
 
@@ -146,7 +146,8 @@ class Ranks(Generic[T]):
         """
         try:
             if not self.owner.is_here:
-                # This process is a fork. The request is the parent process's, and goes on there.
+                # In a fork of the process nothing is ended: the request belongs to the parent
+                # process, and goes on there.
                 return []
             if not is_drafting(self.mine):
                 return self._end_all()
@@ -284,7 +285,7 @@ def ranks_of_threads(
         try:
             mine = made[comm.rank] = _open(make, comm)
         except BaseException:
-            # Ranks that are open already wait for this event before they close.
+            # Ranks that are open already close when this event is set.
             is_closing.set()
             raise
         if len(made) == comm.world_size:

@@ -33,7 +33,7 @@ class Cache:
     head_dim], float32.
 
     Args:
-        request: The positions of the whole request, on which RoPE's frequencies may depend. None:
+        request: The positions of the whole request, on which RoPE's frequencies may depend. None if
             the number is not known.
     """
 
@@ -384,8 +384,8 @@ class Reference:
 
 
 def product(x: Array, w: Array, bias: Array | None = None) -> Array:
-    """Multiplies x [..., positions, n] by each row of w [..., rows, n], and adds the row's bias
-    [..., rows]. Returns [..., positions, rows].
+    """Returns x @ w^T + bias, [..., positions, rows]. x is [..., positions, n], w [..., rows, n],
+    and bias [..., rows].
     """
     sums = x @ w.swapaxes(-1, -2)
     return sums if bias is None else sums + bias[..., None, :]

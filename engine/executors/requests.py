@@ -162,7 +162,7 @@ def params_of(
         if name not in given and (found.temperature > 0 or name not in FILTERS):
             raise kccl.Error(f"{told}; give another {name}")
     for number, _ in found.biases:
-        # Executors do not check these ids.
+        # The ids of logit_bias are checked here, because executors do not check them.
         if not 0 <= number < vocab_size:
             raise kccl.InvalidArgument(
                 f"logit_bias has id {number}, must have ids from 0 to {vocab_size - 1}"

@@ -102,7 +102,8 @@ class Runner:
             params: How tokens are chosen.
             overlaps: As Executor.prepare() takes it.
             cancellation: Lets another thread cancel the request.
-            waits: What happens while another request runs. True: this one waits. False: it raises.
+            waits: Whether this request waits while another one runs. If not, InvalidArgument is
+                raised.
 
         Raises:
             InvalidArgument: The engine is closed or answers another request, the ranks make

@@ -144,7 +144,8 @@ def read_defaults(folder: Path) -> Defaults:
     try:
         samples = fields.boolean("do_sample", default=False)
     except kccl.Error as error:
-        # do_sample decides about the temperature, so that one is wrong, too.
+        # do_sample decides whether the temperature counts, so the field `temperature` counts as
+        # wrong, too.
         found.wrong["temperature"], samples = str(error), False
     if samples:
         found.take("temperature", partial(fields.number, "temperature", default=_TEMPERATURE))

@@ -120,7 +120,8 @@ def _part(
         return MXFP4.from_pairs(*read)
 
     def words(start: int, stop: int) -> NDArray[Any]:
-        # Kept, because w3 is read right after w1, from the same tensor.
+        # The tensor is kept until another one is read: w3 is read right after w1, from the same
+        # tensor.
         return tensors.kept(f"{name} {expert}", made)[first::step][start:stop]
 
     return ExpertPart(shape, MXFP4, (blocks, scales), words)

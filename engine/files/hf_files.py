@@ -38,7 +38,8 @@ def check_folder(folder: Path) -> None:
     """Checks whether a folder without config.json holds a model in another form.
 
     Raises:
-        kccl.Error: It does. The text says what to name as the model instead.
+        kccl.Error: The folder holds a model in another form. The text says what to name as the
+        model instead.
     """
     if (folder / "config.json").exists():
         return
@@ -193,7 +194,7 @@ def starts_of(file: Path) -> dict[str, int]:
         with open(file, "rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
             header = json.loads(opened.read(length))
-            # This entry describes the file, and is no tensor.
+            # The entry __metadata__ describes the file, and is no tensor.
             header.pop("__metadata__", None)
             found = {name: each["data_offsets"] for name, each in header.items()}
             return {name: 8 + length + start for name, (start, _) in found.items()}

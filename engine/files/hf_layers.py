@@ -59,7 +59,8 @@ def biases(fields: Fields, family: str) -> tuple[str, ...]:
     if has_mlp and family != "llama":
         raise fields.wrong("mlp_bias", f"false in a model of the family {family}")
     if family == "qwen2":
-        # transformers' class has these biases, whatever the file says.
+        # transformers' class of this family has biases of queries, keys and values, whatever the
+        # file says.
         return ("qkv",)
     if family == "gpt_oss":
         of_experts = products_of_module(MLP, IN_MIXTURE)

@@ -24,40 +24,40 @@ def _is_one(value: Any) -> bool:
 _OFF = (_is_off, "absent, 0 or false")
 _ONE = (_is_one, "absent or 1")
 _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    # These say whether tokens see later ones, which keys a layer sees or shares with another layer,
-    # and what differs between layers. transformers applies is_causal, attention_chunk_size,
+    # Fields that say whether tokens see later ones, which keys a layer sees or shares with another
+    # layer, and what differs between layers. transformers applies is_causal, attention_chunk_size,
     # kv_sharing_modes and per_layer_config to every class.
     "is_causal": (bool, "absent or true"),
     # transformers does not take 0 as "no chunks" but as a chunk's size, so no value is neutral.
     "attention_chunk_size": (lambda _: False, "absent"),
     **dict.fromkeys(("kv_sharing_modes", "per_layer_config"), _OFF),
     **dict.fromkeys(("num_kv_shared_layers", "use_bidirectional_attention"), _OFF),
-    # These multiply activations or logits: Cohere, Granite, MiniCPM.
+    # Fields that multiply activations or logits: Cohere, Granite, MiniCPM.
     **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier"), _ONE),
     **dict.fromkeys(("residual_multiplier", "scale_emb", "lm_head_multiplier"), _ONE),
     **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier"), _ONE),
     **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar", "scale_depth"), _OFF),
     **dict.fromkeys(("scale_embedding", "normalize_embedding"), _OFF),
-    # These limit logits, scores and activations: Gemma 2, Grok, DBRX, gpt-oss.
+    # Fields that limit logits, scores and activations: Gemma 2, Grok, DBRX, gpt-oss.
     **dict.fromkeys(("final_logit_softcapping", "attn_logit_softcapping"), _OFF),
     **dict.fromkeys(
         ("clip_qkv", "swiglu_limit", "attention_sink", "attn_temperature_tuning"), _OFF
     ),
-    # These ask for other norms, positions or layers: OLMo, Falcon, MPT, SmolLM3, Llama 4.
+    # Fields that ask for other norms, positions or layers: OLMo, Falcon, MPT, SmolLM3, Llama 4.
     **dict.fromkeys(("use_qk_norm", "qk_layernorm", "alibi", "parallel_attn"), _OFF),
     "qkv_bias": _OFF,
     **dict.fromkeys(("use_parallel_residual", "nope"), _OFF),
-    # These belong to mixtures of experts.
+    # Fields of mixtures of experts.
     **dict.fromkeys(("num_local_experts", "n_routed_experts", "num_experts"), _OFF),
     **dict.fromkeys(("n_shared_experts", "num_shared_experts", "n_group", "topk_group"), _OFF),
     **dict.fromkeys(("shared_expert_intermediate_size", "routed_scaling_factor"), _OFF),
     "scoring_func": (lambda value: value == "softmax", "absent or 'softmax'"),
-    # These say that weights are quantised.
+    # Fields that say that weights are quantised.
     **dict.fromkeys(("compression_config", "quantization"), _OFF),
-    # These hold configurations of models within models.
+    # Fields that hold configurations of models within models.
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), _OFF),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), _OFF),
-    # This names a file of weights that transformers would read instead of the usual one.
+    # A field that names a file of weights, which transformers would read instead of the usual one.
     "transformers_weights": _OFF,
 }
 

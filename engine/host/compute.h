@@ -44,7 +44,7 @@ struct Peak {
 struct Compute {
     const char* name;
     Multiply multiply[kNumFormats];
-    Prepare prepare[kNumFormats];  // null: the format multiplies activations as they are
+    Prepare prepare[kNumFormats];  // null if the format multiplies activations as they are
     Touch touch;
     // out = x / sqrt(mean(x^2) + eps) * weight.
     void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, float* out);

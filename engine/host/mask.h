@@ -48,7 +48,7 @@ class Mask {
   private:
     const uint32_t num_words_;
     const Array<uint32_t> words_;
-    uint32_t position_ = 0;  // the position whose mask was posted last; 0: none
+    uint32_t position_ = 0;  // the position whose mask was posted last, or 0
 };
 
 }  // namespace kccl::engine

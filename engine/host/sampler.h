@@ -11,7 +11,7 @@ namespace kccl::engine {
 class Sampler {
   public:
     // Chooses the token for a position. history: all ids so far, the oldest first. mask: a bit for
-    // each id, which tells whether it may be chosen; null: all may. Returns the id, or -1 if a
+    // each id, which tells whether it may be chosen; null if all may. Returns the id, or -1 if a
     // logit is NaN or no id that may be chosen has a finite one. Sets *logprob if the request wants
     // it.
     int32_t choose(const float* logits, uint32_t vocab_size, const KcclEngineRequest& request,

@@ -26,8 +26,8 @@ template <class S>
 constexpr uint32_t kDecodeThreads = (S::kWarps + S::kOthers) * platform::kWarpSize;
 
 // Lets the lane groups (the blocks that share a residual) begin a token step one after another.
-// They have the same work. If they began together, they would all wait for their exchanges at the
-// same time, and the memory would be idle meanwhile.
+// All lane groups have the same work. If they began together, they would all wait for their
+// exchanges at the same time, and the memory would be idle meanwhile.
 template <class S>
 KCCL_DECODE void stagger(const ConsumerWarp<S>& consumer) {
     if constexpr (S::kStaggerNs != 0 && S::kOverlaps) {
@@ -90,7 +90,7 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
             mem::load_plain(reinterpret_cast<const float*>(consumer.task().sines) + at);
     }
     stagger(consumer);
-    // There is only one loop over all products, so that the code that they share exists once.
+    // One loop runs all products of a layer, so that the code that they share exists once.
 #pragma unroll 1
     for (uint32_t i = 0; i < kTurnsOfLayers<S>; ++i) {
         const Turn<S> turn = turn_at<S>(i);

@@ -1,5 +1,5 @@
-// Random waits. Tests use them to move warps, blocks and ranks against each other. S::kDelayNs is
-// the longest wait; 0: there are none.
+// Random waits, by which tests let warps, blocks and ranks run at different speeds. S::kDelayNs is
+// the longest wait; if it is 0, nothing waits.
 #pragma once
 
 #include "device.cuh"

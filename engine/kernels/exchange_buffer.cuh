@@ -162,8 +162,8 @@ struct Slots {
     // (watch.cuh). Only this rank uses them.
     static constexpr uint32_t kWaiters = S::kWarps + 1;
     static constexpr uint32_t kWaits = kMeetings + 2 * S::kWorldSize * S::kBlocks;
-    // A uint32: the number of the last request in which a key or value was NaN; 0: none yet. Only
-    // this rank uses it.
+    // A uint32: the number of the last request in which a key or value was NaN, or 0. Only this
+    // rank uses it.
     static constexpr uint32_t kBad = kWaits + S::kBlocks * kWaiters;
     static constexpr uint32_t kFloat4s = kBad + 1;
 

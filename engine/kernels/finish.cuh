@@ -149,8 +149,8 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best,
             for (uint32_t each = 0; each < S::kWarps; ++each) {
                 mine.best = better(mine.best, ending_of(mem::load_plain(&shared.best[each])).best);
             }
-            // This release makes all that the block has written in this token step visible to those
-            // who receive the control word. exchange_buffer.cuh says why that is needed.
+            // The release makes all that the block has written in this token step visible to the
+            // blocks that receive its control word. exchange_buffer.cuh says why that is needed.
             mem::fence<mem::Order::kRelease, ConsumerWarp<S>::kReach>();
             consumer.publish_to_all(
                 Slots<S>::end(consumer.token_step(), consumer.comm().rank, consumer.block()),
@@ -162,8 +162,8 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best,
         consumer.stamp(kKcclDecodeMultiplied);
         if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, control_word_of(all));
     }
-    // A kernel that leaves a part out, to measure its cost, has meaningless logits. It goes on with
-    // id 0 and ignores NaN.
+    // A kernel that leaves out a part of the work, to measure its cost (S::kAblated), has
+    // meaningless logits. It goes on with id 0 and ignores NaN.
     if constexpr (S::kAblated != 0) all.best = {0, 0, false};
     Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
     if constexpr (S::kSamples) {

@@ -51,8 +51,8 @@ KCCL_CONSTEXPR uint32_t common_divisor(uint32_t a, uint32_t b) {
 
 template <class F>
 constexpr bool kHasScales = F::kScaleBytes != 0;
-// A chain is short, because each of its products waits for the one before it. Its length changes
-// bits.
+// The most tiles of a chain. Chains are short, because each of their products waits for the one
+// before it. Another length gives other bits.
 constexpr uint32_t kMostOfChain = 4;
 template <class F>
 constexpr uint32_t kChainTiles = F::kStripTiles < kMostOfChain ? F::kStripTiles : kMostOfChain;

@@ -10,7 +10,7 @@ namespace kccl::decode {
 // The most likely token so far: of a thread, a warp, a block, or all ranks.
 struct Best {
     float score;
-    int32_t id;   // -1: no token yet
+    int32_t id;   // -1 before the first token
     bool is_nan;  // a logit is not finite, or a key or value is NaN (finish.cuh)
 };
 

@@ -59,8 +59,9 @@ KCCL_DECODE bool await_mask(ConsumerWarp<S>& consumer, uint32_t position) {
     consumer.await_host([&] {
         bool is_there = false;
         if (leads(warp())) {
-            // This is stored each time. The simulator counts a store as progress, and so lets the
-            // kernel wait for the host program, which the simulator does not see.
+            // The position is stored in each round of polls. The simulator counts a store as
+            // progress, and so lets the kernel wait for the host program, which the simulator does
+            // not see.
             mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->awaited, position);
             is_there =
                 mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&mailbox->masked) == position;

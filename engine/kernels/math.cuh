@@ -5,9 +5,9 @@
 
 namespace kccl::decode {
 
-// Tells whether x is neither an infinity nor NaN. It looks at the bits, because x - x need not be
-// 0: where x is a product, compilers may round product and difference once, which leaves the
-// rounding error.
+// Tells whether x is neither an infinity nor NaN, by the bits. The test x - x == 0 would be wrong:
+// where x is a product, compilers may round product and difference once (a fused operation), which
+// leaves the product's rounding error.
 KCCL_DECODE bool is_finite(float x) {
     constexpr uint32_t kExponent = 0x7f800000u;
     return (platform::bit_cast<uint32_t>(x) & kExponent) != kExponent;

@@ -122,8 +122,8 @@ struct ChunkLayout {
     static constexpr uint32_t kHiddenFloat4s = S::kHidden / kTileRows * kStripe;
     static constexpr uint32_t kHeadsFloat4s = S::kHeads * Dims::kHeadFloat4s;
 
-    // [rank][block], a word each: the number of the last step that the block has done; 0: none yet.
-    // The block itself stores it, in its own rank's buffer or in those of all ranks. Producer warps
+    // [rank][block], a word each: the number of the last step that the block has done, or 0. The
+    // block itself stores it, in its own rank's buffer or in those of all ranks. Producer warps
     // poll it.
     static constexpr uint32_t kDone = Slots<S>::kFloat4s;
     // [chunk % 2][rank], a word each. If that rank's host had cancelled the request by the end of

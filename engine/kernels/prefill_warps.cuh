@@ -104,9 +104,9 @@ class PrefillConsumer : public PrefillWarp<S> {
         return mem::load_plain(&this->shared().stops[ready_parity_ ^ 1u]) == kRequestOver;
     }
 
-    // If this rank's host has cancelled the request, tells the producer warps of all ranks, in
-    // ChunkLayout::kGivenUp. Only block 0 does that. Called before finish() announces the chunk's
-    // end, which orders these stores.
+    // If this rank's host has cancelled the request, block 0 tells the producer warps of all ranks,
+    // by a word in ChunkLayout::kGivenUp. The other blocks do nothing. Called before finish()
+    // announces the chunk's end, which orders these stores.
     KCCL_DECODE void look_at_host(uint32_t chunk) {
         if (this->block() != 0 || !leads(whole_block())) return;
         const Task& task = this->task();
@@ -231,7 +231,8 @@ class PrefillProducer : public PrefillWarp<S> {
                                        uint64_t{lane} * Plan::kRuns * kBytes;
             for (uint32_t i = 0; i < num_tiles * Plan::kParts; i += S::kChunkWarps) {
                 for (uint32_t run = 0; run < Plan::kRuns; ++run) {
-                    // This wait needs no timeout, because the consumer warps take all copies.
+                    // Tries again until a stage is free. No timeout is needed, because the consumer
+                    // warps take all copies.
                     while (!vectors_.try_push(vector + run * kBytes, kBytes, S::kChunkStages)) {
                         mem::poll_pause();
                     }

@@ -1,7 +1,8 @@
 // Multiplies packed weights by the vector that the warp has staged. weights.cuh says where the
 // weights come from.
 //
-// Its loops take numbers instead of types: all products share their code.
+// The loops here take the sizes of a product as numbers, not as template parameters, so that all
+// products share one loop's code.
 #pragma once
 
 #include "consumer_warp.cuh"
@@ -95,8 +96,8 @@ class Multiplier {
         const bool is_even = steps_.each % kAtOnce == 0;
         const bool is_whole = kAtOnce % kShort == 0 && steps_.each == kShort;
         if constexpr (S::kWeightsInRegisters) {
-            // There is only one loop, because the registers of a stage are the same in all
-            // products.
+            // One loop with branches, not a loop for each case: in all cases the same registers
+            // hold a stage.
             one_by_one([&](const Loaded& stage, uint32_t left) {
                 if (is_even) {
                     even(stage, left);

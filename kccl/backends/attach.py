@@ -64,8 +64,8 @@ def _number(path: str) -> int:
 
 
 def _user_namespace(process: str) -> str:
-    # This link cannot be read if the process may not be inspected. Then the namespaces count as
-    # equal.
+    # The link cannot be read if this process may not inspect the other one. Then the two namespaces
+    # count as equal.
     try:
         return os.readlink(f"/proc/{process}/ns/user")
     except OSError:
@@ -73,8 +73,8 @@ def _user_namespace(process: str) -> str:
 
 
 def _is_undumpable(pid: int, status: dict[str, str]) -> bool:
-    # The /proc files of an undumpable process belong to root. So this cannot tell for processes of
-    # root, and returns True.
+    # The /proc files of a process that is not dumpable belong to root. For processes of root the
+    # owner says nothing, so they count as dumpable.
     try:
         owner = os.stat(f"/proc/{pid}").st_uid
     except OSError:

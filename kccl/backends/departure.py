@@ -38,8 +38,8 @@ def leave_when_collected(
 ) -> None:
     """Makes a backend that is dropped without leave() tell its peers, when it is garbage-collected.
 
-    It does what leave() does, but in the thread that releases memory. There it waits for the
-    device, at most for the timeout of the state.
+    The finalizer does what leave() does, but in the thread that releases memory, where it may wait
+    for the device: at most for the timeout in `state`.
     """
     leave = partial(_leave, device, state, scratches, os.getpid())
     release.later(backend, device, leave)
@@ -49,7 +49,8 @@ def _leave(device: driver.Device, state: DeviceState, scratches: Scratches, pid:
     # A rank that has left or given up has told its peers already.
     if os.getpid() != pid or state.status != lib.kKcclOk:
         return
-    # The peers are told even if the device's work does not end in time or has failed.
+    # Errors of this wait are ignored: the peers are told even if the device's work has failed or
+    # does not end in time.
     with suppress(BackendError):
         driver.synchronize_within(device, state.limit_ns / 1e9)
     with device.current():

@@ -1,5 +1,5 @@
-"""The host backend for more ranks than one team can have: each rank is in two teams, and makes each
-call in steps.
+"""The host backend for more ranks than one team (a group of at most 8 ranks, kccl/ranks/team.py)
+can have: each rank is in two teams, and makes each call in steps.
 
 Each team is a HostBackend with its own scratch and state. Where the ranks are on several nodes, a
 node's ranks are a group, and the team across groups is a BetweenNodes. A record of a failure has
@@ -117,8 +117,8 @@ class GroupedBackend(Backend):
         else:
             self._backends.append(HostBackend(across, settings, **ways))
         self._memory = HostMemory(mesh)
-        # No wait uses this context. It says whether a call is under way, and whether calls hold the
-        # GIL.
+        # C reads from this context whether a call is under way and whether calls hold the GIL.
+        # Waits use the contexts of the teams instead.
         self.context = ffi.new("KcclHostContext *")
         self.context.holds_gil = not are_threads
         self.context.shares_cores = shares_cores
@@ -132,7 +132,8 @@ class GroupedBackend(Backend):
             self._shared.team[i].ranks = team.ranks
             if isinstance(backend, BetweenNodes):
                 self._shared.team[i].nodes = backend.address
-        # The KcclDeviceComm of the call around the steps. No kernel of a team sees it.
+        # The KcclDeviceComm of the whole call, with numbers of ranks in the communicator. The
+        # kernels of the steps get their team's.
         self._comm = ffi.new("KcclDeviceComm *")
         self._comm.abi_version = abi.ABI_VERSION
         self._comm.rank, self._comm.world_size = mesh.rank, mesh.world_size
@@ -232,7 +233,7 @@ class GroupedBackend(Backend):
                 # The ranks compare dtype in each step. Within a reduction (`moved` is None) a step
                 # that only moves bytes gets no type, so that an error names none.
                 filled.op.call.dtype = lib.kKcclNumDtypes if moved is None else moved
-        # Returns the KcclHostOp, which keeps the KcclHostChain around it alive.
+        # The returned KcclHostOp is the first member of the KcclHostChain, and keeps it alive.
         keep = chain, steps, takes
         return ffi.gc(ffi.addressof(chain, "op"), lambda _, keep=keep: None)
 

@@ -22,8 +22,8 @@ from .scratch import Scratches
 from .settings import Settings
 from .temporaries import Temporaries
 
-# Polls between two reads of the clock: some 2 us when every rank has a core. A rank that shares its
-# core from the start yields it after each poll, because its peer may need that core.
+# Polls between two reads of the clock. With a core for every rank they take some 2 us. Ranks that
+# share cores yield theirs after each poll, because a peer may need it.
 _POLLS_OWN_CORE = 40
 _POLLS_SHARED_CORE = 1
 
@@ -95,8 +95,8 @@ class HostBackend(Backend):
         Each rank reads a word of each other, because permission depends on the pair, and because a
         process id means another process in another container.
         """
-        # The word is kept alive, because peers read it again to check whether they still may read
-        # this process's memory.
+        # Kept alive as an attribute: peers read this word again later, to check whether they may
+        # still read this process's memory.
         self._token = token = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
         mine = {"pid": os.getpid(), "address": int(ffi.cast("uintptr_t", token)), "token": token[0]}
         replies = mesh.allgather(json.dumps(mine).encode(), "start-up", timeout)

@@ -74,10 +74,10 @@ def run(
         for event in ended:
             event.wait()
     except BaseException:
-        # Ends all waits. Only the main thread receives Ctrl-C, and running blocks may wait for
-        # blocks that do not run yet.
+        # After Ctrl-C, which only the main thread receives, or when a thread did not start: ends
+        # all waits, because running blocks may wait for blocks that will never run.
         abort()
-        # After this, a thread that has not begun its block will not run it.
+        # From here on no thread begins its block any more.
         with lock:
             is_called_off = True
         for event in running:

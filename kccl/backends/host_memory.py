@@ -53,8 +53,9 @@ class HostMemory:
 
 
 class _Part:
-    """This rank's part of a window, as an object from which NumPy makes an array. The array keeps
-    this object alive, and so the window with all ranks' parts.
+    """This rank's part of a window, as an object from which NumPy makes an array
+    (__array_interface__). The array keeps this object alive, which keeps the window with all ranks'
+    parts alive.
     """
 
     def __init__(self, window: Window) -> None:

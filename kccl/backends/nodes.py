@@ -17,7 +17,7 @@ from ..ranks.mesh import Mesh
 from ..ranks.team import Team
 from . import host_state
 
-# Memory of MPI's requests that were left pending. It is never freed, because MPI may still use it.
+# Memory of MPI requests that could not be ended. It is never freed, because MPI may still use it.
 LEFT_TO_MPI: list[Any] = []
 
 
@@ -36,10 +36,10 @@ class BetweenNodes:
         self.dropping = threading.RLock()
         self.is_dropped = False
         self._clearings = 0
-        streams = _connect(mesh, team, timeout)
-        # Each rank chooses a number, which sets the tags of the messages that it receives. The
-        # ranks' numbers differ, because threads may make communicators at the same time, on each
-        # rank in another order.
+        connections = _connect(mesh, team, timeout)
+        # Each rank chooses a number, from which the MPI tags of the messages that it receives
+        # follow, and tells it the others. The numbers of two ranks may differ, because threads may
+        # make communicators at the same time, in another order on each rank.
         numbers = mesh.allgather(b"%d" % mpi.new_number(), "start-up", timeout)
         self._numbers = [int(numbers[number]) for number in team.ranks]
         self._nodes = ffi.new("KcclNodes *")
@@ -48,7 +48,7 @@ class BetweenNodes:
         self._nodes.rank, self._nodes.world_size = team.rank, team.world_size
         self._context = ffi.new("KcclHostContext *")
         for rank in range(abi.MAX_WORLD_SIZE):
-            fd = streams[rank].fileno() if rank in streams else -1
+            fd = connections[rank].fileno() if rank in connections else -1
             self._nodes.stream[rank] = self._context.pidfd[rank] = fd
         for rank, number in enumerate(team.ranks):
             self._nodes.mpi_rank[rank] = mesh.homes[number].mpi_rank
@@ -65,7 +65,9 @@ class BetweenNodes:
         far = [rank for rank in team.ranks if rank != mesh.rank]
         tags = [self._nodes.peer_tag[team.ranks.index(rank)] for rank in far]
         meet(mesh, far, self._nodes.tag, tags, timeout)
-        self._leave = weakref.finalize(self, _leave, self._nodes, streams, os.getpid(), self._keep)
+        self._leave = weakref.finalize(
+            self, _leave, self._nodes, connections, os.getpid(), self._keep
+        )
         self._leave.atexit = False
 
     @property
@@ -140,8 +142,8 @@ def meet(mesh: Mesh, far: Sequence[int], tag: int, tags: Sequence[int], timeout:
 
 
 def _connect(mesh: Mesh, team: Team, timeout: float) -> dict[int, socket.socket]:
-    """Connects this rank by streams with the others of its team. nodes.cpp tells failures and
-    departures on these streams.
+    """Connects this rank with the other ranks of its team by sockets, on which nodes.cpp sends
+    failures and departures.
     """
     listener, name = mesh.listen()
     try:
@@ -158,16 +160,16 @@ def _connect(mesh: Mesh, team: Team, timeout: float) -> dict[int, socket.socket]
         listener.close()
 
 
-def _leave(nodes: Any, streams: dict[int, socket.socket], pid: int, memory: list[Any]) -> None:
+def _leave(nodes: Any, connections: dict[int, socket.socket], pid: int, memory: list[Any]) -> None:
     # A fork of the process is not the rank, so it must not tell the peers that the rank leaves.
     if os.getpid() == pid:
         # The garbage collector may call this, so it must not wait.
         lib.kccl_host_leave_nodes(nodes, False)
         if nodes.is_pending:
             LEFT_TO_MPI.extend(memory)
-        for stream in streams.values():
-            # Ignores the error if the peer has closed its side already.
+        for connection in connections.values():
+            # shutdown() raises an error if the peer has closed its side already, which is ignored.
             with contextlib.suppress(OSError):
-                stream.shutdown(socket.SHUT_WR)
-    for stream in streams.values():
-        stream.close()
+                connection.shutdown(socket.SHUT_WR)
+    for connection in connections.values():
+        connection.close()

@@ -1,6 +1,7 @@
 """The memory in which the ranks of a communicator with several teams post small parts of calls.
 
-csrc/include/kccl/postings.cuh says how they do that. All of these ranks share memory.
+csrc/include/kccl/postings.cuh says how a rank posts. All ranks of such a communicator are on one
+node and share this memory.
 """
 
 from ..base.abi import ffi, lib

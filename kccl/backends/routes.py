@@ -1,8 +1,9 @@
 """How a rank's messages reach every rank of a communicator of several teams.
 
-Ranks of one node leave messages in rings of shared memory, a pair of rings for each two ranks.
-Between nodes messages go by MPI. csrc/host/routes.cpp says how ranks of different nodes learn of
-each other's end.
+A team is a group of at most 8 ranks that make steps of calls together (kccl/ranks/team.py).
+Messages go between any two ranks: those of one node leave them in rings of shared memory, a pair of
+rings for each two ranks. Between nodes messages go by MPI. csrc/host/routes.cpp says how ranks of
+different nodes learn of each other's end.
 """
 
 import mmap
@@ -64,8 +65,9 @@ class Routes:
         self._window: Window | None = memory.window(nbytes, "start-up", timeout)
         mine = near.index(mesh.rank)
         for place, rank in enumerate(near):
-            # Each rank of a pair has a part of its window for the other. `parts` has the addresses
-            # of both, this rank's first. C wants the lower rank's first.
+            # Each rank of a pair has a part of its window for the other one. `parts` gets the
+            # addresses of the two parts, this rank's first; for C they are then ordered, the lower
+            # rank's first.
             parts = [self._window.addresses[mine] + place * pair_bytes]
             if rank != mesh.rank:
                 parts.append(self._window.addresses[place] + mine * pair_bytes)
@@ -78,7 +80,8 @@ class Routes:
         self._numbers: list[int] = []
         if across is not None:
             self.handle.nodes = across.address
-            # Each rank chooses a number for the tags of messages to it, as in BetweenNodes.
+            # Each rank chooses a number, from which the MPI tags of messages to it follow, as in
+            # BetweenNodes.
             numbers = mesh.allgather(b"%d" % mpi.new_number(), "start-up", timeout)
             self._numbers = [int(each) for each in numbers]
             for rank in self._far:
@@ -166,5 +169,5 @@ def _leave(routes: Any, pid: int, keep: tuple[Any, ...]) -> None:
 
 
 def _note_mpis_end(routes: Any) -> None:
-    """Keeps the routes from calling MPI after MPI_Finalize."""
+    """Notes in the routes whether MPI_Finalize() was called, after which they must not call MPI."""
     routes.mpi_has_ended = bool(routes.far) and not mpi.is_usable()

@@ -133,8 +133,8 @@ class Scratches:
         self._polls_per_check = polls_per_check
         self._scratches: list[_Scratch] = []
         own = self._make(settings, "start-up", timeout)
-        # The first regions of this window serve the whole communicator: abort words, records,
-        # signals.
+        # This window begins with what the communicator has only once: abort words, failure records
+        # and signals.
         self._window: Window | None = own.window
         self._states: list[Channels] = []
         self.comm = self._comm_of(settings, own)
@@ -158,8 +158,8 @@ class Scratches:
             undo.callback(self._scratches.remove, scratch)
             comm = self._comm_of(settings, scratch)
             data = bytes(ffi.buffer(comm))
-            # A DeviceComm refers weakly to this object, so that it does not keep the communicator
-            # alive.
+            # The DeviceComm gets a weak reference to this object, so that it does not keep the
+            # communicator alive.
             owner = weakref.ref(self)
 
             def is_open() -> bool:

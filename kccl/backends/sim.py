@@ -192,7 +192,7 @@ class SimBackend(Backend):
             kernel, fields.get("count", 0), dtype, fields.get("width", 0)
         )
         sim_op.launch.rank = self._mesh.machine_rank
-        # Returns the KcclHostOp, which keeps the KcclSimOp around it alive.
+        # The returned KcclHostOp is a member of the KcclSimOp, and keeps it alive.
         return ffi.gc(ffi.addressof(sim_op, "op"), lambda _, owner=sim_op: None)
 
     def check_shape(self, blocks: Any, threads: Any) -> None:

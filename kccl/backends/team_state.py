@@ -1,4 +1,6 @@
-"""The fields that Python reads and sets of the state of a rank with several teams."""
+"""Presents the states of a rank with several teams (groups of at most 8 ranks, kccl/ranks/team.py)
+to Python as one KcclState.
+"""
 
 from collections.abc import Sequence
 from typing import Any

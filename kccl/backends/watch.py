@@ -54,9 +54,9 @@ class Watcher:
 
 
 def _wake_up(stop: int, pid: int) -> None:
-    # Writes a byte, because closing this end of the pipe may not wake the thread: a fork of this
-    # process may have a copy of the end. A fork writes none, because the thread belongs to process
-    # `pid`.
+    # Wakes the thread by a byte. Closing this end of the pipe might not wake it, because a fork of
+    # this process may have a copy of the end. A fork itself writes nothing: the thread belongs to
+    # process `pid`.
     if os.getpid() == pid:
         with contextlib.suppress(BrokenPipeError):
             os.write(stop, b"\0")

@@ -1,8 +1,8 @@
 """The clock of waits for other ranks. Time in which this process was stopped does not count.
 
-A job is stopped by Ctrl-Z or SIGSTOP, by a container that is frozen, or with its machine. No rank
-could run meanwhile, so timeouts must not count this time. Of each stop at most 0.3 s count here,
-and 0.1 s in waits within calls (csrc/include/kccl/wait.cuh), which read the clock far more often.
+A job may be stopped by Ctrl-Z or SIGSTOP, together with its container, or with its machine. No rank
+can run meanwhile, so timeouts must not count this time. Of each stop at most 0.3 s count here, and
+0.1 s in waits within calls (csrc/include/kccl/wait.cuh), which read the clock far more often.
 """
 
 import threading

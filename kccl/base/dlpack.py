@@ -62,8 +62,8 @@ _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _De
 _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _api)
 )
-# These two functions take the capsule's address, because a destructor's capsule has no references
-# left and cannot be passed as a Python object.
+# PyCapsule_IsValid and PyCapsule_GetPointer, declared to take the capsule's address: when a
+# destructor runs, its capsule has no references left and cannot be passed as a Python object.
 _is_unused = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", _api)
 )

@@ -39,7 +39,8 @@ def install(extra: str) -> str:
     """
     wanted = requirements(extra)
     if not wanted:
-        # This copy has no pyproject.toml, and is not installed.
+        # KCCL runs from a copy of its sources without pyproject.toml, and is not installed, so the
+        # list is not known.
         return f"install what the extra {extra} of KCCL's pyproject.toml names"
     return f"{pip_install()} {shlex.join(wanted)}"
 
@@ -82,8 +83,8 @@ def missing(error: ImportError) -> str:
         if project and _normal(project) in names:
             cure = install(extra)
             return f"kccl needs {project}, which cannot be imported ({told}): {cure}"
-    # No extra has this module. It is the compiled core, whose error has its cure, or a library that
-    # another library needs.
+    # A module that no extra names is the compiled core, whose error says what to do, or a library
+    # that another library needs.
     return " ".join(str(error).split()) if module in ("", "kccl") else f"{module}: {told}"
 
 

@@ -71,8 +71,8 @@ def _at_exit() -> None:
         if comm.launcher != "mpi":
             continue
         try:
-            # After an error, calls of this rank on a GPU may still wait for peers. close() would
-            # wait for these calls, so abort() ends them first.
+            # The program ends with an error. Calls of this rank on a GPU may still wait for peers,
+            # and close() would wait for these calls, so abort() ends them first.
             if has_raised:
                 comm.abort()
             comm.close()

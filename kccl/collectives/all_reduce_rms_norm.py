@@ -109,8 +109,8 @@ class AllReduceRmsNorm(Normed):
             return Plan(_FUSED, Request(_FUSED, nbytes, *facts), "asked for by name", ())
         plan = super()._planned(nbytes, dtype, row_bytes, algorithm)
         is_small = plan.name.startswith("all_reduce_one_shot")
-        # A block that takes several rows makes a call for each, one after another. So the fused
-        # kernel is chosen only if each row has a block of its own.
+        # A block that takes several rows exchanges them one after another, which takes longer. So
+        # the fused kernel is chosen only if each row has a block of its own.
         has_a_block_each = nbytes <= row_bytes * MOST_BLOCKS
         is_named = bool(algorithm) or plan.name == self._context.plan.preferred
         if why_not or is_named or not is_small or not has_a_block_each:

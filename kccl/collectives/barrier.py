@@ -34,7 +34,9 @@ class Barrier(Prepared):
         return _on_channel_0(context)
 
     def forget(self) -> None:
-        """Does nothing, because a barrier, unlike the other collectives, teaches C no calls."""
+        """Does nothing. (The other collectives drop here the calls that they have taught to C; see
+        collective.py.)
+        """
 
     @property
     def __signature__(self) -> Signature:
@@ -63,8 +65,8 @@ class BarrierOnStream(CheckedOnStream, Barrier):
 
     def __init__(self, signature: str, context: Context, plan: Plan, handle: Any) -> None:
         self._given: Any = None
-        # Refers weakly to this object: a bound method would make a reference cycle, as in
-        # Collective.
+        # A weak reference to this object, because C keeps it: a bound method would make a reference
+        # cycle, as in Collective.
         me: Any = weakref.proxy(self)
         now = partial(BarrierOnStream._now, me)
         super().__init__("barrier", signature, NOTHING, (), context, plan, handle, None, None, now)

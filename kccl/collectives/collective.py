@@ -69,8 +69,9 @@ class Case:
 class Collective(AnsweredByC, fastcall.Dispatcher):
     """One collective of one communicator. A subclass writes the call as its `__call__`."""
 
-    # The keywords by whose values C tells known calls apart, and their defaults. At most two; only
-    # the first may be positional.
+    # The collective's options, such as ("op", "sum"): keywords with their defaults. C tells known
+    # calls apart by the values of these. There are at most two, and only the first may be
+    # positional.
     _OPTIONS: tuple[tuple[str, Any], ...] = ()
 
     def __init__(self, context: Context) -> None:
@@ -173,9 +174,9 @@ class Collective(AnsweredByC, fastcall.Dispatcher):
         return plan.handle(backend, moved=moved, count=case.count, channel=channel, **fields)
 
     def _signature(self, case: Case, plan: Plan, channel: int) -> str:
-        # The words must be the same on all ranks. Without x they have the size that x would have.
-        # With parts they have no size, because it differs between ranks; `what` has the counts if
-        # all ranks know them.
+        # This text describes the call and must be the same on all ranks. Without x it has the size
+        # that x would have. With parts it has no size, because that differs between ranks; `what`
+        # has the counts if all ranks know them.
         nbytes = case.nbytes if case.lacks_x else case.x.nbytes
         size = "" if case.parts else f"{nbytes} bytes, "
         what = f"{self._NAME}, {size}{case.x.dtype.name}, {case.what}"

@@ -78,7 +78,8 @@ class GpuMessages(Messages):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        # Messages that isend() and irecv() have begun, and that no call has issued yet.
+        # Messages that isend() and irecv() have begun, and that no call of send_recv has issued
+        # yet.
         self._begun: list[GpuRequest] = []
         self._grouped: list[Message] = []
         self._known: dict[Any, tuple[Any, Any]] = {}
@@ -140,8 +141,8 @@ class GpuMessages(Messages):
         for (stream, channel), those in streams.items():
             for call in _calls_of(those):
                 self._run(call, stream, channel)
-                # The messages are marked at once, so that they are not issued again if a later call
-                # cannot be launched.
+                # Marks the messages of this call as issued at once, so that they are not issued
+                # again if a later call of this loop cannot be launched.
                 self._note_issued(call)
 
     def _note_issued(self, messages: list[Message]) -> None:

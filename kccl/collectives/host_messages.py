@@ -93,8 +93,8 @@ class HostMessages(Messages):
         super().__init__(context)
         # The messages of the open group, which are kept only under KCCL_CHECK=1.
         self._grouped: list[Message] = []
-        # KcclMessage -> (view, array). This keeps alive what C refers to. It has no requests, which
-        # refer to this object and would make reference cycles.
+        # KcclMessage -> (view, array): keeps alive what C refers to. Requests are not kept here:
+        # they refer to this object, which would make reference cycles.
         self._under_way: dict[Any, tuple[ArrayView, Any]] = {}
         self._most_under_way = _FEW
         self._waits: tuple[Any, Any] | None = None
@@ -245,7 +245,7 @@ class HostMessages(Messages):
             context.check_usable()
             self._check_not_dropped(message)
             handle.call.input = address_of(message)
-            # By this length C decides whether to release the GIL while it waits.
+            # C reads this length to decide whether it releases the GIL while it waits.
             handle.call.count = message.num_bytes
 
         op.after(fill)

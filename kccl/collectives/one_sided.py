@@ -124,7 +124,8 @@ class Call(AnsweredByC, abi.fastcall.OneSided):
     ) -> None:
         view, fields = self._copy(x, peer, window, offset, is_get=is_get)
         self._run(self._context.backend.stream(stream, view), fields)
-        # C has room for a window's addresses only if it has at most MAX_WORLD_SIZE ranks.
+        # C's entry for a window has room for the addresses of MAX_WORLD_SIZE ranks only, so larger
+        # windows stay with Python.
         is_kept = len(window.addresses) <= abi.MAX_WORLD_SIZE and view.is_direct
         if not self._context.backend.has_streams and is_kept:
             self.learn_window(window, window.nbytes, window.addresses, x.dtype, view.exchange_type)

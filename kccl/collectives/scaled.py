@@ -49,8 +49,8 @@ def make(backend: Backend, case: "Case", plan: Plan, channel: int) -> Any:
         count *= ratio
     rounds = wide != dtype and case.has_result
     products_bytes = -(-case.x.count * wide.itemsize // _ALIGNMENT) * _ALIGNMENT
-    # If the result is as long as the input, the sums overwrite the products and need no memory of
-    # their own.
+    # If the result is as long as the input, the sums overwrite the products, so no second temporary
+    # array is needed.
     is_in_place = case.out.count == case.x.count
     sums_bytes = case.out.count * wide.itemsize if rounds and not is_in_place else 0
     room = backend.temporary(products_bytes + sums_bytes, channel)

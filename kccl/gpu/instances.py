@@ -47,7 +47,9 @@ def instances(
 
 
 def has_types(kernel: str) -> bool:
-    """Tells whether a kernel has an instance for each element type; else it moves bytes."""
+    """Tells whether a kernel has an instance for each element type. A kernel that has not moves
+    bytes.
+    """
     return bool(_OF_TYPES & set(names.parameters(names.path_of(kernel, cache.CSRC))))
 
 

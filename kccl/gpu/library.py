@@ -65,8 +65,8 @@ class Code:
         # A lock for each device, held while it loads code or gets a function's attribute. A signal
         # handler may load while its thread does, so the locks are reentrant.
         self._locks: dict[int, threading.RLock] = {}
-        # For each function: the most dynamic shared memory that its launches may have, and its
-        # needs.
+        # For each of the driver's functions: the most dynamic shared memory that its launches may
+        # have so far, and what needs() has returned.
         self._shared: dict[int, int] = {}
         self._needs: dict[int, Needs] = {}
 
@@ -80,8 +80,9 @@ class Code:
         ordinal = int(gpu.call(gpu.names.current_ordinal))
         loaded = self._on.get(ordinal)
         if loaded is None:
-            # Another thread may hold the lock while it loads on this device. This thread waits for
-            # it, because loading the code here, too, would wait for the same kernels.
+            # Another thread may be loading this code on the device, and hold the lock. This thread
+            # waits for it: loading the code a second time would take at least as long, because both
+            # wait for the same kernels.
             with self._lock(ordinal):
                 loaded = self._on.get(ordinal)
                 if loaded is None:

@@ -231,7 +231,8 @@ class Opened:
     def close(self) -> None:
         """Closes the memory at once. Called when no kernel has used it."""
         if self._closing.detach() is not None:
-            # Called when something has failed, and that error is the one to raise.
+            # The memory is closed because something has failed. That error is the one to raise, so
+            # errors here are ignored.
             with contextlib.suppress(BackendError):
                 release.undo(self._where, self._calls, os.getpid())
 
@@ -349,7 +350,7 @@ def _with_threads(
         mine.allow([ordinal for _, ordinal in everyone])
         parts = []
         for rank, (address, _) in enumerate(everyone):
-            # The part is missing if its rank has given up meanwhile.
+            # A part is missing in _handed if its rank has failed meanwhile.
             if address not in _handed:
                 raise peer_lost(mesh.rank, rank, what)
             parts.append(_handed[address])
@@ -385,8 +386,8 @@ def _by_handles(mesh: Mesh, mine: Plain, what: str, timeout: float) -> list[Plai
             opened = Opened(mine.device, handle, rank)
             undo.callback(opened.close)
             parts.append(opened)
-        # Before this exchange no rank has the window. After it a peer may use it, so nothing is
-        # undone any more.
+        # Before this exchange no rank has returned the window. After it a peer may use the window,
+        # so from here on nothing is undone.
         mesh.allgather(b"", what, timeout)
         undo.pop_all()
     return parts

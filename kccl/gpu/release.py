@@ -1,11 +1,11 @@
 """Gives back to the driver what nobody owns any more, in threads of its own.
 
-Any thread may run a destructor. Suppose that it waited for its device while a kernel there waits
-for this thread's next call: neither would go on. So threads of this module wait and free.
+Any thread may run a destructor. Suppose that the destructor waited for the device while a kernel on
+it waits for this thread's next call: neither would go on. So threads of this module wait and free.
 
-Each device has a thread, which waits for that device only. So what one rank has dropped does not
-wait for the GPU of another rank. A job for memory that kernels of several devices may use goes from
-thread to thread.
+Each device has a thread, which waits for that device only. So freeing what one rank has dropped
+does not wait for the GPU of another rank. If kernels of several devices may use the memory, the job
+of freeing it goes from thread to thread.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class _Job:
         try:
             is_over = self._step(ordinal)
         except BackendError:
-            # No caller is left that could get the error.
+            # The error is dropped: no caller is left that could get it.
             pass
         finally:
             if is_over:
@@ -182,8 +182,8 @@ def _release(ordinal: int, jobs: "queue.SimpleQueue[_Job]") -> None:
         try:
             jobs.get().go_on(ordinal)
         except Exception as error:
-            # Reports the error as if it had ended the thread. But the thread goes on with later
-            # jobs.
+            # Reports the error by threading.excepthook, as if it had ended the thread. But the
+            # thread goes on with later jobs.
             told = type(error), error, error.__traceback__, threading.current_thread()
             # Ignores errors of the hook, which may be the program's own.
             with contextlib.suppress(Exception):

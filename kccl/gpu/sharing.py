@@ -115,8 +115,8 @@ def agree(
 def _check_reach(rank: int, device: driver.Device, everyone: list[tuple[str, str]]) -> None:
     known = {driver.uuid(ordinal): ordinal for ordinal in range(driver.num_devices())}
     for peer, (uuid, name) in enumerate(everyone):
-        # This process cannot query a device that it does not see, so it assumes that it can reach
-        # the device.
+        # `uuid` may name a device that this process does not see (CUDA_VISIBLE_DEVICES) and so
+        # cannot query. Such a device counts as reachable.
         if uuid in known and not driver.can_access(device.ordinal, known[uuid]):
             raise BackendError(
                 f"rank {rank} on device {device.ordinal} ({device.name}) cannot access the "

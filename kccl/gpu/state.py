@@ -58,7 +58,7 @@ class DeviceState:
 
     @property
     def record(self) -> Any:
-        """Returns the KcclRecord beside the status."""
+        """Returns the host's copy of the KcclRecord that tells why the status is not ok."""
         return self.host.record
 
     @property
@@ -98,13 +98,14 @@ class DeviceState:
         for kept in ("limit_ns", "first_limit_ns", "idle_context"):
             setattr(fresh, kept, getattr(self.host, kept))
         ffi.memmove(self.host, fresh, ffi.sizeof("KcclState"))
-        # `gone` keeps its value, because a process that has ended does not come back.
+        # mailbox.gone (the peers that have ended) keeps its value: a process that has ended does
+        # not come back.
         self.mailbox.status = self.mailbox.interrupted = 0
         self._write_all()
 
     def write(self, address: int, data: bytes) -> None:
         """Writes to device memory, this rank's or a peer's, on the stream for writes."""
-        # A forked child has no context, and must not write.
+        # A forked child of the process has no context of the driver, and must not write.
         if os.getpid() == self._pid:
             with self._device.current():
                 driver.write(address, data, self._writes)

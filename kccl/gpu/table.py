@@ -16,10 +16,10 @@ from ..jit.rtc import RuntimeCompiler
 
 
 class DriverError(BackendError):
-    """A function of the driver failed.
+    """Raised when a function of the driver has failed.
 
     Attributes:
-        code: Its error code.
+        code: The error code that the function returned.
     """
 
     def __init__(self, message: str, code: int) -> None:

@@ -83,11 +83,13 @@ def cached(key: str, suffix: str, make: Callable[[], bytes]) -> Path:
         BackendError: The folder cannot be written to.
     """
     path = cache_folder() / key[:2] / f"{key}{suffix}"
-    # Ranks that are threads need the same kernel at the same time. Only one compiles it.
+    # A lock for the threads of this process: ranks that are threads need the same kernel at the
+    # same time, and only one compiles it.
     with _locks.setdefault(key, threading.Lock()):
         if not _is_whole(path, key):
             with _lock_of_processes(path):
-                # Another process may have made the entry before this one got the lock.
+                # Checks again: another process may have made the entry before this one got the
+                # lock.
                 if not _is_whole(path, key):
                     write(path, _sealed(make(), key))
     return path

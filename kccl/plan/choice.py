@@ -46,8 +46,8 @@ class Plan:
         """
         handle = backend.call(self.name, (self.blocks, self.threads), **fields)
         if moved is not None:
-            # One kernel moves all types, so the handle was made without the call's type. It is set
-            # here, for the ranks to compare.
+            # One kernel moves elements of all types, so the handle was made without the call's
+            # type. The type is set here, because the ranks compare it.
             handle.call.dtype = moved
         return handle
 

@@ -1,4 +1,6 @@
-"""Plans of calls over groups: a list of steps in place of one kernel."""
+"""Plans of calls for communicators of several groups: a list of steps, where other plans have one
+kernel.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +27,8 @@ _DIVIDES_FROM_BYTES = 65536
 
 @dataclass(frozen=True)
 class GroupedPlan(Plan):
-    """The form chosen for a call over groups.
+    """The form (a way to make a collective of steps, steps.py) that is chosen for a call over
+    groups.
 
     Attributes:
         moves: See Form.

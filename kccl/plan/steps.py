@@ -1,8 +1,9 @@
-"""The steps of a call over groups: which kernel runs with which team, on which part of the message.
+"""The steps of a call over groups: which kernel runs with which team (a set of at most 8 ranks,
+kccl/ranks/team.py), on which part of the message.
 
 The steps have the same kernels on the same teams on all ranks, whatever the rank and the root:
-csrc/host/chain.cpp says why that matters. So where only some teams have something to send, the
-others send a byte that nobody needs.
+csrc/host/chain.cpp says why that matters. So if only some teams have something to send in a step,
+the others make the same call with a message that nobody needs.
 
 Partial sums of floats of 8 and 16 bits travel as float32. So a result is rounded once, at the end,
 and an average is divided at the end. The order of a sum differs from that of a communicator of at
@@ -33,7 +34,9 @@ the number of ranks of its team.
 
 
 class Place(Enum):
-    """A place that a step reads or writes; KcclPlace of csrc/host/chain.inc."""
+    """An array that a step reads or writes: the caller's or temporary memory (KcclPlace of
+    csrc/host/chain.inc).
+    """
 
     INPUT = 0
     OUTPUT = 1
@@ -42,7 +45,7 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a message: the place, and its offset there in bytes."""
+    """A part of a message: the array in which it lies, and its offset there in bytes."""
 
     place: Place
     offset: int = 0
@@ -262,7 +265,7 @@ class Steps:
         self._calls += 1
         like = _like(collective)
         if ranks == 1:
-            # The result of one rank is its input, so it is only copied.
+            # In a team of one rank the result is the rank's input, so it is only copied.
             self.copy(source, target, like.peer_bytes(count, dtype))
             return
         nbytes = like.message_bytes(count, dtype, ranks)

@@ -115,14 +115,14 @@ def gather_objects(ranks: Mesh, value: Any, timeout: float) -> list[Any]:
     with ranks.call("gather_objects"):
         text = json_of(value)
         replies = ranks.allgather(text, "gather_objects", timeout)
-        # A rank that comes late may find all values although the others have given up. Then this
-        # raises what they told.
+        # A rank that comes late may find all values although the others have failed meanwhile. Then
+        # look() raises the error that they sent.
         ranks.look()
     return [json.loads(reply) for reply in replies]
 
 
 def json_of(value: Any) -> bytes:
-    """Returns `value` as JSON from which a peer makes an equal value.
+    """Returns `value` as JSON, if a peer can make an equal value of it.
 
     Raises:
         InvalidArgument: A peer would make another value, because `value` has a tuple or a key that
@@ -201,9 +201,11 @@ def split(
 
 
 def _hear_reason(ranks: Mesh, peer: int | None) -> None:
-    """Raises the reason why a peer has left the part. Returns if it tells none within a second.
+    """Raises the reason why a peer has left the new mesh (the part of `ranks` that split()
+    connects). Returns if the peer sends none within a second.
 
-    The peer closes its streams of the part before it tells the reason to the mesh `ranks`.
+    The peer first closes its connections of the part, and then sends the reason over the mesh
+    `ranks`.
     """
     if peer not in (None, ranks.rank):
         ranks.hear_reason(peer)
@@ -231,7 +233,7 @@ def connect_part(
     members, listeners = list(names), list(names.values())
     rank = members.index(ranks.rank)
     deadline = clock.now() + timeout
-    streams = sockets.connect(
+    connections = sockets.connect(
         rank, listeners, listener, deadline, what=what, numbers=members, look=look
     )
-    return ranks.part(rank, members, " ".join(listeners), streams)
+    return ranks.part(rank, members, " ".join(listeners), connections)

@@ -1,6 +1,7 @@
 """Connects the ranks that mpirun, torchrun, srun or `kccl run` started, and makes their Mesh.
 
-By means of the launcher the ranks only exchange short strings. The rest goes through the Mesh.
+The ranks use the launcher only to exchange short strings, with which they find each other. All
+later exchanges go through the Mesh.
 """
 
 import contextlib
@@ -86,8 +87,8 @@ def connect(job_rank: JobRank, timeout: float, ranks_per_node: int = 0) -> mesh.
         everyone = _exchange(job_rank, mine, timeout)
         homes = _homes(job_rank, everyone)
         if homes:
-            # Only the exchange above has shown that there are several nodes. They need MPI, and
-            # listeners for TCP.
+            # The exchange above has shown that the ranks are on several nodes. Such ranks need MPI,
+            # and listeners for TCP.
             with telling(job_rank):
                 mpi.check_threads()
                 far = nodes.Listener(near, name, homes[job_rank.rank].node)
@@ -98,9 +99,9 @@ def connect(job_rank: JobRank, timeout: float, ranks_per_node: int = 0) -> mesh.
         listener.close()
         raise
     names = [other["name"] for other in everyone]
-    streams = sockets.connect(job_rank.rank, names, listener, deadline)
+    connections = sockets.connect(job_rank.rank, names, listener, deadline)
     last_word.init_ends()
-    return mesh.Mesh(job_rank.rank, job_rank.world_size, streams, homes)
+    return mesh.Mesh(job_rank.rank, job_rank.world_size, connections, homes)
 
 
 def _exchange(job_rank: JobRank, mine: object, timeout: float) -> list[Any]:
@@ -172,7 +173,7 @@ def refuse(job_rank: JobRank, error: BaseException) -> BaseException:
     if job_rank.world_size == 1:
         return error
     mine, said = refusal.refusal(error, job_rank.rank, mpi_ranks.MOST_BYTES)
-    # Errors of this exchange are ignored, because this rank is to raise `error`.
+    # Errors of this exchange are ignored: this rank raises `error`, whoever hears of it.
     with contextlib.suppress(Error, OSError), room_to_tell():
         job_rank.exchange(said, refusal.WAITS_S)
     return mine
@@ -180,10 +181,10 @@ def refuse(job_rank: JobRank, error: BaseException) -> BaseException:
 
 def thread_streams(world_size: int) -> list[dict[int, socket.socket]]:
     """Returns connected sockets for ranks that are threads: for each rank, {peer: socket}."""
-    streams: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
+    connections: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
     for low, high in itertools.combinations(range(world_size), 2):
-        streams[low][high], streams[high][low] = socket.socketpair()
-    return streams
+        connections[low][high], connections[high][low] = socket.socketpair()
+    return connections
 
 
 def _by_socket(

@@ -6,7 +6,7 @@ from ..base.syscalls import allowed
 
 
 def new_socket() -> socket.socket:
-    """Returns a Unix socket for a stream."""
+    """Returns a new Unix socket of type SOCK_STREAM."""
     with allowed("socket"):
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 

@@ -6,8 +6,9 @@ make different calls get an error that names both calls. All ranks can go on wit
 because a call has the same number on all of them however it ended.
 
 A call succeeds on all ranks or on none: a rank on which it fails tells all others why, and a rank
-returns only after an exchange in which all others have said that they succeeded. What this cannot
-promise is the last exchange itself: there a rank may be lost, or its peers' time may be up.
+returns only after an exchange in which all others have said that they succeeded. The exception is
+this last exchange: if a rank is lost in it, or the time is up, some ranks may return and others
+raise.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ _MOST = 1 << 32
 
 
 class Exchanges:
-    """The calls of one rank, over its streams.
+    """The calls of one rank, over its connections.
 
     Attributes:
         rank, world_size: This rank, and the number of ranks.
@@ -57,7 +58,8 @@ class Exchanges:
         # For Mesh.reset(): this rank's phase, and the latest phase that each peer has announced.
         self._phase = 0
         self._heard = dict.fromkeys(links, 0)
-        # Peer -> the call that its last message belonged to, while this rank was in reset().
+        # Peer -> the call to which the peer's last message belonged, as seen while this rank is in
+        # reset().
         self._seen_in: dict[int, str] = {}
 
     # ---- Calls -------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ class Exchanges:
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             if self._is_known:
                 # Passes the reason on: a peer may read this rank's message of the next call before
-                # it reads the reason on the stream of the rank that failed.
+                # it reads the reason on the connection of the rank that failed.
                 if self._reason:
                     self._tell_failure(self._reason)
                 raise
@@ -106,17 +108,21 @@ class Exchanges:
     def _begin(self, what: str) -> None:
         self._call = what
         self._number = ((self._number >> 8) + 1 << 8) % _MOST
-        self._is_known = False  # this call has failed, and all ranks hear of that from others
+        self._is_known = False  # this call has failed, and the others learn of it without this rank
         self._reason = b""  # what the failed rank told; b"" if no rank told this one
         self.told_by = None
 
     def _tell_failure(self, reason: bytes) -> None:
-        """Tells all peers why this call has failed, as far as their sockets take it now."""
+        """Sends all peers why this call has failed. Does not wait: what a socket does not take now
+        stays in Link.unsent.
+        """
         for link in self._links.values():
             link.put(FAIL, self._number, reason)
 
     def look(self) -> None:
-        """Raises if a peer has told that this call has failed on it. Does not wait."""
+        """Raises the error of a peer on which this call has failed, if a message of the peer says
+        so. Does not wait.
+        """
         for link in self._links.values():
             link.fill()
             while (message := link.take()) is not None:
@@ -129,7 +135,9 @@ class Exchanges:
                 drop(kind, payload)
 
     def hear_reason(self, peer: int) -> None:
-        """Raises what a peer tells about this call's failure. Returns if it tells nothing."""
+        """Waits up to _REASON_S for the peer's message that says why this call has failed, and
+        raises that error. Returns if no such message comes.
+        """
         link = self._links[peer]
 
         def is_over() -> bool:
@@ -188,7 +196,8 @@ class Exchanges:
             self._number += 1
             links = self._links_to(among)
             for peer, link in links.items():
-                # All peers have just answered, so the socket's buffer has room.
+                # All peers have just answered, so they have read what this rank sent before, and
+                # the socket's buffer has room.
                 try:
                     link.put_fd(self._number, named(self._call), fd)
                 except ConnectionError:
@@ -206,7 +215,7 @@ class Exchanges:
         return fds
 
     def _links_to(self, among: Sequence[int] | None) -> dict[int, Link]:
-        """Returns the streams to the peers in `among`; to all peers if it is None."""
+        """Returns the connections to the peers in `among`; to all peers if it is None."""
         if among is None:
             return self._links
         return {peer: self._links[peer] for peer in among if peer != self.rank}
@@ -217,8 +226,8 @@ class Exchanges:
             raise peer_lost(self.rank, lost[0], what)
 
     def _meeting(self, kind: bytes, number: int) -> AbstractContextManager[None]:
-        """Returns a context for a wait for all peers whose streams are open. Only the simulator's
-        mesh does something in it (kccl/sim/mesh.py).
+        """Returns a context for a wait for all peers whose connections are open. Only the
+        simulator's mesh does something in it (kccl/sim/mesh.py).
         """
         return contextlib.nullcontext()
 
@@ -235,7 +244,7 @@ class Exchanges:
         each of them.
 
         Returns:
-            Peer -> data, for the peers whose message came before their stream ended.
+            Peer -> data, for the peers whose message came before their connection ended.
         """
         got: dict[int, bytes] = {}
 
@@ -288,7 +297,9 @@ class Exchanges:
         return True
 
     def _is_earlier(self, number: int) -> bool:
-        """Tells whether a message with this number is of a call before this one. Numbers wrap."""
+        """Tells whether a message with this sequence number belongs to an earlier call than the one
+        that this rank makes. Numbers wrap.
+        """
         return ((number >> 8) - (self._number >> 8)) % (_MOST >> 8) >= _MOST >> 9
 
     def _take(
@@ -312,7 +323,8 @@ class Exchanges:
                 return
             seen, seen_number, payload = message
             if seen == RESET:
-                # A peer announces a phase only once, so it is noted during any exchange.
+                # A peer announces a phase of reset() only once, so an exchange of any kind keeps
+                # the announcement.
                 self._heard[peer] = max(self._heard[peer], seen_number)
                 continue
             self._check_farewell(link, peer, message, what)
@@ -321,7 +333,8 @@ class Exchanges:
                     self._seen_in[peer] = parts_of(payload)[0]
                 drop(seen, payload)
                 continue
-            # This rank left an earlier call before this message of it came.
+            # A message of an earlier call, which this rank left before the message came: it is
+            # dropped.
             if self._is_earlier(seen_number):
                 drop(seen, payload)
                 continue
@@ -347,7 +360,7 @@ class Exchanges:
         """Raises if a message says that the peer takes no more part in this exchange."""
         kind, number, payload = message
         if kind == LIVE:
-            # The message is kept for this rank's own shrink().
+            # This is a message of shrink(): it is kept for this rank's own shrink().
             link.put_back(*message)
             ended = Said.parse(payload).ended
             raise self._known(peer_lost(self.rank, min(ended, default=peer), what))

@@ -1,7 +1,7 @@
-"""Checks what a process can know before it meets the other ranks of its job.
+"""Checks of a process before it connects with the other ranks of its job.
 
-The checks are: is the process a rank or a rank's helper, can the other ranks see it, and has it
-enough descriptors left.
+They are: is the process a rank or a rank's helper, is it in the same namespaces as the other ranks,
+and may it open enough files.
 """
 
 import errno
@@ -19,9 +19,9 @@ from . import launchers
 
 _KINDS = ("net", "pid", "user")
 _CLAIM = "KCCL_RANK_PROCESS"
-# Descriptors for what is open for a moment only, such as a module that Python imports.
+# File descriptors for files that are open for a moment only, such as a module that Python imports.
 _SPARE = 8
-# Descriptors that a rank needs to tell the others why it cannot start.
+# File descriptors that a rank needs for the message to the others that it cannot start, and why.
 _TO_TELL = 16
 
 

@@ -11,7 +11,7 @@ class Said:
 
     Attributes:
         attempt: The attempt that the rank is in.
-        ended: The peers whose streams have ended for the rank.
+        ended: The peers whose connections have ended for the rank.
         name: The name of the rank's listener; "" while it does not listen in this attempt.
         votes: The votes of this attempt that the rank knows: voter -> members it voted for.
         refused: The last attempt in which the rank could not make the communicator; 0 for none.

@@ -1,7 +1,7 @@
 """A rank's message at the end of its program, so that the others do not wait for it in kccl.init().
 
-Under mpirun they cannot see that its process ends: MPI_Finalize, which mpi4py calls last, waits for
-all ranks.
+Under mpirun the others cannot see that a rank's process ends: MPI_Finalize, which mpi4py calls
+last, waits for all ranks, so the process stays.
 """
 
 import atexit
@@ -14,7 +14,8 @@ _is_prepared = _is_needed = False
 def prepare() -> None:
     """Makes this process tell the other ranks at its end that it will not call kccl.init() again.
 
-    It does not if it ends within kccl.init().
+    A process that ends within kccl.init() sends no such message: it tells the others why it cannot
+    start.
     """
     global _is_prepared, _is_needed
     _is_prepared = _is_needed = True

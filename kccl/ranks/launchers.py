@@ -12,12 +12,13 @@ from ..base.errors import BackendError, InvalidArgument
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-# srun sets SLURM_LOCALID. It counts where srun starts the ranks of MPICH as its tasks.
+# SLURM_LOCALID is srun's variable. It is used where srun itself starts the ranks of MPICH.
 _MPI_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# A batch script and its children have SLURM_NTASKS and SLURM_PROCID=0 too, and are no ranks. Only
-# srun sets the variables of a step, so all of these together show that srun started this process.
+# Together these variables show that srun started this process: only srun sets the variables of a
+# step. A batch script and its children, which are no ranks, have SLURM_NTASKS and SLURM_PROCID=0
+# too.
 _SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _CURE = "start the ranks with mpirun, torchrun, srun or `kccl run`"
 
@@ -178,8 +179,8 @@ def launcher_of_several(environ: Mapping[str, str]) -> str:
     """
     if mpi_world_size(environ) > 1:
         return "mpirun"
-    # Only torchrun sets TORCHELASTIC_RUN_ID. Its other variables are also set by `kccl run`, and by
-    # people who start ranks by hand.
+    # Only torchrun sets TORCHELASTIC_RUN_ID. The other variables of torchrun are also set by `kccl
+    # run`, and by people who start ranks by hand.
     is_by_torchrun = "TORCHELASTIC_RUN_ID" in environ and not environ.get("KCCL_RENDEZVOUS")
     if is_by_torchrun and _number_or(environ, "WORLD_SIZE", 1) > 1:
         return "torchrun"
@@ -221,7 +222,7 @@ def check_only_one(environ: Mapping[str, str]) -> None:
         variable = mpi_rank_variable(environ)
         rank = _number_or(environ, variable, 0) if variable else 0
         found.append(("mpirun", rank, mpi_world_size(environ), variable))
-    # Asks for TORCHELASTIC_RUN_ID too, because `kccl run` sets torchrun's other variables.
+    # Requires TORCHELASTIC_RUN_ID, because `kccl run` sets the other variables of torchrun too.
     if "TORCHELASTIC_RUN_ID" in environ and _has_all(environ, _TORCHRUN_VARIABLES):
         rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
         found.append(("torchrun", rank, size, "TORCHELASTIC_RUN_ID"))

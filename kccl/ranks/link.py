@@ -1,4 +1,4 @@
-"""A stream of messages between two ranks, over a Unix socket."""
+"""Sends and receives messages between two ranks, over a socket."""
 
 import array
 import os
@@ -33,14 +33,14 @@ class Stream(socket.socket):
 
 
 class Link:
-    """The stream to one peer. No method waits.
+    """The connection to one peer, by which messages go both ways. No method waits.
 
     Attributes:
         socket: The connection.
         fds: The descriptors of messages that take() has not returned yet.
         unsent: Bytes of messages that the socket has not taken yet. They are kept when a wait
             times out, and the next flush() sends them, so the peer receives whole messages.
-        is_open: False once all that the peer sent is received and the stream has ended.
+        is_open: False once all that the peer sent is received and the connection has ended.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -63,7 +63,7 @@ class Link:
         """Sends a message with a descriptor. The caller must know that the socket has room for it.
 
         Raises:
-            ConnectionError: The peer has closed the stream.
+            ConnectionError: The peer has closed the connection.
             OSError: The operating system refused to send a descriptor.
         """
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
@@ -78,12 +78,12 @@ class Link:
         except BlockingIOError:
             pass
         except OSError:
-            # The peer reads no more. The link stays open, because messages that the peer sent may
-            # still be unread. fill() sets is_open to False behind them.
+            # The peer reads no more, so nothing more is sent. The link stays open, because messages
+            # of the peer may still be unread. fill() sets is_open to False once all are received.
             self.unsent.clear()
 
     def fill(self) -> None:
-        """Receives what has arrived. Sets `is_open` to False if the stream has ended."""
+        """Receives what has arrived. Sets `is_open` to False if the connection has ended."""
         while self.is_open:
             try:
                 data, ancillary, flags, _ = self.socket.recvmsg(
@@ -127,7 +127,7 @@ class Link:
         self._received[:0] = HEADER.pack(kind, sequence, len(payload)) + payload
 
     def close(self) -> None:
-        """Closes the stream and the descriptors that are received but not used."""
+        """Closes the connection, and the descriptors that were received but not taken."""
         self.socket.close()
         self.is_open = False
         for fd in self.fds:

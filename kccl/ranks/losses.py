@@ -23,10 +23,11 @@ def _name(job: str) -> str:
 
 
 class Announcer:
-    """The launcher's side: accepts ranks that watch, and tells them of ended ranks. Never blocks.
+    """The announcer, in the launcher's process: accepts connections of waiting ranks (Watch), and
+    tells them which ranks have ended. Never blocks.
 
-    It registers its sockets with the launcher's selector. The data of each key is a callback, which
-    the launcher must call when the socket is ready.
+    It registers its sockets with the launcher's selector. The `data` of each registered socket is a
+    callback, which the launcher must call when the socket is ready.
     """
 
     def __init__(self, job: str, selector: selectors.BaseSelector) -> None:
@@ -58,7 +59,8 @@ class Announcer:
             return
         connection.setblocking(False)
         self._connections.add(connection)
-        # Ranks send nothing, so the socket becomes readable only when the rank closes it.
+        # Ranks send nothing to the announcer, so a socket becomes readable only when the rank
+        # closes it.
         end = partial(self._drop, connection)
         self._selector.register(connection, selectors.EVENT_READ, end)
         self._tell(connection, self._ended)
@@ -77,7 +79,9 @@ class Announcer:
 
 
 class Watch:
-    """A rank's side: its waits at start-up end when the launcher announces a lost rank."""
+    """A waiting rank's end of the connection: its waits at start-up end when the launcher
+    announces that a rank has ended.
+    """
 
     def __init__(self, rank: int, job: str, look: Callable[[], None]) -> None:
         """Connects with the announcer, if there is one for the job.
@@ -119,8 +123,8 @@ class Watch:
     def wait(self, source: socket.socket | None, seconds: float) -> bool:
         """Waits until `source` can be read, and returns True then.
 
-        Returns False after `seconds` or earlier, so the caller must repeat it. A `source` of None
-        is never ready.
+        Returns False after `seconds` or earlier, so the caller must call wait() again. A `source`
+        of None is never ready.
 
         Raises:
             PeerLost: The launcher has announced that a rank has ended.

@@ -1,8 +1,9 @@
 """The out-of-band connection of a communicator's ranks: a Unix socket between each two ranks.
 
-It carries what is rare and may be slow: names, memory handles (as SCM_RIGHTS), agreement after a
-failure. A waiting rank sleeps. When a rank's process ends, its peers see the end of its stream.
-sockets.py makes the connections, link.py says what a message is, exchanges.py what a call is.
+The sockets carry what is rare and may be slow: names, memory handles (as SCM_RIGHTS), agreement
+after a failure. A waiting rank sleeps. When a rank's process ends, its peers see the end of its
+connection. sockets.py makes the connections, link.py says what a message is, exchanges.py what a
+call is.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from .messages import drop
 from .processes import pidfd_of
 from .sockets import peer_lost, peer_pid
 
-# Why a rank has left, as its LEFT message tells the peers.
+# Why a rank has left: texts of LEFT messages (link.py) to the peers.
 _CLOSED = "it has closed the communicator"
 _DROPPED = "its program has dropped the communicator without close()"
 
@@ -37,8 +38,8 @@ def _release(links: dict[int, Link], pidfds: dict[int, int], pid: int, why: str 
     """Closes a mesh's descriptors.
 
     Args:
-        links, pidfds: The mesh's, by peer.
-        pid: The rank's process. A fork of it has the same streams and must not write to them.
+        links, pidfds: The mesh's links and pidfds, by peer.
+        pid: The rank's process. A fork of it has the same connections and must not write to them.
         why: What the peers are told.
     """
     for peer, link in links.items():
@@ -55,7 +56,7 @@ class Mesh(Exchanges):
 
     Attributes:
         pidfds: Peer -> pidfd of its process; -1 for a thread of this process or a rank of another
-            node. Where the system forbids pidfds, a duplicate of the stream's descriptor.
+            node. Where the system forbids pidfds, a duplicate of the connection's descriptor.
         end_event: The event that poll() reports for a descriptor in `pidfds` when the peer's
             process has ended.
         has_hung_up: hang_up() was called, so this rank receives nothing more from its peers.
@@ -69,22 +70,22 @@ class Mesh(Exchanges):
         self,
         rank: int,
         world_size: int,
-        streams: dict[int, socket.socket],
+        connections: dict[int, socket.socket],
         homes: tuple[nodes.Home, ...] = (),
     ) -> None:
-        links = {peer: Link(connection) for peer, connection in streams.items()}
+        links = {peer: Link(connection) for peer, connection in connections.items()}
         self.homes = homes
         super().__init__(rank, world_size, links)
         self.numbers = list(range(world_size))
         self.has_hung_up = False
         self._pid = os.getpid()
         self.unfinished: Closable | None = None
-        # The phase in which the last complete reset() ended; see reset().
+        # The value of _phase when the last reset() succeeded; see reset().
         self._completed = 0
         self.pidfds = dict.fromkeys(self._links, -1)
         self.end_event: int = select.POLLIN
-        # This releases the sockets also when a communicator is dropped without close() and nothing
-        # uses the mesh. The garbage collector runs in any thread, so _release() must not wait.
+        # The finalizer closes the sockets of a communicator that is dropped without close(). The
+        # garbage collector may run it in any thread, so _release() must not wait.
         self._release = weakref.finalize(self, _release, links, self.pidfds, self._pid)
         self._release.atexit = False
         try:
@@ -98,7 +99,7 @@ class Mesh(Exchanges):
         self._number = 0
 
     def part(
-        self, rank: int, members: list[int], name: str, streams: dict[int, socket.socket]
+        self, rank: int, members: list[int], name: str, connections: dict[int, socket.socket]
     ) -> "Mesh":
         """Returns a new mesh for some of the ranks. Not collective.
 
@@ -106,12 +107,12 @@ class Mesh(Exchanges):
             rank: This rank's number in the new mesh.
             members: The new mesh's ranks by their numbers in this mesh, in the new order.
             name: A unique name for the new mesh, the same on all members.
-            streams: The new mesh's connections, by rank in it.
+            connections: The new mesh's connections, by rank in it.
         """
         homes = tuple(self.homes[member] for member in members) if self.homes else ()
         if len({home.node for home in homes}) == 1:
             homes = ()
-        part = Mesh(rank, len(members), streams, homes)
+        part = Mesh(rank, len(members), connections, homes)
         part.numbers = members
         return part
 
@@ -125,8 +126,8 @@ class Mesh(Exchanges):
 
     def _open_pidfd(self, peer: int, connection: socket.socket) -> int:
         if connection.family != socket.AF_UNIX:
-            # A rank of another node has no process here. No descriptor is needed for it, because
-            # waits on windows are only for ranks of this node.
+            # A rank of another node has no process on this one. It needs no descriptor either,
+            # because waits on windows, which watch processes, are only for ranks of this node.
             return -1
         pid = peer_pid(connection)
         if pid == os.getpid():
@@ -139,13 +140,13 @@ class Mesh(Exchanges):
             raise BackendError(f"pidfd_open({pid}) failed: {error}") from error
         if pidfd is not None:
             return pidfd
-        # Without pidfds the end of the stream shows that the process has ended. POLLIN would also
-        # report messages, so waits poll for POLLRDHUP.
+        # Without pidfds the end of the connection shows that the process has ended. Waits poll for
+        # POLLRDHUP, because POLLIN would also report messages.
         self.end_event = select.POLLRDHUP
         return os.dup(connection.fileno())
 
     def stream_of(self, peer: int) -> int:
-        """Returns the descriptor of a peer's stream, which ends with the peer's process or with
+        """Returns the descriptor of a peer's connection, which ends with the peer's process or with
         the peer's close().
         """
         return self._links[peer].socket.fileno()
@@ -153,7 +154,7 @@ class Mesh(Exchanges):
     # ---- For shrink(), see survivors.py --------------------------------------------------------
 
     def tell(self, payload: bytes) -> None:
-        """Sends a message of shrink() to all peers, as far as their sockets take it now."""
+        """Sends a message of shrink() to all peers, without waiting: the rest goes out later."""
         for link in self._links.values():
             link.put(LIVE, 0, payload)
 
@@ -172,11 +173,11 @@ class Mesh(Exchanges):
                     drop(kind, payload)
 
     def ended(self) -> frozenset[int]:
-        """Returns the peers whose streams have ended. All that those sent has been received."""
+        """Returns the peers whose connections have ended. All their messages have been received."""
         return frozenset(peer for peer, link in self._links.items() if not link.is_open)
 
     def is_flushed(self) -> bool:
-        """Tells whether the sockets have taken all that this rank has sent."""
+        """Tells whether the sockets have taken all messages of this rank."""
         return not any(link.unsent for link in self._links.values())
 
     def wait(self, number: int, until: Callable[[], bool], deadline: float) -> bool:
@@ -185,7 +186,7 @@ class Mesh(Exchanges):
         Args:
             number: The number of this wait in shrink(): the same on all ranks that wait for each
                 other.
-            until: Called first, and after each poll of the streams.
+            until: Called first, and after each poll of the connections.
             deadline: A value of clock.now().
         """
         with self._meeting(LIVE, number):
@@ -240,14 +241,14 @@ class Mesh(Exchanges):
     # ---- The end -----------------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """Ends this rank's and the peers' waits on these streams. Any thread may call it."""
+        """Ends this rank's and the peers' waits on these connections. Any thread may call it."""
         self.has_hung_up = True
         for link in self._links.values():
-            with contextlib.suppress(OSError):  # the stream may be closed already
+            with contextlib.suppress(OSError):  # the connection may be closed already
                 link.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes this rank's streams. Idempotent, not collective."""
+        """Closes this rank's connections. Idempotent, not collective."""
         unfinished, self.unfinished = self.unfinished, None
         if unfinished is not None:
             unfinished.close()
@@ -255,5 +256,5 @@ class Mesh(Exchanges):
             _release(self._links, self.pidfds, self._pid, _CLOSED)
 
     def drop(self) -> None:
-        """Closes this rank's streams, for a communicator that is collected without close()."""
+        """Closes this rank's connections, for a communicator that is collected without close()."""
         self._release()

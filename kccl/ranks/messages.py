@@ -25,7 +25,7 @@ def parts_of(payload: bytes) -> tuple[str, bytes]:
 
 
 def drop(kind: bytes, payload: bytes) -> None:
-    """Closes the descriptor that came with a message of no use, if it is an FD."""
+    """Drops a message: if it is an FD, closes the descriptor that came with it."""
     if kind == FD:
         close_fd(int(parts_of(payload)[1]))
 
@@ -51,7 +51,8 @@ def own_failure(error: BaseException, rank: int, call: str) -> BaseException:
     """
     if isinstance(error, BackendError):
         reason = getattr(error, "_reason", str(error))
-        error._reason = reason  # type: ignore[attr-defined]  # an outer call puts its own name here
+        # own_failure() of an outer call takes the reason from here, and adds its own name.
+        error._reason = reason  # type: ignore[attr-defined]
         error.args = (f"{call} failed on rank {rank}: {reason}", *error.args[1:])
         return error
     if isinstance(error, OSError | MemoryError) and not isinstance(error, Error):

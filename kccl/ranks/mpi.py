@@ -1,5 +1,5 @@
-"""The use of MPI between nodes: makes a communicator for KCCL's messages, and finds the addresses
-of MPI's functions for C.
+"""Prepares MPI for use between nodes: makes an MPI communicator for KCCL's messages, and looks up
+the addresses of MPI's functions for C.
 """
 
 import ctypes
@@ -15,8 +15,8 @@ from ..base.errors import BackendError
 from . import losses
 
 _RETRY_S = 0.002
-# The number of messages that meet() exchanges between two ranks. MPI may connect each network with
-# a message of its own, and two ranks have fewer networks between them.
+# The number of messages that meet() exchanges between two ranks. MPI may use another network for
+# each message at first; two ranks have fewer networks than this between them, so all get connected.
 _MEETINGS = 8
 # Each KCCL communicator takes _TAGS tags of MPI: one for each channel, and other ones each time
 # that it is cleared by reset().
@@ -52,7 +52,7 @@ class _Opened:
 
     mpi: Any = None
     comm: Any = None
-    # The communicator and request of an Idup() that was given up. They are kept, because MPI may
+    # The communicator and request of an Idup() that timed out. They are kept alive, because MPI may
     # still write to them.
     unfinished: Any = None
     meetings: ClassVar[list[Any]] = []
@@ -89,7 +89,7 @@ def open_comm(rank: int, timeout: float) -> None:
             _Opened.unfinished = comm, request
             raise losses.absent(rank, None, by_mpi=True)
         time.sleep(_RETRY_S)
-    # MPI's own errors are ignored: the streams between the ranks find failures.
+    # MPI's own errors are ignored: the connections between the ranks find failures.
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     _Opened.mpi, _Opened.comm = MPI, comm
 
@@ -165,14 +165,16 @@ def meet(
         False at the deadline.
     """
     for _ in range(_MEETINGS):
-        word, words = bytearray(1), [bytearray(1) for _ in peers]
-        requests = [_Opened.comm.Irecv(w, peer, tag) for w, peer in zip(words, peers, strict=True)]
-        requests += [
-            _Opened.comm.Isend(word, peer, its) for peer, its in zip(peers, peer_tags, strict=True)
+        sent, received = bytearray(1), [bytearray(1) for _ in peers]
+        requests = [
+            _Opened.comm.Irecv(w, peer, tag) for w, peer in zip(received, peers, strict=True)
         ]
-        # MPI may write to this memory even after the wait is given up. So _Opened.meetings keeps it
-        # until all requests are complete.
-        meeting = requests, word, words
+        requests += [
+            _Opened.comm.Isend(sent, peer, its) for peer, its in zip(peers, peer_tags, strict=True)
+        ]
+        # MPI may write to these buffers even after a wait that failed. So _Opened.meetings keeps
+        # them until all requests are complete.
+        meeting = requests, sent, received
         _Opened.meetings.append(meeting)
         while not _Opened.mpi.Request.Testall(requests):
             if clock.now() > deadline:
@@ -184,7 +186,7 @@ def meet(
 
 
 def new_number() -> int:
-    """Returns a number for a communicator, which this process has not used before."""
+    """Returns a number for a new communicator; this process has not used the number before."""
     return next(_Opened.numbers)
 
 

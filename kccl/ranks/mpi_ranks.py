@@ -19,8 +19,8 @@ _TEXT = struct.Struct("1024s")
 MOST_BYTES = _TEXT.size
 """The most bytes that a rank's string in an exchange may have."""
 
-# The requests and buffers of exchanges that were given up. They are kept, because MPI may still
-# write to the buffers.
+# The requests and buffers of exchanges that timed out or failed. They are kept alive, because MPI
+# may still write to the buffers.
 _given_up: list[Any] = []
 
 
@@ -84,8 +84,8 @@ def of_comm(comm: Any, timeout: float, environ: Mapping[str, str]) -> JobRank:
     if comm == mpi.COMM_NULL or comm.Is_inter():
         kind = "MPI.COMM_NULL" if comm == mpi.COMM_NULL else "an intercommunicator"
         raise InvalidArgument(f"comm is {kind}, must be an intracommunicator of mpi4py")
-    # The numbers of its ranks in MPI.COMM_WORLD. mpirun gave them to the ranks' processes, so
-    # Siblings can find the processes by them.
+    # The numbers in MPI.COMM_WORLD of the ranks of `comm`. mpirun put these numbers into the
+    # environment of the ranks' processes, so Siblings can find the processes by them.
     ours, everyone = comm.Get_group(), mpi.COMM_WORLD.Get_group()
     names = ours.Translate_ranks(group=everyone)
     ours.Free()

@@ -19,15 +19,16 @@ from ..base import clock
 from ..base.errors import BackendError, Error, InvalidArgument
 
 MOST_PER_NODE = 8  # abi.MAX_WORLD_SIZE, not imported because siblings.guard() runs without the core
-"""Most ranks of a node; a machine with more of them is several nodes."""
+"""Most ranks of a node; a machine with more ranks is divided into several nodes."""
 _SIOCGIFADDR = 0x8915
 _TOKEN_BYTES = 16
 _YES = b"kccl"
 _MOST_NAME_BYTES = 900  # bootstrap.py exchanges a name, in a JSON object, in at most 1,024 bytes
-# Seconds for one try to reach one of a peer's addresses. These are enough, because a rank listens
-# before any peer has its name.
+# Seconds for one try to connect to one of a peer's addresses. A rank listens before any peer learns
+# its name, so it answers at once.
 _TRY_S = 2.0
-# Seconds after which unanswered data ends a stream: a machine that lost power closes no stream.
+# Seconds after which unanswered data ends a connection. A machine that lost power closes none
+# itself.
 _SILENCE_S = 20
 
 
@@ -97,8 +98,8 @@ class Listener:
         try:
             self._far.bind(("0.0.0.0", 0))
             self._far.listen(64)
-            # accept() follows a poll(). If the peer has gone in between, a blocking accept() would
-            # wait for the next one.
+            # accept() is called when poll() has reported a connection. If the peer has closed it in
+            # between, a blocking accept() would wait for the next connection.
             self._far.setblocking(False)
         except BaseException:
             self.close()
@@ -186,7 +187,7 @@ def connect(name: str, look: Callable[[], None]) -> socket.socket:
                 _prepare(connection)
                 return connection
         except Error:
-            # look() raised it. PeerLost and Timeout are OSErrors too.
+            # Not an error of the socket: look() raised it. (PeerLost and Timeout are OSErrors too.)
             connection.close()
             raise
         except OSError:
@@ -215,7 +216,7 @@ def _dial(connection: socket.socket, address: tuple[str, int], look: Callable[[]
 
 
 def _exactly(connection: socket.socket, num_bytes: int, look: Callable[[], None]) -> bytes:
-    """Reads `num_bytes`, or fewer if the stream ends first. Calls `look` now and then."""
+    """Reads `num_bytes`, or fewer if the connection ends first. Calls `look` now and then."""
     connection.settimeout(clock.LOOK_S)
     data = b""
     while len(data) < num_bytes:

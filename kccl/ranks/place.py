@@ -1,10 +1,11 @@
-"""Decides which process is a rank, where ranks find each other by sockets: the one that listens
-under the rank's socket name. Such a name is called the rank's place.
+"""Decides which of several processes with the same variables is a rank. It is used where ranks find
+each other by sockets, and the rank is the process that listens under the rank's socket name. That
+name is called the rank's place.
 
-A helper process may inherit a rank's variables and call kccl.init() before the rank does. It then
-has the rank's place. When the rank comes, and the helper is still waiting for the others, the
-helper gives the place back and is told so. When it has met the others, the rank is told who has the
-place.
+A helper process (a child of the rank) may inherit the rank's variables and call kccl.init() before
+the rank does. It then has the rank's place. If the helper still waits for the other ranks when the
+rank comes, it gives the place back, and its kccl.init() raises. If the helper has met the other
+ranks, the rank's kccl.init() raises and names the helper.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ from ..base.errors import BackendError
 from . import sockets
 from .dialing import dial, new_socket
 
-# Seconds that a rank waits for a helper to give its place back. Helpers look every 0.2 s.
+# Seconds that a rank waits for a helper to give its place back. A waiting helper checks every 0.2 s
+# whether the rank has come.
 _GIVES_BACK_S = 2.0
 _RETRY_S = 0.02
 
@@ -144,8 +146,8 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _forget() -> None:
-    # A forked child is no rank. If it kept the listeners open, the places would stay taken after
-    # the rank has ended.
+    # Runs in a forked child, which is no rank: it must not keep the listeners open, or the places
+    # would stay taken after the rank has ended.
     for listener in _held.values():
         listener.close()
     _held.clear()

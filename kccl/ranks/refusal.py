@@ -1,8 +1,7 @@
 """A refusal: the message of a rank that cannot start. All other ranks raise an error with its text.
 
-Some things go wrong on a rank before it is connected with the others: a variable of its environment
-is wrong, or it may open too few files. Without a refusal the others would wait for it until they
-time out.
+A rank may fail before it is connected with the others: a variable of its environment is wrong, or
+it may open too few files. Without a refusal the others would wait for it until they time out.
 """
 
 import json
@@ -11,7 +10,9 @@ from collections.abc import Sequence
 from .messages import own_failure, peers_failure, reason_of
 
 WAITS_S = 5.0
-"""Seconds that a rank which cannot start waits for ranks that have yet to hear why."""
+"""Seconds that a rank which cannot start waits for ranks to which it has not sent its refusal
+yet.
+"""
 
 _KEY = "refusal"
 

@@ -100,7 +100,8 @@ def _host_rendezvous(
         while len(texts) < world_size:
             found = None if refused else refusal.first_refusal([*texts.values()])
             if found is not None:
-                # A rank cannot start. All others are told so as they come.
+                # This string is a refusal: a rank cannot start. Every other rank gets it as soon as
+                # it connects.
                 refused, deadline = [found], min(deadline, clock.now() + refusal.WAITS_S)
             if refused:
                 _send_all(connections, refused, deadline)
@@ -115,8 +116,8 @@ def _host_rendezvous(
                 sockets.peer_pid(connection)
                 rank, its_text = _receive(connection, deadline)
             except (BackendError, ConnectionError):
-                # Another user's process, or a rank that ended before it sent its number. The
-                # timeout will name that rank.
+                # The connection is of another user's process, or of a rank that ended before it
+                # sent its number. In the latter case the timeout will name that rank.
                 connection.close()
                 continue
             except BaseException:
@@ -128,8 +129,8 @@ def _host_rendezvous(
                 connections.pop(rank).close()
                 texts.pop(rank)
             if rank in texts:
-                # The rank is here already, so this is a helper process with its variables. It is
-                # refused, and the job goes on.
+                # The rank is connected already, so this connection is of a helper process with the
+                # rank's variables. The helper is refused, and the job goes on.
                 with contextlib.suppress(OSError), connection:
                     _send(connection, {"taken": rank}, clock.now() + _LAST_REPLY_S)
                 continue
@@ -168,14 +169,14 @@ def _host_rendezvous(
 
 def _move(listener: socket.socket, connections: dict[int, socket.socket]) -> None:
     """Closes the listener, and tells all ranks that have connected to it to connect again."""
-    # From here on connect() is refused, and accept() still returns earlier connections.
+    # From here on the system refuses new connections, and accept() still returns the earlier ones.
     listener.shutdown(socket.SHUT_RD)
     coming = []
     with contextlib.suppress(OSError):
         while True:
             coming.append(listener.accept()[0])
-    # This comes before the message: a rank that is told to connect again does so at once, and must
-    # not reach this listener.
+    # The listener is closed before the ranks are told to connect again: they do so at once, and
+    # must not reach this listener.
     listener.close()
     ends = clock.now() + _LAST_REPLY_S
     for connection in coming:
@@ -197,8 +198,8 @@ def _close_all(connections: dict[int, socket.socket]) -> None:
 def _send_all(connections: dict[int, socket.socket], message: object, deadline: float) -> None:
     """Sends a message to all connected ranks, and ignores ranks that have ended.
 
-    An error of one connection must not keep the message from the next rank, which would then take
-    rank 0 for lost. sockets.connect() names a rank that has ended.
+    An error of one connection is ignored, so that the next rank gets the message: without it, that
+    rank would take rank 0 for lost. sockets.connect() names a rank that has ended.
     """
     for connection in connections.values():
         with contextlib.suppress(OSError):

@@ -2,7 +2,7 @@
 
 MPI's own calls wait for a rank that has ended, some without a timeout. torchrun lets the others
 wait for a rank that has ended with status 0. So a rank looks in /proc for the launcher's other
-children. It finds nothing where the ranks are on several machines.
+children. Ranks on other machines are not found.
 """
 
 import os
@@ -22,7 +22,7 @@ from .losses import absent, ended_before
 from .processes import is_running
 from .sockets import bind
 
-# A launcher starts its ranks one right after another. A rank whose process is not found after this
+# A launcher starts all its ranks within a short time. A rank whose process is not found after this
 # many seconds has ended.
 _STARTS_WITHIN_S = 3.0
 _LOOK_S = 0.05
@@ -44,7 +44,8 @@ class Siblings:
         self._variable, self._rank, self._size = variable, rank, size
         self._launcher = _launcher(variable) if is_one_machine and size > 1 else 0
         self._pids = {self._rank: os.getpid()}
-        # The launcher's number of each rank that is watched -> the number that errors give it.
+        # For each watched rank: its number in the launcher's environment variable -> its number in
+        # error messages.
         self._names = {rank: rank for rank in range(size)}
         self._began = clock.now()
 
@@ -151,7 +152,8 @@ def guard() -> None:
     while _is_open(0):
         for peer, _, pid in (each.partition(":") for each in peers):
             if not is_running(int(pid)):
-                # Waits, because the launcher may be about to end all ranks itself.
+                # Leaves the launcher time to end all ranks itself, which it does if a rank has
+                # failed.
                 time.sleep(_LOOK_S)
                 _end(parent, int(rank), ended_before(int(rank), int(peer)))
                 return
@@ -206,7 +208,7 @@ def _name(launcher: int, rank: int) -> str:
 def _launcher(variable: str) -> int:
     """Returns the process id of the launcher; 0 if it is not found.
 
-    It is the nearest ancestor that does not have a rank's variables. The launcher may have started
+    The launcher is the nearest ancestor that does not have a rank's variables. It may have started
     a rank through a shell or another program, which then has the rank's variables too.
     """
     pid = os.getppid()

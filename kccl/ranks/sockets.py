@@ -1,4 +1,4 @@
-"""Connects ranks: those of one node by Unix sockets, those of different nodes by nodes.py.
+"""Connects ranks: those of one node by Unix sockets, those of different nodes by TCP (nodes.py).
 
 The sockets' names are in the abstract namespace, so a killed rank leaves nothing behind.
 """
@@ -30,7 +30,7 @@ _MOST_REASON_BYTES = 4000
 
 def listen() -> tuple[socket.socket, str]:
     """Returns a listening socket, and the name that connect() takes."""
-    # The name has the process id, so a peer that waits for this rank can see that it has ended.
+    # The name has the process id, so a waiting peer can see whether this process has ended.
     name = f"kccl-{os.getpid()}-{os.urandom(16).hex()}"
     return bind(name), name
 
@@ -66,11 +66,11 @@ def peer_pid(connection: socket.socket) -> int:
 
 
 def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
-    """Reads exactly `num_bytes` from a blocking stream.
+    """Reads exactly `num_bytes` from a blocking socket.
 
     Raises:
         TimeoutError: The bytes did not come before `deadline`, a value of clock.now().
-        ConnectionError: The stream ended first.
+        ConnectionError: The connection ended first.
     """
     data = b""
     while len(data) < num_bytes:
@@ -82,14 +82,14 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
                 continue
             raise
         if not more:
-            raise ConnectionResetError("the stream ended")
+            raise ConnectionResetError("the connection ended")
         data += more
     return data
 
 
 def poll_ms(seconds: float) -> int:
     """Returns the milliseconds that poll() may wait: `seconds`, but at most clock.LOOK_S. They are
-    rounded up, so that poll() sleeps until the time is up.
+    rounded up, so that poll() does not return just before the time is up.
     """
     return math.ceil(min(max(seconds, 0), clock.LOOK_S) * 1000)
 
@@ -125,8 +125,8 @@ def connect(
     """
     numbers = numbers or range(len(names))
     sockets: dict[int, socket.socket] = {}
-    unknown: list[socket.socket] = []  # the accepted connection, while its rank is not known
-    told = 0, b""  # the rank that could not connect as a peer told, and the message; b"": none
+    unknown: list[socket.socket] = []  # an accepted connection whose rank is not known yet
+    told = 0, b""  # what a peer sent: which rank could not connect, and the message; b"": nothing
 
     def may_run(name: str) -> bool:
         """Returns False if the rank's process has ended. Ranks of other nodes count as alive,
@@ -169,7 +169,7 @@ def connect(
         # A connected peer may be lost too. The absent ones may know it already and never come.
         ended = [peer for peer in (*sockets, *absent) if not may_run(names[peer])]
         ended += [peer for peer, connection in sockets.items() if has_ended(connection)]
-        # Messages are read after that, because a peer that gives up tells why before it ends.
+        # Messages are read after that, because a peer that gives up sends why before it ends.
         check_others()
         if ended:
             raise lost(ended[0])
@@ -214,17 +214,17 @@ def connect(
         check_others()
     except BaseException as error:
         mine = error
-        culprit, word = told
-        # If a peer told this rank of a failure, `word` is that message. It is passed on, because
-        # the peer cannot tell ranks that have not connected to it.
-        if not word and isinstance(error, PeerLost) and error.peer in numbers:
+        culprit, message = told
+        # A message that is not empty is a peer's, about a failure. It is passed on, because the
+        # peer cannot reach ranks that have not connected to it.
+        if not message and isinstance(error, PeerLost) and error.peer in numbers:
             culprit = numbers.index(error.peer)
-            word = HEADER.pack(LOST, culprit, 0)
-        elif not word and not isinstance(error, WaitFailed):
+            message = HEADER.pack(LOST, culprit, 0)
+        elif not message and not isinstance(error, WaitFailed):
             mine = own_failure(error, numbers[rank], what)
-            culprit, word = rank, _failure(reason_of(mine, numbers[rank]))
-        if word:
-            _tell_all(rank, names, sockets, unknown, listener, culprit, word, deadline)
+            culprit, message = rank, _failure(reason_of(mine, numbers[rank]))
+        if message:
+            _tell_all(rank, names, sockets, unknown, listener, culprit, message, deadline)
         for connection in (*sockets.values(), *unknown):
             connection.close()
         if mine is error:
@@ -289,7 +289,7 @@ def _tell_all(
     unknown: list[socket.socket],
     listener: "socket.socket | nodes.Listener",
     culprit: int,
-    word: bytes,
+    message: bytes,
     deadline: float,
 ) -> None:
     """Tells the others why this rank gives up, and closes its connections.
@@ -301,14 +301,15 @@ def _tell_all(
         unknown: Other connections.
         listener: This rank's listener.
         culprit: The rank that is lost, or that could not connect.
-        word: The LOST or FAIL message.
+        message: The LOST or FAIL message.
         deadline: A value of clock.now(), up to which the others wait.
     """
     connected = {*sockets}
     for connection in (*sockets.values(), *unknown):
         with contextlib.suppress(OSError):  # the peer may have gone, too
-            connection.send(word, socket.MSG_DONTWAIT)
-        # Frees the descriptor, because there may be no other for the connections below.
+            connection.send(message, socket.MSG_DONTWAIT)
+        # Closes the connection now: the process may have no other descriptor for the connections
+        # below.
         connection.close()
     if culprit == rank:
         # The ranks below this one wait for it to connect.
@@ -317,18 +318,21 @@ def _tell_all(
                 contextlib.suppress(OSError, Error),
                 _reach(names[peer], names[rank], lambda: None) as connection,
             ):
-                connection.sendall(struct.pack("<I", rank) + word)
+                connection.sendall(struct.pack("<I", rank) + message)
     # Each rank connects to lower ranks in order. If a lost rank is below this one, a rank above
     # tries the lost rank first and is refused. But a rank that failed may not have told the ranks
     # above.
-    if culprit >= rank or not word.startswith(LOST):
+    if culprit >= rank or not message.startswith(LOST):
         late = set(range(rank + 1, len(names))) - {culprit, *connected}
         near = {peer: names[peer] for peer in late if not _is_far(names[peer], names[rank])}
-        _tell_late(listener, near, word, min(deadline, clock.now() + _LAST_WORD_S))
+        _tell_late(listener, near, message, min(deadline, clock.now() + _LAST_WORD_S))
 
 
 def _tell_late(
-    listener: "socket.socket | nodes.Listener", late: dict[int, str], word: bytes, deadline: float
+    listener: "socket.socket | nodes.Listener",
+    late: dict[int, str],
+    message: bytes,
+    deadline: float,
 ) -> None:
     """Tells the ranks that have yet to connect to this one why it gives up.
 
@@ -337,8 +341,8 @@ def _tell_late(
 
     Args:
         listener: This rank's listener.
-        late: Rank -> name of its listener.
-        word: The message.
+        late: The ranks that have yet to connect -> the names of their listeners.
+        message: The LOST or FAIL message.
         deadline: A value of clock.now(), at which this rank waits no longer.
     """
     listener.settimeout(_POLL_S)
@@ -349,7 +353,7 @@ def _tell_late(
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError):
                 if late.pop(_rank_of(connection, deadline), None) is not None:
-                    connection.send(word, socket.MSG_DONTWAIT)
+                    connection.send(message, socket.MSG_DONTWAIT)
 
 
 def _rank_of(connection: socket.socket, deadline: float) -> int:
@@ -372,7 +376,7 @@ def _pid_in(name: str) -> int:
 
 
 def has_ended(connection: socket.socket) -> bool:
-    """Tells whether the other end of a connection has closed it, and all it said has been read."""
+    """Tells whether the other end has closed the connection and all its messages have been read."""
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -1,8 +1,8 @@
 """shrink(): the ranks that are alive agree on who they are, and make a communicator together.
 
-Each rank says all that it knows whenever that changes: which attempt it is in, whose streams have
-ended, where it listens, and the votes. Knowledge only grows, so no message is stale: the last one
-of a peer includes its earlier ones. An attempt goes like this.
+Each rank sends all that it knows whenever that changes: which attempt it is in, whose connections
+have ended, where it listens, and the votes. Knowledge only grows, so no message is stale: the last
+one of a peer includes its earlier ones. An attempt goes like this.
 
 1. A rank waits until all peers that it hears are in its attempt and hear the same ranks. These are
    the members. It connects with them and makes the communicator. If this succeeds, it votes for
@@ -18,8 +18,8 @@ on where this one stopped. So a rank that timed out while the others returned re
 
 Why all that return from an attempt have the same members, and none returns from a later one:
 
-- A stream ends when its rank ends or closes the communicator, and after all that the rank sent. So
-  "ended" is true for ever, and no rank that is alive is ended for another. A rank returns only
+- A connection ends when its rank ends or closes the communicator, and after all that the rank sent.
+  So "ended" is true for ever, and no rank that is alive is ended for another. A rank returns only
   after the sockets have taken all it knows. So whoever waits then has it, even if this rank ends.
 - A rank votes once in an attempt, and the members are in its vote. Two sets of members for which
   all members voted cannot have a rank in common. Nor can they be apart: the voters of each have
@@ -98,23 +98,23 @@ class _Survivor(Generic[Part]):
         self._attempt = 1
         self._listener: socket.socket | Listener | None = None
         self._name = ""
-        # The peers whose streams had ended when this rank began to listen.
+        # The peers whose connections had ended when this rank began to listen.
         self._ended: frozenset[int] = frozenset()
-        # What `make` returned in this attempt, and the members, for which this rank has voted.
-        # None and () until then.
+        # Once this rank has voted in this attempt: what `make` returned, and the members for which
+        # it voted. Before that None and ().
         self._part: Part | None = None
         self._members: tuple[int, ...] = ()
         self._heard: dict[int, Said] = {}
         self._told = b""
-        # The last attempt in which `make` failed on this rank, 0 for none, and why.
+        # The last attempt in which `make` failed on this rank (0: it never failed), and the reason.
         self._refused, self._reason = 0, ""
-        # The last attempt for which shrink() has raised such a failure, of any rank.
+        # The last attempt for which shrink() has raised that `make` failed on some rank.
         self._raised = 0
         # The rank that told why `make` failed here.
         self.culprit: int | None = None
 
     def close(self) -> None:
-        """Gives the agreement up."""
+        """Ends this rank's part in the agreement, without a result."""
         self._stop_listening()
         part, self._part = self._part, None
         if part is not None:
@@ -131,7 +131,8 @@ class _Survivor(Generic[Part]):
         while True:
             self._look()
             if ended != self._ranks.ended():
-                # The wait for a rank that is now lost has cost time, so the timeout begins again.
+                # A rank was lost during the wait. The wait for it has used up time, so the timeout
+                # begins again.
                 ended, deadline = self._ranks.ended(), clock.now() + timeout
             if self._part is None:
                 if clock.now() > deadline or not self._wait(self._has_members, deadline):
@@ -155,7 +156,7 @@ class _Survivor(Generic[Part]):
         for peer, text in ranks.hear():
             self._heard[peer] = Said.parse(text)
         if ranks.has_hung_up:
-            # After abort() this rank receives nothing more, and its streams have ended for its
+            # After abort() this rank receives nothing more, and its connections have ended for its
             # peers.
             raise PeerLost(
                 f"rank {ranks.rank} has called abort() and cannot go on with comm.shrink()",
@@ -178,7 +179,7 @@ class _Survivor(Generic[Part]):
         text = said.text()
         if text != self._told:
             self._ranks.tell(text)
-            # Comes after tell(): if Ctrl-C stops tell(), the next shrink() tells all peers again.
+            # Set after tell(): if Ctrl-C stops tell(), the next shrink() sends this text again.
             self._told = text
 
     def _begin(self, attempt: int) -> None:
@@ -195,7 +196,7 @@ class _Survivor(Generic[Part]):
         return votes
 
     def _alive(self) -> set[int]:
-        """Returns the peers that this rank hears."""
+        """Returns the peers whose connections to this rank have not ended."""
         return set(range(self._ranks.world_size)) - self._ranks.ended() - {self._ranks.rank}
 
     def _is_settled(self, peer: int) -> bool:
@@ -283,8 +284,8 @@ class _Survivor(Generic[Part]):
         except BaseException:
             listener.close()
             self._begin(attempt + 1)
-            # Tells the peers, so that they leave the attempt too even if this rank does not come
-            # back.
+            # Sends the peers what this rank knows, so that they leave the attempt too, even if the
+            # user does not call shrink() again on this rank.
             self._say()
             raise
 

@@ -19,8 +19,8 @@ from .mesh import Mesh
 
 
 class Connected(Protocol):
-    """Ranks that are connected out of band: a Mesh, or a Team of some of its ranks. The members are
-    those of Mesh and Exchanges.
+    """What a backend needs of connected ranks, whether they are a whole Mesh or a Team of some of
+    its ranks. Mesh and Exchanges describe the members.
     """
 
     @property

@@ -137,7 +137,7 @@ class Window(ABC):
             self._close(self)
 
     def closes_by(self, close: "Callable[[Window], None]") -> "Window":
-        """Sets what close() calls. Returns the window."""
+        """Makes close() call `close`. Returns the window."""
         self._close = close
         return self
 
@@ -158,7 +158,7 @@ class Window(ABC):
 
     @abstractmethod
     def drop(self) -> None:
-        """Lets the memory go. It is freed when no array views it."""
+        """Drops this object's references to the memory, which is freed when no array views it."""
 
     def _check_open(self) -> None:
         if self.is_closed:

@@ -24,8 +24,8 @@ class LaunchArrays:
         # First address of an array -> its bytes and the number of its name. The latest launch's are
         # last.
         self._known: dict[int, tuple[int, int]] = {}
-        # This is a list, whose append() and pop() are atomic, because an array may be freed at any
-        # moment.
+        # The arrays that have been freed. append() and pop() of a list are atomic: an array may be
+        # freed at any moment, in any thread.
         self._freed: list[tuple[int, tuple[int, int, int]]] = []
         # The arrays whose end is watched: (rank, fields of the KcclSimArray).
         self._watched: set[tuple[int, tuple[int, int, int]]] = set()
@@ -84,7 +84,7 @@ class LaunchArrays:
         while type(getattr(owner, "base", None)) is type(array):
             owner = owner.base
         if getattr(owner, "base", None) is not None:
-            return  # an object of another kind owns the memory
+            return  # the memory belongs to no array object that can be watched
         if (rank, fields) in self._watched:
             return
         try:

@@ -142,7 +142,7 @@ def _entry(handle: Any, index: int, run_block: Any) -> Entry:
     shapes_of = getattr(handle, f"kccl_sim_shapes_{index}")
     shapes_of.restype = ctypes.POINTER(_Shape)
     shapes = shapes_of()
-    # A parameter with alignment 0 ends the list.
+    # The array of shapes ends with an entry of alignment 0.
     count = next(i for i in itertools.count() if shapes[i].alignment == 0)
     parameters = tuple((shapes[i].num_bytes, shapes[i].alignment) for i in range(count))
     kinds_of = getattr(handle, f"kccl_sim_kinds_{index}")

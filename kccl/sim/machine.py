@@ -35,11 +35,11 @@ class Simulation:
         model: Memory model: "sm_90" (PTX) or "gfx942" (AMDGPU).
         schedule: Which thread runs next. "mixed" lets the seed choose one of the other schedules,
             which csrc/sim/api.inc lists.
-        is_weak: True: loads may return old values where the memory model allows it. False: loads
+        is_weak: Whether loads may return old values where the memory model allows it. If not, they
             always return the newest value.
-        checks: True: data races, reused slots and several writers of a word are findings.
-        ends_when_stuck: True: when no thread can go on, that is a deadlock. False: virtual time
-            passes until waits time out.
+        checks: Whether data races, reused slots and several writers of a word are findings.
+        ends_when_stuck: Whether it is a deadlock, and ends the run, when no thread can go on. If
+            not, virtual time passes until waits time out.
         trace_events: Number of last steps to keep, for reports and traces.
         most_blocks: Most blocks of a rank's launches that run at the same time; 0 for any number. A
             launch that finds no room waits for others to end.
@@ -245,7 +245,8 @@ class Machine:
         """Ends the wait of `others`, because `rank` has come. Orders what all of them have done."""
         if not others:
             return
-        # At any time here one of the ranks is inside, so the machine does not run meanwhile.
+        # In this order one of the ranks always counts as running its program, so the machine does
+        # not run between these calls.
         for other in others:
             self.return_inside(other)
         for each in (rank, *others):
@@ -377,7 +378,8 @@ def simulated_machine(
             if path is not None:
                 machine.write_trace(path)
         finally:
-            # After a second Ctrl-C some ranks may still run. Then the machine must stay alive.
+            # Destroys the machine only if all ranks have ended. After a second Ctrl-C some may
+            # still run.
             if len(machine.has_left) == world_size:
                 machine.destroy()
 

@@ -1,9 +1,9 @@
 """The out-of-band connection of ranks that share a simulated machine.
 
-The machine runs only while no rank may launch something new. So it must know which ranks wait for
-others here. A meeting is an exchange in which ranks wait for each other. It ends for all of them
-when the last rank comes, not when each rank's thread notices. So what the machine does depends on
-the program only, and not on the speed of threads.
+The machine runs only while no rank may launch something new. So the machine must know which ranks
+wait for others outside of it, in exchanges of the mesh. A meeting is such an exchange: it ends for
+all its ranks when the last rank comes, not when each rank's thread notices. So what the machine
+does depends on the program only, and not on the speed of threads.
 """
 
 import socket
@@ -44,7 +44,8 @@ class Meetings:
         finally:
             with self._lock:
                 still = self._waiting.get(key, set())
-                # The rank is missing if the last member has come, which has ended the meeting.
+                # If the last member has come, it has ended the meeting, and the rank is in the set
+                # no longer.
                 if rank in still:
                     self.machine.return_inside(rank)
                     still.remove(rank)

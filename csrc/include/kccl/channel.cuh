@@ -48,7 +48,7 @@ enum class Opening {
 // close it together. On each rank only one coop at a time may have a channel open. All ranks make
 // the same calls on it, in the same order.
 //
-// WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0: any world size.
+// WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0 for any size.
 template <class Coop, int WORLD_SIZE = 0>
 class Channel {
   public:
@@ -107,7 +107,7 @@ class Channel {
 
     // Stores what the next opening of the channel must know.
     KCCL_DEVICE ~Channel() {
-        // This comes before the sync below, after which another coop may open the channel.
+        // Comes before the sync below, after which another coop may open the channel.
         if (!launch_.is_launch()) told::channel_closes(coop_, comm_, channel_, index_);
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (launch_.is_stored() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
@@ -156,7 +156,7 @@ class Channel {
     // Tells whether this call needs no fence before it sends: see DependentLaunch.
     KCCL_DEVICE bool is_ordered() const { return launch_.is_ordered(); }
 
-    // Gives access to the counters of the sentinel protocol.
+    // Returns the channel's state, in which the sentinel protocol keeps counters of its own.
     KCCL_DEVICE ChannelState& state() { return state_; }
 
     // Tells the simulator that this rank makes this call next. Called by all threads of the coop.
@@ -316,7 +316,7 @@ class Channel {
         slot_packets_ = mem::keep(slot_packets_);
     }
 
-    // Uses what the constructor loaded for the first time, so the thread waits for the loads here.
+    // The first call uses here what the constructor has loaded, and so waits for those loads.
     KCCL_DEVICE void look() {
         if (has_looked_) return;
         has_looked_ = true;
@@ -347,7 +347,7 @@ class Channel {
             special_ = state_.epoch + step_;
             return status();
         }
-        // `contacted` is set here, after the first call, so that no other call pays for the store.
+        // Sets KcclState.contacted after the first call, here where no other call pays for it.
         if (last_epoch == step_ && leads(coop_)) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
@@ -379,13 +379,14 @@ class Channel {
     const mem::Packet* inbox_;
     uint32_t slot_packets_;  // the most packets from one source in a call
     uint32_t half_packets_;  // the most packets from all sources in a call
-    uint32_t offset_;        // packets from the addresses above to the slots of this call
+    uint32_t offset_;        // distance in packets from the addresses above to the slots of this
+                             // call
     uint32_t thread_;
     uint32_t num_threads_;
     uint32_t step_;
     uint32_t special_ = 0;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
-    // The call as the host launched it, which outlives this object; null: it is not described.
+    // The call as the host launched it, which outlives this object; null if it is not described.
     const Call* call_ = nullptr;
     uint64_t bytes_per_count_ = 0;
     uint32_t grid_blocks_ = 0;           // blocks of the grid that makes the calls, for tell()

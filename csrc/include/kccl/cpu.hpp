@@ -42,8 +42,8 @@ __attribute__((weak)) uint64_t kccl_host_clock_ns() {
     return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// These do nothing, because only kernels that the library launches read the memory of other
-// processes.
+// These two functions fail: only kernels that the library launches read the memory of other
+// processes, and there are none here.
 __attribute__((weak)) int kccl_host_read_peer(uint64_t, int, void*, uint64_t, uint64_t) {
     return -1;
 }
@@ -102,7 +102,8 @@ class Window {
   public:
     Window(int world_size, uint64_t num_bytes) : parts_(memory_of_ranks(world_size, num_bytes)) {}
 
-    // Returns the argument for a rank's kernel. It is valid as long as this object lives.
+    // Returns the window in the form in which a rank's kernel takes it. Valid as long as this
+    // object lives.
     kccl::Window for_kernels(int rank) const {
         kccl::Window window = {};
         window.num_bytes = parts_[0].num_bytes();
@@ -158,7 +159,7 @@ class Communicator {
 
     int world_size() const { return static_cast<int>(comms_.size()); }
 
-    // Returns the argument for a rank's calls. It is valid as long as this object lives.
+    // Returns the DeviceComm for a rank's calls. Valid as long as this object lives.
     const KcclDeviceComm& device_comm(int rank) const { return comms_[rank]; }
 
     // Throws if a call of this rank has failed. After a failure no call does anything.

@@ -49,8 +49,8 @@ class DependentLaunch {
     // follow, and it clears everything.
     //
     // In a chain of calls, the blocks of at most one call wait on the device: a call admits the
-    // next call only after its own wait for the kernels before it. Admitting it earlier, at the
-    // kernel's beginning, gains nothing (bench/LOG.md).
+    // next call only after its own wait for the kernels before it. If a call admitted the next one
+    // earlier, at its kernel's beginning, nothing would be gained (bench/LOG.md).
     template <class Coop>
     KCCL_DEVICE bool sent(Coop coop) {
         if (has_dependent_) mem::launch_dependents();

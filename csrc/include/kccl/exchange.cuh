@@ -190,8 +190,8 @@ KCCL_DEVICE bool await_peers(const Channel<Coop, WORLD_SIZE>& channel, const Pee
 }
 
 // Waits for unit i of every rank: N payloads, which a reduction computes together (payload.cuh).
-// They go to units[source * N] and the entries behind it. The result, and who must call it, are as
-// in await_all().
+// The unit of rank `source` goes to units[source * N] and the entries behind it. The result, and
+// who must call this function, are as in await_all().
 template <uint32_t N, class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_units(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
                              uint64_t (&units)[kMaxRanks<WORLD_SIZE> * N]) {
@@ -211,8 +211,8 @@ KCCL_DEVICE bool await_units(const Channel<Coop, WORLD_SIZE>& channel, uint32_t 
     }
 }
 
-// Waits for packet i of rank `source`; *payload gets what it pushed. The result, and who must call
-// it, are as in await_all().
+// Waits for packet i of rank `source`; *payload gets what that rank pushed. The result, and who
+// must call this function, are as in await_all().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source, uint32_t i,
                            uint64_t* payload) {
@@ -244,9 +244,9 @@ struct NoFloats {};
 // the last packet, because its whole warp must poll. are_words: the caller knows that all payloads
 // are whole and aligned words. Floats: platform::DefaultFloats if take() computes with floats.
 //
-// The second path is for calls of at most one packet a thread, all whole words. It has no loop. So
-// little code runs between the arrival of a call's last packet and the push of the next call's
-// first.
+// Calls of at most one packet a thread, all whole words, take a path of their own without a loop,
+// behind the `if`. So little code runs between the arrival of a call's last packet and the push of
+// the next call's first.
 template <class Floats = NoFloats, class Coop, int WORLD_SIZE, class Send, class Take>
 KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, uint32_t kernel, Exchange kind,
                             uint32_t num_packets, bool are_words, Send send, Take take) {

@@ -34,10 +34,10 @@ class FailureLatch {
     // Returns ok until fail() is called, then the communicator's failed status.
     KCCL_DEVICE Status status() const { return status_; }
 
-    // Votes. Returns false if a thread of the coop found a failure; then the caller must call
-    // fail(). The vote is also a sync of the coop: it separates what the threads read when they
-    // opened the channel from what they write when they close it. Later calls return true and do
-    // nothing.
+    // Lets the coop's threads vote. Returns false if a thread of the coop found a failure; then the
+    // caller must call fail(). The vote is also a sync of the coop: it separates what the threads
+    // read when they opened the channel from what they write when they close it. Later calls return
+    // true and do nothing.
     template <class Coop>
     KCCL_DEVICE bool agree(Coop coop) {
         if (has_agreed_) return true;

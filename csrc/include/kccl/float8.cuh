@@ -33,8 +33,8 @@ template <uint32_t MANTISSA, uint32_t BIAS>
 KCCL_DEVICE uint32_t rounded(uint32_t magnitude) {
     constexpr uint32_t kDropped = 23 - MANTISSA;
     constexpr uint32_t kHalf = (1u << (kDropped - 1)) - 1;
-    // Adding this number makes the floating-point unit round to multiples of the smallest
-    // subnormal.
+    // The bits of a power of two. If it is added to the value as a float, the floating-point unit
+    // rounds to multiples of the type's smallest subnormal.
     constexpr uint32_t kShift = (127u + 24u - BIAS - MANTISSA) << 23;
     const uint32_t normal =
         (magnitude + kHalf + ((magnitude >> kDropped) & 1u) - ((127u - BIAS) << 23)) >> kDropped;

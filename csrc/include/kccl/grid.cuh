@@ -83,7 +83,7 @@ KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords famil
     }
     for (uint32_t i = first; i < num_blocks; i += platform::kWarpSize) {
         if (!has_reached(load_count(comm, family, i).epoch, count.epoch)) {
-            // A block that is missing has reached the previous sync.
+            // Block i has not reached `count`, only the sync before it: it is missing.
             return {1u << comm.rank, count.epoch - comm.epoch_step, static_cast<int32_t>(i)};
         }
     }
@@ -174,7 +174,8 @@ class GridBarrierOf {
         }
         bool arrived = true;
         if (coop.index() < platform::kWarpSize) {
-            // If there is one counter, all threads of the warp poll it, in one request.
+            // If there is one counter, all threads of the warp poll it, which the hardware does by
+            // one load.
             const bool polls = kCounters == 1 || coop.index() < kCounters;
             const auto poll = [&] {
                 bool reached = !polls;
@@ -188,7 +189,8 @@ class GridBarrierOf {
                 return find_absent(comm_, FAMILY, coop.index(), num_blocks_, count_);
             };
             arrived = wait_until(comm_, Awaited{kKcclGridSync, 0, count_.epoch}, poll, missing);
-            // This fence is outside of the polls, because each acquire empties the L1 cache.
+            // The fence comes behind the polls, not in each of them, because each acquire empties
+            // the L1 cache.
             if constexpr (kOrders) mem::fence<mem::Order::kAcquire, mem::Scope::kDevice>();
         }
         if (coop.any(!arrived)) status_ = status_of(comm_);

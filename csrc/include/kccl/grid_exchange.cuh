@@ -69,7 +69,7 @@ KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
 // is open, this rank's communicator may open no other one of this reach, in this kernel or in
 // another: the second one fails with kKcclOpenedTwice.
 //
-// WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0: any world size.
+// WORLD_SIZE: the communicator's world size, so that loops over ranks unroll; 0 for any size.
 template <KcclReach REACH, int WORLD_SIZE = 0>
 class GridExchange {
   public:
@@ -213,7 +213,8 @@ class GridExchange {
     // after an opening, in this one. For blocks that collect only some slices. Returns false if it
     // failed. Called by all threads of a warp, after publishing.
     KCCL_DEVICE bool await_previous() {
-        // This exchange began with a scrub, which was a barrier of all blocks.
+        // An exchange with this epoch has begun with a scrub, which was a barrier of all blocks, so
+        // nothing is left to wait for.
         if ((epoch_ << 1) == 0) return true;
         const Slot seen = last_.epoch == first_epoch_ ? slot() : last_;
         platform::enter_call(comm_.state, kKcclGridExchange, REACH, seen.epoch);
@@ -342,8 +343,8 @@ class GridExchange {
     }
 
     KCCL_DEVICE void enter_special() {
-        // This rank has now received packets of all ranks. `contacted` is set only here, so that no
-        // other exchange pays for the store.
+        // By now this rank has received packets of all ranks: sets KcclState.contacted. The store
+        // is on this slow path, so that no other exchange pays for it.
         if (!kIsLocal && epoch_ == 2 * step_ && platform::block_in_grid() == 0 && leads(block())) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }

@@ -46,8 +46,8 @@ class Fd {
     int fd_;
 };
 
-// Steps that undo something, as closing or unmapping. run() and the destructor run them, the last
-// one first.
+// Collects steps that undo something, such as closing or unmapping. run() and the destructor run
+// the steps, the last one first.
 class Undo {
   public:
     Undo() = default;
@@ -65,9 +65,9 @@ class Undo {
 
 // ---- The ranks ----------------------------------------------------------------------------------
 
-// The ranks of a job. This rank's device is that of the CUDA context that was current when the Team
-// was constructed. A Team must outlive the windows and communicators that are made with it. The
-// constructor, allgather(), together(), agree() and exchange() are collective.
+// All ranks of a job, at most 8. This rank's device is that of the CUDA context that was current
+// when the Team was constructed. A Team must outlive the windows and communicators that are made
+// with it. The constructor, allgather(), together(), agree() and exchange() are collective.
 class Team {
   public:
     // Copies `bytes` bytes of each rank to `all`, in rank order.

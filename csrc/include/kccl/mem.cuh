@@ -80,7 +80,7 @@ namespace kccl::mem {
 enum class Order { kRelaxed, kAcquire, kRelease, kAcqRel, kSeqCst };
 enum class Scope { kBlock, kDevice, kSystem };
 
-// 16 bytes that are sent together: see ll16.cuh and sentinel.cuh.
+// 16 bytes that one instruction writes: see ll16.cuh and sentinel.cuh.
 struct Packet {
     uint64_t half[2];
 };

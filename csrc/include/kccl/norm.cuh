@@ -60,9 +60,9 @@ struct NormedRows {
     }
 
     const T* in;
-    T* residual;  // rows that are added to `in`, and then get the sum; null: nothing is added
+    T* residual;  // rows that are added to `in`, and then get the sum; null for none
     const T* weight;
-    const float* fp8_scale;  // null: the result is of type T
+    const float* fp8_scale;  // null if the result is of type T
     void* out;
     uint64_t count;  // elements of all rows; rows are not counted, because a division would be slow
     uint32_t width;

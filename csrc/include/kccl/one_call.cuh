@@ -89,7 +89,7 @@ KCCL_DEVICE Status refuse_stride(Channel<Coop, WORLD_SIZE>& channel, uint32_t ke
     return refuse_on(channel, kernel, {kKcclArgumentStride, stride, limit});
 }
 
-// As the argument `channel` of a call: use the coop's own channel, which default_channel() returns.
+// A value for the argument `channel` of a call: the coop's own channel (default_channel()).
 constexpr int kOwnChannel = -0x7fffffff - 1;
 
 // Makes one call on a channel that is opened for it. make(channel) -> Status. Called by all threads
@@ -123,7 +123,7 @@ KCCL_DEVICE Status in_grid_slices(const DeviceComm& comm, uint64_t count, Make m
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
         opened.tell_of_grid();
-        // The status of make() is not needed: grid_sync() returns the communicator's failure.
+        // The status of make() is ignored: if a call has failed, grid_sync() returns the failure.
         make(opened, slice);
     }
     return grid_sync(comm);

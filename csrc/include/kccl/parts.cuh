@@ -127,7 +127,8 @@ class PartsCall {
             if (source >= channel_.world_size()) break;
             if (longest[source] > longest_) longest_ = longest[source];
             if (heads[source] == head(call_.receives[source])) continue;
-            // If the peer makes a different call, its first packet is no header.
+            // If the peer makes a call of another kernel, its first packet is no header of this
+            // one.
             const bool is_head = heads[source] >> 56 == call_.kernel;
             Call theirs = call_;
             theirs.dtype = static_cast<uint32_t>(heads[source] >> 48 & 255);

@@ -9,7 +9,7 @@ namespace kccl {
 
 constexpr uint32_t kPayloadBytes = 8;
 
-// The length of arrays with an entry for each rank. WORLD_SIZE: the number of ranks; 0: any number.
+// The length of arrays with an entry for each rank. WORLD_SIZE: the number of ranks; 0 if unknown.
 template <int WORLD_SIZE>
 constexpr int kMaxRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
 

@@ -122,8 +122,8 @@ class Pipe {
     uint8_t* begin_;
 };
 
-// This rank's end of the pipes for one slice of one message. All threads of the coop make it, and
-// call its functions together.
+// This rank's end of the pipes for one slice of one message. Each thread of the coop makes an
+// object, and all of them call its functions together.
 template <class Coop>
 class PipeEnd {
   public:
@@ -203,7 +203,8 @@ class PipeEnd {
     }
 
   private:
-    // Returns the number of this step modulo kPacketSlots, without a division.
+    // Returns the number of the current step (that of epoch_) modulo kPacketSlots, without a
+    // division.
     KCCL_DEVICE uint32_t step() const {
         static_assert(PipeShape::kPacketSlots == 4 && PipeShape::kChunkSlots == 2);
         const uint32_t low = (epoch_ & comm_.epoch_step) != 0 ? 1 : 0;
@@ -264,7 +265,7 @@ class PipeEnd {
         return !coop_.any(!wait_for<mem::Order::kAcquire>(word, wanted, leads(coop_)));
     }
 
-    // Makes a sync, then stores the epoch of this step in a word at the peer.
+    // Synchronises the coop, then stores the epoch of this step in a word at the peer.
     template <mem::Order order>
     KCCL_DEVICE void tell(PipeShape::Line line) {
         coop_.sync();

@@ -204,7 +204,7 @@ KCCL_DEVICE float lane_of(float value, uint32_t lane) {
     return __builtin_bit_cast(
         float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, value), static_cast<int>(lane)));
 }
-// Each wave leaves its vote in a word of its own, so no word has to be cleared first.
+// Each wave stores its vote in a word of its own, so no word has to be cleared first.
 KCCL_DEVICE bool sync_block_any(bool mine) {
     constexpr uint32_t kMostWaves = 16;
     static __attribute__((shared)) uint32_t votes[kMostWaves];
@@ -317,7 +317,7 @@ KCCL_DEVICE const T& first_parameter([[maybe_unused]] const T& parameter) {
 #endif
 }
 
-// Returns the kernel's second parameter in the same way; `first` is the one before it.
+// Does for the kernel's second parameter what first_parameter() does for `first`.
 template <class First, class T>
 KCCL_DEVICE const T& second_parameter([[maybe_unused]] const First& first,
                                       [[maybe_unused]] const T& parameter) {

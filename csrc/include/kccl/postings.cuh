@@ -22,7 +22,7 @@ constexpr uint64_t kPostingSlotBytes = 9 * kKcclLineBytes;
 
 // The beginning of a slot. The part follows it.
 struct PostingHead {
-    uint64_t number;     // number of the call that uses the slot; 0: no call has used it yet
+    uint64_t number;     // number of the call that uses the slot; 0 before the first
     uint64_t num_bytes;  // length of the whole call's message
     uint64_t call;       // other facts of the call that the ranks compare
     uint64_t history;    // a hash of num_bytes and call of this call and of all calls before it
@@ -78,7 +78,8 @@ class Postings {
     // Posts the part that has been written at room(). num_bytes and `call` are for comparison.
     KCCL_DEVICE void post(uint64_t num_bytes, uint64_t call) const {
         PostingHead* const head = head_of(rank_, number_);
-        // Only this rank writes its slots. Before call 1 the slot of call 0 is unused, and is zero.
+        // A plain load is enough, because only this rank writes its slots. For call 1 it reads the
+        // slot of call 0, which is unused and zero.
         uint64_t history = mem::load_plain(&head_of(rank_, number_ - 1)->history);
         history = (history ^ num_bytes) * kOdd;
         history = (history ^ history >> 32 ^ call) * kOdd;

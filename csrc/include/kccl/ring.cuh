@@ -190,8 +190,8 @@ class Consumer {
         return wait_until(comm_, awaited, poll, missing) ? ring_.stage[next_.stage] : nullptr;
     }
 
-    // Does what front() does, but without a timeout or a check for failures, and never returns
-    // null. Only for a ring whose producer copies until the consumers have ended.
+    // Returns what front() returns, but never null: it waits without a timeout and without a check
+    // for failures. Only for a ring whose producer copies until the consumers have ended.
     KCCL_DEVICE const uint8_t* await_front() {
         while (platform::warp_any(!mem::has_completed(&ring_.full[next_.stage], next_.parity))) {
             mem::poll_pause();

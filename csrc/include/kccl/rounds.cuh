@@ -74,7 +74,7 @@ struct Row {
 
 // Copies this thread's share of num_rows rows, which do not overlap; it is thread `index` of
 // `size`. It loads from several rows at once, because a loop over single rows would wait for the
-// loads of each row separately. row_of(k) -> Row. WORLD_SIZE: more than num_rows; 0: any number.
+// loads of each row separately. row_of(k) -> Row. WORLD_SIZE: more than num_rows; 0 for any number.
 template <int WORLD_SIZE, class RowOf>
 KCCL_DEVICE void copy_rows(uint32_t index, uint32_t size, int num_rows, RowOf row_of) {
     constexpr int kRows = WORLD_SIZE > 1 && WORLD_SIZE < 5 ? WORLD_SIZE - 1 : 4;

@@ -1,6 +1,6 @@
-// Tells the simulator about the calls that kernels make, and asks it about windows, so that it
-// finds mistakes that a GPU could find only at a cost. On other targets these functions compile to
-// nothing.
+// Tells the simulator about the calls that kernels make, and asks it about windows. So the
+// simulator finds mistakes for which a GPU would need extra loads and checks in each call. On other
+// targets these functions compile to nothing.
 #pragma once
 
 #include "coop.cuh"

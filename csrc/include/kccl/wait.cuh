@@ -63,7 +63,7 @@ enum class Need { kEach, kAny };
 // The purpose of a wait, as the record says it if the wait fails.
 struct Awaited {
     uint32_t kernel;  // KcclKernel or KcclNoKernel
-    int32_t channel;  // as KcclRecord.channel: the channel, or in wait the signal_id
+    int32_t channel;  // as KcclRecord.channel: the channel, or for the call wait() the signal_id
     uint32_t wanted;  // an epoch or a count
     Need need = Need::kEach;
     bool is_on_channel = false;  // wanted is the epoch of a call that this rank has described
@@ -123,9 +123,9 @@ KCCL_DEVICE uint64_t waited_until(uint64_t now, uint64_t& started_ns, uint64_t& 
     return now - started_ns;
 }
 
-// Measures how long a wait has lasted. started_ns: when this thread first read the clock; 0: not
-// yet. On a GPU no kernel is stopped, so this form needs no time of the last read, which would be
-// one word more and make each wait slower.
+// Measures how long a wait has lasted. started_ns: when this thread first read the clock in the
+// wait; 0 before that. On a GPU no kernel is stopped, so this form needs no time of the last read,
+// which would be one word more and make each wait slower.
 template <bool IS_CPU>
 struct WaitClock {
     uint64_t started_ns = 0;

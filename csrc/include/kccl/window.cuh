@@ -49,8 +49,8 @@ KCCL_DEVICE uint32_t* signal_word(const DeviceComm& comm, int rank, int signal_i
 }
 
 // Returns the address of the line in which a block of this rank stores its count of syncs, for the
-// barriers of `family` (grid.cuh). If `block` is kKcclMaxBlocks + 2 * i, it is the line of counter
-// i.
+// barriers of `family` (grid.cuh). The lines behind those of all blocks belong to the counters: for
+// `block` = kKcclMaxBlocks + 2 * i the line is that of counter i.
 KCCL_DEVICE uint32_t* grid_line(const DeviceComm& comm, KcclGridWords family, uint32_t block) {
     const uint64_t line = uint64_t(family) * (kKcclMaxBlocks + kKcclGridCounterLines) + block;
     return scratch_at<uint32_t>(comm, comm.rank, comm.layout.grid + line * kKcclLineBytes);

@@ -6,8 +6,8 @@
 
 namespace kccl::words {
 
-// Convert between float and the bits of half or bfloat16. narrow() makes every NaN CUDA's canonical
-// NaN.
+// Half and Bfloat16 convert between float and the bits of these types. narrow() turns every NaN
+// into CUDA's canonical NaN.
 struct Half {
     KCCL_WORD static float widen(uint16_t bits) { return mem::float_from_half(bits); }
     KCCL_WORD static uint16_t narrow(float value) {

@@ -1,7 +1,9 @@
-"""Makes collectives of steps over groups. Each collective has a file, which is found by its name.
+"""Makes collectives out of steps, for more ranks than a kernel can serve (csrc/host/chain.inc). A
+form is one way to do that. Each collective has a file here, which is found by its name.
 
 Each file has FORMS and fields(). The first form suits small messages, the last one large messages.
-A form in which ranks post their parts (steps.py) comes first, and is used wherever it can run.
+A form in which ranks post their parts (csrc/include/kccl/postings.cuh) comes first, and is used
+wherever it can run.
 """
 
 from importlib import import_module

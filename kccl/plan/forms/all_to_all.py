@@ -10,9 +10,10 @@ from ..steps import INPUT, OUTPUT, Form, Part, Steps
 def all_to_all(s: Steps, *, count: int) -> None:
     """Makes all_to_all's steps.
 
-    First, in the group, the rank at each place gets all chunks for the ranks at this place in all
-    groups. Then the ranks at one place of all groups exchange these. If groups differ in size,
-    their leaders gather the groups' arrays, exchange chunks, and scatter them.
+    A rank's place is its index in its group. First, in the group, the rank at each place gets all
+    chunks for the ranks at this place in all groups. Then the ranks at one place of all groups
+    exchange these. If groups differ in size, their leaders gather the groups' arrays, exchange
+    chunks, and scatter them.
     """
     if s.grouping.is_even:
         _by_place(s, count)

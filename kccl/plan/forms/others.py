@@ -1,4 +1,6 @@
-"""The messages of teams that have nothing to send in a step; see kccl/plan/steps.py."""
+"""What teams send that have nothing to send in a step, but must make the step's call: see
+kccl/plan/steps.py.
+"""
 
 from ...base.abi import MAX_WORLD_SIZE
 from ..steps import Part, Steps

@@ -1,4 +1,5 @@
-"""Makes calls with parts of different lengths over groups. Every part is padded to the longest.
+"""Makes calls in which ranks' parts differ in length (the argument `counts`) over groups. Every
+part is padded to the length of the longest.
 
 So a call has the steps of the collective's form for equal parts, and copies before and after them.
 """
@@ -78,5 +79,5 @@ OF_PARTS: dict[str, Callable[..., None]] = {
     "reduce_scatter": _reduce_scatter,
 }
 """How the steps are made, by collective. They take the fields of KcclCall; `count` is the longest
-part in bytes. all_to_all is not here: there no rank knows the longest part of all.
+part in bytes. all_to_all is missing, because in it no rank knows the longest part of all.
 """

@@ -15,9 +15,10 @@ def reduce_scatter(
 ) -> None:
     """Makes reduce_scatter's steps.
 
-    First, in the group, the rank at each place gets the group's sums of the chunks of the ranks at
-    this place in all groups. Then the ranks at one place of all groups sum these. So sums have the
-    order, and the bits, of all_reduce's. If groups differ in size, it is an all_reduce.
+    A rank's place is its index in its group. First, in the group, the rank at each place gets the
+    group's sums of the chunks of the ranks at this place in all groups. Then the ranks at one place
+    of all groups sum these. So sums have the order, and the bits, of all_reduce's. If groups differ
+    in size, it is an all_reduce.
     """
     wide, world_size = accumulator(dtype, op), s.grouping.world_size
     kind = kind_of(dtype, op)

@@ -34,7 +34,8 @@ KCCL_DEVICE Status all_gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, ui
         };
         mem::overwrite(staging_of(comm.rank), in, n, coop.index(), coop.size());
         say_written(channel);
-        // This copy needs no peer, so it is made while the peers' flags are on their way.
+        // Copies this rank's own chunk now, while the peers' flags are on their way: it needs no
+        // peer.
         uint8_t* mine = out + comm.rank * stride;
         if (mine != in) mem::copy(mine, in, n, coop.index(), coop.size());
         const Status written = await_written(channel, 0, comm.world_size);

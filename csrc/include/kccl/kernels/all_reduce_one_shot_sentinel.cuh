@@ -26,7 +26,8 @@ KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
     const uint32_t num_packets = sentinel::num_packets(num_payloads<T>(count));
     const uint32_t thread = channel.thread();
     const uint32_t size = channel.num_threads();
-    // These loads of `in` overlap with the loads by which the channel is opened.
+    // The first elements of `in` are loaded here, so that these loads overlap with those that open
+    // the channel.
     uint64_t first_payloads[sentinel::kPayloads] = {};
     if (thread < num_packets) load_payloads(first_payloads, in, 2 * thread, count);
     if (!channel.enter(kKcclAllReduceOneShotSentinel)) return channel.leave(true);

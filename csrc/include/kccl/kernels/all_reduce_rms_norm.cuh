@@ -155,7 +155,7 @@ void all_reduce_rms_norm(KCCL_KERNEL_PARAM(KcclCall) parameter) {
         return;
     }
     for (uint32_t turn = 0; rows.has(row); row += step, ++turn) {
-        // Only one of the two paths calls expect_end(), for the reason given in in_rounds().
+        // If the path above for one row calls expect_end(), this one does not: see in_rounds().
         if (platform::kExpectsEnd && !platform::kPeels && !rows.has(row + step)) {
             channel.expect_end();
         }

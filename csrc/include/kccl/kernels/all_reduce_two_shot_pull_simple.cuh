@@ -67,7 +67,8 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
         T* result = const_cast<T*>(results[comm.rank]);
         reduce_rows<T, Op>(coop, result + mine, rows, world_size, mine_end - mine, op);
         channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);
-        // This copy needs no peer, so it is made while the peers' flags are on their way.
+        // Copies this rank's own chunk now, while the peers' flags are on their way: it needs no
+        // peer.
         mem::copy(out + mine, result + mine, (mine_end - mine) * sizeof(T), coop.index(),
                   coop.size());
         const Status reduced = channel.template await<mem::Order::kAcquire>(kKcclFlagReduced);

@@ -42,7 +42,8 @@ KCCL_DEVICE Status all_to_all_pull_simple(Channel<Coop, WORLD_SIZE>& channel, ui
                            coop.size());
         }
         say_written(channel);
-        // This copy needs no peer, so it is made while the peers' flags are on their way.
+        // Copies this rank's own chunk now, while the peers' flags are on their way: it needs no
+        // peer.
         uint8_t* mine = out + comm.rank * stride;
         const uint8_t* own = in + comm.rank * stride;
         if (mine != own) mem::copy(mine, own, n, coop.index(), coop.size());

@@ -20,7 +20,8 @@ KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
         const uint32_t source = mine < world_size ? mine : world_size - 1;
         uint64_t nothing;
         has_come = ll16::await_one(channel, source, 0, &nothing);
-        // This fence is outside of the polls, because each acquire empties the L1 cache.
+        // The fence comes behind the polls, not in each of them, because each acquire empties the
+        // L1 cache.
         mem::fence<mem::Order::kAcquire, mem::Scope::kSystem>();
     }
     return has_come;
@@ -46,7 +47,7 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
     } else {
         channel.coop().sync();
         const bool leads = channel.thread() == 0;
-        // The fence comes first, while the loads that open the channel are on their way.
+        // The fence comes first, so that it overlaps with the loads that open the channel.
         if (leads) mem::fence<mem::Order::kRelease, mem::Scope::kSystem>();
         if (!channel.enter(kKcclBarrierDirect)) return channel.leave(true);
         if (leads) ll16::push(channel, 0, 0);

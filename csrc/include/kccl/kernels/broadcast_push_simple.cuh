@@ -38,7 +38,8 @@ KCCL_DEVICE Status broadcast_push_simple(Channel<Coop, WORLD_SIZE>& channel, uin
     const auto staging = static_cast<uint32_t>(comm.layout.staging_bytes);
     const uint32_t part = staging / (num_peers * kKcclLineBytes) * kKcclLineBytes;
     const Rounds rounds = {count, broadcast_round(count, part * num_peers)};
-    // This rank's number among the peers; the root's is num_peers.
+    // This rank's number among the peers, counted from the rank behind the root; num_peers on the
+    // root.
     const int mine = (comm.rank - root + num_peers) % comm.world_size;
     const auto rank_of = [&](int peer) { return (root + 1 + peer) % comm.world_size; };
     const auto chunks_of = [&](uint32_t round) {

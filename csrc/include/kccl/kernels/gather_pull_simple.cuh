@@ -37,7 +37,8 @@ KCCL_DEVICE Status gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_
             say_written(channel);
         } else {
             say_written(channel);
-            // This copy needs no peer, so it is made while the peers' flags are on their way.
+            // Copies the root's own chunk now, while the peers' flags are on their way: it needs no
+            // peer.
             uint8_t* mine = out + root * stride;
             if (mine != in) mem::copy(mine, in, n, coop.index(), coop.size());
             const Status written = await_written(channel, 0, comm.world_size);

@@ -28,8 +28,8 @@ KCCL_DEVICE void rms_norm(Coop coop, const NormedRows<T>& rows, uint64_t first, 
         for (uint64_t row = first; rows.has(row); row += step) {
             const T* const in = rows.in + row * width;
             T* const residual = rows.residual != nullptr ? rows.residual + row * width : nullptr;
-            // The column that this thread has loaded last. If the row has at most one column for
-            // each thread, it is the thread's only one.
+            // The column that this thread has loaded last. In a row with at most one column for
+            // each thread it stays here, so that it is not loaded again.
             uint64_t hidden[kColumnPayloads] = {}, weight[kColumnPayloads] = {};
             float total = 0;
             for (uint32_t piece = 0; piece < num; piece += kPieceColumns, ++turn) {

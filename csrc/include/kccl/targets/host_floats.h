@@ -10,8 +10,8 @@
 #include <xmmintrin.h>
 #endif
 
-// This is always inlined, like KCCL_DEVICE in platform.cuh: files that are compiled for different
-// instruction sets must share no function.
+// Marks a function as always inlined, as KCCL_DEVICE in platform.cuh does: files that are compiled
+// for different instruction sets must share no function.
 #define KCCL_ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace kccl::host {

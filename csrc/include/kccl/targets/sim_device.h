@@ -28,7 +28,7 @@ struct KcclSimCall {
     uint64_t memory;  // an address that identifies the ranks or blocks that make the call together
     uint64_t state;   // address of the rank's KcclState
     int32_t stream;   // the scratch channel; of an exchange: -1 - KcclReach
-    int32_t channel;  // the user's number of the channel; -1: none
+    int32_t channel;  // the user's number of the channel; -1 if none
     uint32_t rank;
     uint32_t num_callers;  // how many ranks, or blocks of ranks, make the call
     uint32_t epoch;        // epoch of an exchange; 0 in other calls
@@ -37,7 +37,7 @@ struct KcclSimCall {
     uint32_t dtype;       // kKcclNumDtypes: not known
     uint32_t op;          // kKcclNumOps: none
     int32_t root;         // -1: none
-    uint32_t num_blocks;  // blocks of the grid that makes the call; 0: no grid makes it
+    uint32_t num_blocks;  // blocks of the grid that makes the call; 0 if none does
 };
 
 // A coop, one of whose threads opens or closes a channel.
@@ -72,7 +72,7 @@ struct KcclSimCoopCall {
     const KcclSimArgument* arguments;
     uint32_t num_arguments;
     uint32_t num_common;  // of a grid: how many first arguments must be the same in all blocks
-    // The rest is used in exchanges between blocks only.
+    // The members below are used only in exchanges between blocks.
     uint32_t step;  // kccl::ExchangeStep
     uint32_t reach;
     uint64_t num_bytes;  // bytes of a slice
