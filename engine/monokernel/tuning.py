@@ -9,15 +9,24 @@ from ..base.core import lib
 from ..model.config import ModelConfig
 from ..model.program import Program
 from ..model.variant import USUAL, Variant
-from .layout import TILE, Product, has_scales, head_of, least_tile_bytes, products_of, stage_bytes
+from .layout import (
+    TILE,
+    Product,
+    head_of,
+    least_tile_bytes,
+    products_of,
+    scales_of_tile,
+    stage_bytes,
+)
 from .machine import Kind, Machine, num_groups
 from .shape import Tuning
 
 # The most bytes of weights that a warp has of a stage. Its threads hold them in registers, with
 # those of the next stage.
 _MOST_OF_WARP = 8 * 512
-# Numbers of warps are as good as each other if the model's bytes differ by less than such a share.
-_SHARE_OF_SCALES = 50
+# Numbers of warps are as good as each other if their bytes differ by less than so many scales a row
+# and tile.
+_SCALES_OF_TILE = 0.075
 # The most tiles that share scales. No group of columns is longer.
 _STRIP_TILES = 8
 _MOST_STAGES = 16
@@ -88,7 +97,7 @@ def tuning_for(
         warps=warps,
         stages=_MOST_STAGES,
         stage_steps=steps,
-        strip_tiles=_STRIP_TILES if has_scales(program) else 1,
+        strip_tiles=_STRIP_TILES if scales_of_tile(program) else 1,
         in_flight=max(1, round(_quiet_bytes(program, block_bytes, kind) / stage)),
         urgent_in_flight=max(1, kind.bytes_in_flight // stage),
         kv_strands=kv_strands,
@@ -149,7 +158,7 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
     def key(warps: int) -> tuple[bool, int]:
         is_small = steps(warps, [most_lanes]) * warps * tile_bytes < kind.least_stage_bytes
         # Fewer warps have longer strips with fewer scales, which is not worth a slower product.
-        unit = least // _SHARE_OF_SCALES if has_scales(program) else 1
+        unit = max(1, int(least * _SCALES_OF_TILE * scales_of_tile(program)))
         return is_small, (padded(warps) - least) // unit
 
     is_ordinary = program.num_residuals == 1
