@@ -109,6 +109,10 @@ class Chains {
     // input(i): that of the strips' i-th tile.
     template <class Input>
     KCCL_DECODE Chains(const Strip<F>* strips, Input input) {
+        // All inputs are loaded before the first product, which else would wait for its own.
+        typename Unit::Inputs inputs[NUM * F::kStripTiles];
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < NUM * F::kStripTiles; ++i) inputs[i] = input(i);
         // The chains take turns, because a product waits for the one before it of the same chain.
         KCCL_UNROLL
         for (uint32_t i = 0; i < kOfChain; ++i) {
@@ -116,7 +120,8 @@ class Chains {
             for (uint32_t k = 0; k < NUM * kOfStrip; ++k) {
                 const Strip<F>& strip = strips[k / kOfStrip];
                 const auto& tile = strip.tiles[k % kOfStrip * kOfChain + i];
-                Unit::multiply(chains_[k], F::operand(tile, strip.scales), input(k * kOfChain + i));
+                Unit::multiply(chains_[k], F::operand(tile, strip.scales),
+                               inputs[k * kOfChain + i]);
             }
         }
     }
