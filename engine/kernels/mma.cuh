@@ -31,8 +31,8 @@
 //   Mma<T>::place_of(i)             the row and column of a packed tile's i-th element
 //   lane.packed<BITS>(tile)         this thread's part of a tile, in words
 //   Mma<T>::words_of(fours)         what multiply() takes, from elements of 16 bits: four for each
-//                                   32 / BITS bits of packed(). In all of a thread's fours, the first
-//                                   two are of one row, and so are the last two
+//                                   4 * BITS bits of packed(). In all of a thread's fours, the
+//                                   first two are of one row, and so are the last two
 //   lane.scales<SCALE>(scales)      this thread's part of an array with a scale for each row, that
 //                                   of row r at index scale_at(r)
 //   lane.zeros(zeros)               the same of an array of bytes: those of the rows of the first

@@ -16,7 +16,8 @@ KCCL_DECODE uint64_t halves_of_bytes(uint32_t four, uint32_t zeros) {
     return uint64_t{last} << 32 | first;
 }
 
-// The last two lie 4 bits further up, so they are 16 times as large: (1024 + 16 n) / 16 - 64 - zero.
+// The last two lie 4 bits further up, so they are 16 times as large: (1024 + 16 n) / 16 - 64 -
+// zero.
 KCCL_DECODE uint64_t halves_of_nibbles(uint32_t eight, uint32_t i, uint32_t zeros) {
     constexpr uint32_t kTwo = 0x00010001, k1024 = 0x6400, kMinus64 = 0xd400, k16th = 0x2c00;
     const uint32_t four = eight >> 8 * i;
