@@ -93,7 +93,7 @@ def test_what_cannot_be_rounded_is_refused(tmp_path):
     for backend, weights, has in (
         ("cuda", "mxfp4", most),
         ("sim", "mxfp4", most),
-        ("hip", "int8", "None"),
+        *(("hip", each, "None") for each in ("fp8", "int8", "int4")),
     ):
         with pytest.raises(kccl.InvalidArgument, match=f"must be {has} on backend '{backend}'"):
             read_for(checkpoint, backend, None, weights)
