@@ -106,6 +106,16 @@ struct Matrix {
     }
 };
 
+// The one of two matrices that needs more of its vector staged.
+template <class A, class B, bool IS_FIRST = (A::kStagedSteps >= B::kStagedSteps)>
+struct MoreStaged {
+    using Type = A;
+};
+template <class A, class B>
+struct MoreStaged<A, B, false> {
+    using Type = B;
+};
+
 // The matrices M of a layer's products, in the order of the model's program (sequence.cuh).
 template <class... M>
 struct Matrices {
@@ -199,6 +209,10 @@ struct Shape : S {
     // matrix.
     using GateUp = Matrix<S, typename S::GateUpFormat, kGateUpRows, S::kHidden, 1, kBlocksPerGroup,
                           kLongerGateUp>;
+    // Qkv and GateUp multiply the residual. It is staged in the same way for both, whose stages may
+    // have different numbers of steps.
+    static_assert(Qkv::kSteps == GateUp::kSteps, "a warp has the same part of the residual");
+    using OfResidual = typename MoreStaged<Qkv, GateUp>::Type;
     using Down = Matrix<S, typename S::DownFormat, S::kHidden, S::kFfn, kLanesPerGroup,
                         kBlocksPerGroup, kLongerOut>;
     // The head is the last product, which gives the logits. If it has parts, there is one for each

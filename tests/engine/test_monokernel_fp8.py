@@ -119,6 +119,19 @@ def test_ranks_stages_and_chunks_change_no_bit(name, ranks, change, warp_size):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("steps", [4, 7, 8])
+def test_products_of_the_residual_may_have_stages_of_different_lengths(steps):
+    """Neither the steps of a stage nor the 5 of the residual divide the others. In BF16 a stage has
+    half as many as in FP8.
+    """
+    changes = SMALL | {"hidden": 160}
+    made = random_checkpoint("tiny-llama", **changes, stored={"w1": "e4m3_32", "w3": "e4m3_32"})
+    checkpoint = read_for(made, "sim", None)
+    found, _ = run(checkpoint, tuning=replace(TUNING, stage_steps=steps), seed=0)
+    np.testing.assert_allclose(found, Reference(checkpoint).logits(IDS), atol=TOLERANCE)
+
+
+@pytest.mark.long
 def test_a_model_may_have_formats_of_its_own():
     """The embedding, which is the head, and one product are FP8, the other products are BF16."""
     stored = {"embedding": "e4m3_128", "w2": "e4m3_32"}
