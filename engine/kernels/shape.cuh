@@ -48,10 +48,10 @@ struct Matrix {
     static constexpr uint32_t kBlocks = BLOCKS;
     // The largest number of row tiles that a block has.
     static constexpr uint32_t kMostTiles = ceil_div(kTiles, BLOCKS);
-    // How many steps a row tile takes for one lane. Where the columns do not divide evenly, the
-    // last warps' parts are filled up with tiles of zeros.
-    static constexpr uint32_t kSteps = ceil_div(COLUMNS / kTileColumns, S::kWarps);
-    static_assert(kSteps % F::kStripTiles == 0, "whole strips");
+    // How many steps a row tile takes for one lane: whole strips. Where the columns do not divide
+    // evenly, the last warps' parts are filled up with tiles of zeros.
+    static constexpr uint32_t kSteps =
+        ceil_div(COLUMNS / kTileColumns, S::kWarps* F::kStripTiles) * F::kStripTiles;
     static constexpr uint32_t kStepBytes = S::kWarps * kTileBytesOf<F>;
     // How many float4s (four FP32 numbers each) of one lane's vector a warp multiplies.
     static constexpr uint32_t kFloat4s = kSteps * kTileFloat4s;

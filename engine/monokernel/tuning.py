@@ -149,7 +149,7 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
         ]
 
         def fits(each: Product, num: int) -> bool:
-            own, all_steps = of_product(each, num), each.lanes * each.steps(warps)
+            own, all_steps = of_product(each, num), each.lanes * each.steps(warps, _STRIP_TILES)
             return all_steps % own == 0 or own % all_steps == 0
 
         even = [num for num in whole if all(fits(each, num) for each in products)]

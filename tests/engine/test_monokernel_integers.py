@@ -13,7 +13,9 @@ from kccl.engine.executors.opening import read_for
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
+from kccl.engine.monokernel.layout import products_of
 
 # Each form that a tile and its scales have is one product's. Strips have 4 tiles, 2 where a group
 # has 32 columns, and those of the MLP's output 8.
@@ -84,3 +86,26 @@ def test_vectors_of_a_million_are_no_range_error(weights):
     assert checkpoint.formats["down"].name == f"{weights}_128"
     found, _ = run(checkpoint, tuning=TUNING, seed=0)
     np.testing.assert_allclose(found, Reference(checkpoint).logits(IDS), atol=TOLERANCE)
+
+
+@pytest.mark.long
+def test_warps_may_have_strips_of_zeros():
+    """Each of three warps has whole strips of the MLP's output. So the last one has 8 of a lane's
+    40 tiles, where it has room for 16.
+    """
+    changes = SMALL | {"ffn": 1280}
+    made = random_checkpoint("tiny-llama", **changes, stored=MIXED["others"])
+    checkpoint = read_for(made, "sim", None)
+    tuning = replace(TUNING, warps=3)
+    program = Program(checkpoint.config, checkpoint.formats)
+    strips = {
+        each.kind: (each.steps(3, 8), each.strip_tiles(3, 8)) for each in products_of(program, 2)
+    }
+    assert (strips["qkv"], strips["down"]) == ((3, 1), (16, 8))
+    found, tokens = run(checkpoint, tuning=tuning, seed=0)
+    np.testing.assert_allclose(found, Reference(checkpoint).logits(IDS), atol=TOLERANCE)
+    again, others = run(
+        checkpoint, tuning=replace(tuning, stage_steps=24, **CHUNKS), warp_size=64, seed=1
+    )
+    np.testing.assert_array_equal(again.view(np.uint32), found.view(np.uint32))
+    assert others == tokens
