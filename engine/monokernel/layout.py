@@ -193,12 +193,9 @@ def least_tile_bytes(program: Program) -> int:
     return min(program.format_of(kind).tile_bytes for kind in PRODUCTS)
 
 
-def scales_of_tile(program: Program) -> float:
-    """Returns the bytes of a tile's scales as a share of its others, of the product where they are
-    most; 0: no product's tiles have scales.
-    """
-    formats = [program.format_of(kind) for kind in PRODUCTS]
-    return max(each.scale_bytes / each.tile_bytes for each in formats)
+def has_scales(program: Program) -> bool:
+    """Tells whether a product's tiles have scales."""
+    return any(program.format_of(kind).scale_bytes for kind in PRODUCTS)
 
 
 def stage_bytes(program: Program, warps: int, steps: int, strip_tiles: int = 1) -> int:

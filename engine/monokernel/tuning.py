@@ -12,10 +12,10 @@ from ..model.variant import USUAL, Variant
 from .layout import (
     TILE,
     Product,
+    has_scales,
     head_of,
     least_tile_bytes,
     products_of,
-    scales_of_tile,
     stage_bytes,
 )
 from .machine import Kind, Machine, num_groups
@@ -24,9 +24,10 @@ from .shape import Tuning
 # The most bytes of weights that a warp has of a stage. Its threads hold them in registers, with
 # those of the next stage.
 _MOST_OF_WARP = 8 * 512
-# Numbers of warps are as good as each other if their bytes differ by less than so many scales a row
-# and tile.
-_SCALES_OF_TILE = 0.075
+# In formats with scales, numbers of warps are as good as each other if their bytes differ by less
+# than the share (_SAME_TILE / a tile's bytes) ** 2. The smaller tiles are, the more the time is the
+# warps' and not the memory's.
+_SAME_TILE = 35
 # The most tiles that share scales. No group of columns is longer.
 _STRIP_TILES = 8
 _MOST_STAGES = 16
@@ -97,7 +98,7 @@ def tuning_for(
         warps=warps,
         stages=_MOST_STAGES,
         stage_steps=steps,
-        strip_tiles=_STRIP_TILES if scales_of_tile(program) else 1,
+        strip_tiles=_STRIP_TILES if has_scales(program) else 1,
         in_flight=max(1, round(_quiet_bytes(program, block_bytes, kind) / stage)),
         urgent_in_flight=max(1, kind.bytes_in_flight // stage),
         kv_strands=kv_strands,
@@ -158,7 +159,8 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
     def key(warps: int) -> tuple[bool, int]:
         is_small = steps(warps, [most_lanes]) * warps * tile_bytes < kind.least_stage_bytes
         # Fewer warps have longer strips with fewer scales, which is not worth a slower product.
-        unit = max(1, int(least * _SCALES_OF_TILE * scales_of_tile(program)))
+        share = (_SAME_TILE / tile_bytes) ** 2 if has_scales(program) else 0
+        unit = max(1, int(least * share))
         return is_small, (padded(warps) - least) // unit
 
     is_ordinary = program.num_residuals == 1
