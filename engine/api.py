@@ -99,8 +99,9 @@ class Engine(Closing):
             dtype: What the weights are in: "bfloat16", or "float16", which the host has not; None:
                 as they are stored, and rounded to bfloat16 where that is neither or the backend has
                 no other. With float16, a value beyond 65504 in a vector is an error.
-            weights: To what layers' matrices are rounded: "fp8", "int8" or "int4", on "host" only
-                (Checkpoint.as_weights()); None: to nothing.
+            weights: To what layers' matrices are rounded: "fp8", "int8", "int4" or "mxfp4"
+                (Checkpoint.as_weights()), the last on "host" only, and none on "hip"; None: to
+                nothing.
             tokenizer: Read the model's tokenizer. Without one, prompts are ids, and answers have no
                 text.
             drafts: The most tokens, 1 to 7, that are guessed from the ids so far and checked in one

@@ -14,6 +14,11 @@ _TILE_VALUES: int = lib.kKcclDecodeTileRows * lib.kKcclDecodeTileColumns
 _CHUNK = 1 << 16
 
 
+def tile_bytes(bits: int) -> int:
+    """Returns Format.tile_bytes of numbers with so many bits."""
+    return _TILE_VALUES * bits // 8
+
+
 class Format(ABC):
     """A format: how numbers are stored. The rows of a tensor are cut into blocks of equally many
     values.
@@ -29,9 +34,10 @@ class Format(ABC):
             format has two more files: kernels/formats/NAME.cuh and host/formats/NAME.h.
         family: NAME of these files; "": the format's name. Formats that differ in their blocks
             share them.
-        scale_bytes: The bytes of the scales that a row tile has for each block of columns, as the
-            monokernel packs them; 0: none.
+        scale_bytes: The bytes of the scales and zero points that a row tile has for each block of
+            columns, as the monokernel packs them; 0: none.
         cut: The format of those tensors whose lanes end within a block; None: they are rounded.
+        has_zeros: Whether a block of a format with scales has a zero point for each scale.
         is_on_host: Whether queries, keys and values may have several formats, this one among
             them, and layers different ones, as the host executor has them. If the monokernel does
             not multiply the format, it has one more file: host/formats/NAME.h.
@@ -45,6 +51,7 @@ class Format(ABC):
     tile_bytes: int = 0
     family: str = ""
     scale_bytes: int = 0
+    has_zeros: bool = False
     is_on_host: bool = False
     cut: "Format | None" = None
 
@@ -101,7 +108,7 @@ class Plain(Format):
     ) -> None:
         self.name, self.in_files, self.dtype, self.most = name, in_files, np.dtype(dtype), most
         self.word = np.dtype(f"u{self.dtype.itemsize}")
-        self.tile_bytes = _TILE_VALUES * self.dtype.itemsize if is_multiplied else 0
+        self.tile_bytes = tile_bytes(8 * self.dtype.itemsize) if is_multiplied else 0
         # The bits of a number's magnitude, and the smallest magnitude that is not finite.
         self._magnitude = self.word.type((1 << (8 * self.dtype.itemsize - 1)) - 1)
         self._not_finite = np.array(np.inf).astype(self.dtype).view(self.word)

@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.core import lib
 from ..base.extras import library
+from .base import tile_bytes
 from .ggml import Ggml
+
+_TILE: int = lib.kKcclDecodeTileRows
 
 
 class Blocks32(Ggml):
@@ -16,9 +20,19 @@ class Blocks32(Ggml):
 
     is_on_host = True
 
-    def __init__(self, in_files: str, *, has_minimums: bool) -> None:
+    def __init__(self, in_files: str, *, has_minimums: bool, tile_bits: int = 0) -> None:
+        """Makes a format.
+
+        Args:
+            in_files: Its name in files.
+            has_minimums: Whether a block has a minimum.
+            tile_bits: The bits of an integer as the monokernel packs it, with the scale in FP16; 0:
+                it does not multiply the format.
+        """
         super().__init__(in_files)
         self._num_scales = 2 if has_minimums else 1
+        self.tile_bytes = tile_bytes(tile_bits)
+        self.scale_bytes = 2 * _TILE if tile_bits else 0
 
     def from_values(self, values: NDArray[Any]) -> NDArray[Any]:
         """See Format. A block's scale is that of llama.cpp."""

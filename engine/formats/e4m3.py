@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.core import lib
 from .groups import Groups, scales_of
 
 MOST = 448.0
@@ -22,8 +21,6 @@ class E4m3(Groups):
     """The format with groups of so many columns."""
 
     family = "e4m3"
-    tile_bytes = lib.kKcclDecodeTileRows * lib.kKcclDecodeTileColumns
-    scale_bytes = lib.kKcclDecodeTileRows * 4
 
     def __init__(self, columns: int) -> None:
         super().__init__("e4m3", "F8_E4M3", columns, 8)

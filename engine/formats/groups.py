@@ -1,5 +1,5 @@
 """The common base of formats whose rows are cut into groups of columns, each with a scale in FP32,
-which the host executor multiplies as they are stored; the monokernel multiplies some.
+which executors multiply as they are stored.
 
 Files keep weights and scales in tensors of their own (files/quantized.py), which are put together
 when they are read. A group is stored as
@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.core import lib
 from ..base.parts import in_parts
-from .base import Format
+from .base import Format, tile_bytes
 
+_TILE: int = lib.kKcclDecodeTileRows
 _SCALE_BYTES = 4
 # The number of values that are dequantised at a time, so that their FP32 copy stays small.
 _CHUNK = 1 << 20
@@ -25,20 +27,16 @@ _AT_ONCE = 1 << 16
 
 
 class Groups(Format):
-    """A format of groups.
-
-    Attributes:
-        has_zeros: Whether a group has a zero point.
-    """
+    """A format of groups."""
 
     word = np.dtype(np.uint8)
     is_on_host = True
-    has_zeros = False
 
     def __init__(self, name: str, in_files: str, columns: int, bits: int) -> None:
         self.name, self.in_files, self.block = f"{name}_{columns}", f"{in_files}/{columns}", columns
         self._weights_at = _SCALE_BYTES + self.has_zeros
         self.words = self._weights_at + columns * bits // 8
+        self.tile_bytes, self.scale_bytes = tile_bytes(bits), _TILE * self._weights_at
 
     @abstractmethod
     def numbers(self, weights: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -18,6 +18,8 @@ _MOST = 15
 class Int4(Groups):
     """The format with groups of so many columns."""
 
+    family = "int4"
+
     def __init__(self, columns: int, *, has_zeros: bool) -> None:
         self.has_zeros = has_zeros
         name, in_files = ("int4_zeros", "INT4+zero") if has_zeros else ("int4", "INT4")

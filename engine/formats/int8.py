@@ -16,6 +16,8 @@ _MOST_UNSIGNED = 255
 class Int8(Groups):
     """The format with groups of so many columns."""
 
+    family = "int8"
+
     def __init__(self, columns: int, *, has_zeros: bool) -> None:
         self.has_zeros = has_zeros
         name, in_files = ("int8_zeros", "INT8+zero") if has_zeros else ("int8", "INT8")

@@ -2,4 +2,4 @@
 
 from .blocks32 import Blocks32
 
-Q4_0 = Blocks32("Q4_0", has_minimums=False)
+Q4_0 = Blocks32("Q4_0", has_minimums=False, tile_bits=4)

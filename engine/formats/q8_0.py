@@ -2,4 +2,4 @@
 
 from .blocks32 import Blocks32
 
-Q8_0 = Blocks32("Q8_0", has_minimums=False)
+Q8_0 = Blocks32("Q8_0", has_minimums=False, tile_bits=8)

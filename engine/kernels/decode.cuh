@@ -49,7 +49,7 @@ KCCL_DECODE void stage_vector(ConsumerWarp<S>& consumer, const Turn<S>& turn, in
     if (takes<S, Vector::kResidual>(turn.product)) {
         const uint32_t module = turn.module;
         with_format<S>(turn.product,
-                       StageResidual<typename Dims::Qkv, S>{
+                       StageResidual<typename Dims::OfResidual, S>{
                            consumer, static_cast<int32_t>(module) - 1, module, token});
     } else if (takes<S, Vector::kActs>(turn.product)) {
         stage_lanes<typename Dims::Down>(consumer,

@@ -7,7 +7,8 @@
 //   F::Stored                      this thread's part of a packed tile, in registers
 //   F::load(lane, tile)            loads it from shared or global memory; lane: Mma<Operand>::Lane
 //   F::streamed(lane, tile)        the same of a tile in global memory that is read once
-//   F::operand(stored)             what Mma<Operand>::multiply() takes
+//   F::operand(stored)             what Mma<Operand>::multiply() takes; with scales, it gets those
+//                                  as well
 //   F::pack(tile, rows, row, first, columns, num)
 //                                  packs the tile of 16 rows from `row` on and 16 values of each
 //                                  from `first` on. `rows`: as they are stored, `columns` values
@@ -17,8 +18,10 @@
 //                                  part of the columns
 //   F::kScaleBytes                 of the scales behind the tiles of a strip; 0: it has none
 //
-// With scales F has two more functions, and streamed() is not used:
+// With scales F has more, and streamed() is not used:
 //
+//   F::Scales                      this thread's part of a strip's scales. Its member `factors` is
+//                                  what Mma<Operand>::add_scaled() takes
 //   F::scales(lane, scales)        loads this thread's part of a strip's scales
 //   F::pack_scales(scales, rows, row, first, columns, num)
 //                                  packs them, as pack() does the strip's first tile
@@ -71,7 +74,7 @@ struct Strip {
 template <class F>
 struct Strip<F, true> {
     typename F::Stored tiles[F::kStripTiles];
-    typename Mma<typename F::Operand>::Scales scales;
+    typename F::Scales scales;
 };
 
 template <class F, class Lane>
@@ -97,33 +100,57 @@ struct SumsOf<F, true> {
     using Type = typename Mma<typename F::Operand>::Scaled;
 };
 
+// The products of NUM strips with scales that follow each other.
+template <class F, uint32_t NUM>
+class Chains {
+    using Unit = Mma<typename F::Operand>;
+
+  public:
+    // input(i): that of the strips' i-th tile.
+    template <class Input>
+    KCCL_DECODE Chains(const Strip<F>* strips, Input input) {
+        // All inputs are loaded before the first product, which else would wait for its own.
+        typename Unit::Inputs inputs[NUM * F::kStripTiles];
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < NUM * F::kStripTiles; ++i) inputs[i] = input(i);
+        // The chains take turns, because a product waits for the one before it of the same chain.
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kOfChain; ++i) {
+            KCCL_UNROLL
+            for (uint32_t k = 0; k < NUM * kOfStrip; ++k) {
+                const Strip<F>& strip = strips[k / kOfStrip];
+                const auto& tile = strip.tiles[k % kOfStrip * kOfChain + i];
+                Unit::multiply(chains_[k], F::operand(tile, strip.scales),
+                               inputs[k * kOfChain + i]);
+            }
+        }
+    }
+
+    // Adds strip i to the sums of its row tile.
+    KCCL_DECODE void add(typename Unit::Scaled& sums, const Strip<F>& strip, uint32_t i) const {
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kOfStrip; ++k) {
+            Unit::add_scaled(sums, chains_[i * kOfStrip + k], strip.scales.factors);
+        }
+    }
+
+  private:
+    static constexpr uint32_t kOfChain = kChainTiles<F>, kOfStrip = F::kStripTiles / kOfChain;
+    typename Unit::Sums chains_[NUM * kOfStrip] = {};
+};
+
 // Adds the products of NUM strips that follow each other. input(i): that of their i-th tile.
 template <class F, uint32_t NUM = 1, class Input>
 KCCL_DECODE void multiply_strips(typename SumsOf<F>::Type& sums, const Strip<F>* strips,
                                  Input input) {
-    using Unit = Mma<typename F::Operand>;
-    constexpr uint32_t kTiles = F::kStripTiles;
     if constexpr (kHasScales<F>) {
-        constexpr uint32_t kOfChain = kChainTiles<F>, kOfStrip = kTiles / kOfChain;
-        constexpr uint32_t kChains = NUM * kOfStrip;
-        // The chains take turns, because a product waits for the one before it of the same chain.
-        typename Unit::Sums chains[kChains] = {};
+        const Chains<F, NUM> chains(strips, input);
         KCCL_UNROLL
-        for (uint32_t i = 0; i < kOfChain; ++i) {
-            KCCL_UNROLL
-            for (uint32_t k = 0; k < kChains; ++k) {
-                const auto& tile = strips[k / kOfStrip].tiles[k % kOfStrip * kOfChain + i];
-                Unit::multiply(chains[k], F::operand(tile), input(k * kOfChain + i));
-            }
-        }
-        KCCL_UNROLL
-        for (uint32_t k = 0; k < kChains; ++k) {
-            Unit::add_scaled(sums, chains[k], strips[k / kOfStrip].scales);
-        }
+        for (uint32_t k = 0; k < NUM; ++k) chains.add(sums, strips[k], k);
     } else {
         KCCL_UNROLL
         for (uint32_t k = 0; k < NUM; ++k) {
-            Unit::multiply(sums, F::operand(strips[k].tiles[0]), input(k));
+            Mma<typename F::Operand>::multiply(sums, F::operand(strips[k].tiles[0]), input(k));
         }
     }
 }

@@ -34,6 +34,8 @@ KCCL_DECODE float rounded(float x) {
 // exponential2(x)        2 to the power of x, which is at most 127
 // rounded_product(a, b)  a * b, rounded before something is added to it. A compiler that rounds
 //                        both at once may do so in one kernel and not in another
+// times_plus(a, b, c)    a * b + c, rounded once on NVIDIA's GPUs and twice elsewhere, the same in
+//                        all kernels
 //
 // Each of the first three is within 2 units of the last place, if neither x nor the result is
 // subnormal: targets may take a subnormal number for 0. NaN gives NaN.

@@ -26,14 +26,17 @@
 //                                   row kTileRows. Sums of vectors behind the last one mean nothing
 //   lane.for_each_place(f)          calls f(row, vector) in the same order: Mma<T>::kTotals calls
 //
-// For formats whose values have 8 bits and share scales:
+// For formats whose values have BITS bits, 8 or 4, and share scales:
 //
-//   lane.bytes(tile)                this thread's part of a tile of bytes. The byte of an element
-//                                   lies at half of its offset()
+//   Mma<T>::place_of(i)             the row and column of a packed tile's i-th element
+//   lane.packed<BITS>(tile)         this thread's part of a tile, in words
 //   Mma<T>::words_of(fours)         what multiply() takes, from elements of 16 bits: four for each
-//                                   word of lane.bytes()
-//   lane.scales(scales)             this thread's part of a scale for each row, that of row r at
-//                                   scale_offset(r) bytes
+//                                   4 * BITS bits of packed(). In all of a thread's fours, the
+//                                   first two are of one row, and so are the last two
+//   lane.scales<SCALE>(scales)      this thread's part of an array with a scale for each row, that
+//                                   of row r at index scale_at(r)
+//   lane.zeros(zeros)               the same of an array of bytes: those of the rows of the first
+//                                   two and of the last two of each four
 //   Mma<T>::add_scaled(scaled, sums, scales)
 //                                   adds sums, times their rows' scales, to those in Scaled
 //   lane.totals(scaled, f)          as for sums
@@ -69,6 +72,16 @@ struct alignas(16) StagedFloat4 {
     uint32_t low[2];
 };
 constexpr uint32_t kTileFloat4s = kTileColumns / 4;
+
+// Where an element lies in a tile.
+struct Place {
+    uint32_t row;
+    uint32_t column;
+};
+
+// Returns a scale in FP32.
+KCCL_DECODE float widened(float scale) { return scale; }
+KCCL_DECODE float widened(f16 scale) { return Element<f16>::widen(scale); }
 
 template <class T>
 constexpr bool kIsBfloat16 = false;

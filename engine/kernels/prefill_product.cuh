@@ -52,12 +52,17 @@ class ChunkMultiplier {
     // The weights of a run.
     template <bool HAS_SCALES = kHasScales<F>, int = 0>
     struct Run {
+        KCCL_DECODE auto operand(uint32_t i) const { return F::operand(tiles[i]); }
         typename F::Stored tiles[kRun];
     };
     template <int I>
     struct Run<true, I> {
+        KCCL_DECODE const typename F::Scales& scales_of(uint32_t i) const {
+            return scales[i / kStrip % kStripsOfRun];
+        }
+        KCCL_DECODE auto operand(uint32_t i) const { return F::operand(tiles[i], scales_of(i)); }
         typename F::Stored tiles[kRun];
-        typename Unit::Scales scales[kStripsOfRun];
+        typename F::Scales scales[kStripsOfRun];
     };
 
     KCCL_DECODE void skip() {
@@ -92,7 +97,7 @@ class ChunkMultiplier {
                     part * kVectors * kTileFloat4s;
                 KCCL_UNROLL
                 for (uint32_t i = 0; i < kRun; ++i) {
-                    const auto& tile = F::operand(now.tiles[i]);
+                    const auto tile = now.operand(i);
                     KCCL_UNROLL
                     for (uint32_t k = 0; k < Plan::kEach; ++k) {
                         const uint32_t at =
@@ -110,8 +115,7 @@ class ChunkMultiplier {
                         if (ends_chain) {
                             KCCL_UNROLL
                             for (uint32_t k = 0; k < Plan::kEach; ++k) {
-                                Unit::add_scaled(sums[k], parts[k],
-                                                 now.scales[i / kStrip % kStripsOfRun]);
+                                Unit::add_scaled(sums[k], parts[k], now.scales_of(i).factors);
                                 parts[k] = {};
                             }
                         }

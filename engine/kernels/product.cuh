@@ -261,10 +261,23 @@ class Multiplier {
     }
 
     KCCL_DECODE void multiply_any(const Loaded& loaded, uint32_t num) {
+        if constexpr (kHasScales<F>) {
+            // All products come before the first branch, so that none waits for another strip's.
+            const Chains<F, kStrips> chains(loaded.strips,
+                                            [&](uint32_t i) { return loaded.input(lane_, i); });
+            for_strips(num, [&](uint32_t i) { chains.add(sums_, loaded.strips[i], i); });
+        } else {
+            for_strips(num, [&](uint32_t i) { multiply<1>(loaded, i); });
+        }
+    }
+
+    // Calls add(i), which adds strip i of a stage to the sums, and stores those of each row tile.
+    template <class Add>
+    KCCL_DECODE void for_strips(uint32_t num, Add add) {
         KCCL_UNROLL
         for (uint32_t i = 0; i < kStrips; ++i) {
             if (i * kEach >= num) break;
-            multiply<1>(loaded, i * kEach);
+            add(i);
             left_ -= kEach;
             if (left_ == 0) store();
         }

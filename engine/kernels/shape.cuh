@@ -48,10 +48,10 @@ struct Matrix {
     static constexpr uint32_t kBlocks = BLOCKS;
     // The largest number of row tiles that a block has.
     static constexpr uint32_t kMostTiles = ceil_div(kTiles, BLOCKS);
-    // How many steps a row tile takes for one lane. Where the columns do not divide evenly, the
-    // last warps' parts are filled up with tiles of zeros.
-    static constexpr uint32_t kSteps = ceil_div(COLUMNS / kTileColumns, S::kWarps);
-    static_assert(kSteps % F::kStripTiles == 0, "whole strips");
+    // How many steps a row tile takes for one lane: whole strips. Where the columns do not divide
+    // evenly, the last warps' parts are filled up with tiles of zeros.
+    static constexpr uint32_t kSteps =
+        ceil_div(COLUMNS / kTileColumns, S::kWarps* F::kStripTiles) * F::kStripTiles;
     static constexpr uint32_t kStepBytes = S::kWarps * kTileBytesOf<F>;
     // How many float4s (four FP32 numbers each) of one lane's vector a warp multiplies.
     static constexpr uint32_t kFloat4s = kSteps * kTileFloat4s;
@@ -104,6 +104,16 @@ struct Matrix {
     KCCL_CONSTEXPR static uint32_t tile_at(uint32_t step, uint32_t warp) {
         return strip_at(step, warp) + step % F::kStripTiles * F::kTileBytes;
     }
+};
+
+// The one of two matrices that needs more of its vector staged.
+template <class A, class B, bool IS_FIRST = (A::kStagedSteps >= B::kStagedSteps)>
+struct MoreStaged {
+    using Type = A;
+};
+template <class A, class B>
+struct MoreStaged<A, B, false> {
+    using Type = B;
 };
 
 // The matrices M of a layer's products, in the order of the model's program (sequence.cuh).
@@ -199,6 +209,10 @@ struct Shape : S {
     // matrix.
     using GateUp = Matrix<S, typename S::GateUpFormat, kGateUpRows, S::kHidden, 1, kBlocksPerGroup,
                           kLongerGateUp>;
+    // Qkv and GateUp multiply the residual. It is staged in the same way for both, whose stages may
+    // have different numbers of steps.
+    static_assert(Qkv::kSteps == GateUp::kSteps, "a warp has the same part of the residual");
+    using OfResidual = typename MoreStaged<Qkv, GateUp>::Type;
     using Down = Matrix<S, typename S::DownFormat, S::kHidden, S::kFfn, kLanesPerGroup,
                         kBlocksPerGroup, kLongerOut>;
     // The head is the last product, which gives the logits. If it has parts, there is one for each

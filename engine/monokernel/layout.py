@@ -16,6 +16,10 @@ from ..model.program import Program
 TILE: int = lib.kKcclDecodeTileRows
 
 
+def _rounded_up(num: int, unit: int) -> int:
+    return -(-num // unit) * unit
+
+
 @dataclass(frozen=True)
 class Product:
     """One matrix, as the monokernel packs it.
@@ -39,13 +43,22 @@ class Product:
         """Returns the bytes of the matrix as it is stored."""
         return self.format.bytes_of(self.rows * self.columns * self.lanes)
 
-    def steps(self, warps: int) -> int:
-        """Returns the tiles of a row tile and lane that each of so many warps has."""
-        return -(-self.columns // (TILE * warps))
+    def steps(self, warps: int, most: int) -> int:
+        """Returns the tiles of a row tile and lane that each of so many warps has: whole strips.
+
+        Args:
+            warps, most: As strip_tiles() takes them.
+        """
+        return _rounded_up(self._least_steps(warps), self.strip_tiles(warps, most))
 
     def strip_tiles(self, warps: int, most: int) -> int:
         """Returns the tiles of a strip, which share the scales of their rows: all strips of a warp
         are equally long, and none crosses the border of a group of columns. 1 without scales.
+
+        Longer strips have fewer scales, but may need more tiles of zeros. For the products that end
+        modules, returns the length with the fewest bytes, and of several such lengths the longest
+        one. Others get no tiles of zeros for their strips: they share the residual, so all of them
+        have the same steps.
 
         Args:
             warps: The warps whose parts of the columns are cut into strips.
@@ -53,15 +66,28 @@ class Product:
         """
         if not self.format.scale_bytes:
             return 1
-        return gcd(self.steps(warps), self.format.block // TILE, most)
+        of_group = gcd(self.format.block // TILE, most)
+        if not KINDS[self.kind].ends_module:
+            return gcd(of_group, self._least_steps(warps))
+        lengths = [num for num in range(of_group, 0, -1) if of_group % num == 0]
 
-    def packed_bytes(self, warps: int, most: int = 1) -> int:
+        def nbytes(length: int) -> int:
+            strips = _rounded_up(self._least_steps(warps), length) // length
+            return strips * (length * self.format.tile_bytes + self.format.scale_bytes)
+
+        return min(lengths, key=nbytes)
+
+    def packed_bytes(self, warps: int, most: int) -> int:
         """Returns the bytes of its tiles and their scales, including zeros that make all warps'
         parts equally long. The arguments are those of strip_tiles().
         """
-        tiles = self.rows // TILE * self.lanes * self.steps(warps) * warps
+        tiles = self.rows // TILE * self.lanes * self.steps(warps, most) * warps
         strips = tiles // self.strip_tiles(warps, most)
         return tiles * self.format.tile_bytes + strips * self.format.scale_bytes
+
+    def _least_steps(self, warps: int) -> int:
+        """Returns the steps if strips did not matter."""
+        return -(-self.columns // (TILE * warps))
 
 
 @dataclass(frozen=True)
@@ -168,7 +194,7 @@ def least_tile_bytes(program: Program) -> int:
 
 
 def has_scales(program: Program) -> bool:
-    """Tells whether any product's tiles have scales."""
+    """Tells whether a product's tiles have scales."""
     return any(program.format_of(kind).scale_bytes for kind in PRODUCTS)
 
 

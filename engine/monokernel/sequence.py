@@ -21,8 +21,7 @@ def sequence_of(program: Program, tuning: Tuning) -> str:
         for each in (*products_of(program, 1), head_of(program))
     }
     formats = {
-        name: _type_of(program.format_of(name), strips.get(name, 1))
-        for name in (*PRODUCTS, "embed")
+        name: type_of(program.format_of(name), strips.get(name, 1)) for name in (*PRODUCTS, "embed")
     }
     distinct = ", ".join(dict.fromkeys(formats[name] for name in PRODUCTS))
     aliases = [f"using {name_of(name)}Format = {each};" for name, each in formats.items()]
@@ -63,10 +62,12 @@ def name_of(kind: str) -> str:
     return "".join(map(str.capitalize, kind.split("_")))
 
 
-def _type_of(stored_in: Format, strip_tiles: int) -> str:
+def type_of(stored_in: Format, strip_tiles: int) -> str:
     """Returns the kernels' type of a format, whose strips have so many tiles."""
     name = f"kccl::decode::{name_of(stored_in.family or stored_in.name)}"
-    return f"{name}<{stored_in.block}, {strip_tiles}>" if stored_in.scale_bytes else name
+    if not stored_in.scale_bytes:
+        return name
+    return f"{name}<{stored_in.block}, {strip_tiles}{', true' if stored_in.has_zeros else ''}>"
 
 
 def _layer_of(program: Program) -> Sequence[OpKind]:

@@ -9,15 +9,25 @@ from ..base.core import lib
 from ..model.config import ModelConfig
 from ..model.program import Program
 from ..model.variant import USUAL, Variant
-from .layout import TILE, Product, has_scales, head_of, least_tile_bytes, products_of, stage_bytes
+from .layout import (
+    TILE,
+    Product,
+    has_scales,
+    head_of,
+    least_tile_bytes,
+    products_of,
+    stage_bytes,
+)
 from .machine import Kind, Machine, num_groups
 from .shape import Tuning
 
 # The most bytes of weights that a warp has of a stage. Its threads hold them in registers, with
 # those of the next stage.
 _MOST_OF_WARP = 8 * 512
-# Numbers of warps are as good as each other if the model's bytes differ by less than such a share.
-_SHARE_OF_SCALES = 50
+# In formats with scales, numbers of warps are as good as each other if their bytes differ by less
+# than the share (_SAME_TILE / a tile's bytes) ** 2. The smaller tiles are, the more the time is the
+# warps' and not the memory's.
+_SAME_TILE = 35
 # The most tiles that share scales. No group of columns is longer.
 _STRIP_TILES = 8
 _MOST_STAGES = 16
@@ -140,7 +150,7 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
         ]
 
         def fits(each: Product, num: int) -> bool:
-            own, all_steps = of_product(each, num), each.lanes * each.steps(warps)
+            own, all_steps = of_product(each, num), each.lanes * each.steps(warps, _STRIP_TILES)
             return all_steps % own == 0 or own % all_steps == 0
 
         even = [num for num in whole if all(fits(each, num) for each in products)]
@@ -149,7 +159,8 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
     def key(warps: int) -> tuple[bool, int]:
         is_small = steps(warps, [most_lanes]) * warps * tile_bytes < kind.least_stage_bytes
         # Fewer warps have longer strips with fewer scales, which is not worth a slower product.
-        unit = least // _SHARE_OF_SCALES if has_scales(program) else 1
+        share = (_SAME_TILE / tile_bytes) ** 2 if has_scales(program) else 0
+        unit = max(1, int(least * share))
         return is_small, (padded(warps) - least) // unit
 
     is_ordinary = program.num_residuals == 1

@@ -196,18 +196,25 @@ def test_the_packed_weights_take_the_files_bytes(tmp_path):
             assert engine.nbytes <= most * stored
 
 
-def test_the_monokernel_multiplies_them_on_nvidia_and_turns_them_into_a_dtype_on_amd(tmp_path):
-    tensors, _ = tensors_of("fp8 blocks")
-    with open_checkpoint(write_folder(tmp_path / "m", "fp8 blocks", tensors)) as checkpoint:
+@pytest.mark.parametrize(
+    ("name", "stored", "kept", "bits"),
+    [
+        ("fp8 blocks", "F8_E4M3", ("e4m3_128", "e4m3_32"), [8]),
+        ("int8 rows", "INT8", ("int8_128", "int8_32"), [8]),
+        ("int4 128", "INT4", ("int4_128", "int4_64"), []),
+        ("awq 32", "INT4+zero", ("int4_zeros_32",), []),
+    ],
+)
+def test_nvidia_gpus_multiply_them_and_amd_gpus_get_a_dtype(tmp_path, name, stored, kept, bits):
+    notices = [NOTICE.format(each) for each in bits]
+    with open_checkpoint(write_folder(tmp_path / "m", name, tensors_of(name)[0])) as checkpoint:
         read = read_for(checkpoint, "hip", None)
         assert {each.name for each in read.formats.values()} == {"bfloat16"}
-        told = "weights are rounded from F8_E4M3 to bfloat16"
-        assert rounding(read) == [NOTICE.format(8), told]
+        assert rounding(read) == [*notices, f"weights are rounded from {stored} to bfloat16"]
         for backend in ("cuda", "sim"):
             read = read_for(checkpoint, backend, None)
-            kept = {each.name for each in read.formats.values()}
-            assert kept == {"bfloat16", "e4m3_128", "e4m3_32"}
-            assert rounding(read) == [NOTICE.format(8)]
+            assert {each.name for each in read.formats.values()} == {"bfloat16", *kept}
+            assert rounding(read) == notices
 
 
 def test_a_notice_names_a_tensor_that_the_file_has(tmp_path):

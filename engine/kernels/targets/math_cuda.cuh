@@ -28,4 +28,10 @@ KCCL_DECODE float rounded_product(float a, float b) {
     return result;
 }
 
+KCCL_DECODE float times_plus(float a, float b, float c) {
+    float result;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+    return result;
+}
+
 }  // namespace kccl::decode

@@ -10,6 +10,8 @@ KCCL_DECODE float reciprocal_root(float x) { return 1.0f / platform::square_root
 
 KCCL_DECODE float rounded_product(float a, float b) { return a * b; }
 
+KCCL_DECODE float times_plus(float a, float b, float c) { return a * b + c; }
+
 KCCL_DECODE float exponential2(float x) {
     const float n = rounded(x < -127.0f ? -127.0f : x);
     const float r = x < -127.0f ? 0.0f : x - n;

@@ -21,14 +21,15 @@ struct Mma {
     struct Sums {
         float value[4];
     };
-    struct Bytes {
-        uint32_t word[2];
+    template <uint32_t BITS>
+    struct Packed {
+        uint32_t word[BITS / 4];
     };
     struct Scales {
         float value[2];
     };
     struct Scaled {
-        float value[2];
+        float value[4];
     };
 
     KCCL_CONSTEXPR static uint32_t offset(uint32_t row, uint32_t column) {
@@ -37,8 +38,13 @@ struct Mma {
         return thread * 16 + word * 4 + column % 2 * 2;
     }
 
+    KCCL_CONSTEXPR static Place place_of(uint32_t i) {
+        const uint32_t thread = i / 8;
+        return {thread / 4 + i / 2 % 2 * 8, thread % 4 * 4 + i / 4 % 2 * 2 + i % 2};
+    }
+
     // The scales of a thread's two rows are neighbours.
-    KCCL_CONSTEXPR static uint32_t scale_offset(uint32_t row) { return row % 8 * 8 + row / 8 * 4; }
+    KCCL_CONSTEXPR static uint32_t scale_at(uint32_t row) { return row % 8 * 2 + row / 8; }
 
     class Lane {
       public:
@@ -63,17 +69,22 @@ struct Mma {
 
         KCCL_DECODE Weights streamed(const uint8_t* tile) const { return weights(tile); }
 
-        KCCL_DECODE Bytes bytes(const uint8_t* tile) const {
-            const uint64_t both =
-                mem::load_plain(reinterpret_cast<const uint64_t*>(tile) + thread_);
-            return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
+        template <uint32_t BITS>
+        KCCL_DECODE Packed<BITS> packed(const uint8_t* tile) const {
+            return load_both<Packed<BITS>>(tile, thread_);
         }
 
+        template <class SCALE>
         KCCL_DECODE Scales scales(const uint8_t* scales) const {
-            const uint64_t both =
-                mem::load_plain(reinterpret_cast<const uint64_t*>(scales) + thread_ / 4);
-            return {{platform::bit_cast<float>(static_cast<uint32_t>(both)),
-                     platform::bit_cast<float>(static_cast<uint32_t>(both >> 32))}};
+            struct Both {
+                SCALE value[2];
+            };
+            const auto both = load_both<Both>(scales, thread_ / 4);
+            return {{widened(both.value[0]), widened(both.value[1])}};
+        }
+
+        KCCL_DECODE uint32_t zeros(const uint8_t* zeros) const {
+            return mem::load_plain(reinterpret_cast<const uint16_t*>(zeros) + thread_ / 4);
         }
 
         KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
@@ -101,8 +112,12 @@ struct Mma {
         template <class F>
         KCCL_DECODE void totals(const Scaled& scaled, F f) const {
             uint32_t i = 0;
-            for_each_place(
-                [&](uint32_t row, uint32_t vector) { f(row, vector, scaled.value[i++]); });
+            for_each_place([&](uint32_t row, uint32_t vector) {
+                // Products with powers of two are exact.
+                f(row, vector,
+                  scaled.value[i] * Parts<T>::kHigh + scaled.value[i + 1] * Parts<T>::kLow);
+                i += 2;
+            });
         }
 
         template <class F>
@@ -112,6 +127,18 @@ struct Mma {
         }
 
       private:
+        // Loads the i-th struct, of 4 or 8 bytes, by one instruction.
+        template <class BOTH>
+        KCCL_DECODE static BOTH load_both(const uint8_t* from, uint32_t i) {
+            if constexpr (sizeof(BOTH) == sizeof(uint64_t)) {
+                return platform::bit_cast<BOTH>(
+                    mem::load_plain(reinterpret_cast<const uint64_t*>(from) + i));
+            } else {
+                return platform::bit_cast<BOTH>(
+                    mem::load_plain(reinterpret_cast<const uint32_t*>(from) + i));
+            }
+        }
+
         const uint32_t thread_;
         const uint32_t num_vectors_;
         const uint32_t input_;  // in bytes
@@ -124,10 +151,8 @@ struct Mma {
 
     KCCL_DECODE static void add_scaled(Scaled& scaled, const Sums& sums, const Scales& scales) {
         KCCL_UNROLL
-        for (uint32_t i = 0; i < 2; ++i) {
-            const float sum =
-                sums.value[2 * i] * Parts<T>::kHigh + sums.value[2 * i + 1] * Parts<T>::kLow;
-            scaled.value[i] += rounded_product(sum, scales.value[i]);
+        for (uint32_t i = 0; i < 4; ++i) {
+            scaled.value[i] = times_plus(sums.value[i], scales.value[i / 2], scaled.value[i]);
         }
     }
 

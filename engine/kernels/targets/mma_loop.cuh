@@ -19,8 +19,9 @@ struct Mma {
     struct Sums {
         float value[kVectors];
     };
-    struct Bytes {
-        uint32_t word[kTileFloat4s];
+    template <uint32_t BITS>
+    struct Packed {
+        uint32_t word[kTileColumns * BITS / 32];
     };
     struct Scales {
         float value;
@@ -33,7 +34,11 @@ struct Mma {
         return (row * kTileColumns + column) * 2;
     }
 
-    KCCL_CONSTEXPR static uint32_t scale_offset(uint32_t row) { return row * 4; }
+    KCCL_CONSTEXPR static Place place_of(uint32_t i) {
+        return {i / kTileColumns, i % kTileColumns};
+    }
+
+    KCCL_CONSTEXPR static uint32_t scale_at(uint32_t row) { return row; }
 
     class Lane {
       public:
@@ -54,17 +59,23 @@ struct Mma {
 
         KCCL_DECODE Weights streamed(const uint8_t* tile) const { return weights(tile); }
 
-        KCCL_DECODE Bytes bytes(const uint8_t* tile) const {
-            Bytes bytes = {};
-            if (row_ == kTileRows) return bytes;
-            const auto* row = reinterpret_cast<const uint32_t*>(tile + offset(row_, 0) / 2);
-            for (uint32_t i = 0; i < kTileFloat4s; ++i) bytes.word[i] = mem::load_plain(row + i);
-            return bytes;
+        template <uint32_t BITS>
+        KCCL_DECODE Packed<BITS> packed(const uint8_t* tile) const {
+            Packed<BITS> packed = {};
+            if (row_ == kTileRows) return packed;
+            const auto* row = reinterpret_cast<const uint32_t*>(tile + row_ * sizeof(packed));
+            for (uint32_t& word : packed.word) word = mem::load_plain(row++);
+            return packed;
         }
 
+        template <class SCALE>
         KCCL_DECODE Scales scales(const uint8_t* scales) const {
             if (row_ == kTileRows) return {0};
-            return {mem::load_plain(reinterpret_cast<const float*>(scales) + row_)};
+            return {widened(mem::load_plain(reinterpret_cast<const SCALE*>(scales) + row_))};
+        }
+
+        KCCL_DECODE uint32_t zeros(const uint8_t* zeros) const {
+            return row_ == kTileRows ? 0 : mem::load_plain(zeros + row_) * 0x101;
         }
 
         KCCL_DECODE Inputs inputs(const StagedFloat4* staged) const {
@@ -121,7 +132,8 @@ struct Mma {
 
     KCCL_DECODE static void add_scaled(Scaled& scaled, const Sums& sums, const Scales& scales) {
         for (uint32_t vector = 0; vector < kVectors; ++vector) {
-            scaled.value[vector] += rounded_product(sums.value[vector], scales.value);
+            scaled.value[vector] =
+                times_plus(sums.value[vector], scales.value, scaled.value[vector]);
         }
     }
 
