@@ -94,8 +94,8 @@ def _scaling(
     kind = within.text("rope_type", "type", default="default")
 
     def original(least: int = 1) -> int:
-        # The field may stand at the file's top level, in the parameters, or both. The one at the
-        # top level counts.
+        # The field may stand at the file's top level, in the RoPE parameters, or both. The one at
+        # the top level counts.
         holder = fields if _ORIGINAL in fields else within
         number = holder.integer(_ORIGINAL, default=context, least=least)
         if number > MOST_POSITIONS:

@@ -226,7 +226,8 @@ KCCL_DEVICE Status exchange_halves(Channel<Coop, WORLD_SIZE>& channel, uint32_t 
             if (source >= channel.world_size()) break;
             *halves |= static_cast<uint32_t>(payloads[source]) << source;
         }
-        // The sync at the end of the call makes the rows visible to the other threads.
+        // One thread's acquire is enough: the coop's sync at the end of exchange() lets the other
+        // threads see what this one sees.
         if (leads) mem::fence<mem::Order::kAcquire, mem::Scope::kSystem>();
         return true;
     };

@@ -155,8 +155,8 @@ class GridExchange {
         return stride_of(num_packets) * num_slices() <= slot_packets_;
     }
 
-    // Enters the next exchange, whose slices have num_packets packets, at least 1. Called by all
-    // threads of the block, which all get the same status. On failure nothing may be published.
+    // Enters the next exchange, whose slices have num_packets packets, at least 1. All threads of
+    // the block call it and get the same status. After a failure the caller must publish nothing.
     KCCL_DEVICE Status next(uint64_t num_packets) {
         last_ = slot();
         // Most exchanges have the same shape as the one before.

@@ -16,13 +16,14 @@
 //
 // A slot may be written again when the credit has come: it says that the receiver has loaded what
 // was there. Packets have four slots, and a step of packets waits for the credit of step e - 4. So
-// four short messages of a slice may be under way before the receiver comes. Plain bytes have two
+// four short messages may be under way in a pipe before the receiver comes. Plain bytes have two
 // slots and wait for the credit of e - 2.
 //
-// Epochs wrap. Words that nobody writes for a whole period would look valid again. So twice a
-// period, in as many steps as packets have slots, the receiver makes words old again: in each step
-// the slot of packets that is this step's turn, and in a slice's last step "written". The sender
-// does not write there before the credit of that step.
+// Epochs wrap. A word that nobody has written for a whole period would look valid again. So twice a
+// period the receiver scrubs the pipe, in as many consecutive steps as packets have slots. At the
+// end of each of these steps it overwrites the packets of the step's slot with values that no later
+// step takes for its own. If the step is the last one of its slice, it overwrites "written", too.
+// The sender writes there again only when it has the credit of that step.
 //
 // Both ends keep the epoch of their last step in memory of their own, so graphs may be replayed.
 #pragma once
@@ -217,8 +218,8 @@ class PipeEnd {
     // Tells whether the communicator had not failed when this object was made; all threads of the
     // warp get the same answer. Each step asks for it late, so that other loads overlap this one.
     KCCL_DEVICE bool is_usable() const { return !has_failed_in_warp(status_ != kKcclOk); }
-    // Tells whether the receiver makes words old again at the end of the step of this epoch: twice
-    // a period it does so in kPacketSlots steps, one for each slot of packets.
+    // Tells whether the receiver scrubs at the end of the step of this epoch: twice a period it
+    // does so in kPacketSlots steps, one for each slot of packets.
     KCCL_DEVICE bool is_scrubbed(uint32_t epoch) const {
         return (epoch << 1 >> 1) < PipeShape::kPacketSlots * comm_.epoch_step;
     }
@@ -249,7 +250,7 @@ class PipeEnd {
 
     // Waits, in each warp, until the packets of this step may be written. The wait is relaxed,
     // because the receiver has loaded the slot's old packets before it gave the credit. If the
-    // receiver has made words old, an acquire orders them before the new packets.
+    // receiver has scrubbed, an acquire orders its stores before the new packets.
     KCCL_DEVICE bool wait_for_room() {
         const uint32_t* word = mine_.word(PipeShape::kCredit);
         const uint32_t wanted = epoch_before(PipeShape::kPacketSlots);
