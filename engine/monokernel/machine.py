@@ -16,6 +16,8 @@ class Kind:
     Attributes:
         warps: The numbers of consumer warps that a block may have, in order of preference. With
             each of them a thread has enough registers for the products.
+        warps_of_4_bits: The same where all products of the layers have 4 bits a weight. Their warps
+            are the limit, not the memory.
         warps_together: How many neighbouring warps execute setmaxnreg together, by which warps give
             registers to others. 1: the device cannot do that.
         weights_in_registers: Whether each warp loads a stage of its weights ahead into registers.
@@ -45,6 +47,7 @@ class Kind:
     """
 
     warps: tuple[int, ...] = (8, 6, 4)
+    warps_of_4_bits: tuple[int, ...] = (12, 8, 6, 4)
     warps_together: int = 4
     weights_in_registers: bool = False
     least_stage_bytes: int = 12 << 10

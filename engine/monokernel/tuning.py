@@ -163,11 +163,15 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
         unit = max(1, int(least * share))
         return is_small, (padded(warps) - least) // unit
 
+    has_4_bits = all(
+        each.format.tile_bytes <= TILE * TILE // 2 for each in products_of(program, num_lanes)
+    )
+    choices = kind.warps_of_4_bits if has_4_bits else kind.warps
     is_ordinary = program.num_residuals == 1
     numbers = {len(program.lanes_of(rank, world_size)) for rank in range(world_size)}
     most_lanes = num_lanes if is_ordinary else 1
-    least = min(map(padded, kind.warps))
-    warps = min(kind.warps, key=key)
+    least = min(map(padded, choices))
+    warps = min(choices, key=key)
     return warps, steps(warps, numbers if is_ordinary else [1])
 
 
