@@ -72,6 +72,7 @@ AMD = Kind(
     # With these numbers each of a compute unit's four SIMDs runs two waves. With three, registers
     # would spill.
     warps=(6, 4),
+    warps_of_4_bits=(6, 4),
     warps_together=1,
     # Only one stage is in flight. It must cover the latency of a load, 0.8 to 1 microsecond, at 17
     # bytes a nanosecond. So a stage has 16 or 24 KB. With more, registers would spill.
