@@ -109,7 +109,7 @@ def add_weights_argument(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=ROUNDED,
         help="to which the matrices of layers are rounded while they are read; on NVIDIA's GPUs "
-        "and the simulator not mxfp4 (as stored)",
+        "and the simulator not mxfp4, on AMD's GPUs none (as stored)",
     )
 
 

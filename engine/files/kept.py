@@ -106,6 +106,10 @@ def expanded(
         given: Matrix -> the format in which it is given.
         in_file: Matrix -> its name for messages.
     """
+    # (layer, kind) of an op, as op_of() has them -> the formats of its matrices in the file.
+    of_ops: dict[tuple[str, str], set[Format]] = {}
+    for name, each in stored.items():
+        of_ops.setdefault(op_of(name), set()).add(each)
     named: dict[str, list[str]] = {}
     for name, each in stored.items() if keeps else ():
         if each.block == 1 or given[name].in_files == each.in_files:
@@ -119,8 +123,10 @@ def expanded(
             why = "the engine does not multiply it as it is stored"
         elif columns % (block := each.cut.block if each.cut else each.block):
             why = f"a lane's {columns} columns are no whole blocks of {block}"
-        else:
+        elif len(of_ops[op_of(name)]) > 1:
             why = "a product has matrices of several formats"
+        else:
+            why = "layers have several formats"
         told = f"{shown_format(each)} takes 16 bits a weight: {why}"
         named.setdefault(told, []).append(in_file[name])
     return tuple(f"{told}, as in {first}" for told, (first, *_) in named.items())

@@ -1,5 +1,5 @@
-"""The common base of GGUF's formats of blocks of 32 integers, which the host executor multiplies as
-they are stored.
+"""The common base of GGUF's formats of blocks of 32 integers. The host executor multiplies all of
+them as they are stored, the monokernel those with tile_bits.
 """
 
 from typing import Any

@@ -88,7 +88,8 @@ constexpr bool kIsBfloat16 = false;
 template <>
 inline constexpr bool kIsBfloat16<bf16> = true;
 
-// An element type that weights of 8 bits become: f16, whose range is extended for the vectors.
+// An element type that weights of 8 and 4 bits become: f16, whose range is extended for the
+// vectors.
 struct WideF16 {};
 
 // The parts of a split number: x = kHigh * high + kLow * low.

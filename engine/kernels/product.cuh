@@ -142,8 +142,9 @@ class Multiplier {
     static constexpr bool kAreEven = are_even(Products<S>{}) && is_even<typename Shape<S>::Head>();
     static constexpr bool kHasOthers = !(all_fit(Products<S>{}) && fits<typename Shape<S>::Head>());
 
-    // Inputs of tiles of 8 bits are loaded when they are multiplied. There are twice as many, for
-    // which a thread has too few registers.
+    // In formats with scales, inputs are loaded when their stage is multiplied (Chains), and not a
+    // stage ahead. With tiles of 8 or 4 bits there are two or four times as many, for which a
+    // thread has too few registers.
     template <bool IS_LATE = kHasScales<F>, int = 0>
     struct Stage {
         KCCL_DECODE const typename Unit::Inputs& input(const typename Unit::Lane&,

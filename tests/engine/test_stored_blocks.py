@@ -146,7 +146,15 @@ def test_layers_may_have_different_formats(tmp_path):
                 logits.append(engine.logits(IDS[:9]))
                 differences = list(Diff(checkpoint, engine, IDS[:9]).all())
                 formats = {op: each.name for op, each in engine.formats.items()}
-        assert checkpoint.as_stored(is_alike=True).formats == checkpoint.formats
+        alike = checkpoint.as_stored(is_alike=True)
+        assert alike.formats == checkpoint.formats
+        told = "takes 16 bits a weight:"
+        assert set(alike.expanded) == {
+            f"Q8_0 {told} layers have several formats, as in blk.1.ffn_down.weight",
+            f"Q4_0 {told} layers have several formats, as in blk.1.attn_output.weight",
+            f"Q8_0 {told} a product has matrices of several formats, as in blk.0.ffn_gate.weight",
+            f"Q4_0 {told} a product has matrices of several formats, as in blk.0.ffn_up.weight",
+        }
     usual = dict.fromkeys(("embed", "qkv", "out", "gate_up", "down", "head"), "bfloat16")
     own = {"layers.0.down": "q4_1", "layers.1.down": "q8_0", "layers.1.out": "q4_0"}
     assert formats == usual | own
