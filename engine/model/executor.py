@@ -92,8 +92,8 @@ class EndedElsewhere(kccl.Error):
 
 
 def bad_logits(dtype: str) -> kccl.Error:
-    """Returns the error for logits that are not finite. `dtype` is that of the weights: for float16
-    the error says that bfloat16 may help.
+    """Returns the error for logits that are not finite. `dtype` is that of the weights, and
+    "float16" if any product has it: then the error says that bfloat16 may help.
     """
     text = "the model's logits are NaN, or none is finite"
     if dtype == "float16":
