@@ -68,7 +68,7 @@ class Kernels:
         """
         key = variant, samples, overlaps
         if key not in self._known:
-            tuning = with_variant(self._tuning, variant)
+            tuning = with_variant(self._program, self._tuning, variant)
             text = source_of(
                 self._program,
                 self._comm.world_size,

@@ -85,6 +85,16 @@ class Product:
         strips = tiles // self.strip_tiles(warps, most)
         return tiles * self.format.tile_bytes + strips * self.format.scale_bytes
 
+    def stage_steps(self, steps: int, least: int) -> int:
+        """Returns the tiles that a stage of the product has for each warp (kStageStepsOf in
+        kernels/format.cuh).
+
+        Args:
+            steps: Tuning.stage_steps.
+            least: What least_tile_bytes() returns.
+        """
+        return max(1, steps * least // self.format.tile_bytes)
+
     def _least_steps(self, warps: int) -> int:
         """Returns the steps if strips did not matter."""
         return -(-self.columns // (TILE * warps))
@@ -211,6 +221,6 @@ def stage_bytes(program: Program, warps: int, steps: int, strip_tiles: int = 1) 
     def of(each: Product) -> int:
         own, strip = each.format, each.strip_tiles(warps, strip_tiles)
         each_tile = own.tile_bytes + own.scale_bytes // strip
-        return max(1, steps * least // own.tile_bytes) * warps * each_tile
+        return each.stage_steps(steps, least) * warps * each_tile
 
     return max(map(of, [*products_of(program, 1), head_of(program)]))

@@ -26,7 +26,8 @@ from .shape import Tuning
 _MOST_OF_WARP = 8 * 512
 # In formats with scales, numbers of warps are as good as each other if their bytes differ by less
 # than the share (_SAME_TILE / a tile's bytes) ** 2. The smaller tiles are, the more the time is the
-# warps' and not the memory's.
+# warps' and not the memory's. The number is fitted to Laneformer 2B on one H200 (bench/LOG.md):
+# with 26 to 36 it has 6 warps in FP8 and more in 4 bits.
 _SAME_TILE = 35
 # The most tiles that share scales. No group of columns is longer.
 _STRIP_TILES = 8
@@ -136,21 +137,19 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
         products = [each for lanes in numbers for each in products_of(program, lanes)]
         products.append(head_of(program))
 
-        def of_product(each: Product, num: int) -> int:
-            return max(1, num * tile_bytes // each.format.tile_bytes)
-
         most = min(_MOST_OF_WARP // tile_bytes, kind.most_stage_bytes // (warps * tile_bytes))
         whole = [
             num
             for num in range(1, most + 1)
             if all(
-                of_product(each, num) % each.strip_tiles(warps, _STRIP_TILES) == 0
+                each.stage_steps(num, tile_bytes) % each.strip_tiles(warps, _STRIP_TILES) == 0
                 for each in products
             )
         ]
 
         def fits(each: Product, num: int) -> bool:
-            own, all_steps = of_product(each, num), each.lanes * each.steps(warps, _STRIP_TILES)
+            own = each.stage_steps(num, tile_bytes)
+            all_steps = each.lanes * each.steps(warps, _STRIP_TILES)
             return all_steps % own == 0 or own % all_steps == 0
 
         even = [num for num in whole if all(fits(each, num) for each in products)]
@@ -257,22 +256,20 @@ def _chunk_stages(c: ModelConfig, kind: Kind, kv_strands: int) -> int:
     return max(_LEAST_CHUNK_STAGES, -(-_partial_bytes(c, kind, kv_strands) // stage))
 
 
-def with_variant(usual: Tuning, variant: Variant) -> Tuning:
+def with_variant(program: Program, usual: Tuning, variant: Variant) -> Tuning:
     """Returns the tuning of a variant of the decode kernel. The usual kernel still fills the cache
     in chunks.
 
     Raises:
-        InvalidArgument: The variant is of a ring of weights, and the tuning has none.
+        InvalidArgument: The variant is of a ring of weights, and the tuning has none; or a stage of
+            a product would end within a strip.
     """
     if variant == USUAL:
         return usual
     if usual.weights_in_registers:
         _check_without_ring(variant)
-    if variant.stage_steps % usual.strip_tiles:
-        raise kccl.InvalidArgument(
-            f"stage-steps={variant.stage_steps} must be a multiple of {usual.strip_tiles}, the "
-            "tiles that share scales"
-        )
+    if variant.stage_steps:
+        _check_stages(program, usual, variant.stage_steps)
     return replace(
         usual,
         chunk=1,
@@ -281,6 +278,18 @@ def with_variant(usual: Tuning, variant: Variant) -> Tuning:
         in_flight=variant.in_flight or usual.in_flight,
         urgent_in_flight=variant.in_flight or usual.urgent_in_flight,
     )
+
+
+def _check_stages(program: Program, usual: Tuning, steps: int) -> None:
+    least = least_tile_bytes(program)
+    for each in (*products_of(program, 1), head_of(program)):
+        own = each.stage_steps(steps, least)
+        strip = each.strip_tiles(usual.warps, usual.strip_tiles)
+        if own % strip:
+            raise kccl.InvalidArgument(
+                f"stage-steps={steps} gives a stage of {each.kind} {own} tiles for each warp, must "
+                f"give a multiple of {strip}, the tiles that share scales"
+            )
 
 
 def _check_without_ring(variant: Variant) -> None:

@@ -23,6 +23,7 @@ from test_monokernel import (
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.model.program import Program
 from kccl.engine.model.variant import TRACING, USUAL, parse
 from kccl.engine.monokernel.tuning import with_variant
 
@@ -87,7 +88,7 @@ def test_weights_are_read_alone_or_not_at_all():
 )
 def test_what_asks_for_a_ring_is_refused(variant, message):
     with pytest.raises(kccl.InvalidArgument, match=message):
-        with_variant(REGISTERS, variant)
+        with_variant(Program(checkpoint("tiny-llama").config), REGISTERS, variant)
 
 
 # Text of weights_registers.cuh that is there once, and what takes its place.

@@ -9,8 +9,10 @@ from hand_made_timeline import STAMPS_NS, TOKEN_STEP_NS, made_stamps
 import kccl
 from kccl.engine import Engine
 from kccl.engine.executors.device import DeviceExecutor
-from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.files.random_weights import random_checkpoint, shape_of
+from kccl.engine.formats.table import MULTIPLIED
 from kccl.engine.model.executor import BEGINNING, Place
+from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.model.timeline import (
     ASKED,
@@ -218,14 +220,31 @@ def test_what_is_left_out_shows_in_tokens_and_is_forgotten():
 
 def test_variants_by_name():
     assert parse("none") == USUAL
-    usual = replace(TUNING, chunk=64)
-    assert with_variant(usual, USUAL) == usual
-    pinned = with_variant(usual, parse("weights+pin:head"))
+    usual, program = replace(TUNING, chunk=64), Program(shape_of("tiny-llama"))
+    assert with_variant(program, usual, USUAL) == usual
+    pinned = with_variant(program, usual, parse("weights+pin:head"))
     assert pinned == replace(usual, chunk=1, ablated=1 << 1 | 1 << 7)
-    tuned = with_variant(usual, parse("in-flight=3+stage-steps=6"))
+    tuned = with_variant(program, usual, parse("in-flight=3+stage-steps=6"))
     assert tuned == replace(usual, chunk=1, in_flight=3, urgent_in_flight=3, stage_steps=6)
     assert parse("exchanges").has_races
     assert not parse("attention").has_races
+
+
+def test_a_stage_has_whole_strips_of_each_product():
+    """With 2 warps strips have 8 tiles, of a lane's attention 8, too. A stage of 8 tiles of 4 bits
+    has 4 of 8 bits.
+    """
+    four, eight = MULTIPLIED["int4_128"], MULTIPLIED["int8_128"]
+    formats = {"qkv": eight, "out": four, "gate_up": four, "down": four}
+    shape = {"hidden": 256, "ffn": 512, "num_lanes": 2, "num_heads": 4, "num_kv_heads": 2}
+    program = Program(replace(shape_of("tiny-llama"), **shape, head_dim=128), formats)
+    tuning = replace(TUNING, strip_tiles=8, stage_steps=16)
+    assert with_variant(program, tuning, parse("stage-steps=32")).stage_steps == 32
+    with pytest.raises(
+        kccl.InvalidArgument,
+        match="stage-steps=8 gives a stage of qkv 4 tiles for each warp, must give a multiple of 8",
+    ):
+        with_variant(program, tuning, parse("stage-steps=8"))
 
 
 @pytest.mark.parametrize(
