@@ -13,9 +13,9 @@ from ..formats.table import DTYPES, MULTIPLIED, ON_HOST, ROUNDED
 from ..model.drafts import OFF, Drafts, drafts_of
 from ..model.executor import Executor
 from ..model.program import Program
-from ..monokernel.layout import total_bytes
+from ..monokernel.layout import packed_bytes, total_bytes
 from ..monokernel.limits import check
-from ..monokernel.machine import machine_of
+from ..monokernel.machine import machine_of, simulated_machine
 from ..monokernel.tuning import tuning_for
 from .device import DeviceExecutor
 from .host import DTYPE as HOST_DTYPE
@@ -34,15 +34,17 @@ class Backend(NamedTuple):
     """How a backend makes its ranks.
 
     Attributes:
-        bytes_of: Returns the bytes of weights that a rank packs: (program, rank, world size).
+        bytes_of: Returns the bytes of weights that a rank packs, as progress counts them: (program,
+            rank, world size).
         dtypes: The dtypes to which weights may be converted.
         keeps: The names of the formats that the backend multiplies as they are stored. They are
             kept unless the caller asks for a dtype.
         rounds: The values of Engine's argument `weights` that the backend supports.
         make: Makes a rank's executor: (checkpoint, comm, blocks, context, slots, progress).
             Collective.
-        is_on_host: Whether the weights lie in host memory, so that check_memory() is needed. On a
-            GPU it is not: the driver refuses allocations that do not fit before weights are read.
+        held: Returns the bytes of packed weights that a rank keeps in host memory, for
+            check_memory(): (program, rank, world size). None: they lie on a GPU, whose driver
+            refuses allocations that do not fit before weights are read.
         takes_drafts: Whether a pass can check drafts.
         has_layers_alike: Whether a kind of op must have the same format in all layers.
     """
@@ -52,7 +54,7 @@ class Backend(NamedTuple):
     keeps: Collection[str]
     rounds: Collection[str]
     make: Callable[[Checkpoint, kccl.Communicator, int | None, int, int, Told], Executor]
-    is_on_host: bool
+    held: Callable[[Program, int, int], int] | None
     takes_drafts: bool = False
     has_layers_alike: bool = False
 
@@ -114,13 +116,21 @@ def _device_bytes(program: Program, rank: int, world_size: int) -> int:
     return total_bytes(program, rank, world_size)
 
 
+def _simulated_bytes(program: Program, rank: int, world_size: int) -> int:
+    """Returns the bytes of a rank's weights in the simulator. Tiles of zeros and repeated scales
+    make them more than the stored ones.
+    """
+    tuning = tuning_for(program, world_size, simulated_machine(program, world_size))
+    return packed_bytes(program, rank, world_size, tuning.warps, tuning.strip_tiles)
+
+
 _ON_CUDA = Backend(
     _device_bytes,
     DTYPES,
     MULTIPLIED,
     [name for name, forms in ROUNDED.items() if all(each.tile_bytes for each in forms)],
     _make_device,
-    is_on_host=False,
+    held=None,
     has_layers_alike=True,
 )
 # On AMD's GPUs a warp loads a stage of weights before it knows to which product they belong. So all
@@ -128,11 +138,11 @@ _ON_CUDA = Backend(
 _ON_HIP = _ON_CUDA._replace(keeps=DTYPES, rounds=())
 BACKENDS = {
     "host": Backend(
-        _host_bytes, (HOST_DTYPE,), ON_HOST, ROUNDED, _make_host, is_on_host=True, takes_drafts=True
+        _host_bytes, (HOST_DTYPE,), ON_HOST, ROUNDED, _make_host, _host_bytes, takes_drafts=True
     ),
     "cuda": _ON_CUDA,
     "hip": _ON_HIP,
-    "sim": _ON_CUDA._replace(is_on_host=True),
+    "sim": _ON_CUDA._replace(held=_simulated_bytes),
 }
 
 
@@ -240,9 +250,10 @@ def start_ranks(
         program = Program(checkpoint.config, checkpoint.formats)
         mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
         sizes = [kind.bytes_of(program, rank, comm.world_size) for rank in range(comm.world_size)]
-        if kind.is_on_host:
+        if kind.held is not None:
+            held = [kind.held(program, rank, comm.world_size) for rank in range(comm.world_size)]
             check_memory(
-                comm, sizes, list(mine), checkpoint.config, context, slots, checkpoint.mapped_bytes
+                comm, held, list(mine), checkpoint.config, context, slots, checkpoint.mapped_bytes
             )
         total = sum(sizes[rank] for rank in mine)
 

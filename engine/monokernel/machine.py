@@ -90,7 +90,7 @@ AMD = Kind(
 SIMULATED = Kind(warps_together=1, chunk=1)
 """Prompts run with the decode kernel, because a prefill kernel would cost the simulator time."""
 
-_KINDS = {"cuda": NVIDIA, "hip": AMD, "sim": SIMULATED}
+_KINDS = {"cuda": NVIDIA, "hip": AMD}
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,22 @@ def machine_of(comm: kccl.Communicator, program: Program) -> Machine:
 
     Ranks that are threads of one process may share a GPU. They share its multiprocessors equally.
     """
-    kind = _KINDS[comm.backend]
     if comm.backend == "sim":
-        # A kernel needs at least one block for each lane group (the blocks that share a residual,
-        # see kernels/shape.cuh). In the simulator more blocks would only make the run slower, so a
-        # rank gets just that many multiprocessors.
-        return Machine(num_groups(program, comm.world_size), kind=kind)
+        return simulated_machine(program, comm.world_size)
+    kind = _KINDS[comm.backend]
     device = kccl.gpu.device(comm.empty(1).device)
     uuids = comm.gather_objects(device.uuid)
     return Machine(device.multiprocessors // uuids.count(device.uuid), device.shared_bytes, kind)
+
+
+def simulated_machine(program: Program, world_size: int) -> Machine:
+    """Returns a rank's share of the simulator.
+
+    A kernel needs at least one block for each lane group (the blocks that share a residual, see
+    kernels/shape.cuh). In the simulator more blocks would only make the run slower, so a rank gets
+    just that many multiprocessors.
+    """
+    return Machine(num_groups(program, world_size), kind=SIMULATED)
 
 
 def num_groups(program: Program, world_size: int) -> int:
