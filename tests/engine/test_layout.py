@@ -36,7 +36,8 @@ BYTES = {"num_lanes": 2, "num_heads": 4, "num_kv_heads": 2, "ffn": 256, "num_lay
 BYTES |= {"hidden": 128, "head_dim": 32, "vocab_size": 192, "context": 64}
 FP8 = dict.fromkeys(("qkv", "gate_up", "down"), MULTIPLIED["e4m3_128"])
 FP8 |= {"out": MULTIPLIED["e4m3_32"]}
-INT4 = dict.fromkeys(("qkv", "gate_up", "down"), MULTIPLIED["int4_128"])
+INT4 = {"qkv": "int4_128", "out": "int4_zeros_64", "gate_up": "q4_0", "down": "int4_128"}
+INT4 = {kind: MULTIPLIED[name] for kind, name in INT4.items()}
 LONG = replace(CHUNKED, warps=3, stage_steps=16, strip_tiles=8)
 MIXED = {"down": DTYPES["float16"], "head": DTYPES["float16"]}
 # (model, changes, formats, tuning, ranks)
@@ -46,7 +47,8 @@ CASES = {
     "uneven lanes": ("tiny-llama", LLAMA, {}, replace(CHUNKED, blocks=5, stage_steps=1), (1, 2, 3)),
     # Lanes of 128 columns: strips of 4 tiles, and of 2 in the output projection.
     "8 bits": ("tiny-llama", BYTES, FP8, replace(CHUNKED, stage_steps=4, strip_tiles=4), (1, 2)),
-    # Three warps: strips of 8 tiles, some of zeros, in the MLP's output.
+    # Three warps: strips of 8 tiles, some of zeros, in the MLP's output, and of 2 tiles with zero
+    # points in that of attention.
     "4 bits": ("tiny-llama", BYTES | {"ffn": 1280}, INT4, LONG, (1, 2)),
     "two formats": ("tiny-llama", LLAMA, MIXED, replace(USUAL, warps=3, stage_steps=1), (1,)),
 }

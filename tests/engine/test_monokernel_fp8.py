@@ -17,10 +17,10 @@ from kccl.engine.files.checkpoint import Checkpoint
 from kccl.engine.files.random_weights import MODELS, random_checkpoint
 from kccl.engine.formats.base import Stored
 from kccl.engine.formats.table import MULTIPLIED
-from kccl.engine.model.ops import KINDS
 from kccl.engine.model.program import Program
 from kccl.engine.model.sample import SamplingParams
 from kccl.engine.monokernel import launching
+from kccl.engine.monokernel.layout import least_tile_bytes
 from kccl.engine.monokernel.machine import Machine
 from kccl.engine.monokernel.shape import Tuning
 from kccl.engine.monokernel.tuning import tuning_for
@@ -202,11 +202,28 @@ def test_planted_bugs_are_found(bug, tmp_path, monkeypatch):
     assert not np.allclose(found, wanted, atol=TOLERANCE)
 
 
-def test_tunings_have_many_warps_and_long_stages():
+MIXED = dict.fromkeys(("out", "gate_up", "down"), "int4_128") | {"qkv": "int8_128"}
+
+
+@pytest.mark.parametrize(
+    ("model", "stored", "warps", "steps"),
+    [
+        ("laneformer-2b", "e4m3_128", 6, 16),
+        ("llama-1b", "e4m3_128", 8, 8),
+        ("llama-8b", "e4m3_128", 8, 8),
+        # Where all products of the layers have 4 bits, twelve warps share columns that they divide.
+        ("laneformer-2b", "int4_128", 12, 16),
+        ("llama-8b", "int4_128", 8, 16),
+        ("laneformer-2b", MIXED, 8, 16),
+    ],
+    ids=str,
+)
+def test_tunings_have_many_warps_and_long_stages(model, stored, warps, steps):
     """Copies are as long as those of 16 bits, and few scales are no reason for fewer warps."""
-    for model, warps in (("laneformer-2b", 6), ("llama-1b", 8), ("llama-8b", 8)):
-        formats = dict.fromkeys(KINDS, MULTIPLIED["e4m3_128"]) | {"head": MULTIPLIED["bfloat16"]}
-        program = Program(MODELS[model], formats)
-        tuning = tuning_for(program, 1, Machine(132))
-        assert tuning.warps == warps
-        assert tuning.stage_steps * tuning.warps * 256 >= 16 << 10
+    if isinstance(stored, str):
+        stored = dict.fromkeys(("qkv", "out", "gate_up", "down"), stored)
+    formats = {kind: MULTIPLIED[name] for kind, name in stored.items()}
+    program = Program(MODELS[model], formats)
+    tuning = tuning_for(program, 1, Machine(132))
+    assert (tuning.warps, tuning.stage_steps) == (warps, steps)
+    assert steps * warps * least_tile_bytes(program) >= 16 << 10
