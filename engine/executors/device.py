@@ -14,7 +14,6 @@ from ..base.core import ENDS, lib
 from ..files.checkpoint import Checkpoint
 from ..model.drafts import OFF
 from ..model.executor import BEGINNING, EndedElsewhere, Place, Token, bad_logits, finite
-from ..model.ops import PRODUCTS
 from ..model.program import Op, Program
 from ..model.sample import SamplingParams
 from ..model.timeline import Stamps
@@ -76,9 +75,7 @@ class DeviceExecutor:
         self.num_slots = slots
         self._comm = comm
         self._tuning = tuning
-        # What an error of logits names. One product in FP16 is enough for a range error.
-        stored = {self.program.format_of(kind).name for kind in PRODUCTS}
-        self._dtype = "float16" if "float16" in stored else "bfloat16"
+        self._dtype = self.program.range_dtype()
         check(self.program, comm.world_size)
         self._launcher = Launcher(comm, warp_size)
         device = self._launcher.device

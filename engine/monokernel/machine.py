@@ -87,8 +87,9 @@ AMD = Kind(
 )
 """Derived from the code that clang makes for gfx942 and from published numbers; not measured."""
 
-SIMULATED = Kind(warps_together=1, chunk=1)
-"""Prompts run with the decode kernel, because a prefill kernel would cost the simulator time."""
+SIMULATED = Kind(warps_of_4_bits=Kind.warps, warps_together=1, chunk=1)
+"""Prompts run with the decode kernel, because a prefill kernel would cost the simulator time. A
+rank's one block has all rows, so shared memory has no room for the sums of 12 warps."""
 
 _KINDS = {"cuda": NVIDIA, "hip": AMD}
 

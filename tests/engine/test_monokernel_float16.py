@@ -106,6 +106,7 @@ def test_a_vector_beyond_float16_is_an_error():
                 logits_of(executor, IDS[:1])
             with pytest.raises(kccl.Error, match="beyond 65504"):
                 generate(executor, 1)
+            executor.end()
 
     kccl.run_threads(main, 1, backend="sim")
 
