@@ -8,7 +8,7 @@ An executor runs the reference's program (program.py) and can stop after any op:
 
 Errors are divided by the root mean square of the reference's output. An op's error includes the
 errors of all ops before it. Without --tolerance, an op is right if its RMSE and cosine are within
-LIMITS. With --tolerance it is right if no value's relative error is larger.
+LIMITS. With --tolerance, it is right if the error of every value is at most that number.
 """
 
 import argparse

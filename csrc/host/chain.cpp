@@ -10,11 +10,11 @@
 // The lowest step that some rank has not completed waits for no rank in an earlier step, so it
 // ends.
 //
-// How a failure spreads. A rank whose wait fails tells the peers of that wait's team. Here the rank
-// then fails its other teams too, with the same record. A rank that waits checks all its teams, not
-// only that of the wait. So every rank that waits learns of the failure. A team of several nodes
-// has no windows, in which ranks could tell each other: nodes.cpp makes its steps, and passes its
-// records on.
+// How a failure spreads. A rank whose wait fails writes a record to the peers of the team that the
+// wait belongs to. The code below then writes the same record to the peers of the rank's other
+// teams. A waiting rank looks for records of all its teams, so every rank that waits learns of the
+// failure. Ranks on different nodes have no windows in which to write: nodes.cpp makes the steps of
+// a team of several nodes, and sends its records by sockets.
 #include <stddef.h>
 
 #include "../include/kccl/reduce.cuh"

@@ -183,7 +183,7 @@ class Pass {
     Floats residuals_;                     // [residual][hidden, padded]
     Floats normed_;                        // [residual][hidden, padded]
     Floats finals_;                        // [residual][kKcclEngineLogitColumns][hidden, padded]
-    Floats scores_;                        // [query, at most kQueries][position]
+    Floats scores_;  // attention's scores of a work item: [query, at most kQueries][position]
     Array<DigitGroup> digits_;  // [column][group]: a lane's input of the product that runs
     Routes routes_;
     Floats gathered_;  // [lane][column][...]: the input columns of one expert, side by side

@@ -167,8 +167,8 @@ def number_of_local_ranks(environ: Mapping[str, str]) -> int:
 
 
 def mpi_local_rank(environ: Mapping[str, str]) -> int | None:
-    """Returns the index of this process within the machine, by the MPI launcher's variables; None
-    if they do not say.
+    """Returns this rank's number among the ranks of its machine, which the MPI launcher's variables
+    tell; None if they do not.
     """
     return next((_number(environ, name) for name in _MPI_LOCAL_RANKS if name in environ), None)
 

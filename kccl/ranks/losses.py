@@ -23,8 +23,8 @@ def _name(job: str) -> str:
 
 
 class Announcer:
-    """The announcer, in the launcher's process: accepts connections of waiting ranks (Watch), and
-    tells them which ranks have ended. Never blocks.
+    """Tells waiting ranks which ranks have ended. The launcher's process has one; ranks connect to
+    it by Watch. None of its methods blocks.
 
     It registers its sockets with the launcher's selector. The `data` of each registered socket is a
     callback, which the launcher must call when the socket is ready.

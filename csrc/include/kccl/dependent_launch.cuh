@@ -48,7 +48,7 @@ class DependentLaunch {
     // again. If the call fails after this, what is stored makes no difference: only reset() may
     // follow, and it clears everything.
     //
-    // In a chain of calls, the blocks of at most one call wait on the device: a call admits the
+    // Of the calls of one stream, the blocks of at most one wait on the device: a call admits the
     // next call only after its own wait for the kernels before it. If a call admitted the next one
     // earlier, at its kernel's beginning, nothing would be gained (bench/LOG.md).
     template <class Coop>
