@@ -4,6 +4,7 @@ An entry of the cache is one line of JSON with the kernels' mangled names, and t
 """
 
 import json
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -181,7 +182,7 @@ class RuntimeCompiler(ABC):
                 self.call("AddNameExpression", program, kernel.encode())
             options = [flag.encode() for flag in flags]
             try:
-                self.call("CompileProgram", program, len(options), options)
+                self._compile(program, options)
             except BackendError as error:
                 log = self._text(program, "ProgramLog").partition(b"\0")[0]
                 told = log.decode(errors="replace").strip()
@@ -193,6 +194,17 @@ class RuntimeCompiler(ABC):
             return lowered.encode() + b"\n" + self._text(program, self.code)
         finally:
             self.destroy(program)
+
+    def _compile(self, program: Any, options: Sequence[bytes]) -> None:
+        """Calls the function that compiles a program. Ctrl-C works afterwards as before."""
+        try:
+            self.call("CompileProgram", program, len(options), options)
+        finally:
+            # NVRTC leaves Python's handlers of these signals with SA_RESTART. Then Ctrl-C would not
+            # end a wait for a lock or an event, because the system resumes the wait.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if callable(signal.getsignal(number)):
+                    signal.siginterrupt(number, True)
 
     def _text(self, program: object, what: str) -> bytes:
         """Returns what Get<what> returns."""

@@ -1,6 +1,8 @@
 """The parts of the cuda backend that need no GPU: NVRTC, its cache, plans, DLPack, messages."""
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -59,6 +61,25 @@ def test_names_and_code_come_from_the_cache(monkeypatch, tmp_path):
         NVRTC.compile(KERNEL + "//", names, arch="sm_90a"),
     ):
         assert other != path
+
+
+@needs_nvrtc
+def test_ctrl_c_ends_a_wait_behind_a_compilation(monkeypatch, tmp_path):
+    """NVRTC's first compilation in a process changes how the process takes signals."""
+    program = """
+import signal, threading
+from kccl.jit.nvrtc import NVRTC
+NVRTC.compile("__global__ void f() {}", ["f"], arch="sm_90a")
+main = threading.main_thread().ident
+threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
+try:
+    threading.Event().wait()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    monkeypatch.setenv("KCCL_CACHE", str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=40)
+    assert done.stdout == b"interrupted\n", done.stderr
 
 
 @needs_nvrtc
