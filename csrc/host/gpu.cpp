@@ -53,8 +53,9 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
 
 // A programmatic dependent may start before the call before it has ended only if each of the two
 // would fit on the device at least this many times (KcclCall.fit). With 4, there is room for
-// the calls of two streams, each with one call that runs and one that waits for it. Calls of more
-// streams can block each other, and their waits then time out (DECISIONS.md).
+// the calls of two streams, each with one call that runs and one that waits for it. KcclCall.fit
+// is 0 where this leaves too little room for KCCL_STREAMS streams (kccl/backends/share.py). Calls
+// of more streams can block each other, and their waits then time out (DECISIONS.md).
 constexpr uint32_t kLeastFit = 4;
 
 // Returns the KcclCall that a call in a graph has as its argument; null if it is not known, because

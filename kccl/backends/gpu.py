@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..base import abi, dtypes, env
@@ -19,7 +20,7 @@ from ..base.errors import BackendError, Error, InvalidArgument, Timeout
 from ..gpu import arrays, driver, sharing
 from ..gpu.arrays import DeviceView
 from ..gpu.graphs import KernelGraph
-from ..gpu.library import library_kernel, resident_blocks, serve
+from ..gpu.library import library_kernel, occupancy, serve
 from ..gpu.memory import GpuWindow
 from ..gpu.state import DeviceState
 from ..gpu.table import DriverError
@@ -27,6 +28,7 @@ from ..plan.limits import not_resident
 from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
+from . import share
 from .base import Backend
 from .calls import fill_op
 from .departure import depart, leave_when_collected
@@ -34,7 +36,7 @@ from .device_comm import DeviceComm
 from .gpu_memory import GpuMemory
 from .scratch import Scratches
 from .settings import Settings
-from .shapes import SIZES, check_shape, launch_shape, longest_row, messages_shape
+from .shapes import SIZES, check_shape, longest_row
 from .temporaries import Temporaries
 from .watch import Watcher
 
@@ -156,6 +158,9 @@ class GpuBackend(Backend):
         )
         self._comm = self._scratches.comm
         self.longest_row = longest_row(settings.packet_bytes, mesh.world_size)
+        self._share = share.agree(
+            mesh, variables.streams, device.multiprocessors, self.longest_row, timeout
+        )
         self._temporaries = Temporaries(self._memory.plain)
         self._watcher = Watcher(mesh.pidfds, self._lose, mesh.end_event)
         leave_when_collected(self, device, self.state, self._scratches)
@@ -261,16 +266,14 @@ class GpuBackend(Backend):
             gpu_op.function = entry.function()
             most = driver.table().max_threads(gpu_op.function)
         gpu_op.stream = driver.legacy_stream()
-        spec, count, width = BY_NAME[kernel], fields.get("count", 0), fields.get("width", 0)
-        warp_size = driver.table().warp_size
-        gpu_op.num_blocks, gpu_op.threads_per_block = (
-            messages_shape(fields, most, warp_size=warp_size)
-            if "messages" in fields
-            else launch_shape(spec, count, dtype, most, *shape, warp_size=warp_size, width=width)
+        spec = BY_NAME[kernel]
+        at_once = partial(occupancy, self.device, gpu_op.function)
+        blocks, threads = gpu_op.num_blocks, gpu_op.threads_per_block = self._share.shape(
+            spec, fields, dtype, most, shape, occupancy=at_once, warp_size=driver.table().warp_size
         )
-        gpu_op.op.call.share = spec.share(count, dtype, gpu_op.num_blocks)
-        room = resident_blocks(self.device, gpu_op.function, gpu_op.threads_per_block)
-        gpu_op.op.call.fit = 0 if self._shares_gpu else room // gpu_op.num_blocks
+        gpu_op.op.call.share = spec.share(fields.get("count", 0), dtype, blocks)
+        if not self._shares_gpu:
+            gpu_op.op.call.fit = self._share.fit(blocks, at_once(threads))
         # Returns the KcclHostOp, which keeps the KcclGpuOp around it alive.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
 

@@ -91,20 +91,23 @@ def longest_row(packet_bytes: int, world_size: int) -> int:
     return min(packet_bytes * (2 if world_size == 2 else 1), _LONGEST_ROW_BYTES)
 
 
-def messages_shape(fields: Mapping[str, Any], most: int, *, warp_size: int) -> tuple[int, int]:
+def messages_shape(
+    fields: Mapping[str, Any], most: int, most_blocks: int, *, warp_size: int
+) -> tuple[int, int]:
     """Returns the number of blocks of a call of send_recv, and the threads of each block. Every
     message has equally many blocks.
 
     Args:
         fields: The fields of a KcclCall with at least one message.
         most: Threads that a block of this kernel may have.
+        most_blocks: Blocks that the call may have, unless there are more messages.
         warp_size: Threads of a warp.
     """
     lengths = (*fields["sends"], *fields["receives"])
     messages = [nbytes for bit, nbytes in enumerate(lengths) if fields["messages"] >> bit & 1]
     pipes = FEW_PIPES if fields["channel"] else MOST_PIPES
     slices = min(max(-(-max(messages) // PIPE_SLICE_BYTES), 1), pipes)
-    each = min(slices, MOST_BLOCKS // len(messages))
+    each = min(slices, max(most_blocks // len(messages), 1))
     # Each packet of a slice has a thread, up to the most threads of a block.
     packets = max(-(-max(messages) // (slices * _PACKET_BYTES)), 1) + 2
     threads = -(-packets // warp_size) * warp_size

@@ -12,6 +12,9 @@ from .errors import InvalidArgument
 WINDOWS = ("vmm", "ipc", "peer")
 MPI = ("off", "log")
 PRELOAD = ("all", "cached", "none")
+# CUDA gives a process 8 connections to a GPU, unless CUDA_DEVICE_MAX_CONNECTIONS says more. Streams
+# that share a connection wait for each other.
+MOST_STREAMS = 8
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Env:
             programmatic dependent. So it starts only when the one before has ended. For programs
             that ask a captured graph for its edges without the edges' data, as PyTorch's allocator
             does with graph_capture_record_stream_reuse.
+        streams: How many streams of calls fit on a GPU beside each other in any order, 1 to 8. The
+            more, the fewer threads the calls of each may have. The same on all ranks.
         preload: The kernels that kccl.init() loads on a GPU, so that no call loads them while
             kernels wait. "all": those that move data, which are compiled if need be, and those that
             the cache has. "cached": those that the cache has. "none": none; each call loads its
@@ -61,6 +66,7 @@ class Env:
     cache: str = ""
     windows: str = ""
     dependents: int = 1
+    streams: int = 2
     preload: str = "all"
     layout: str = "topology"
     ranks_per_node: int = 0
@@ -127,6 +133,8 @@ def _value(field: "Field[Any]", text: str) -> Any:
             raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(LAYOUTS)}")
     if field.name in ("check", "dependents") and value not in (0, 1):
         raise InvalidArgument(f"{name}={value} must be 0 or 1")
+    if field.name == "streams" and not 1 <= value <= MOST_STREAMS:
+        raise InvalidArgument(f"{name}={value} must be between 1 and {MOST_STREAMS}")
     if field.name == "epoch_bits" and not 4 <= value <= 32:
         raise InvalidArgument(f"{name}={value} must be between 4 and 32")
     if field.name == "seeds" and value < 1:

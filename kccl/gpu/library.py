@@ -291,7 +291,7 @@ def compile_kernel(
 
 
 @functools.cache
-def resident_blocks(device: driver.Device, function: int, threads: int) -> int:
-    """Returns how many blocks of a kernel of the library the device holds at once."""
+def occupancy(device: driver.Device, function: int, threads: int) -> int:
+    """Returns how many blocks of a kernel of the library a multiprocessor runs at once."""
     with device.current():
-        return driver.resident_blocks(function, threads, 0) * device.multiprocessors
+        return driver.resident_blocks(function, threads, 0)

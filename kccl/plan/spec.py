@@ -102,6 +102,7 @@ class KernelSpec:
             alternatives that compute have it.
         takes_rows: True if a call has rows of KcclCall.width elements, and a block takes whole
             rows.
+        waits: False if the kernel waits for no other rank, so that it ends by itself.
     """
 
     collective: str
@@ -117,6 +118,7 @@ class KernelSpec:
     unrolls_for_two: bool = False
     takes_type: Callable[[Dtype], bool] | None = None
     takes_rows: bool = False
+    waits: bool = True
 
     @property
     def name(self) -> str:

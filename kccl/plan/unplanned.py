@@ -25,6 +25,7 @@ UNPLANNED = (
         counts=Counts.ELEMENTS,
         bytes_per_thread=16,
         takes_type=can_scale,
+        waits=False,
     ),
     KernelSpec(
         "narrow",
@@ -32,6 +33,7 @@ UNPLANNED = (
         counts=Counts.ELEMENTS,
         bytes_per_thread=16,
         takes_type=lambda dtype: dtype.accumulator != dtype,
+        waits=False,
     ),
     KernelSpec(
         "rms_norm",
@@ -40,6 +42,7 @@ UNPLANNED = (
         bytes_per_thread=32,
         takes_type=can_normalise,
         takes_rows=True,
+        waits=False,
     ),
     KernelSpec(
         "all_reduce_rms_norm",

@@ -51,6 +51,7 @@ def agree_at_start(
         "tuning": f"{tuning.source} ({zlib.crc32(repr(tuning.thresholds).encode()):08x})",
         "KCCL_EPOCH_BITS": env.epoch_bits,
         "KCCL_CHECK": env.check,
+        "KCCL_STREAMS": env.streams,
         "KCCL_ALGORITHM": env.algorithm,
         "settings": repr(settings),
     }

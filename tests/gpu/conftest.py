@@ -36,7 +36,7 @@ def toy_ranks(toys, monkeypatch):
     monkeypatch.setattr(driver, "can_access", lambda a, b: True)
     entry = SimpleNamespace(function=lambda: 0)
     monkeypatch.setattr(on_gpus, "library_kernel", lambda *args, **how: entry)
-    monkeypatch.setattr(on_gpus, "resident_blocks", lambda *args: 100)
+    monkeypatch.setattr(on_gpus, "occupancy", lambda *args: 100)
     small = {"num_channels": 2, "blocks_per_channel": 1, "packet_bytes": 4096}
     monkeypatch.setattr(on_gpus, "SIZES", on_gpus.SIZES | small | {"staging_bytes": 65536})
     monkeypatch.setenv("KCCL_PRELOAD", "none")

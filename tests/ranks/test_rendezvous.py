@@ -298,6 +298,11 @@ def test_strangers_take_no_place_away(request, monkeypatch):
             r"^KCCL_EPOCH_BITS is .*\b8 on rank 0",
         ),
         (
+            "KCCL_STREAMS",
+            ("2", "8"),
+            r"^KCCL_STREAMS is .*\b2 on rank 0",
+        ),
+        (
             "KCCL_ALGORITHM",
             ("", "barrier_direct"),
             "^KCCL_ALGORITHM is .*not set on rank 0",
