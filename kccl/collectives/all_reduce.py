@@ -72,7 +72,8 @@ class AllReduce(Collective):
         Arguments, result and errors are those of the call itself. The object keeps the arrays
         alive. `blocks` and `threads` tune the launch on a GPU. Give both or neither; 0 lets the
         plan choose. A call has at most `blocks` blocks of `threads` threads each. Longer messages
-        than these cover get more threads for each block.
+        than these cover get more threads for each block. KCCL_STREAMS bounds both, so that calls of
+        other streams find room; `op.shape` says what the call has.
         """
         return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 
