@@ -142,6 +142,10 @@ class GpuBackend(Backend):
             mesh, device, are_threads=are_threads, forced=variables.windows, timeout=timeout
         )
         self.caveat = shared.caveat
+        self.longest_row = longest_row(settings.packet_bytes, mesh.world_size)
+        self._share = share.agree(
+            mesh, variables.streams, device.multiprocessors, self.longest_row, timeout
+        )
         self.context = ffi.new("KcclHostContext *")
         self.context.shares_cores = shares_cores
         # Calls release the GIL, because a launch may have to wait until the stream has room.
@@ -157,10 +161,6 @@ class GpuBackend(Backend):
             timeout=timeout,
         )
         self._comm = self._scratches.comm
-        self.longest_row = longest_row(settings.packet_bytes, mesh.world_size)
-        self._share = share.agree(
-            mesh, variables.streams, device.multiprocessors, self.longest_row, timeout
-        )
         self._temporaries = Temporaries(self._memory.plain)
         self._watcher = Watcher(mesh.pidfds, self._lose, mesh.end_event)
         leave_when_collected(self, device, self.state, self._scratches)

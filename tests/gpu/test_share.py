@@ -155,7 +155,7 @@ class Rank:
     def __init__(self, random, streams):
         self.random = random
         self.free = [UNITS] * MULTIPROCESSORS
-        # Of each stream: where the blocks of its call lie, and of the next one that came early.
+        # Where the blocks of a stream's call lie, and those of its next one, which came early.
         self.placed = [([], []) for _ in streams]
         # Which stream's blocks come first, and whether blocks crowd together.
         self.order = random.sample(range(len(streams)), len(streams))
