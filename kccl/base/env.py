@@ -12,8 +12,8 @@ from .errors import InvalidArgument
 WINDOWS = ("vmm", "ipc", "peer")
 MPI = ("off", "log")
 PRELOAD = ("all", "cached", "none")
-# CUDA gives a process 8 connections to a GPU, unless CUDA_DEVICE_MAX_CONNECTIONS says more. Streams
-# that share a connection wait for each other.
+# A process has 8 connections to a GPU, unless it asks the driver for more. Streams that share one
+# wait for each other.
 MOST_STREAMS = 8
 
 
