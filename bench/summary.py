@@ -55,7 +55,7 @@ def _prepared(record: str, what: str, collective: str, num_bytes: int) -> Line:
 
 
 def _decode(record: str, model: str, ranks: int, position: int) -> Line:
-    problem = {"model": model, "world_size": ranks, "position": position}
+    problem = {"model": model, "world_size": ranks, "position": position, "dtype": "bfloat16"}
     return Line(record, f"one token of {MODEL_NAMES[model]}", problem, {"ablated": None})
 
 
