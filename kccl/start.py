@@ -194,11 +194,11 @@ def run_threads(
     if backend != "sim":
         for name, value in given.items():
             raise InvalidArgument(f"{name} is {value!r}, must be None: backend is {backend!r}")
-        # Each rank has a stream to each other rank, and opens the memory of its team to map it.
+        # Each rank has a socket to each other rank, and opens the memory of its team to map it.
         needed = world_size * (world_size - 1 + _OF_A_PEER)
         job.check_descriptors(needed, f"kccl.run_threads() of {world_size} ranks")
-        streams = bootstrap.thread_streams(world_size)
-        meshes = [Mesh(rank, world_size, streams[rank]) for rank in range(world_size)]
+        sockets = bootstrap.thread_sockets(world_size)
+        meshes = [Mesh(rank, world_size, sockets[rank]) for rank in range(world_size)]
         return _run(main, meshes, connect, timeout)
     # Imported here because only a simulation needs them.
     from .sim.machine import simulated_machine
@@ -209,7 +209,7 @@ def run_threads(
     for each in tried:
         try:
             with simulated_machine(world_size, seed=each, **given) as machine:
-                meshes = thread_meshes(machine, bootstrap.thread_streams(world_size))
+                meshes = thread_meshes(machine, bootstrap.thread_sockets(world_size))
                 results = _run(main, meshes, connect, timeout, machine)
         except Exception as error:
             if not isinstance(error, ProtocolError):

@@ -33,13 +33,13 @@ constexpr uint64_t kYieldAfterNs = 1'000;
 // takes a fraction of a microsecond. Most waits are shorter than 20 us.
 constexpr uint64_t kProgressAfterNs = 20'000;
 
-// Tells whether the process to which a pidfd or a socket (is_stream) belongs has ended. A pidfd
+// Tells whether the process to which a pidfd or a socket (is_socket) belongs has ended. A pidfd
 // becomes readable when its process ends, even if nobody has waited for the process yet (a zombie).
 // A socket also becomes readable when data comes, so its end is seen by POLLRDHUP. For a negative
 // fd no process is watched, and the result is false.
-bool is_gone(int fd, bool is_stream) {
+bool is_gone(int fd, bool is_socket) {
     if (fd < 0) return false;
-    const short event = is_stream ? POLLRDHUP : POLLIN;
+    const short event = is_socket ? POLLRDHUP : POLLIN;
     pollfd poll_fd = {fd, event, 0};
     return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & event) != 0;
 }
@@ -109,7 +109,7 @@ uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t miss
     if (team_hook != nullptr) team_hook();
     for (int rank = 0; rank < kKcclMaxWorldSize; ++rank) {
         if ((missing >> rank & 1u) == 0) continue;
-        if (is_gone(context->pidfd[rank], context->watches_streams != 0)) *gone |= 1u << rank;
+        if (is_gone(context->pidfd[rank], context->watches_sockets != 0)) *gone |= 1u << rank;
     }
     return kKcclOk;
 }

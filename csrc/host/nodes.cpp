@@ -173,8 +173,8 @@ void tell(KcclNodes& nodes, const ControlRecord& control) {
     for (int peer = 0; peer < nodes.world_size; ++peer) {
         // send() fails if the peer has ended. That does no harm, because then nobody needs the
         // record.
-        if (nodes.stream[peer] >= 0) {
-            send(nodes.stream[peer], &control, sizeof(control), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (nodes.socket[peer] >= 0) {
+            send(nodes.socket[peer], &control, sizeof(control), MSG_DONTWAIT | MSG_NOSIGNAL);
         }
     }
 }
@@ -185,9 +185,9 @@ bool have_all_ended(KcclNodes& nodes) {
     KcclRecord record;
     if (hear_nodes(nodes, &record)) return true;
     for (int peer = 0; peer < nodes.world_size; ++peer) {
-        pollfd stream = {nodes.stream[peer], POLLRDHUP, 0};
-        if (stream.fd < 0 || (nodes.closed >> peer & 1u) != 0) continue;
-        if (poll(&stream, 1, 0) == 0) return false;
+        pollfd watched = {nodes.socket[peer], POLLRDHUP, 0};
+        if (watched.fd < 0 || (nodes.closed >> peer & 1u) != 0) continue;
+        if (poll(&watched, 1, 0) == 0) return false;
     }
     return true;
 }
@@ -207,14 +207,14 @@ void tell_nodes(KcclNodes& nodes, const KcclRecord& record) {
 
 bool hear_nodes(KcclNodes& nodes, KcclRecord* record) {
     for (int peer = 0; peer < nodes.world_size; ++peer) {
-        if (nodes.stream[peer] < 0) continue;
+        if (nodes.socket[peer] < 0) continue;
         ControlRecord control;
         // Peeks first: a record of which only a part has come stays in the socket until the rest
         // comes.
-        if (recv(nodes.stream[peer], &control, sizeof(control), MSG_DONTWAIT | MSG_PEEK) !=
+        if (recv(nodes.socket[peer], &control, sizeof(control), MSG_DONTWAIT | MSG_PEEK) !=
             sizeof(control))
             continue;
-        recv(nodes.stream[peer], &control, sizeof(control), MSG_DONTWAIT);
+        recv(nodes.socket[peer], &control, sizeof(control), MSG_DONTWAIT);
         if (control.departure == kKcclLeft) {
             nodes.closed |= 1u << peer;
             continue;

@@ -7,7 +7,7 @@
 // gives the team other memory and other tags (kccl/backends/nodes.py). No call of MPI here blocks.
 //
 // MPI does not report that a process has ended. So each two ranks also have a socket
-// (KcclNodes.stream), which the operating system closes when the peer's process ends. A rank that
+// (KcclNodes.socket), which the operating system closes when the peer's process ends. A rank that
 // fails or closes says so by a control record on its sockets. When a socket has ended, a message of
 // that peer may still be on its way, so the rank waits kLastWordsNs longer for it.
 //

@@ -97,8 +97,8 @@ void MessagePatience::look_at_processes(uint64_t now) {
     looked_ns_ = now;
     for (int rank = 0; rank < routes_.world_size; ++rank) {
         if ((hopes_ >> rank & 1u) == 0 || routes_.watched[rank] < 0) continue;
-        const bool is_stream = (routes_.streams >> rank & 1u) != 0;
-        const short event = is_stream ? POLLRDHUP : POLLIN;
+        const bool is_socket = (routes_.sockets >> rank & 1u) != 0;
+        const short event = is_socket ? POLLRDHUP : POLLIN;
         pollfd fd = {routes_.watched[rank], event, 0};
         const bool has_ended = poll(&fd, 1, 0) > 0 && (fd.revents & (event | POLLHUP)) != 0;
         const FarLink* link = link_of(routes_, rank);

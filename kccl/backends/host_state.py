@@ -16,7 +16,7 @@ def new_context(mesh: Connected, *, shares_cores: bool, are_threads: bool) -> An
     context = ffi.new("KcclHostContext *")
     for rank in range(abi.MAX_WORLD_SIZE):
         context.pidfd[rank] = mesh.pidfds.get(rank, -1)
-    context.watches_streams = mesh.end_event != select.POLLIN
+    context.watches_sockets = mesh.end_event != select.POLLIN
     context.shares_cores = shares_cores
     context.holds_gil = not are_threads
     return context

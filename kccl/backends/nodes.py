@@ -49,10 +49,10 @@ class BetweenNodes:
         self._context = ffi.new("KcclHostContext *")
         for rank in range(abi.MAX_WORLD_SIZE):
             fd = connections[rank].fileno() if rank in connections else -1
-            self._nodes.stream[rank] = self._context.pidfd[rank] = fd
+            self._nodes.socket[rank] = self._context.pidfd[rank] = fd
         for rank, number in enumerate(team.ranks):
             self._nodes.mpi_rank[rank] = mesh.homes[number].mpi_rank
-        self._context.watches_streams = True
+        self._context.watches_sockets = True
         self._context.shares_cores = shares_cores
         self._context.holds_gil = True
         self.state = host_state.new_state(self._context)
@@ -101,7 +101,7 @@ class BetweenNodes:
             self.is_dropped = True
             self._leave()
             for rank in range(abi.MAX_WORLD_SIZE):
-                self._nodes.stream[rank] = self._context.pidfd[rank] = -1
+                self._nodes.socket[rank] = self._context.pidfd[rank] = -1
 
     def clear(self) -> None:
         """See Backend."""

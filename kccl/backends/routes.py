@@ -102,13 +102,13 @@ class Routes:
         for rank in range(self._mesh.world_size):
             self.handle.watched[rank] = -1
             fd = self._mesh.pidfds.get(rank, -1)
-            is_stream = rank in self._far or self._mesh.end_event != select.POLLIN
+            is_socket = rank in self._far or self._mesh.end_event != select.POLLIN
             if rank in self._far:
-                fd = self._mesh.stream_of(rank)
+                fd = self._mesh.socket_of(rank)
             if fd < 0:
                 continue
             self.handle.watched[rank] = fd
-            self.handle.streams |= is_stream << rank
+            self.handle.sockets |= is_socket << rank
 
     def _renew(self) -> None:
         """Gives MPI memory and tags that no earlier message has used."""

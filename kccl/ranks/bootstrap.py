@@ -179,7 +179,7 @@ def refuse(job_rank: JobRank, error: BaseException) -> BaseException:
     return mine
 
 
-def thread_streams(world_size: int) -> list[dict[int, socket.socket]]:
+def thread_sockets(world_size: int) -> list[dict[int, socket.socket]]:
     """Returns connected sockets for ranks that are threads: for each rank, {peer: socket}."""
     connections: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
     for low, high in itertools.combinations(range(world_size), 2):

@@ -21,7 +21,7 @@ NO_FD = -1  # stands for a received descriptor that this process had no room to 
 _FD_BYTES = array.array("i").itemsize
 
 
-class Stream(socket.socket):
+class Connection(socket.socket):
     """A connection that is closed when nobody refers to it, at the end of a program too.
 
     Python warns of a socket that a program has not closed. A program need not close a communicator
@@ -44,8 +44,8 @@ class Link:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        is_stream = isinstance(connection, Stream)
-        self.socket = connection if is_stream else Stream(fileno=connection.detach())
+        is_connection = isinstance(connection, Connection)
+        self.socket = connection if is_connection else Connection(fileno=connection.detach())
         # A new socket object has the timeout of socket.setdefaulttimeout(), which may not be 0.
         self.socket.setblocking(False)
         self.fds: list[int] = []

@@ -145,7 +145,7 @@ class Mesh(Exchanges):
         self.end_event = select.POLLRDHUP
         return os.dup(connection.fileno())
 
-    def stream_of(self, peer: int) -> int:
+    def socket_of(self, peer: int) -> int:
         """Returns the descriptor of a peer's connection, which ends with the peer's process or with
         the peer's close().
         """
@@ -226,7 +226,7 @@ class Mesh(Exchanges):
             clear()
             self._phase += 1
         self._announce_phase(timeout)
-        # Streams are read in order. What was sent before phase 2g has been read and dropped, so all
+        # Sockets are read in order. What was sent before phase 2g has been read and dropped, so all
         # ranks may count from 0 again.
         self._number = 0
         self.has_met = False

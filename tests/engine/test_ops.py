@@ -1,13 +1,15 @@
 """The table of ops, and all that must know each op or each product: nobody may miss one."""
 
 import re
+from dataclasses import replace
 from inspect import getmembers, isfunction, signature
 
 import pytest
 from source_tree import ROOT, without_comments
 
+from kccl.engine.base.core import ffi, lib
 from kccl.engine.diff import LIMITS
-from kccl.engine.executors.packing import number_of
+from kccl.engine.executors.packing import Parts, number_of, panels_for, shape_of
 from kccl.engine.executors.reference import Reference
 from kccl.engine.files.random_weights import MODELS, random_checkpoint
 from kccl.engine.model import ops
@@ -101,6 +103,28 @@ def test_the_host_executor_runs_each_op_of_a_layer():
     (run,) = re.findall(r"bool Pass::run\(.*?\n}", source, re.DOTALL)
     for kind in {*ops.IN_LAYER, *ops.IN_MIXTURE}:
         assert f"kKcclEngine{kind.name.title().replace('_', '')}:" in run
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("tiny")])
+def test_the_host_executor_sees_the_programs_matrices(name):
+    """engine/host/layout.h computes their sizes from those of the model."""
+    config = MODELS[name]
+    heads = ["replicate", "vocab_parallel"] if config.delay else [config.lm_head]
+    for program in (Program(replace(config, lm_head=head)) for head in heads):
+        parts = Parts(program, 1)
+        model, found = shape_of(program, parts), ffi.new("uint32_t[2]")
+        for op in program.ops:
+            lib.kccl_engine_matrix(model, number_of(op), found, found + 1)
+            kind, (matrices, *_) = KINDS[op.kind], op.products()
+            if not kind.is_product:
+                assert list(found) == [0, 0], op.name
+                continue
+            rows, columns = zip(*(program.shapes[each][-2:] for each in matrices), strict=True)
+            of_product = sum(rows) // (parts.num_groups if op.kind == "head" else 1)
+            panels = panels_for(of_product)
+            if kind.rows is Rows.IN_TURN:
+                panels = len(rows) * panels_for(rows[0])
+            assert list(found) == [panels, columns[0]], op.name
 
 
 def test_each_op_that_computes_has_limits_above_0():

@@ -128,8 +128,8 @@ class Meshes:
     """Meshes of ranks that are threads and stand for processes."""
 
     def __init__(self, world_size):
-        streams = bootstrap.thread_streams(world_size)
-        self._meshes = [Mesh(rank, world_size, each) for rank, each in enumerate(streams)]
+        sockets = bootstrap.thread_sockets(world_size)
+        self._meshes = [Mesh(rank, world_size, each) for rank, each in enumerate(sockets)]
 
     def run(self, main):
         """main(mesh) on every rank; results by rank, or what was raised."""

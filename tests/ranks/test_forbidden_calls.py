@@ -134,7 +134,7 @@ def test_without_proc_a_job_says_so_and_one_rank_needs_none(monkeypatch):
 def test_kccl_doctor_says_what_is_lost(refused):
     found = process_ends()
     assert found.status == "warn"
-    assert "a rank sees a peer's end by its stream" in found.reason
+    assert "a rank sees a peer's end by their connection" in found.reason
 
 
 @pytest.fixture
@@ -163,17 +163,17 @@ class _Backend:
         self.lost.append(rank)
 
 
-def test_a_watcher_hears_of_a_peer_by_its_stream_and_not_of_its_messages(refused):
+def test_a_watcher_hears_of_a_peer_by_its_connection_and_not_of_its_messages(refused):
     """As on GPUs. The peer is a fork, because a thread of this process is not watched."""
-    streams = bootstrap.thread_streams(2)
+    sockets = bootstrap.thread_sockets(2)
     pid = os.fork()
     if pid == 0:
         with forked_ending():
-            streams[0][1].close()
-            streams[1][0].send(b"a message")
+            sockets[0][1].close()
+            sockets[1][0].send(b"a message")
             signal.pause()
-    streams[1][0].close()
-    connection = streams[0][1]
+    sockets[1][0].close()
+    connection = sockets[0][1]
     select.select([connection], [], [])
     mesh = Mesh(0, 2, {})
     # What Mesh does for a peer that is another process; SO_PEERCRED of a pair names its maker.

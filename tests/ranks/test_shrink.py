@@ -42,7 +42,7 @@ class Life:
             raise self.error
 
 
-class Stream(link.Stream):
+class Connection(link.Connection):
     life: Life
 
     def send(self, data):
@@ -121,15 +121,15 @@ def assert_one_communicator(parts, alive, case=""):
             part.close()
 
 
-def streams(world_size, lives):
+def sockets_of(world_size, lives):
     def mortal(rank, each):
-        stream = Stream(fileno=each.detach())
-        stream.life = lives[rank]
-        return stream
+        connection = Connection(fileno=each.detach())
+        connection.life = lives[rank]
+        return connection
 
     return [
         {peer: mortal(rank, each) for peer, each in of_rank.items()}
-        for rank, of_rank in enumerate(bootstrap.thread_streams(world_size))
+        for rank, of_rank in enumerate(bootstrap.thread_sockets(world_size))
     ]
 
 
@@ -144,7 +144,9 @@ def job(world_size, ends, late=None, seed=None):
     """
     seeds = [None if seed is None else f"{seed} {rank}" for rank in range(world_size)]
     lives = [Life(ends.get(rank), seeds[rank]) for rank in range(world_size)]
-    meshes = [Ranks(rank, world_size, each) for rank, each in enumerate(streams(world_size, lives))]
+    meshes = [
+        Ranks(rank, world_size, each) for rank, each in enumerate(sockets_of(world_size, lives))
+    ]
     ended, errors = set(), []
     case = world_size, ends, late, seed
     if late is not None:
@@ -250,7 +252,7 @@ def test_ranks_of_different_paces(seed):
 def test_all_time_out_until_the_last_one_comes():
     """Those that came too early have the same communicator once all have come again."""
     lives = [Life() for _ in range(3)]
-    meshes = [Ranks(rank, 3, each) for rank, each in enumerate(streams(3, lives))]
+    meshes = [Ranks(rank, 3, each) for rank, each in enumerate(sockets_of(3, lives))]
     too_early = threading.Barrier(3)
 
     def main(rank):
@@ -267,7 +269,7 @@ def test_all_time_out_until_the_last_one_comes():
 
 def test_a_communicator_that_fails_on_one_rank_fails_on_all():
     """All get its reason, and their next shrink() goes on."""
-    meshes = [Ranks(rank, 3, each) for rank, each in enumerate(streams(3, [Life()] * 3))]
+    meshes = [Ranks(rank, 3, each) for rank, each in enumerate(sockets_of(3, [Life()] * 3))]
 
     def refused(ranks):
         ranks.close()
@@ -306,7 +308,7 @@ def test_ctrl_c_behind_any_step(stopped):
         lives = [
             Life(last if rank == stopped else None, None, KeyboardInterrupt) for rank in range(3)
         ]
-        meshes = [Ranks(rank, 3, each) for rank, each in enumerate(streams(3, lives))]
+        meshes = [Ranks(rank, 3, each) for rank, each in enumerate(sockets_of(3, lives))]
         interrupted = []
 
         def main(rank, meshes=meshes, lives=lives, interrupted=interrupted):

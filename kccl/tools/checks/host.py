@@ -90,8 +90,8 @@ def process_ends() -> Finding:
         return Finding(
             "warn",
             str(error),
-            "pidfd_open is refused, so a rank sees a peer's end by its stream, which a fork of the "
-            "peer may hold open.",
+            "pidfd_open is refused, so a rank sees a peer's end by their connection, which ends "
+            "later if a fork of the peer still has it open.",
             "Use Linux 5.3 or newer, and a container whose seccomp profile allows pidfd_open.",
         )
     finally:
