@@ -121,7 +121,7 @@ topo: setup
 	@$(BIN)/kccl topo --machines
 	@printf 'what a call would cost on one of them:\n\n'
 	@$(BIN)/kccl plan all_reduce --bytes 8K --machine mi300x-8
-	@printf '\nmore: $(BIN)/kccl topo --machine mi300x-8 --place grid_sync; $(BIN)/kccl plan scaling --bytes 8K\n'
+	@printf '\nmore: $(BIN)/kccl topo --machine mi300x-8 --place grid_sync; $(BIN)/kccl plan scaling --bytes 8K; $(BIN)/kccl plan decode --model llama-8b\n'
 
 # Each process that a test starts imports kccl, in half the time if Python keeps what it has compiled.
 # NumPy's and PyTorch's threads would wait for cores that the other workers have. Kernels that tests

@@ -11,9 +11,18 @@ from .cgroups import folders as cgroup_folders
 from .cost import ALGORITHMS as PREDICTED
 from .cost import ERROR as PREDICTION_ERROR
 from .cost import MOST_RANKS as MOST_PREDICTED_RANKS
-from .cost import Call, predict, ranked
-from .curves import plot_scaling
-from .decode import DECODE_ERROR, models, predict_token
+from .cost import (
+    UNMEASURED_ERROR,
+    Call,
+    Figures,
+    error_of,
+    figures_of,
+    is_recorded,
+    predict,
+    ranked,
+)
+from .curves import plot_decode, plot_scaling
+from .decode import DECODE_ERROR, Projection, Shape, models, predict_token
 from .device_tables import machines_table
 from .discovery import discover, recorded
 from .drawing import plot
@@ -27,7 +36,7 @@ from .layout import Flag, Layout, faults
 from .memory import Room, memory_room
 from .model import FORMAT, Cache, Cpu, Machine, NumaNode
 from .nearest import differences, nearest
-from .parts import Device, Figure, Link, Source
+from .parts import Access, Device, Figure, Link, Source
 from .pinning import core_of, pin
 from .placement import (
     LAYOUTS,
@@ -53,6 +62,8 @@ __all__ = [
     "PREDICTED",
     "PREDICTION_ERROR",
     "QUANTITIES",
+    "UNMEASURED_ERROR",
+    "Access",
     "BlockPlacement",
     "Cache",
     "Call",
@@ -61,6 +72,7 @@ __all__ = [
     "Device",
     "Fabric",
     "Figure",
+    "Figures",
     "Flag",
     "GpuProbe",
     "Graph",
@@ -73,11 +85,13 @@ __all__ = [
     "NumaNode",
     "PairsProbe",
     "Placement",
+    "Projection",
     "Quantity",
     "Range",
     "Reading",
     "Room",
     "Route",
+    "Shape",
     "Source",
     "cgroup_folders",
     "check_plot",
@@ -86,10 +100,13 @@ __all__ = [
     "core_to_core",
     "differences",
     "discover",
+    "error_of",
     "fabric_of",
     "faults",
+    "figures_of",
     "from_hwloc",
     "groups",
+    "is_recorded",
     "machines_table",
     "memory_room",
     "models",
@@ -100,6 +117,7 @@ __all__ = [
     "place_cores",
     "place_threads",
     "plot",
+    "plot_decode",
     "plot_scaling",
     "predict",
     "predict_barrier",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from . import files
-from .accelerators import Found
+from . import amd_smi, files
+from .accelerators import Found, numa_node
 from .parts import Device, Figure, Link, Source
 
 _NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -28,12 +29,13 @@ _MODELS = {
 _TRANSFERS = {"gfx908": 2, "gfx90a": 2, "gfx942": 4, "gfx950": 4}
 
 
-def discover(root: str = "/", first: int = 0) -> Found:
+def discover(root: str = "/", first: int = 0, smi: Any = None) -> Found:
     """Find the GPUs under a root.
 
     Args:
         root: Folder that holds `sys`.
         first: Number of the first GPU's id.
+        smi: The argument `amdsmi` of accelerators.with_gpus().
 
     Returns:
         GPUs with their compute dies and units, in the driver's order, and the links between them.
@@ -52,9 +54,10 @@ def discover(root: str = "/", first: int = 0) -> Found:
     for number in gpus:
         near = [way["node_to"] for way in ways[number] if way.get("node_to") in cpus]
         # The driver lists the host's NUMA nodes in their order, so the index of a node with CPUs is
-        # the number of the NUMA node.
-        numa_node = cpus.index(near[0]) if near else None
-        devices += _gpu(names[number], paths[number], properties[number], numa_node)
+        # the number of the NUMA node, unless numbers have gaps or a container hides nodes.
+        told = cpus.index(near[0]) if near else None
+        node = numa_node(root, _bus_id(properties[number]), told)
+        devices += _gpu(names[number], paths[number], properties[number], node)
     links: dict[frozenset[str], Link] = {}
     for number in gpus:
         for way in ways[number]:
@@ -68,10 +71,12 @@ def discover(root: str = "/", first: int = 0) -> Found:
                 # Prefers xGMI: between GPUs with xGMI the driver may list a PCIe link, too.
                 if pair not in links or (kind == "xgmi" != links[pair].kind):
                     links[pair] = made
-    return Found(devices=tuple(devices), links=tuple(links.values()), sources=(_SOURCE,))
+    found = Found(devices=tuple(devices), links=tuple(links.values()), sources=(_SOURCE,))
+    is_here = Path(root).resolve() == Path("/")
+    return amd_smi.completed(found, smi) if smi is not None or is_here else found
 
 
-def _gpu(name: str, path: Path, facts: dict[str, int], numa_node: int | None) -> list[Device]:
+def _gpu(name: str, path: Path, facts: dict[str, int], node: int | None) -> list[Device]:
     version, device_id = facts.get("gfx_target_version", 0), facts.get("device_id", 0)
     banks = [_properties(bank / "properties") for _, bank in files.numbered(path / "mem_banks")]
     size = sum(bank.get("size_in_bytes", 0) for bank in banks)
@@ -85,7 +90,7 @@ def _gpu(name: str, path: Path, facts: dict[str, int], numa_node: int | None) ->
         kind="gpu",
         name=_MODELS.get(device_id) or (f"AMD {_architecture(version)}" if version else None),
         bus_id=_bus_id(facts),
-        numa_node=numa_node,
+        numa_node=node,
         memory_bytes=Figure(value=size, source=_SOURCE.id) if size else None,
         bandwidth_gbps=Figure(value=megabytes / 1000, source=_SOURCE.id) if megabytes else None,
     )

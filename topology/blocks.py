@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .cost import CONSTANTS
+from .cost import CONSTANTS, ERROR
 from .graph import Graph
 from .layout import LINE_BYTES, Flag, Layout, time_us
 from .model import Machine
@@ -23,12 +23,22 @@ PATTERNS = ("grid_sync", "publish")
 slice that all blocks collect."""
 BLOCK_LAYOUTS = ("topology", "flat", "copies", "leaders")
 """Layouts that can be asked for. "topology" chooses the one with the least predicted time; the
-others are values of Layout.name."""
+others are values of Layout.name. As only "flat" has been measured, it stays unless another one is
+predicted to gain more than the error of predictions."""
 
 _FITTED_BLOCKS = 132
-SHARE = (CONSTANTS["sync relaxed"] - 1) / _FITTED_BLOCKS
+SHARES = {
+    "grid_sync": (CONSTANTS["sync relaxed"] - 1) / _FITTED_BLOCKS,
+    "publish": (CONSTANTS["exchange"] - 1) / _FITTED_BLOCKS,
+}
 """The delay of a block for each further line that it polls, as a fraction of one line's latency. It
-is fitted to grid_sync on H200 GPUs, whose blocks poll a line of each of 132 blocks."""
+is fitted to calls of 132 blocks on H200 GPUs. In publish each block polled a line of every one. The
+measured grid_sync counts arrivals in one word instead, so its layouts of flags have no record."""
+_HOW = {
+    "grid_sync": "constants fitted to H200, whose kernel has no flags: it counts arrivals in one "
+    "word, on AMD in eight; so no layout has a record",
+    "publish": "constants fitted to H200; only the flat layout has ever been measured",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +134,21 @@ def place_blocks(
         raise ValueError(f"the number of {gpu.id}'s compute units is not known: give the blocks")
     if not 1 <= lanes <= count:
         raise ValueError(f"lanes is {lanes}, must be 1 to {count}, the number of blocks")
-    dies, far_us = _dies(graph, gpu), gpu.latency_us.value if gpu.latency_us else None
-    halves = {each.what: each.figure.value for each in machine.readings if each.of == gpu.id}
-    if len(dies) == 2 and halves.keys() >= {"same_half_us", "other_half_us"}:
-        # Takes both latencies from the probe, because the GPU's own latency may be from another
-        # measurement.
-        dies = [replace(die, near_us=halves["same_half_us"]) for die in dies]
-        far_us = halves["other_half_us"]
+    dies, mean_us = _dies(graph, gpu), gpu.latency_us.value if gpu.latency_us else None
+    far_us = mean_us
     reasons: list[str] = []
+    halves = graph.readings_of(gpu.id)
+    if len(dies) == 2 and halves.keys() >= {"same_half_us", "other_half_us"}:
+        # The constants are fitted to the GPU's own latency, which another kernel measured, with
+        # lines in both halves. So it is their mean, and only their ratio is the probe's.
+        same, other = halves["same_half_us"], halves["other_half_us"]
+        mean_us = mean_us or (same + other) / 2
+        far_us = mean_us * 2 * other / (same + other)
+        dies = [replace(die, near_us=mean_us * 2 * same / (same + other)) for die in dies]
+        reasons.append(
+            f"a word takes {mean_us:.3f} us in the mean of both halves; a probe has their ratio, "
+            f"{other / same:.2f}"
+        )
     numbers = _seats(dies, count, seats, reasons)
     at = tuple(dies[number].name for number in numbers)
     slice_bytes = 4 if pattern == "grid_sync" else max(-(-nbytes // count), 16)
@@ -145,16 +162,28 @@ def place_blocks(
         "copies": lambda: _copies(at, near, slice_bytes),
         "leaders": lambda: _leaders(at, near),
     }
-    predicted = _predicted({name: made[name]() for name in names}, gpu.id, far_us, dies, numbers)
+    layouts = {name: made[name]() for name in names}
+    predicted = _predicted(layouts, gpu.id, (mean_us, far_us), dies, numbers, SHARES[pattern])
     chosen = layout if layout in names else "flat"
     if layout == "topology" and predicted:
-        chosen = min(names, key=lambda name: predicted[name])
+        best = min(names, key=lambda name: predicted[name])
+        chosen = best if predicted[best] < (1 - ERROR) * predicted["flat"] else "flat"
     told = ", ".join(f"{name} {us:.2f} us" for name, us in predicted.items())
-    how = "constants fitted to H200; only the flat layout has ever been measured"
     reasons.insert(
         0,
-        f"predicted: {told} ({how})" if told else "nothing is predicted: no latency is known",
+        f"predicted: {told} ({_HOW[pattern]})"
+        if told
+        else "nothing is predicted: no latency is known",
     )
+    if told and halves.keys() >= {"unit_to_unit_us", "loaded_unit_to_unit_us"}:
+        slower = halves["loaded_unit_to_unit_us"] / halves["unit_to_unit_us"]
+        told = ", ".join(f"{name} {us * slower:.2f} us" for name, us in predicted.items())
+        reasons.insert(
+            1,
+            f"predicted beside a full stream of reads from memory: {told}, if all takes "
+            f"{slower:.1f} times as long, as a word between two units does in a probe; no call was "
+            "timed beside one",
+        )
     found = made[chosen]()
     if interleave is not None:
         found = _laid(found, interleave, gpu.id)
@@ -294,21 +323,22 @@ def _leaders(at: tuple[str, ...], near: tuple[str, ...]) -> Layout:
 def _predicted(
     layouts: Mapping[str, Layout],
     gpu: str,
-    within: float | None,
+    words_us: tuple[float | None, float | None],
     dies: list[_Die],
     numbers: Sequence[int],
+    share: float,
 ) -> dict[str, float]:
-    """Returns the predicted microseconds of each layout; empty if `within`, the GPU's latency, is
-    not known.
+    """Returns the predicted microseconds of each layout; empty if `words_us` are not known: a word
+    by memory anywhere in the GPU, and by that of another die. `share`: one of SHARES.
     """
-    if within is None:
+    anywhere, far = words_us
+    if anywhere is None or far is None:
         return {}
-    near = {die.memory: die.near_us or within for die in dies}
-
-    # Microseconds between a block's die and a memory. The GPU's memory as a whole counts as far.
-    memories = {gpu, *near}
+    near = {die.memory: die.near_us or anywhere for die in dies}
+    # Microseconds between a block's die and a memory.
     tables = [
-        {each: near[each] if each == die.memory else within for each in memories} for die in dies
+        {gpu: anywhere} | {each: near[each] if each == die.memory else far for each in near}
+        for die in dies
     ]
     table_of = [tables[number] for number in numbers]
 
@@ -318,7 +348,7 @@ def _predicted(
     def read(flag: Flag, poller: int) -> float:
         return table_of[poller][flag.at]
 
-    return {name: time_us(layout, way, read, SHARE) for name, layout in layouts.items()}
+    return {name: time_us(layout, way, read, share) for name, layout in layouts.items()}
 
 
 def _laid(layout: Layout, interleave: Interleave, anywhere: str) -> Layout:
@@ -346,25 +376,7 @@ def _laid(layout: Layout, interleave: Interleave, anywhere: str) -> Layout:
             )
         moved.append((flag, lines[at] * LINE_BYTES))
         del lines[at : at + needed]
-    flags = tuple(
-        Flag(
-            writer=flag.writer,
-            at=flag.at,
-            offset=offset,
-            nbytes=flag.nbytes,
-            pollers=flag.pollers,
-            after=flag.after,
-        )
-        for flag, offset in moved
-    )
-    return Layout(
-        name=layout.name,
-        seats=layout.seats,
-        homes=layout.homes,
-        leaders=layout.leaders,
-        flags=flags,
-        is_near=layout.is_near,
-    )
+    return replace(layout, flags=tuple(replace(flag, offset=offset) for flag, offset in moved))
 
 
 def _run(first: int, count: int) -> list[int]:

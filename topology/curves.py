@@ -1,10 +1,11 @@
-"""Draws the predicted times of a call over many GPUs (needs matplotlib)."""
+"""Draws predictions: calls over many GPUs, and the speed of decoding (needs matplotlib)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from .decode import Projection
 from .heatmap import check_plot
 from .scaling import COUNTS, Chain
 
@@ -45,4 +46,63 @@ def plot_scaling(
     axes.set_title(f"{title}: a prediction, not measured; the bands are its error")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left")
+    figure.savefig(path, dpi=120)
+
+
+def plot_decode(
+    found: Mapping[str, Projection],
+    published: Sequence[tuple[str, float]],
+    title: str,
+    path: str | os.PathLike[str],
+) -> None:
+    """Draw a point for each machine, with its error and its bound, and for each published speed.
+
+    Args:
+        found: Name of a machine -> its projection.
+        published: (where, tokens a second) of what others have published.
+        title: What is predicted, for the picture's title.
+        path: File to write; its suffix names the format (.png, .svg, .pdf).
+
+    Raises:
+        ImportError, ValueError, OSError: As check_plot().
+    """
+    check_plot(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    names = [f"{name}, {each.ranks} GPUs" for name, each in found.items()]
+    names += [f"published: {where}" for where, _ in published]
+    speeds = [1e6 / each.us for each in found.values()]
+    figure = Figure(figsize=(8, 1.6 + 0.35 * len(names)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    rows = range(len(found))
+    ends = [
+        [1e6 / us for us in ((each.us, each.us) if each.is_bound else reversed(each.range_us))]
+        for each in found.values()
+    ]
+    errors = [
+        [speed - low for speed, (low, _) in zip(speeds, ends, strict=True)],
+        [high - speed for speed, (_, high) in zip(speeds, ends, strict=True)],
+    ]
+    # Points, because a bar on a logarithmic axis has no meaningful length.
+    label = "predicted, with its error" if any(map(any, errors)) else "predicted: at most"
+    axes.errorbar(speeds, rows, xerr=errors, fmt="o", capsize=3, label=label)
+    bounds = [1e6 / each.bound_us for each in found.values()]
+    axes.plot(bounds, rows, "k|", markersize=12, label="bound by the memory's bandwidth")
+    if published:
+        others = range(len(found), len(names))
+        speeds = [speed for _, speed in published]
+        axes.plot(speeds, others, "D", label="published by others, not predicted")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("tokens a second")
+    figure.suptitle(f"{title}: predicted, and published", fontsize="medium")
+    axes.grid(alpha=0.3, axis="x", which="both")
+    figure.legend(fontsize="small", loc="outside lower center", ncols=3)
     figure.savefig(path, dpi=120)

@@ -21,8 +21,8 @@ LAYER_US = 11.8
 OVERLAP = 1.2
 """The p of the p-norm that adds the times of stream and chain. With 1 the times are added; with
 infinity the longer one counts alone. Fitted."""
-DECODE_ERROR = 0.1
-"""The relative error of predictions on the machines to which the constants are fitted."""
+DECODE_ERROR = 0.15
+"""More than the largest relative error of a prediction that was compared with a record."""
 _KV_BYTES = 2
 _EXCHANGES = 2  # number of exchanges between GPUs in each layer
 _EXCHANGED_BYTES = 4  # bytes of each value that an exchange sums
@@ -42,6 +42,9 @@ class Shape:
             The others see all.
         is_delayed: Whether layers use what GPUs send each other only some layers later, so that no
             op waits for an exchange.
+        recorded_ranks: The most GPUs on which records of H200 and H100 have this model in 16 bits;
+            0 if none has.
+        recorded_position: The last position in these records.
         published: Sentences with speeds that others have published, and who.
     """
 
@@ -59,6 +62,8 @@ class Shape:
     window: int = 0
     window_layers: int = 0
     is_delayed: bool = False
+    recorded_ranks: int = 0
+    recorded_position: int = 0
     published: tuple[str, ...] = ()
 
     @property
@@ -86,6 +91,38 @@ class Shape:
         return (self.layers * layer + self.vocab * self.hidden) * self.weight_bits // 8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """The predicted time of a token.
+
+    Attributes:
+        us: Microseconds.
+        bound_us: Microseconds of the stream alone, which is the bound by bandwidth.
+        ranks: Number of GPUs.
+        is_compared: Whether records have this model on such GPUs, on as many of them, and at as
+            late a position.
+        is_bound: Whether `us` is the least time, as of a mixture of experts. It has no range then.
+        sources: Ids of the sources of the machine's figures.
+    """
+
+    us: float
+    bound_us: float
+    ranks: int
+    is_compared: bool
+    is_bound: bool
+    sources: frozenset[str]
+
+    @property
+    def error(self) -> float:
+        """The relative error of `us`, which is assumed if `is_compared` is false."""
+        return DECODE_ERROR if self.is_compared else cost.UNMEASURED_ERROR
+
+    @property
+    def range_us(self) -> tuple[float, float]:
+        """The least and most microseconds that the error allows; no less than the bound."""
+        return max(self.us * (1 - self.error), self.bound_us), self.us * (1 + self.error)
+
+
 def models() -> dict[str, Shape]:
     """Returns the shapes recorded with this package, by file name without suffix."""
     folder = Path(__file__).parent / "models"
@@ -101,8 +138,8 @@ def _shape(record: dict[str, Any]) -> Shape:
 
 def predict_token(
     machine: Machine, shape: Shape, position: int, world_size: int | None = None
-) -> tuple[float, float]:
-    """Predicts the time of a token, with and without the chain.
+) -> Projection:
+    """Predicts the time of a token.
 
     Args:
         machine: The machine.
@@ -110,23 +147,22 @@ def predict_token(
         position: The token's position, from 0 on.
         world_size: Number of GPUs that share the weights; default: all, but at most 8.
 
-    Returns:
-        Microseconds of a token, and of its stream alone, which is the bound by bandwidth.
-
     Raises:
         ValueError: The machine has fewer GPUs, their bandwidth is not known, or their memory does
             not hold the weights.
     """
-    gpus = Graph(machine).gpus
+    graph = Graph(machine)
+    gpus = graph.gpus
     most = min(len(gpus), cost.MOST_RANKS)
     ranks = most if world_size is None else world_size
     if not 1 <= ranks <= most:
         raise ValueError(f"there are {ranks} ranks, must be 1 to {most}: GPUs, and at most 8")
-    gbps = 0.0
+    gbps, used = 0.0, set[str]()
     for gpu in gpus[:ranks]:
         if gpu.bandwidth_gbps is None:
             raise ValueError(f"the bandwidth of {gpu.id}'s memory is not known")
         gbps += gpu.bandwidth_gbps.value
+        used.add(gpu.bandwidth_gbps.source)
     room = [gpu.memory_bytes.value for gpu in gpus[:ranks] if gpu.memory_bytes]
     if len(room) == ranks and shape.bytes_in_memory > sum(room):
         raise ValueError(
@@ -135,7 +171,10 @@ def predict_token(
         )
     stream = shape.bytes_per_token(position) / gbps / 1e3
     chain = LAYER_US * shape.layers
+    is_measured = all(graph.sources[source].kind == "measured" for source in used)
     if ranks > 1 and not shape.is_delayed:
+        figures = cost.figures_of(machine, ranks)
+        is_measured, used = is_measured and figures.is_measured, used | figures.sources
         call = cost.Call(
             algorithm="all_reduce_one_shot_ll16",
             nbytes=shape.hidden * _EXCHANGED_BYTES,
@@ -143,5 +182,14 @@ def predict_token(
             mode="in_kernel",
             complete="slice",
         )
-        chain += _EXCHANGES * shape.layers * cost.predict(machine, call)
-    return float((stream**OVERLAP + chain**OVERLAP) ** (1 / OVERLAP)), stream
+        chain += _EXCHANGES * shape.layers * cost.predict_by(figures, call)
+    return Projection(
+        us=float((stream**OVERLAP + chain**OVERLAP) ** (1 / OVERLAP)),
+        bound_us=stream,
+        ranks=ranks,
+        is_compared=is_measured
+        and ranks <= shape.recorded_ranks
+        and position <= shape.recorded_position,
+        is_bound=shape.is_sparse,
+        sources=frozenset(used),
+    )

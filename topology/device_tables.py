@@ -34,6 +34,8 @@ def device_tables(machine: Machine, recorded: Mapping[str, Machine]) -> list[Tit
     if not graph.gpus:
         return []
     tables = [_gpus(graph), _parts(graph), _ways(graph)]
+    if machine.accesses:
+        tables.append(_accesses(machine))
     if machine.readings:
         tables.append(_readings(machine, expected(machine, recorded)))
     if graph.sources:
@@ -167,6 +169,18 @@ def _ways(graph: Graph) -> Titled:
     )
 
 
+def _accesses(machine: Machine) -> Titled:
+    """Returns the table of what the driver says that GPUs may do in a peer's memory."""
+    words = {True: "yes", False: "no", None: UNKNOWN}
+    alike: dict[tuple[str, ...], int] = {}
+    for pair in machine.accesses:
+        row = tuple(words[can] for can in (pair.reads, pair.writes, pair.atomics))
+        alike[row] = alike.get(row, 0) + 1
+    rows = [(str(count), *row) for row, count in alike.items()]
+    title = "Access to a peer's memory, by the driver"
+    return Titled(title, ("pairs", "reads", "writes", "atomics"), rows, right=("pairs",))
+
+
 def _readings(machine: Machine, alike: tuple[str, Machine] | None) -> Titled:
     """Returns the table of what a probe has measured: the least and the most over GPUs or pairs."""
     found: dict[str, list[float]] = {}
@@ -199,8 +213,11 @@ def way_name(graph: Graph, route: Route) -> str:
         version = versions.pop() if len(versions) == 1 else None
         count = counts.pop() if len(counts) == 1 else None
         named.append(f"{kind}{f' {version}' if version else ''}{f' x{count}' if count else ''}")
-    switches = len(route.kinds) - 1
-    return " + ".join(named) + (", through a switch" if switches == 1 else "")
+    through = ""
+    if len(route.kinds) == 2:
+        # PCIe links of two GPUs meet at the host's bridge.
+        through = ", through the host" if "pcie" in kinds else ", through a switch"
+    return " + ".join(named) + through
 
 
 def figure(value: Figure | None, graph: Graph) -> str:

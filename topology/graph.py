@@ -54,6 +54,7 @@ class Graph:
         if machine.core_to_core_us is not None:
             told = "core-to-core latencies of this machine, by `kccl topo --probe`"
             self.sources.setdefault(PROBED, Source(id=PROBED, kind="measured", text=told))
+        self._readings = machine.readings
         self._parts: dict[str | None, list[Device]] = {}
         for device in self.devices.values():
             self._parts.setdefault(device.parent, []).append(device)
@@ -85,6 +86,10 @@ class Graph:
             inner = part.count if part.kind == kind else self.count(part.id, kind) or 0
             found += inner if part.kind == kind else inner * part.count
         return found or None
+
+    def readings_of(self, device_id: str) -> dict[str, float]:
+        """Returns quantity -> number of what a probe has measured on a device."""
+        return {each.what: each.figure.value for each in self._readings if each.of == device_id}
 
     def node_of(self, device_id: str) -> str | None:
         """Returns the id of the node that a device is in; None if the machine has no nodes."""

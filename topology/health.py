@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 from statistics import median
 
 from .graph import Graph
@@ -13,6 +14,12 @@ _PAIR_LAGS = 1.15
 """A pair of GPUs lags if it is this many times slower than the median pair."""
 _UNIT_LAGS = 1.25
 """A compute unit lags if its mean latency is more than this many times that of the median unit."""
+_SLOW_WORD_US = 1.0
+"""Far more than a cache line takes on recorded machines, which is 0.15 between two sockets."""
+_ACCESS = (
+    "whether the GPUs hang on different root complexes, whether MIG or confidential computing is "
+    "on (nvidia-smi topo -p2p rwa), and the IOMMU and ACS of the PCIe bridges"
+)
 _FEWEST = 3  # pairs or units; with fewer there is no useful median
 
 
@@ -42,6 +49,8 @@ def complaints(machine: Machine, known: Mapping[str, Machine]) -> tuple[str, ...
     """
     found = expected(machine, known)
     told = [] if found is None else _by_ranges(machine, *found)
+    told += _busy_cpus(machine)
+    told += _no_access(machine)
     for matrix in machine.matrices:
         if matrix.what in ("peer_us", "peer_gbps"):
             told += _slow_pairs(matrix)
@@ -64,6 +73,53 @@ def _by_ranges(machine: Machine, name: str, other: Machine) -> list[str]:
             f"check {quantity.advice}"
         )
     return told + _missing_links(machine, name, other)
+
+
+def _busy_cpus(machine: Machine) -> list[str]:
+    rows = machine.core_to_core_us or ()
+    # The slower direction of a pair counts.
+    both = ((rows[i][j], rows[j][i]) for i, j in combinations(range(len(rows)), 2))
+    known = [max(us for us in pair if us is not None) for pair in both if any(pair)]
+    slow = sum(us > _SLOW_WORD_US for us in known)
+    if not slow:
+        return []
+    return [
+        f"{slow} of {len(known)} pairs of CPUs {'takes' if slow == 1 else 'take'} over "
+        f"{_SLOW_WORD_US:g} us for a cache line, "
+        f"the slowest {max(known):.1f} us; two sockets were seen to take 0.15 us: check whether "
+        "other programs, or other virtual machines, use these CPUs"
+    ]
+
+
+def _no_access(machine: Machine) -> list[str]:
+    """Returns sentences for the GPUs that cannot reach a peer's memory though NVLink or xGMI joins
+    them.
+
+    Pairs without such a link are left out, because many have no access by nature; and pairs that a
+    probe has measured, because the driver is wrong then, as in virtual machines. KCCL uses no
+    atomics in a peer's memory.
+    """
+    measured = {
+        frozenset((row, column))
+        for matrix in machine.matrices
+        if matrix.what == "peer_us"
+        for row, values in zip(matrix.rows, matrix.values, strict=True)
+        for column, value in zip(matrix.columns, values, strict=True)
+        if value is not None
+    }
+    graph, alike = Graph(machine), dict[str, list[str]]()
+    for pair in machine.accesses:
+        wants = {"read": pair.reads, "write": pair.writes}
+        missing = [verb for verb, can in wants.items() if can is False]
+        route = graph.route(pair.a, pair.b)
+        is_fast = route is not None and set(route.kinds) <= {"nvlink", "xgmi"}
+        if missing and is_fast and frozenset((pair.a, pair.b)) not in measured:
+            alike.setdefault(" or ".join(missing), []).append(f"{pair.a} > {pair.b}")
+    return [
+        f"{pairs[0]}{f' and {len(pairs) - 1} more' if len(pairs) > 1 else ''}: cannot {verbs} the "
+        f"peer's memory, says the driver: check {_ACCESS}"
+        for verbs, pairs in alike.items()
+    ]
 
 
 def _missing_links(machine: Machine, name: str, other: Machine) -> list[str]:

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import parts
-from .parts import Device, Link, Source
+from .parts import Access, Device, Link, Source
 from .readings import Matrix, Range, Reading
 
 FORMAT = 3
 """Version of the JSON form. It must grow when an older reader would misread a newer record."""
 _READ = (2, FORMAT)  # the versions that can be read; format 2 describes only the host
 _PARTS: dict[str, type[Any]] = {"devices": Device, "links": Link, "sources": Source}
-_PARTS |= {"readings": Reading, "matrices": Matrix, "ranges": Range}
+_PARTS |= {"readings": Reading, "matrices": Matrix, "ranges": Range, "accesses": Access}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,7 @@ class Machine:
         sources: Where the figures of devices and links come from.
         readings, matrices: What a probe of the GPUs has measured.
         ranges: The ranges in which a probe's numbers lie on a healthy machine of this kind.
+        accesses: What the driver says of access between two GPUs, for each pair it knows.
     """
 
     cpu_model: str | None
@@ -105,12 +106,13 @@ class Machine:
     readings: tuple[Reading, ...] = ()
     matrices: tuple[Matrix, ...] = ()
     ranges: tuple[Range, ...] = ()
+    accesses: tuple[Access, ...] = ()
 
     def __post_init__(self) -> None:
         measured = [reading.figure.source for reading in self.readings]
         measured += [each.source for each in self.matrices]
         measured += [each.source for each in self.ranges]
-        parts.check(self.devices, self.links, self.sources, measured)
+        parts.check(self.devices, self.links, self.sources, measured, self.accesses)
         if self.core_to_core_us is None:
             return
         size = len(self.cpus)
@@ -152,11 +154,11 @@ class Machine:
     def to_dict(self) -> dict[str, Any]:
         """Returns the machine as JSON types, "format" first.
 
-        It leaves out fields of devices and links that are None, and fields of GPU probes that are
-        empty.
+        It leaves out fields of devices and links that are None, and fields of GPU probes and of
+        access that are empty.
         """
         record = {"format": FORMAT, **asdict(self)}
-        for name in ("readings", "matrices", "ranges"):
+        for name in ("readings", "matrices", "ranges", "accesses"):
             if not record[name]:
                 del record[name]
         for name in ("devices", "links"):

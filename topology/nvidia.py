@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from . import files
-from .accelerators import Found
-from .parts import Device, Figure, Link, Source
+from .accelerators import Found, numa_node
+from .parts import Access, Device, Figure, Link, Source
 
 _NVML = Source(id="nvml", kind="reported", text="NVIDIA's management library (NVML)")
 _SPECIFIED = Source(
@@ -25,6 +26,11 @@ _HOPPER, _OF_HOPPER = 9, 4
 _MOST_LINKS = 18
 _TO_GPU, _TO_SWITCH = 0, 2  # NVML's NVML_NVLINK_DEVICE_TYPE_*
 _MEMORY_CLOCK = 2  # NVML_CLOCK_MEM
+# NVML's NVML_P2P_CAPS_INDEX_*, and its NVML_P2P_STATUS_OK and _UNKNOWN.
+_READ, _WRITE, _ATOMICS = 0, 1, 3
+_P2P_OK, _P2P_UNKNOWN = 0, 6
+_NODE_WORDS = 4  # words of 64 bits of a set of NUMA nodes
+_OF_NODES = 0  # NVML_AFFINITY_SCOPE_NODE
 _BRIDGE, _SWITCH = "host_bridge", "nvswitch"
 
 
@@ -46,13 +52,13 @@ def discover(root: str = "/", nvml: Any = None) -> Found:
             # There is no driver, or the container hides it.
             return Found()
         try:
-            return _by_nvml(nvml)
+            return _by_nvml(nvml, root)
         finally:
             nvml.nvmlShutdown()
     return _by_files(Path(root))
 
 
-def _by_nvml(nvml: Any) -> Found:
+def _by_nvml(nvml: Any, root: str) -> Found:
     def ask(name: str, *given: Any) -> Any:
         """Returns NVML's answer; None if the device, the driver or the container has none."""
         try:
@@ -65,7 +71,7 @@ def _by_nvml(nvml: Any) -> Found:
     links: list[Link] = []
     buses = {}
     for i, handle in enumerate(handles):
-        made = _gpu(f"gpu{i}", handle, ask)
+        made = _gpu(f"gpu{i}", handle, root, ask)
         devices += made
         if made[0].bus_id:
             buses[made[0].bus_id] = f"gpu{i}"
@@ -73,34 +79,51 @@ def _by_nvml(nvml: Any) -> Found:
         if handle is not None:
             links += _nvlinks(f"gpu{i}", handle, buses, ask)
             links += _pcie(f"gpu{i}", handle, ask)
-    return _joined(devices, links)
+    pairs = combinations(
+        [(f"gpu{i}", each) for i, each in enumerate(handles) if each is not None], 2
+    )
+    told = [_access(a, b, one, other, ask) for (a, one), (b, other) in pairs]
+    return _joined(devices, links, tuple(each for each in told if each is not None))
 
 
-def _joined(devices: list[Device], links: list[Link]) -> Found:
+def _access(a: str, b: str, one: Any, other: Any, ask: Callable[..., Any]) -> Access | None:
+    """Returns what a GPU may do in a peer's memory; None if NVML tells nothing."""
+    states = [
+        ask("nvmlDeviceGetP2PStatus", one, other, index) for index in (_READ, _WRITE, _ATOMICS)
+    ]
+    can = [None if state in (None, _P2P_UNKNOWN) else state == _P2P_OK for state in states]
+    if can == [None] * 3:
+        return None
+    return Access(a=a, b=b, reads=can[0], writes=can[1], atomics=can[2])
+
+
+def _joined(devices: list[Device], links: list[Link], accesses: tuple[Access, ...] = ()) -> Found:
     """Returns the GPUs and links, and adds the switches that the links lead to."""
     switches = (Device(id=_SWITCH, kind="switch"), Device(id=_BRIDGE, kind="switch"))
     used = {end for link in links for end in (link.a, link.b)}
     reached = [switch for switch in switches if switch.id in used]
     sources = (_NVML, _SPECIFIED) if devices else ()
-    return Found(devices=(*devices, *reached), links=tuple(links), sources=sources)
+    return Found(
+        devices=(*devices, *reached), links=tuple(links), sources=sources, accesses=accesses
+    )
 
 
-def _gpu(name: str, handle: Any, ask: Callable[..., Any]) -> list[Device]:
+def _gpu(name: str, handle: Any, root: str, ask: Callable[..., Any]) -> list[Device]:
     if handle is None:
         return [Device(id=name, kind="gpu")]
     memory = ask("nvmlDeviceGetMemoryInfo", handle)
     bits = ask("nvmlDeviceGetMemoryBusWidth", handle)
     megahertz = ask("nvmlDeviceGetMaxClockInfo", handle, _MEMORY_CLOCK)
     gbps = bits / 8 * 2 * megahertz / 1000 if bits and megahertz else None
-    numa_node = ask("nvmlDeviceGetNumaNodeId", handle)
-    pci = ask("nvmlDeviceGetPciInfo", handle)
+    # Not nvmlDeviceGetNumaNodeId: it tells the node that a GPU's own memory is, as beside a Grace.
+    nodes = ask("nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _OF_NODES)
+    bus_id = _bus_id(ask("nvmlDeviceGetPciInfo", handle))
     gpu = Device(
         id=name,
         kind="gpu",
         name=_word(ask("nvmlDeviceGetName", handle)),
-        bus_id=_bus_id(pci),
-        # NVML returns -1 if the node is not known.
-        numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
+        bus_id=bus_id,
+        numa_node=numa_node(root, bus_id, _only(nodes)),
         memory_bytes=Figure(value=memory.total, source=_NVML.id) if memory else None,
         bandwidth_gbps=Figure(value=gbps, source=_NVML.id) if gbps else None,
     )
@@ -111,6 +134,12 @@ def _gpu(name: str, handle: Any, ask: Callable[..., Any]) -> list[Device]:
     # NVML counts FP32 cores. `each` is the number of them in an SM.
     each = 64 if tuple(capability) <= (8, 0) else 128
     return [gpu, Device(id=f"{name}/sm", kind="compute_unit", parent=name, count=cores // each)]
+
+
+def _only(words: Any) -> int | None:
+    """Returns the number of the one node in a set of bits, in words of 64; None if not one."""
+    mask = sum(int(word) << 64 * i for i, word in enumerate(words or ()))
+    return mask.bit_length() - 1 if mask.bit_count() == 1 else None
 
 
 def _nvlinks(name: str, handle: Any, buses: dict[str, str], ask: Callable[..., Any]) -> list[Link]:
@@ -182,7 +211,7 @@ def _by_files(root: Path) -> Found:
             kind="gpu",
             name=model or None,
             bus_id=folder.name.lower(),
-            numa_node=files.number(card / "numa_node"),
+            numa_node=numa_node(root, folder.name.lower()),
         )
         devices.append(device)
         lanes = files.number(card / "max_link_width")

@@ -116,6 +116,23 @@ class Link:
             raise ValueError(f"link {self.a!r} joins a device with itself")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What the driver says of a GPU's access to a peer's memory. None means "not known".
+
+    Attributes:
+        a, b: Ids of the GPUs. Both ways are alike.
+        reads, writes, atomics: Whether a kernel on one GPU can load from the other's memory, store
+            to it, and execute atomic operations in it.
+    """
+
+    a: str
+    b: str
+    reads: bool | None = None
+    writes: bool | None = None
+    atomics: bool | None = None
+
+
 # The fields of each class that hold a Figure, kept because get_type_hints() is slow.
 _FIGURES: dict[type[Any], set[str]] = {}
 
@@ -143,12 +160,14 @@ def check(
     links: tuple[Link, ...],
     sources: tuple[Source, ...],
     used: Iterable[str] = (),
+    accesses: tuple[Access, ...] = (),
 ) -> None:
     """Checks that all ids that devices, links and figures refer to exist, and are unique.
 
     Args:
         devices, links, sources: The fields of a Machine.
         used: Ids of sources that other fields refer to.
+        accesses: Another field of it.
 
     Raises:
         ValueError: Two parts have one id, or a parent, an end of a link or a source is missing.
@@ -158,10 +177,12 @@ def check(
     for device in devices:
         if device.parent is not None and device.parent not in ids:
             raise ValueError(f"device {device.id!r} has parent {device.parent!r}, which is missing")
-    for link in links:
-        for end in (link.a, link.b):
+    pairs = [("link", link.a, link.b) for link in links]
+    pairs += [("access", pair.a, pair.b) for pair in accesses]
+    for what, a, b in pairs:
+        for end in (a, b):
             if end not in ids:
-                raise ValueError(f"link {link.a!r} - {link.b!r}: device {end!r} is missing")
+                raise ValueError(f"{what} {a!r} - {b!r}: device {end!r} is missing")
     parts: tuple[Device | Link, ...] = (*devices, *links)
     for part in parts:
         for name, figure in figures(part):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from .cost import ALGORITHMS, ERROR, MOST_RANKS, Call, Figures, predict_by
+from .cost import ALGORITHMS, MOST_RANKS, Call, Figures, error_of, predict_by
 from .discovery import recorded
 from .graph import Graph
 from .model import Machine
@@ -19,10 +19,6 @@ from .model import Machine
 CHAINED = ("all_reduce", "barrier")
 COUNTS = (2, 4, 8, 16, 32, 64, 72, 144, 288, 576)
 """Numbers of GPUs of the study."""
-UNMEASURED_ERROR = 0.5
-"""The assumed relative error of a step between GPUs of a machine that was not measured for this
-project.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +197,8 @@ def _step(fabric: Fabric, collective: str, nbytes: float, ranks: int, is_far: bo
         for name in ALGORITHMS
         if name.startswith(f"{collective}_")
     ]
-    us, name = min((predict_by(figures, call), call.algorithm) for call in calls)
-    return Step(name, ranks, is_far, us, ERROR if figures.is_measured else UNMEASURED_ERROR)
+    us, call = min(((predict_by(figures, call), call) for call in calls), key=lambda pair: pair[0])
+    return Step(call.algorithm, ranks, is_far, us, error_of(figures, call))
 
 
 def study(collective: str, nbytes: int) -> dict[str, dict[int, Chain]]:

@@ -15,12 +15,13 @@ from ..plan import choice, spec, specs
 from ..plan.grouped import GroupedPlanner
 from ..plan.grouping import Grouping
 from ..plan.tuning import discovered, told_of_machine, tuning_for
+from .predicted import MESSAGE, show
 from .screen import fitted
 
 _POSITION = 512  # the default position of a token
 # The options that apply to collectives, and those that apply to decode and scaling.
 _OF_COLLECTIVES = ("bytes", "dtype", "n", "machine", "backend")
-_TAKEN = {"decode": ("machine", "model", "position", "n"), "scaling": ("bytes", "plot")}
+_TAKEN = {"decode": ("machine", "model", "position", "n", "plot"), "scaling": ("bytes", "plot")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "collective",
         type=partial(_planned, among=planned),
         metavar="collective",
-        help=f"{', '.join(planned)}; decode, for a token's time with --machine and --model; or "
-        "scaling, for all_reduce over 2 to 576 GPUs, or a barrier without --bytes",
+        help=f"{', '.join(planned)}; send_recv, with --machine; decode, for a token's time with "
+        "--model; or scaling, for all_reduce over 2 to 576 GPUs, or a barrier without --bytes",
     )
     parser.add_argument(
         "--bytes", metavar="SIZE", help="message size, as in 8K (0); of scaling 0 is a barrier"
@@ -43,12 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine",
         metavar="NAME",
-        help="predict the times on a recorded machine of `kccl topo --machines`",
+        help="predict the times on a recorded machine of `kccl topo --machines`; decode without it "
+        "compares them",
     )
     parser.add_argument("--model", metavar="M", help=f"of decode: {', '.join(topology.models())}")
     parser.add_argument("--position", type=int, metavar="P", help="of decode: the token's (512)")
     parser.add_argument(
-        "--plot", type=Path, metavar="F", help="of scaling: draw the predicted times into a file"
+        "--plot", type=Path, metavar="F", help="of scaling and decode: draw the prediction"
     )
     parser.add_argument(
         "--backend", choices=spec.EVERYWHERE, help="where they run (host; not with --machine)"
@@ -56,8 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _planned(text: str, among: list[str]) -> str:
-    """Returns the name of what is planned: a collective, decode, or scaling."""
-    return text if text in ("decode", "scaling") else names.collective_name(text, among=among)
+    """Returns the name of what is planned: a collective, send_recv, decode, or scaling."""
+    if text in ("decode", "scaling", MESSAGE):
+        return text
+    return names.collective_name(text, among=among)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -91,10 +95,10 @@ def main(args: argparse.Namespace) -> int:
     """
     _check(args)
     if args.collective == "decode":
-        from .predicted import show_decode
+        from .projected import show_decode
 
         position = _POSITION if args.position is None else args.position
-        return show_decode(args.machine, args.model, position, args.n)
+        return show_decode(args.machine, args.model, position, args.n, args.plot)
     backend = args.backend or "host"
     most = most_ranks(backend)
     ranks = 2 if args.n is None else args.n
@@ -113,9 +117,9 @@ def main(args: argparse.Namespace) -> int:
     dtype = None if args.collective == "barrier" else dtypes.of(args.dtype or "float32")
     arguments.whole_elements("--bytes", nbytes, dtype)
     if args.machine is not None:
-        from .predicted import show
-
         return show(args.machine, args.collective, nbytes, dtype, args.n)
+    if args.collective == MESSAGE:
+        raise InvalidArgument(f"{MESSAGE} has one kernel, so nothing is planned: add --machine")
     variables = env.read()
     planner: choice.Planner | GroupedPlanner
     if ranks <= abi.MAX_WORLD_SIZE:

@@ -7,6 +7,7 @@ from pathlib import Path
 from .. import topology
 from ..base.errors import InvalidArgument
 from ..topology.tables import Titled
+from .machines import estimated
 from .screen import console, fitted
 from .topo import draw
 
@@ -22,7 +23,6 @@ def show_chain(
     collective: str,
     nbytes: int,
     world_size: int,
-    notes: list[str],
 ) -> int:
     """Prints the predicted steps of a call over more GPUs than one kernel can serve.
 
@@ -32,22 +32,23 @@ def show_chain(
         collective: The collective's name.
         nbytes: Bytes of the message.
         world_size: Number of ranks.
-        notes: Lines to print at the end, about figures of the machine that are estimates.
 
     Raises:
         InvalidArgument: The model cannot predict the call on it.
     """
     try:
-        chain = topology.predict_chain(topology.fabric_of(machine), collective, nbytes, world_size)
+        fabric = topology.fabric_of(machine)
+        chain = topology.predict_chain(fabric, collective, nbytes, world_size)
     except ValueError as error:
         raise InvalidArgument(f"{name}: {error}") from error
     size = "" if collective == "barrier" else f" of {nbytes:,} bytes"
+    used = {*fabric.near.sources, *(fabric.far.sources if fabric.far else ())}
     lines = [
         f"{collective}{size} over {world_size} ranks on {name}: a prediction, in a GPU graph",
         f"  {chain.us:.2f} us ({chain.low_us:.2f} to {chain.high_us:.2f})",
         *(f"  {line}" for line in chain.explain()),
         _NO_KERNEL,
-        *notes,
+        *estimated(machine, used),
     ]
     print(fitted("\n".join(lines), sys.stdout, hanging=4))
     return 0
@@ -78,7 +79,7 @@ def show_study(nbytes: int, path: Path | None) -> int:
     tables = console(sys.stdout)
     tables.print(Titled(f"{title}, us: a prediction", columns, rows, right=("GPUs",)))
     told = (
-        "In brackets: if all steps miss by 25 % where a machine's latency was measured here, and "
+        "In brackets: if all steps miss by 25 % where records have such calls on such links, and "
         "by 50 % elsewhere. Constants are fitted to H200; the network's figures are estimates."
     )
     print(fitted(f"{told}\n{_NO_KERNEL}", sys.stdout, hanging=4))

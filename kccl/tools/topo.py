@@ -128,9 +128,7 @@ def _probed(
             from . import gpu_probe
 
             machine = gpu_probe.probed(machine)
-            told = [
-                f"looks ill: {each}" for each in topology.complaints(machine, topology.recorded())
-            ]
+            told = _ills(machine)
             left = num_devices() - gpu_probe.MOST_GPUS
             if left > 0:
                 told.append(
@@ -143,7 +141,13 @@ def _probed(
             )
     from .probe import probed
 
-    return probed(machine, cpus), ()
+    machine = probed(machine, cpus)
+    return machine, tuple(_ills(machine))
+
+
+def _ills(machine: topology.Machine) -> list[str]:
+    """Returns a sentence for each sign of a fault in a probed machine."""
+    return [f"looks ill: {each}" for each in topology.complaints(machine, topology.recorded())]
 
 
 def recorded(name: str) -> topology.Machine:

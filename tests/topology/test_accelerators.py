@@ -1,58 +1,18 @@
-"""Discovery of GPUs: from sysfs of AMD's driver, from NVML's answers, from procfs, from lstopo."""
+"""Discovery of GPUs: from sysfs of AMD's driver, from answers of NVML and amdsmi, from procfs."""
 
-import json
+import re
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from kfd_tree import KFD, lines, mi300x, write
 
 from kccl import topology
 from kccl.tools import cli
 from kccl.topology import Graph
 
 HOST = topology.recorded()["intel-xeon-2-cores"]
-KFD = "sys/class/kfd/kfd/topology/nodes"
-
-
-def write(root, files):
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return str(root)
-
-
-def lines(**values):
-    return "".join(f"{name} {value}\n" for name, value in values.items())
-
-
-def mi300x(gpus=8):
-    """KFD's tree of a host with two NUMA nodes: nodes 0 and 1 are CPUs, the others are GPUs."""
-    files = {}
-    for cpu in range(2):
-        files[f"{KFD}/{cpu}/gpu_id"] = "0\n"
-        files[f"{KFD}/{cpu}/properties"] = lines(cpu_cores_count=96, simd_count=0, num_xcc=0)
-    for i in range(gpus):
-        node = f"{KFD}/{i + 2}"
-        files[f"{node}/gpu_id"] = f"{28851 + i}\n"
-        files[f"{node}/name"] = "ip discovery\n"
-        files[f"{node}/properties"] = lines(
-            **{"cpu_cores_count": 0, "simd_count": 1216, "mem_banks_count": 1},
-            **{"wave_front_size": 64, "array_count": 32, "simd_per_cu": 4, "num_xcc": 8},
-            **{"gfx_target_version": 90402, "vendor_id": 4098, "device_id": 0x74A1},
-            **{"location_id": 0x0500 + 0x1000 * i, "domain": 0, "hive_id": 99},
-        )
-        files[f"{node}/mem_banks/0/properties"] = lines(
-            heap_type=1, size_in_bytes=192 << 30, flags=0, width=8192, mem_clk_max=1300
-        )
-        targets = [(i // 4, 2, 64000)]
-        targets += [(other + 2, 11, 50000) for other in range(gpus) if other != i]
-        for number, (target, kind, most) in enumerate(targets):
-            files[f"{node}/io_links/{number}/properties"] = lines(
-                **{"type": kind, "version_major": 0, "node_from": i + 2, "node_to": target},
-                **{"weight": 15 if kind == 11 else 20, "min_latency": 0, "max_latency": 0},
-                **{"min_bandwidth": 50000, "max_bandwidth": most, "flags": 1},
-            )
-    return files
 
 
 def test_amd_gpus_are_read_from_kfd(tmp_path):
@@ -146,7 +106,9 @@ def hopper(gpus, links=18, **changed):
         "nvmlDeviceGetMemoryBusWidth": 6144,
         "nvmlDeviceGetMaxClockInfo": lambda handle, clock: 3201,
         "nvmlDeviceGetPciInfo": buses(*(0x1B + 16 * i for i in range(gpus))),
-        "nvmlDeviceGetNumaNodeId": [i // 4 for i in range(gpus)],
+        # Words of a set of nodes: the host's, not the node that the GPU's own memory is.
+        "nvmlDeviceGetMemoryAffinity": [(1 << i // 4, 0, 0, 0) for i in range(gpus)],
+        "nvmlDeviceGetNumaNodeId": [8 + i for i in range(gpus)],
         "nvmlDeviceGetNumGpuCores": 16896,
         "nvmlDeviceGetCudaComputeCapability": (9, 0),
         "nvmlDeviceGetNvLinkState": state,
@@ -205,14 +167,63 @@ def test_what_nvml_does_not_tell_is_unknown(tmp_path):
         facts = (gpu.name, gpu.bus_id, gpu.numa_node, gpu.memory_bytes, gpu.bandwidth_gbps)
         assert facts == (None,) * 5 and graph.count(gpu.id, "compute_unit") is None
     assert graph.route("gpu0", "gpu1").bandwidth_gbps is None
-    minus = hopper(1, nvmlDeviceGetNumaNodeId=-1)
-    assert Graph(topology.with_gpus(HOST, str(tmp_path), minus)).gpus[0].numa_node is None
+    assert topology.with_gpus(HOST, str(tmp_path), Nvml(2)).accesses == ()
 
     class Absent(Nvml):
         def nvmlInit(self):
             raise self.NVMLError("Driver Not Loaded")
 
     assert topology.with_gpus(HOST, str(tmp_path), Absent(0)) == HOST
+
+
+@pytest.mark.parametrize(
+    ("told", "system", "nodes", "expected"),
+    [
+        # The system's word holds, then NVML's, then that the host has only one node.
+        ((2, 0, 0, 0), "0", 2, 0),
+        ((2, 0, 0, 0), "-1", 2, 1),
+        ((0, 1, 0, 0), None, 2, 64),
+        ((3, 0, 0, 0), "-1", 2, None),
+        (None, "-1", 1, 0),
+        (None, None, 2, None),
+    ],
+)
+def test_a_numa_node_is_found_where_parts_are_hidden(tmp_path, told, system, nodes, expected):
+    files = {f"sys/devices/system/node/node{node}/cpulist": "0\n" for node in range(nodes)}
+    if system is not None:
+        files["sys/bus/pci/devices/0000:1b:00.0/numa_node"] = f"{system}\n"
+    nvml = hopper(1, nvmlDeviceGetMemoryAffinity=told and [told])
+    machine = topology.with_gpus(HOST, write(tmp_path, files), nvml)
+    assert Graph(machine).gpus[0].numa_node == expected
+
+
+def test_nvml_tells_what_gpus_may_do_in_a_peers_memory(tmp_path, capsys):
+    def state(one, other, index):
+        # Read, write, NVLink, atomics: as two GPUs behind different PCIe bridges answer.
+        return {0: 0, 1: 0, 2: 5, 3: 5}[index] if (one, other) == (0, 1) else 6 if index else 3
+
+    machine = topology.with_gpus(HOST, str(tmp_path), hopper(3, nvmlDeviceGetP2PStatus=state))
+    access = [(each.a, each.b, each.reads, each.writes, each.atomics) for each in machine.accesses]
+    assert access == [
+        ("gpu0", "gpu1", True, True, False),
+        ("gpu0", "gpu2", False, None, None),
+        ("gpu1", "gpu2", False, None, None),
+    ]
+    assert topology.Machine.from_json(machine.to_json()) == machine
+    (told,) = topology.complaints(machine, {})
+    assert told.startswith("gpu0 > gpu2 and 1 more: cannot read the peer's memory, says the driver")
+    # No fault: other GPUs have no access by nature, and what a probe has measured works.
+    assert topology.complaints(replace(machine, links=machine.links[1::2]), {}) == ()
+    names = ("gpu0", "gpu1", "gpu2")
+    works = topology.Matrix(
+        what="peer_us", of="", rows=names, columns=names, values=((0.7,) * 3,) * 3, source="nvml"
+    )
+    assert topology.complaints(replace(machine, matrices=(works,)), {}) == ()
+    (tmp_path / "sent.json").write_text(machine.to_json())
+    assert cli.main(["topo", "--from", str(tmp_path / "sent.json")]) == 0
+    assert re.search(r"1 +yes +yes +no\W+2 +no +unknown +unknown", capsys.readouterr().out)
+    with pytest.raises(ValueError, match="access 'gpu0' - 'gpu9': device 'gpu9' is missing"):
+        replace(machine, accesses=(topology.Access(a="gpu0", b="gpu9"),))
 
 
 def test_without_nvml_the_driver_tells_in_procfs(tmp_path):
@@ -248,116 +259,3 @@ def _timed(call):
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
-
-
-LSTOPO = """<?xml version="1.0" encoding="UTF-8"?>
-<!DOCTYPE topology SYSTEM "hwloc2.dtd">
-<topology version="2.0">
- <object type="Machine" os_index="0" cpuset="0x0000000f" allowed_cpuset="0x00000007" \
-nodeset="0x00000003" gp_index="1">
-  <info name="OSRelease" value="5.14.0"/><info name="HostName" value="secret"/>
-  <info name="Architecture" value="x86_64"/>
-  {packages}
- </object>
- <distances2 type="NUMANode" nbobjs="2" kind="5" name="NUMALatency" indexing="os">
-  <indexes length="4">0 1 </indexes><u64values length="12">10 21 21 10 </u64values>
- </distances2>
- <distances2 type="OSDev" nbobjs="2" kind="18" name="NVLinkBandwidth" indexing="gp">
-  <indexes length="6">60 61 </indexes>
-  <u64values length="24">1000000 450000 450000 1000000 </u64values>
- </distances2>
-</topology>
-"""
-
-
-def lstopo():
-    packages = ""
-    for i in range(2):
-        mask = 3 << 2 * i
-        sets = f'cpuset="{mask:#010x}" nodeset="{1 << i:#010x}"'
-        units = "".join(
-            f'<object type="Core" os_index="{j}" cpuset="{1 << 2 * i + j:#x}">'
-            f'<object type="PU" os_index="{2 * i + j}" gp_index="{30 + 2 * i + j}"/></object>'
-            for j in range(2)
-        )
-        packages += f"""
-  <object type="Package" os_index="{i}" {sets} gp_index="{3 + i}">
-   <info name="CPUModel" value="Made-up CPU "/>
-   <object type="NUMANode" os_index="{i}" {sets} gp_index="{10 + i}" local_memory="1048576">
-   </object>
-   <object type="L3Cache" {sets} gp_index="{20 + i}" cache_size="33554432" depth="3" \
-cache_linesize="64" cache_type="0">{units}</object>
-   <object type="Bridge" gp_index="{40 + i}" bridge_type="0-1">
-    <object type="PCIDev" gp_index="{50 + i}" pci_busid="0000:{i + 1}b:00.0" \
-pci_type="0302 [10de:2335] [10de:18be] a1" pci_link_speed="63.015">
-     <info name="PCIDevice" value="GH100"/>
-     <object type="OSDev" gp_index="{60 + i}" name="nvml{i}" subtype="NVML" osdev_type="1">
-      <info name="GPUModel" value="NVIDIA H200"/>
-     </object>
-    </object>
-    <object type="PCIDev" gp_index="{70 + i}" pci_busid="0000:{i + 1}a:00.0" \
-pci_type="0207 [15b3:1021] [15b3:0041] 00"/>
-   </object>
-  </object>"""
-    return LSTOPO.format(packages=packages)
-
-
-def test_lstopo_is_read():
-    machine = topology.from_hwloc(lstopo())
-    assert (machine.cpu_model, machine.kernel) == ("Made-up CPU", "5.14.0")
-    assert (machine.architecture, machine.memory_bytes) == ("x86_64", 2 << 20)
-    assert machine.online_cpus == (0, 1, 2, 3) and machine.allowed_cpus == (0, 1, 2)
-    assert (machine.num_packages, machine.num_cores) == (2, 4)
-    assert machine.cpus[3] == topology.Cpu(
-        id=3, core_id=1, package=1, numa_node=1, smt_siblings=(3,)
-    )
-    assert machine.numa_nodes[1].distances == (21, 10)
-    assert machine.caches[1] == topology.Cache(
-        level=3, type="unified", size_bytes=32 << 20, line_bytes=64, shared_cpus=(2, 3)
-    )
-    assert "secret" not in machine.to_json()
-    graph = Graph(machine)
-    assert [(gpu.name, gpu.bus_id, gpu.numa_node) for gpu in graph.gpus] == [
-        ("NVIDIA H200", "0000:1b:00.0", 0),
-        ("NVIDIA H200", "0000:2b:00.0", 1),
-    ]
-    assert graph.route("gpu0", "gpu1").bandwidth_gbps == 450
-    # Groups of ranks need no more than this.
-    cpus = [{cpu} for cpu in (0, 1, 2, 3)] * 4
-    assert topology.groups(machine, cpus, 16)[0] == (0, 1, 4, 5, 8, 9, 12, 13)
-
-
-def test_masks_of_many_cpus_have_several_words():
-    text = lstopo().replace("0x00000007", "0x00000001,0x0,0x80000001")
-    assert topology.from_hwloc(text).allowed_cpus == (0, 31, 64)
-    assert topology.from_hwloc(lstopo().replace("0x00000007", "x")).allowed_cpus is None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("<topology", "it is not XML"),
-        ("<topology/>", "version 2 or later"),
-        ('<topology version="1.11"/>', "version 2 or later"),
-        ('<topology version="2.0"/>', "no object of type Machine"),
-        ("<html/>", "it is <html"),
-        ('<!DOCTYPE t [<!ENTITY a "b">]><topology version="2.0"/>', "entities"),
-    ],
-)
-def test_other_xml_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        topology.from_hwloc(text)
-
-
-def test_a_file_is_shown_by_a_command(tmp_path, capsys):
-    (tmp_path / "sent.xml").write_text(lstopo())
-    assert cli.main(["topo", "--from", str(tmp_path / "sent.xml"), "--json"]) == 0
-    shown = capsys.readouterr()
-    assert "NVIDIA H200" in shown.err
-    (tmp_path / "sent.json").write_text(shown.out)
-    assert cli.main(["topo", "--from", str(tmp_path / "sent.json"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(shown.out)
-    for name, told in (("no.xml", "No such file"), ("bad.xml", "describes no machine")):
-        (tmp_path / "bad.xml").write_text("{")
-        assert cli.main(["topo", "--from", str(tmp_path / name)]) == 2
-        assert told in capsys.readouterr().err

@@ -104,8 +104,7 @@ def test_plan_predicts_for_more_than_eight_gpus(capsys):
         (("scaling", "-n", "4"), "takes --bytes, --plot: leave out -n"),
         (("scaling", "--backend", "cuda"), "leave out --backend"),
         (("scaling", "--dtype", "int8", "--position", "0"), "leave out --dtype and --position"),
-        (("all_reduce", "--plot", "f.png"), "leave out --plot"),
-        (("all_reduce", "--position", "7"), "leave out --position"),
+        (("all_reduce", "--plot", "f.png", "--position", "7"), "leave out --position and --plot"),
         (("all_reduce", "--machine", "h200-2", "--backend", "host"), "leave out --backend"),
     ):
         code, _, complaint = kccl(*arguments)

@@ -252,6 +252,19 @@ def test_latencies_are_shown_by_relation(machine: Machine) -> None:
     assert re.search(r"^ +0 +4 +1 +2 +6 +3$", text, re.MULTILINE)  # near CPUs side by side
 
 
+def test_cpus_that_look_busy_are_named(machine: Machine) -> None:
+    idle = topology.core_to_core(machine, near_or_far)
+    assert topology.complaints(idle, {}) == ()
+    busy = topology.core_to_core(machine, lambda a, b: 16.4 if {a, b} == {0, 1} else 0.05)
+    (told,) = topology.complaints(busy, {})
+    assert told.startswith(
+        "1 of 15 pairs of CPUs takes over 1 us for a cache line, the slowest 16.4"
+    )
+    # A slow direction is enough.
+    busy = topology.core_to_core(machine, lambda a, b: 16.4 if (a, b) == (0, 1) else 0.05)
+    assert topology.complaints(busy, {}) == (told,)
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_plot_writes_a_picture(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
