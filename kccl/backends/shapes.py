@@ -21,7 +21,7 @@ SIZES = {
 }
 # Threads of a block, as long as a call needs fewer blocks than it may have. Longer calls have more.
 # Blocks are small, because the warps of one block share an SM.
-_THREADS_PER_BLOCK = 128
+THREADS_PER_BLOCK = 128
 _PACKET_BYTES = 8  # payload of a packet
 _GROUP_COLUMNS = 32  # a row's threads work in groups of this many: kGroupColumns of norm.cuh
 _LONGEST_ROW_BYTES = 16384  # what 512 threads of a block hold of a row, 32 bytes in each thread
@@ -75,7 +75,7 @@ def launch_shape(
         return 1, most if spec.one_block == "full" else warp_size
     packets = max(-(-spec.peer_bytes(count, dtype) // spec.bytes_per_thread), 1)
     most_blocks = blocks or BLOCKS_PER_CHANNEL
-    num_blocks = min(-(-packets // min(threads or _THREADS_PER_BLOCK, most)), most_blocks)
+    num_blocks = min(-(-packets // min(threads or THREADS_PER_BLOCK, most)), most_blocks)
     each = -(-packets // (num_blocks * warp_size)) * warp_size
     return num_blocks, min(each, most)
 

@@ -11,6 +11,7 @@ from .errors import InvalidArgument
 
 WINDOWS = ("vmm", "ipc", "peer")
 MPI = ("off", "log")
+NCCL = ("off", "log")
 PRELOAD = ("all", "cached", "none")
 # A process has 8 connections to a GPU, unless it asks the driver for more. Streams that share one
 # wait for each other.
@@ -51,6 +52,9 @@ class Env:
             where they are on one machine. 0: nodes are machines.
         mpi: "off": the communicators of kccl.interop.mpi leave every call to MPI. "log": lines on
             standard error say which calls KCCL makes, and why MPI makes a call.
+        nccl: "off": libkccl_nccl.so leaves every call to NCCL. "log": a line on standard error says
+            of each call who makes it, and why. The library reads this, KCCL_TIMEOUT and
+            KCCL_DEPENDENTS itself. Its waits have no limit without KCCL_TIMEOUT, as NCCL's.
         rank, world_size, rendezvous, namespaces: Set by `kccl run` for its children.
         rank_process: Set by `import kccl` for the processes that a rank starts: they are no ranks.
         openmpi_prefix: An environment with mpi4py and Open MPI, for `kccl bench --baselines`.
@@ -71,6 +75,7 @@ class Env:
     layout: str = "topology"
     ranks_per_node: int = 0
     mpi: str = ""
+    nccl: str = ""
     rank: int = -1
     world_size: int = 0
     rendezvous: str = ""
@@ -121,7 +126,7 @@ def _value(field: "Field[Any]", text: str) -> Any:
         words = "a whole number" if kind is int else "a number"
         cure = "" if text else f"; unset it for the default, {field.default}"
         raise InvalidArgument(f"{name}={text!r} must be {words}{cure}") from None
-    for word, allowed in (("windows", WINDOWS), ("mpi", MPI)):
+    for word, allowed in (("windows", WINDOWS), ("mpi", MPI), ("nccl", NCCL)):
         if field.name == word and value not in ("", *allowed):
             raise InvalidArgument(f"{name}={value!r} must be one of {', '.join(allowed)}")
     if field.name == "preload" and value not in PRELOAD:

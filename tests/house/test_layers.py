@@ -116,6 +116,11 @@ FALLS_BACK_TO = {
 FOR_HOST = {"abi.h", "device_comm.h", "targets/host_idle.h", "kccl.cuh", "mem.cuh"}
 FOR_HOST |= {"messages.cuh", "payload.cuh", "postings.cuh", "reduce.cuh", "wait.cuh"}
 FOR_HOST |= {"host/kernel_table.inc", "sim/entries.inc"}
+# libkccl_nccl.so launches as the host core does, and sets up memory as programs without Python do.
+FOR_NCCL = {"abi.h", "host_team.hpp", "host.hpp", "host/host.h", "host/cuda_driver.h"}
+# What its build writes (kccl/interop/nccl.py).
+WRITTEN = ("driver", "forwards", "image_bytes", "images", "plan", "sizes")
+FOR_NCCL |= {f"nccl/{name}.inc" for name in WRITTEN}
 # The simulator runs the calls that the host binds.
 # It compares its numbers with those of together.cuh.
 FOR_SIM = {"abi.h", "together.cuh", "targets/host_floats.h", "targets/sim_device.h", "host/api.inc"}
@@ -136,9 +141,9 @@ def may_include(name: str) -> set[str]:
         return KERNELS | beside
     if folder == "sim/cuda":
         return {name_of(path) for path in (CSRC / folder).iterdir()} | {"mem.cuh"}
-    if folder in ("host", "sim"):
-        own = {name_of(path) for path in (CSRC / folder).iterdir()}
-        return own | (FOR_HOST if folder == "host" else FOR_SIM)
+    beside = {"host": FOR_HOST, "sim": FOR_SIM, "nccl": FOR_NCCL, "nccl/cuda": set()}
+    if folder in beside:
+        return {name_of(path) for path in (CSRC / folder).iterdir()} | beside[folder]
     assert name in INCLUDES, f"{name}: give it a line in INCLUDES"
     return INCLUDES[name]
 

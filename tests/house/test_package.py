@@ -125,6 +125,9 @@ def test_wheel_holds_the_package_and_nothing_else(dist):
     # What csrc has that is read at run time. The core's own source is in the sdist.
     csrc = ROOT / "kccl" / "csrc"
     read = [*csrc.glob("cmake/*"), *csrc.glob("include/kccl/**/*.*"), *csrc.glob("sim/cuda/*")]
+    # libkccl_nccl.so, which an installed copy can build.
+    read += [*csrc.glob("nccl/*.*"), *csrc.glob("nccl/cuda/*")]
+    read += [csrc / "host" / name for name in ("gpu.cpp", "cuda_driver.h")]
     # What a unit that is compiled at run time includes at its end.
     read += [csrc / "sim" / name for name in ("module.inc", "entries.inc", "exported.h")]
     for_host = ["module.inc", "idle.cpp", "mpi_progress.h", "host.h", "api.inc"]

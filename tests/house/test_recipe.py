@@ -201,6 +201,14 @@ OTHERS = {
     "tests/workers/mpi_calls.py",
     # The two fused calls as PyTorch's custom ops.
     "kccl/interop/torch_norms.py",
+    # NCCL's calls, of which KCCL makes some: the choice is a table, and each is an entry point.
+    "csrc/nccl/entries.cpp",
+    "csrc/nccl/plan.cpp",
+    "csrc/nccl/plan.h",
+    "kccl/interop/nccl_tables.py",
+    "kccl/interop/nccl_reaches.json",
+    "bench/tune/nccl.py",
+    *(f"tests/linking/{name}.cpp" for name in ("fake_launches", "ranks_of_nccl", "stub_nccl")),
     # A sweep over addresses, by the names of calls in kernels.
     "bench/records/nvidia-h100_2_addresses.json",
 }

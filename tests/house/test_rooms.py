@@ -153,7 +153,12 @@ OF_AMD = r"\bhip[A-Z]\w+|\bHIP_(?!VISIBLE)\w+|\blibamdhip\w+|\bkDLROCM"
 # A driver's names -> the modules that may contain them, and which; None: all. nvrtc.py imports the
 # compiler.
 SAY_THEM = {
-    OF_NVIDIA: {"gpu/cuda.py": None, "jit/nvrtc.py": {"cuda.bindings"}},
+    OF_NVIDIA: {
+        "gpu/cuda.py": None,
+        "jit/nvrtc.py": {"cuda.bindings"},
+        # Where a toolkit's headers are.
+        "interop/nccl_headers.py": {"CUDA_HOME"},
+    },
     OF_AMD: {"gpu/hip.py": None, "jit/hiprtc.py": {"hipRTC"}},
 }
 

@@ -40,6 +40,30 @@ class Current {
     Current& operator=(const Current&) = delete;
 };
 
+// Copies and fills on a stream of its own, which waits for no kernel: a kernel may wait for a rank
+// that comes here first.
+class Copies {
+  public:
+    explicit Copies(const Team& team) : team_(team) {
+        team.must("cuStreamCreate", cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+    }
+    ~Copies() { cuStreamDestroy(stream_); }
+    Copies(const Copies&) = delete;
+    Copies& operator=(const Copies&) = delete;
+
+    void fill(CUdeviceptr to, unsigned char value, std::size_t num_bytes) const {
+        team_.must("cuMemsetD8Async", cuMemsetD8Async(to, value, num_bytes, stream_));
+    }
+    void write(CUdeviceptr to, const void* from, std::size_t num_bytes) const {
+        team_.must("cuMemcpyHtoDAsync", cuMemcpyHtoDAsync(to, from, num_bytes, stream_));
+    }
+    void wait() const { team_.must("cuStreamSynchronize", cuStreamSynchronize(stream_)); }
+
+  private:
+    const Team& team_;
+    CUstream stream_ = nullptr;
+};
+
 // ---- Windows ------------------------------------------------------------------------------------
 
 // Memory of the same size on every rank, which all ranks map; zero at first.
@@ -87,7 +111,7 @@ class Window {
     ~Window() {
         const Current here(team_);
         // Kernels that have been launched may still use the window.
-        cuCtxSynchronize();
+        team_.wait_for_kernels();
         undo_.run();
     }
     Window(const Window&) = delete;
@@ -109,9 +133,9 @@ class Window {
 
     // Sets all bytes of this rank's part from `begin` to the end to `value`.
     void fill(std::size_t begin, unsigned char value) const {
-        const std::size_t num_bytes = num_bytes_ - begin;
-        team_.must("cuMemsetD8", cuMemsetD8(address(team_.rank()) + begin, value, num_bytes));
-        team_.must("cuCtxSynchronize", cuCtxSynchronize());
+        const Copies copies(team_);
+        copies.fill(address(team_.rank()) + begin, value, num_bytes_ - begin);
+        copies.wait();
     }
 
   private:
@@ -163,22 +187,17 @@ struct Options {
 class Communicator {
   public:
     // Collective. Returns when the kernels of all ranks may use this communicator.
-    Communicator(const Team& team, const Options& options) : team_(team) {
-        team.agree("channels", static_cast<uint64_t>(options.channels));
-        team.agree("max_bytes", options.max_bytes);
-        team.agree("exchange_bytes", options.exchange_bytes);
-        team.together([&] {
-            if (options.channels < 1 || options.max_bytes < 1 || options.exchange_bytes < 1 ||
-                !(options.timeout_s > 0)) {
-                throw Error("channels, max_bytes, exchange_bytes and timeout_s must be positive");
-            }
-        });
-        const KcclSizes sizes = sizes_for_kernels(static_cast<uint32_t>(options.channels),
-                                                  options.max_bytes, options.exchange_bytes);
+    Communicator(const Team& team, const Options& options)
+        : Communicator(team, sizes_of(team, options), options.timeout_s, options.timeout_s) {}
+
+    // Collective, too: sizes that fit and are equal on all ranks. start_s: how long a rank waits
+    // for the others' memory; timeout_s: how long one wait in a kernel may last.
+    Communicator(const Team& team, const KcclSizes& sizes, double start_s, double timeout_s)
+        : team_(team) {
         const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
         const KcclLayout regions =
             layout(static_cast<uint64_t>(team.world_size()), sizes, page_bytes);
-        window_ = std::make_unique<Window>(team, regions.scratch_bytes, options.timeout_s);
+        window_ = std::make_unique<Window>(team, regions.scratch_bytes, start_s);
         std::vector<uint64_t> windows;
         for (int peer = 0; peer < team.world_size(); ++peer) {
             windows.push_back(window_->address(peer));
@@ -186,7 +205,7 @@ class Communicator {
         // together() returns on all ranks only after all have prepared their memory, so no kernel
         // writes to a peer that is not ready.
         team.together([&] {
-            const CUdeviceptr state = make_states(options);
+            const CUdeviceptr state = make_states(sizes, timeout_s);
             comm_ = make_comm(team.rank(), team.world_size(), sizes,
                               {windows.data(), windows.data(), state, state + sizeof(KcclState)},
                               page_bytes, kKcclGpuPollsPerCheck);
@@ -198,7 +217,7 @@ class Communicator {
     // exception ends the communicator, that it gave up.
     ~Communicator() {
         const Current here(team_);
-        cuCtxSynchronize();
+        team_.wait_for_kernels();
         if (status() == kKcclOk) depart();
         undo_.run();
     }
@@ -207,6 +226,9 @@ class Communicator {
 
     // Returns a kernel's argument. It is valid as long as this object lives.
     const KcclDeviceComm& device_comm() const { return comm_; }
+
+    // What this rank's kernels tell the host, and what ends their waits.
+    KcclMailbox* mailbox() const { return mailbox_; }
 
     // Returns the status of the calls in kernels that have ended.
     Status status() const {
@@ -222,9 +244,24 @@ class Communicator {
     }
 
   private:
+    // Returns the sizes for the options, which it compares between the ranks. Collective.
+    static KcclSizes sizes_of(const Team& team, const Options& options) {
+        team.agree("channels", static_cast<uint64_t>(options.channels));
+        team.agree("max_bytes", options.max_bytes);
+        team.agree("exchange_bytes", options.exchange_bytes);
+        team.together([&] {
+            if (options.channels < 1 || options.max_bytes < 1 || options.exchange_bytes < 1 ||
+                !(options.timeout_s > 0)) {
+                throw Error("channels, max_bytes, exchange_bytes and timeout_s must be positive");
+            }
+        });
+        return sizes_for_kernels(static_cast<uint32_t>(options.channels), options.max_bytes,
+                                 options.exchange_bytes);
+    }
+
     // Allocates the mailbox and the states. Returns the address of this rank's KcclState on the
     // device. Its KcclChannelStates follow.
-    CUdeviceptr make_states(const Options& options) {
+    CUdeviceptr make_states(const KcclSizes& sizes, double timeout_s) {
         void* mail = nullptr;
         team_.must("cuMemHostAlloc",
                    cuMemHostAlloc(&mail, sizeof(KcclMailbox),
@@ -233,18 +270,20 @@ class Communicator {
         mailbox_ = new (mail) KcclMailbox{};
         CUdeviceptr mail_there = 0;
         team_.must("cuMemHostGetDevicePointer", cuMemHostGetDevicePointer(&mail_there, mail, 0));
-        const std::size_t num_bytes =
-            sizeof(KcclState) +
-            sizeof(KcclChannelState) * static_cast<std::size_t>(options.channels);
+        const std::size_t num_bytes = sizeof(KcclState) + sizeof(KcclChannelState) *
+                                                              std::size_t{sizes.num_channels} *
+                                                              sizes.blocks_per_channel;
         CUdeviceptr states = 0;
         team_.must("cuMemAlloc", cuMemAlloc(&states, num_bytes), num_bytes);
         undo_.add([states] { cuMemFree(states); });
         KcclState first = {};
         first.limit_ns = first.first_limit_ns =
-            static_cast<uint64_t>(std::fmin(options.timeout_s * 1e9, 0x1p63));
+            static_cast<uint64_t>(std::fmin(timeout_s * 1e9, 0x1p63));
         first.idle_context = mail_there;
-        team_.must("cuMemsetD8", cuMemsetD8(states, 0, num_bytes));
-        team_.must("cuMemcpyHtoD", cuMemcpyHtoD(states, &first, sizeof(first)));
+        const Copies copies(team_);
+        copies.fill(states, 0, num_bytes);
+        copies.write(states, &first, sizeof(first));
+        copies.wait();
         return states;
     }
 
@@ -256,11 +295,17 @@ class Communicator {
         record.rank = record.peer = comm_.rank;
         const uint64_t line = comm_.layout.records + comm_.rank * uint64_t{kKcclLineBytes};
         const uint64_t word = comm_.layout.abort + comm_.rank * sizeof(departure);
+        CUstream stream = nullptr;
+        if (cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) return;
         for (int peer = 0; peer < comm_.world_size; ++peer) {
             if (peer == comm_.rank) continue;
-            if (gave_up) cuMemcpyHtoD(comm_.window[peer] + line, &record, sizeof(record));
-            cuMemcpyHtoD(comm_.window[peer] + word, &departure, sizeof(departure));
+            if (gave_up) {
+                cuMemcpyHtoDAsync(comm_.window[peer] + line, &record, sizeof(record), stream);
+            }
+            cuMemcpyHtoDAsync(comm_.window[peer] + word, &departure, sizeof(departure), stream);
         }
+        cuStreamSynchronize(stream);
+        cuStreamDestroy(stream);
     }
 
     const Team& team_;

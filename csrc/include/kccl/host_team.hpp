@@ -73,8 +73,16 @@ class Team {
     // Copies `bytes` bytes of each rank to `all`, in rank order.
     using Allgather = std::function<void(const void* mine, void* all, std::size_t bytes)>;
 
-    Team(int rank, int world_size, Allgather allgather)
-        : rank_(rank), world_size_(world_size), exchange_bytes_(std::move(allgather)) {
+    // Waits for the kernels that use windows and communicators, before their memory is freed.
+    using WaitForKernels = std::function<void()>;
+
+    Team(
+        int rank, int world_size, Allgather allgather,
+        WaitForKernels wait_for_kernels = [] { cuCtxSynchronize(); })
+        : rank_(rank),
+          world_size_(world_size),
+          exchange_bytes_(std::move(allgather)),
+          wait_for_kernels_(std::move(wait_for_kernels)) {
         together([&] {
             if (world_size > kKcclMaxWorldSize || rank < 0 || rank >= world_size) {
                 throw Error(who() + " of " + std::to_string(world_size) + ": there can be " +
@@ -94,6 +102,7 @@ class Team {
     CUdevice device() const { return device_; }
     CUcontext context() const { return context_; }
     std::string who() const { return "rank " + std::to_string(rank_); }
+    void wait_for_kernels() const { wait_for_kernels_(); }
 
     // Throws unless a driver function returned success.
     void must(const char* function, CUresult code, std::size_t num_bytes = 0) const {
@@ -149,6 +158,7 @@ class Team {
     int rank_;
     int world_size_;
     Allgather exchange_bytes_;
+    WaitForKernels wait_for_kernels_;
     CUcontext context_ = nullptr;
     CUdevice device_ = 0;
 };

@@ -1,0 +1,35 @@
+// Who makes a call: KCCL or NCCL. All ranks come to the same answer, because it depends only on
+// what NCCL requires to be equal on all ranks: the communicator, the call's collective, count, type
+// and operator, whether it is captured, and which collectives of a communicator a group has.
+#pragma once
+
+#include <functional>
+
+#include "communicators.h"
+
+namespace kccl::nccl {
+
+// A call as the program makes it.
+struct Call {
+    const char* name;  // of NCCL's function
+    ncclComm_t comm;
+    bool is_known;  // KCCL may have kernels for it
+    Request request;
+    Arguments arguments;
+    std::function<ncclResult_t()> pass;  // lets NCCL make it
+};
+
+// Makes a call of all ranks, or holds it until its group ends.
+ncclResult_t make(Call call);
+
+// Begins a group, and ends one. Only the outermost group of a thread counts, as in NCCL.
+ncclResult_t begin_group();
+ncclResult_t end_group();
+// Ends a group without its calls.
+void drop_group();
+
+// Notes the result of a function that makes a communicator, and starts it. Within a group this
+// happens at its end.
+ncclResult_t made(ncclResult_t result, ncclComm_t* comm, bool is_blocking);
+
+}  // namespace kccl::nccl

@@ -1,0 +1,53 @@
+// The NCCL that stands behind this library.
+#pragma once
+
+#include <type_traits>
+
+#include "api.h"
+
+namespace kccl::nccl {
+
+// Returns a function of the NCCL behind; null if it has none of this name, or if there is no NCCL.
+// Says so on standard error.
+void* real_function(const char* name);
+
+// While one lives, this thread is in a function of the NCCL behind. What that calls of its own
+// functions comes to this library first, and is none of the program's calls.
+class InReal {
+  public:
+    InReal() { ++depth(); }
+    ~InReal() { --depth(); }
+    InReal(const InReal&) = delete;
+    InReal& operator=(const InReal&) = delete;
+    static bool is_here() { return depth() > 0; }
+
+  private:
+    static int& depth() {
+        static thread_local int number = 0;
+        return number;
+    }
+};
+
+// Calls a function of the NCCL behind, which has the type of this library's own.
+template <class Result, class... Parameters>
+Result call_real(void* function, Result (*)(Parameters...),
+                 std::type_identity_t<Parameters>... arguments) {
+    const InReal here;
+    if (function != nullptr) {
+        return reinterpret_cast<Result (*)(Parameters...)>(function)(arguments...);
+    }
+    if constexpr (std::is_same_v<Result, ncclResult_t>) {
+        return ncclSystemError;
+    } else if constexpr (!std::is_void_v<Result>) {
+        return "the NCCL behind libkccl_nccl.so has no such function";
+    }
+}
+
+}  // namespace kccl::nccl
+
+// Calls the function of this name of the NCCL behind, as in KCCL_REAL(ncclCommDestroy, comm).
+#define KCCL_REAL(name, ...)                                                     \
+    [&] {                                                                        \
+        static void* const found = ::kccl::nccl::real_function(#name);           \
+        return ::kccl::nccl::call_real(found, &name __VA_OPT__(, ) __VA_ARGS__); \
+    }()
