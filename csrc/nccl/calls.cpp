@@ -87,7 +87,14 @@ Choice choose_for(const Call& call, const Entry& entry) {
     return choice;
 }
 
-ncclResult_t run(const Ours& ours) { return ours.served->call(ours.choice, ours.call.arguments); }
+ncclResult_t run(const Ours& ours) {
+    const ncclResult_t result = ours.served->call(ours.choice, ours.call.arguments);
+    if (result != ncclSuccess && mode() == Mode::kLog) {
+        std::fprintf(stderr, "kccl: rank %d: %s failed: %s\n", ours.served->rank(), ours.call.name,
+                     own_error().c_str());
+    }
+    return result;
+}
 
 ncclResult_t make_in_group(Call call, const Entry& entry) {
     OfComm& others = group.calls[call.comm];

@@ -15,6 +15,7 @@
 #include <set>
 #include <shared_mutex>
 
+#include "driver.h"
 #include "real.h"
 
 namespace kccl::nccl {
@@ -62,12 +63,20 @@ uint64_t inode(const char* path) {
     return stat(path, &found) == 0 ? static_cast<uint64_t>(found.st_ino) : 0;
 }
 
+// An error here is NCCL's to the program: the ranks cannot agree without this rank.
+void must(const char* function, CUresult code) {
+    if (code == CUDA_SUCCESS) return;
+    own_error() = std::string(function) + " failed: " + name_of_error(code);
+    throw ncclUnhandledCudaError;
+}
+
 // All-gathers bytes by NCCL, through memory of the current device and a stream of its own.
 class Exchange {
   public:
     Exchange(ncclComm_t comm, int world_size) : comm_(comm), world_size_(world_size) {
-        must(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
-        must(cuMemAlloc(&memory_, kRecordBytes * (1 + static_cast<std::size_t>(world_size))));
+        must("cuStreamCreate", cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+        must("cuMemAlloc",
+             cuMemAlloc(&memory_, kRecordBytes * (1 + static_cast<std::size_t>(world_size))));
     }
     ~Exchange() {
         if (memory_ != 0) cuMemFree(memory_);
@@ -78,7 +87,7 @@ class Exchange {
 
     // The three steps of an exchange: the first two only enqueue.
     void begin(const void* mine, std::size_t num_bytes) {
-        must(cuMemcpyHtoDAsync(memory_, mine, num_bytes, stream_));
+        must("cuMemcpyHtoDAsync", cuMemcpyHtoDAsync(memory_, mine, num_bytes, stream_));
     }
     void gather(std::size_t num_bytes) {
         const ncclResult_t result =
@@ -88,8 +97,9 @@ class Exchange {
         if (result != ncclSuccess) throw result;
     }
     void end(void* all, std::size_t num_bytes) {
-        must(cuMemcpyDtoHAsync(all, memory_ + kRecordBytes, num_bytes * world_size_, stream_));
-        must(cuStreamSynchronize(stream_));
+        must("cuMemcpyDtoHAsync",
+             cuMemcpyDtoHAsync(all, memory_ + kRecordBytes, num_bytes * world_size_, stream_));
+        must("cuStreamSynchronize", cuStreamSynchronize(stream_));
     }
     void operator()(const void* mine, void* all, std::size_t num_bytes) {
         begin(mine, num_bytes);
@@ -98,11 +108,6 @@ class Exchange {
     }
 
   private:
-    // An error here is NCCL's to the program: the ranks cannot agree without this rank.
-    static void must(CUresult code) {
-        if (code != CUDA_SUCCESS) throw ncclUnhandledCudaError;
-    }
-
     ncclComm_t comm_;
     int world_size_;
     CUstream stream_ = nullptr;
@@ -115,11 +120,9 @@ class OnDevice {
     explicit OnDevice(int ordinal) {
         CUdevice device = 0;
         CUcontext context = nullptr;
-        if (cuDeviceGet(&device, ordinal) != CUDA_SUCCESS ||
-            cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS ||
-            cuCtxPushCurrent(context) != CUDA_SUCCESS) {
-            throw ncclUnhandledCudaError;
-        }
+        must("cuDeviceGet", cuDeviceGet(&device, ordinal));
+        must("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&context, device));
+        must("cuCtxPushCurrent", cuCtxPushCurrent(context));
         device_ = device;
     }
     ~OnDevice() {

@@ -12,6 +12,12 @@ void* driver_function(const char* name) {
     return driver == nullptr ? nullptr : dlsym(driver, name);
 }
 
+std::string name_of_error(int code) {
+    const char* name = nullptr;
+    cuGetErrorName(static_cast<CUresult>(code), &name);
+    return std::string(name != nullptr ? name : "?") + " (" + std::to_string(code) + ")";
+}
+
 namespace {
 
 template <class... Parameters>

@@ -29,8 +29,10 @@ bool blocks_by_default() {
 // Tells whether the environment is right, before anything is sent.
 bool has_right_environment() {
     const std::string error = kccl::nccl::wrong_environment();
-    if (!error.empty()) std::fprintf(stderr, "kccl: %s\n", error.c_str());
-    return error.empty();
+    if (error.empty()) return true;
+    std::fprintf(stderr, "kccl: %s\n", error.c_str());
+    kccl::nccl::own_error() = error;
+    return false;
 }
 
 CUstream stream_of(cudaStream_t stream) { return reinterpret_cast<CUstream>(stream); }
@@ -114,14 +116,19 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
     const ncclResult_t result = KCCL_REAL(ncclCommGetAsyncError, comm, asyncError);
     if (result != ncclSuccess || *asyncError != ncclSuccess) return result;
     const auto served = kccl::nccl::entry_of(comm)->served;
-    if (served != nullptr && served->status() != kKcclOk) *asyncError = ncclRemoteError;
+    if (served != nullptr && served->status() != kKcclOk) {
+        *asyncError = ncclRemoteError;
+        kccl::nccl::own_error() = served->error();
+    }
     return result;
 }
 
+// NCCL's manual lets a program pass no communicator, as PyTorch does.
 const char* ncclGetLastError(ncclComm_t comm) {
     static thread_local std::string words;
     const auto served = kccl::nccl::entry_of(comm)->served;
     words = served != nullptr ? served->error() : "";
+    if (words.empty()) words = kccl::nccl::own_error();
     return words.empty() ? KCCL_REAL(ncclGetLastError, comm) : words.c_str();
 }
 

@@ -30,6 +30,11 @@ bool is_own(void* function) {
 
 }  // namespace
 
+std::string& own_error() {
+    static thread_local std::string words;
+    return words;
+}
+
 void* real_function(const char* name) {
     static void* const real = open_real();
     void* found = real == nullptr ? nullptr : dlsym(real, name);

@@ -1,6 +1,7 @@
 // The NCCL that stands behind this library.
 #pragma once
 
+#include <string>
 #include <type_traits>
 
 #include "api.h"
@@ -28,16 +29,21 @@ class InReal {
     }
 };
 
+// This thread's last error if it is KCCL's; "" if it is NCCL's, or if there was none.
+std::string& own_error();
+
 // Calls a function of the NCCL behind, which has the type of this library's own.
 template <class Result, class... Parameters>
 Result call_real(void* function, Result (*)(Parameters...),
                  std::type_identity_t<Parameters>... arguments) {
     const InReal here;
-    if (function != nullptr) {
-        return reinterpret_cast<Result (*)(Parameters...)>(function)(arguments...);
-    }
+    const auto call = reinterpret_cast<Result (*)(Parameters...)>(function);
     if constexpr (std::is_same_v<Result, ncclResult_t>) {
-        return ncclSystemError;
+        const ncclResult_t result = call != nullptr ? call(arguments...) : ncclSystemError;
+        if (result != ncclSuccess && result != ncclInProgress) own_error().clear();
+        return result;
+    } else if (call != nullptr) {
+        return call(arguments...);
     } else if constexpr (!std::is_void_v<Result>) {
         return "the NCCL behind libkccl_nccl.so has no such function";
     }

@@ -9,15 +9,27 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
+#include <vector>
 
 #include "../host/cuda_driver.h"
 #include "driver.h"
 #include "images.h"
+#include "real.h"
 
 namespace kccl::nccl {
+
+// What a stream's next launch depends on in a capture.
+struct Capture {
+    int status = driver::kNotCaptured;
+    uint64_t id = 0;
+    std::vector<uint64_t> nodes;
+    std::vector<uint64_t> edges;  // the CUgraphEdgeData from each node; 0: from its end
+};
 
 namespace {
 
@@ -37,8 +49,9 @@ uint64_t address_of(void* function) { return reinterpret_cast<uint64_t>(function
 
 // From CUDA 12.3 on these functions tell which edges of a graph are programmatic.
 using CaptureInfo = driver::CaptureInfo;
-using AddDependencies = CUresult (*)(CUstream, const uint64_t* nodes, const void* edges,
-                                     size_t count, unsigned flags);
+using UpdateDependencies = CUresult (*)(CUstream, const uint64_t* nodes, const uint64_t* edges,
+                                        size_t count, unsigned flags);
+using Dependencies = CUresult (*)(uint64_t node, uint64_t* nodes, uint64_t* edges, size_t* count);
 using StreamId = CUresult (*)(CUstream, unsigned long long* id);
 
 CaptureInfo capture_info() {
@@ -46,22 +59,23 @@ CaptureInfo capture_info() {
     return found;
 }
 
-struct Capture {
-    int status = driver::kNotCaptured;
-    uint64_t id = 0;
-    const uint64_t* nodes = nullptr;
-    size_t num_nodes = 0;
-};
-
 CUresult look(CUstream stream, Capture* capture) {
     uint64_t graph;
-    const void* edges;
-    return static_cast<CUresult>(capture_info()(reinterpret_cast<uint64_t>(stream),
-                                                &capture->status, &capture->id, &graph,
-                                                &capture->nodes, &edges, &capture->num_nodes));
+    const uint64_t* nodes = nullptr;
+    const void* edges = nullptr;
+    size_t count = 0;
+    const auto code =
+        static_cast<CUresult>(capture_info()(reinterpret_cast<uint64_t>(stream), &capture->status,
+                                             &capture->id, &graph, &nodes, &edges, &count));
+    if (code != CUDA_SUCCESS || capture->status != driver::kCaptured) return code;
+    capture->nodes.assign(nodes, nodes + count);
+    capture->edges.assign(count, 0);
+    if (edges != nullptr) std::memcpy(capture->edges.data(), edges, count * sizeof(uint64_t));
+    return code;
 }
 
-// Two streams may have one handle, one after the other.
+// Returns the number of a stream, because two streams may have one handle, one after the other. The
+// driver must not be asked for that of a stream that is being captured: this ends the capture.
 CUresult id_of(CUstream stream, uint64_t* id) {
     static const auto find_id = find<StreamId>("cuStreamGetId");
     if (find_id == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
@@ -69,6 +83,48 @@ CUresult id_of(CUstream stream, uint64_t* id) {
     const CUresult code = find_id(stream, &number);
     *id = number;
     return code;
+}
+
+// Tells whether a launch that depends on these nodes comes after the last call. "No" may be wrong:
+// the search has an end, because a graph may have many nodes.
+bool come_after(const Captured& captured, std::vector<uint64_t> nodes) {
+    static const auto dependencies = find<Dependencies>("cuGraphNodeGetDependencies_v2");
+    constexpr size_t kMostNodes = 256, kMostEdges = 16;
+    for (size_t i = 0; i < nodes.size() && i < kMostNodes; ++i) {
+        if (nodes[i] == captured.last) return true;
+        if (captured.calls.contains(nodes[i])) continue;
+        uint64_t before[kMostEdges], edges[kMostEdges];
+        size_t count = kMostEdges;
+        if (dependencies(nodes[i], before, edges, &count) != CUDA_SUCCESS) return false;
+        for (size_t j = 0; j < std::min(count, kMostEdges); ++j) {
+            // Behind another edge a kernel may come before that node's end.
+            const bool is_new = std::ranges::find(nodes, before[j]) == nodes.end();
+            if (edges[j] == 0 && is_new) nodes.push_back(before[j]);
+        }
+    }
+    return false;
+}
+
+// Lets the stream's next launch come after the last call, by few edges: none from earlier calls,
+// and one from the last call only where nothing else comes after it. A launch with a single edge,
+// from a call, is a programmatic dependent. PyTorch's streams wait for each other around each call,
+// so they depend on all calls before.
+CUresult order(const Captured& captured, CUstream stream, const Capture& capture) {
+    static const auto update = find<UpdateDependencies>("cuStreamUpdateCaptureDependencies_v2");
+    std::vector<uint64_t> nodes, edges, ended;
+    for (size_t i = 0; i < capture.nodes.size(); ++i) {
+        if (captured.calls.contains(capture.nodes[i])) continue;
+        nodes.push_back(capture.nodes[i]);
+        edges.push_back(capture.edges[i]);
+        if (edges.back() == 0) ended.push_back(nodes.back());
+    }
+    if (!come_after(captured, ended)) {
+        nodes.push_back(captured.last);
+        edges.push_back(0);
+    }
+    if (nodes == capture.nodes) return CUDA_SUCCESS;
+    return update(stream, nodes.data(), edges.data(), nodes.size(),
+                  CU_STREAM_SET_CAPTURE_DEPENDENCIES);
 }
 
 bool has_dependents(const host::Team& team) {
@@ -187,19 +243,16 @@ CUresult Served::launch_eager(KcclGpuOp& op, CUstream stream) {
     return code;
 }
 
-CUresult Served::launch_captured(KcclGpuOp& op, CUstream stream, uint64_t capture) {
-    static const auto add = find<AddDependencies>("cuStreamUpdateCaptureDependencies_v2");
-    uint64_t stream_id = 0;
-    CUresult code = id_of(stream, &stream_id);
-    // On one stream the calls are in order anyway.
-    if (code == CUDA_SUCCESS && captured_.id == capture && captured_.stream_id != stream_id) {
-        code = add(stream, &captured_.node, nullptr, 1, CU_STREAM_ADD_CAPTURE_DEPENDENCIES);
-    }
+CUresult Served::launch_captured(KcclGpuOp& op, CUstream stream, const Capture& capture) {
+    has_captured_ = true;
+    if (captured_.id != capture.id) captured_ = {capture.id, 0, {}};
+    CUresult code = captured_.last != 0 ? order(captured_, stream, capture) : CUDA_SUCCESS;
     if (code == CUDA_SUCCESS) code = run(op);
     Capture after;
     if (code == CUDA_SUCCESS) code = look(stream, &after);
-    if (code == CUDA_SUCCESS && after.num_nodes == 1) {
-        captured_ = {capture, stream_id, after.nodes[0]};
+    if (code == CUDA_SUCCESS && after.nodes.size() == 1) {
+        captured_.last = after.nodes[0];
+        captured_.calls.insert(captured_.last);
     }
     return code;
 }
@@ -209,9 +262,12 @@ CUresult Served::launch(const Choice& choice, const Arguments& arguments) {
     Capture capture;
     CUresult code = look(arguments.stream, &capture);
     if (code != CUDA_SUCCESS) return code;
-    const bool is_captured = capture.status != driver::kNotCaptured;
+    const bool is_captured = capture.status == driver::kCaptured;
+    if (!is_captured && capture.status != driver::kNotCaptured) {
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    }
     KcclGpuOp op = op_of(choice, arguments, is_captured ? kCapturedChannel : kEagerChannel);
-    code = is_captured ? launch_captured(op, arguments.stream, capture.id)
+    code = is_captured ? launch_captured(op, arguments.stream, capture)
                        : launch_eager(op, arguments.stream);
     // The kernel does not write the root's own result.
     const bool copies = choice.kernel->number == kKcclBroadcastDirectLl16 &&
@@ -227,23 +283,19 @@ CUresult Served::launch(const Choice& choice, const Arguments& arguments) {
 ncclResult_t Served::call(const Choice& choice, const Arguments& arguments) {
     const std::lock_guard held(calls_);
     const CUresult code = status() == kKcclOk ? launch(choice, arguments) : CUDA_SUCCESS;
-    if (status() != kKcclOk) return ncclRemoteError;
+    if (status() != kKcclOk) {
+        own_error() = error();
+        return ncclRemoteError;
+    }
     if (code == CUDA_SUCCESS) return ncclSuccess;
-    const char* name = nullptr;
-    cuGetErrorName(code, &name);
-    const std::lock_guard words_held(words_);
-    refused_ = std::string(choice.kernel->name) +
-               " was not launched: " + (name != nullptr ? name : "?") + " (" +
-               std::to_string(code) + ")";
+    own_error() = std::string(choice.kernel->name) + " was not launched: " + name_of_error(code);
     return ncclUnhandledCudaError;
 }
 
 // ---- Failure and end ----------------------------------------------------------------------------
 
 std::string Served::error() const {
-    if (status() != kKcclOk) return host::sentence(queue_.mailbox->record, rank());
-    const std::lock_guard held(words_);
-    return refused_;
+    return status() != kKcclOk ? host::sentence(queue_.mailbox->record, rank()) : "";
 }
 
 void Served::interrupt() {
@@ -252,7 +304,7 @@ void Served::interrupt() {
 
 bool Served::have_ended(double limit_s, bool waits_for_graphs) {
     const host::Current here(*team_);
-    if (captured_.id != 0) return waits_for_graphs && cuCtxSynchronize() == CUDA_SUCCESS;
+    if (has_captured_) return waits_for_graphs && cuCtxSynchronize() == CUDA_SUCCESS;
     if (!has_called_) return true;
     using Clock = std::chrono::steady_clock;
     const auto until = Clock::now() + std::chrono::duration<double>(limit_s);

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -23,6 +24,16 @@ struct Arguments {
     CUstream stream;
 };
 
+struct Capture;
+
+// The calls of a communicator in a capture, whose number is `id`: nodes of its graph, each behind
+// the one before.
+struct Captured {
+    uint64_t id = 0;
+    uint64_t last = 0;  // 0: there is none
+    std::set<uint64_t> calls;
+};
+
 // One rank's part.
 class Served {
   public:
@@ -38,12 +49,12 @@ class Served {
     uint64_t id() const { return id_; }
     int rank() const { return team_->rank(); }
 
-    // Enqueues a call.
+    // Enqueues a call. Notes an error as this thread's (own_error()).
     ncclResult_t call(const Choice& choice, const Arguments& arguments);
 
     // Returns how the calls so far have ended, as far as the device has said.
     Status status() const { return communicator_->status(); }
-    // Says what went wrong; "": nothing.
+    // Says what went wrong in a kernel; "": nothing.
     std::string error() const;
 
     // Ends the waits of kernels that run: they fail.
@@ -54,15 +65,10 @@ class Served {
     bool have_ended(double limit_s, bool waits_for_graphs);
 
   private:
-    // The last call in a capture.
-    struct Captured {
-        uint64_t id = 0, stream_id = 0, node = 0;
-    };
-
     KcclGpuOp op_of(const Choice& choice, const Arguments& arguments, int channel);
     CUresult launch(const Choice& choice, const Arguments& arguments);
     CUresult launch_eager(KcclGpuOp& op, CUstream stream);
-    CUresult launch_captured(KcclGpuOp& op, CUstream stream, uint64_t capture);
+    CUresult launch_captured(KcclGpuOp& op, CUstream stream, const Capture& capture);
     CUresult run(KcclGpuOp& op);
     // Returns how many such launches fit on the device at once.
     uint32_t fit_of(uint64_t function, const Shape& shape);
@@ -74,13 +80,11 @@ class Served {
     KcclState state_ = {};
     CUevent last_call_ = nullptr;
     uint64_t last_stream_id_ = 0;
-    bool has_called_ = false;
+    bool has_called_ = false, has_captured_ = false;
     Captured captured_;
     int multiprocessors_ = 0;
     std::map<std::pair<uint64_t, uint32_t>, uint32_t> rooms_;  // of fit_of()
     std::mutex calls_;                                         // held while a call is launched
-    mutable std::mutex words_;
-    std::string refused_;  // why the last launch failed
 };
 
 }  // namespace kccl::nccl

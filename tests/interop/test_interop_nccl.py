@@ -1,8 +1,8 @@
 """libkccl_nccl.so before a stub of NCCL: who makes a call, and whether its result is right.
 
 The program is C++ without Python (linking/ranks_of_nccl.cpp). The stub is linking/stub_nccl.cpp.
-The driver is a fake (linking/fake_cuda.cpp, fake_launches.cpp), which runs the library's kernels on
-the CPU. So the launches and the shared memory are real, and streams do at once what they are given.
+The driver is a fake (linking/fake_*.cpp), which runs the library's kernels on the CPU. So the
+launches and the shared memory are real, and streams do at once what they are given.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("nccl")
     nccl.build(made, archs=["compute_90"], world_sizes=[2])
     shared = ("-shared", "-fPIC")
-    fakes = ("fake_cuda.cpp", "fake_launches.cpp")
+    fakes = ("fake_cuda.cpp", "fake_launches.cpp", "fake_captures.cpp")
     driver = ("-DKCCL_HOST_GRID=1", "-Wl,-soname,libcuda.so.1")
     compile_cpp(made, fakes, "libcuda.so.1", *shared, *driver)
     compile_cpp(made, ["stub_nccl.cpp"], "libnccl.so.2", *shared, "-Wl,-soname,libnccl.so.2")
@@ -158,6 +158,17 @@ def test_a_late_rank_is_an_error_of_the_communicator(folder):
         r"rank 0: all_reduce_one_shot_ll16 on channel 0: peer 1 did not arrive; rank 0 waited for "
         r"peer 1: epoch seen 0, wanted 2, after 0\.5",
         sentence,
+    )
+
+
+@needs_nvrtc
+def test_a_launch_that_fails_says_why(folder):
+    said, log = told(folder, "refused")
+    assert said == right()
+    (line,) = [line for line in log if line.startswith("kccl: rank 0: ")]
+    assert line == (
+        "kccl: rank 0: ncclAllReduce failed: all_reduce_one_shot_ll16 was not launched: "
+        "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901)"
     )
 
 

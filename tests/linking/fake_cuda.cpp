@@ -45,8 +45,9 @@ CUresult cuInit(unsigned int) {
     FAKE_CUDA_MAY_FAIL;
     return CUDA_SUCCESS;
 }
-CUresult cuGetErrorName(CUresult, const char** name) {
-    *name = "CUDA_ERROR_OUT_OF_MEMORY";
+CUresult cuGetErrorName(CUresult code, const char** name) {
+    *name = code == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED ? "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+                                                          : "CUDA_ERROR_OUT_OF_MEMORY";
     return CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext* context) {

@@ -1,14 +1,12 @@
-// The part of a fake CUDA driver that libkccl_nccl.so needs beyond fake_cuda.cpp: devices, modules,
-// launches, events and captures. A kernel is the library's own, compiled for the CPU; a launch runs
-// its blocks one after the other, at once. So a kernel waits for its peers within the launch.
-//
-// fake_cuda_count() tells how often streams were made to wait for each other.
+// The part of a fake CUDA driver that libkccl_nccl.so needs beyond fake_cuda.cpp and
+// fake_captures.cpp: devices, modules, launches and copies. A kernel is the library's own, compiled
+// for the CPU; a launch runs its blocks one after the other, at once. So a kernel waits for its
+// peers within the launch.
 #include <cuda.h>
 #include <cxxabi.h>
 #include <sched.h>
 #include <time.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <kccl/kernels/all_gather_direct_ll16.cuh>
@@ -18,13 +16,20 @@
 #include <kccl/kernels/broadcast_direct_ll16.cuh>
 #include <kccl/kernels/reduce_scatter_direct_ll16.cuh>
 #include <map>
-#include <mutex>
 #include <string>
-#include <vector>
 
-#include "cuda_driver.h"
+#include "fake_captures.hpp"
 
-namespace driver = kccl::driver;
+using fake::Node;
+
+using Kernel = void (*)(const KcclCall&);
+
+struct fake::Function {
+    std::string mangled;
+    Kernel kernel;
+};
+
+using fake::Function;
 
 extern "C" {
 uint64_t kccl_host_clock_ns() {
@@ -47,8 +52,6 @@ uint32_t kccl_host_idle(uint64_t context, uint64_t, uint32_t, uint32_t* gone) {
 namespace {
 
 // ---- Kernels ------------------------------------------------------------------------------------
-
-using Kernel = void (*)(const KcclCall&);
 
 template <class T, int WORLD_SIZE>
 void add_sums(std::map<std::string, Kernel>& table, const std::string& type) {
@@ -82,11 +85,6 @@ const std::map<std::string, Kernel>& kernels() {
     return table;
 }
 
-struct Function {
-    std::string mangled;
-    Kernel kernel;
-};
-
 // Returns a kernel's name behind its namespace, as in "all_gather_direct_ll16<2>".
 std::string short_name(const char* mangled) {
     int status = 0;
@@ -112,58 +110,26 @@ void run(const Function& function, unsigned blocks, const KcclCall& call) {
     __atomic_store_n(&mailbox->status, state->status, __ATOMIC_RELEASE);
 }
 
-// ---- Captures -----------------------------------------------------------------------------------
-
-struct Node {
-    const Function* function;
-    unsigned blocks, threads;
-    KcclCall call;
-    void* parameters[1];
-};
-
-struct Graph {
-    uint64_t id = 0;
-    std::vector<Node*> nodes;
-};
-
-// Where a stream stands in a capture; graph 0: in none.
-struct Place {
-    Graph* graph = nullptr;
-    std::vector<uint64_t> nodes;
-};
-
-std::mutex lock;
-std::map<CUstream, Place> places;
-std::map<CUevent, Place> events;
-std::map<std::string, int> counts;
-
-CUresult launch(uint64_t number, unsigned blocks, unsigned threads, CUstream stream,
-                void** arguments) {
-    const auto* function = reinterpret_cast<const Function*>(number);
-    const KcclCall call = *static_cast<const KcclCall*>(arguments[0]);
-    {
-        const std::lock_guard held(lock);
-        Place& place = places[stream];
-        if (place.graph != nullptr) {
-            auto* node = new Node{function, blocks, threads, call, {}};
-            node->parameters[0] = &node->call;
-            place.graph->nodes.push_back(node);
-            place.nodes = {reinterpret_cast<uint64_t>(node)};
-            return CUDA_SUCCESS;
-        }
-    }
-    run(*function, blocks, call);
-    return CUDA_SUCCESS;
+CUresult launch(CUfunction function, unsigned blocks, CUstream stream, void** arguments) {
+    Node node;
+    node.function = reinterpret_cast<const Function*>(function);
+    node.blocks = blocks;
+    node.call = *static_cast<const KcclCall*>(arguments[0]);
+    return fake::enqueue(node, stream);
 }
 
 }  // namespace
 
-extern "C" {
-
-int fake_cuda_count(const char* what) {
-    const std::lock_guard held(lock);
-    return counts[what];
+void fake::run(const Node& node) {
+    if (node.function != nullptr) {
+        ::run(*node.function, node.blocks, node.call);
+    } else {
+        std::memmove(reinterpret_cast<void*>(node.to), reinterpret_cast<void*>(node.from),
+                     node.size);
+    }
 }
+
+extern "C" {
 
 // ---- Devices ------------------------------------------------------------------------------------
 
@@ -221,21 +187,17 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, in
     return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernel(CUfunction function, unsigned int blocks, unsigned int, unsigned int,
-                        unsigned int threads, unsigned int, unsigned int, unsigned int,
-                        CUstream stream, void** arguments, void**) {
-    return launch(reinterpret_cast<uint64_t>(function), blocks, threads, stream, arguments);
+                        unsigned int, unsigned int, unsigned int, unsigned int, CUstream stream,
+                        void** arguments, void**) {
+    return launch(function, blocks, stream, arguments);
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,
                           void**) {
-    {
-        const std::lock_guard held(lock);
-        ++counts["dependents"];
-    }
-    return launch(reinterpret_cast<uint64_t>(function), config->gridDimX, config->blockDimX,
-                  config->hStream, arguments);
+    fake::count("dependents");
+    return launch(function, config->gridDimX, config->hStream, arguments);
 }
 
-// ---- Copies and order ---------------------------------------------------------------------------
+// ---- Copies -------------------------------------------------------------------------------------
 
 CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned int) {
     return cuMemAlloc(address, size);
@@ -248,124 +210,12 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t size, CUstream) {
     std::memcpy(to, reinterpret_cast<void*>(from), size);
     return CUDA_SUCCESS;
 }
-CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream) {
-    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), size);
-    return CUDA_SUCCESS;
-}
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
-CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
-    *id = reinterpret_cast<uint64_t>(stream);
-    return CUDA_SUCCESS;
-}
-CUresult cuEventCreate(CUevent* event, unsigned int) {
-    *event = static_cast<CUevent>(std::malloc(1));
-    return CUDA_SUCCESS;
-}
-CUresult cuEventDestroy(CUevent event) {
-    std::free(event);
-    return CUDA_SUCCESS;
-}
-CUresult cuEventQuery(CUevent) { return CUDA_SUCCESS; }
-CUresult cuEventRecord(CUevent event, CUstream stream) {
-    const std::lock_guard held(lock);
-    events[event] = places[stream];
-    return CUDA_SUCCESS;
-}
-CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int) {
-    const std::lock_guard held(lock);
-    ++counts["waits"];
-    const Place& recorded = events[event];
-    if (recorded.graph == nullptr) return CUDA_SUCCESS;
-    Place& place = places[stream];
-    place.graph = recorded.graph;
-    place.nodes.insert(place.nodes.end(), recorded.nodes.begin(), recorded.nodes.end());
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
-    static uint64_t id = 0;
-    const std::lock_guard held(lock);
-    places[stream] = {new Graph{++id, {}}, {}};
-    return CUDA_SUCCESS;
-}
-CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
-    const std::lock_guard held(lock);
-    Graph* captured = places[stream].graph;
-    *graph = reinterpret_cast<CUgraph>(captured);
-    for (auto& each : places) {
-        if (each.second.graph == captured) each.second = {};
-    }
-    return CUDA_SUCCESS;
-}
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-    const std::lock_guard held(lock);
-    *status = places[stream].graph != nullptr ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                              : CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-}
-
-// The library knows these by their types without cuda.h (csrc/host/cuda_driver.h).
-#define FAKE_CUDA_NAME(name) __asm__(#name)
-int capture_info(CUstream stream, int* status, uint64_t* id, uint64_t* graph,
-                 const uint64_t** nodes, const void** edges, size_t* count)
-    FAKE_CUDA_NAME(cuStreamGetCaptureInfo_v3);
-int add_dependencies(CUstream, const uint64_t* nodes, const void*, size_t count, unsigned int)
-    FAKE_CUDA_NAME(cuStreamUpdateCaptureDependencies_v2);
-int node_type(uint64_t, int* type) FAKE_CUDA_NAME(cuGraphNodeGetType);
-int get_params(uint64_t number, driver::KernelNode* filled)
-    FAKE_CUDA_NAME(cuGraphKernelNodeGetParams_v2);
-int set_params(uint64_t number, const driver::KernelNode* params)
-    FAKE_CUDA_NAME(cuGraphKernelNodeSetParams_v2);
-
-int capture_info(CUstream stream, int* status, uint64_t* id, uint64_t* graph,
-                 const uint64_t** nodes, const void** edges, size_t* count) {
-    const std::lock_guard held(lock);
-    const Place& place = places[stream];
-    *status = place.graph != nullptr ? driver::kCaptured : driver::kNotCaptured;
-    if (place.graph == nullptr) return 0;
-    *id = place.graph->id;
-    *graph = reinterpret_cast<uint64_t>(place.graph);
-    *nodes = place.nodes.data();
-    *edges = nullptr;
-    *count = place.nodes.size();
-    return 0;
-}
-int add_dependencies(CUstream stream, const uint64_t* nodes, const void*, size_t count,
-                     unsigned int) {
-    const std::lock_guard held(lock);
-    ++counts["edges"];
-    Place& place = places[stream];
-    place.nodes.insert(place.nodes.end(), nodes, nodes + count);
-    return 0;
-}
-int node_type(uint64_t, int* type) {
-    *type = driver::kKernelNode;
-    return 0;
-}
-int get_params(uint64_t number, driver::KernelNode* filled) {
-    auto* node = reinterpret_cast<Node*>(number);
-    CUcontext context = nullptr;
-    cuCtxGetCurrent(&context);
-    *filled = {};
-    filled->function = reinterpret_cast<uint64_t>(node->function);
-    filled->context = reinterpret_cast<uint64_t>(context);
-    filled->parameters = node->parameters;
-    return 0;
-}
-int set_params(uint64_t number, const driver::KernelNode* params) {
-    auto* node = reinterpret_cast<Node*>(number);
-    node->call = *static_cast<const KcclCall*>(params->parameters[0]);
-    return 0;
-}
-CUresult cuGraphInstantiate(CUgraphExec* made, CUgraph graph, unsigned long long) {
-    *made = reinterpret_cast<CUgraphExec>(graph);
-    return CUDA_SUCCESS;
-}
-CUresult cuGraphLaunch(CUgraphExec made, CUstream) {
-    for (const Node* node : reinterpret_cast<const Graph*>(made)->nodes) {
-        run(*node->function, node->blocks, node->call);
-    }
-    return CUDA_SUCCESS;
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
+    Node node;
+    node.to = to;
+    node.from = from;
+    node.size = size;
+    return fake::enqueue(node, stream);
 }
 
 }  // extern "C"

@@ -134,36 +134,86 @@ void group(Rank& rank) {
 }
 
 void graph(Rank& rank) {
-    Array x(rank, 2048, 0), y(rank, 100, 0);
+    Array x(rank, 2048, 0), y(rank, 100, 0), z(rank, 100, 0), w(rank, 300, 0), v(rank, 2048, 0);
+    const auto add = [&](const Array& array, cudaStream_t stream) {
+        MUST(ncclAllReduce(array.at, array.at, array.count, ncclFloat32, ncclSum, rank.comm,
+                           stream));
+    };
     CUgraph captured;
     CUgraphExec made;
     CUevent event;
     MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    const auto wait = [&](CUstream one, CUstream other) {
+        MUST(cuEventRecord(event, other));
+        MUST(cuStreamWaitEvent(one, event, 0));
+    };
     MUST(cuStreamBeginCapture(rank.stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    MUST(ncclAllReduce(x.at, x.at, 2048, ncclFloat32, ncclSum, rank.comm, rank.main()));
-    MUST(ncclAllReduce(y.at, y.at, 100, ncclFloat32, ncclSum, rank.comm, rank.main()));
-    // Another stream joins.
-    MUST(cuEventRecord(event, rank.stream));
-    MUST(cuStreamWaitEvent(rank.other_stream, event, 0));
-    MUST(ncclAllReduce(y.at, y.at, 100, ncclFloat32, ncclSum, rank.comm, rank.other()));
-    MUST(cuEventRecord(event, rank.other_stream));
-    MUST(cuStreamWaitEvent(rank.stream, event, 0));
+    wait(rank.other_stream, rank.stream);
+    add(x, rank.main());
+    add(y, rank.main());
+    MUST(ncclBroadcast(y.at, z.at, 100, ncclFloat32, 0, rank.comm, rank.main()));
+    add(z, rank.main());
+    check_count("changes of edges", 0);
+    // Nothing else orders the two streams.
+    add(w, rank.other());
+    add(y, rank.main());
+    check_count("changes of edges", 2);
+    // As in PyTorch: the stream of the calls and another one wait for each other. The second call
+    // of the two is behind a copy that is behind the first.
+    wait(rank.other_stream, rank.stream);
+    add(w, rank.other());
+    wait(rank.stream, rank.other_stream);
+    MUST(cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(v.at), reinterpret_cast<CUdeviceptr>(x.at),
+                           x.count * sizeof(float), rank.stream));
+    wait(rank.other_stream, rank.stream);
+    add(x, rank.other());
+    check_count("changes of edges", 4);
+    wait(rank.stream, rank.other_stream);
     MUST(cuStreamEndCapture(rank.stream, &captured));
     MUST(cuGraphInstantiate(&made, captured, 0));
-    // A call behind a call is a dependent, and the other stream's call gets an edge.
-    check_count("dependents", 1);
-    check_count("edges", 1);
+    // A call is a dependent if it has one edge, from a call. A root's broadcast ends with a copy.
+    check_count("dependents", rank.rank == 0 ? 5 : 6);
     for (int round = 0; round < 5; ++round) {
-        x.fill(rank, round);
-        y.fill(rank, round);
+        for (Array* each : {&x, &y, &z, &w}) each->fill(rank, round);
         MUST(cuGraphLaunch(made, rank.stream));
-        x.check_sum(rank, round, "a call in a graph");
+        v.check_sum(rank, round, "a call in a graph");
         all_reduce(rank, 50, round, rank.comm, rank.main());
         y.memory.settled();
-        const float sum = Array::value(0, 3, round) + Array::value(1, 3, round);
-        check(rank.world_size != 2 || y.at[3] == 2 * sum, "two calls in a graph");
+        const auto ranks = static_cast<float>(rank.world_size);
+        float sum = 0;
+        for (int each = 0; each < rank.world_size; ++each) sum += Array::value(each, 3, round);
+        check(x.at[3] == ranks * sum, "two calls around a copy in a graph");
+        check(y.at[3] == ranks * sum, "two calls in a graph");
+        check(z.at[3] == ranks * sum, "a call behind a broadcast in a graph");
+        check(w.at[3] == ranks * sum, "two calls of another stream in a graph");
     }
     cuEventDestroy(event);
+}
+
+// A launch fails, because its capture is lost.
+void refused(Rank& rank) {
+    const Memory<float> memory(4);
+    float* x = memory.data();
+    CUgraph captured;
+    unsigned long long number;
+    MUST(cuStreamBeginCapture(rank.stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    check(cuStreamGetId(rank.stream, &number) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+          "a question that ends a capture");
+    check(ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, rank.comm, rank.main()) ==
+              ncclUnhandledCudaError,
+          "the result of a launch that fails");
+    const std::string words =
+        "all_reduce_one_shot_ll16 was not launched: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901)";
+    const auto unknown = reinterpret_cast<ncclComm_t>(&captured);
+    for (const ncclComm_t comm : {rank.comm, unknown, ncclComm_t{}}) {
+        check(ncclGetLastError(comm) == words, ncclGetLastError(comm));
+    }
+    check(cuStreamEndCapture(rank.stream, &captured) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+          "the end of a capture that is lost");
+    check(ncclBroadcast(x, x, 4, ncclFloat32, 8, rank.comm, rank.main()) == ncclInvalidArgument,
+          "the result of a wrong call");
+    check(ncclGetLastError(nullptr) != words, "NCCL's words after KCCL's");
+    all_reduce(rank, 4, 0, rank.comm, rank.main());
 }
 
 void streams(Rank& rank) {
@@ -201,7 +251,9 @@ void wrong(Rank& rank) {
     float* x = memory.data();
     const auto refused = [&](ncclResult_t result, const std::string& words) {
         check(result == ncclInvalidArgument, "the result of a wrong call");
-        check(ncclGetLastError(rank.comm) == words, "the words of a wrong call");
+        for (const ncclComm_t comm : {rank.comm, ncclComm_t{}}) {
+            check(ncclGetLastError(comm) == words, "the words of a wrong call");
+        }
     };
     refused(ncclAllReduce(nullptr, x, 4, ncclFloat32, ncclSum, rank.comm, rank.main()),
             "an array is null");
@@ -225,7 +277,9 @@ void tell_error(const Rank& rank, const Memory<float>& x) {
     ncclResult_t error = ncclSuccess;
     MUST(ncclCommGetAsyncError(rank.comm, &error));
     check(error == ncclRemoteError, "the communicator's error");
-    std::printf("rank %d: %s\n", rank.rank, ncclGetLastError(rank.comm));
+    const std::string words = ncclGetLastError(rank.comm);
+    check(ncclGetLastError(nullptr) == words, "the words without a communicator");
+    std::printf("rank %d: %s\n", rank.rank, words.c_str());
     std::fflush(stdout);
     const auto next =
         ncclAllReduce(x.data(), x.data(), 4, ncclFloat32, ncclSum, rank.comm, rank.main());
@@ -263,9 +317,9 @@ void abort(Rank& rank) {
 }
 
 const std::map<std::string, std::function<void(Rank&)>> kParts = {
-    {"sum", sum},     {"halves", halves},   {"move", move},   {"group", group},
-    {"graph", graph}, {"streams", streams}, {"wrong", wrong}, {"late", late},
-    {"abort", abort}, {"several", several},
+    {"sum", sum},     {"halves", halves},   {"move", move},       {"group", group},
+    {"graph", graph}, {"streams", streams}, {"wrong", wrong},     {"late", late},
+    {"abort", abort}, {"several", several}, {"refused", refused},
 };
 
 int run(const std::string& part, Rank rank) {

@@ -33,7 +33,6 @@ struct ncclComm {
     int splits = 0;
     std::string name;
     Shared* shared;
-    std::string error;
 };
 
 namespace {
@@ -56,7 +55,7 @@ ncclComm* open_comm(const std::string& name, int world_size, int rank, int devic
     int devices = 1;
     cuDeviceGetCount(&devices);
     auto* shared = static_cast<Shared*>(memory);
-    auto* comm = new ncclComm{rank, world_size, device % devices, 0, name, shared, ""};
+    auto* comm = new ncclComm{rank, world_size, device % devices, 0, name, shared};
     barrier(comm);
     shm_unlink(name.c_str());
     return comm;
@@ -71,8 +70,10 @@ void say(const ncclComm* comm, const char* name) {
     std::fprintf(stderr, "NCCL: rank %d: %s\n", comm->rank, name);
 }
 
-ncclResult_t refuse(ncclComm* comm, const char* why) {
-    comm->error = why;
+std::string last_error;
+
+ncclResult_t refuse(const char* why) {
+    last_error = why;
     return ncclInvalidArgument;
 }
 
@@ -120,7 +121,8 @@ ncclResult_t ncclGetVersion(int* version) {
 const char* ncclGetErrorString(ncclResult_t result) {
     return result == ncclSuccess ? "no error" : "an error of the stub";
 }
-const char* ncclGetLastError(ncclComm_t comm) { return comm->error.c_str(); }
+// As in NCCL, the words are those of the process.
+const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     std::snprintf(id->internal, sizeof(id->internal), "/stub-nccl-%d", static_cast<int>(getpid()));
@@ -178,14 +180,14 @@ ncclResult_t ncclGroupEnd() { return ncclSuccess; }
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type,
                            ncclRedOp_t, ncclComm_t comm, cudaStream_t) {
     say(comm, "ncclAllReduce");
-    if (count != 0 && (in == nullptr || out == nullptr)) return refuse(comm, "an array is null");
-    if (type != ncclFloat32) return refuse(comm, "the stub adds floats");
+    if (count != 0 && (in == nullptr || out == nullptr)) return refuse("an array is null");
+    if (type != ncclFloat32) return refuse("the stub adds floats");
     return sum(comm, in, out, count, 0, count);
 }
 ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type,
                                ncclRedOp_t, ncclComm_t comm, cudaStream_t) {
     say(comm, "ncclReduceScatter");
-    if (type != ncclFloat32) return refuse(comm, "the stub adds floats");
+    if (type != ncclFloat32) return refuse("the stub adds floats");
     return sum(comm, in, out, count * comm->world_size, count * comm->rank, count);
 }
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type,
@@ -199,7 +201,7 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t) {
     say(comm, "ncclBroadcast");
-    if (root < 0 || root >= comm->world_size) return refuse(comm, "there is no such root");
+    if (root < 0 || root >= comm->world_size) return refuse("there is no such root");
     const size_t num_bytes = count * bytes_of(type);
     const void* mine = comm->rank == root ? in : out;
     return exchange(comm, mine, num_bytes, [&](int rank, const char* bytes) {
