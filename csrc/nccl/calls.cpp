@@ -2,16 +2,19 @@
 //
 // In a group, a collective is KCCL's only if it is the communicator's only one. Messages do not
 // count, because ranks send different ones. Such a call is held until the outermost group ends.
-// NCCL's calls come first then. The held ones follow in the order of the communicators' numbers,
-// which is the same on all ranks: calls that are made one by one would wait for each other
-// otherwise.
+// NCCL's calls come first then, and the held ones follow in the program's order.
+//
+// A group whose calls of a communicator have several streams is for each of them as if all its
+// calls were on that stream: NCCL does so for its part, and the held call joins the streams.
 #include "calls.h"
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
+#include <iterator>
+#include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "real.h"
 
@@ -26,22 +29,30 @@ struct Ours {
     Call call;
 };
 
-// The collectives of a communicator in a group.
+// The calls of a communicator in a group.
 struct OfComm {
-    int number = 0;
-    std::optional<Ours> held;  // the first, if it is the only one and KCCL's
+    ncclComm_t comm;
+    std::shared_ptr<Served> served;
+    int number = 0;                 // of collectives
+    std::optional<Ours> held;       // the first, if it is the only one and KCCL's
+    std::vector<CUstream> streams;  // of collectives and messages
+
+    // The stream that the others wait for, or that waits for them.
+    CUstream first() const {
+        return held.has_value() ? held->call.arguments.stream : streams.front();
+    }
 };
 
-// A communicator that a group makes.
+// A communicator that is being made.
 struct Made {
     ncclComm_t comm;
-    ncclComm_t* place;  // where NCCL writes it, if it is not known yet
+    ncclComm_t* place;  // where NCCL writes it when a group ends, if it is not known yet
     bool is_blocking;
 };
 
 struct Group {
     int depth = 0;
-    std::map<ncclComm_t, OfComm> calls;
+    std::vector<OfComm> calls;
     std::vector<Made> made;
 };
 
@@ -96,8 +107,19 @@ ncclResult_t run(const Ours& ours) {
     return result;
 }
 
+// Returns what the group has of a communicator, with one more call on a stream.
+OfComm& add_to_group(ncclComm_t comm, const std::shared_ptr<Served>& served, CUstream stream) {
+    auto found = std::ranges::find(group.calls, comm, &OfComm::comm);
+    if (found == group.calls.end()) {
+        group.calls.push_back({comm, served, 0, std::nullopt, {}});
+        found = std::prev(group.calls.end());
+    }
+    if (std::ranges::count(found->streams, stream) == 0) found->streams.push_back(stream);
+    return *found;
+}
+
 ncclResult_t make_in_group(Call call, const Entry& entry) {
-    OfComm& others = group.calls[call.comm];
+    OfComm& others = add_to_group(call.comm, entry.served, call.arguments.stream);
     constexpr const char* kSeveral = "the group has several collectives of the communicator";
     if (others.number++ == 0) {
         const Choice choice = choose_for(call, entry);
@@ -115,31 +137,113 @@ ncclResult_t make_in_group(Call call, const Entry& entry) {
     return call.pass();
 }
 
+// Lets NCCL make a call outside of groups, in the order of the communicator's calls.
+ncclResult_t pass_in_order(const Entry& entry, CUstream stream,
+                           const std::function<ncclResult_t()>& pass_call) {
+    if (entry.served == nullptr) return pass_call();
+    ncclResult_t result = entry.served->before_passing(stream);
+    if (result == ncclSuccess) result = pass_call();
+    return result == ncclSuccess ? entry.served->after_passing(stream) : result;
+}
+
+// Prepares the streams of a communicator's calls for NCCL's part of a group.
+ncclResult_t begin_part(const OfComm& calls) {
+    ncclResult_t result = calls.served->before_passing(calls.first());
+    if (!calls.held.has_value()) return result;
+    for (const CUstream stream : calls.streams) {
+        if (result == ncclSuccess) result = calls.served->join(stream, calls.first());
+    }
+    return result;
+}
+
+// Makes a communicator's held call, behind NCCL's part of the group.
+ncclResult_t end_part(const OfComm& calls) {
+    if (!calls.held.has_value()) return calls.served->after_passing(calls.first());
+    ncclResult_t result = ncclSuccess;
+    for (const CUstream stream : calls.streams) {
+        if (result == ncclSuccess) result = calls.served->join(calls.first(), stream);
+    }
+    if (result == ncclSuccess) result = run(*calls.held);
+    for (const CUstream stream : calls.streams) {
+        if (result == ncclSuccess) result = calls.served->join(stream, calls.first());
+    }
+    return result;
+}
+
+// Starts communicators. If that fails, the program gets none of them.
+ncclResult_t start_or_abort(const std::vector<Made>& ready) {
+    std::vector<ncclComm_t> comms;
+    for (const Made& made : ready) comms.push_back(made.comm);
+    const ncclResult_t result = start(comms);
+    if (result == ncclSuccess) return result;
+    const std::string words = own_error();
+    for (const Made& made : ready) {
+        forget(made.comm);
+        KCCL_REAL(ncclCommAbort, made.comm);
+        if (*made.place == made.comm) *made.place = nullptr;
+    }
+    own_error() = words;
+    return result;
+}
+
 // Starts the communicators that a group has made.
 ncclResult_t start_made(ncclResult_t result) {
-    std::vector<ncclComm_t> ready;
+    std::vector<Made> ready;
     for (const Made& made : std::exchange(group.made, {})) {
         const ncclComm_t comm = made.comm != nullptr ? made.comm : *made.place;
+        // A rank that ncclCommSplit leaves out gets none.
         if (comm == nullptr) continue;
         if (made.is_blocking && result == ncclSuccess) {
-            ready.push_back(comm);
+            ready.push_back({comm, made.place, true});
         } else if (result == ncclInProgress || !made.is_blocking) {
             pass(comm, "it is nonblocking", false);
         }
     }
-    return ready.empty() ? result : start(ready);
+    return ready.empty() ? result : start_or_abort(ready);
+}
+
+ncclResult_t end_outermost_group() {
+    const auto calls = std::exchange(group.calls, {});
+    ncclResult_t begun = ncclSuccess;
+    for (const OfComm& each : calls) {
+        if (begun == ncclSuccess) begun = begin_part(each);
+    }
+    // NCCL's group ends in any case.
+    const ncclResult_t passed = KCCL_REAL(ncclGroupEnd);
+    const ncclResult_t result = start_made(passed);
+    if (begun != ncclSuccess) return begun;
+    if (result != ncclSuccess && result != ncclInProgress) return result;
+    for (const OfComm& each : calls) {
+        if (const auto failed = end_part(each); failed != ncclSuccess) return failed;
+    }
+    return result;
 }
 
 }  // namespace
 
-ncclResult_t make(Call call) {
+ncclResult_t make(Call call) try {
     if (InReal::is_here()) return call.pass();
     const auto known = entry_of(call.comm);
     const Entry& entry = *known;
     if (group.depth > 0 && entry.served != nullptr) return make_in_group(std::move(call), entry);
     const Choice choice = choose_for(call, entry);
     log(call, entry, choice, choice.why_not);
-    return choice.kernel != nullptr ? run({entry.served, choice, std::move(call)}) : call.pass();
+    if (choice.kernel == nullptr) return pass_in_order(entry, call.arguments.stream, call.pass);
+    return run({entry.served, choice, std::move(call)});
+} catch (...) {
+    return caught();
+}
+
+ncclResult_t make_message(ncclComm_t comm, CUstream stream,
+                          const std::function<ncclResult_t()>& pass_call) try {
+    if (InReal::is_here()) return pass_call();
+    const auto known = entry_of(comm);
+    if (known->served == nullptr) return pass_call();
+    if (group.depth == 0) return pass_in_order(*known, stream, pass_call);
+    add_to_group(comm, known->served, stream);
+    return pass_call();
+} catch (...) {
+    return caught();
 }
 
 ncclResult_t begin_group() {
@@ -148,48 +252,31 @@ ncclResult_t begin_group() {
     return result;
 }
 
-ncclResult_t end_group() {
-    ncclResult_t result = KCCL_REAL(ncclGroupEnd);
-    if (InReal::is_here() || group.depth == 0 || --group.depth > 0) return result;
-    auto calls = std::exchange(group.calls, {});
-    result = start_made(result);
-    if (result != ncclSuccess && result != ncclInProgress) return result;
-    std::vector<Ours> ours;
-    for (auto& each : calls) {
-        if (each.second.held.has_value()) ours.push_back(std::move(*each.second.held));
-    }
-    std::sort(ours.begin(), ours.end(), [](const Ours& one, const Ours& other) {
-        return one.served->id() < other.served->id();
-    });
-    for (const Ours& each : ours) {
-        if (const auto failed = run(each); failed != ncclSuccess) return failed;
-    }
-    return result;
+ncclResult_t end_group() try {
+    if (InReal::is_here() || group.depth == 0) return KCCL_REAL(ncclGroupEnd);
+    return --group.depth > 0 ? KCCL_REAL(ncclGroupEnd) : end_outermost_group();
+} catch (...) {
+    return caught();
 }
 
-void drop_group() {
-    if (InReal::is_here() || group.depth == 0) return;
-    if (--group.depth == 0) group.calls.clear();
+ncclResult_t pass_group() try {
+    if (InReal::is_here() || group.depth == 0 || --group.depth > 0) return ncclSuccess;
+    for (const OfComm& each : std::exchange(group.calls, {})) {
+        if (!each.held.has_value()) continue;
+        if (const auto result = each.held->call.pass(); result != ncclSuccess) return result;
+    }
+    return ncclSuccess;
+} catch (...) {
+    return caught();
 }
 
-ncclResult_t made(ncclResult_t result, ncclComm_t* comm, bool is_blocking) {
+ncclResult_t made(ncclResult_t result, ncclComm_t* comm, bool is_blocking) try {
     const bool is_made = result == ncclSuccess || result == ncclInProgress;
     if (!is_made || comm == nullptr || InReal::is_here()) return result;
-    if (group.depth > 0) {
-        group.made.push_back({*comm, comm, is_blocking && result == ncclSuccess});
-        return result;
-    }
-    // A rank that ncclCommSplit leaves out gets none.
-    if (*comm == nullptr) return result;
-    if (!is_blocking || result == ncclInProgress) {
-        pass(*comm, "it is nonblocking", false);
-        return result;
-    }
-    result = start({*comm});
-    if (result == ncclSuccess) return result;
-    KCCL_REAL(ncclCommAbort, *comm);
-    *comm = nullptr;
-    return result;
+    group.made.push_back({*comm, comm, is_blocking && result == ncclSuccess});
+    return group.depth > 0 ? result : start_made(result);
+} catch (...) {
+    return caught();
 }
 
 }  // namespace kccl::nccl

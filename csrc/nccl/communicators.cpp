@@ -1,21 +1,18 @@
 // Starts communicators, and ends them.
 #include "communicators.h"
 
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
 #include <shared_mutex>
+#include <stdexcept>
+#include <utility>
 
 #include "driver.h"
+#include "peers.h"
 #include "real.h"
 
 namespace kccl::nccl {
@@ -30,11 +27,6 @@ auto& kept = *new std::vector<std::shared_ptr<Served>>;
 
 constexpr double kAbortS = 1;  // how long an abort waits for kernels, which its signal ends
 
-std::string variable(const char* name) {
-    const char* told = std::getenv(name);
-    return told != nullptr ? told : "";
-}
-
 // The seconds that one wait may last: as NCCL's, without a limit, unless KCCL_TIMEOUT has one.
 double limit_s() {
     const std::string text = variable("KCCL_TIMEOUT");
@@ -45,23 +37,7 @@ double limit_s() {
 // ---- What ranks tell each other at the start ----------------------------------------------------
 
 constexpr std::size_t kRecordBytes = 512;
-
-// A rank of a communicator, as its peers get to know it.
-struct Record {
-    uint64_t random;       // of rank 0: the communicator's number
-    uint64_t pid, pids;    // the process, and the namespace of such numbers
-    uint64_t network;      // the namespace in which processes pass each other memory
-    char machine[40];      // a number that the machine draws when it starts
-    char device[16];       // the UUID of the GPU
-    uint32_t abi, tables;  // what must be the same library
-    char why_not[256];     // why this rank cannot; "": it can
-};
 static_assert(sizeof(Record) <= kRecordBytes);
-
-uint64_t inode(const char* path) {
-    struct stat found = {};
-    return stat(path, &found) == 0 ? static_cast<uint64_t>(found.st_ino) : 0;
-}
 
 // An error here is NCCL's to the program: the ranks cannot agree without this rank.
 void must(const char* function, CUresult code) {
@@ -90,6 +66,7 @@ class Exchange {
         must("cuMemcpyHtoDAsync", cuMemcpyHtoDAsync(memory_, mine, num_bytes, stream_));
     }
     void gather(std::size_t num_bytes) {
+        if (num_bytes > kRecordBytes) throw std::length_error("a rank tells too much at once");
         const ncclResult_t result =
             KCCL_REAL(ncclAllGather, reinterpret_cast<const void*>(memory_),
                       reinterpret_cast<void*>(memory_ + kRecordBytes), num_bytes, ncclUint8, comm_,
@@ -137,16 +114,21 @@ class OnDevice {
     CUdevice device_ = 0;
 };
 
-// Another thread may be capturing meanwhile, which would forbid this one to allocate.
-class Uncaptured {
+// A group of NCCL's, which ends when this does. is_wanted: there is one.
+class RealGroup {
   public:
-    Uncaptured() { cuThreadExchangeStreamCaptureMode(&mode_); }
-    ~Uncaptured() { cuThreadExchangeStreamCaptureMode(&mode_); }
-    Uncaptured(const Uncaptured&) = delete;
-    Uncaptured& operator=(const Uncaptured&) = delete;
+    explicit RealGroup(bool is_wanted) : is_open_(is_wanted) {
+        if (is_wanted) KCCL_REAL(ncclGroupStart);
+    }
+    ~RealGroup() { end(); }
+    RealGroup(const RealGroup&) = delete;
+    RealGroup& operator=(const RealGroup&) = delete;
+    ncclResult_t end() {
+        return std::exchange(is_open_, false) ? KCCL_REAL(ncclGroupEnd) : ncclSuccess;
+    }
 
   private:
-    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool is_open_;
 };
 
 // A communicator that is being started.
@@ -158,74 +140,20 @@ struct Started {
     std::vector<std::array<char, kRecordBytes>> all;
 };
 
-template <std::size_t N>
-void set(char (&to)[N], const std::string& text) {
-    std::snprintf(to, N, "%s", text.c_str());
-}
-
-Record describe(const Started& rank, bool is_alone) {
-    Record mine = {};
-    if (getrandom(&mine.random, sizeof(mine.random), 0) != sizeof(mine.random)) mine.random = 0;
-    mine.pid = static_cast<uint64_t>(getpid());
-    mine.pids = inode("/proc/self/ns/pid");
-    mine.network = inode("/proc/self/ns/net");
-    std::string machine;
-    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);
-    set(mine.machine, machine);
-    CUuuid uuid = {};
-    cuDeviceGetUuid(&uuid, rank.ordinal);
-    std::memcpy(mine.device, uuid.bytes, sizeof(mine.device));
-    mine.abi = kKcclAbiVersion;
-    mine.tables = tables_hash();
-    if (mode() == Mode::kOff) {
-        set(mine.why_not, "KCCL_NCCL=off");
-    } else if (!is_alone) {
-        set(mine.why_not, "its process drives several GPUs");
-    } else if (machine.empty() || mine.random == 0) {
-        set(mine.why_not, "the machine has no boot_id, or no random numbers");
-    }
-    return mine;
-}
-
-// Returns why the communicator is not served, as all ranks see it; "" if it is.
-std::string why_not(const Started& rank) {
-    std::vector<Record> all(rank.all.size());
-    for (std::size_t peer = 0; peer < all.size(); ++peer) {
-        std::memcpy(&all[peer], rank.all[peer].data(), sizeof(Record));
-    }
-    const Record& first = all[0];
-    std::set<std::pair<uint64_t, uint64_t>> processes;
-    std::set<std::string> devices;
-    for (std::size_t peer = 0; peer < all.size(); ++peer) {
-        const Record& record = all[peer];
-        const std::string who = "rank " + std::to_string(peer);
-        if (record.why_not[0] != '\0') return who + ": " + record.why_not;
-        if (record.abi != first.abi || record.tables != first.tables) {
-            return who + " has another libkccl_nccl.so than rank 0";
-        }
-        if (std::strcmp(record.machine, first.machine) != 0 || record.network != first.network) {
-            return who + " is on another machine than rank 0, or in another container";
-        }
-        processes.emplace(record.pids, record.pid);
-        devices.emplace(record.device, sizeof(record.device));
-    }
-    if (processes.size() < all.size()) return "a process has several of its ranks";
-    if (devices.size() < all.size()) return "ranks share a GPU";
-    return "";
-}
-
 // Starts KCCL's part, if all ranks can.
 Entry agree(Started& rank) {
     Entry entry;
     entry.rank = rank.rank;
     entry.world_size = rank.world_size;
-    entry.why_not = why_not(rank);
+    std::vector<Record> all(rank.all.size());
+    for (std::size_t peer = 0; peer < all.size(); ++peer) {
+        std::memcpy(&all[peer], rank.all[peer].data(), sizeof(Record));
+    }
+    entry.why_not = why_not(all);
     if (!entry.why_not.empty()) return entry;
-    Record first;
-    std::memcpy(&first, rank.all[0].data(), sizeof(first));
     try {
         entry.served =
-            std::make_shared<Served>(rank.rank, rank.world_size, first.random, limit_s(),
+            std::make_shared<Served>(rank.rank, rank.world_size, limit_s(),
                                      [&](const void* mine, void* all, std::size_t num_bytes) {
                                          (*rank.exchange)(mine, all, num_bytes);
                                      });
@@ -244,6 +172,28 @@ void note(ncclComm_t comm, Entry entry) {
     }
     const std::lock_guard held(lock);
     entries[comm] = std::make_shared<const Entry>(std::move(entry));
+}
+
+// Frees the memory of communicators that have ended since they were kept.
+void free_kept() {
+    std::vector<std::shared_ptr<Served>> ended;  // freed behind the lock
+    const std::lock_guard held(lock);
+    std::erase_if(kept, [&](const std::shared_ptr<Served>& served) {
+        if (!served->have_ended(0)) return false;
+        ended.push_back(served);
+        return true;
+    });
+}
+
+void keep(const std::shared_ptr<Served>& served) {
+    const std::lock_guard held(lock);
+    kept.push_back(served);
+}
+
+// Lets no more calls in. Returns whether the kernels have ended.
+bool has_stopped(Served& served, double limit_s) {
+    served.close();
+    return served.have_ended(limit_s);
 }
 
 }  // namespace
@@ -287,6 +237,7 @@ void pass(ncclComm_t comm, const std::string& why_not, bool is_blocking) {
 }
 
 ncclResult_t start(const std::vector<ncclComm_t>& made) try {
+    free_kept();
     const Uncaptured uncaptured;
     std::vector<Started> ranks;
     for (const ncclComm_t comm : made) {
@@ -306,23 +257,26 @@ ncclResult_t start(const std::vector<ncclComm_t>& made) try {
         ranks.push_back(std::move(rank));
     }
     const bool is_alone = ranks.size() == 1;
+    std::set<int> ordinals;
+    for (const Started& rank : ranks) ordinals.insert(rank.ordinal);
+    const char* reason = ordinals.size() > 1 ? "its process drives several GPUs"
+                         : !is_alone         ? "a group makes several communicators"
+                                             : "";
     for (Started& rank : ranks) {
         const OnDevice here(rank.ordinal);
-        rank.mine = describe(rank, is_alone);
+        rank.mine = describe(rank.ordinal, reason);
         rank.exchange = std::make_unique<Exchange>(rank.comm, rank.world_size);
         rank.all.resize(rank.world_size);
         std::array<char, kRecordBytes> bytes = {};
         std::memcpy(bytes.data(), &rank.mine, sizeof(rank.mine));
         rank.exchange->begin(bytes.data(), bytes.size());
     }
-    if (!is_alone) KCCL_REAL(ncclGroupStart);
+    RealGroup together(!is_alone);
     for (Started& rank : ranks) {
         const OnDevice here(rank.ordinal);
         rank.exchange->gather(kRecordBytes);
     }
-    if (!is_alone) {
-        if (const auto result = KCCL_REAL(ncclGroupEnd); result != ncclSuccess) return result;
-    }
+    if (const auto result = together.end(); result != ncclSuccess) return result;
     for (Started& rank : ranks) {
         const OnDevice here(rank.ordinal);
         rank.exchange->end(rank.all.data(), kRecordBytes);
@@ -330,8 +284,8 @@ ncclResult_t start(const std::vector<ncclComm_t>& made) try {
         rank.exchange.reset();
     }
     return ncclSuccess;
-} catch (ncclResult_t result) {
-    return result;
+} catch (...) {
+    return caught();
 }
 
 std::shared_ptr<Served> forget(ncclComm_t comm) {
@@ -343,12 +297,19 @@ std::shared_ptr<Served> forget(ncclComm_t comm) {
     return served;
 }
 
-void end(std::shared_ptr<Served> served, bool has_aborted) {
-    if (served == nullptr) return;
+void end(ncclComm_t comm) {
+    free_kept();
+    const auto served = entry_of(comm)->served;
     constexpr double kNoLimit = 1e9;
-    if (served->have_ended(has_aborted ? kAbortS : kNoLimit, !has_aborted)) return;
-    const std::lock_guard held(lock);
-    kept.push_back(std::move(served));
+    // The communicator is not forgotten yet, so that another thread may abort it meanwhile.
+    const bool has_ended = served == nullptr || has_stopped(*served, kNoLimit);
+    // Null if it was aborted.
+    if (forget(comm) != nullptr && !has_ended) keep(served);
+}
+
+void end_aborted(const std::shared_ptr<Served>& served) {
+    free_kept();
+    if (served != nullptr && !has_stopped(*served, kAbortS)) keep(served);
 }
 
 }  // namespace kccl::nccl

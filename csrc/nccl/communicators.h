@@ -44,8 +44,10 @@ ncclResult_t start(const std::vector<ncclComm_t>& made);
 // Forgets a communicator, and returns its part in KCCL; null if there is none.
 std::shared_ptr<Served> forget(ncclComm_t comm);
 
-// Frees a part, or keeps its memory until the process ends if its kernels may still run.
-// has_aborted: graphs are not waited for.
-void end(std::shared_ptr<Served> served, bool has_aborted);
+// Ends a communicator's part in KCCL, when its kernels have ended, and forgets it.
+void end(ncclComm_t comm);
+// Ends a part that was forgotten and interrupted. If its kernels may still run a moment later, the
+// memory stays until they have ended.
+void end_aborted(const std::shared_ptr<Served>& served);
 
 }  // namespace kccl::nccl

@@ -13,17 +13,15 @@ using kccl::nccl::Collective;
 
 namespace {
 
-// Tells whether functions that make a communicator wait for it. Where NCCL is told otherwise, the
-// ranks must all tell it so.
-bool is_blocking(const ncclConfig_t* config, bool by_default) {
+// Tells whether functions that make a communicator wait for it: as NCCL says it, the environment
+// comes before what the program says. The ranks must all say the same.
+bool is_blocking(const ncclConfig_t* config, bool by_default = true) {
+    const char* told = std::getenv("NCCL_COMM_BLOCKING");
+    if (told != nullptr && std::strcmp(told, "0") == 0) return false;
+    if (told != nullptr && std::strcmp(told, "1") == 0) return true;
     if (config != nullptr && config->blocking != NCCL_CONFIG_UNDEF_INT)
         return config->blocking != 0;
     return by_default;
-}
-
-bool blocks_by_default() {
-    const char* told = std::getenv("NCCL_COMM_BLOCKING");
-    return told == nullptr || std::strcmp(told, "0") != 0;
 }
 
 // Tells whether the environment is right, before anything is sent.
@@ -46,7 +44,7 @@ extern "C" {
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int world_size, ncclUniqueId id, int rank) {
     if (!has_right_environment()) return ncclInvalidUsage;
     const ncclResult_t result = KCCL_REAL(ncclCommInitRank, comm, world_size, id, rank);
-    return kccl::nccl::made(result, comm, blocks_by_default());
+    return kccl::nccl::made(result, comm, is_blocking(nullptr));
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int world_size, ncclUniqueId id, int rank,
@@ -54,7 +52,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int world_size, ncclUnique
     if (!has_right_environment()) return ncclInvalidUsage;
     const ncclResult_t result =
         KCCL_REAL(ncclCommInitRankConfig, comm, world_size, id, rank, config);
-    return kccl::nccl::made(result, comm, is_blocking(config, blocks_by_default()));
+    return kccl::nccl::made(result, comm, is_blocking(config));
 }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 23, 0)
@@ -63,7 +61,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t* made_comm, int world_size, int
     if (!has_right_environment()) return ncclInvalidUsage;
     const ncclResult_t result =
         KCCL_REAL(ncclCommInitRankScalable, made_comm, world_size, rank, num_ids, ids, config);
-    return kccl::nccl::made(result, made_comm, is_blocking(config, blocks_by_default()));
+    return kccl::nccl::made(result, made_comm, is_blocking(config));
 }
 #endif
 
@@ -75,20 +73,22 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-    kccl::nccl::end(kccl::nccl::forget(comm), false);
+    kccl::nccl::end(comm);
     return KCCL_REAL(ncclCommFinalize, comm);
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-    kccl::nccl::end(kccl::nccl::forget(comm), false);
+    kccl::nccl::end(comm);
     return KCCL_REAL(ncclCommDestroy, comm);
 }
 
+// NCCL's part comes first: it ends the waits of other threads in NCCL.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    // NCCL may give the handle away again.
     const auto served = kccl::nccl::forget(comm);
     if (served != nullptr) served->interrupt();
     const ncclResult_t result = KCCL_REAL(ncclCommAbort, comm);
-    kccl::nccl::end(served, true);
+    kccl::nccl::end_aborted(served);
     return result;
 }
 
@@ -140,8 +140,9 @@ ncclResult_t ncclGroupEnd() { return kccl::nccl::end_group(); }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 22, 0)
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
-    kccl::nccl::drop_group();
-    return KCCL_REAL(ncclGroupSimulateEnd, simInfo);
+    const ncclResult_t result = kccl::nccl::pass_group();
+    const ncclResult_t ended = KCCL_REAL(ncclGroupSimulateEnd, simInfo);
+    return result != ncclSuccess ? result : ended;
 }
 #endif
 
@@ -262,6 +263,22 @@ ncclResult_t ncclScatter(const void* sendbuff, void* recvbuff, size_t count,
                              }});
 }
 #endif
+
+// ---- Messages -----------------------------------------------------------------------------------
+
+ncclResult_t ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+    return kccl::nccl::make_message(comm, stream_of(stream), [=] {
+        return KCCL_REAL(ncclSend, sendbuff, count, datatype, peer, comm, stream);
+    });
+}
+
+ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+    return kccl::nccl::make_message(comm, stream_of(stream), [=] {
+        return KCCL_REAL(ncclRecv, recvbuff, count, datatype, peer, comm, stream);
+    });
+}
 
 // ---- All others ---------------------------------------------------------------------------------
 

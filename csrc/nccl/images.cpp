@@ -35,11 +35,10 @@ struct Instance {
 
 #include "images.inc"
 
-// The kernels on all devices, by context, kernel, type and number of ranks. They stay loaded.
-using Key = std::tuple<CUcontext, uint32_t, uint32_t, int>;
+// The modules on all devices, by context and kernel. They stay loaded, and the table is never
+// destroyed: a thread may start a communicator while the process ends.
 std::mutex lock;
-std::map<Key, Loaded> known;
-std::map<std::pair<CUcontext, uint32_t>, CUmodule> modules;
+auto& modules = *new std::map<std::pair<CUcontext, uint32_t>, CUmodule>;
 
 // Code for the device's own compute capability or for an older minor one, else PTX.
 bool runs_on(const Image& image, int major, int minor) {
@@ -81,28 +80,33 @@ CUmodule module_of(const host::Team& team, uint32_t kernel) {
 
 }  // namespace
 
-void load_kernels(const host::Team& team, int world_size) {
+std::map<KernelKey, Loaded> load_kernels(const host::Team& team, int world_size) {
     const std::lock_guard held(lock);
     // CUDA has it from 12.4 on; before, the first launch loads a kernel.
     const auto load_now = reinterpret_cast<CUresult (*)(CUfunction)>(driver_function("cuFuncLoad"));
+    int multiprocessors = 0;
+    team.must("cuDeviceGetAttribute",
+              cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                   team.device()));
+    std::map<KernelKey, Loaded> kernels;
     for (const Instance& instance : kInstances) {
-        const Key key(team.context(), instance.kernel, instance.dtype, world_size);
-        if (instance.world_size != world_size || known.count(key) != 0) continue;
+        if (instance.world_size != world_size) continue;
         CUfunction function = nullptr;
         team.must("cuModuleGetFunction",
                   cuModuleGetFunction(&function, module_of(team, instance.kernel), instance.name));
         if (load_now != nullptr) team.must("cuFuncLoad", load_now(function));
-        int most_threads = 0;
-        team.must(
-            "cuFuncGetAttribute",
-            cuFuncGetAttribute(&most_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function));
-        known[key] = {reinterpret_cast<uint64_t>(function), static_cast<uint32_t>(most_threads)};
+        int threads = 0, blocks = 0;
+        team.must("cuFuncGetAttribute",
+                  cuFuncGetAttribute(&threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function));
+        // A block has at most so many, see shape_of().
+        threads = std::min(threads, static_cast<int>(most_threads()));
+        team.must("cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                  cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads, 0));
+        kernels[{instance.kernel, instance.dtype}] = {
+            reinterpret_cast<uint64_t>(function), static_cast<uint32_t>(threads),
+            static_cast<uint32_t>(blocks * multiprocessors)};
     }
-}
-
-Loaded loaded(const host::Team& team, const Kernel& kernel, uint32_t dtype) {
-    const std::lock_guard held(lock);
-    return known.at(Key(team.context(), kernel.number, dtype, team.world_size()));
+    return kernels;
 }
 
 }  // namespace kccl::nccl

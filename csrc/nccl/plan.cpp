@@ -111,13 +111,16 @@ Choice choose(const Request& request) {
     return choice;
 }
 
-Shape shape_of(const Choice& choice, uint32_t most_threads) {
+uint32_t most_threads() { return kMostThreads; }
+
+Shape shape_of(const Choice& choice, uint32_t most_threads, uint32_t most_blocks) {
     const uint64_t most = std::min(most_threads, kMostThreads) / kWarpSize * kWarpSize;
     const uint64_t packets =
         std::max(rounded_up(choice.peer_bytes, choice.kernel->bytes_per_thread), uint64_t{1});
-    const uint64_t most_blocks = choice.blocks != 0 ? choice.blocks : kBlocksPerChannel;
+    const uint64_t planned = choice.blocks != 0 ? choice.blocks : kBlocksPerChannel;
     const uint64_t threads = choice.threads != 0 ? choice.threads : kThreadsPerBlock;
-    const uint64_t blocks = std::min(rounded_up(packets, std::min(threads, most)), most_blocks);
+    const uint64_t blocks =
+        std::min({rounded_up(packets, std::min(threads, most)), planned, uint64_t{most_blocks}});
     const uint64_t each = rounded_up(packets, blocks * kWarpSize) * kWarpSize;
     const uint64_t units = rounded_up(choice.peer_bytes, kShareUnitBytes);
     return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(std::min(each, most)),

@@ -65,8 +65,12 @@ struct Shape {
 };
 
 // Returns the launch shape of a call, as kccl/backends/shapes.py and KernelSpec.share() do.
-// most_threads: those that a block of the kernel may have.
-Shape shape_of(const Choice& choice, uint32_t most_threads);
+// most_threads: those that a block of the kernel may have. most_blocks: those that a call may have
+// on the ranks' GPUs, the same on all ranks.
+Shape shape_of(const Choice& choice, uint32_t most_threads, uint32_t most_blocks);
+
+// Returns the most threads of a block, of any kernel.
+uint32_t most_threads();
 
 // Returns a hash of the tables.
 uint32_t tables_hash();

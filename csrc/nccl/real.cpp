@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <exception>
 
 namespace kccl::nccl {
 
@@ -33,6 +34,17 @@ bool is_own(void* function) {
 std::string& own_error() {
     static thread_local std::string words;
     return words;
+}
+
+ncclResult_t caught() {
+    try {
+        throw;
+    } catch (ncclResult_t result) {
+        return result;
+    } catch (const std::exception& error) {
+        own_error() = error.what();
+        return ncclInternalError;
+    }
 }
 
 void* real_function(const char* name) {

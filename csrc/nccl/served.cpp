@@ -3,33 +3,23 @@
 // Calls outside of captures use channel 0, and calls that are captured channel 1: so a graph and
 // other calls may run at the same time. NCCL demands that all ranks capture a call or none does.
 // Calls of one channel run one after the other, whatever their streams: an event orders those
-// outside of captures, and an edge those of one capture. Nothing orders two graphs that a program
-// launches at the same time.
+// outside of captures, and captures.h has the order of the others. NCCL's own calls on the
+// communicator have their place in the same order.
 #include "served.h"
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <thread>
-#include <vector>
 
 #include "../host/cuda_driver.h"
 #include "driver.h"
-#include "images.h"
 #include "real.h"
 
 namespace kccl::nccl {
-
-// What a stream's next launch depends on in a capture.
-struct Capture {
-    int status = driver::kNotCaptured;
-    uint64_t id = 0;
-    std::vector<uint64_t> nodes;
-    std::vector<uint64_t> edges;  // the CUgraphEdgeData from each node; 0: from its end
-};
 
 namespace {
 
@@ -40,44 +30,14 @@ constexpr uint32_t kChannels = 2;
 constexpr double kStartS = 60;  // how long a rank waits for the others' memory
 constexpr int kHopper = 9;      // the first architecture that launches programmatic dependents
 
-template <class Function>
-Function find(const char* name) {
-    return reinterpret_cast<Function>(driver_function(name));
-}
-
 uint64_t address_of(void* function) { return reinterpret_cast<uint64_t>(function); }
 
-// From CUDA 12.3 on these functions tell which edges of a graph are programmatic.
-using CaptureInfo = driver::CaptureInfo;
-using UpdateDependencies = CUresult (*)(CUstream, const uint64_t* nodes, const uint64_t* edges,
-                                        size_t count, unsigned flags);
-using Dependencies = CUresult (*)(uint64_t node, uint64_t* nodes, uint64_t* edges, size_t* count);
 using StreamId = CUresult (*)(CUstream, unsigned long long* id);
-
-CaptureInfo capture_info() {
-    static const auto found = find<CaptureInfo>("cuStreamGetCaptureInfo_v3");
-    return found;
-}
-
-CUresult look(CUstream stream, Capture* capture) {
-    uint64_t graph;
-    const uint64_t* nodes = nullptr;
-    const void* edges = nullptr;
-    size_t count = 0;
-    const auto code =
-        static_cast<CUresult>(capture_info()(reinterpret_cast<uint64_t>(stream), &capture->status,
-                                             &capture->id, &graph, &nodes, &edges, &count));
-    if (code != CUDA_SUCCESS || capture->status != driver::kCaptured) return code;
-    capture->nodes.assign(nodes, nodes + count);
-    capture->edges.assign(count, 0);
-    if (edges != nullptr) std::memcpy(capture->edges.data(), edges, count * sizeof(uint64_t));
-    return code;
-}
 
 // Returns the number of a stream, because two streams may have one handle, one after the other. The
 // driver must not be asked for that of a stream that is being captured: this ends the capture.
 CUresult id_of(CUstream stream, uint64_t* id) {
-    static const auto find_id = find<StreamId>("cuStreamGetId");
+    static const auto find_id = reinterpret_cast<StreamId>(driver_function("cuStreamGetId"));
     if (find_id == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
     unsigned long long number = 0;
     const CUresult code = find_id(stream, &number);
@@ -85,46 +45,34 @@ CUresult id_of(CUstream stream, uint64_t* id) {
     return code;
 }
 
-// Tells whether a launch that depends on these nodes comes after the last call. "No" may be wrong:
-// the search has an end, because a graph may have many nodes.
-bool come_after(const Captured& captured, std::vector<uint64_t> nodes) {
-    static const auto dependencies = find<Dependencies>("cuGraphNodeGetDependencies_v2");
-    constexpr size_t kMostNodes = 256, kMostEdges = 16;
-    for (size_t i = 0; i < nodes.size() && i < kMostNodes; ++i) {
-        if (nodes[i] == captured.last) return true;
-        if (captured.calls.contains(nodes[i])) continue;
-        uint64_t before[kMostEdges], edges[kMostEdges];
-        size_t count = kMostEdges;
-        if (dependencies(nodes[i], before, edges, &count) != CUDA_SUCCESS) return false;
-        for (size_t j = 0; j < std::min(count, kMostEdges); ++j) {
-            // Behind another edge a kernel may come before that node's end.
-            const bool is_new = std::ranges::find(nodes, before[j]) == nodes.end();
-            if (edges[j] == 0 && is_new) nodes.push_back(before[j]);
-        }
-    }
-    return false;
+// Returns NCCL's result for the driver's, and notes an error as this thread's.
+ncclResult_t result_of(const std::string& what, CUresult code) {
+    if (code == CUDA_SUCCESS) return ncclSuccess;
+    own_error() = what + ": " + name_of_error(code);
+    return ncclUnhandledCudaError;
 }
 
-// Lets the stream's next launch come after the last call, by few edges: none from earlier calls,
-// and one from the last call only where nothing else comes after it. A launch with a single edge,
-// from a call, is a programmatic dependent. PyTorch's streams wait for each other around each call,
-// so they depend on all calls before.
-CUresult order(const Captured& captured, CUstream stream, const Capture& capture) {
-    static const auto update = find<UpdateDependencies>("cuStreamUpdateCaptureDependencies_v2");
-    std::vector<uint64_t> nodes, edges, ended;
-    for (size_t i = 0; i < capture.nodes.size(); ++i) {
-        if (captured.calls.contains(capture.nodes[i])) continue;
-        nodes.push_back(capture.nodes[i]);
-        edges.push_back(capture.edges[i]);
-        if (edges.back() == 0) ended.push_back(nodes.back());
+// Two communicators may make their calls in different orders on two ranks. Then both calls must
+// have room on the device at once, or each waits for the other.
+void agree_on_blocks(const host::Team& team, std::map<KernelKey, Loaded>& kernels) {
+    constexpr uint32_t kAtOnce = 2;
+    constexpr size_t kMostKernels = 64;
+    std::array<uint32_t, kMostKernels> mine = {};
+    team.together([&] {
+        if (kernels.size() > kMostKernels) throw host::Error("there are too many kernels");
+    });
+    size_t number = 0;
+    for (const auto& kernel : kernels) mine[number++] = kernel.second.most_blocks;
+    for (const auto& theirs : team.allgather(mine)) {
+        number = 0;
+        for (auto& kernel : kernels) {
+            uint32_t& most = kernel.second.most_blocks;
+            most = std::min(most, theirs[number++]);
+        }
     }
-    if (!come_after(captured, ended)) {
-        nodes.push_back(captured.last);
-        edges.push_back(0);
+    for (auto& kernel : kernels) {
+        kernel.second.most_blocks = std::max(kernel.second.most_blocks / kAtOnce, uint32_t{1});
     }
-    if (nodes == capture.nodes) return CUDA_SUCCESS;
-    return update(stream, nodes.data(), edges.data(), nodes.size(),
-                  CU_STREAM_SET_CAPTURE_DEPENDENCIES);
 }
 
 bool has_dependents(const host::Team& team) {
@@ -138,15 +86,14 @@ bool has_dependents(const host::Team& team) {
 
 }  // namespace
 
-Served::Served(int rank, int world_size, uint64_t id, double limit_s,
-               host::Team::Allgather allgather)
-    : id_(id) {
+Served::Served(int rank, int world_size, double limit_s, host::Team::Allgather allgather) {
     // have_ended() has been asked before memory is freed.
     team_ = std::make_unique<host::Team>(rank, world_size, std::move(allgather), [] {});
     team_->together([&] {
-        if (capture_info() == nullptr) throw host::Error("CUDA's driver is older than 12.3");
-        load_kernels(*team_, world_size);
+        if (!can_look()) throw host::Error("CUDA's driver is older than 12.3");
+        kernels_ = load_kernels(*team_, world_size);
     });
+    agree_on_blocks(*team_, kernels_);
     KcclSizes sizes = kSizes;
     sizes.num_channels = kChannels;
     communicator_ = std::make_unique<host::Communicator>(*team_, sizes, kStartS, limit_s);
@@ -171,12 +118,17 @@ Served::Served(int rank, int world_size, uint64_t id, double limit_s,
             cuDeviceGetAttribute(&multiprocessors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
                                  team_->device()));
         team_->must("cuEventCreate", cuEventCreate(&last_call_, CU_EVENT_DISABLE_TIMING));
+        team_->must("cuEventCreate", cuEventCreate(&joined_, CU_EVENT_DISABLE_TIMING));
+        team_->must("cuEventCreate", captures_.start());
     });
 }
 
 Served::~Served() {
+    const Uncaptured uncaptured;
     const host::Current here(*team_);
     if (last_call_ != nullptr) cuEventDestroy(last_call_);
+    if (joined_ != nullptr) cuEventDestroy(joined_);
+    captures_.end();
     communicator_.reset();
 }
 
@@ -194,9 +146,13 @@ uint32_t Served::fit_of(uint64_t function, const Shape& shape) {
     return room->second / shape.blocks;
 }
 
+const Loaded& Served::kernel_of(const Choice& choice) const {
+    return kernels_.at({choice.kernel->number, choice.dtype});
+}
+
 KcclGpuOp Served::op_of(const Choice& choice, const Arguments& arguments, int channel) {
-    const Loaded kernel = loaded(*team_, *choice.kernel, choice.dtype);
-    const Shape shape = shape_of(choice, kernel.most_threads);
+    const Loaded& kernel = kernel_of(choice);
+    const Shape shape = shape_of(choice, kernel.most_threads, kernel.most_blocks);
     KcclGpuOp op = {};
     op.queue = &queue_;
     op.function = kernel.function;
@@ -230,31 +186,32 @@ CUresult Served::run(KcclGpuOp& op) {
     return static_cast<CUresult>(std::exchange(queue_.error, 0u));
 }
 
-CUresult Served::launch_eager(KcclGpuOp& op, CUstream stream) {
+CUresult Served::begin_eager(CUstream stream) {
     uint64_t stream_id = 0;
     CUresult code = id_of(stream, &stream_id);
     if (code == CUDA_SUCCESS && has_called_ && stream_id != last_stream_id_) {
         code = cuStreamWaitEvent(stream, last_call_, 0);
     }
-    if (code == CUDA_SUCCESS) code = run(op);
-    if (code == CUDA_SUCCESS) code = cuEventRecord(last_call_, stream);
-    has_called_ = true;
-    last_stream_id_ = stream_id;
+    if (code == CUDA_SUCCESS) last_stream_id_ = stream_id;
     return code;
 }
 
-CUresult Served::launch_captured(KcclGpuOp& op, CUstream stream, const Capture& capture) {
-    has_captured_ = true;
-    if (captured_.id != capture.id) captured_ = {capture.id, 0, {}};
-    CUresult code = captured_.last != 0 ? order(captured_, stream, capture) : CUDA_SUCCESS;
+// The event is recorded at once, because the stream may be gone when another one has to wait.
+CUresult Served::end_eager(CUstream stream) {
+    has_called_ = true;
+    return cuEventRecord(last_call_, stream);
+}
+
+CUresult Served::launch_eager(KcclGpuOp& op, CUstream stream) {
+    CUresult code = begin_eager(stream);
     if (code == CUDA_SUCCESS) code = run(op);
-    Capture after;
-    if (code == CUDA_SUCCESS) code = look(stream, &after);
-    if (code == CUDA_SUCCESS && after.nodes.size() == 1) {
-        captured_.last = after.nodes[0];
-        captured_.calls.insert(captured_.last);
-    }
-    return code;
+    return code == CUDA_SUCCESS ? end_eager(stream) : code;
+}
+
+CUresult Served::launch_captured(KcclGpuOp& op, CUstream stream, const Capture& capture) {
+    CUresult code = captures_.before(stream, capture);
+    if (code == CUDA_SUCCESS) code = run(op);
+    return code == CUDA_SUCCESS ? captures_.after(stream, capture) : code;
 }
 
 CUresult Served::launch(const Choice& choice, const Arguments& arguments) {
@@ -282,14 +239,47 @@ CUresult Served::launch(const Choice& choice, const Arguments& arguments) {
 
 ncclResult_t Served::call(const Choice& choice, const Arguments& arguments) {
     const std::lock_guard held(calls_);
+    if (is_closed_) {
+        own_error() = "the communicator has been destroyed or aborted";
+        return ncclInvalidUsage;
+    }
     const CUresult code = status() == kKcclOk ? launch(choice, arguments) : CUDA_SUCCESS;
     if (status() != kKcclOk) {
         own_error() = error();
         return ncclRemoteError;
     }
-    if (code == CUDA_SUCCESS) return ncclSuccess;
-    own_error() = std::string(choice.kernel->name) + " was not launched: " + name_of_error(code);
-    return ncclUnhandledCudaError;
+    if (code == CUDA_SUCCESS) own_error().clear();
+    return result_of(std::string(choice.kernel->name) + " was not launched", code);
+}
+
+ncclResult_t Served::before_passing(CUstream stream) {
+    const std::lock_guard held(calls_);
+    const host::Current here(*team_);
+    Capture capture;
+    CUresult code = look(stream, &capture);
+    // NCCL says what is wrong with the stream.
+    if (code != CUDA_SUCCESS || is_closed_) return ncclSuccess;
+    if (capture.status == driver::kNotCaptured) code = begin_eager(stream);
+    return result_of("a stream could not wait for the call before", code);
+}
+
+ncclResult_t Served::after_passing(CUstream stream) {
+    const std::lock_guard held(calls_);
+    const host::Current here(*team_);
+    Capture capture;
+    CUresult code = look(stream, &capture);
+    if (code != CUDA_SUCCESS || is_closed_) return ncclSuccess;
+    if (capture.status == driver::kNotCaptured) code = end_eager(stream);
+    return result_of("a call's event was not recorded", code);
+}
+
+ncclResult_t Served::join(CUstream later, CUstream earlier) {
+    const std::lock_guard held(calls_);
+    if (is_closed_ || later == earlier) return ncclSuccess;
+    const host::Current here(*team_);
+    CUresult code = cuEventRecord(joined_, earlier);
+    if (code == CUDA_SUCCESS) code = cuStreamWaitEvent(later, joined_, 0);
+    return result_of("a stream could not wait for another one", code);
 }
 
 // ---- Failure and end ----------------------------------------------------------------------------
@@ -302,14 +292,21 @@ void Served::interrupt() {
     std::atomic_ref<uint32_t>(queue_.mailbox->interrupted).store(1, std::memory_order_relaxed);
 }
 
-bool Served::have_ended(double limit_s, bool waits_for_graphs) {
+void Served::close() {
+    const std::lock_guard held(calls_);
+    is_closed_ = true;
+}
+
+bool Served::have_ended(double limit_s) {
+    const Uncaptured uncaptured;
     const host::Current here(*team_);
-    if (has_captured_) return waits_for_graphs && cuCtxSynchronize() == CUDA_SUCCESS;
-    if (!has_called_) return true;
     using Clock = std::chrono::steady_clock;
     const auto until = Clock::now() + std::chrono::duration<double>(limit_s);
     for (;;) {
-        const CUresult code = cuEventQuery(last_call_);
+        // After a failure there is nothing to wait for.
+        if (status() != kKcclOk) interrupt();
+        CUresult code = has_called_ ? cuEventQuery(last_call_) : CUDA_SUCCESS;
+        if (code == CUDA_SUCCESS) code = captures_.query();
         if (code != CUDA_ERROR_NOT_READY) return code == CUDA_SUCCESS;
         if (Clock::now() > until) return false;
         std::this_thread::sleep_for(std::chrono::microseconds(100));

@@ -19,10 +19,12 @@ it. PTX for compute_80 would not wait for the kernels before it, as programmatic
 
 
 class _Cubin(Nvrtc):
-    """Compiles without line numbers, which are two thirds of a file."""
+    """Compiles without line numbers, which are two thirds of a file. A failed call in a graph does
+    not end by itself (failure_latch.cuh).
+    """
 
     def flags(self, arch: str) -> list[str]:
-        return [f"-arch={arch}", "-std=c++20"]
+        return [f"-arch={arch}", "-std=c++20", "-DKCCL_HOLDS_FAILED=1"]
 
 
 class _Ptx(_Cubin):

@@ -50,11 +50,12 @@ def folder(tmp_path_factory):
     nccl.build(made, archs=["compute_90"], world_sizes=[2])
     shared = ("-shared", "-fPIC")
     fakes = ("fake_cuda.cpp", "fake_launches.cpp", "fake_captures.cpp")
-    driver = ("-DKCCL_HOST_GRID=1", "-Wl,-soname,libcuda.so.1")
+    driver = ("-DKCCL_HOST_GRID=1", "-DKCCL_HOLDS_FAILED=1", "-Wl,-soname,libcuda.so.1")
     compile_cpp(made, fakes, "libcuda.so.1", *shared, *driver)
     compile_cpp(made, ["stub_nccl.cpp"], "libnccl.so.2", *shared, "-Wl,-soname,libnccl.so.2")
     libraries = (made / "libnccl.so.2", made / "libcuda.so.1", f"-Wl,-rpath,{made}")
-    compile_cpp(made, ["ranks_of_nccl.cpp"], "ranks", *libraries)
+    programs = ("ranks_of_nccl.cpp", "ranks_of_nccl_graphs.cpp")
+    compile_cpp(made, programs, "ranks", *libraries)
     return made
 
 
@@ -89,7 +90,11 @@ def made_by(log):
 
 @needs_nvrtc
 @pytest.mark.parametrize(
-    "part", ["sum", "halves", "move", "group", "graph", "streams", "several", "wrong", "abort"]
+    "part",
+    [
+        *("sum", "halves", "move", "group", "messages", "graph", "graphs"),
+        *("streams", "several", "wrong", "abort"),
+    ],
 )
 def test_a_program_gets_right_results(folder, part):
     said, log = told(folder, part)
@@ -130,6 +135,8 @@ def test_a_group_of_several_collectives_is_nccls(folder):
     [
         (3, {}, "nothing was measured with so many ranks"),
         (2, {"FAKE_CUDA_SHARES_GPU": "1"}, "ranks share a GPU"),
+        (2, {"FAKE_CUDA_HAS_NO_NVLINK": "1"}, "nothing was measured without NVLink"),
+        (2, {"NCCL_P2P_DISABLE": "1"}, "NCCL_P2P_DISABLE=1"),
         (2, {"FAKE_CUDA_FAILS": "cuMemCreate:1"}, "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY"),
     ],
 )
@@ -159,6 +166,11 @@ def test_a_late_rank_is_an_error_of_the_communicator(folder):
         r"peer 1: epoch seen 0, wanted 2, after 0\.5",
         sentence,
     )
+
+
+@needs_nvrtc
+def test_a_graph_that_fails_does_not_end_with_wrong_data(folder):
+    assert told(folder, "held", KCCL_TIMEOUT="0.5")[0] == right()
 
 
 @needs_nvrtc
@@ -206,7 +218,7 @@ int main() {
             std::printf("NCCL\\n");
             continue;
         }
-        const auto shape = kccl::nccl::shape_of(choice, most);
+        const auto shape = kccl::nccl::shape_of(choice, most, 128);
         std::printf("%s %u %u %u\\n", choice.kernel->name, shape.blocks, shape.threads,
                     shape.share);
     }

@@ -1,15 +1,20 @@
 // The part of a fake CUDA driver that orders streams: events, captures and graphs. Streams do at
-// once what they are given.
+// once what they are given. A graph runs its nodes in a random order that its edges allow, another
+// one on each rank.
 //
-// fake_cuda_count() tells how often streams were made to wait for each other.
+// fake_cuda_count() tells how often streams were made to wait for each other, and how many launches
+// of graphs are not between the graph's wait for an event and the event's record.
 #include "fake_captures.hpp"
 
 #include <cuda.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,6 +41,7 @@ std::mutex lock;
 std::map<CUstream, Place> places;
 std::map<CUevent, Place> events;
 std::map<std::string, int> counts;
+std::atomic<int> running = 0;  // graphs
 
 CUstreamCaptureStatus status_of(const Place& place) {
     if (place.graph == nullptr) return CU_STREAM_CAPTURE_STATUS_NONE;
@@ -48,6 +54,41 @@ void add_nodes(Place& place, const uint64_t* nodes, size_t count) {
     for (size_t i = 0; i < count; ++i) {
         if (std::ranges::count(place.nodes, nodes[i]) == 0) place.nodes.push_back(nodes[i]);
     }
+}
+
+const Node* node_of(uint64_t number) { return reinterpret_cast<const Node*>(number); }
+
+Node* add_event_node(CUgraph graph, fake::Kind kind, const CUgraphNode* before, size_t count) {
+    auto* node = new Node;
+    node->kind = kind;
+    for (size_t i = 0; i < count; ++i) {
+        node->before.push_back(reinterpret_cast<uint64_t>(before[i]));
+    }
+    reinterpret_cast<Graph*>(graph)->nodes.push_back(node);
+    return node;
+}
+
+// Tells whether a node comes after another one.
+bool comes_after(const Node* node, const Node* other) {
+    return std::ranges::any_of(node->before, [&](uint64_t number) {
+        return node_of(number) == other || comes_after(node_of(number), other);
+    });
+}
+
+// Counts a graph's launches that another graph may overtake.
+int count_open(const Graph& graph) {
+    int number = 0;
+    for (const Node* launch : graph.nodes) {
+        if (launch->kind != fake::Kind::kLaunch) continue;
+        const bool has_wait = std::ranges::any_of(graph.nodes, [&](const Node* node) {
+            return node->kind == fake::Kind::kWait && comes_after(launch, node);
+        });
+        const bool has_record = std::ranges::any_of(graph.nodes, [&](const Node* node) {
+            return node->kind == fake::Kind::kRecord && comes_after(node, launch);
+        });
+        number += !has_wait || !has_record;
+    }
+    return number;
 }
 
 }  // namespace
@@ -107,7 +148,8 @@ CUresult cuEventDestroy(CUevent event) {
     std::free(event);
     return CUDA_SUCCESS;
 }
-CUresult cuEventQuery(CUevent) { return CUDA_SUCCESS; }
+// Only graphs take time.
+CUresult cuEventQuery(CUevent) { return running > 0 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS; }
 CUresult cuEventRecord(CUevent event, CUstream stream) {
     const std::lock_guard held(lock);
     events[event] = places[stream];
@@ -156,6 +198,10 @@ int set_dependencies(CUstream, const uint64_t* nodes, const void*, size_t count,
     FAKE_CUDA_NAME(cuStreamUpdateCaptureDependencies_v2);
 int dependencies(uint64_t, uint64_t* nodes, uint64_t* edges, size_t* count)
     FAKE_CUDA_NAME(cuGraphNodeGetDependencies_v2);
+int add_edges(uint64_t, const uint64_t* from, const uint64_t* to, const uint64_t*, size_t count)
+    FAKE_CUDA_NAME(cuGraphAddDependencies_v2);
+int remove_edges(uint64_t, const uint64_t* from, const uint64_t* to, const uint64_t*, size_t count)
+    FAKE_CUDA_NAME(cuGraphRemoveDependencies_v2);
 int node_type(uint64_t, int* type) FAKE_CUDA_NAME(cuGraphNodeGetType);
 int get_params(uint64_t number, driver::KernelNode* filled)
     FAKE_CUDA_NAME(cuGraphKernelNodeGetParams_v2);
@@ -177,8 +223,11 @@ int capture_info(CUstream stream, int* status, uint64_t* id, uint64_t* graph,
 }
 int set_dependencies(CUstream stream, const uint64_t* nodes, const void*, size_t count,
                      unsigned int flags) {
-    if (flags != CU_STREAM_SET_CAPTURE_DEPENDENCIES) return CUDA_ERROR_INVALID_VALUE;
     const std::lock_guard held(lock);
+    if (flags == CU_STREAM_ADD_CAPTURE_DEPENDENCIES) {
+        add_nodes(places[stream], nodes, count);
+        return 0;
+    }
     ++counts["changes of edges"];
     places[stream].nodes.assign(nodes, nodes + count);
     return 0;
@@ -190,10 +239,37 @@ int dependencies(uint64_t number, uint64_t* nodes, uint64_t* edges, size_t* coun
     std::fill_n(edges, *count, 0);
     return 0;
 }
-int node_type(uint64_t number, int* type) {
-    const bool is_kernel = reinterpret_cast<Node*>(number)->function != nullptr;
-    *type = is_kernel ? driver::kKernelNode : CU_GRAPH_NODE_TYPE_MEMCPY;
+int add_edges(uint64_t, const uint64_t* from, const uint64_t* to, const uint64_t*, size_t count) {
+    for (size_t i = 0; i < count; ++i) reinterpret_cast<Node*>(to[i])->before.push_back(from[i]);
     return 0;
+}
+int remove_edges(uint64_t, const uint64_t* from, const uint64_t* to, const uint64_t*,
+                 size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+        if (std::erase(reinterpret_cast<Node*>(to[i])->before, from[i]) == 0) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    return 0;
+}
+int node_type(uint64_t number, int* type) {
+    constexpr int kTypes[] = {driver::kKernelNode, CU_GRAPH_NODE_TYPE_MEMCPY,
+                              CU_GRAPH_NODE_TYPE_WAIT_EVENT, CU_GRAPH_NODE_TYPE_EVENT_RECORD};
+    *type = kTypes[static_cast<int>(node_of(number)->kind)];
+    return 0;
+}
+CUresult cuGraphAddEventWaitNode(CUgraphNode* made, CUgraph graph, const CUgraphNode* before,
+                                 size_t count, CUevent) {
+    const std::lock_guard held(lock);
+    *made = reinterpret_cast<CUgraphNode>(add_event_node(graph, fake::Kind::kWait, before, count));
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphAddEventRecordNode(CUgraphNode* made, CUgraph graph, const CUgraphNode* before,
+                                   size_t count, CUevent) {
+    const std::lock_guard held(lock);
+    *made =
+        reinterpret_cast<CUgraphNode>(add_event_node(graph, fake::Kind::kRecord, before, count));
+    return CUDA_SUCCESS;
 }
 int get_params(uint64_t number, driver::KernelNode* filled) {
     auto* node = reinterpret_cast<Node*>(number);
@@ -211,11 +287,31 @@ int set_params(uint64_t number, const driver::KernelNode* params) {
     return 0;
 }
 CUresult cuGraphInstantiate(CUgraphExec* made, CUgraph graph, unsigned long long) {
+    const std::lock_guard held(lock);
+    counts["open launches"] += count_open(*reinterpret_cast<const Graph*>(graph));
     *made = reinterpret_cast<CUgraphExec>(graph);
     return CUDA_SUCCESS;
 }
 CUresult cuGraphLaunch(CUgraphExec made, CUstream) {
-    for (const Node* node : reinterpret_cast<const Graph*>(made)->nodes) fake::run(*node);
+    const char* rank = std::getenv("PMI_RANK");
+    static std::minstd_rand random(rank != nullptr ? std::atoi(rank) + 1 : 1);
+    const auto& nodes = reinterpret_cast<const Graph*>(made)->nodes;
+    std::set<uint64_t> done;
+    ++running;
+    while (done.size() < nodes.size()) {
+        std::vector<const Node*> ready;
+        for (const Node* node : nodes) {
+            const bool is_ready = std::ranges::all_of(
+                node->before, [&](uint64_t number) { return done.contains(number); });
+            if (is_ready && !done.contains(reinterpret_cast<uint64_t>(node))) {
+                ready.push_back(node);
+            }
+        }
+        const Node* next = ready.at(random() % ready.size());
+        fake::run(*next);
+        done.insert(reinterpret_cast<uint64_t>(next));
+    }
+    --running;
     return CUDA_SUCCESS;
 }
 

@@ -13,8 +13,10 @@ namespace fake {
 
 struct Function;
 
-// A launch, or a copy, whose function is null.
+enum class Kind { kLaunch, kCopy, kWait, kRecord };
+
 struct Node {
+    Kind kind = Kind::kLaunch;
     const Function* function = nullptr;
     unsigned blocks = 0;
     KcclCall call = {};

@@ -121,9 +121,9 @@ CUresult launch(CUfunction function, unsigned blocks, CUstream stream, void** ar
 }  // namespace
 
 void fake::run(const Node& node) {
-    if (node.function != nullptr) {
+    if (node.kind == Kind::kLaunch) {
         ::run(*node.function, node.blocks, node.call);
-    } else {
+    } else if (node.kind == Kind::kCopy) {
         std::memmove(reinterpret_cast<void*>(node.to), reinterpret_cast<void*>(node.from),
                      node.size);
     }
@@ -156,6 +156,10 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) {
     *uuid = {};
     uuid->bytes[0] = static_cast<char>(std::getenv("FAKE_CUDA_SHARES_GPU") ? 0 : ordinal);
+    return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute, CUdevice, CUdevice) {
+    *value = std::getenv("FAKE_CUDA_HAS_NO_NVLINK") == nullptr;
     return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) { return cuCtxGetCurrent(context); }
@@ -212,6 +216,7 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t size, CUstream) {
 }
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
     Node node;
+    node.kind = fake::Kind::kCopy;
     node.to = to;
     node.from = from;
     node.size = size;

@@ -12,10 +12,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <stdexcept>
@@ -24,12 +24,6 @@
 #include <utility>
 
 namespace {
-
-void all_reduce(const Rank& rank, size_t count, int round, ncclComm_t comm, cudaStream_t stream) {
-    Array x(rank, count, round);
-    MUST(ncclAllReduce(x.at, x.at, count, ncclFloat32, ncclSum, comm, stream));
-    x.check_sum(rank, round, "all_reduce of " + std::to_string(count));
-}
 
 ncclComm_t another(const Rank& rank, int number) {
     ncclComm_t comm = nullptr;
@@ -110,15 +104,16 @@ void group(Rank& rank) {
         MUST(ncclGroupEnd());
         MUST(ncclGroupEnd());
         x.check_sum(rank, round, "a group of one");
-        // One of each communicator. The ranks make them in different orders.
-        MUST(ncclGroupStart());
+        // One of each communicator: in a group on one rank, and one by one on the others. In odd
+        // rounds the second communicator comes first.
+        if (rank.rank == 0) MUST(ncclGroupStart());
         for (int turn = 0; turn < 2; ++turn) {
-            const bool is_second = (turn + rank.rank) % 2 == 1;
+            const bool is_second = (turn + round) % 2 == 1;
             Array& array = is_second ? z : y;
             MUST(ncclAllReduce(array.at, array.at, array.count, ncclFloat32, ncclSum,
                                is_second ? second : rank.comm, rank.main()));
         }
-        MUST(ncclGroupEnd());
+        if (rank.rank == 0) MUST(ncclGroupEnd());
         y.check_sum(rank, round, "the first communicator");
         z.check_sum(rank, round, "the second communicator");
         // Two of one communicator: NCCL's.
@@ -133,87 +128,24 @@ void group(Rank& rank) {
     MUST(ncclCommDestroy(second));
 }
 
-void graph(Rank& rank) {
-    Array x(rank, 2048, 0), y(rank, 100, 0), z(rank, 100, 0), w(rank, 300, 0), v(rank, 2048, 0);
-    const auto add = [&](const Array& array, cudaStream_t stream) {
-        MUST(ncclAllReduce(array.at, array.at, array.count, ncclFloat32, ncclSum, rank.comm,
-                           stream));
-    };
-    CUgraph captured;
-    CUgraphExec made;
-    CUevent event;
-    MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-    const auto wait = [&](CUstream one, CUstream other) {
-        MUST(cuEventRecord(event, other));
-        MUST(cuStreamWaitEvent(one, event, 0));
-    };
-    MUST(cuStreamBeginCapture(rank.stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    wait(rank.other_stream, rank.stream);
-    add(x, rank.main());
-    add(y, rank.main());
-    MUST(ncclBroadcast(y.at, z.at, 100, ncclFloat32, 0, rank.comm, rank.main()));
-    add(z, rank.main());
-    check_count("changes of edges", 0);
-    // Nothing else orders the two streams.
-    add(w, rank.other());
-    add(y, rank.main());
-    check_count("changes of edges", 2);
-    // As in PyTorch: the stream of the calls and another one wait for each other. The second call
-    // of the two is behind a copy that is behind the first.
-    wait(rank.other_stream, rank.stream);
-    add(w, rank.other());
-    wait(rank.stream, rank.other_stream);
-    MUST(cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(v.at), reinterpret_cast<CUdeviceptr>(x.at),
-                           x.count * sizeof(float), rank.stream));
-    wait(rank.other_stream, rank.stream);
-    add(x, rank.other());
-    check_count("changes of edges", 4);
-    wait(rank.stream, rank.other_stream);
-    MUST(cuStreamEndCapture(rank.stream, &captured));
-    MUST(cuGraphInstantiate(&made, captured, 0));
-    // A call is a dependent if it has one edge, from a call. A root's broadcast ends with a copy.
-    check_count("dependents", rank.rank == 0 ? 5 : 6);
-    for (int round = 0; round < 5; ++round) {
-        for (Array* each : {&x, &y, &z, &w}) each->fill(rank, round);
-        MUST(cuGraphLaunch(made, rank.stream));
-        v.check_sum(rank, round, "a call in a graph");
-        all_reduce(rank, 50, round, rank.comm, rank.main());
-        y.memory.settled();
-        const auto ranks = static_cast<float>(rank.world_size);
-        float sum = 0;
-        for (int each = 0; each < rank.world_size; ++each) sum += Array::value(each, 3, round);
-        check(x.at[3] == ranks * sum, "two calls around a copy in a graph");
-        check(y.at[3] == ranks * sum, "two calls in a graph");
-        check(z.at[3] == ranks * sum, "a call behind a broadcast in a graph");
-        check(w.at[3] == ranks * sum, "two calls of another stream in a graph");
-    }
-    cuEventDestroy(event);
-}
-
-// A launch fails, because its capture is lost.
-void refused(Rank& rank) {
-    const Memory<float> memory(4);
-    float* x = memory.data();
-    CUgraph captured;
-    unsigned long long number;
-    MUST(cuStreamBeginCapture(rank.stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    check(cuStreamGetId(rank.stream, &number) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-          "a question that ends a capture");
-    check(ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, rank.comm, rank.main()) ==
-              ncclUnhandledCudaError,
-          "the result of a launch that fails");
-    const std::string words =
-        "all_reduce_one_shot_ll16 was not launched: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901)";
-    const auto unknown = reinterpret_cast<ncclComm_t>(&captured);
-    for (const ncclComm_t comm : {rank.comm, unknown, ncclComm_t{}}) {
-        check(ncclGetLastError(comm) == words, ncclGetLastError(comm));
-    }
-    check(cuStreamEndCapture(rank.stream, &captured) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
-          "the end of a capture that is lost");
-    check(ncclBroadcast(x, x, 4, ncclFloat32, 8, rank.comm, rank.main()) == ncclInvalidArgument,
-          "the result of a wrong call");
-    check(ncclGetLastError(nullptr) != words, "NCCL's words after KCCL's");
-    all_reduce(rank, 4, 0, rank.comm, rank.main());
+// A group has a collective and a message on different streams. Each waits for what the other has
+// before the group, and has it behind it.
+void messages(Rank& rank) {
+    Array x(rank, 100, 0);
+    MUST(ncclGroupStart());
+    MUST(ncclAllReduce(x.at, x.at, 100, ncclFloat32, ncclSum, rank.comm, rank.main()));
+    MUST(
+        ncclSend(x.at, 0, ncclFloat32, (rank.rank + 1) % rank.world_size, rank.comm, rank.other()));
+    MUST(ncclRecv(x.at, 0, ncclFloat32, (rank.rank + rank.world_size - 1) % rank.world_size,
+                  rank.comm, rank.other()));
+    MUST(ncclGroupEnd());
+    x.check_sum(rank, 0, "a sum beside a message");
+    check_count("waits", 3);
+    // A long call is NCCL's, and has its place behind the last one.
+    all_reduce(rank, 1 << 20, 1, rank.comm, rank.other());
+    check_count("waits", 4);
+    all_reduce(rank, 100, 2, rank.comm, rank.main());
+    check_count("waits", 5);
 }
 
 void streams(Rank& rank) {
@@ -317,9 +249,10 @@ void abort(Rank& rank) {
 }
 
 const std::map<std::string, std::function<void(Rank&)>> kParts = {
-    {"sum", sum},     {"halves", halves},   {"move", move},       {"group", group},
-    {"graph", graph}, {"streams", streams}, {"wrong", wrong},     {"late", late},
-    {"abort", abort}, {"several", several}, {"refused", refused},
+    {"messages", messages}, {"graphs", graphs},   {"held", held},   {"sum", sum},
+    {"halves", halves},     {"move", move},       {"group", group}, {"graph", graph},
+    {"streams", streams},   {"wrong", wrong},     {"late", late},   {"abort", abort},
+    {"several", several},   {"refused", refused},
 };
 
 int run(const std::string& part, Rank rank) {
@@ -334,6 +267,11 @@ int run(const std::string& part, Rank rank) {
         MUST(cuCtxPushCurrent(context));
         MUST(cuStreamCreate(&rank.stream, CU_STREAM_NON_BLOCKING));
         MUST(cuStreamCreate(&rank.other_stream, CU_STREAM_NON_BLOCKING));
+        // NCCL's numbers are made by a process that stays, behind the fork.
+        if (rank.rank == 0) {
+            for (ncclUniqueId& id : rank.shared->ids) MUST(ncclGetUniqueId(&id));
+        }
+        rank.barrier();
         MUST(ncclCommInitRank(&rank.comm, rank.world_size, rank.shared->ids[0], rank.rank));
         kParts.at(part)(rank);
         if (rank.comm != nullptr) MUST(ncclCommDestroy(rank.comm));
@@ -354,10 +292,6 @@ int main(int count, char** arguments) {
     void* memory =
         mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     auto* shared = new (memory) Shared{};
-    for (int number = 0; number < 4; ++number) {
-        ncclGetUniqueId(&shared->ids[number]);
-        std::strcat(shared->ids[number].internal, std::to_string(number).c_str());
-    }
     for (int rank = 0; rank < world_size; ++rank) {
         if (fork() == 0) {
             // fake_cuda.cpp asks for it.

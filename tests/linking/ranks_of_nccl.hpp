@@ -106,3 +106,16 @@ struct Array {
     float* at;
     size_t count;
 };
+
+inline void all_reduce(const Rank& rank, size_t count, int round, ncclComm_t comm,
+                       cudaStream_t stream) {
+    Array x(rank, count, round);
+    MUST(ncclAllReduce(x.at, x.at, count, ncclFloat32, ncclSum, comm, stream));
+    x.check_sum(rank, round, "all_reduce of " + std::to_string(count));
+}
+
+// The parts with graphs.
+void graph(Rank& rank);
+void graphs(Rank& rank);
+void held(Rank& rank);
+void refused(Rank& rank);

@@ -325,7 +325,7 @@ class Channel {
     }
 
     KCCL_DEVICE void fail() {
-        latch_.fail(comm_);
+        latch_.fail(comm_, channel_);
         special_ = state_.epoch + step_;
     }
 

@@ -15,6 +15,24 @@
 
 namespace kccl {
 
+// A program that only launches a graph again makes no call that could tell it of a failure, and
+// would go on with wrong data. So the builder of libkccl_nccl.so defines KCCL_HOLDS_FAILED: there,
+// calls in graphs, which use all channels but the first, end after a failure only when the host
+// interrupts them, as NCCL's do.
+#if defined(KCCL_HOLDS_FAILED)
+KCCL_DEVICE_COLD void hold_failed(const DeviceComm& comm, int channel) {
+    constexpr uint64_t kBetweenLooksNs = 1000000;
+    uint32_t gone = 0;
+    while (channel != 0 &&
+           mem::idle(state_of(comm)->idle_context, 0, 0, &gone) != kKcclInterrupted) {
+        const uint64_t looked_ns = mem::clock_ns();
+        while (mem::clock_ns() - looked_ns < kBetweenLooksNs) mem::poll_pause();
+    }
+}
+#else
+KCCL_DEVICE void hold_failed(const DeviceComm&, int) {}
+#endif
+
 // One thread's part of the latch. All threads of the coop make an object and call the same
 // functions of it.
 class FailureLatch {
@@ -53,8 +71,12 @@ class FailureLatch {
     // Makes agree() vote no more, because Channel::leave() votes too.
     KCCL_DEVICE void skip_vote() { has_agreed_ = true; }
 
-    // Stores the communicator's failed status, which status() returns from now on.
-    KCCL_DEVICE void fail(const DeviceComm& comm) { status_ = status_of(comm); }
+    // Stores the communicator's failed status, which status() returns from now on. channel: that of
+    // the call.
+    KCCL_DEVICE void fail(const DeviceComm& comm, int channel) {
+        status_ = status_of(comm);
+        hold_failed(comm, channel);
+    }
 
   private:
     bool has_agreed_ = false;

@@ -27,8 +27,8 @@ MUTATIONS = (
         FAILURE,
         Edit(
             CHANNEL,
-            "        latch_.fail(comm_);\n        special_ = state_.epoch + step_;\n",
-            "        latch_.fail(comm_);\n",
+            "        latch_.fail(comm_, channel_);\n        special_ = state_.epoch + step_;\n",
+            "        latch_.fail(comm_, channel_);\n",
         ),
     ),
     bug(
