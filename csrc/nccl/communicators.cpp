@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <set>
 #include <shared_mutex>
 #include <stdexcept>
@@ -164,8 +165,16 @@ Entry agree(Started& rank) {
     return entry;
 }
 
+void log_real() {
+    int version = 0;
+    KCCL_REAL(ncclGetVersion, &version);
+    std::fprintf(stderr, "kccl: the NCCL behind is %d of %s\n", version, real_file().c_str());
+}
+
 void note(ncclComm_t comm, Entry entry) {
     if (mode() == Mode::kLog) {
+        static std::once_flag once;
+        std::call_once(once, log_real);
         std::fprintf(stderr, "kccl: rank %d of %d: communicator %p: %s\n", entry.rank,
                      entry.world_size, static_cast<void*>(comm),
                      entry.served != nullptr ? "KCCL makes short calls" : entry.why_not.c_str());

@@ -65,12 +65,14 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t* made_comm, int world_size, int
 }
 #endif
 
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made_comm,
                            ncclConfig_t* config) {
     const bool parent_blocks = kccl::nccl::entry_of(comm)->is_blocking;
     const ncclResult_t result = KCCL_REAL(ncclCommSplit, comm, color, key, made_comm, config);
     return kccl::nccl::made(result, made_comm, is_blocking(config, parent_blocks));
 }
+#endif
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     kccl::nccl::end(comm);

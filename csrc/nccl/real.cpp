@@ -48,11 +48,21 @@ ncclResult_t caught() {
 }
 
 void* real_function(const char* name) {
-    static void* const real = open_real();
+    static std::atomic<void*> known;
+    void* real = known.load();
+    // The program may load NCCL later.
+    if (real == nullptr) known = real = open_real();
     void* found = real == nullptr ? nullptr : dlsym(real, name);
     if (found != nullptr && is_own(found)) found = nullptr;
     if (found == nullptr) std::fprintf(stderr, "kccl: the NCCL behind has no %s\n", name);
     return found;
+}
+
+std::string real_file() {
+    Dl_info found = {};
+    void* function = real_function("ncclGetVersion");
+    const bool is_known = function != nullptr && dladdr(function, &found) != 0;
+    return is_known && found.dli_fname != nullptr ? found.dli_fname : "?";
 }
 
 }  // namespace kccl::nccl

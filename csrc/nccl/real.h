@@ -1,6 +1,7 @@
 // The NCCL that stands behind this library.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <type_traits>
 
@@ -8,9 +9,12 @@
 
 namespace kccl::nccl {
 
-// Returns a function of the NCCL behind; null if it has none of this name, or if there is no NCCL.
-// Says so on standard error.
+// Returns a function of the NCCL behind; null if it has none of this name, or if there is no NCCL
+// yet. Says so on standard error.
 void* real_function(const char* name);
+
+// Returns the file of the NCCL behind; "?" if it is not known.
+std::string real_file();
 
 // While one lives, this thread is in a function of the NCCL behind. What that calls of its own
 // functions comes to this library first, and is none of the program's calls.
@@ -56,8 +60,10 @@ Result call_real(void* function, Result (*)(Parameters...),
 }  // namespace kccl::nccl
 
 // Calls the function of this name of the NCCL behind, as in KCCL_REAL(ncclCommDestroy, comm).
-#define KCCL_REAL(name, ...)                                                     \
-    [&] {                                                                        \
-        static void* const found = ::kccl::nccl::real_function(#name);           \
-        return ::kccl::nccl::call_real(found, &name __VA_OPT__(, ) __VA_ARGS__); \
+#define KCCL_REAL(name, ...)                                                    \
+    [&] {                                                                       \
+        static std::atomic<void*> found;                                        \
+        void* real = found.load(std::memory_order_relaxed);                     \
+        if (real == nullptr) found = real = ::kccl::nccl::real_function(#name); \
+        return ::kccl::nccl::call_real(real, &name __VA_OPT__(, ) __VA_ARGS__); \
     }()
