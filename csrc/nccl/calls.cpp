@@ -37,6 +37,8 @@ struct OfComm {
     std::optional<Ours> held;       // the first, if it is the only one and KCCL's
     std::vector<CUstream> streams;  // of collectives and messages
 
+    // Tells whether NCCL has no call of them, as in most groups.
+    bool is_one() const { return held.has_value() && streams.size() == 1; }
     // The stream that the others wait for, or that waits for them.
     CUstream first() const {
         return held.has_value() ? held->call.arguments.stream : streams.front();
@@ -148,6 +150,7 @@ ncclResult_t pass_in_order(const Entry& entry, CUstream stream,
 
 // Prepares the streams of a communicator's calls for NCCL's part of a group.
 ncclResult_t begin_part(const OfComm& calls) {
+    if (calls.is_one()) return ncclSuccess;
     ncclResult_t result = calls.served->before_passing(calls.first());
     if (!calls.held.has_value()) return result;
     for (const CUstream stream : calls.streams) {
@@ -158,6 +161,7 @@ ncclResult_t begin_part(const OfComm& calls) {
 
 // Makes a communicator's held call, behind NCCL's part of the group.
 ncclResult_t end_part(const OfComm& calls) {
+    if (calls.is_one()) return run(*calls.held);
     if (!calls.held.has_value()) return calls.served->after_passing(calls.first());
     ncclResult_t result = ncclSuccess;
     for (const CUstream stream : calls.streams) {

@@ -46,9 +46,9 @@ CUresult id_of(CUstream stream, uint64_t* id) {
 }
 
 // Returns NCCL's result for the driver's, and notes an error as this thread's.
-ncclResult_t result_of(const std::string& what, CUresult code) {
+ncclResult_t result_of(const char* who, const char* what, CUresult code) {
     if (code == CUDA_SUCCESS) return ncclSuccess;
-    own_error() = what + ": " + name_of_error(code);
+    own_error() = std::string(who) + what + ": " + name_of_error(code);
     return ncclUnhandledCudaError;
 }
 
@@ -249,7 +249,7 @@ ncclResult_t Served::call(const Choice& choice, const Arguments& arguments) {
         return ncclRemoteError;
     }
     if (code == CUDA_SUCCESS) own_error().clear();
-    return result_of(std::string(choice.kernel->name) + " was not launched", code);
+    return result_of(choice.kernel->name, " was not launched", code);
 }
 
 ncclResult_t Served::before_passing(CUstream stream) {
@@ -260,7 +260,7 @@ ncclResult_t Served::before_passing(CUstream stream) {
     // NCCL says what is wrong with the stream.
     if (code != CUDA_SUCCESS || is_closed_) return ncclSuccess;
     if (capture.status == driver::kNotCaptured) code = begin_eager(stream);
-    return result_of("a stream could not wait for the call before", code);
+    return result_of("a stream", " did not wait for the call before", code);
 }
 
 ncclResult_t Served::after_passing(CUstream stream) {
@@ -270,7 +270,7 @@ ncclResult_t Served::after_passing(CUstream stream) {
     CUresult code = look(stream, &capture);
     if (code != CUDA_SUCCESS || is_closed_) return ncclSuccess;
     if (capture.status == driver::kNotCaptured) code = end_eager(stream);
-    return result_of("a call's event was not recorded", code);
+    return result_of("a call's event", " was not recorded", code);
 }
 
 ncclResult_t Served::join(CUstream later, CUstream earlier) {
@@ -279,7 +279,7 @@ ncclResult_t Served::join(CUstream later, CUstream earlier) {
     const host::Current here(*team_);
     CUresult code = cuEventRecord(joined_, earlier);
     if (code == CUDA_SUCCESS) code = cuStreamWaitEvent(later, joined_, 0);
-    return result_of("a stream could not wait for another one", code);
+    return result_of("a stream", " did not wait for another one", code);
 }
 
 // ---- Failure and end ----------------------------------------------------------------------------
