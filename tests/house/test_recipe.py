@@ -211,6 +211,8 @@ OTHERS = {
     *(f"tests/linking/{name}.cpp" for name in ("fake_launches", "ranks_of_nccl", "stub_nccl")),
     # A sweep over addresses, by the names of calls in kernels.
     "bench/records/nvidia-h100_2_addresses.json",
+    # A program of PyTorch's, by the names of its calls.
+    "bench/records/nvidia-h200_2_nccl_api.json",
 }
 
 
