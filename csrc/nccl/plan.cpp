@@ -94,6 +94,7 @@ Choice choose(const Request& request) {
     choice.num_bytes = choice.peer_bytes * (has_chunks ? request.world_size : 1);
     choice.dtype = moves ? uint32_t{kKcclUint8} : type->dtype;
     choice.count = moves ? choice.peer_bytes : request.count;
+    choice.has_root = request.collective == Collective::kBroadcast;
     choice.why_not = "KCCL has no kernels for the type and the number of ranks";
     for (const Line& line : kLines) {
         if (line.collective != request.collective || line.world_size != request.world_size ||

@@ -48,6 +48,7 @@ struct Choice {
     uint64_t num_bytes;        // of the message
     uint64_t peer_bytes;       // that a rank sends to a peer: the threads of the rank divide them
     uint32_t blocks, threads;  // as in Line
+    bool has_root;  // only the root has an input, and the kernel does not write its result
 };
 
 // Chooses who makes a call.

@@ -36,8 +36,8 @@ class InReal {
 // This thread's last error if it is KCCL's; "" if it is NCCL's, or if there was none.
 std::string& own_error();
 
-// Returns NCCL's result for the exception that is being handled, and notes its words: none may leave
-// a function of NCCL's.
+// Returns NCCL's result for the exception that is being handled, and notes its words. No exception
+// may leave a function of NCCL's.
 ncclResult_t caught();
 
 // Calls a function of the NCCL behind, which has the type of this library's own.

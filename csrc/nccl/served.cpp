@@ -163,9 +163,7 @@ KcclGpuOp Served::op_of(const Choice& choice, const Arguments& arguments, int ch
     call.comm = communicator_->device_comm();
     call.comm.state = reinterpret_cast<uint64_t>(&state_);
     call.output = reinterpret_cast<uint64_t>(arguments.out);
-    // Only the root of a broadcast has an input.
-    const bool has_input =
-        choice.kernel->number != kKcclBroadcastDirectLl16 || arguments.root == rank();
+    const bool has_input = !choice.has_root || arguments.root == rank();
     call.input = reinterpret_cast<uint64_t>(has_input ? arguments.in : arguments.out);
     call.count = choice.count;
     call.kernel = choice.kernel->number;
@@ -202,10 +200,20 @@ CUresult Served::end_eager(CUstream stream) {
     return cuEventRecord(last_call_, stream);
 }
 
-CUresult Served::launch_eager(KcclGpuOp& op, CUstream stream) {
-    CUresult code = begin_eager(stream);
+CUresult Served::copy_of_root(const Choice& choice, const Arguments& arguments) {
+    const bool copies =
+        choice.has_root && arguments.root == rank() && arguments.in != arguments.out;
+    if (!copies) return CUDA_SUCCESS;
+    return cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(arguments.out),
+                             reinterpret_cast<CUdeviceptr>(arguments.in), choice.peer_bytes,
+                             arguments.stream);
+}
+
+CUresult Served::launch_eager(KcclGpuOp& op, const Choice& choice, const Arguments& arguments) {
+    CUresult code = begin_eager(arguments.stream);
     if (code == CUDA_SUCCESS) code = run(op);
-    return code == CUDA_SUCCESS ? end_eager(stream) : code;
+    if (code == CUDA_SUCCESS) code = copy_of_root(choice, arguments);
+    return code == CUDA_SUCCESS ? end_eager(arguments.stream) : code;
 }
 
 CUresult Served::launch_captured(KcclGpuOp& op, CUstream stream, const Capture& capture) {
@@ -224,17 +232,10 @@ CUresult Served::launch(const Choice& choice, const Arguments& arguments) {
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }
     KcclGpuOp op = op_of(choice, arguments, is_captured ? kCapturedChannel : kEagerChannel);
-    code = is_captured ? launch_captured(op, arguments.stream, capture)
-                       : launch_eager(op, arguments.stream);
-    // The kernel does not write the root's own result.
-    const bool copies = choice.kernel->number == kKcclBroadcastDirectLl16 &&
-                        arguments.root == rank() && arguments.in != arguments.out;
-    if (code == CUDA_SUCCESS && copies) {
-        code = cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(arguments.out),
-                                 reinterpret_cast<CUdeviceptr>(arguments.in), choice.peer_bytes,
-                                 arguments.stream);
-    }
-    return code;
+    if (!is_captured) return launch_eager(op, choice, arguments);
+    code = launch_captured(op, arguments.stream, capture);
+    // The graph's record need not wait for the copy, which no other rank sees.
+    return code == CUDA_SUCCESS ? copy_of_root(choice, arguments) : code;
 }
 
 ncclResult_t Served::call(const Choice& choice, const Arguments& arguments) {

@@ -64,9 +64,11 @@ class Served {
     const Loaded& kernel_of(const Choice& choice) const;
     KcclGpuOp op_of(const Choice& choice, const Arguments& arguments, int channel);
     CUresult launch(const Choice& choice, const Arguments& arguments);
-    CUresult launch_eager(KcclGpuOp& op, CUstream stream);
+    CUresult launch_eager(KcclGpuOp& op, const Choice& choice, const Arguments& arguments);
     CUresult launch_captured(KcclGpuOp& op, CUstream stream, const Capture& capture);
     CUresult run(KcclGpuOp& op);
+    // Copies the root's own result, where there is one.
+    CUresult copy_of_root(const Choice& choice, const Arguments& arguments);
     // Let a call outside of captures come after the one before, and the next one after it.
     CUresult begin_eager(CUstream stream);
     CUresult end_eager(CUstream stream);
