@@ -36,9 +36,10 @@ struct OfComm {
     int number = 0;                 // of collectives
     std::optional<Ours> held;       // the first, if it is the only one and KCCL's
     std::vector<CUstream> streams;  // of collectives and messages
+    bool has_messages = false;
 
-    // Tells whether NCCL has no call of them, as in most groups.
-    bool is_one() const { return held.has_value() && streams.size() == 1; }
+    // Tells whether NCCL makes none of them, as in most groups.
+    bool is_one() const { return held.has_value() && !has_messages; }
     // The stream that the others wait for, or that waits for them.
     CUstream first() const {
         return held.has_value() ? held->call.arguments.stream : streams.front();
@@ -113,7 +114,7 @@ ncclResult_t run(const Ours& ours) {
 OfComm& add_to_group(ncclComm_t comm, const std::shared_ptr<Served>& served, CUstream stream) {
     auto found = std::ranges::find(group.calls, comm, &OfComm::comm);
     if (found == group.calls.end()) {
-        group.calls.push_back({comm, served, 0, std::nullopt, {}});
+        group.calls.push_back({comm, served, 0, std::nullopt, {}, false});
         found = std::prev(group.calls.end());
     }
     if (std::ranges::count(found->streams, stream) == 0) found->streams.push_back(stream);
@@ -244,7 +245,7 @@ ncclResult_t make_message(ncclComm_t comm, CUstream stream,
     const auto known = entry_of(comm);
     if (known->served == nullptr) return pass_call();
     if (group.depth == 0) return pass_in_order(*known, stream, pass_call);
-    add_to_group(comm, known->served, stream);
+    add_to_group(comm, known->served, stream).has_messages = true;
     return pass_call();
 } catch (...) {
     return caught();
