@@ -13,8 +13,6 @@ namespace {
 
 #include "plan.inc"
 
-constexpr uint64_t kShareUnitBytes = 16;  // the unit of KcclCall.share, see payload.cuh
-
 struct Type {
     ncclDataType_t type;
     size_t num_bytes;

@@ -28,7 +28,6 @@ namespace {
 constexpr int kEagerChannel = 0, kCapturedChannel = 1;
 constexpr uint32_t kChannels = 2;
 constexpr double kStartS = 60;  // how long a rank waits for the others' memory
-constexpr int kHopper = 9;      // the first architecture that launches programmatic dependents
 
 uint64_t address_of(void* function) { return reinterpret_cast<uint64_t>(function); }
 
@@ -81,7 +80,7 @@ bool has_dependents(const host::Team& team) {
     team.must(
         "cuDeviceGetAttribute",
         cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, team.device()));
-    return major >= kHopper && (told == nullptr || std::string(told) != "0");
+    return major >= kDependentsMajor && (told == nullptr || std::string(told) != "0");
 }
 
 }  // namespace

@@ -98,6 +98,7 @@ class Cuda(Table):
     }
     # From CUDA 12.3 on these functions tell which edges of a graph are programmatic.
     dependents_version = 12030
+    dependents_capability = _HOPPER
     visible_devices = "CUDA_VISIBLE_DEVICES"
     handles = "CUDA IPC"
     paths = "NVLink or peer-to-peer PCIe"
@@ -248,7 +249,7 @@ class Cuda(Table):
     def launches_dependents(self, ordinal: int) -> bool:
         if self.call("cuDriverGetVersion") < self.dependents_version:
             return False
-        return self._compute_capability(ordinal) >= _HOPPER
+        return self._compute_capability(ordinal) >= self.dependents_capability
 
     def relax_captures(self) -> Any:
         relaxed = self.constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED")

@@ -92,7 +92,12 @@ def _run(command: list[str]) -> None:
 def _driver_users() -> list[Path]:
     """Returns the files that call the driver by its functions' names."""
     headers = cache.CSRC / "include" / "kccl"
-    return [headers / "host.hpp", headers / "host_team.hpp", *_NCCL.glob("*.h"), *_NCCL.glob("*.cpp")]
+    return [
+        headers / "host.hpp",
+        headers / "host_team.hpp",
+        *_NCCL.glob("*.h"),
+        *_NCCL.glob("*.cpp"),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,7 +12,7 @@ from ..base import dtypes
 from ..base.dtypes import Dtype
 from ..gpu.cuda import CUDA
 from ..plan.choice import choose
-from ..plan.spec import MOST_THREADS, KernelSpec, Request
+from ..plan.spec import MOST_THREADS, SHARE_UNIT_BYTES, KernelSpec, Request
 from ..plan.specs import BY_NAME
 from ..plan.tuning import tuning_for
 
@@ -105,6 +105,7 @@ def plan(of: Sequence[Line]) -> str:
         f"constexpr uint32_t kThreadsPerBlock = {THREADS_PER_BLOCK};",
         f"constexpr uint32_t kMostThreads = {MOST_THREADS};",
         f"constexpr uint32_t kWarpSize = {CUDA.warp_size};",
+        f"constexpr uint64_t kShareUnitBytes = {SHARE_UNIT_BYTES};",
     ]
     lists = ["constexpr Kernel kKernels[] = {", *rows, "};"]
     lists += ["constexpr Line kLines[] = {", *table, "};"]
@@ -113,7 +114,9 @@ def plan(of: Sequence[Line]) -> str:
 
 
 def sizes() -> str:
-    """Returns the content of sizes.inc: the sizes of a communicator without staging."""
+    """Returns the content of sizes.inc: the sizes of a communicator without staging, and from which
+    compute capability on a GPU launches programmatic dependents.
+    """
     values: dict[str, Any] = {**SIZES, "epoch_bits": 32, "message_bytes": 0}
     return (
         "constexpr KcclSizes kSizes = {\n"
@@ -125,6 +128,7 @@ def sizes() -> str:
         "    .staging_bytes = kKcclLeastStagingBytes,\n"
         "    .exchange_bytes = kKcclLineBytes,\n"
         "};\n"
+        f"constexpr int kDependentsMajor = {CUDA.dependents_capability[0]};\n"
     )
 
 
