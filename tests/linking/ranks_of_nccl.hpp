@@ -41,7 +41,9 @@ struct Rank {
 #define MUST(call) must(call, #call)
 
 inline void must(ncclResult_t result, const char* what) {
-    if (result != ncclSuccess) throw std::runtime_error(std::string(what) + " failed");
+    if (result == ncclSuccess) return;
+    const std::string error = ncclGetErrorString(result), words = ncclGetLastError(nullptr);
+    throw std::runtime_error(std::string(what) + " failed: " + error + ": " + words);
 }
 inline void check(bool is_right, const std::string& what) {
     if (!is_right) throw std::runtime_error(what);
