@@ -78,16 +78,27 @@ CUmodule module_of(const host::Team& team, uint32_t kernel) {
     return module;
 }
 
+// Returns the most threads of a block of which enough are on a multiprocessor at once.
+uint32_t most_threads_of(const host::Team& team, CUfunction function) {
+    int threads = 0, blocks = 0;
+    team.must("cuFuncGetAttribute",
+              cuFuncGetAttribute(&threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function));
+    const int unit = static_cast<int>(warp_size());
+    for (threads = std::min(threads, static_cast<int>(most_threads())); threads >= unit;
+         threads -= unit) {
+        team.must("cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                  cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads, 0));
+        if (blocks >= kAtOnce) return static_cast<uint32_t>(threads);
+    }
+    throw host::Error("a multiprocessor of " + team.who() + " has no room for two blocks");
+}
+
 }  // namespace
 
 std::map<KernelKey, Loaded> load_kernels(const host::Team& team, int world_size) {
     const std::lock_guard held(lock);
     // CUDA has it from 12.4 on; before, the first launch loads a kernel.
     const auto load_now = reinterpret_cast<CUresult (*)(CUfunction)>(driver_function("cuFuncLoad"));
-    int multiprocessors = 0;
-    team.must("cuDeviceGetAttribute",
-              cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                                   team.device()));
     std::map<KernelKey, Loaded> kernels;
     for (const Instance& instance : kInstances) {
         if (instance.world_size != world_size) continue;
@@ -95,16 +106,8 @@ std::map<KernelKey, Loaded> load_kernels(const host::Team& team, int world_size)
         team.must("cuModuleGetFunction",
                   cuModuleGetFunction(&function, module_of(team, instance.kernel), instance.name));
         if (load_now != nullptr) team.must("cuFuncLoad", load_now(function));
-        int threads = 0, blocks = 0;
-        team.must("cuFuncGetAttribute",
-                  cuFuncGetAttribute(&threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function));
-        // A block has at most so many, see shape_of().
-        threads = std::min(threads, static_cast<int>(most_threads()));
-        team.must("cuOccupancyMaxActiveBlocksPerMultiprocessor",
-                  cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads, 0));
-        kernels[{instance.kernel, instance.dtype}] = {
-            reinterpret_cast<uint64_t>(function), static_cast<uint32_t>(threads),
-            static_cast<uint32_t>(blocks * multiprocessors)};
+        kernels[{instance.kernel, instance.dtype}] = {reinterpret_cast<uint64_t>(function),
+                                                      most_threads_of(team, function)};
     }
     return kernels;
 }

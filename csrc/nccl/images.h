@@ -9,11 +9,14 @@
 
 namespace kccl::nccl {
 
+// Two communicators may make their calls in different orders on two ranks. So many calls must have
+// room on a device at once, or each waits for the other.
+constexpr int kAtOnce = 2;
+
 // A kernel on a device.
 struct Loaded {
     uint64_t function;
-    uint32_t most_threads;  // that a block may have
-    uint32_t most_blocks;   // of that size that are on the device at once
+    uint32_t most_threads;  // of a block of which a multiprocessor runs kAtOnce at once
 };
 
 // KcclKernel and KcclDtype.

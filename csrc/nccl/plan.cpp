@@ -111,6 +111,7 @@ Choice choose(const Request& request) {
 }
 
 uint32_t most_threads() { return kMostThreads; }
+uint32_t warp_size() { return kWarpSize; }
 
 Shape shape_of(const Choice& choice, uint32_t most_threads, uint32_t most_blocks) {
     const uint64_t most = std::min(most_threads, kMostThreads) / kWarpSize * kWarpSize;

@@ -66,12 +66,14 @@ struct Shape {
 };
 
 // Returns the launch shape of a call, as kccl/backends/shapes.py and KernelSpec.share() do.
-// most_threads: those that a block of the kernel may have. most_blocks: those that a call may have
-// on the ranks' GPUs, the same on all ranks.
+// most_threads: those that a block of the kernel may have. most_blocks: those that a call may have.
+// Both are the same on all ranks.
 Shape shape_of(const Choice& choice, uint32_t most_threads, uint32_t most_blocks);
 
 // Returns the most threads of a block, of any kernel.
 uint32_t most_threads();
+// Returns the threads of a warp, of which a block has whole ones.
+uint32_t warp_size();
 
 // Returns a hash of the tables.
 uint32_t tables_hash();

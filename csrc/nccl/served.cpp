@@ -51,26 +51,24 @@ ncclResult_t result_of(const char* who, const char* what, CUresult code) {
     return ncclUnhandledCudaError;
 }
 
-// Two communicators may make their calls in different orders on two ranks. Then both calls must
-// have room on the device at once, or each waits for the other.
-void agree_on_blocks(const host::Team& team, std::map<KernelKey, Loaded>& kernels) {
-    constexpr uint32_t kAtOnce = 2;
+// Makes the bounds of all ranks' GPUs this rank's: what a block may have of threads, and a call of
+// blocks.
+void agree_on_bounds(const host::Team& team, std::map<KernelKey, Loaded>& kernels,
+                     uint32_t& multiprocessors) {
     constexpr size_t kMostKernels = 64;
-    std::array<uint32_t, kMostKernels> mine = {};
+    std::array<uint32_t, kMostKernels + 1> mine = {multiprocessors};
     team.together([&] {
         if (kernels.size() > kMostKernels) throw host::Error("there are too many kernels");
     });
     size_t number = 0;
-    for (const auto& kernel : kernels) mine[number++] = kernel.second.most_blocks;
+    for (const auto& kernel : kernels) mine[++number] = kernel.second.most_threads;
     for (const auto& theirs : team.allgather(mine)) {
+        multiprocessors = std::min(multiprocessors, theirs[0]);
         number = 0;
         for (auto& kernel : kernels) {
-            uint32_t& most = kernel.second.most_blocks;
-            most = std::min(most, theirs[number++]);
+            uint32_t& most = kernel.second.most_threads;
+            most = std::min(most, theirs[++number]);
         }
-    }
-    for (auto& kernel : kernels) {
-        kernel.second.most_blocks = std::max(kernel.second.most_blocks / kAtOnce, uint32_t{1});
     }
 }
 
@@ -91,8 +89,13 @@ Served::Served(int rank, int world_size, double limit_s, host::Team::Allgather a
     team_->together([&] {
         if (!can_look()) throw host::Error("CUDA's driver is older than 12.3");
         kernels_ = load_kernels(*team_, world_size);
+        int number = 0;
+        team_->must("cuDeviceGetAttribute",
+                    cuDeviceGetAttribute(&number, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                         team_->device()));
+        multiprocessors_ = static_cast<uint32_t>(number);
     });
-    agree_on_blocks(*team_, kernels_);
+    agree_on_bounds(*team_, kernels_, multiprocessors_);
     KcclSizes sizes = kSizes;
     sizes.num_channels = kChannels;
     communicator_ = std::make_unique<host::Communicator>(*team_, sizes, kStartS, limit_s);
@@ -112,10 +115,6 @@ Served::Served(int rank, int world_size, double limit_s, host::Team::Allgather a
             queue_.set_params = address_of(driver_function("cuGraphKernelNodeSetParams_v2"));
             queue_.function_name = address_of(driver_function("cuFuncGetName"));
         }
-        team_->must(
-            "cuDeviceGetAttribute",
-            cuDeviceGetAttribute(&multiprocessors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                                 team_->device()));
         team_->must("cuEventCreate", cuEventCreate(&last_call_, CU_EVENT_DISABLE_TIMING));
         team_->must("cuEventCreate", cuEventCreate(&joined_, CU_EVENT_DISABLE_TIMING));
         team_->must("cuEventCreate", captures_.start());
@@ -140,9 +139,11 @@ uint32_t Served::fit_of(uint64_t function, const Shape& shape) {
         const auto code = cuOccupancyMaxActiveBlocksPerMultiprocessor(
             &blocks, reinterpret_cast<CUfunction>(function), static_cast<int>(shape.threads), 0);
         // Without an answer the call admits no dependent early.
-        if (code == CUDA_SUCCESS) room->second = static_cast<uint32_t>(blocks * multiprocessors_);
+        if (code == CUDA_SUCCESS) room->second = static_cast<uint32_t>(blocks);
     }
-    return room->second / shape.blocks;
+    // A call that is large and admits its dependent leaves no room for another communicator's call.
+    const bool is_small = room->second >= 2 * kAtOnce || 2 * shape.blocks <= multiprocessors_;
+    return is_small ? room->second * multiprocessors_ / shape.blocks : 0;
 }
 
 const Loaded& Served::kernel_of(const Choice& choice) const {
@@ -151,7 +152,7 @@ const Loaded& Served::kernel_of(const Choice& choice) const {
 
 KcclGpuOp Served::op_of(const Choice& choice, const Arguments& arguments, int channel) {
     const Loaded& kernel = kernel_of(choice);
-    const Shape shape = shape_of(choice, kernel.most_threads, kernel.most_blocks);
+    const Shape shape = shape_of(choice, kernel.most_threads, multiprocessors_);
     KcclGpuOp op = {};
     op.queue = &queue_;
     op.function = kernel.function;

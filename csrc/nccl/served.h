@@ -72,7 +72,7 @@ class Served {
     // Let a call outside of captures come after the one before, and the next one after it.
     CUresult begin_eager(CUstream stream);
     CUresult end_eager(CUstream stream);
-    // Returns how many such launches fit on the device at once.
+    // Returns how many such launches fit on the device at once; 0: none admits its dependent early.
     uint32_t fit_of(uint64_t function, const Shape& shape);
 
     std::unique_ptr<host::Team> team_;
@@ -84,7 +84,7 @@ class Served {
     uint64_t last_stream_id_ = 0;
     bool has_called_ = false, is_closed_ = false;
     Captures captures_;
-    int multiprocessors_ = 0;
+    uint32_t multiprocessors_ = 0;                             // of the GPU that has fewest
     std::map<std::pair<uint64_t, uint32_t>, uint32_t> rooms_;  // of fit_of()
     std::mutex calls_;                                         // held while a call is launched
 };
