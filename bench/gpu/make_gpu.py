@@ -5,10 +5,11 @@
 First it builds what changed of the extension, in place, and compiles kernels on all cores. The
 parts:
 
-- tests: tests/hardware without those of PyTorch and decoding. With pytest-xdist, tests of one and
-  two ranks run side by side, one on each pair of GPUs.
+- tests: tests/hardware without those of PyTorch, NCCL's API and decoding. With pytest-xdist, tests
+  of one and two ranks run side by side, one on each pair of GPUs.
 - torch: the tests of PyTorch.
 - bench: kccl and its peers, and calls inside kernels. The benches of a world size run in one job.
+- nccl: only if requested. The tests of libkccl_nccl.so, which they build.
 - decode: only if requested. The tests of decoding, then the engine and its peers on the shapes of
   known models.
 - plots: a picture of each document of the part bench.
@@ -41,9 +42,16 @@ if TYPE_CHECKING:
 # The seconds of each part, in the order in which they run, if the usual parts are requested. If
 # not, the requested parts share the time in this proportion. Time that a part does not use goes to
 # the next part.
-BUDGETS_S = {"tests": 130.0, "torch": 50.0, "bench": 85.0, "decode": 270.0, "plots": 6.0}
+BUDGETS_S = {
+    "tests": 130.0,
+    "torch": 50.0,
+    "nccl": 270.0,
+    "bench": 85.0,
+    "decode": 270.0,
+    "plots": 6.0,
+}
 PARTS = tuple(BUDGETS_S)
-USUAL_PARTS = tuple(part for part in PARTS if part != "decode")
+USUAL_PARTS = tuple(part for part in PARTS if part not in ("nccl", "decode"))
 LIMIT_S = 300.0
 # The fraction of the whole time limit that is kept for the steps before the first part.
 _READY_SHARE = 0.1
@@ -53,6 +61,7 @@ _NEEDED = ("numpy", "ml_dtypes", "rich", "cffi")
 _BINDINGS = ("cuda.bindings", "hip")
 _OF_TESTS = ("pytest",)
 _NEEDED_BY = {"tests": _OF_TESTS, "torch": _OF_TESTS, "bench": (), "plots": ("matplotlib",)}
+_NEEDED_BY["nccl"] = _OF_TESTS
 _NEEDED_BY["decode"] = (*_OF_TESTS, "safetensors", "tokenizers")
 # Optional. Without them tests are skipped and peers are missing, and the output says so.
 _HELPFUL = ("torch", "cupy")
@@ -62,6 +71,7 @@ _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
 # World sizes of the benches, the largest first.
 _WORLD_SIZES = (4, 2, 1)
 _TESTS_OF_TORCH = "tests/hardware/test_torch.py"
+_TESTS_OF_NCCL = "tests/hardware/test_nccl_api.py"
 _TESTS_OF_DECODING = "tests/hardware/test_decode.py"
 # Shapes of models for the part decode, the most important first. The first one also runs on several
 # GPUs.
@@ -102,6 +112,7 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
     run_by: dict[str, Callable[[Run, int], None]] = {
         "tests": partial(_tests, is_short=is_short),
         "torch": partial(_torch, is_short=is_short),
+        "nccl": _nccl,
         "bench": partial(_bench, is_short=is_short),
         "decode": _decode,
         "plots": _plots,
@@ -252,12 +263,19 @@ def _warm(run: Run, parts: Sequence[str], num_gpus: int) -> None:
 
 
 def _tests(run: Run, num_gpus: int, *, is_short: bool) -> None:
-    others = (f"--ignore={_TESTS_OF_TORCH}", f"--ignore={_TESTS_OF_DECODING}")
-    _pytest(run, "tests", num_gpus, is_short, "tests/hardware", *others)
+    others = (_TESTS_OF_TORCH, _TESTS_OF_NCCL, _TESTS_OF_DECODING)
+    ignored = (f"--ignore={other}" for other in others)
+    _pytest(run, "tests", num_gpus, is_short, "tests/hardware", *ignored)
 
 
 def _torch(run: Run, num_gpus: int, *, is_short: bool) -> None:
     _pytest(run, "torch", num_gpus, is_short, _TESTS_OF_TORCH)
+
+
+def _nccl(run: Run, num_gpus: int) -> None:
+    """One process builds the library once, for its tests."""
+    options = ("-v", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider")
+    run.take(Step("nccl", ("-m", "pytest", *options, _TESTS_OF_NCCL), LIMIT_S))
 
 
 def _pytest(run: Run, name: str, num_gpus: int, is_short: bool, *what: str) -> None:

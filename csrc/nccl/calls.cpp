@@ -8,10 +8,15 @@
 // calls were on that stream: NCCL does so for its part, and the held call joins the streams.
 #include "calls.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -61,8 +66,18 @@ struct Group {
 
 thread_local Group group;
 
+// The program's collectives. A call in a graph counts once, however often the graph runs.
+std::atomic<unsigned long> calls_of_kccl, calls_of_nccl;
+
+void log_counts() {
+    std::fprintf(stderr, "kccl: process %d: %lu calls by KCCL, %lu by NCCL\n",
+                 static_cast<int>(getpid()), calls_of_kccl.load(), calls_of_nccl.load());
+}
+
 void log(const Call& call, const Entry& entry, const Choice& choice, const char* why_not) {
     if (mode() != Mode::kLog) return;
+    static std::once_flag once;
+    std::call_once(once, [] { std::atexit(log_counts); });
     // One write for each line, because the ranks' lines go to one place.
     std::fprintf(stderr, "kccl: rank %d of %d: %s, %zu of %s: %s%s\n", entry.rank, entry.world_size,
                  call.name, call.request.count, name_of(call.request.type),
@@ -101,7 +116,13 @@ Choice choose_for(const Call& call, const Entry& entry) {
     return choice;
 }
 
+ncclResult_t pass_to_nccl(const Call& call) {
+    ++calls_of_nccl;
+    return call.pass();
+}
+
 ncclResult_t run(const Ours& ours) {
+    ++calls_of_kccl;
     const ncclResult_t result = ours.served->call(ours.choice, ours.call.arguments);
     if (result != ncclSuccess && mode() == Mode::kLog) {
         std::fprintf(stderr, "kccl: rank %d: %s failed: %s\n", ours.served->rank(), ours.call.name,
@@ -127,17 +148,17 @@ ncclResult_t make_in_group(Call call, const Entry& entry) {
     if (others.number++ == 0) {
         const Choice choice = choose_for(call, entry);
         log(call, entry, choice, choice.why_not);
-        if (choice.kernel == nullptr) return call.pass();
+        if (choice.kernel == nullptr) return pass_to_nccl(call);
         others.held = Ours{entry.served, choice, std::move(call)};
         return ncclSuccess;
     }
     if (others.held.has_value()) {
         const Call first = std::exchange(others.held, std::nullopt)->call;
         log(first, entry, {}, kSeveral);
-        if (const auto result = first.pass(); result != ncclSuccess) return result;
+        if (const auto result = pass_to_nccl(first); result != ncclSuccess) return result;
     }
     log(call, entry, {}, kSeveral);
-    return call.pass();
+    return pass_to_nccl(call);
 }
 
 // Lets NCCL make a call outside of groups, in the order of the communicator's calls.
@@ -233,7 +254,9 @@ ncclResult_t make(Call call) try {
     if (group.depth > 0 && entry.served != nullptr) return make_in_group(std::move(call), entry);
     const Choice choice = choose_for(call, entry);
     log(call, entry, choice, choice.why_not);
-    if (choice.kernel == nullptr) return pass_in_order(entry, call.arguments.stream, call.pass);
+    if (choice.kernel == nullptr) {
+        return pass_in_order(entry, call.arguments.stream, [&] { return pass_to_nccl(call); });
+    }
     return run({entry.served, choice, std::move(call)});
 } catch (...) {
     return caught();
@@ -268,7 +291,7 @@ ncclResult_t pass_group() try {
     if (InReal::is_here() || group.depth == 0 || --group.depth > 0) return ncclSuccess;
     for (const OfComm& each : std::exchange(group.calls, {})) {
         if (!each.held.has_value()) continue;
-        if (const auto result = each.held->call.pass(); result != ncclSuccess) return result;
+        if (const auto result = pass_to_nccl(each.held->call); result != ncclSuccess) return result;
     }
     return ncclSuccess;
 } catch (...) {

@@ -260,7 +260,7 @@ ncclResult_t start(const std::vector<ncclComm_t>& made) try {
         // All ranks know this.
         if (!has_world_size(rank.world_size)) {
             note(comm,
-                 {nullptr, "nothing was measured with so many ranks", rank.rank, rank.world_size});
+                 {nullptr, "KCCL has no kernels for so many ranks", rank.rank, rank.world_size});
             continue;
         }
         ranks.push_back(std::move(rank));

@@ -53,9 +53,9 @@ class Env:
         mpi: "off": the communicators of kccl.interop.mpi leave every call to MPI. "log": lines on
             standard error say which calls KCCL makes, and why MPI makes a call.
         nccl: "off": libkccl_nccl.so leaves every call to NCCL. "log": lines on standard error say
-            which calls KCCL makes, why NCCL makes a call, and why a launch failed. The library
-            reads this, KCCL_TIMEOUT and KCCL_DEPENDENTS itself. Its waits have no limit without
-            KCCL_TIMEOUT, as NCCL's.
+            which calls KCCL makes, why NCCL makes a call, and why a launch failed; at the end, how
+            many calls each made. The library reads this, KCCL_TIMEOUT and KCCL_DEPENDENTS itself.
+            Its waits have no limit without KCCL_TIMEOUT, as NCCL's.
         rank, world_size, rendezvous, namespaces: Set by `kccl run` for its children.
         rank_process: Set by `import kccl` for the processes that a rank starts: they are no ranks.
         openmpi_prefix: An environment with mpi4py and Open MPI, for `kccl bench --baselines`.

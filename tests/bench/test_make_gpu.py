@@ -165,6 +165,7 @@ def test_parts_are_selectable(part, tmp_path):
     wanted = {
         "tests": {*READY, "tests"},
         "torch": {*READY, "torch"},
+        "nccl": {"build", "extension", "gpus", "nccl"},
         "bench": {*READY, "benches"},
         "decode": {"build", "extension", "gpus", "decode_tests", *make_gpu.shapes_of(2)},
         "plots": {"build", "extension", "plots"},
@@ -269,20 +270,21 @@ def test_a_step_has_at_most_what_is_left(tmp_path):
 
 def test_parts_and_getting_ready_fit_into_the_time_for_all():
     assert set(make_gpu.BUDGETS_S) == set(make_gpu.PARTS)
-    for parts in (make_gpu.USUAL_PARTS, ("decode",)):
+    for parts in (make_gpu.USUAL_PARTS, ("nccl",), ("decode",)):
         assert sum(make_gpu.BUDGETS_S[part] for part in parts) <= make_gpu.LIMIT_S - 20
 
 
 def test_every_test_on_gpus_belongs_to_one_part(tmp_path):
     steps = Steps()
-    assert run(tmp_path, steps, "--parts", "tests torch decode") == 0
-    tests, torch, decode = (
-        steps.commands[steps.names.index(name)] for name in ("tests", "torch", "decode_tests")
+    assert run(tmp_path, steps, "--parts", "tests torch nccl decode") == 0
+    tests, *parts = (
+        steps.commands[steps.names.index(name)]
+        for name in ("tests", "torch", "nccl", "decode_tests")
     )
-    others = [torch[-1], decode[-1]]
-    assert others == ["tests/hardware/test_torch.py", "tests/hardware/test_decode.py"]
+    others = [part[-1] for part in parts]
+    assert others == [f"tests/hardware/test_{name}.py" for name in ("torch", "nccl_api", "decode")]
     assert all((ROOT / other).exists() for other in others)
-    assert tests[-3:] == ["tests/hardware", *(f"--ignore={other}" for other in others)]
+    assert tests[-4:] == ["tests/hardware", *(f"--ignore={other}" for other in others)]
     assert "--most-of" not in tests
 
 

@@ -6,40 +6,23 @@ launches and the shared memory are real, and streams do at once what they are gi
 """
 
 import ctypes
-import os
 import re
 import subprocess
-from collections import Counter
 
 import pytest
-from compilers import cxx
 from device_compilers import find_nvrtc
+from nccl_program import compile_cpp, compile_program, makers, right, told
 from source_tree import ROOT
 
-import kccl
 from kccl.backends.shapes import launch_shape
 from kccl.base import dtypes
 from kccl.interop import nccl, nccl_headers, nccl_tables
 from kccl.plan.specs import BY_NAME
 
-LINKING = ROOT / "tests" / "linking"
-FLAGS = ("-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror")
 needs_nvrtc = pytest.mark.skipif(
     find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed"
 )
 pytestmark = [pytest.mark.long, pytest.mark.takes(36)]
-
-
-def includes():
-    """Compiler flags for programs of NCCL and of the driver."""
-    system = (nccl_headers.folder_of("nccl.h"), nccl_headers.folder_of("cuda.h"))
-    own = (kccl.include_dir(), ROOT / "csrc" / "host", nccl.HEADERS)
-    return [*(f"-I{each}" for each in own), *(f"-isystem{each}" for each in system)]
-
-
-def compile_cpp(folder, sources, output, *flags):
-    command = [cxx(), *FLAGS, *includes(), *(LINKING / each for each in sources), *flags]
-    subprocess.run([*command, "-o", folder / output], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -51,40 +34,14 @@ def folder(tmp_path_factory):
     fakes = ("fake_cuda.cpp", "fake_launches.cpp", "fake_captures.cpp")
     driver = ("-DKCCL_HOST_GRID=1", "-DKCCL_HOLDS_FAILED=1", "-Wl,-soname,libcuda.so.1")
     compile_cpp(made, fakes, "libcuda.so.1", *shared, *driver)
-    compile_cpp(made, ["stub_nccl.cpp"], "libnccl.so.2", *shared, "-Wl,-soname,libnccl.so.2")
-    libraries = (made / "libnccl.so.2", made / "libcuda.so.1", f"-Wl,-rpath,{made}")
-    programs = ("ranks_of_nccl.cpp", "ranks_of_nccl_graphs.cpp")
-    compile_cpp(made, programs, "ranks", *libraries)
+    compile_cpp(made, ("stub_nccl.cpp",), "libnccl.so.2", *shared, "-Wl,-soname,libnccl.so.2")
+    compile_program(made, made / "libnccl.so.2", made / "libcuda.so.1")
     return made
 
 
-def told(folder, part, ranks=2, *, preloads=True, code=0, **variables):
-    """What the ranks say of themselves, and the lines of KCCL's and the stub's logs."""
-    environment = os.environ | {"LD_LIBRARY_PATH": str(folder), "KCCL_NCCL": "log"} | variables
-    if preloads:
-        environment["LD_PRELOAD"] = str(folder / nccl.LIBRARY)
-    done = subprocess.run(
-        [folder / "ranks", part, str(ranks)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "leaked" not in done.stderr or code != 0
-    return sorted(done.stdout.splitlines()), done.stderr.splitlines()
-
-
-def right(ranks=2):
-    return [f"rank {rank}: right" for rank in range(ranks)]
-
-
-def made_by(log):
-    """How many calls of rank 0 each maker made, by KCCL's log, and how many the stub made."""
-    calls = (re.match(r"kccl: rank 0 of \d: nccl\w+, \d+ of \w+: (\w+)", line) for line in log)
-    makers = Counter(call[1] for call in calls if call)
-    by_stub = sum(bool(re.match(r"NCCL: rank 0: nccl", line)) for line in log)
-    return makers, by_stub
+def by_stub(log):
+    """How many calls of rank 0 the stub made."""
+    return sum(bool(re.match(r"NCCL: rank 0: nccl", line)) for line in log)
 
 
 @needs_nvrtc
@@ -110,29 +67,32 @@ def test_the_program_is_right_without_kccl(folder):
 @needs_nvrtc
 def test_calls_go_where_the_tables_say(folder):
     _, log = told(folder, "sum")
-    makers, by_stub = made_by(log)
-    assert makers == {
+    assert makers(log) == {
         "all_reduce_one_shot_ll16": 3 * 5,  # up to 2,049 floats
         "all_reduce_one_shot_sentinel": 3,
         "all_reduce_two_shot_sentinel": 3,
         "NCCL": 3,
     }
     # The start-up exchanges by NCCL, too.
-    assert by_stub == 3 + sum("NCCL: rank 0: ncclAllGather" in line for line in log)
+    assert by_stub(log) == 3 + sum("NCCL: rank 0: ncclAllGather" in line for line in log)
+    ends = [line.partition(": ")[2] for line in log if line.startswith("kccl: process ")]
+    assert [re.sub(r"\d+", "N", end, count=1) for end in ends] == [
+        f"process N: {3 * 7} calls by KCCL, 3 by NCCL"
+    ] * 2
 
 
 @needs_nvrtc
 def test_a_group_of_several_collectives_is_nccls(folder):
-    makers, _ = made_by(told(folder, "group")[1])
+    _, log = told(folder, "group")
     # The first of two is held, and then goes to NCCL: it has two lines.
-    assert makers == {"all_reduce_one_shot_ll16": 3 * 4, "NCCL": 3 * 2}
+    assert makers(log) == {"all_reduce_one_shot_ll16": 3 * 4, "NCCL": 3 * 2}
 
 
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("ranks", "variables", "reason"),
     [
-        (3, {}, "nothing was measured with so many ranks"),
+        (3, {}, "KCCL has no kernels for so many ranks"),
         (2, {"FAKE_CUDA_SHARES_GPU": "1"}, "ranks share a GPU"),
         (2, {"FAKE_CUDA_HAS_NO_NVLINK": "1"}, "nothing was measured without NVLink"),
         (2, {"NCCL_P2P_DISABLE": "1"}, "NCCL_P2P_DISABLE=1"),
@@ -142,8 +102,7 @@ def test_a_group_of_several_collectives_is_nccls(folder):
 def test_what_kccl_cannot_serve_passes_through(folder, ranks, variables, reason):
     said, log = told(folder, "sum", ranks, **variables)
     assert said == right(ranks)
-    makers, by_stub = made_by(log)
-    assert set(makers) <= {"NCCL"} and by_stub >= 3 * 8
+    assert set(makers(log)) <= {"NCCL"} and by_stub(log) >= 3 * 8
     told_of = [line for line in log if re.match(r"kccl: rank \d of \d: communicator", line)]
     assert len(told_of) == ranks and all(reason in line for line in told_of)
 
@@ -151,7 +110,7 @@ def test_what_kccl_cannot_serve_passes_through(folder, ranks, variables, reason)
 @needs_nvrtc
 def test_kccl_can_be_switched_off(folder):
     said, log = told(folder, "sum", KCCL_NCCL="off")
-    assert said == right() and made_by(log)[1] > 3 * 8
+    assert said == right() and by_stub(log) > 3 * 8
     assert not any(line.startswith("kccl") for line in log)
 
 
@@ -228,7 +187,7 @@ int main() {
 @needs_nvrtc
 def test_choice_and_shape_are_pythons(folder):
     (folder / "shapes.cpp").write_text(SHAPES)
-    sources = [folder / "shapes.cpp", ROOT / "csrc" / "nccl" / "plan.cpp"]
+    sources = (folder / "shapes.cpp", ROOT / "csrc" / "nccl" / "plan.cpp")
     own = (f"-I{folder}", f"-I{ROOT / 'csrc' / 'nccl'}")
     compile_cpp(folder, sources, "shapes", *own)
     types = {7: dtypes.float32, 6: dtypes.float16, 9: dtypes.bfloat16, 1: dtypes.uint8}
@@ -239,8 +198,9 @@ def test_choice_and_shape_are_pythons(folder):
     for number, collective in enumerate(names):
         for type_number, dtype in types.items():
             for count in counts:
-                asked.append(f"{number} {type_number} {count} 512")
-                wanted.append(answer(lines, collective, dtype, count))
+                most = 320 if count % 2 else 512
+                asked.append(f"{number} {type_number} {count} {most}")
+                wanted.append(answer(lines, collective, dtype, count, most))
     done = subprocess.run(
         [folder / "shapes"], input="\n".join(asked), capture_output=True, text=True, check=True
     )
@@ -248,7 +208,7 @@ def test_choice_and_shape_are_pythons(folder):
     assert len(set(wanted)) > 30
 
 
-def answer(lines, collective, dtype, count):
+def answer(lines, collective, dtype, count, most):
     """What choose() and shape_of() must say, by the planner's functions."""
     moves = collective in ("all_gather", "broadcast")
     of = dtypes.uint8 if moves else dtype
@@ -263,5 +223,5 @@ def answer(lines, collective, dtype, count):
         return "NCCL"
     line, length = fitting[0], chunk if moves else count
     spec = BY_NAME[line.kernel.name]
-    shape = launch_shape(spec, length, of.name, 512, line.blocks, line.threads, warp_size=32)
+    shape = launch_shape(spec, length, of.name, most, line.blocks, line.threads, warp_size=32)
     return f"{spec.name} {shape[0]} {shape[1]} {spec.share(length, of.name, shape[0])}"
