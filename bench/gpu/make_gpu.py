@@ -274,7 +274,8 @@ def _torch(run: Run, num_gpus: int, *, is_short: bool) -> None:
 
 def _nccl(run: Run, num_gpus: int) -> None:
     """One process builds the library once, for its tests."""
-    options = ("-v", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider")
+    # -rP prints the times that a test has measured.
+    options = ("-v", "-rP", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider")
     run.take(Step("nccl", ("-m", "pytest", *options, _TESTS_OF_NCCL), LIMIT_S))
 
 

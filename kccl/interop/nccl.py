@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from ..base.errors import BackendError, CompileError, Error
@@ -52,9 +53,6 @@ def build(
         BackendError: A compiler or a header is missing.
         CompileError: The library does not compile.
     """
-    cxx = compilers.find_cxx()
-    if cxx is None:
-        raise BackendError(f"there is no C++ compiler. {cache.compiler_cure()}")
     cuda, nccl = nccl_headers.folder_of("cuda.h"), nccl_headers.folder_of("nccl.h")
     sources = [*sorted(_NCCL.glob("*.cpp")), cache.CSRC / "host" / "gpu.cpp"]
     lines = nccl_tables.lines(world_sizes)
@@ -70,16 +68,38 @@ def build(
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, "utf-8")
-    includes = [f"-I{folder}", f"-I{HEADERS}", "-isystem", str(nccl), "-isystem", str(cuda)]
     objects = [folder / f"{source.stem}.o" for source in sources]
-    commands = [
-        [*cxx, *_FLAGS, *includes, "-c", str(source), "-o", str(made)]
-        for source, made in zip(sources, objects, strict=True)
-    ]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(_run, commands))
-    _run([*cxx, *map(str, objects), *_LINKED, "-o", str(folder / LIBRARY)])
+        list(pool.map(partial(compile_source, folder), sources, objects))
+    link(objects, folder / LIBRARY)
     return folder / LIBRARY
+
+
+def compile_source(folder: Path, source: Path, made: Path) -> None:
+    """Compiles one of the library's sources.
+
+    Args:
+        folder: Has what build() has written.
+        source: It may lie anywhere.
+        made: The object.
+    """
+    system = (nccl_headers.folder_of("nccl.h"), nccl_headers.folder_of("cuda.h"))
+    includes = [f"-I{folder}", f"-I{_NCCL}", f"-I{HEADERS}"]
+    for each in system:
+        includes += ["-isystem", str(each)]
+    _run([*_cxx(), *_FLAGS, *includes, "-c", str(source), "-o", str(made)])
+
+
+def link(objects: Sequence[Path], library: Path) -> None:
+    """Makes the library of its objects."""
+    _run([*_cxx(), *map(str, objects), *_LINKED, "-o", str(library)])
+
+
+def _cxx() -> list[str]:
+    cxx = compilers.find_cxx()
+    if cxx is None:
+        raise BackendError(f"there is no C++ compiler. {cache.compiler_cure()}")
+    return cxx
 
 
 def _run(command: list[str]) -> None:

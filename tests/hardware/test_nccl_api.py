@@ -3,9 +3,16 @@
 tests/interop/test_interop_nccl.py runs the same program on a stub of NCCL and a fake driver.
 """
 
+import json
+import os
+import socket
+import subprocess
+import sys
+
 import pytest
 from linked_programs import libcuda
 from nccl_program import compile_program, makers, right, told
+from source_tree import ROOT
 
 from kccl.base.errors import BackendError
 from kccl.interop import nccl, nccl_headers
@@ -60,3 +67,50 @@ def test_a_program_gets_right_results(world_size, folder, part, limit_s):
 def test_the_program_is_right_without_kccl(world_size, folder):
     said, log = told(folder, "sum", world_size, preloads=False)
     assert said == right(world_size) and not makers(log)
+
+
+def in_pytorch(out, **variables):
+    """Runs workers/nccl_in_pytorch.py. Returns its times by (who calls, call, bytes, mode), the
+    results to compare, and the output of rank 0.
+    """
+    import torch
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, str(ROOT / "tests/workers/nccl_in_pytorch.py"), str(out)]
+    where = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | variables
+    ranks = []
+    for rank in map(str, range(WORLD_SIZE)):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(WORLD_SIZE)}
+        with open(f"{out}.{rank}", "w") as file:
+            ranks.append(
+                subprocess.Popen(command, env=where | place, stdout=file, stderr=subprocess.STDOUT)
+            )
+    try:
+        codes = [rank.wait(100) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    text = out.with_suffix(".0").read_text()
+    assert codes == [0] * WORLD_SIZE, text[-2000:]
+    rows = json.loads(out.with_suffix(".json").read_text())
+    times = {(row["by"], row["call"], row["bytes"], row["mode"]): row["time_us"] for row in rows}
+    return times, torch.load(out.with_suffix(".pt")), text
+
+
+def test_a_program_of_pytorch_is_faster_and_has_the_same_bits(world_size, folder, tmp_path):
+    torch = pytest.importorskip("torch")
+    library = str(folder / nccl.LIBRARY)
+    kccl = {"LD_PRELOAD": library, "VLLM_NCCL_SO_PATH": library, "KCCL_TIMEOUT": "20"}
+    without, wanted, _ = in_pytorch(tmp_path / "without")
+    times, found, log = in_pytorch(tmp_path / "with", **kccl, KCCL_NCCL="log")
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    if "KCCL makes short calls" not in log:
+        pytest.skip("there is a GPU, but NCCL makes all calls here")
+    assert makers(log.splitlines())["all_reduce_one_shot_ll16"] > 0
+    # The log costs no time in graphs.
+    for key, time_us in times.items():
+        print(*key, f"NCCL {without[key]} us, KCCL {time_us} us")
+    of_8_kib = ("torch", "all_reduce", 8192, "graph")
+    assert without[of_8_kib] >= 1.8 * times[of_8_kib]

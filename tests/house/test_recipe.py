@@ -199,6 +199,7 @@ OTHERS = {
     # mpi4py's calls, of which KCCL makes some. mpi.py says which, and why not the others.
     *(f"kccl/interop/mpi{part}.py" for part in ("", "_calls", "_communicator", "_opening")),
     "tests/workers/mpi_calls.py",
+    "tests/workers/nccl_in_pytorch.py",
     # The two fused calls as PyTorch's custom ops.
     "kccl/interop/torch_norms.py",
     # NCCL's calls, of which KCCL makes some: the choice is a table, and each is an entry point.

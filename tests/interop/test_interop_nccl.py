@@ -11,8 +11,9 @@ import subprocess
 
 import pytest
 from device_compilers import find_nvrtc
+from long import hunted
 from nccl_program import compile_cpp, compile_program, makers, right, told
-from source_tree import ROOT
+from source_tree import ROOT, replace_once
 
 from kccl.backends.shapes import launch_shape
 from kccl.base import dtypes
@@ -158,6 +159,54 @@ def test_every_function_of_the_header_is_exported(folder):
     names -= {"ncclResetDebugInit", "pncclResetDebugInit"}
     assert len(names) > 60
     assert [name for name in sorted(names) if not hasattr(library, name)] == []
+
+
+# What orders calls, rule by rule: (file, code, code without the rule), and the part that needs it.
+BUGS = {
+    "calls of two streams in a capture": (
+        *("captures.cpp", "if (!come_after(calls, ended)) {", "if (false) {"),
+        "graph",
+    ),
+    "a graph waits for the graphs before": (
+        "captures.cpp",
+        "return found == calls_.end() ? wait_for_graphs(stream, capture)\n",
+        "return found == calls_.end() ? CUDA_SUCCESS\n",
+        "graphs",
+    ),
+    "the record comes after the last call": (
+        "captures.cpp",
+        "const CUresult code = add(graph, &last, &calls.record, &kFromTheEnd, 1);",
+        "const CUresult code = add == nullptr ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;\n"
+        "    return code;",
+        "graphs",
+    ),
+    "a call waits for that of another stream": (
+        "served.cpp",
+        "has_called_ && stream_id != last_stream_id_",
+        "has_called_ && stream_id == 0",
+        "streams",
+    ),
+    "a group waits on all its streams": (
+        "calls.cpp",
+        "result = calls.served->join(calls.first(), stream);",
+        "(void)stream;",
+        "messages",
+    ),
+}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("rule", hunted(BUGS, kind=lambda rule: BUGS[rule][0]))
+def test_a_missing_rule_is_found(folder, tmp_path, rule):
+    file, code, without, part = BUGS[rule]
+    source = ROOT / "csrc" / "nccl" / file
+    planted = tmp_path / file
+    planted.write_text(replace_once(source.read_text(), code, without, source))
+    nccl.compile_source(folder, planted, planted.with_suffix(".o"))
+    others = [each for each in folder.glob("*.o") if each.name != f"{planted.stem}.o"]
+    nccl.link([*others, planted.with_suffix(".o")], tmp_path / nccl.LIBRARY)
+    said, _ = told(folder, part, code=1, LD_PRELOAD=str(tmp_path / nccl.LIBRARY))
+    assert any(": wrong: " in line for line in said)
 
 
 SHAPES = """

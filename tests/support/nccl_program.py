@@ -42,9 +42,8 @@ def told(
     **variables: str,
 ) -> tuple[list[str], list[str]]:
     """What the ranks say of themselves, and the lines of the log."""
-    environment = os.environ | {"KCCL_NCCL": "log"} | variables
-    if preloads:
-        environment["LD_PRELOAD"] = str(folder / nccl.LIBRARY)
+    preloaded = {"LD_PRELOAD": str(folder / nccl.LIBRARY)} if preloads else {}
+    environment = os.environ | {"KCCL_NCCL": "log"} | preloaded | variables
     done = subprocess.run(
         [folder / "ranks", part, str(ranks)],
         env=environment,
