@@ -25,7 +25,11 @@ _NCCL = cache.CSRC / "nccl"
 HEADERS = _NCCL / "cuda"
 """The folder of what nccl.h needs of CUDA's runtime."""
 
-_FLAGS = ("-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+# It answers NCCL's deprecated functions, too.
+_FLAGS = (
+    *("-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden"),
+    *("-Wall", "-Wextra", "-Wno-deprecated-declarations"),
+)
 # The library goes into every process that a program starts, also where there is no C++ library.
 _LINKED = (
     *("-shared", "-static-libstdc++", "-static-libgcc", "-ldl", "-pthread"),
@@ -38,6 +42,7 @@ def build(
     *,
     archs: Sequence[str] = nccl_images.ARCHS,
     world_sizes: Sequence[int] = nccl_tables.WORLD_SIZES,
+    flags: Sequence[str] = (),
 ) -> Path:
     """Builds the library.
 
@@ -45,6 +50,7 @@ def build(
         folder: Where the library goes, and what is written to build it.
         archs: Architectures; those that begin with "compute_" become PTX.
         world_sizes: Numbers of ranks for which it has kernels.
+        flags: More flags for the C++ compiler.
 
     Returns:
         The library's path.
@@ -53,6 +59,7 @@ def build(
         BackendError: A compiler or a header is missing.
         CompileError: The library does not compile.
     """
+    _cxx()  # Whoever has none hears of it before the kernels, which take minutes.
     cuda, nccl = nccl_headers.folder_of("cuda.h"), nccl_headers.folder_of("nccl.h")
     sources = [*sorted(_NCCL.glob("*.cpp")), cache.CSRC / "host" / "gpu.cpp"]
     lines = nccl_tables.lines(world_sizes)
@@ -70,24 +77,25 @@ def build(
         (folder / name).write_text(text, "utf-8")
     objects = [folder / f"{source.stem}.o" for source in sources]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(partial(compile_source, folder), sources, objects))
+        list(pool.map(partial(compile_source, folder, flags=flags), sources, objects))
     link(objects, folder / LIBRARY)
     return folder / LIBRARY
 
 
-def compile_source(folder: Path, source: Path, made: Path) -> None:
+def compile_source(folder: Path, source: Path, made: Path, flags: Sequence[str] = ()) -> None:
     """Compiles one of the library's sources.
 
     Args:
         folder: Has what build() has written.
         source: It may lie anywhere.
         made: The object.
+        flags: More flags for the compiler.
     """
     system = (nccl_headers.folder_of("nccl.h"), nccl_headers.folder_of("cuda.h"))
     includes = [f"-I{folder}", f"-I{_NCCL}", f"-I{HEADERS}"]
     for each in system:
         includes += ["-isystem", str(each)]
-    _run([*_cxx(), *_FLAGS, *includes, "-c", str(source), "-o", str(made)])
+    _run([*_cxx(), *_FLAGS, *flags, *includes, "-c", str(source), "-o", str(made)])
 
 
 def link(objects: Sequence[Path], library: Path) -> None:

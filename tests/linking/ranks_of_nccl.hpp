@@ -109,6 +109,12 @@ struct Array {
     size_t count;
 };
 
+inline ncclComm_t another(const Rank& rank, int number) {
+    ncclComm_t comm = nullptr;
+    MUST(ncclCommInitRank(&comm, rank.world_size, rank.shared->ids[number], rank.rank));
+    return comm;
+}
+
 inline void all_reduce(const Rank& rank, size_t count, int round, ncclComm_t comm,
                        cudaStream_t stream) {
     Array x(rank, count, round);
@@ -120,4 +126,5 @@ inline void all_reduce(const Rank& rank, size_t count, int round, ncclComm_t com
 void graph(Rank& rank);
 void graphs(Rank& rank);
 void held(Rank& rank);
+void orders(Rank& rank);
 void refused(Rank& rank);

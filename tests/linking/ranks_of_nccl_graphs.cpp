@@ -2,8 +2,10 @@
 #include <cuda.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <string>
 #include <thread>
 
@@ -68,14 +70,16 @@ void graph(Rank& rank) {
 
 namespace {
 
-CUgraphExec captured_sum(const Rank& rank, const Array& array, CUstream stream) {
+void sum(const Array& array, ncclComm_t comm, CUstream stream) {
+    MUST(ncclAllReduce(array.at, array.at, array.count, ncclFloat32, ncclSum, comm,
+                       reinterpret_cast<cudaStream_t>(stream)));
+}
+
+CUgraphExec captured_sum(const Array& array, ncclComm_t comm, CUstream stream, int calls = 3) {
     CUgraph captured;
     CUgraphExec made;
     MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    for (int call = 0; call < 3; ++call) {
-        MUST(ncclAllReduce(array.at, array.at, array.count, ncclFloat32, ncclSum, rank.comm,
-                           reinterpret_cast<cudaStream_t>(stream)));
-    }
+    for (int call = 0; call < calls; ++call) sum(array, comm, stream);
     MUST(cuStreamEndCapture(stream, &captured));
     MUST(cuGraphInstantiate(&made, captured, 0));
     return made;
@@ -86,8 +90,8 @@ CUgraphExec captured_sum(const Rank& rank, const Array& array, CUstream stream) 
 // Two graphs of one communicator run on two streams.
 void graphs(Rank& rank) {
     Array x(rank, 100, 0), y(rank, 100, 0);
-    const CUgraphExec one = captured_sum(rank, x, rank.stream);
-    const CUgraphExec other = captured_sum(rank, y, rank.other_stream);
+    const CUgraphExec one = captured_sum(x, rank.comm, rank.stream);
+    const CUgraphExec other = captured_sum(y, rank.comm, rank.other_stream);
     check_count("open launches", 0);
     for (int round = 0; round < 20; ++round) {
         x.fill(rank, round);
@@ -106,25 +110,67 @@ void graphs(Rank& rank) {
     }
 }
 
+// The ranks begin long calls of two communicators in different orders: one by one, and in graphs.
+// Only GPUs can: the fake driver ends a call before the next one begins.
+void orders(Rank& rank) {
+    const ncclComm_t second = another(rank, 1);
+    constexpr int kCalls = 20;
+    constexpr size_t kCount = 1 << 18;  // 1 MiB
+    const Array x(rank, kCount, 0), y(rank, kCount, 0);
+    const CUgraphExec one = captured_sum(x, rank.comm, rank.stream, kCalls);
+    const CUgraphExec other = captured_sum(y, second, rank.other_stream, kCalls);
+    const bool is_reversed = rank.rank % 2 == 1;
+    const auto both = [&](auto begin_one, auto begin_other) {
+        for (const Array* each : {&x, &y}) {
+            std::fill_n(each->at, kCount, 0.0f);
+            each->at[0] = 1;
+            each->at[kCount - 1] = 2;
+        }
+        rank.barrier();
+        if (is_reversed) begin_other();
+        begin_one();
+        if (!is_reversed) begin_other();
+        MUST(cuCtxSynchronize());
+    };
+    const auto is_right = [&](int calls) {
+        float power = 1;
+        for (int call = 0; call < calls; ++call) power *= static_cast<float>(rank.world_size);
+        for (const Array* each : {&x, &y}) {
+            check(each->at[0] == power && each->at[1] == 0 && each->at[kCount - 1] == 2 * power,
+                  "a sum of calls in different orders");
+        }
+    };
+    for (int round = 0; round < 20; ++round) {
+        both([&] { sum(x, rank.comm, rank.stream); }, [&] { sum(y, second, rank.other_stream); });
+        is_right(1);
+        both([&] { MUST(cuGraphLaunch(one, rank.stream)); },
+             [&] { MUST(cuGraphLaunch(other, rank.other_stream)); });
+        is_right(kCalls);
+    }
+    MUST(ncclCommDestroy(second));
+}
+
 // A graph that fails does not end until its rank aborts.
 void held(Rank& rank) {
     Array x(rank, 100, 0);
-    const CUgraphExec made = captured_sum(rank, x, rank.stream);
+    const CUgraphExec made = captured_sum(x, rank.comm, rank.stream);
     MUST(cuGraphLaunch(made, rank.stream));
     x.memory.settled();
     rank.barrier();
     if (rank.rank == 0) {
-        std::atomic<bool> has_ended = false;
+        std::atomic<bool> has_ended = false, has_ended_early = false;
         std::thread watchdog([&] {
-            // Longer than KCCL_TIMEOUT.
-            std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-            check(!has_ended, "a graph that failed has ended");
-            MUST(ncclCommAbort(rank.comm));
+            // The graph fails after that time.
+            const double limit_s = std::strtod(std::getenv("KCCL_TIMEOUT"), nullptr);
+            std::this_thread::sleep_for(std::chrono::duration<double>(limit_s + 1));
+            has_ended_early = has_ended.load();
+            ncclCommAbort(rank.comm);
         });
         MUST(cuGraphLaunch(made, rank.stream));
         x.memory.settled();
         has_ended = true;
         watchdog.join();
+        check(!has_ended_early, "a graph that failed has ended");
         rank.comm = nullptr;
     }
     rank.barrier();

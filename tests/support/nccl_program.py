@@ -6,6 +6,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from compilers import cxx
 from source_tree import ROOT
 
@@ -43,14 +44,20 @@ def told(
 ) -> tuple[list[str], list[str]]:
     """What the ranks say of themselves, and the lines of the log."""
     preloaded = {"LD_PRELOAD": str(folder / nccl.LIBRARY)} if preloads else {}
-    environment = os.environ | {"KCCL_NCCL": "log"} | preloaded | variables
-    done = subprocess.run(
-        [folder / "ranks", part, str(ranks)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    # Whoever runs the tests may have set some.
+    outer = {name: os.environ[name] for name in os.environ if not re.match("(K|N)CCL_", name)}
+    own = {"KCCL_NCCL": "log", "KCCL_TIMEOUT": "30"}
+    try:
+        done = subprocess.run(
+            [folder / "ranks", part, str(ranks)],
+            env=outer | own | preloaded | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    except subprocess.TimeoutExpired as error:
+        output = b"".join(each or b"" for each in (error.stdout, error.stderr))
+        pytest.fail(f"part {part} did not end:\n{output.decode(errors='replace')}")
     assert done.returncode == code, done.stdout + done.stderr
     assert "leaked" not in done.stderr or code != 0
     return sorted(done.stdout.splitlines()), done.stderr.splitlines()
