@@ -16,7 +16,6 @@
 #include <cstdlib>
 #include <iterator>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -69,15 +68,8 @@ thread_local Group group;
 // The program's collectives. A call in a graph counts once, however often the graph runs.
 std::atomic<unsigned long> calls_of_kccl, calls_of_nccl;
 
-void log_counts() {
-    std::fprintf(stderr, "kccl: process %d: %lu calls by KCCL, %lu by NCCL\n",
-                 static_cast<int>(getpid()), calls_of_kccl.load(), calls_of_nccl.load());
-}
-
 void log(const Call& call, const Entry& entry, const Choice& choice, const char* why_not) {
     if (mode() != Mode::kLog) return;
-    static std::once_flag once;
-    std::call_once(once, [] { std::atexit(log_counts); });
     // One write for each line, because the ranks' lines go to one place.
     std::fprintf(stderr, "kccl: rank %d of %d: %s, %zu of %s: %s%s\n", entry.rank, entry.world_size,
                  call.name, call.request.count, name_of(call.request.type),
@@ -260,6 +252,13 @@ ncclResult_t make(Call call) try {
     return run({entry.served, choice, std::move(call)});
 } catch (...) {
     return caught();
+}
+
+void log_counts_at_exit() {
+    std::atexit([] {
+        std::fprintf(stderr, "kccl: process %d: %lu calls by KCCL, %lu by NCCL\n",
+                     static_cast<int>(getpid()), calls_of_kccl.load(), calls_of_nccl.load());
+    });
 }
 
 ncclResult_t make_message(ncclComm_t comm, CUstream stream,

@@ -25,6 +25,9 @@ ncclResult_t make(Call call);
 ncclResult_t make_message(ncclComm_t comm, CUstream stream,
                           const std::function<ncclResult_t()>& pass);
 
+// Lets this process say at its end how many collectives KCCL made, and how many NCCL.
+void log_counts_at_exit();
+
 // Begins a group, and ends one. Only the outermost group of a thread counts, as in NCCL.
 ncclResult_t begin_group();
 ncclResult_t end_group();

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "calls.h"
 #include "driver.h"
 #include "peers.h"
 #include "real.h"
@@ -174,7 +175,10 @@ void log_real() {
 void note(ncclComm_t comm, Entry entry) {
     if (mode() == Mode::kLog) {
         static std::once_flag once;
-        std::call_once(once, log_real);
+        std::call_once(once, [] {
+            log_real();
+            log_counts_at_exit();
+        });
         std::fprintf(stderr, "kccl: rank %d of %d: communicator %p: %s\n", entry.rank,
                      entry.world_size, static_cast<void*>(comm),
                      entry.served != nullptr ? "KCCL makes short calls" : entry.why_not.c_str());
@@ -259,8 +263,8 @@ ncclResult_t start(const std::vector<ncclComm_t>& made) try {
         }
         // All ranks know this.
         if (!has_world_size(rank.world_size)) {
-            note(comm,
-                 {nullptr, "KCCL has no kernels for so many ranks", rank.rank, rank.world_size});
+            note(comm, {nullptr, "this build has no kernels for so many ranks", rank.rank,
+                        rank.world_size});
             continue;
         }
         ranks.push_back(std::move(rank));

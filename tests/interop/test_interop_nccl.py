@@ -93,7 +93,7 @@ def test_a_group_of_several_collectives_is_nccls(folder):
 @pytest.mark.parametrize(
     ("ranks", "variables", "reason"),
     [
-        (3, {}, "KCCL has no kernels for so many ranks"),
+        (3, {}, "this build has no kernels for so many ranks"),
         (2, {"FAKE_CUDA_SHARES_GPU": "1"}, "ranks share a GPU"),
         (2, {"FAKE_CUDA_HAS_NO_NVLINK": "1"}, "nothing was measured without NVLink"),
         (2, {"NCCL_P2P_DISABLE": "1"}, "NCCL_P2P_DISABLE=1"),

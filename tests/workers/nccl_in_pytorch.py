@@ -157,7 +157,9 @@ def check_graph_beside_eager():
 
 
 def check_streams_of_a_capture(nccl):
-    """Calls on two streams in one capture, which only NCCL's order keeps apart. Sizes are new."""
+    """Calls on two streams in one capture, which no edge but NCCL's or KCCL's orders. These sizes
+    were not called before, so nothing is warm.
+    """
     x, y, z, w = (torch.zeros(n, device="cuda") for n in (777, 555, 555, 333))
     one, two = torch.cuda.Stream(), torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
