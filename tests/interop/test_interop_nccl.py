@@ -23,7 +23,7 @@ from kccl.plan.specs import BY_NAME
 needs_nvrtc = pytest.mark.skipif(
     find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed"
 )
-pytestmark = [pytest.mark.long, pytest.mark.takes(36)]
+pytestmark = [pytest.mark.long, pytest.mark.takes(42)]
 
 
 @pytest.fixture(scope="module")
@@ -195,18 +195,66 @@ BUGS = {
 }
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("rule", hunted(BUGS, kind=lambda rule: BUGS[rule][0]))
-def test_a_missing_rule_is_found(folder, tmp_path, rule):
-    file, code, without, part = BUGS[rule]
+def planted_in(folder, tmp_path, file, code, without):
+    """The library without a rule."""
     source = ROOT / "csrc" / "nccl" / file
     planted = tmp_path / file
     planted.write_text(replace_once(source.read_text(), code, without, source))
     nccl.compile_source(folder, planted, planted.with_suffix(".o"), ["-Werror"])
     others = [each for each in folder.glob("*.o") if each.name != f"{planted.stem}.o"]
     nccl.link([*others, planted.with_suffix(".o")], tmp_path / nccl.LIBRARY)
-    said, _ = told(folder, part, code=1, LD_PRELOAD=str(tmp_path / nccl.LIBRARY))
+    return str(tmp_path / nccl.LIBRARY)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("rule", hunted(BUGS, kind=lambda rule: BUGS[rule][0]))
+def test_a_missing_rule_is_found(folder, tmp_path, rule):
+    *bug, part = BUGS[rule]
+    said, _ = told(folder, part, code=1, LD_PRELOAD=planted_in(folder, tmp_path, *bug))
     assert any(": wrong: " in line for line in said)
+
+
+def unbounded(log):
+    """The launches beside which a second one has no room, on ranks whose GPUs differ."""
+    pattern = r"launch: gpu (\d+): blocks (\d+), threads (\d+), fit (\d+), room (\d+)"
+    found = [re.fullmatch(pattern, line) for line in log]
+    launches = [tuple(map(int, each.groups())) for each in found if each]
+    shapes = {gpu: [each[1:3] for each in launches if each[0] == gpu] for gpu in (132, 78)}
+    assert len(shapes[78]) == 4
+    if shapes[132] != shapes[78]:
+        return ["shapes that differ"]
+    # A dependent that comes early takes the room of a second launch.
+    return [
+        (gpu, blocks, threads, fit)
+        for gpu, blocks, threads, fit, room in launches
+        if blocks > gpu or room < 2 or (fit > 0 and room < 4 and 2 * blocks > 78)
+    ]
+
+
+@needs_nvrtc
+def test_two_launches_have_room_on_gpus_that_differ(folder):
+    said, log = told(folder, "bounds", FAKE_CUDA_DIFFERS="1")
+    assert said == right() and unbounded(log) == []
+    assert any("blocks 78, threads 320, fit 0, room 2" in line for line in log)
+
+
+# The bounds of launches, as BUGS.
+UNBOUNDED = {
+    "a large call admits no dependent early": (
+        "served.cpp",
+        "room->second >= 2 * kAtOnce || 2 * shape.blocks <= multiprocessors_",
+        "room->second > 0",
+    ),
+    "two blocks have room": ("images.cpp", "blocks >= kAtOnce", "blocks >= 1"),
+}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("rule", hunted(UNBOUNDED, kind=lambda rule: UNBOUNDED[rule][0]))
+def test_a_missing_bound_is_found(folder, tmp_path, rule):
+    library = planted_in(folder, tmp_path, *UNBOUNDED[rule])
+    _, log = told(folder, "bounds", LD_PRELOAD=library, FAKE_CUDA_DIFFERS="1")
+    assert unbounded(log)
 
 
 SHAPES = """

@@ -7,6 +7,8 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <kccl/kernels/all_gather_direct_ll16.cuh>
@@ -110,11 +112,30 @@ void run(const Function& function, unsigned blocks, const KcclCall& call) {
     __atomic_store_n(&mailbox->status, state->status, __ATOMIC_RELEASE);
 }
 
-CUresult launch(CUfunction function, unsigned blocks, CUstream stream, void** arguments) {
+// With FAKE_CUDA_DIFFERS rank 1 has another GPU than rank 0, and each launch is told.
+bool differs() { return std::getenv("FAKE_CUDA_DIFFERS") != nullptr; }
+bool is_other() {
+    const char* rank = std::getenv("PMI_RANK");
+    return differs() && rank != nullptr && std::string(rank) == "1";
+}
+int multiprocessors() { return is_other() ? 78 : 132; }
+// How many blocks have room on a multiprocessor.
+int room_for(int threads) {
+    const int registers = is_other() ? 100 : 64;
+    return std::min(2048 / threads, 65536 / (registers * threads));
+}
+
+CUresult launch(CUfunction function, unsigned blocks, unsigned threads, CUstream stream,
+                void** arguments) {
     Node node;
     node.function = reinterpret_cast<const Function*>(function);
     node.blocks = blocks;
     node.call = *static_cast<const KcclCall*>(arguments[0]);
+    if (differs()) {
+        std::fprintf(stderr, "launch: gpu %d: blocks %u, threads %u, fit %u, room %d\n",
+                     multiprocessors(), blocks, threads, node.call.fit,
+                     room_for(static_cast<int>(threads)));
+    }
     return fake::enqueue(node, stream);
 }
 
@@ -145,7 +166,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     const std::map<CUdevice_attribute, int> known = {
         {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
         {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
-        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132},
+        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, multiprocessors()},
     };
     const auto found = known.find(attribute);
     if (found == known.end()) return CUDA_ERROR_INVALID_VALUE;
@@ -186,19 +207,19 @@ CUresult cuFuncGetName(const char** name, CUfunction function) {
     *name = reinterpret_cast<Function*>(function)->mangled.c_str();
     return CUDA_SUCCESS;
 }
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int, size_t) {
-    *blocks = 2;
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int threads, size_t) {
+    *blocks = room_for(threads);
     return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernel(CUfunction function, unsigned int blocks, unsigned int, unsigned int,
-                        unsigned int, unsigned int, unsigned int, unsigned int, CUstream stream,
-                        void** arguments, void**) {
-    return launch(function, blocks, stream, arguments);
+                        unsigned int threads, unsigned int, unsigned int, unsigned int,
+                        CUstream stream, void** arguments, void**) {
+    return launch(function, blocks, threads, stream, arguments);
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,
                           void**) {
     fake::count("dependents");
-    return launch(function, config->gridDimX, config->hStream, arguments);
+    return launch(function, config->gridDimX, config->blockDimX, config->hStream, arguments);
 }
 
 // ---- Copies -------------------------------------------------------------------------------------

@@ -44,6 +44,13 @@ void sum(Rank& rank) {
     }
 }
 
+// 2^18 elements take all threads that a block may have.
+void bounds(Rank& rank) {
+    for (const size_t count : {7, 2049, 16384, 1 << 18}) {
+        all_reduce(rank, count, 0, rank.comm, rank.main());
+    }
+}
+
 // Two ranks add ones of 16 bits, at an odd element.
 void halves(Rank& rank) {
     const auto add = [&](ncclDataType_t type, uint16_t one, uint16_t two) {
@@ -253,6 +260,7 @@ const std::map<std::string, std::function<void(Rank&)>> kParts = {
     {"halves", halves},     {"move", move},       {"group", group}, {"graph", graph},
     {"streams", streams},   {"wrong", wrong},     {"late", late},   {"abort", abort},
     {"several", several},   {"refused", refused}, {"start", start}, {"orders", orders},
+    {"bounds", bounds},
 };
 
 int run(const std::string& part, Rank rank) {
