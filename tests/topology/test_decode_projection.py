@@ -113,7 +113,8 @@ def test_plan_decode(capsys):
         assert code == 2 and told in complaint, complaint
 
 
-def test_decode_is_compared_on_all_machines_and_drawn(capsys, tmp_path):
+def test_decode_is_compared_on_all_machines_and_drawn(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     path = tmp_path / "decode.png"
     assert cli.main(["plan", "decode", "--model", "llama-8b", "--plot", str(path)]) == 0
     shown = capsys.readouterr().out
