@@ -2,7 +2,7 @@
 //
 // In a group, a collective is KCCL's only if it is the communicator's only one. Messages do not
 // count, because ranks send different ones. Such a call is held until the outermost group ends.
-// NCCL's calls come first then, and the held ones follow in the program's order.
+// Then NCCL makes its calls first, and KCCL makes the held ones in the program's order.
 //
 // A group whose calls of a communicator have several streams is for each of them as if all its
 // calls were on that stream: NCCL does so for its part, and the held call joins the streams.

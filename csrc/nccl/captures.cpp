@@ -14,7 +14,7 @@ namespace {
 // A program has far fewer captures at once.
 constexpr size_t kMostCaptures = 64;
 
-// From CUDA 12.3 on these functions tell which edges of a graph are programmatic.
+// These functions tell which edges of a graph are programmatic. CUDA has them since 12.3.
 using UpdateDependencies = CUresult (*)(CUstream, const uint64_t* nodes, const uint64_t* edges,
                                         size_t count, unsigned flags);
 using Dependencies = CUresult (*)(uint64_t node, uint64_t* nodes, uint64_t* edges, size_t* count);

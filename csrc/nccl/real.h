@@ -33,7 +33,8 @@ class InReal {
     }
 };
 
-// This thread's last error if it is KCCL's; "" if it is NCCL's, or if there was none.
+// Returns the text of this thread's last error if KCCL reported it. Returns "" if NCCL did, or if
+// there was none.
 std::string& own_error();
 
 // Returns NCCL's result for the exception that is being handled, and notes its words. No exception

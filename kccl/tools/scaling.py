@@ -79,8 +79,9 @@ def show_study(nbytes: int, path: Path | None) -> int:
     tables = console(sys.stdout)
     tables.print(Titled(f"{title}, us: a prediction", columns, rows, right=("GPUs",)))
     told = (
-        "In brackets: if all steps miss by 25 % where records have such calls on such links, and "
-        "by 50 % elsewhere. Constants are fitted to H200; the network's figures are estimates."
+        "The times in brackets hold if each step takes 25 % less or more where records have such "
+        "calls on such links, and 50 % less or more elsewhere. Constants are fitted to "
+        "H200; the network's figures are estimates."
     )
     print(fitted(f"{told}\n{_NO_KERNEL}", sys.stdout, hanging=4))
     return 0
