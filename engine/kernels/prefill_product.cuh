@@ -48,6 +48,11 @@ class ChunkMultiplier {
     static constexpr uint32_t kStripsOfRun = kStrip > kRun ? 1 : kRun / kStrip;
     static constexpr uint32_t kChain = kChainTiles<F>;
     static constexpr uint32_t kRunsOfChain = kChain > kRun ? kChain / kRun : 1;
+    // How many multiplications a run has, and how many ahead of its own the part of a vector is
+    // loaded. If that is left to the compiler and registers are short, it loads each part only when
+    // the multiplication before has read its own. With scales, registers are too few for more.
+    static constexpr uint32_t kMultiplications = kRun * Plan::kEach;
+    static constexpr uint32_t kAhead = kHasScales<F> ? 0 : least_of(2, kMultiplications);
 
     // The weights of a run.
     template <bool HAS_SCALES = kHasScales<F>, int = 0>
@@ -95,17 +100,25 @@ class ChunkMultiplier {
                 const auto* const vectors =
                     reinterpret_cast<const StagedFloat4*>(consumer_.vectors().await_front()) +
                     part * kVectors * kTileFloat4s;
+                [[maybe_unused]] typename Unit::Inputs ahead[kAhead == 0 ? 1 : kAhead] = {};
+                if constexpr (kAhead != 0) {
+                    KCCL_UNROLL
+                    for (uint32_t i = 0; i < kAhead; ++i) ahead[i] = inputs(vectors, i);
+                }
                 KCCL_UNROLL
                 for (uint32_t i = 0; i < kRun; ++i) {
                     const auto tile = now.operand(i);
                     KCCL_UNROLL
                     for (uint32_t k = 0; k < Plan::kEach; ++k) {
-                        const uint32_t at =
-                            i * ChunkLayout<S>::kStripe + k * Unit::kVectors * kTileFloat4s;
+                        const uint32_t number = i * Plan::kEach + k;
                         if constexpr (kHasScales<F>) {
-                            Unit::multiply(parts[k], tile, lane_.inputs(vectors + at));
+                            Unit::multiply(parts[k], tile, inputs(vectors, number));
                         } else {
-                            Unit::multiply(sums[k], tile, lane_.inputs(vectors + at));
+                            const auto input = ahead[number % kAhead];
+                            if (number + kAhead < kMultiplications) {
+                                ahead[number % kAhead] = inputs(vectors, number + kAhead);
+                            }
+                            Unit::multiply(sums[k], tile, input);
                         }
                     }
                     if constexpr (kHasScales<F>) {
@@ -146,6 +159,14 @@ class ChunkMultiplier {
                 mem::store_plain(all + (k * Unit::kVectors + vector) * kTileRows + of_tile, sum);
             });
         }
+    }
+
+    // Loads the vectors' part for a multiplication of a run. number: counts the multiplications of
+    // all tiles.
+    KCCL_DECODE typename Unit::Inputs inputs(const StagedFloat4* vectors, uint32_t number) const {
+        const uint32_t tile = number / Plan::kEach, k = number % Plan::kEach;
+        return lane_.inputs(vectors + tile * ChunkLayout<S>::kStripe +
+                            k * Unit::kVectors * kTileFloat4s);
     }
 
     // Loads tile i of a run, and behind a strip's last tile its scales. row: all parts of the
