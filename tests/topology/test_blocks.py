@@ -39,7 +39,7 @@ def test_a_layout_on_a_recorded_machine_has_no_faults(name, pattern, layout):
     assert topology.faults(found.layout) == []
     assert sorted(set(found.lanes)) == [0, 1]
     assert f"layout {found.layout.name!r}" in found.explain()
-    # Only of these GPUs a probe has measured words beside a full stream, on gpu0.
+    # Only of these GPUs a probe has measured words beside a full stream. Blocks are on gpu0.
     is_probed = name in ("h100-2", "h200-2", "h200-4", "h200-8", "h200-2x8")
     assert ("predicted beside a full stream" in found.explain()) == is_probed
     assert ("no call was timed beside one" in found.explain()) == is_probed

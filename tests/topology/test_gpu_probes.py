@@ -3,9 +3,9 @@
 import io
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from source_tree import ROOT
 
 from kccl import topology
 from kccl.topology import health
@@ -84,9 +84,11 @@ def test_dies_beside_one_memory_are_alike():
     assert alike(noise) is None
 
 
-# What a probe of two H100 measured. GPUs have other halves, and lines that cut across them.
-RECORD = topology.Machine.from_json(
-    (Path(__file__).parents[2] / "bench/records/nvidia-h100_2_probe.json").read_text()
+# What probes of two H100 and of two H200 measured. GPUs have other halves, and lines that cut
+# across them.
+RECORD, OF_H200 = (
+    topology.Machine.from_json((ROOT / f"bench/records/nvidia-{name}_2_probe.json").read_text())
+    for name in ("h100", "h200")
 )
 # First SMs of each pair in the sets that ran clusters of 8 on gpu0 of the record. A GPC but the
 # first has two such pieces.
@@ -143,13 +145,19 @@ def test_gpcs_are_pieces_that_clusters_join_and_lone_pairs_are_unknown():
     assert sorted(unit for units in unknown for unit in units) == list(range(124, 132))
 
 
-def test_a_probed_machine_is_shown_beside_the_ranges_of_its_like():
+@pytest.mark.parametrize(
+    ("record", "name", "a_range"),
+    [(RECORD, "h100-2", "0.24 to 0.34"), (OF_H200, "h200-2", "0.5 to 1.36")],
+    ids=["h100", "h200"],
+)
+def test_a_probed_machine_is_shown_beside_the_ranges_of_its_like(record, name, a_range):
     file = io.StringIO()
     console = pytest.importorskip("rich.console").Console(width=150, file=file)
-    console.print(topology.table(RECORD, MACHINES))
+    console.print(topology.table(record, MACHINES))
     text = file.getvalue()
-    assert "expected: as on h100-2" in text and "0.24 to 0.34" in text
+    assert f"expected: as on {name}" in text and a_range in text
     assert "compute units of an unknown GPC" in text
+    assert topology.complaints(record, MACHINES) == ()
 
 
 def test_units_of_one_cluster_are_one_group():

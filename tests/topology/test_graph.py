@@ -67,18 +67,12 @@ def test_a_rack_is_one_domain_and_a_cluster_is_two():
     assert Graph(MACHINES["h200-2"]).node_of("gpu0") is None
 
 
-# The record of a probe that names no commit -> the commit that added it. Its code is unknown.
-_ADDED_BY = {"nvidia-h200_1_probe.json": "53a39e97"}
-
-
 def test_measured_figures_cite_a_record_that_has_them():
     """The commit is that of a document in the file, whose rows have a value near the figure."""
     found = 0
     for machine in MACHINES.values():
         for source in machine.sources:
-            record = re.match(
-                r"(bench/records/\S+\.jsonl?), (?:added by )?commit (\w+)[:,] ", source.text
-            )
+            record = re.match(r"(bench/records/\S+\.jsonl?), commit (\w+)[:,] ", source.text)
             assert (record is not None) == (source.kind == "measured"), source
             if not record:
                 continue
@@ -107,7 +101,7 @@ def test_readings_are_those_of_the_probes_that_they_cite():
             value = told[reading.of.rpartition("/")[2], reading.what]
             assert reading.figure.value == pytest.approx(value, rel=0.005), reading
             found += 1
-    assert found == 14 + 4 * 7
+    assert found == 5 * 2 * 7
 
 
 def _recorded(path, commit):
@@ -115,8 +109,7 @@ def _recorded(path, commit):
     documents = [json.loads(line) for line in path.read_text().splitlines()]
     if path.suffix == ".json":
         (machine,) = documents
-        told = any(f"commit {commit};" in source["text"] for source in machine["sources"])
-        assert told or _ADDED_BY[path.name] == commit
+        assert any(f"commit {commit};" in source["text"] for source in machine["sources"])
         return [reading["figure"]["value"] for reading in machine["readings"]]
     rows = [
         row
