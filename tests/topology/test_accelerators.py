@@ -1,12 +1,16 @@
 """Discovery of GPUs: from sysfs of AMD's driver, from answers of NVML and amdsmi, from procfs."""
 
+import json
 import re
 import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from kfd_tree import KFD, lines, mi300x, write
+from source_tree import ROOT
 
 from kccl import topology
 from kccl.tools import cli
@@ -58,8 +62,8 @@ def test_an_unknown_amd_gpu_keeps_its_architecture(tmp_path):
 
 
 class Nvml:
-    """NVML with recorded answers: name -> the answer, or a list of one for each GPU, or a function.
-    What is not recorded is not supported.
+    """NVML with given answers: name -> the answer, or a list of one for each GPU, or a function.
+    What is not given is not supported.
     """
 
     class NVMLError(Exception):
@@ -103,7 +107,7 @@ def hopper(gpus, links=18, **changed):
     answers = {
         "nvmlDeviceGetName": "NVIDIA H200",
         "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=150_754_820_096),
-        "nvmlDeviceGetMemoryBusWidth": 6144,
+        "nvmlDeviceGetMemoryBusWidth": 6016,
         "nvmlDeviceGetMaxClockInfo": lambda handle, clock: 3201,
         "nvmlDeviceGetPciInfo": buses(*(0x1B + 16 * i for i in range(gpus))),
         # Words of a set of nodes: the host's, not the node that the GPU's own memory is.
@@ -123,19 +127,49 @@ def hopper(gpus, links=18, **changed):
     return Nvml(gpus, **known)
 
 
-def test_nvidia_gpus_are_told_of_by_nvml(tmp_path):
-    nvml = hopper(8)
-    machine = topology.with_gpus(HOST, str(tmp_path), nvml)
-    graph = Graph(machine)
-    assert [gpu.name for gpu in graph.gpus] == ["NVIDIA H200"] * 8
-    assert graph.gpus[7].bus_id == "0000:8b:00.0" and graph.gpus[7].numa_node == 1
-    assert graph.count("gpu0", "compute_unit") == 132
-    assert graph.gpus[0].bandwidth_gbps.value == pytest.approx(4916.7, rel=1e-4)
-    route = graph.route("gpu0", "gpu7")
-    assert (route.stops, route.bandwidth_gbps) == (("gpu0", "nvswitch", "gpu7"), 450)
-    assert [link.count for _, link in graph.links_of("gpu3")] == [18, 16]
+def recorded():
+    """NVML with the answers of two H200 in a virtual machine. For each function the file has nested
+    lists, by those arguments on which its answers depend.
+    """
+    text = (Path(__file__).parent / "answers/nvml_h200-2.json").read_text()
+    told = vars(json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields)))
+    depths = {"nvmlDeviceGetP2PStatus": 3}
+
+    def answer(name, *given):
+        found = told[name]
+        for index in given[: depths.get(name, 2 if "NvLink" in name else 1)]:
+            found = found[index]
+        if hasattr(found, "error"):
+            raise Nvml.NVMLError(found.error)
+        return found
+
+    return Nvml(told["nvmlDeviceGetCount"], **{name: partial(answer, name) for name in told})
+
+
+def test_nvidia_gpus_are_told_of_by_recorded_answers(tmp_path):
+    """In the same run a probe recorded what `kccl topo` shows there."""
+    nvml = recorded()
+    # There sysfs has -1 for the NUMA node of a PCI device, so NVML's affinity tells it.
+    cards = [f"sys/bus/pci/devices/0000:00:0{bus}.0/numa_node" for bus in (6, 7)]
+    machine = topology.with_gpus(HOST, write(tmp_path, dict.fromkeys(cards, "-1\n")), nvml)
     assert nvml.running == 0
     assert topology.Machine.from_json(machine.to_json()) == machine
+    graph = Graph(machine)
+    assert [graph.count(gpu.id, "compute_unit") for gpu in graph.gpus] == [132, 132]
+    assert graph.gpus[0].bandwidth_gbps.value == pytest.approx(4814.3, rel=1e-5)
+    route = graph.route("gpu0", "gpu1")
+    assert (route.stops, route.bandwidth_gbps) == (("gpu0", "nvswitch", "gpu1"), 450)
+    (access,) = machine.accesses
+    assert (access.reads, access.writes, access.atomics) == (True, True, True)
+    path = ROOT / "bench/records/nvidia-h200_2_probe.json"
+    probed = topology.Machine.from_json(path.read_text())
+    assert machine.accesses == probed.accesses
+    for made in (machine, probed):
+        gpus = [(g.name, g.bus_id, g.numa_node, g.memory_bytes.value) for g in Graph(made).gpus]
+        assert gpus == [("NVIDIA H200", f"0000:00:0{bus}.0", 0, 150_754_820_096) for bus in (6, 7)]
+        links = [(each.a, each.b, each.kind, each.version, each.count) for each in made.links]
+        nvlinks, pcie = (("nvswitch", "nvlink", 4, 18), ("host_bridge", "pcie", 5, 16))
+        assert links == [(f"gpu{i}", *link) for i in (0, 1) for link in (nvlinks, pcie)]
 
 
 def test_nvlinks_between_two_gpus_are_counted_once(tmp_path):
@@ -158,7 +192,8 @@ def test_nvlinks_between_two_gpus_are_counted_once(tmp_path):
 def test_down_links_are_not_counted(tmp_path):
     nvml = hopper(2, nvmlDeviceGetNvLinkState=lambda handle, link: int(link != 3 or handle))
     graph = Graph(topology.with_gpus(HOST, str(tmp_path), nvml))
-    assert [link.count for link in graph.links if link.kind == "nvlink"] == [17, 18]
+    nvlinks = [link for link in graph.links if link.kind == "nvlink"]
+    assert [(link.count, link.version) for link in nvlinks] == [(17, 4), (18, 4)]
 
 
 def test_what_nvml_does_not_tell_is_unknown(tmp_path):
