@@ -141,6 +141,7 @@ RECORDED: Mapping[tuple[str, str, str, str], tuple[int, int, int, int]] = {
     ("all_reduce_one_shot_sentinel", "graph", "message", "relaxed"): (2, 4, 32768, 1048576),
     ("all_reduce_two_shot_push_simple", "graph", "message", "relaxed"): (2, 4, 16777216, 268435456),
     ("all_reduce_two_shot_sentinel", "graph", "message", "relaxed"): (4, 4, 262144, 1048576),
+    ("all_to_all_direct_ll16", "graph", "message", "relaxed"): (2, 2, 8, 1048576),
     ("barrier_direct", "graph", "message", "relaxed"): (1, 4, 0, 0),
     ("barrier_direct", "in_kernel", "message", "acq_rel"): (2, 4, 0, 0),
     ("barrier_direct", "in_kernel", "message", "relaxed"): (2, 4, 0, 0),
@@ -156,6 +157,7 @@ RECORDED: Mapping[tuple[str, str, str, str], tuple[int, int, int, int]] = {
     ("reduce_scatter_direct_ll16", "graph", "message", "relaxed"): (2, 4, 8192, 65536),
     ("reduce_scatter_direct_ll16", "in_kernel", "slice", "relaxed"): (2, 4, 8, 65536),
     ("reduce_two_shot_push_simple", "graph", "message", "relaxed"): (2, 2, 16777216, 67108864),
+    ("scan_direct_ll16", "graph", "message", "relaxed"): (2, 2, 8, 1048576),
     ("scatter_direct_ll16", "graph", "message", "relaxed"): (2, 2, 8, 8192),
     ("scatter_push_simple", "graph", "message", "relaxed"): (2, 2, 16777216, 67108864),
 }

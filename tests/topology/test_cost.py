@@ -22,13 +22,20 @@ FITTED = {
     "nvidia-h200_4_make_gpu": "h200-4",
 }
 OTHERS = {"nvidia-h100_2": "h100-2"}
+# These calls were predicted before a record had them.
+BLIND = {"nvidia-h200_2": "h200-2"}
+# A file -> the one commit whose documents count. The others are of older code.
+COMMITS = {"nvidia-h200_2": "355f1f3bd877"}
 
 
 def measured(records):
     """(machine, call, microseconds) of the library's calls in the records."""
     for file, machine in records.items():
         for line in (ROOT / f"bench/records/{file}.jsonl").read_text().splitlines():
-            for row in json.loads(line)["rows"]:
+            document = json.loads(line)
+            if document["commit"] != COMMITS.get(file, document["commit"]):
+                continue
+            for row in document["rows"]:
                 known = row["library"] == "kccl" and row["algorithm"] in cost.ALGORITHMS
                 if known and row["mode"] != "eager":
                     call = topology.Call(
@@ -56,11 +63,13 @@ def test_the_constants_are_those_that_the_records_give():
         assert again[name] == pytest.approx(constant, abs=2e-4), name
 
 
-@pytest.mark.parametrize(("name", "records"), [("H200", FITTED), ("H100", OTHERS)])
+@pytest.mark.parametrize(("name", "records"), [("H200", FITTED), ("H100", OTHERS), ("H200", BLIND)])
 def test_the_errors_are_those_of_the_readme(name, records):
     found = errors(records)
-    within = sum(error <= cost.ERROR for error in found) / len(found)
-    assert within >= 0.9
+    missed = sum(error > cost.ERROR for error in found)
+    # A tenth; of fewer than ten rows one.
+    assert missed <= max(1, 0.1 * len(found))
+    within = 1 - missed / len(found)
     row = f"| {len(found)} | {within:.0%} | {found[len(found) // 2]:.0%} | {found[-1]:.0%} |"
     lines = (ROOT / "topology/README.md").read_text().splitlines()
     assert [line for line in lines if re.match(rf"\| {name}\b.*", line) and line.endswith(row)], row
@@ -113,7 +122,7 @@ def test_what_cannot_be_predicted_says_why():
 def test_only_what_is_like_the_records_has_their_error():
     """The limits are those of the records."""
     found = {}
-    for _, call, _ in measured(FITTED | OTHERS):
+    for _, call, _ in measured(FITTED | OTHERS | BLIND):
         order = "relaxed" if call.mode == "graph" else call.order
         key = (call.algorithm, call.mode, call.complete, order)
         found.setdefault(key, []).append((call.world_size, call.nbytes))
@@ -148,7 +157,8 @@ def test_only_what_is_like_the_records_has_their_error():
         ("h200-4", replace(reduce, nbytes=1 << 20), cost.UNMEASURED_ERROR),
         ("h200-4", replace(reduce, mode="in_kernel"), cost.ERROR),
         ("h200-4", replace(reduce, mode="in_kernel", order="acq_rel"), cost.UNMEASURED_ERROR),
-        ("h200-4", replace(gather, algorithm="scan_direct_ll16"), cost.UNMEASURED_ERROR),
+        ("h200-4", replace(gather, algorithm="scan_direct_ll16"), cost.ERROR),
+        ("h200-4", replace(gather, algorithm="scan_push_simple"), cost.UNMEASURED_ERROR),
         ("h200-4", replace(gather, is_loaded=True), cost.UNMEASURED_ERROR),
     ):
         assert cost.error_of(cost.figures_of(MACHINES[machine], call.world_size), call) == error
