@@ -36,7 +36,7 @@ from .layout import Flag, Layout, faults
 from .memory import Room, memory_room
 from .model import FORMAT, Cache, Cpu, Machine, NumaNode
 from .nearest import differences, nearest
-from .parts import Access, Device, Figure, Link, Source
+from .parts import SOURCE_KINDS, Access, Device, Figure, Link, Source
 from .pinning import core_of, pin
 from .placement import (
     LAYOUTS,
@@ -62,6 +62,7 @@ __all__ = [
     "PREDICTED",
     "PREDICTION_ERROR",
     "QUANTITIES",
+    "SOURCE_KINDS",
     "UNMEASURED_ERROR",
     "Access",
     "BlockPlacement",

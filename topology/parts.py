@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 # The kind that is trusted most comes first.
 SOURCE_KINDS = ("measured", "reported", "published", "specified", "estimated")
+"""Kinds of sources, the most certain one first."""
 DEVICE_KINDS = (
     *("node", "package", "numa_node", "cpu", "gpu", "die", "io_die", "l2_partition"),
     *("gpc", "compute_unit", "memory", "switch", "nic"),

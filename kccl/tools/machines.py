@@ -6,6 +6,14 @@ from .. import topology
 from ..base.errors import InvalidArgument
 
 
+def weakest(machine: topology.Machine, used: Collection[str]) -> str:
+    """Returns the kind of the least certain source that a prediction has used: "measured" if all
+    its figures are, "estimated" if one is.
+    """
+    kinds = {each.kind for each in machine.sources if each.id in used}
+    return max(kinds, key=topology.SOURCE_KINDS.index, default="")
+
+
 def estimated(machine: topology.Machine, used: Collection[str]) -> list[str]:
     """Returns a sentence for each estimate among the sources that a prediction has used."""
     weak = [each for each in machine.sources if each.kind == "estimated" and each.id in used]

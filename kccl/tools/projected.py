@@ -9,7 +9,7 @@ from .. import topology
 from ..base.errors import InvalidArgument
 from ..bench.names import did_you_mean
 from ..topology.tables import Titled
-from .machines import estimated, ranks_on
+from .machines import estimated, ranks_on, weakest
 from .screen import console, fitted
 from .topo import draw, recorded
 
@@ -106,13 +106,14 @@ def _table(
 ) -> dict[str, topology.Projection]:
     """Prints the projections on all recorded machines with GPUs, and returns those that fit."""
     found, rows = {}, []
+    guesses: dict[str, None] = {}
     for name, machine in topology.recorded().items():
         if not topology.Graph(machine).gpus:
             continue
         try:
             each = topology.predict_token(machine, shape, position, world_size)
         except ValueError as error:
-            rows.append((name, "", "", "", "", "", str(error)))
+            rows.append((name, "", "", "", "", "", "", str(error)))
             continue
         found[name] = each
         low, high = (f"{1e6 / us:,.0f}" for us in reversed(each.range_us))
@@ -125,14 +126,28 @@ def _table(
         else:
             basis = f"{each.error:.0%} are assumed"
         speeds = f"{1e6 / each.us:,.0f}", low, high, f"{1e6 / each.bound_us:,.0f}"
-        rows.append((name, str(each.ranks), *speeds, basis))
-    columns = ("machine", "GPUs", "tok/s", "least", "most", "bound", "error")
+        rows.append((name, str(each.ranks), *speeds, weakest(machine, each.sources), basis))
+        guesses |= {f"{name}. {text}": None for text in estimated(machine, each.sources)}
+    columns = ("machine", "GPUs", "tok/s", "least", "most", "bound", "figures", "error")
     numbers = ("GPUs", "tok/s", "least", "most", "bound")
     console(sys.stdout).print(
-        Titled(f"{title}: a prediction", columns, rows, right=numbers, only_wide=("error",))
+        Titled(
+            f"{title}: a prediction",
+            columns,
+            rows,
+            right=numbers,
+            only_wide=("error",),
+            unbroken=("figures",),
+        )
     )
     most = " A mixture of experts is a bound: at most so many." if shape.is_sparse else ""
-    print(fitted(f"Shape: {shape.source}.\n{_TRUST}{most}", sys.stdout, hanging=4))
+    lines = [
+        f"Shape: {shape.source}.",
+        'The column "figures" says how the least certain figure of each machine is known.',
+        *guesses,
+        f"{_TRUST}{most}",
+    ]
+    print(fitted("\n".join(lines), sys.stdout, hanging=4))
     return found
 
 

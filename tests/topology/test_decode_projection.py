@@ -126,6 +126,13 @@ def test_decode_is_compared_on_all_machines_and_drawn(capsys, tmp_path, monkeypa
     assert cli.main(["plan", "decode", "--model", "laneformer-2b"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("15%, as in records") == 2
+    # A machine's figures are as good as the least certain one, and estimates are named.
+    kinds = dict(re.findall(r"^ (\S+) .* (measured|specified|estimated) ", shown, re.MULTILINE))
+    assert kinds.pop("mi300x-8") == "estimated"
+    assert {name for name, kind in kinds.items() if kind == "specified"} == {
+        *("gb200-nvl72", "gb200-tray", "pcie-2")
+    }
+    assert shown.count("Estimated: ") == 1 and "mi300x-8. Estimated: 4.82-4.88 TB/s" in shown
     # The one check from outside is not hidden.
     assert shown.count("outside of the range of") == 1 and "outside of the range of h200-8" in shown
     # What does not fit says so, in its row.
