@@ -37,7 +37,7 @@ measured grid_sync counts arrivals in one word instead, so its layouts of flags 
 _HOW = {
     "grid_sync": "constants fitted to H200, whose kernel has no flags: it counts arrivals in one "
     "word, on AMD in eight; so no layout has a record",
-    "publish": "constants fitted to H200; only the flat layout has ever been measured",
+    "publish": "constants fitted to H200, where only the flat layout has a record",
 }
 
 
@@ -134,27 +134,22 @@ def place_blocks(
         raise ValueError(f"the number of {gpu.id}'s compute units is not known: give the blocks")
     if not 1 <= lanes <= count:
         raise ValueError(f"lanes is {lanes}, must be 1 to {count}, the number of blocks")
-    dies, mean_us = _dies(graph, gpu), gpu.latency_us.value if gpu.latency_us else None
-    far_us = mean_us
+    dies, word_us = _dies(graph, gpu), gpu.latency_us.value if gpu.latency_us else None
     reasons: list[str] = []
     halves = graph.readings_of(gpu.id)
     if len(dies) == 2 and halves.keys() >= {"same_half_us", "other_half_us"}:
-        # The constants are fitted to the GPU's own latency, which another kernel measured, with
-        # lines in both halves. So it is their mean, and only their ratio is the probe's.
         same, other = halves["same_half_us"], halves["other_half_us"]
-        mean_us = mean_us or (same + other) / 2
-        far_us = mean_us * 2 * other / (same + other)
-        dies = [replace(die, near_us=mean_us * 2 * same / (same + other)) for die in dies]
+        word_us = word_us or (same + other) / 2
         reasons.append(
-            f"a word takes {mean_us:.3f} us in the mean of both halves; a probe has their ratio, "
-            f"{other / same:.2f}"
+            f"a word takes {same:.3f} us within a half of L2 and {other:.3f} to the other one, "
+            "whatever its address (measured on an H200); so copies would be no nearer"
         )
     numbers = _seats(dies, count, seats, reasons)
     at = tuple(dies[number].name for number in numbers)
     slice_bytes = 4 if pattern == "grid_sync" else max(-(-nbytes // count), 16)
     near = tuple(dies[number].memory for number in numbers)
     names = ["flat"] + (["copies"] if len(set(near)) > 1 else [])
-    names += ["leaders"] if pattern == "grid_sync" and len(set(at)) > 1 else []
+    names += ["leaders"] if pattern == "grid_sync" and len(set(near)) > 1 else []
     if layout not in ("topology", *names):
         raise ValueError(f"layout is {layout!r}, must be one of {', '.join(names)} for this kernel")
     made = {
@@ -163,7 +158,7 @@ def place_blocks(
         "leaders": lambda: _leaders(at, near),
     }
     layouts = {name: made[name]() for name in names}
-    predicted = _predicted(layouts, gpu.id, (mean_us, far_us), dies, numbers, SHARES[pattern])
+    predicted = _predicted(layouts, gpu.id, word_us, dies, numbers, SHARES[pattern])
     chosen = layout if layout in names else "flat"
     if layout == "topology" and predicted:
         best = min(names, key=lambda name: predicted[name])
@@ -189,10 +184,10 @@ def place_blocks(
         found = _laid(found, interleave, gpu.id)
     served = _lanes(numbers, lanes)
     split = sum(
-        1 for lane in range(lanes) if len({near[b] for b in range(count) if served[b] == lane}) > 1
+        1 for lane in range(lanes) if len({at[b] for b in range(count) if served[b] == lane}) > 1
     )
     if lanes > 1:
-        reasons.append(f"{lanes - split} of {lanes} lanes have one near memory each")
+        reasons.append(f"{lanes - split} of {lanes} lanes have blocks of one part of the GPU only")
     return BlockPlacement(
         pattern=pattern,
         layout=found,
@@ -205,7 +200,8 @@ def place_blocks(
 @dataclass(frozen=True, slots=True)
 class _Die:
     """A part of a GPU with compute units: its name, the name of the memory near it, and the
-    microseconds of a word within it (None if not known).
+    microseconds of a word within it (None if not known). Halves of an L2 cache have the GPU's
+    memory: no address is nearer to one of them.
     """
 
     name: str
@@ -225,6 +221,8 @@ def _dies(graph: Graph, gpu: Device) -> list[_Die]:
             for number in range(device.count):
                 name = device.id if device.count == 1 else f"{device.id}{number}"
                 memory = parent.id if parent.kind == "io_die" else name
+                if kind == "l2_partition":
+                    memory = gpu.id
                 found.append(_Die(name, memory, near.value if near else None))
         if found:
             return found
@@ -323,21 +321,20 @@ def _leaders(at: tuple[str, ...], near: tuple[str, ...]) -> Layout:
 def _predicted(
     layouts: Mapping[str, Layout],
     gpu: str,
-    words_us: tuple[float | None, float | None],
+    word_us: float | None,
     dies: list[_Die],
     numbers: Sequence[int],
     share: float,
 ) -> dict[str, float]:
-    """Returns the predicted microseconds of each layout; empty if `words_us` are not known: a word
-    by memory anywhere in the GPU, and by that of another die. `share`: one of SHARES.
+    """Returns the predicted microseconds of each layout; empty if `word_us` is not known: a word
+    by memory anywhere in the GPU, or by that of another die. `share`: one of SHARES.
     """
-    anywhere, far = words_us
-    if anywhere is None or far is None:
+    if word_us is None:
         return {}
-    near = {die.memory: die.near_us or anywhere for die in dies}
+    near = {die.memory: die.near_us or word_us for die in dies if die.memory != gpu}
     # Microseconds between a block's die and a memory.
     tables = [
-        {gpu: anywhere} | {each: near[each] if each == die.memory else far for each in near}
+        {gpu: word_us} | {each: near[each] if each == die.memory else word_us for each in near}
         for die in dies
     ]
     table_of = [tables[number] for number in numbers]

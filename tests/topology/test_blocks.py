@@ -60,9 +60,11 @@ def test_one_chip_of_many_dies_has_leaders_and_one_of_two_halves_is_flat():
     copies = placed("mi300x-8", "publish", layout="copies").layout
     assert copies.name == "copies" and len({flag.at for flag in copies.flags}) == 4
     two = placed("h200-2")
-    # Copies are predicted to gain less than the error of predictions, and nobody measured them.
+    # A half of L2 is near no address (bench/LOG.md, 2026-11-29), so it has no copies or leaders.
     assert two.layout.name == placed("h100-2").layout.name == "flat"
-    assert 0.75 < two.predicted_us["copies"] / two.predicted_us["flat"] < 1
+    assert two.predicted_us.keys() == {"flat"}
+    with pytest.raises(ValueError, match="must be one of flat for this kernel"):
+        placed("h200-2", layout="copies")
     # As measured: the constants are fitted to it.
     assert two.predicted_us["flat"] == pytest.approx(0.60, rel=0.1)
     assert placed("h200-2", "publish").predicted_us["flat"] == pytest.approx(1.0, rel=0.1)
@@ -138,15 +140,15 @@ def test_a_wrong_layout_is_found(said, layout):
 
 
 def test_flags_lie_in_granules_that_a_probe_found():
-    partitions = tuple(f"gpu0/l2_{(i * 7 + i // 3) % 2}" for i in range(256))
-    interleave = Interleave(granule_bytes=256, homes=partitions)
-    found = placed("h200-2", layout="copies", interleave=interleave).layout
+    memories = tuple(f"gpu0/iod{(i * 7 + i // 3) % 4}" for i in range(64))
+    interleave = Interleave(granule_bytes=4096, homes=memories)
+    found = placed("mi300x-8", "publish", layout="copies", interleave=interleave).layout
     assert topology.faults(found) == []
     for flag in found.flags:
-        assert partitions[flag.offset // 256] == flag.at
-    short = Interleave(granule_bytes=256, homes=partitions[:100])
+        assert memories[flag.offset // 4096] == flag.at
+    short = Interleave(granule_bytes=4096, homes=memories[:20])
     with pytest.raises(ValueError, match="too few granules"):
-        placed("h200-2", layout="copies", interleave=short)
+        placed("mi300x-8", "publish", layout="copies", interleave=short)
 
 
 @pytest.mark.parametrize(
@@ -165,10 +167,7 @@ def test_what_cannot_be_placed_says_why(name, options, told):
         topology.place_blocks(MACHINES[name], **{"pattern": "grid_sync"} | options)
 
 
-def test_halves_of_l2_are_compared_by_figures_of_one_way_to_measure():
-    """Another kernel measured the GPU's own latency. So the flat layout, whose lines lie in both
-    halves, has the time to which the constants are fitted.
-    """
+def test_a_gpu_of_two_halves_has_the_time_to_which_the_constants_are_fitted():
     rows = [
         row
         for line in (ROOT / "bench/records/nvidia-h100_2.jsonl").read_text().splitlines()
@@ -178,8 +177,4 @@ def test_halves_of_l2_are_compared_by_figures_of_one_way_to_measure():
     (us,) = {row["time_us"] for row in rows if row["order"] == "relaxed"}
     found = placed("h100-2", "publish")
     assert found.predicted_us["flat"] == pytest.approx(us, rel=0.1), found
-    assert "0.273 us in the mean of both halves; a probe has their ratio, 1.30" in found.explain()
-    for name in ("h100-2", "h200-2", "h200-4", "h200-8", "h200-2x8"):
-        for pattern in topology.BLOCK_PATTERNS:
-            predicted = placed(name, pattern).predicted_us
-            assert predicted["copies"] < predicted["flat"], (name, predicted)
+    assert "0.287 us within a half of L2 and 0.374 to the other one" in found.explain()

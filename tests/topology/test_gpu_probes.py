@@ -1,9 +1,11 @@
 """What is made of a probe of GPUs: partitions, groups and warnings, on made-up noisy matrices."""
 
 import io
+import json
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from source_tree import ROOT
 
@@ -124,6 +126,42 @@ def test_halves_of_an_h100_are_found_by_words_between_units(gpu):
     assert told["other_half_us"] == pytest.approx(0.374, abs=0.004)
     assert told["near_ticks"] * 1.08 < told["far_ticks"]
     assert topology.complaints(machine, MACHINES) == ()
+
+
+def axes(values):
+    """Signs of the first two left and right singular vectors, without means of rows and columns."""
+    table = np.array(values, float)
+    table -= table.mean(1, keepdims=True) + table.mean(0, keepdims=True) - table.mean()
+    left, _, right = np.linalg.svd(table, full_matrices=False)
+    return left[:, :2].T > 0, right[:2] > 0
+
+
+@pytest.mark.parametrize("machine", [RECORD, OF_H200], ids=["h100", "h200"])
+@pytest.mark.parametrize("gpu", ["gpu0", "gpu1"])
+def test_loads_tell_the_halves_by_their_second_axis_only(machine, gpu):
+    cells = {m.what: m for m in machine.matrices if m.of == gpu}
+    words = [[each or 0.33 for each in row] for row in cells["unit_to_unit_us"].values]
+    assert cells["unit_to_unit_us"].rows == cells["near_ticks"].rows
+    (halves_of, _), _ = axes(words)
+    units, lines = axes(cells["near_ticks"].values)
+    for axis, (least, most) in enumerate([(0.5, 0.55), (0.88, 1)]):
+        same = float((units[axis] == halves_of).mean())
+        assert least <= max(same, 1 - same) <= most, (axis, same)
+    # The first axis changes between granules of two lines, the second one every 32 lines or so.
+    assert (lines[:, 0::2] == lines[:, 1::2]).mean() > 0.98
+    assert (lines[1][:32] != lines[1][32:]).mean() >= 0.5
+
+
+def test_a_words_time_depends_on_the_halves_and_hardly_on_its_address():
+    record = json.loads((ROOT / "bench/records/nvidia-h200_1_placed.json").read_text())
+    ticks = np.array(record["trip_ticks"], float)[1:]
+    of_units = ticks.mean(axis=1)
+    same = of_units < 1150
+    assert sorted((same.sum(), (~same).sum())) == [65, 66]
+    for rows, mean in ((ticks[same], 952), (ticks[~same], 1335)):
+        assert rows.mean() == pytest.approx(mean, abs=1)
+        assert np.abs(rows.mean(axis=0) / rows.mean() - 1).max() < 0.085
+    assert not any(row["wrong"] for row in record["rows"])
 
 
 def clusters():
@@ -336,5 +374,6 @@ def test_halves_that_a_probe_finds_have_the_latency_within_them():
     machine = topology.with_gpu_probe(MACHINES["h200-2"], "gpu0", of_record("gpu0"))
     for half in topology.Graph(machine).parts("gpu0", "l2_partition"):
         assert half.latency_us.value == pytest.approx(0.288, abs=0.003)
-    found = topology.place_blocks(machine, "grid_sync").predicted_us
-    assert found["copies"] < found["flat"], found
+    placed = topology.place_blocks(machine, "grid_sync", lanes=2)
+    assert len(set(placed.layout.seats)) == 2 and len(set(placed.layout.homes)) == 1
+    assert "2 of 2 lanes have blocks of one part of the GPU only" in placed.explain()
