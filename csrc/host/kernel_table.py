@@ -4,9 +4,8 @@ The list follows from kccl/plan/specs.py and from each kernel's template paramet
 calls this module before the compiler runs, and writes the file into the build folder.
 
 A kernel that reduces has an instance for each size of elements. At run time the instance finds the
-function that reduces elements of its call's type by its call's operator in a second table
-(reducers.h). Kernels for the smallest messages also have instances for each type and operator in
-FAST.
+functions that reduce elements of its call's type by its call's operator in a second table
+(reducers.h).
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,38 +25,27 @@ FAST = {
     for op in ("sum", "prod", "min", "max", "avg")
     if op in ops_of(dtype)
 }
-"""Pairs of an element type and an operator that have kernels of their own for short messages, and
-loops of their own over whole rows (kRowReducer in reducers.h).
+"""Pairs of an element type and an operator that have loops of their own over whole rows
+(kRowReducer in reducers.h).
 """
 
 
-def entry(spec: KernelSpec, type_name: str = "", op: str = "", *, is_fast: bool = True) -> str:
+def entry(spec: KernelSpec, type_name: str = "", op: str = "") -> str:
     """Returns the C++ expression that is a kernel's entry in the table.
 
     Args:
         spec: The kernel.
         type_name: The element type's name in C++, if the kernel has such a template parameter.
         op: The operator's name in C++, likewise.
-        is_fast: Whether an instance for two ranks may be used, where the kernel has one.
     """
 
     def of(world_size: int) -> str:
         known = {"class T": type_name, "class Op": op, "int WORLD_SIZE": str(world_size)}
         return instance(spec.name, CSRC, known)
 
-    if spec.unrolls_for_two and is_fast:
+    if spec.unrolls_for_two:
         return f"by_world_size<{of(2)}, {of(0)}>"
     return f"by_address<{of(0)}>"
-
-
-def reduction(spec: KernelSpec, dtype: Dtype, op: str) -> str:
-    """Returns the table's entry of a kernel that reduces, for an element type and an operator."""
-    same = dtypes.same_bits(dtype, op)
-    # Kernels without an instance for two ranks are for long messages, and need no instance for each
-    # type and operator.
-    if spec.unrolls_for_two and same in FAST:
-        return entry(spec, same[0].cpp_name, cpp_op(same[1]))
-    return entry(spec, f"Raw<{dtype.itemsize}>", "Tabled", is_fast=False)
 
 
 def reducer(dtype: Dtype, op: str) -> str:
@@ -86,7 +74,8 @@ def kernel_table(types: Iterable[Dtype] = dtypes.ALL) -> str:
     for spec in kernels:
         if "class Op" in parameters(path_of(spec.name, CSRC)):
             lines += (
-                f"    table.kernel[{spec.constant}]{at} = {reduction(spec, dtype, op)};"
+                f"    table.kernel[{spec.constant}]{at} = "
+                f"{entry(spec, f'Raw<{dtype.itemsize}>', 'Tabled')};"
                 for dtype, op, at in cases(types)
                 if needs_floats not in spec.needs or dtype.has_nan
             )

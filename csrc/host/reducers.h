@@ -4,8 +4,10 @@
 // functions for each operator.
 //
 // Kernels for long messages lose nothing by such a call, because they make one for many elements.
-// The smallest messages pay a call for each packet. So their kernels also have instances for the
-// most used types and operators, with the reduction inlined (FAST in kernel_table.py).
+// The smallest messages pay a call for each packet. Between two ranks its operands and its result
+// stay in registers, and the function's address is loaded before the call waits for its peer. So it
+// costs about as much as an inlined reduction, which would need an instance of the kernel for each
+// type and operator: two thirds of the time that compiling the core would take.
 #pragma once
 
 #include "../include/kccl/reduce.cuh"
@@ -15,7 +17,9 @@ namespace {
 
 // The functions that reduce elements of one type by one operator.
 struct Reducer {
-    // They do what reduce_unit() and reduce_rows() of reduce.cuh do.
+    // pair() is for two ranks, and null if an element is longer than a payload. The others do what
+    // reduce_unit() and reduce_rows() of reduce.cuh do.
+    uint64_t (*pair)(uint64_t first, uint64_t second);
     void (*unit)(uint64_t* result, const uint64_t* payloads, int stride, int world_size);
     void (*rows)(void* out, const void* const* rows, int world_size, uint64_t count);
 };
@@ -41,10 +45,17 @@ class Tabled {
     static constexpr bool kIsTold = true;
     static constexpr bool kReduces = true;
 
-    explicit Tabled(const KcclCall& call) : reducer_(reducer_of(call)) {}
+    explicit Tabled(const KcclCall& call) : reducer_(reducer_of(call)), pair_(reducer_.pair) {}
 
-    KCCL_DEVICE void reduce_unit(uint64_t* result, const uint64_t* payloads, int stride,
+    template <int MAX_RANKS, uint32_t WORDS>
+    KCCL_DEVICE void reduce_unit(uint64_t (&result)[WORDS], const uint64_t* payloads, int stride,
                                  int world_size) const {
+        if constexpr (MAX_RANKS == 2 && WORDS == 1) {
+            if (world_size == 2) {
+                result[0] = pair_(payloads[0], payloads[stride]);
+                return;
+            }
+        }
         reducer_.unit(result, payloads, stride, world_size);
     }
     template <class T>
@@ -55,7 +66,23 @@ class Tabled {
 
   private:
     const Reducer& reducer_;
+    uint64_t (*pair_)(uint64_t first, uint64_t second);
 };
+
+template <class T, class Op>
+uint64_t reduce_pair(uint64_t first, uint64_t second) {
+    const uint64_t payloads[] = {first, second};
+    return reduce_payloads<T, Op, 1, 2>(payloads, 2);
+}
+
+template <class T, class Op>
+constexpr auto pair_of() -> uint64_t (*)(uint64_t, uint64_t) {
+    if constexpr (kUnitPayloads<T> == 1) {
+        return reduce_pair<T, Op>;
+    } else {
+        return nullptr;
+    }
+}
 
 template <class T, class Op>
 void reduce_one_unit(uint64_t* result, const uint64_t* payloads, int stride, int world_size) {
@@ -102,9 +129,10 @@ void reduce_whole_rows(void* out, const void* const* rows, int world_size, uint6
 }
 
 template <class T, class Op>
-constexpr Reducer kTileReducer = {reduce_one_unit<T, Op>, reduce_tiles<T, Op>};
+constexpr Reducer kTileReducer = {pair_of<T, Op>(), reduce_one_unit<T, Op>, reduce_tiles<T, Op>};
 template <class T, class Op>
-constexpr Reducer kRowReducer = {reduce_one_unit<T, Op>, reduce_whole_rows<T, Op>};
+constexpr Reducer kRowReducer = {pair_of<T, Op>(), reduce_one_unit<T, Op>,
+                                 reduce_whole_rows<T, Op>};
 
 }  // namespace
 }  // namespace kccl::host

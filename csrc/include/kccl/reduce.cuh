@@ -36,7 +36,7 @@ template <class T, class Op, int MAX_RANKS>
 KCCL_DEVICE void reduce_unit(uint64_t (&result)[kUnitPayloads<T>], const uint64_t* payloads,
                              int stride, int world_size, [[maybe_unused]] const Op& op = Op{}) {
     if constexpr (Op::kReduces) {
-        op.reduce_unit(result, payloads, stride, world_size);
+        op.template reduce_unit<MAX_RANKS>(result, payloads, stride, world_size);
     } else {
         constexpr int kCount = kUnitElements<T>;
         typename Element<T>::Acc acc[kCount];
