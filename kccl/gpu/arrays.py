@@ -7,6 +7,7 @@ stream that the caller gives, and that stream waits for JAX's pending work on th
 """
 
 import math
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -96,14 +97,21 @@ class DeviceArray:
         address = self.address + begin * row_bytes
         return DeviceArray(address, shape, self.dtype, self.device, self)
 
-    def reshape(self, *shape: int) -> "DeviceArray":
-        """Returns the same elements, in the same memory, in another shape. One length may be -1."""
-        count, known = math.prod(self.shape), math.prod(each for each in shape if each != -1)
-        if -1 in shape and known:
-            shape = tuple(count // known if each == -1 else each for each in shape)
-        if math.prod(shape) != count or min(shape, default=0) < 0:
-            raise InvalidArgument(f"shape is {shape}, must have {count} elements as {self.shape}")
-        return DeviceArray(self.address, shape, self.dtype, self.device, self)
+    def reshape(self, *shape: int | Sequence[int]) -> "DeviceArray":
+        """Returns the same elements, in the same memory, in another shape.
+
+        The shape is given as integers or, as NumPy takes it too, as one sequence of integers. One
+        length may be -1.
+        """
+        is_sequence = len(shape) == 1 and isinstance(shape[0], Sequence)
+        given: Any = shape[0] if is_sequence else shape
+        lengths = tuple(operator.index(each) for each in given)
+        count, known = math.prod(self.shape), math.prod(each for each in lengths if each != -1)
+        if -1 in lengths and known:
+            lengths = tuple(count // known if each == -1 else each for each in lengths)
+        if math.prod(lengths) != count or min(lengths, default=0) < 0:
+            raise InvalidArgument(f"shape is {lengths}, must have {count} elements as {self.shape}")
+        return DeviceArray(self.address, lengths, self.dtype, self.device, self)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

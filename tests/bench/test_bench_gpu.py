@@ -21,6 +21,7 @@ from kccl.bench.harness import measure
 from kccl.bench.harness import problem as problems
 from kccl.bench.peers import notes as peer_notes
 from kccl.bench.peers import torch
+from kccl.gpu.arrays import DeviceArray
 
 # The schedule of a skewed run
 
@@ -165,6 +166,29 @@ def test_both_modes_have_their_own_columns():
     buffers.problem.world_size = 1
     graph, _ = make(collectives.load("all_reduce"), names, buffers, lambda: None, gpu.capture)
     assert graph.further == {}
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_calls_over_rows_take_the_arrays_of_a_gpu(in_place):
+    """With kccl's arrays, which have less than NumPy's. No call is made."""
+
+    def array(values):
+        return DeviceArray(0x1000, (values.size,), kccl.float32, 0, None)
+
+    taken = {}
+
+    def prepare(x, residual, weight, eps, *, out=None):
+        taken.update(x=x.shape, residual=residual.shape, weight=weight.shape)
+        taken["out"] = None if out is None else out.shape
+
+    what = replace(problem(count=8192), in_place=in_place)
+    x = array(np.zeros(what.count, np.float32))
+    buffers = SimpleNamespace(x=x, out=x, like=array)
+    comm = SimpleNamespace(all_reduce_rms_norm=SimpleNamespace(prepare=prepare))
+    collectives.load("all_reduce_rms_norm").prepare(comm, buffers, what)
+    rows = 2, 4096
+    out = None if in_place else rows
+    assert taken == {"x": rows, "residual": rows, "weight": (4096,), "out": out}
 
 
 def gpu_rows():

@@ -221,9 +221,15 @@ def test_arrays_have_other_shapes_in_the_same_memory():
     array = arrays.DeviceArray(0x1000, (8,), kccl.bfloat16, 3, keep=None)
     rows = array.reshape(-1, 4)
     assert (rows.address, rows.shape, rows.nbytes) == (0x1000, (2, 4), 16)
+    # As NumPy's arrays, which the benches use too, it takes a tuple or a list.
+    for shape in ((-1, 4), [2, -1], (np.int64(2), 4)):
+        assert array.reshape(shape).shape == array.reshape(*shape).shape == (2, 4)
+    assert array[:1].reshape(()).shape == array[:1].reshape().shape == ()
     for shape in ((3, -1), (2, 3), (-1, -1), (-2, -4)):
         with pytest.raises(kccl.InvalidArgument, match="must have 8 elements"):
             array.reshape(*shape)
+        with pytest.raises(kccl.InvalidArgument, match="must have 8 elements"):
+            array.reshape(shape)
 
 
 def test_dlpack_capsules_keep_their_owner_and_let_it_go():
