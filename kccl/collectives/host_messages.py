@@ -122,6 +122,8 @@ class HostMessages(Messages):
 
     def make(self, call: MessageCall, message: Message) -> None:
         """See Messages."""
+        # C must know the group before one is opened: it would make known calls within it at once.
+        call.learn_group(self._group)
         call.run(_fields(message), message)
 
     def prepare(self, call: MessageCall, message: Message, stream: Any) -> Prepared:

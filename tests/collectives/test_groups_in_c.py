@@ -35,6 +35,24 @@ def test_calls_that_c_knows_and_others_keep_their_order():
     kccl.run_threads(main, 3)
 
 
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_the_first_group_may_come_after_single_calls(monkeypatch, check):
+    """C knows send and recv then, and no group yet. Each call alone would wait for the other."""
+    monkeypatch.setenv("KCCL_CHECK", check)
+
+    def main(comm):
+        comm.timeout = 5
+        one, x, y = np.zeros(4), np.full(100_000, comm.rank + 1.0), np.zeros(100_000)
+        comm.send(one, comm.rank)
+        comm.recv(one, comm.rank)
+        with comm.group():
+            comm.send(x, 1 - comm.rank)
+            comm.recv(y, 1 - comm.rank)
+        assert (y == 2 - comm.rank).all()
+
+    kccl.run_threads(main, 2)
+
+
 def test_many_messages_of_many_lengths():
     def main(comm):
         lengths = [*range(40), 9000, 300_000]
