@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ..base.arrays import ArrayView
 from ..base.errors import Error
+from ..base.strided import Copied
 from ..plan.grouping import Grouping
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
@@ -96,6 +97,23 @@ class Backend(ABC):
 
         Raises:
             InvalidArgument: The backend cannot make arrays of this library.
+        """
+
+    @abstractmethod
+    def copied(self, array: Any, name: str, *, is_written: bool, stream: Any) -> Copied | None:
+        """Returns a C-contiguous copy of an array, which a call uses in its place.
+
+        Args:
+            array: An array of which view() said NotContiguous.
+            name: What the caller calls it, for error messages.
+            is_written: True if the call writes it, so that the copy will be copied back.
+            stream: The stream that the caller gave to the call, or None.
+
+        Returns:
+            The copy; None if the array's library makes no copies here.
+
+        Raises:
+            InvalidArgument: The call writes the array, and elements of it share memory.
         """
 
     # ---- Streams -----------------------------------------------------------------------------

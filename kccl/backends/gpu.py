@@ -17,7 +17,7 @@ from ..base import abi, dtypes, env
 from ..base.abi import ffi, lib
 from ..base.arrays import ArrayView
 from ..base.errors import BackendError, Error, InvalidArgument, Timeout
-from ..gpu import arrays, driver, sharing
+from ..gpu import arrays, driver, sharing, strided
 from ..gpu.arrays import DeviceView
 from ..gpu.graphs import KernelGraph
 from ..gpu.library import library_kernel, occupancy, serve
@@ -113,9 +113,9 @@ class GpuBackend(Backend):
         device: The GPU.
     """
 
-    can_attach = False
+    can_attach = has_virtual_time = False
     has_streams = True
-    has_virtual_time = False
+    copied = staticmethod(strided.copied)
 
     def __init__(
         self,

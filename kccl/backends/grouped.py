@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from ..base import abi, arrays, dtypes, env
+from ..base import abi, arrays, dtypes, env, strided
 from ..base.abi import ffi, lib
 from ..base.errors import InvalidArgument
 from ..plan.grouping import MOST_GROUPED_RANKS, Grouping
@@ -91,6 +91,7 @@ class GroupedBackend(Backend):
     view = staticmethod(arrays.view)
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
+    copied = staticmethod(strided.on_host)
     stream = staticmethod(no_streams.stream)
     # Only backends with streams have these methods. Here they raise.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here

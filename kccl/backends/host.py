@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ..base import arrays
+from ..base import arrays, strided
 from ..base.abi import ffi, lib
 from ..plan.specs import BY_NAME
 from ..ranks.team import Connected
@@ -48,6 +48,7 @@ class HostBackend(Backend):
     view = staticmethod(arrays.view)
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
+    copied = staticmethod(strided.on_host)
     stream = staticmethod(no_streams.stream)
     # Only backends with streams have these methods. Here they raise.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here

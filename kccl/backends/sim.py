@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..base import arrays, memory
+from ..base import arrays, memory, strided
 from ..base.abi import MAX_WORLD_SIZE, ffi, lib
 from ..base.errors import Error, InvalidArgument
 from ..base.mapping import map_shared
@@ -118,6 +118,7 @@ class SimBackend(Backend):
     view = staticmethod(arrays.view)
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
+    copied = staticmethod(strided.on_host)
     stream = staticmethod(no_streams.stream)
     # Only backends with streams have these methods. Here they raise.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import dtypes
 from .abi import ffi
-from .errors import InvalidArgument
+from .errors import InvalidArgument, NotContiguous
 
 if TYPE_CHECKING:
     from . import dlpack
@@ -98,7 +98,7 @@ def pointer(array: Any, name: str) -> Pointer:
     try:
         buffer = ffi.from_buffer(_BYTES, array, require_writable=True)
     except (BufferError, TypeError, ValueError):
-        source, memory, _ = _source(array, name)
+        source, memory, _ = _source(array, name, writable=True)
         buffer = _buffer_of(source, memory, name, writable=True)
     return Pointer(_address(buffer), buffer, nbytes=len(buffer))
 
@@ -122,7 +122,7 @@ def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
     """Does what view() does, for everything but plain NumPy arrays. Raises InvalidArgument if the
     array cannot be used.
     """
-    source, memory, is_buffer = _source(array, name)
+    source, memory, is_buffer = _source(array, name, writable=writable)
     dtype = _dtype_of(source, memory, name)
     buffer = _buffer_of(source, memory, name, writable)
     count = len(buffer) // dtype.itemsize
@@ -133,7 +133,7 @@ def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
     return ArrayView(_address(buffer), count, dtype, memory is None, buffer)
 
 
-def _source(array: Any, name: str) -> tuple[Any, memoryview | None, bool]:
+def _source(array: Any, name: str, *, writable: bool) -> tuple[Any, memoryview | None, bool]:
     """Finds the object that gives the memory of an array that is no plain NumPy array.
 
     Returns:
@@ -149,20 +149,21 @@ def _source(array: Any, name: str) -> tuple[Any, memoryview | None, bool]:
     try:
         memory = memoryview(array) if not hasattr(array, "dtype") else None
     except TypeError:
-        return _from_dlpack(array, name), None, False
+        return _from_dlpack(array, name, writable), None, False
     if memory is None and not _has_buffer(array):
-        return _from_dlpack(array, name), None, False
+        return _from_dlpack(array, name, writable), None, False
     return array, memory, True
 
 
 def _buffer_of(array: Any, memory: memoryview | None, name: str, writable: bool) -> Any:
     """Returns a buffer over the memory. `array` and `memory` are what _source() returned."""
-    if not _is_contiguous(array, memory):
-        raise _not_contiguous(name, _shape_of(array, memory))
+    is_readonly = writable and _is_readonly(array, memory)
+    if not _is_contiguous(array, memory) and not is_readonly:
+        raise NotContiguous(name, _shape_of(array, memory), is_written=writable)
     try:
         return ffi.from_buffer(_BYTES, array, require_writable=writable)
     except (BufferError, ValueError, TypeError) as error:
-        if writable and _is_readonly(array, memory):
+        if is_readonly:
             raise InvalidArgument(f"{name} is read-only, must be writable") from None
         raise InvalidArgument(f"{name} does not give its memory: {error}") from error
 
@@ -177,7 +178,7 @@ def _has_buffer(array: Any) -> bool:
     return True
 
 
-def _from_dlpack(array: Any, name: str) -> Any:
+def _from_dlpack(array: Any, name: str, writable: bool) -> Any:
     if not hasattr(array, "__dlpack__"):
         raise InvalidArgument(
             f"{name} is a {type(array).__name__}, must be an array: something with the buffer "
@@ -194,17 +195,19 @@ def _from_dlpack(array: Any, name: str) -> Any:
         if array.__dlpack_device__()[0] != dlpack.CPU:
             raise dlpack.refused(name, error) from error
     # NumPy refuses types that it lacks, as bfloat16, so the array is read without NumPy.
-    return _to_numpy(dlpack.read_on_host(array, name), name)
+    return _to_numpy(dlpack.read_on_host(array, name), name, writable)
 
 
-def _to_numpy(found: "dlpack.Found", name: str) -> Any:
+def _to_numpy(found: "dlpack.Found", name: str, writable: bool) -> Any:
     """Returns a NumPy array over memory that DLPack describes."""
     import ctypes
 
     import numpy as np
 
     if not found.is_contiguous:
-        raise _not_contiguous(name, found.shape)
+        if writable and found.is_readonly:
+            raise InvalidArgument(f"{name} is read-only, must be writable")
+        raise NotContiguous(name, found.shape, is_written=writable)
     dtype = dtypes.to_numpy(found.dtype)
     if 0 in found.shape:
         array = np.empty(found.shape, dtype)
@@ -216,12 +219,6 @@ def _to_numpy(found: "dlpack.Found", name: str) -> Any:
         array = np.frombuffer(memoryview(memory), dtype).reshape(found.shape)
     array.flags.writeable = not found.is_readonly
     return array
-
-
-def _not_contiguous(name: str, shape: Any) -> InvalidArgument:
-    return InvalidArgument(
-        f"{name} has shape {shape} and is not C-contiguous, must be C-contiguous"
-    )
 
 
 def _dtype_of(array: Any, memory: memoryview | None, name: str) -> dtypes.Dtype:

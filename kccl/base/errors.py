@@ -22,6 +22,20 @@ class InvalidArgument(Error, ValueError):
     """
 
 
+class NotContiguous(InvalidArgument):
+    """An array is not C-contiguous, where it must be.
+
+    Attributes:
+        name: The argument's name.
+        is_written: True if the call writes the array.
+    """
+
+    def __init__(self, name: str, shape: Any, *, is_written: bool) -> None:
+        super().__init__(f"{name} has shape {shape} and is not C-contiguous, must be C-contiguous")
+        self.name = name
+        self.is_written = is_written
+
+
 class BackendError(Error, RuntimeError):
     """The machine, or a library that KCCL calls, refused a call. The text names the call and its
     code.

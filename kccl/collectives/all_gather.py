@@ -28,13 +28,13 @@ class AllGather(Collective):
         """Every rank's `out` gets all ranks' `x`, in rank order and bit by bit.
 
         Args:
-            x: C-contiguous array of any shape, of any type without Python objects. The same size
-                and type on every rank, unless counts are given.
-            out: Array for the result: C-contiguous, of x's type, with world_size * x.size elements.
-                In place: x may be this rank's chunk of out, the x.size elements from rank * x.size
-                on. Otherwise x and out must not overlap. When None, an array of shape
-                (world_size, *x.shape) is allocated: on the host by NumPy, on a GPU by PyTorch or
-                CuPy if x is theirs. For other arrays on a GPU, out must be given.
+            x: Array of any shape, strided ones as in all_reduce, of any type without Python
+                objects. The same size and type on every rank, unless counts are given.
+            out: Array for the result, of x's type, with world_size * x.size elements. In place: x
+                may be this rank's chunk of out, the x.size elements from rank * x.size on.
+                Otherwise x and out must not overlap. When None, an array of shape (world_size,
+                *x.shape) is allocated: on the host by NumPy, on a GPU by PyTorch or CuPy if x is
+                theirs. For other arrays on a GPU, out must be given.
             counts: Number of elements of each rank, as in MPI's Allgatherv: integers of at least 0,
                 the same on every rank. counts[rank] must be x.size. out has sum(counts) elements,
                 in rank order. If all counts are whole rows of x, an allocated array keeps x's

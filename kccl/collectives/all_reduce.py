@@ -27,8 +27,11 @@ class AllReduce(Collective):
         """Every rank's `out` gets the element-wise reduction of all ranks' `x`.
 
         Args:
-            x: C-contiguous array of any shape, of floats of 8 to 64 bits, integers of either sign,
-                bool, complex64 or complex128. The same size and type on every rank.
+            x: Array of any shape, of floats of 8 to 64 bits, integers of either sign, bool,
+                complex64 or complex128. The same size and type on every rank. If x or out is not
+                C-contiguous, the call copies it first, as its caller would, and copies back what it
+                writes. On GPUs PyTorch and CuPy do that, on the stream of the call. prepare() takes
+                C-contiguous arrays only.
             out: Array for the result, of the same size and type. When None, x: the call is in
                 place. Then ranks that are threads may give the same x, but ranks in different
                 processes must not give the same shared memory, or the sum may be wrong.

@@ -47,8 +47,8 @@ class AllReduceRmsNorm(Normed):
         even if the ranks are threads: the rows would be wrong. On CPUs KCCL_CHECK=1 refuses that.
 
         Args:
-            x: C-contiguous array [..., width] of float32, float16 or bfloat16. The same size and
-                type on every rank.
+            x: Array [..., width] of float32, float16 or bfloat16, strided ones as in all_reduce.
+                The same size and type on every rank.
             residual: Array of the size and type of x, or None for no residual. `hidden` is stored
                 in it, rounded to its type. Each rank has an array of its own, with the same values
                 on every rank, so that the results are the same.

@@ -30,12 +30,11 @@ class AllToAll(Collective):
         """Chunk p of this rank's `out` gets chunk `rank` of rank p's `x`, bit by bit.
 
         Args:
-            x: C-contiguous array of any shape, of any type without Python objects.
-                The same size and type on every rank, and the size must be divisible by world_size,
-                unless counts are given. Chunk p is the p-th of world_size equal parts.
-            out: Array for the result: C-contiguous, of x's size and type. In place: out may be x.
-                Otherwise they must not overlap. When None, an array of x's shape is allocated as in
-                all_gather.
+            x: Array of any shape, strided ones as in all_reduce, of any type without Python
+                objects. The same size and type on every rank, and the size must be divisible by
+                world_size, unless counts are given. Chunk p is the p-th of world_size equal parts.
+            out: Array for the result, of x's size and type. In place: out may be x. Otherwise they
+                must not overlap. When None, an array of x's shape is allocated as in all_gather.
             send_counts, recv_counts: Numbers of elements that this rank sends to each rank and
                 receives from each, as in MPI's Alltoallv. Give both or neither; each number is at
                 least 0. Rank a's send_counts[b] must equal rank b's recv_counts[a]. x has

@@ -24,8 +24,8 @@ class Broadcast(Collective):
         """Every rank's `x` gets the root's `x`, bit by bit.
 
         Args:
-            x: C-contiguous array of any shape, of any type without Python objects. The same size
-                and type on every rank.
+            x: Array of any shape, strided ones as in all_reduce, of any type without Python
+                objects. The same size and type on every rank.
             root: The rank whose array is copied.
             stream, channel, algorithm: As in all_reduce.
 

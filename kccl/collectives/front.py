@@ -1,11 +1,14 @@
 """Gives a call that C answers the signature and the docstring of a Python method."""
 
 from collections.abc import Callable
+from functools import wraps
 from inspect import Parameter, Signature, getdoc, signature
 from typing import Any
 
 from ..base import arguments
 from ..base.copying import not_copied
+from ..base.errors import NotContiguous
+from .context import Context
 
 call_is_not_copied = not_copied(
     "a communicator's calls work in its process only",
@@ -24,6 +27,7 @@ class AnsweredByC:
     __reduce_ex__ = call_is_not_copied
 
     _NAME: str
+    _context: Context
     _slow: Callable[..., Any]
     prepare: Callable[..., Any]
 
@@ -31,7 +35,7 @@ class AnsweredByC:
         super().__init_subclass__()
         if "__call__" not in cls.__dict__:
             return
-        cls._slow = arguments.explained(cls.__dict__["__call__"], cls._NAME)
+        cls._slow = arguments.explained(_with_copies(cls.__dict__["__call__"]), cls._NAME)
         cls.prepare = arguments.explained(cls.__dict__["prepare"], f"{cls._NAME}.prepare")
         # help() shows the first line as the signature.
         given = list(signature(cls._slow).parameters.values())[1:]
@@ -45,3 +49,40 @@ class AnsweredByC:
     def __signature__(self) -> Signature:
         """Returns the signature of the call, for inspect and help()."""
         return signature(self._slow)
+
+    def _may_copy(self) -> bool:
+        """Tells whether a call on arrays that are not C-contiguous may use copies of them: whether
+        it is done, or enqueued, when it returns.
+        """
+        return True
+
+
+def _with_copies(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a wrapper of a call. It copies arrays that are not C-contiguous, calls with the
+    copies, and copies back what the call has written.
+    """
+    accepted = signature(method)
+
+    @wraps(method)
+    def call(self: AnsweredByC, *args: Any, **keywords: Any) -> Any:
+        try:
+            return method(self, *args, **keywords)
+        except NotContiguous as error:
+            if not self._may_copy():
+                raise
+            name, is_written = error.name, error.is_written
+        given = accepted.bind(self, *args, **keywords).arguments
+        array, stream = given[name], given.get("stream")
+        copied = self._context.backend.copied
+        made = copied(array, name, is_written=is_written, stream=stream)
+        if made is None:
+            # Nothing was sent, so this raises the same error again.
+            return method(self, *args, **keywords)
+        given[name] = made.array
+        # The next argument may need a copy, too.
+        result = call(**given)
+        if is_written:
+            made.store()
+        return array if result is made.array else result
+
+    return call

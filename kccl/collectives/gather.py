@@ -29,14 +29,14 @@ class Gather(Collective):
         """The root's `out` gets all ranks' `x`, in rank order and bit by bit.
 
         Args:
-            x: C-contiguous array of any shape, of any type without Python objects. The same size
-                and type on every rank, unless counts are given.
+            x: Array of any shape, strided ones as in all_reduce, of any type without Python
+                objects. The same size and type on every rank, unless counts are given.
             root: The rank that gets the result.
-            out: Array for the result: C-contiguous, of x's type, with world_size * x.size elements.
-                In place: the root's x may be its chunk of out, the x.size elements from
-                root * x.size on. Otherwise x and out must not overlap. When None, an array of shape
-                (world_size, *x.shape) is allocated as in all_gather. The other ranks may pass an
-                out, too. It is checked, but not written.
+            out: Array for the result, of x's type, with world_size * x.size elements. In place: the
+                root's x may be its chunk of out, the x.size elements from root * x.size on.
+                Otherwise x and out must not overlap. When None, an array of shape (world_size,
+                *x.shape) is allocated as in all_gather. The other ranks may pass an out, too. It is
+                checked, but not written.
             counts: Number of elements of each rank, the same on every rank. See all_gather. When
                 None, every rank has x.size elements.
             stream, channel, algorithm: As in all_reduce.

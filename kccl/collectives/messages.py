@@ -103,6 +103,10 @@ class MessageCall(Call):
         super().__init__(context)
         self._messages = messages
 
+    def _may_copy(self) -> bool:
+        """See AnsweredByC. What a group receives comes at its end."""
+        return not self.RECEIVES or self._messages.open_group() is None
+
     def message(self, x: Any, peer: Any, tag: Any, stream: Any, channel: Any) -> Message:
         """Checks the arguments of a call. Returns them as a Message."""
         messages, context = self._messages, self._context

@@ -148,7 +148,7 @@ class Put(Call):
         The peer may read it after a later signal or barrier of this rank.
 
         Args:
-            x: C-contiguous array.
+            x: Array, strided ones as in all_reduce.
             peer: Rank that gets the data; may be this rank.
             window: What comm.window() returned.
             offset: Offset in bytes.

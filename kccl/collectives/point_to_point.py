@@ -33,7 +33,7 @@ class Send(MessageCall):
         message waits until the peer receives it.
 
         Args:
-            x: C-contiguous array.
+            x: Array, strided ones as in all_reduce.
             peer: The rank that receives x; may be this rank.
             tag: A number from 0 to 2^31 - 1. recv() takes only messages with the tag that it asks
                 for. On GPUs and on the simulator it must be 0.
@@ -77,7 +77,8 @@ class Recv(MessageCall):
         were sent.
 
         Args:
-            x: C-contiguous array. The message must have its length in bytes.
+            x: Array, strided ones as in all_reduce, but C-contiguous in a group. The message must
+                have its length in bytes.
             peer: The rank that sends the message. None takes a message from any rank; irecv()'s
                 request says from which. On GPUs and on the simulator a rank must be given.
             tag: The tag that send() was given. None takes any tag.

@@ -27,8 +27,9 @@ class Reduce(Collective):
         """The root's `out` gets the element-wise reduction of all ranks' `x`.
 
         Args:
-            x: C-contiguous array of any shape, of a type that all_reduce takes. The same size and
-                type on every rank. Only the root's x is written, if the call is in place.
+            x: Array of any shape, strided ones as in all_reduce, of a type that all_reduce takes.
+                The same size and type on every rank. Only the root's x is written, if the call is
+                in place.
             root: The rank that gets the result.
             out: Array for the result, of the same size and type. When None, x: the call is in
                 place. The other ranks may pass an out, too. It is checked, but not written.

@@ -31,14 +31,13 @@ class ReduceScatter(Collective):
         """This rank's `out` gets the element-wise reduction of chunk `rank` of all ranks' `x`.
 
         Args:
-            x: C-contiguous array of any shape, of a type that all_reduce takes.
+            x: Array of any shape, strided ones as in all_reduce, of a type that all_reduce takes.
                 The same size and type on every rank. The size must be divisible by world_size,
                 unless counts are given. Chunk p is the p-th of world_size equal parts.
-            out: Array for the result: C-contiguous, of x's type, with x.size / world_size elements.
-                In place: out may be this rank's chunk of x. Otherwise x and out must not overlap.
-                When None, an array is allocated as in all_gather. Its shape is
-                (x.shape[0] / world_size, *x.shape[1:]) if world_size divides x.shape[0]; otherwise
-                it has one dimension.
+            out: Array for the result, of x's type, with x.size / world_size elements. In place: out
+                may be this rank's chunk of x. Otherwise x and out must not overlap. When None, an
+                array is allocated as in all_gather. Its shape is (x.shape[0] / world_size,
+                *x.shape[1:]) if world_size divides x.shape[0]; otherwise it has one dimension.
             op: As in all_reduce.
             counts: Number of elements that each rank gets, as in MPI's Reduce_scatter. See scatter.
                 When None, every rank gets x.size / world_size elements.

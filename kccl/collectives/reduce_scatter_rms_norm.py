@@ -34,8 +34,9 @@ class ReduceScatterRmsNorm(Normed):
         all_reduce_rms_norm. As there, no rank may give memory that another rank's call writes.
 
         Args:
-            x: C-contiguous array [..., width] of float32, float16 or bfloat16. The same size and
-                type on every rank. The number of rows must be divisible by world_size.
+            x: Array [..., width] of float32, float16 or bfloat16, strided ones as in all_reduce.
+                The same size and type on every rank. The number of rows must be divisible by
+                world_size.
             residual: Array of this rank's rows, of the type of x, or None for no residual. `hidden`
                 of these rows is stored in it, rounded to its type.
             weight, eps, scale: As in all_reduce_rms_norm.

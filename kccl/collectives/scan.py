@@ -28,7 +28,7 @@ class Scan(Collective):
         """This rank's `out` gets the element-wise reduction of the `x` of ranks 0 to `rank`.
 
         Args:
-            x: C-contiguous array of any shape, of a type that all_reduce takes.
+            x: Array of any shape, strided ones as in all_reduce, of a type that all_reduce takes.
                 The same size and type on every rank.
             out: Array for the result, of the same size and type. When None, x: the call is in
                 place.

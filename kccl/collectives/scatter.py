@@ -30,14 +30,15 @@ class Scatter(Collective):
         """This rank's `out` gets chunk `rank` of the root's `x`, bit by bit.
 
         Args:
-            x: On the root, a C-contiguous array of any shape, of any type without Python objects.
-                The size must be divisible by world_size, unless counts are given. Chunk p is the
-                p-th of world_size equal parts. The other ranks pass None, and then must give out.
-                Or they pass an array of the same size and type, which is not read.
+            x: On the root, an array of any shape, strided ones as in all_reduce, of any type
+                without Python objects. The size must be divisible by world_size, unless counts are
+                given. Chunk p is the p-th of world_size equal parts. The other ranks pass None, and
+                then must give out. Or they pass an array of the same size and type, which is not
+                read.
             root: The rank whose array is scattered.
-            out: Array for the result: C-contiguous, of x's type, with x.size / world_size elements.
-                In place: the root's out may be its chunk of x. Otherwise x and out must not
-                overlap. When None, an array is allocated, with the shape as in reduce_scatter.
+            out: Array for the result, of x's type, with x.size / world_size elements. In place: the
+                root's out may be its chunk of x. Otherwise x and out must not overlap. When None,
+                an array is allocated, with the shape as in reduce_scatter.
             counts: Number of elements that each rank gets, as in MPI's Scatterv: integers of at
                 least 0, the same on every rank. x has sum(counts) elements, in rank order, and out
                 has counts[rank]. If all counts are whole rows of x, an allocated array keeps x's

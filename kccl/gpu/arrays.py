@@ -17,7 +17,7 @@ from typing import Any
 from ..base import dlpack, dtypes
 from ..base.arrays import ArrayView, Pointer, offers_exchange
 from ..base.copying import not_copied
-from ..base.errors import BackendError, InvalidArgument
+from ..base.errors import BackendError, InvalidArgument, NotContiguous
 from . import driver
 
 # Libraries whose arrays are read-only. Neither their __cuda_array_interface__ nor DLPack before
@@ -150,20 +150,20 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
     if isinstance(array, DeviceArray):
         found, on = _view_of_own(array), array.device
     elif _is_of_torch(array):
-        found, on = _view_of_torch(array, name)
+        found, on = _view_of_torch(array, name, writable)
     elif _library(array) in _IMMUTABLE:
         if writable:
             raise InvalidArgument(
                 f"{name} is read-only, as arrays of JAX are, must be writable: give `out`"
             )
-        found, on = _view_by_dlpack(array, name, driver.legacy_stream())
+        found, on = _view_by_dlpack(array, name, driver.legacy_stream(), writable)
         wait_on = partial(_wait_for, array, name)
         found = replace(found, wait_on=wait_on)
     elif hasattr(array, "__cuda_array_interface__"):
         found = _view_by_interface(array, name, writable)
         on = device if device is None or found.count == 0 else _device_of(found.address, name)
     elif hasattr(array, "__dlpack__"):
-        found, on = _view_by_dlpack(array, name, -1)
+        found, on = _view_by_dlpack(array, name, -1, writable)
     else:
         raise InvalidArgument(
             f"{name} is a {type(array).__name__}, must be an array in GPU memory: something with "
@@ -203,7 +203,7 @@ def pointer(array: Any, name: str) -> Pointer:
         InvalidArgument: `array` is no array in GPU memory, not contiguous, or read-only.
     """
     if _is_of_torch(array):
-        _check_of_torch(array, name)
+        _check_of_torch(array, name, writable=True)
         return Pointer(array.data_ptr(), array, _stream_of_torch(int(array.device.index)))
     if hasattr(array, "__cuda_array_interface__") and _library(array) not in _IMMUTABLE:
         facts = array.__cuda_array_interface__
@@ -276,19 +276,19 @@ def _dtype_of_torch(dtype: Any) -> dtypes.Dtype:
     return dtypes.of_bytes(name, dtype.itemsize)
 
 
-def _check_of_torch(array: Any, name: str) -> None:
+def _check_of_torch(array: Any, name: str, *, writable: bool) -> None:
     if not array.is_cuda:
         raise InvalidArgument(
             f"{name} is a tensor on {array.device}, must be in GPU memory: this communicator's "
             f"backend is {driver.table().backend}"
         )
     if not array.is_contiguous():
-        raise _not_contiguous(name, tuple(array.shape))
+        raise NotContiguous(name, tuple(array.shape), is_written=writable)
     dlpack.check_plain(array, name)
 
 
-def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
-    _check_of_torch(array, name)
+def _view_of_torch(array: Any, name: str, writable: bool) -> tuple[DeviceView, int]:
+    _check_of_torch(array, name, writable=writable)
     on = int(array.device.index)
     kind = type(array)
     is_direct = offers_exchange(kind)
@@ -321,7 +321,7 @@ def _check_interface(facts: Any, itemsize: int, name: str, *, writable: bool) ->
     if writable and facts["data"][1]:
         raise InvalidArgument(f"{name} is read-only, must be writable")
     if strides is not None and not dlpack.is_contiguous(shape, tuple(strides), itemsize):
-        raise _not_contiguous(name, shape)
+        raise NotContiguous(name, shape, is_written=writable)
 
 
 def _view_by_interface(array: Any, name: str, writable: bool) -> DeviceView:
@@ -343,7 +343,7 @@ def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
     return lambda: now or driver.legacy_stream()
 
 
-def _view_by_dlpack(array: Any, name: str, stream: int) -> tuple[DeviceView, int]:
+def _view_by_dlpack(array: Any, name: str, stream: int, writable: bool) -> tuple[DeviceView, int]:
     gpus = driver.table().dlpack_type
     found = dlpack.read(array, name, gpus, stream=stream)
     if found.device_type != gpus:
@@ -352,7 +352,7 @@ def _view_by_dlpack(array: Any, name: str, stream: int) -> tuple[DeviceView, int
             f"communicator's backend is {driver.table().backend}"
         )
     if not found.is_contiguous:
-        raise _not_contiguous(name, found.shape)
+        raise NotContiguous(name, found.shape, is_written=writable)
     count = math.prod(found.shape)
     return DeviceView(
         found.address, count, found.dtype, False, (array, found.keep)
@@ -390,9 +390,3 @@ def _device_of(address: int, name: str) -> int:
         return driver.table().device_of(address)
     except BackendError as error:
         raise InvalidArgument(f"{name} is not in a GPU's memory: {error}") from error
-
-
-def _not_contiguous(name: str, shape: tuple[int, ...]) -> InvalidArgument:
-    return InvalidArgument(
-        f"{name} has shape {shape} and is not C-contiguous, must be C-contiguous"
-    )

@@ -40,6 +40,10 @@ def reduce(x, **keywords):
     return lambda comm: comm.all_reduce(x, **keywords)
 
 
+def prepare(x, **keywords):
+    return lambda comm: comm.all_reduce.prepare(x, **keywords)
+
+
 def broadcast(x, *root, **keywords):
     return lambda comm: comm.broadcast(x, *root, **keywords)
 
@@ -70,7 +74,7 @@ WRONG = {
         "out is read-only, must be writable",
     ),
     "out strided": (
-        reduce(np.ones(5, "f4"), out=TEN[::2]),
+        prepare(np.ones(5, "f4"), out=TEN[::2]),
         r"out has shape \(5,\) and is not C-cont",
     ),
     "out on GPU": (
@@ -83,12 +87,8 @@ WRONG = {
     "op array": (reduce(FOUR, op=FOUR), "op is array.*, must be one of"),
     "op Ellipsis": (reduce(FOUR, op=...), "op is Ellipsis, must be one of"),
     "avg": (reduce(np.ones(4, np.int32), op="avg"), "op is 'avg' and x has dtype int32"),
-    "strided": (reduce(TEN[::2]), r"x has shape \(5,\) and is not C-contiguous, must be"),
-    "Fortran": (
-        reduce(np.ones((2, 3), "f4", order="F")),
-        r"x has shape \(2, 3\) and is not C-cont",
-    ),
-    "strided view": (reduce(FLOATS[::2]), r"x has shape \(4,\) and is not C-contiguous"),
+    "strided": (prepare(TEN[::2]), r"x has shape \(5,\) and is not C-contiguous, must be"),
+    "strided view": (prepare(FLOATS[::2]), r"x has shape \(4,\) and is not C-contiguous"),
     "frozen": (reduce(frozen(np.ones(4, "f4"))), "x is read-only, must be writable"),
     "scalar": (reduce(np.float32(1)), "x is read-only, must be writable"),
     "frozen view": (reduce(memoryview(bytes(8)).cast("f")), "x is read-only"),
@@ -124,7 +124,7 @@ WRONG = {
         lambda comm: comm.barrier.prepare(channel=4),
         "channel is 4, must be between 0 and 3",
     ),
-    "prepare": (lambda comm: comm.all_reduce.prepare(FOUR, op="no"), "op is 'no', must be one of"),
+    "prepare": (prepare(FOUR, op="no"), "op is 'no', must be one of"),
     "prepare root": (lambda comm: comm.broadcast.prepare(FOUR, 9), "root is 9, must be between"),
     "times": (lambda comm: comm.barrier.time(0), "iterations is 0 .*, must be positive"),
     "timeout": (lambda comm: setattr(comm, "timeout", 0), "timeout is 0, must be positive"),

@@ -37,7 +37,8 @@ def test_what_the_interface_refuses_goes_through_python():
             comm.all_reduce(array)
             assert array.slow_looks == 1
         with pytest.raises(kccl.InvalidArgument, match="not C-contiguous"):
-            comm.all_reduce(turned)
+            comm.all_reduce.prepare(turned)
+        assert comm.all_reduce(turned) is turned
 
     kccl.run_threads(main, 1)
 

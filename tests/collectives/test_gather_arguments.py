@@ -43,7 +43,6 @@ WRONG = {
     "gather read-only": (GATHER, X4, memoryview(bytes(32)).cast("f"), "out is read-only"),
     "gather masked": (GATHER, np.ma.array(X4, mask=[1, 0, 0, 0]), X8, "x is a MaskedArray"),
     "scatter masked": (SCATTER, X8, np.ma.array(X4, mask=True), "out is a MaskedArray"),
-    "gather strided": (GATHER, X4, np.ones(16, "f4")[::2], "not C-contiguous"),
     "gather list": (GATHER, [1.0], None, "x is a list, must be an array"),
     "gather object": (GATHER, np.ones(2, object), None, "x: dtype is object, must have no Python"),
     "scatter odd": (SCATTER, np.ones(7, "f4"), None, "x has 7 .*divisible by world_size, 2"),

@@ -176,7 +176,7 @@ REFUSED = {
     "far peer": (lambda comm, x: comm.isend(x, 2), "peer is 2, must be between 0 and 1"),
     "channel": (lambda comm, x: comm.send(x, 0, channel=9), "channel is 9"),
     "stream": (lambda comm, x: comm.send(x, 0, stream=1), "host memory has no streams"),
-    "strided": (lambda comm, x: comm.recv(x[::2], 0), "contiguous"),
+    "strided": (lambda comm, x: comm.irecv(x[::2], 0), "contiguous"),
 }
 
 

@@ -65,6 +65,37 @@ def test_arrays_of_numba(world_size, cuda):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_strided_tensors(world_size):
+    """The copies are made on the call's stream, which waits for a slow product before."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    def main(comm):
+        torch.cuda.set_device(comm.rank)
+        total = world_size * (world_size + 1) / 2
+        slow = torch.ones((4096, 4096), device="cuda")
+        for given in (None, torch.cuda.Stream()):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(given or torch.cuda.current_stream()):
+                late = (slow @ slow)[:64] / 4096 * (comm.rank + 1)
+                out = torch.zeros((4095, 2 * 64), device="cuda")[:, ::2]
+            strided = late.t()[1:]
+            assert comm.all_reduce(strided, out=out, op="max", stream=given) is out
+            assert comm.all_reduce(strided, stream=given) is strided
+            # Memory that is freed is not written while a call still uses it.
+            torch.full((4095, 64), 77.0, device="cuda")
+            torch.cuda.synchronize()
+            assert (late[:, 0] == comm.rank + 1).all() and (late[:, 1:] == total).all()
+            assert (out == world_size).all() and not out._base[:, 1::2].any()
+        with pytest.raises(kccl.InvalidArgument, match="elements may share memory"):
+            comm.all_reduce(torch.ones(1, device="cuda").expand(8))
+        shared = torch.full((1,), comm.rank + 1.0, device="cuda").expand(8)
+        assert comm.all_gather(shared).sum() == 8 * total
+        comm.check()
+
+    kccl.run_threads(main, world_size, backend=BACKEND)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_arrays_of_jax(world_size):
     """Ranks are processes here, because JAX takes memory of every GPU that it sees."""
     if not has_jax():

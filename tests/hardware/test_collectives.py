@@ -185,7 +185,7 @@ def test_arrays_of_every_library(world_size):
         with pytest.raises(kccl.InvalidArgument, match="GPU memory"):
             comm.all_reduce(torch.zeros(4))
         with pytest.raises(kccl.InvalidArgument, match="contiguous"):
-            comm.all_reduce(torch.zeros((4, 4), device="cuda").t()[1:])
+            comm.all_reduce.prepare(torch.zeros((4, 4), device="cuda").t()[1:])
         with pytest.raises(kccl.InvalidArgument, match=r"dtype is complex32, .* because this call"):
             comm.all_reduce(torch.zeros(4, dtype=torch.complex32, device="cuda"))
         with pytest.raises(kccl.InvalidArgument, match=r"must be on the communicator's"):
