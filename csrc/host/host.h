@@ -34,11 +34,6 @@ extern const KernelTable kKernelsV4;  // also uses AVX-512 F, BW, DQ and VL
 #endif
 extern const KernelTable kKernelsBaseline;
 
-static_assert(sizeof(KcclHostContext::pid) == 4 * kKcclMaxWorldSize &&
-                  sizeof(KcclHostContext::pidfd) == 4 * kKcclMaxWorldSize &&
-                  sizeof(KcclHostContext::probe) == 8 * kKcclMaxWorldSize,
-              "api.inc spells array lengths as literals because cffi reads it");
-
 // Makes one call of an operation that is several calls, with these addresses as its input and
 // output. all: the whole operation; on a GPU each call takes its stream. Returns false if the call
 // has failed.

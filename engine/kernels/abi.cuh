@@ -22,9 +22,6 @@ using StageStamp = ::KcclDecodeStageStamp;
 static_assert(sizeof(Layer) == 48, "Layer: two modules and four words, no padding");
 static_assert(sizeof(Sampling) == 48, "Sampling: five 8-byte fields and two words, no padding");
 static_assert(sizeof(Task) == 8ull * 37 + 4 * 10 + sizeof(Sampling) + 8, "Task: no padding");
-static_assert(sizeof(Task::exchange_buffers) == 8ull * kKcclMaxWorldSize,
-              "one address for each rank");
-static_assert(sizeof(Task::logits) == 8ull * kKcclMaxWorldSize, "one address for each rank");
 static_assert(sizeof(Token) == 16, "Token: one packet");
 
 }  // namespace kccl::decode

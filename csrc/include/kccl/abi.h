@@ -48,13 +48,12 @@ static_assert(sizeof(KcclLayout) == 128, "KcclLayout: sixteen 8-byte fields, no 
 static_assert(sizeof(KcclRecord) == 40, "KcclRecord: eight words and the time, no padding");
 static_assert(sizeof(KcclMailbox) == 16 + 40, "KcclMailbox: no padding");
 static_assert(sizeof(KcclRecord) <= kKcclLineBytes, "a record fits in the line of its source");
-static_assert(sizeof(KcclDeviceComm) == 32 + 16 + 2 * 64 + 128, "KcclDeviceComm: no padding");
-static_assert(sizeof(KcclWindow) == 16 + 64, "KcclWindow: no padding");
+static_assert(sizeof(KcclDeviceComm) == 32 + 16 + 2 * 8 * kKcclMaxWorldSize + 128,
+              "KcclDeviceComm: no padding");
+static_assert(sizeof(KcclWindow) == 16 + 8 * kKcclMaxWorldSize, "KcclWindow: no padding");
 static_assert(sizeof(Window) == sizeof(KcclWindow), "Window adds functions only");
 static_assert(sizeof(KcclChannelState) == 16, "KcclChannelState: four words, no padding");
 static_assert(sizeof(KcclCall) == sizeof(KcclDeviceComm) + 56 + 136 + 136 + 8 + 32,
               "KcclCall: no padding");
-static_assert(sizeof(KcclState::sent) == 4ull * kKcclMaxWorldSize * kKcclNumSignals,
-              "abi.inc spells array lengths as literals because cffi reads it");
 
 }  // namespace kccl

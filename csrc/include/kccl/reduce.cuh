@@ -153,6 +153,7 @@ KCCL_DEVICE_SHARED void reduce_rows(Coop coop, T* out, const T* const* rows, int
     if constexpr (Op::kReduces) {
         op.reduce_rows(out, rows, world_size, count);
     } else {
+        static_assert(kKcclMaxWorldSize == 8, "a case for each number of rows");
         switch (world_size) {
             case 1: return reduce_rows_of<T, Op, 1>(coop, out, rows, count);
             case 2: return reduce_rows_of<T, Op, 2>(coop, out, rows, count);
@@ -161,7 +162,7 @@ KCCL_DEVICE_SHARED void reduce_rows(Coop coop, T* out, const T* const* rows, int
             case 5: return reduce_rows_of<T, Op, 5>(coop, out, rows, count);
             case 6: return reduce_rows_of<T, Op, 6>(coop, out, rows, count);
             case 7: return reduce_rows_of<T, Op, 7>(coop, out, rows, count);
-            default: return reduce_rows_of<T, Op, 8>(coop, out, rows, count);
+            default: return reduce_rows_of<T, Op, kKcclMaxWorldSize>(coop, out, rows, count);
         }
     }
 }
