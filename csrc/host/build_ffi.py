@@ -19,6 +19,7 @@ DECLARATIONS = (
     CSRC / "host/nodes.inc",
     CSRC / "host/chain.inc",
     CSRC / "host/routes.inc",
+    CSRC / "host/parts.inc",
     CSRC / "sim/api.inc",
     ENGINE / "abi.inc",
     ENGINE / "host/api.inc",
@@ -40,6 +41,7 @@ SOURCES = [
     "host/gpu.cpp",
     "host/messages.cpp",
     "host/one_sided.cpp",
+    "host/parts.cpp",
     "host/postings.cpp",
     "host/scaled.cpp",
     "host/normed.cpp",
@@ -114,7 +116,8 @@ ffibuilder.set_source(
     "kccl._core",
     '#include "csrc/host/host.h"\nextern "C" {\n'
     '#include "csrc/host/nodes.inc"\n#include "csrc/host/chain.inc"\n'
-    '#include "csrc/host/routes.inc"\n#include "csrc/sim/api.inc"\n'
+    '#include "csrc/host/routes.inc"\n#include "csrc/host/parts.inc"\n'
+    '#include "csrc/sim/api.inc"\n'
     '#include "engine/abi.inc"\n#include "engine/host/api.inc"\n}\n',
     sources=[
         *(f"kccl/csrc/{name}" for name in SOURCES),

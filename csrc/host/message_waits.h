@@ -4,11 +4,34 @@
 
 #include <optional>
 
-#include "host.h"
+#include "../include/kccl/messages.cuh"
 #include "routes.h"
+#include "tags.h"
 
 namespace kccl::host {
 namespace {
+
+// Returns the record of the failure that a message and its receive have different lengths.
+// source, head: of the message.
+inline Record lengths_differ(const KcclDeviceComm& comm, const KcclMessage& receive, int source,
+                             const RecordHead& head) {
+    constexpr uint64_t kLargest = 0xffffffff;
+    const auto most = [](uint64_t bytes) {
+        return static_cast<uint32_t>(bytes < kLargest ? bytes : kLargest);
+    };
+    const bool is_part = is_of_parts(head.tag);
+    const uint32_t received = is_part ? kKcclAllToAllParts : kKcclRecv;
+    const uint64_t sent = is_part ? kKcclAllToAllParts : kKcclSend;
+    return Record{kKcclCallsDiffer,
+                  comm.rank,
+                  source,
+                  received,
+                  is_part ? channel_of_parts(head.tag) : head.tag,
+                  most(receive.num_bytes),
+                  most(head.num_bytes),
+                  received << 24,
+                  sent << 24};
+}
 
 // Waits for one rank's messages. One object does so for all messages of a communicator.
 class MessageWaits {
@@ -81,6 +104,9 @@ class MessageWaits {
         return others != 0 ? others : all;
     }
     static Awaited awaited(const KcclMessage& message) {
+        if (is_of_parts(message.tag)) {
+            return {kKcclAllToAllParts, channel_of_parts(message.tag), 1, Need::kEach};
+        }
         const KcclKernel kernel = message.receives != 0 ? kKcclRecv : kKcclSend;
         return {static_cast<uint32_t>(kernel), message.tag, 1,
                 message.peer < 0 ? Need::kAny : Need::kEach};

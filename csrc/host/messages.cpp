@@ -137,8 +137,7 @@ class Messages {
     // ---- Receiving -----------------------------------------------------------------------------
 
     static bool wants(const KcclMessage* receive, int source, int32_t tag) {
-        return (receive->peer < 0 || receive->peer == source) &&
-               (receive->tag < 0 || receive->tag == tag);
+        return (receive->peer < 0 || receive->peer == source) && takes_tag(receive->tag, tag);
     }
 
     // Removes the first receive in receives_ that asks for this message, and returns it. Returns
@@ -159,13 +158,7 @@ class Messages {
         receive->source_tag = head.tag;
         if (receive->peer < 0) first_source_ = behind(source);
         if (receive->num_bytes == head.num_bytes) return true;
-        constexpr uint64_t kLargest = 0xffffffff;
-        const auto most = [](uint64_t bytes) {
-            return static_cast<uint32_t>(bytes < kLargest ? bytes : kLargest);
-        };
-        fail(Record{kKcclCallsDiffer, comm_.rank, source, kKcclRecv, head.tag,
-                    most(receive->num_bytes), most(head.num_bytes), uint32_t{kKcclRecv} << 24,
-                    uint64_t{kKcclSend} << 24});
+        fail(lengths_differ(comm_, *receive, source, head));
         return false;
     }
 

@@ -8,6 +8,7 @@ ranks' numbers in a team: csrc/host/chain.cpp translates them to numbers in the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from ..base import abi, arrays, dtypes, env, strided
@@ -237,6 +238,39 @@ class GroupedBackend(Backend):
         # The returned KcclHostOp is the first member of the KcclHostChain, and keeps it alive.
         keep = chain, steps, takes
         return ffi.gc(ffi.addressof(chain, "op"), lambda _, keep=keep: None)
+
+    def parts(self, sends: Sequence[int], receives: Sequence[int], channel: int) -> Any:
+        """Returns a KcclHostOp for a call in which each part is a message (csrc/host/parts.inc).
+        The caller keeps it alive, as with call().
+
+        Args:
+            sends, receives: Bytes of the part for each rank, and from each rank.
+            channel: The channel.
+        """
+        own = self._comm.rank
+        peers = [rank for rank in range(len(sends)) if rank != own]
+        lengths = {0: sends, 1: receives}
+        begins = {way: list(accumulate(each, initial=0)) for way, each in lengths.items()}
+        ways = [(peer, way) for way in lengths for peer in peers]
+        tag = lib.kccl_host_tag_of_parts(channel)
+        messages = ffi.new(
+            "KcclMessage[]",
+            [
+                {"peer": peer, "receives": way, "num_bytes": lengths[way][peer], "tag": tag}
+                for peer, way in ways
+            ],
+        )
+        offsets = ffi.new("uint64_t[]", [begins[way][peer] for peer, way in ways])
+        made = ffi.new("KcclHostParts *")
+        made.op.call.comm = self._comm[0]
+        made.op.call.count, made.op.bytes_per_count = sum(sends) + sum(receives), 1
+        made.messages, made.offsets, made.num_messages = messages, offsets, len(ways)
+        made.num_input, made.num_own = sum(sends), sends[own]
+        made.own_from, made.own_to = begins[0][own], begins[1][own]
+        made.temporary = self._of_steps.room(made.num_input)
+        lib.kccl_host_bind_parts(made)
+        keep = made, messages, offsets
+        return ffi.gc(ffi.addressof(made, "op"), lambda _, keep=keep: None)
 
     def _fill_step(self, filled: Any, step: Step, channel: int) -> Any:
         """Fills a KcclHostStep. Returns an object to which it refers, which the caller must keep

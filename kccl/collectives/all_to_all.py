@@ -40,7 +40,8 @@ class AllToAll(Collective):
                 least 0. Rank a's send_counts[b] must equal rank b's recv_counts[a]. x has
                 sum(send_counts) elements and out sum(recv_counts), in rank order. In place the two
                 must be equal. If all counts are whole rows of x, an allocated array keeps x's
-                dimensions except the first; otherwise it has one dimension.
+                dimensions except the first; otherwise it has one dimension. With more than 8 ranks,
+                and between nodes, each part is a message to its rank, and types are not compared.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:

@@ -65,6 +65,21 @@ class GroupedPlan(Plan):
         return self.moves
 
 
+class PlanOfMessages(GroupedPlan):
+    """A plan of all_to_all with counts. No rank knows the longest part of all, so parts are not
+    padded: each is a message between the two ranks that know its length.
+    """
+
+    def handle(self, backend: Any, *, moved: int | None = None, **fields: Any) -> Any:
+        """See Plan."""
+        del moved  # Messages have no type.
+        return backend.parts(fields["sends"], fields["receives"], fields["channel"])
+
+    def explain(self) -> str:
+        """See Plan."""
+        return Plan.explain(self)
+
+
 class GroupedPlanner:
     """Makes the plans of one communicator that has groups; see Planner."""
 
@@ -93,18 +108,20 @@ class GroupedPlanner:
         """See Planner.
 
         Raises:
-            InvalidArgument: Another algorithm is asked for, or the collective is all_to_all.
+            InvalidArgument: Another algorithm is asked for.
         """
-        if collective not in OF_PARTS:
-            raise InvalidArgument(self._grouping.refusal(f"{collective} with counts is"))
-        name = f"{collective}_grouped_parts"
+        goes_by_messages = collective not in OF_PARTS
+        name = f"{collective}_{'by_messages' if goes_by_messages else 'grouped_parts'}"
         request = Request(collective, nbytes, self._grouping.world_size, self._backend, dtype)
         plan = plan_of_parts(name, request, self.algorithms(collective), algorithm)
+        facts = name, request, plan.reason, plan.rejected
+        if goes_by_messages:
+            return PlanOfMessages(*facts, moves="each part is a message to its rank")
         form = Form(
             name, "the steps of equal parts, all as long as the longest", OF_PARTS[collective]
         )
         return GroupedPlan(
-            *(name, request, plan.reason, plan.rejected),
+            *facts,
             moves=form.moves,
             teams=self._grouping.explain(self._rank),
             make=partial(self._steps, form),

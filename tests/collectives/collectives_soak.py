@@ -99,6 +99,10 @@ class Step:
     def all_reduce(self):
         inputs = self.inputs(self.chance.choice(LENGTHS))
         x, wanted = inputs[self.rank].copy(), self.reduced(inputs)
+        if self.chance.random() < 0.2:
+            x = np.repeat(x, 2)[::2]
+            self.same(self.comm.all_reduce(x, op=self.op, **self.options), wanted, "strided")
+            return
         out = np.empty_like(x) if self.chance.random() < 0.5 else None
         if self.chance.random() < 0.3:
             op = self.comm.all_reduce.prepare(x, out=out, op=self.op, **self.options)
@@ -148,11 +152,24 @@ class Step:
         self.same(found, np.concatenate(inputs), "all_gather")
 
     def all_to_all(self):
+        if self.chance.random() < 0.4:
+            return self.all_to_all_of_parts()
         count = self.chance.choice(SHORTER)
         inputs = self.inputs(count * self.size)
         own = slice(self.rank * count, (self.rank + 1) * count)
         found = self.comm.all_to_all(inputs[self.rank].copy(), **self.options)
         self.same(found, np.concatenate([each[own] for each in inputs]), "all_to_all")
+
+    def all_to_all_of_parts(self):
+        table = [self.counts() for _ in range(self.size)]
+        inputs = self.inputs([sum(row) for row in table])
+        begins = [sum(row[: self.rank]) for row in table]
+        receives = [row[self.rank] for row in table]
+        counts = {"send_counts": table[self.rank], "recv_counts": receives}
+        found = self.comm.all_to_all(inputs[self.rank].copy(), **counts, **self.options)
+        parts = zip(inputs, begins, receives, strict=True)
+        wanted = np.concatenate([x[begin:][:count] for x, begin, count in parts])
+        self.same(found, wanted, "all_to_all with counts")
 
     def broadcast(self):
         inputs = self.inputs(self.chance.choice(LENGTHS))

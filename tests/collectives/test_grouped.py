@@ -2,10 +2,19 @@
 checks at 8 ranks or fewer.
 """
 
+from functools import cache
+
 import numpy as np
 import oracle
 import pytest
-from groups import check_all, check_reductions, check_to_root_and_lower
+from groups import (
+    check_all,
+    check_reductions,
+    check_to_root_and_lower,
+    groups_of,
+    reduced,
+    same,
+)
 from long import long_after
 
 import kccl
@@ -102,19 +111,51 @@ def test_put_and_get_reach_every_rank():
     kccl.run_threads(main, 10, timeout=60)
 
 
-@pytest.mark.long
-def test_64_ranks():
-    def main(comm):
-        x = np.array([comm.rank, 1], np.int32)
-        assert comm.all_reduce(x).tolist() == [64 * 63 // 2, 64]
-        assert (comm.all_gather(np.array([comm.rank])).ravel() == np.arange(64)).all()
-        assert comm.broadcast(np.array([comm.rank]), 37) == [37]
-        assert (comm.all_to_all(np.full(64, comm.rank)) == np.arange(64)).all()
-        assert comm.scan(np.array([comm.rank])) == [comm.rank * (comm.rank + 1) // 2]
-        got = comm.gather(np.array([comm.rank]), 37)
-        assert got is None if comm.rank != 37 else (got.ravel() == np.arange(64)).all()
+@pytest.mark.parametrize("world_size", long_after(1, [23, *range(17, 23), *range(24, 65)]))
+def test_every_number_of_ranks(world_size):
+    """A short call and a long one of each collective, from 17 ranks on."""
+    ranks = np.arange(world_size)
+    root = 37 % world_size
 
-    kccl.run_threads(main, 64, timeout=60)
+    @cache
+    def inputs_and_sum(count, groups):
+        rng = np.random.default_rng(count)
+        inputs = [oracle.random_floats("float32", count, rng) for _ in ranks]
+        return inputs, reduced(inputs, "sum", groups)
+
+    def main(comm):
+        rank, groups = comm.rank, groups_of(comm)
+        for count in (3, 20_000):
+            inputs, wanted = inputs_and_sum(count, groups)
+            same(comm.all_reduce(inputs[rank].copy()), wanted)
+            found = comm.reduce(inputs[rank].copy(), root)
+            if rank == root:
+                same(found, wanted)
+            else:
+                assert found is None
+        for count in (1, 2200):
+            x = np.full(count, rank)
+            assert (comm.all_gather(x) == ranks[:, None]).all()
+            assert (comm.broadcast(x.copy(), root) == root).all()
+            assert (comm.scan(x.copy()) == rank * (rank + 1) // 2).all()
+            found = comm.gather(x, root)
+            assert found is None if rank != root else (found == ranks[:, None]).all()
+        for count in (1, 40):
+            table = np.repeat(ranks, count)
+            x = np.full(count, rank)
+            found = comm.scatter(table if rank == root else None, root, out=x)
+            assert (found == rank).all()
+            sent = np.repeat(ranks + 100 * rank, count)
+            received = np.repeat(rank + 100 * ranks, count)
+            assert (comm.all_to_all(sent) == received).all()
+            counts = [count] * world_size
+            again = comm.all_to_all(sent, send_counts=counts, recv_counts=counts)
+            assert (again == received).all()
+            found = comm.reduce_scatter(sent)
+            assert (found == world_size * rank + 100 * ranks.sum()).all()
+            comm.barrier()
+
+    kccl.run_threads(main, world_size, timeout=60)
 
 
 def test_what_a_plan_explains():

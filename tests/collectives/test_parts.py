@@ -7,6 +7,7 @@ import numpy as np
 import oracle
 import pytest
 from long import long_after
+from parts import begins, check_all, check_all_to_all, check_reduce_scatter
 
 import kccl
 
@@ -18,112 +19,6 @@ COUNTS = {
     4: ([1, 2, 3, 4], [0, 0, 65_537, 5]),
     8: ([3, 0, 1, 4, 1, 5, 9, 2], [0, 12_000, 1, 0, 0, 40_000, 3, 4]),
 }
-HOWS = ("allocated", "given", "in place")
-
-
-def begins(counts):
-    return np.concatenate(([0], np.cumsum(counts)[:-1])).astype(int)
-
-
-def pieces(counts, dtype, salt):
-    """Each rank's elements."""
-    rng = np.random.default_rng(salt)
-    return [rng.integers(0, 100, count).astype(dtype) for count in counts]
-
-
-def place(how, whole, own, rank, counts):
-    """The larger and the smaller array of a call, as `how` says."""
-    begin = begins(counts)[rank]
-    inner = whole[begin : begin + counts[rank]] if how == "in place" else np.zeros_like(own)
-    return whole, inner
-
-
-def check_all_gather(comm, how, counts, dtype, **keywords):
-    every = pieces(counts, dtype, len(counts))
-    want, x = np.concatenate(every), every[comm.rank]
-    out = None
-    if how != "allocated":
-        out, inner = place(how, np.zeros_like(want), x, comm.rank, counts)
-        if how == "in place":
-            inner[:] = x
-            x = inner
-    got = comm.all_gather(x, out=out, counts=counts, **keywords)
-    assert out is None or got is out
-    oracle.assert_same(got, want, "all_gather", how, counts)
-
-
-def check_gather(comm, how, counts, dtype, root, **keywords):
-    every = pieces(counts, dtype, 7)
-    want, x = np.concatenate(every), every[comm.rank].copy()
-    out = None
-    if how != "allocated" and comm.rank == root:
-        out, inner = place(how, np.zeros_like(want), x, comm.rank, counts)
-        if how == "in place":
-            inner[:] = x
-            x = inner
-    got = comm.gather(x, root, out=out, counts=counts, **keywords)
-    if comm.rank != root:
-        assert got is None
-    else:
-        oracle.assert_same(got, want, "gather", how, counts)
-
-
-def check_scatter(comm, how, counts, dtype, root, **keywords):
-    every = pieces(counts, dtype, 8)
-    whole, want = np.concatenate(every), every[comm.rank]
-    x, out = whole, None
-    if how != "allocated":
-        is_root = comm.rank == root
-        x, out = place(how if is_root else "given", whole, want, comm.rank, counts)
-        x = x if is_root else None
-    got = comm.scatter(x, root, out=out, counts=counts, **keywords)
-    oracle.assert_same(got, want, "scatter", how, counts)
-
-
-def check_reduce_scatter(comm, how, counts, dtype, op, **keywords):
-    inputs = [np.concatenate(pieces(counts, dtype, 9 + rank)) for rank in range(comm.world_size)]
-    own = slice(begins(counts)[comm.rank], begins(counts)[comm.rank] + counts[comm.rank])
-    want = oracle.all_reduce(inputs, op)[own]
-    x, out = inputs[comm.rank], None
-    if how != "allocated":
-        x, out = place(how, x, want, comm.rank, counts)
-    got = comm.reduce_scatter(x, out=out, op=op, counts=counts, **keywords)
-    oracle.assert_same(got, want, "reduce_scatter", how, counts)
-
-
-def table_of(counts, how):
-    """Elements from each rank to each; in place as many both ways."""
-    size = len(counts)
-    if how == "in place":
-        return [[counts[(a + b) % size] for b in range(size)] for a in range(size)]
-    # The first rank sends nothing.
-    return [[counts[b] if a % 3 else 0 for b in range(size)] for a in range(size)]
-
-
-def check_all_to_all(comm, how, counts, dtype, **keywords):
-    table = table_of(counts, how)
-    sent = [pieces(row, dtype, a) for a, row in enumerate(table)]
-    x = np.concatenate(sent[comm.rank])
-    want = np.concatenate([sent[a][comm.rank] for a in range(comm.world_size)])
-    out = {"allocated": None, "given": np.zeros_like(want), "in place": x}[how]
-    receives = [row[comm.rank] for row in table]
-    got = comm.all_to_all(
-        x, out=out, send_counts=table[comm.rank], recv_counts=receives, **keywords
-    )
-    oracle.assert_same(got, want, "all_to_all", how, counts)
-
-
-def check_all(comm, counts, dtype="int32"):
-    for number, how in enumerate(HOWS):
-        keywords = {"channel": number % comm.num_channels}
-        check_all_gather(comm, how, counts, dtype, **keywords)
-        for root in {0, comm.world_size - 1}:
-            check_gather(comm, how, counts, dtype, root, **keywords)
-            check_scatter(comm, how, counts, dtype, root, **keywords)
-        check_reduce_scatter(comm, how, counts, dtype, "sum", **keywords)
-        check_all_to_all(comm, how, counts, dtype, **keywords)
-        # Calls of equal parts between them use the same slots.
-        assert (comm.all_reduce(np.ones(3, np.float32)) == comm.world_size).all()
 
 
 @pytest.mark.parametrize("world_size", COUNTS)
@@ -338,48 +233,3 @@ def test_equal_parts_on_one_rank_and_counts_on_another():
                 comm.all_gather(np.zeros(4, np.float32), **keywords)
 
     kccl.run_threads(main, 2, timeout=60)
-
-
-@pytest.mark.parametrize("world_size", [9, 11, 12])
-def test_more_ranks_than_a_team_has(world_size):
-    """Groups of one size and of several; small parts, long ones and none."""
-
-    def main(comm):
-        last = world_size - 1
-        for counts in ([5, 0, 1, 700] * 3, [0] * 12, [3] * 12):
-            given = counts[:world_size]
-            for how in HOWS:
-                check_all_gather(comm, how, given, "int16")
-                check_reduce_scatter(comm, how, given, "float16", "sum")
-                for root in (0, last):
-                    check_gather(comm, how, given, "int16", root)
-                    check_scatter(comm, how, given, "int16", root)
-        x = np.zeros(counts[comm.rank], np.int16)
-        op = comm.all_gather.prepare(x, counts=given)
-        assert op.plan.name == "all_gather_grouped_parts" and "longest" in op.plan.explain()
-        assert op().size == sum(given)
-        ones = [1] * world_size
-        with pytest.raises(kccl.InvalidArgument, match=r"for at most 8 ranks.*comm\.split\(\)"):
-            comm.all_to_all(np.zeros(world_size), send_counts=ones, recv_counts=ones)
-
-    kccl.run_threads(main, world_size, timeout=60)
-
-
-@pytest.mark.parametrize("world_size", [9, 12])
-@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
-def test_more_ranks_than_a_team_has_notice_other_counts(world_size, name):
-    """The longest part and the sum are the same, and one rank's counts differ."""
-
-    def main(comm):
-        counts = [5, 5, 9, *[5] * (world_size - 3)]
-        if comm.rank == world_size - 1:
-            counts[:2] = 4, 6
-        size = counts[comm.rank] if name == "all_gather" else sum(counts)
-        with pytest.raises(kccl.InvalidArgument) as caught:
-            for _ in range(2):
-                getattr(comm, name)(np.zeros(size, np.float32), counts=counts)
-        text = str(caught.value)
-        assert "the ranks disagree about this call" in text and name in text, text
-        assert text.count("counts with check sum") == 2, text
-
-    kccl.run_threads(main, world_size, timeout=60)

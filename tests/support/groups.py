@@ -155,6 +155,19 @@ def check_chunks(comm):
                 comm.scatter(None, root, out=out, **how)
 
 
+def check_parts(comm):
+    """all_to_all with counts: from rank a to rank b go (a + 2 * b) % 3 * count elements."""
+    rank, everyone = comm.rank, range(comm.world_size)
+    for count in (1, 5000):
+
+        def part(a, b, count=count):
+            return np.full((a + 2 * b) % 3 * count, 100 * a + b, np.int32)
+
+        parts, wanted = [part(rank, b) for b in everyone], [part(a, rank) for a in everyone]
+        counts = {"send_counts": list(map(len, parts)), "recv_counts": list(map(len, wanted))}
+        same(comm.all_to_all(np.concatenate(parts), **counts), np.concatenate(wanted))
+
+
 def check_moves(comm):
     rank, world_size = comm.rank, comm.world_size
     for count in LENGTHS:
@@ -182,4 +195,5 @@ def check_all(comm):
         check_reductions(comm, name, op)
         check_to_root_and_lower(comm, name, op)
     check_chunks(comm)
+    check_parts(comm)
     check_moves(comm)

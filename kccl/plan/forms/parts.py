@@ -79,5 +79,6 @@ OF_PARTS: dict[str, Callable[..., None]] = {
     "reduce_scatter": _reduce_scatter,
 }
 """How the steps are made, by collective. They take the fields of KcclCall; `count` is the longest
-part in bytes. all_to_all is missing, because in it no rank knows the longest part of all.
+part in bytes. all_to_all is missing, because in it no rank knows the longest part of all: its parts
+are messages (grouped.PlanOfMessages).
 """
