@@ -42,7 +42,7 @@ BEGINNING := class Stack:\n    """A stack of items, last in, first out."""\n\n  
 # Models that tests fetch, and kernels that they compile.
 CACHE = $(or $(KCCL_CACHE),$(CURDIR)/$(VENV)/cache)
 
-.PHONY: help setup demo topo nccl test test-all fetch test-parity test-llama wheel sim-mutations sim-soak decode-soak shrink-soak collectives-soak gpu lint format clean
+.PHONY: help setup demo topo nccl records test test-all fetch test-parity test-llama wheel sim-mutations sim-soak decode-soak shrink-soak collectives-soak gpu lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI, generate code"
@@ -60,6 +60,7 @@ help:
 	@echo "make collectives-soak MINUTES=60   random programs of collectives on the host, with kills"
 	@echo "make gpu PYTHON=python3 OUT=out PARTS=\"$(PARTS)\""
 	@echo "            on a GPU host, offline: tests, benches with peers, plots, into OUT"
+	@echo "make records               measure this machine: every collective beside MPI, into bench/records"
 	@echo "make nccl   libkccl_nccl.so, which answers NCCL's API, in build/nccl"
 	@echo "make wheel  wheels for every Linux on x86_64 and aarch64, in dist"
 	@echo "make lint   ruff, mypy, clang-format    make format  apply the formatters"
@@ -193,6 +194,10 @@ collectives-soak: $(VENV)/.dev
 # No environment of its own: the GPU host's interpreter has PyTorch and the driver's bindings.
 gpu:
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m kccl.bench.gpu --out $(OUT) --parts "$(PARTS)"
+
+# Alone on the machine. It takes an hour or two.
+records: setup
+	$(BIN)/python -m kccl.bench.machine
 
 # It needs the headers nccl.h and cuda.h, of a CUDA toolkit or of NVIDIA's wheels, and NVRTC.
 nccl: setup
