@@ -174,6 +174,8 @@ OTHERS = {
     "csrc/host/nodes.inc",
     # What all ranks of more than one group get.
     "tests/support/groups.py",
+    # Their calls, and what each rank gets.
+    "tests/support/parts.py",
     # Calls of the two kernels for such parts.
     "tests/sim/sim_parts.py",
     # Which rows the table of README shows.

@@ -108,7 +108,9 @@ COLLECTIVES = {
 }
 CELLS = tuple(
     Cell(*each)
-    for each in product(COLLECTIVES, SIZES, (2, 3, 4, 8), (32, 64), ("sm_90", "gfx942"), (4, 32))
+    for each in product(
+        COLLECTIVES, SIZES, (1, 2, 3, 4, 5, 8), (32, 64), ("sm_90", "gfx942"), (4, 32)
+    )
 )
 # Collectives in which all blocks of a kernel take part.
 GRIDS = ("grid_sync", "exchange")

@@ -57,7 +57,7 @@ def share(collective, size):
         is_grid = collective in GRIDS
         if is_grid and (cell.world_size == 8 or size == "8K"):
             # Up to three blocks of each rank: slow.
-            takes = is_first and (cell.world_size < 4 if size == "8K" else size == "odd")
+            takes = is_first and (cell.world_size in (2, 3) if size == "8K" else size == "odd")
         elif size in ("0", "8", "odd"):
             # The length that is no whole number of packets runs on most machines.
             is_odd = size == "odd"
@@ -66,10 +66,11 @@ def share(collective, size):
                 num_seeds = 2
             one = {min(PAIRS)}
             machines = {2: PAIRS, 3: PAIRS if is_odd else ONCE}
-            machines |= {4: ONCE if is_odd else one, 8: one if is_odd else set()}
+            machines |= {4: ONCE if is_odd else one}
+            machines |= dict.fromkeys((1, 5, 8), one if is_odd else set())
             takes = is_pair or machine in machines[cell.world_size]
         elif size == "8K":
-            takes = (machine in PAIRS and cell.world_size < 4) or (
+            takes = (machine in PAIRS and cell.world_size in (2, 3)) or (
                 is_first and (cell.world_size == 4 or collective == LL16)
             )
         else:
