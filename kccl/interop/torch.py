@@ -9,10 +9,12 @@
     y = kccl_torch.all_reduce(x)  # also inside torch.compile(fullgraph=True) and torch.cuda.graph
 
 Tensors are on the host or on a GPU. Calls that reduce take the dtypes that comm.all_reduce takes.
-Other calls take every dtype. send and recv copy tensors on a GPU through the host's memory.
-Either all ranks or none must give all_to_all_single split sizes. With more than 8 ranks it takes no
-split sizes, and all_to_all is refused. PREMUL_SUM is kccl.premul_sum(), which refuses bool tensors
-and complex factors.
+Other calls take every dtype. Tensors must be dense: their elements lie one after another in memory,
+in any order of the dimensions, as in torch.channels_last, and with the same strides on every rank.
+Lists of tensors, which are copied, may have any strides. send and recv copy tensors on a GPU
+through the host's memory. Either all ranks or none must give all_to_all_single split sizes. With
+more than 8 ranks it takes no split sizes, and all_to_all is refused. PREMUL_SUM is
+kccl.premul_sum(), which refuses bool tensors and complex factors.
 
 A collective on the host blocks until it has ended, even with async_op=True. So all ranks must order
 their collectives, and the messages between them, such that no ranks wait for each other forever.

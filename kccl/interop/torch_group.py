@@ -1,6 +1,6 @@
 """The process group behind `torch.distributed.init_process_group("kccl")`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from .torch_dynamo import untraced
 from .torch_errors import InvalidArgument, of_torch
 from .torch_messages import Call, MessageWork
 from .torch_monitored import monitored_barrier
+from .torch_routes import routed
 from .torch_tensors import order
 from .torch_versions import init_group, split_of
 from .torch_work import CoalescedWork, Work
@@ -26,8 +27,9 @@ DEVICES = ("cpu", "cuda")
 class ProcessGroup(dist.ProcessGroup):
     """A group of `torch.distributed` whose collectives KCCL runs.
 
-    Tensors must be C-contiguous. Calls that reduce take the dtypes of comm.all_reduce, and others
-    take any dtype. Calls on a GPU are enqueued on the current stream. The calls of one group run
+    Tensors must be dense: C-contiguous, or permuted, as in torch.channels_last, with the same
+    strides on all ranks. Calls that reduce take the dtypes of comm.all_reduce, and others take any
+    dtype. Calls on a GPU are enqueued on the current stream. The calls of one group run
     one after another, even on different streams.
     """
 
@@ -364,36 +366,10 @@ class ProcessGroup(dist.ProcessGroup):
     _end_coalescing = end_coalescing
 
 
-def _device_of(arguments: Iterable[Any]) -> "torch.device | None":
-    """Returns the device of the first tensor in a call's arguments; None if there is no tensor."""
-    for each in arguments:
-        if isinstance(each, torch.Tensor):
-            return each.device
-        if isinstance(each, list):
-            found = _device_of(each)
-            if found is not None:
-                return found
-    return None
-
-
-def _routed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `method`, wrapped to pass calls with tensors on another backend's devices to it."""
-
-    def call(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        if self._others is not None:
-            device = _device_of((*args, *kwargs.values()))
-            if device is not None and not self._has(device.type):
-                return getattr(self._others, name)(*args, **kwargs)
-        return method(self, *args, **kwargs)
-
-    call.__name__, call.__doc__ = name, method.__doc__
-    return untraced(call)
-
-
 _METHODS: dict[str, Callable[..., Any]] = {
     name: getattr(ProcessGroup, name) for name in ("send", "recv", "recv_anysource")
 }
 for _collective in torch_collectives.NAMES:
     _METHODS |= torch_collectives.load(_collective).GROUP_METHODS
 for _name, _method in _METHODS.items():
-    setattr(ProcessGroup, _name, _routed(_name, _method))
+    setattr(ProcessGroup, _name, routed(_name, _method))

@@ -3,7 +3,7 @@
 A tensor of a dtype that KCCL does not have, as complex32 or float8_e8m0fnu, is passed as uint8.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,20 +11,72 @@ import torch
 from ..base import dlpack
 from ..base.errors import InvalidArgument
 from ..comm import Communicator
-from .torch_tensors import array, is_known
+from .torch_tensors import array, dense, is_contiguous, is_known, memory
 
 
 def movable(x: torch.Tensor, name: str) -> Any:
     """Returns a tensor of any dtype as an array for a communicator's calls that only move bits.
 
     Args:
-        x: A C-contiguous tensor. The array shares its memory.
+        x: A dense tensor. The array shares its memory. If x is not C-contiguous, the array is a
+            vector.
         name: Name of the argument, for error messages.
 
     Raises:
-        InvalidArgument: It is sparse, or a view that conjugates or negates, or not C-contiguous.
+        InvalidArgument: It is sparse, or a view that conjugates or negates, or not dense.
     """
-    return array(x if is_known(x.dtype) else _bytes(x, name), name)
+    return memory(x, name) if is_known(x.dtype) else array(_bytes(x, name), name)
+
+
+def laid_out_alike(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    names: tuple[str, str],
+    call: Callable[[torch.Tensor, torch.Tensor], Any],
+) -> None:
+    """Makes a call whose input or output has rows for each rank, on tensors whose elements lie in
+    memory in the same order. Copies x and out if they do not lie so.
+
+    Args:
+        x: A dense tensor.
+        out: The dense tensor that the call writes.
+        names: Names of x and out in error messages.
+        call: Gets x and out, or a C-contiguous copy of x and a C-contiguous tensor for the result.
+    """
+    if is_contiguous(x, names[0]) and is_contiguous(out, names[1]):
+        call(x, out)
+        return
+    vectors = dense(x, names[0]), dense(out, names[1])
+    whole, part = (x, out) if x.numel() > out.numel() else (out, x)
+    if _holds_parts(whole, part):
+        call(*vectors)
+    else:
+        through_contiguous(out, lambda out: call(x.contiguous(), out))
+
+
+def _holds_parts(whole: torch.Tensor, part: torch.Tensor) -> bool:
+    """Returns whether the memory of a dense tensor is that of tensors like `part`, concatenated or
+    stacked along the first dimension.
+    """
+    more = whole.dim() - part.dim()
+    return (
+        more in (0, 1)
+        and whole.shape[1:] == part.shape[1 - more :]
+        and whole.stride()[more:] == part.stride()
+        and whole.stride(0) * whole.shape[0] == whole.numel()
+    )
+
+
+def through_contiguous(out: torch.Tensor, call: Callable[[torch.Tensor], Any]) -> None:
+    """Makes a call that writes `out` in the order of its elements: through a temporary tensor if it
+    is not C-contiguous.
+    """
+    if out.is_contiguous():
+        call(out)
+        return
+    result = torch.empty_like(out, memory_format=torch.contiguous_format)
+    call(result)
+    out.detach().copy_(result)
 
 
 def move_in_place(comm: Communicator, x: torch.Tensor, root: int, name: str) -> None:
@@ -32,7 +84,7 @@ def move_in_place(comm: Communicator, x: torch.Tensor, root: int, name: str) -> 
 
     Args:
         comm: The communicator for the device of x.
-        x: A C-contiguous tensor of any dtype.
+        x: A dense tensor of any dtype.
         root: The rank whose tensor is copied.
         name: Name of x in error messages.
     """
@@ -46,12 +98,16 @@ def gather_into(
 
     Args:
         comm: The communicator for the device of x.
-        x: A C-contiguous tensor of any dtype.
-        out: C-contiguous, of the same dtype, with world_size times as many elements.
+        x: A dense tensor of any dtype.
+        out: Dense, of the same dtype, with world_size times as many elements.
         names: Names of x and out in error messages.
     """
     check_whole(out, x, comm.world_size, (names[1], names[0]))
-    comm.all_gather(movable(x, names[0]), out=movable(out, names[1]))
+
+    def call(x: torch.Tensor, out: torch.Tensor) -> None:
+        comm.all_gather(movable(x, names[0]), out=movable(out, names[1]))
+
+    laid_out_alike(x, out, names, call)
 
 
 def check_whole(
@@ -78,15 +134,9 @@ def _bytes(x: torch.Tensor, name: str) -> torch.Tensor:
     Raises:
         InvalidArgument: Its memory does not hold its elements one after another.
     """
-    if x.layout is not torch.strided:
-        raise InvalidArgument(f"{name} has layout {x.layout}, must be torch.strided")
-    dlpack.check_plain(x, name)
-    if not x.is_contiguous():
-        raise InvalidArgument(
-            f"{name} has shape {tuple(x.shape)} and is not C-contiguous, must be C-contiguous: "
-            f"{name}.contiguous() makes a copy that is"
-        )
-    return x.detach().view(-1).view(torch.uint8)
+    vector = x.detach().view(-1) if is_contiguous(x, name) else dense(x, name)
+    dlpack.check_plain(vector, name)
+    return vector.view(torch.uint8)
 
 
 def lengths(counts: Sequence[int], x: torch.Tensor, moved: Any) -> list[int]:

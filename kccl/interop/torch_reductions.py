@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ..base import errors
 from ..plan.ops import Op, premul_sum
 from .torch_errors import InvalidArgument
-from .torch_tensors import array
+from .torch_tensors import memory
 from .torch_versions import premul_factor
 
 _OPS: tuple[tuple[Any, Op], ...] = (
@@ -43,13 +43,13 @@ class Reduction(NamedTuple):
         """Makes a call that reduces.
 
         Args:
-            x: This rank's input.
+            x: This rank's input, which must be dense.
             out: The tensor for this rank's result, which may be x; None if it gets no result.
             names: Names of x and out in error messages.
             call: Gets the array of x, and the array of out. The latter is None if out is x or None.
         """
         own = out.detach() if out is not None and out is not x else None
-        call(array(x, names[0]), None if own is None else array(own, names[1]))
+        call(memory(x, names[0]), None if own is None else memory(own, names[1]))
 
 
 def reduction_of(opts: Any) -> Reduction:

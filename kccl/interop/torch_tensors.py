@@ -59,6 +59,47 @@ def array(x: torch.Tensor, name: str) -> Any:
     return x.numpy()
 
 
+def memory(x: torch.Tensor, name: str) -> Any:
+    """Returns array(x) for a call in which the order of the elements does not matter, as a sum in
+    place: a tensor that is dense but not C-contiguous becomes a vector of its memory.
+    """
+    return array(x if is_contiguous(x, name) else dense(x, name), name)
+
+
+def is_contiguous(x: torch.Tensor, name: str) -> bool:
+    """Returns whether a tensor is C-contiguous. Raises InvalidArgument if it is sparse."""
+    if x.layout is not torch.strided:
+        raise InvalidArgument(f"{name} has layout {x.layout}, must be torch.strided")
+    return bool(x.is_contiguous())
+
+
+def dense(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Returns the memory of a tensor as a vector.
+
+    Args:
+        x: Its elements lie one after another in memory, in any order, as those of a tensor in
+            torch.channels_last or of a transposed matrix do.
+        name: Name of the argument, for error messages.
+
+    Raises:
+        InvalidArgument: Its elements overlap, or have others between them, or it is a view that
+            conjugates or negates.
+    """
+    dlpack.check_plain(x, name)
+    expected = 1
+    # A dimension of one element may have any stride.
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                raise InvalidArgument(
+                    f"{name} has shape {tuple(x.shape)} and strides {x.stride()}: its elements do "
+                    "not lie one after another in memory, and must, as those of a tensor that is "
+                    f"C-contiguous or in torch.channels_last: {name}.contiguous() makes a copy"
+                )
+            expected *= size
+    return x.detach().as_strided((x.numel(),), (1,))
+
+
 def _instead(dtype: torch.dtype) -> str:
     """Returns advice for an error: how to convert a tensor of a dtype that KCCL does not have."""
     if dtype.is_complex:

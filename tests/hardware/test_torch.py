@@ -79,6 +79,32 @@ say(rank=rank)
 """)  # fmt: skip
 
 
+@pytest.mark.parametrize("world_size", [2])
+def test_dense_tensors_that_are_not_contiguous(world_size, ranks):
+    ranks(world_size, """
+start()
+layout = {"memory_format": torch.channels_last}
+everyone = [torch.randint(0, 9, (4, 3, 5, 6), device="cuda").float() for _ in range(world_size)]
+for x in everyone:
+    dist.broadcast(x, 0)
+mine = everyone[rank].clone(**layout)
+x = mine.clone()
+assert not x.is_contiguous()
+dist.all_reduce(x)
+assert torch.equal(x, sum(everyone)) and x.stride() == mine.stride()
+dist.broadcast(x, 1) if rank == 0 else dist.broadcast(x.copy_(mine), 1)
+assert torch.equal(x, everyone[1])
+for whole in (torch.zeros(4 * world_size, 3, 5, 6, device="cuda"), torch.cat(everyone)):
+    out = whole.clone(**layout)
+    dist.all_gather_into_tensor(out, mine)
+    assert torch.equal(out, torch.cat(everyone))
+    dist.all_gather_into_tensor(whole, mine)
+    assert torch.equal(whole, torch.cat(everyone))
+kccl_torch.communicator("cuda").check()
+say(rank=rank)
+""")  # fmt: skip
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_calls_follow_each_other_across_streams(world_size, ranks):
     ranks(world_size, """

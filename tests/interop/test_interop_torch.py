@@ -173,7 +173,7 @@ say(rank=rank, **errors)
         "avg": ("InvalidArgument", "must be a float"),
         "dtype": ("InvalidArgument", "torch.float8_e5m2fnuz, must be one of float32"),
         "layout": ("InvalidArgument", "must be torch.strided"),
-        "strides": ("InvalidArgument", "must be C-contiguous"),
+        "strides": ("InvalidArgument", "tensor has shape (4,) and strides (4,): its elements do"),
         "device": ("NotImplementedError", "made for cuda:kccl, and its tensor is on cpu"),
         "backend": ("InvalidArgument", 'must be one of backend "kccl"'),
         "meta": ("InvalidArgument", "device is meta, must be one of cpu, cuda"),

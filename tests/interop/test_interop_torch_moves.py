@@ -72,7 +72,8 @@ start()
 other = torch.zeros(4, 3, dtype=torch.float8_e4m3fnuz)
 z = torch.zeros(4, dtype=torch.complex64)
 calls = {
-    "strides": lambda: dist.broadcast(other.t(), 0),
+    "strides": lambda: dist.broadcast(other[:, :2], 0),
+    "overlap": lambda: dist.broadcast(other[0].expand(4, 3), 0),
     "layout": lambda: dist.broadcast(z.to_sparse(), 0),
     "size": lambda: dist.all_gather_into_tensor(torch.zeros(7, dtype=other.dtype), other[0]),
     "dtype": lambda: dist.all_gather_into_tensor(torch.zeros(6, dtype=torch.uint8), other[0]),
@@ -88,7 +89,8 @@ assert (x == total).all()
 say(rank=rank, **errors)
 """)  # fmt: skip
     wanted = {
-        "strides": "tensor has shape (3, 4) and is not C-contiguous",
+        "strides": "tensor has shape (4, 2) and strides (3, 1): its elements do not lie one after",
+        "overlap": "tensor has shape (4, 3) and strides (0, 1): its elements do not lie one after",
         "layout": "tensor has layout torch.sparse_coo, must be torch.strided",
         "size": "output_tensor has 7 elements of torch.float8_e4m3fnuz, must have 6",
         "dtype": "output_tensor has 6 elements of torch.uint8, must have 6 of torch.float8_e4",

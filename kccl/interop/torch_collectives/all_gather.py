@@ -51,7 +51,7 @@ def _fake(x: torch.Tensor, comm: str) -> torch.Tensor:
 def _gather_parts(comm: Communicator, parts: list[torch.Tensor], x: torch.Tensor) -> None:
     """Gathers all ranks' x into one temporary tensor, and copies it to the parts."""
     whole = x.new_empty(len(parts) * x.numel())
-    gather_into(comm, x, whole, ("tensor", "tensor_list"))
+    gather_into(comm, x.contiguous(), whole, ("tensor", "tensor_list"))
     copy_out(whole, parts)
 
 
@@ -71,7 +71,7 @@ def _of_lists(
 
     def call(comm: Communicator) -> None:
         whole = x.new_empty(sum(counts))
-        given, out = movable(x, "tensor"), movable(whole, "tensor_list")
+        given, out = movable(x.contiguous(), "tensor"), movable(whole, "tensor_list")
         comm.all_gather(given, out=out, counts=lengths(counts, whole, out))
         copy_out(whole, parts)
 

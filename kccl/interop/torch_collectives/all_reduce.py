@@ -9,7 +9,7 @@ from ...plan.ops import Op
 from ..torch_calls import first, only
 from ..torch_reductions import reduction_of
 from ..torch_registry import DEFAULT, find
-from ..torch_tensors import array, order
+from ..torch_tensors import array, memory, order
 from ..torch_work import Work
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def all_reduce(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> tor
 
 
 def all_reduce_(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
-    """Makes all_reduce() in place, and returns x, which must be C-contiguous."""
+    """Makes all_reduce() in place, and returns x, which must be dense, as one that is C-contiguous
+    or in torch.channels_last, with the same strides on every rank.
+    """
     _op_in_place(x, op, comm or DEFAULT)
     return x
 
@@ -58,7 +60,7 @@ def _op_in_place(x: torch.Tensor, op: str, comm: str) -> None:
     """See kccl.interop.torch.all_reduce_."""
     ranks = find(comm)
     order(ranks, x.device)
-    ranks.all_reduce(array(x, "x"), op=cast(Op, op))
+    ranks.all_reduce(memory(x, "x"), op=cast(Op, op))
 
 
 @_op.register_fake

@@ -7,7 +7,7 @@ import torch
 from ...comm import Communicator
 from ..torch_calls import check_alike
 from ..torch_errors import InvalidArgument
-from ..torch_moves import copy_out, lengths, movable
+from ..torch_moves import copy_out, laid_out_alike, lengths, movable
 from ..torch_work import Work
 
 if TYPE_CHECKING:
@@ -79,15 +79,21 @@ def _of_tensors(
             raise InvalidArgument(
                 f"output has {out.numel()} elements, and input {x.numel()}: must have as many"
             )
-        return group.run(
-            x,
-            [out],
-            opts,
-            lambda comm: comm.all_to_all(movable(x, "input"), out=movable(out, "output")),
-        )
-    received = _elements(out, receives, world_size, "output")
-    sent = _elements(x, sends, world_size, "input")
-    return group.run(x, [out], opts, lambda comm: _exchange(comm, out, x, received, sent))
+
+        def exchange(comm: Communicator, out: torch.Tensor, x: torch.Tensor) -> None:
+            comm.all_to_all(movable(x, "input"), out=movable(out, "output"))
+    else:
+        received = _elements(out, receives, world_size, "output")
+        sent = _elements(x, sends, world_size, "input")
+
+        def exchange(comm: Communicator, out: torch.Tensor, x: torch.Tensor) -> None:
+            _exchange(comm, out, x, received, sent)
+
+    def call(comm: Communicator) -> None:
+        names = "input", "output"
+        laid_out_alike(x, out, names, lambda x, out: exchange(comm, out, x))
+
+    return group.run(x, [out], opts, call)
 
 
 def _check_rows(x: torch.Tensor, world_size: int, name: str) -> None:

@@ -33,7 +33,9 @@ def broadcast(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.
 
 
 def broadcast_(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.Tensor:
-    """Makes broadcast() in place, and returns x, which must be C-contiguous."""
+    """Makes broadcast() in place, and returns x, which must be dense, as one that is C-contiguous
+    or in torch.channels_last, with the same strides on every rank.
+    """
     _op_in_place(x, root, comm or DEFAULT)
     return x
 

@@ -7,7 +7,7 @@ import torch
 from ...comm import Communicator
 from ..torch_calls import check_alike, check_equal, only, root_of
 from ..torch_errors import InvalidArgument
-from ..torch_moves import check_whole, movable
+from ..torch_moves import check_whole, movable, through_contiguous
 from ..torch_work import Work
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _of_lists(
 
     def call(comm: Communicator) -> None:
         whole = x.new_empty((len(parts), *x.shape))
-        comm.gather(movable(x, "tensor"), root, out=movable(whole, "gather_list"))
+        comm.gather(movable(x.contiguous(), "tensor"), root, out=movable(whole, "gather_list"))
         for part, its in zip(parts, whole, strict=True):
             part.detach().copy_(its)
 
@@ -49,13 +49,15 @@ def _of_tensors(
 
     def call(comm: Communicator) -> None:
         check_whole(out, x, comm.world_size, ("output", "input"))
-        comm.gather(movable(x, "input"), root, out=movable(out, "output"))
+        given = movable(x.contiguous(), "input")
+        through_contiguous(out, lambda out: comm.gather(given, root, out=movable(out, "output")))
 
     return group.run(x, [out], opts, call)
 
 
 def _give(comm: Communicator, x: torch.Tensor, root: int) -> None:
-    comm.gather(movable(x, "tensor"), root)
+    # In the order of the elements, because only the root knows how its output lies in memory.
+    comm.gather(movable(x.contiguous(), "tensor"), root)
 
 
 GROUP_METHODS = {

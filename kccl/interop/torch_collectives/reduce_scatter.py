@@ -8,6 +8,7 @@ from ...base.errors import InvalidArgument
 from ...comm import Communicator
 from ...plan.ops import Op
 from ..torch_calls import check_alike, check_as_many, check_equal, first, only
+from ..torch_moves import laid_out_alike, through_contiguous
 from ..torch_reductions import Reduction, reduction_of
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import array, order
@@ -69,7 +70,11 @@ def _scatter_into(
     names: tuple[str, str],
 ) -> None:
     """Reduces all ranks' x, and stores this rank's chunk in out."""
-    reduction.make(x, out, names, lambda x, out: comm.reduce_scatter(x, out=out, op=reduction.op))
+
+    def scatter(x: Any, out: Any) -> None:
+        comm.reduce_scatter(x, out=out, op=reduction.op)
+
+    laid_out_alike(x, out, names, lambda x, out: reduction.make(x, out, names, scatter))
 
 
 def _of_lists(
@@ -88,15 +93,11 @@ def _of_lists(
     def call(comm: Communicator) -> None:
         whole = torch.cat([part.detach().reshape(-1) for part in parts])
         names = "input_list", "output"
-        if is_even:
-            _scatter_into(comm, reduction, whole, out, names)
-            return
-        reduction.make(
-            whole,
-            out,
-            names,
-            lambda x, out: comm.reduce_scatter(x, out=out, op=reduction.op, counts=counts),
-        )
+
+        def scatter(x: Any, out: Any) -> None:
+            comm.reduce_scatter(x, out=out, op=reduction.op, counts=None if is_even else counts)
+
+        through_contiguous(out, lambda out: reduction.make(whole, out, names, scatter))
 
     return group.run(out, [out], opts, call)
 

@@ -7,7 +7,7 @@ import torch
 from ...comm import Communicator
 from ..torch_calls import check_alike, check_equal, only, root_of
 from ..torch_errors import InvalidArgument
-from ..torch_moves import movable
+from ..torch_moves import movable, through_contiguous
 from ..torch_work import Work
 
 if TYPE_CHECKING:
@@ -31,14 +31,15 @@ def _of_lists(
     check_equal(parts, out, "scatter_list")
 
     def call(comm: Communicator) -> None:
-        whole = torch.stack([part.detach() for part in parts])
-        comm.scatter(movable(whole, "scatter_list"), root, out=movable(out, "tensor"))
+        whole = torch.stack([part.detach() for part in parts]).contiguous()
+        given = movable(whole, "scatter_list")
+        through_contiguous(out, lambda out: comm.scatter(given, root, out=movable(out, "tensor")))
 
     return group.run(out, outs, opts, call)
 
 
 def _take(comm: Communicator, out: torch.Tensor, root: int) -> None:
-    comm.scatter(None, root, out=movable(out, "tensor"))
+    through_contiguous(out, lambda out: comm.scatter(None, root, out=movable(out, "tensor")))
 
 
 GROUP_METHODS = {
