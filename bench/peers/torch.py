@@ -2,7 +2,7 @@
 
 A PyTorch for AMD's GPUs has RCCL under NCCL's names; its rows are called rccl.
 
-Only this file of the benchmarks starts torch.distributed.
+Only this file and gloo.py of the benchmarks start torch.distributed.
 """
 
 from __future__ import annotations

@@ -202,6 +202,9 @@ OTHERS = {
     *(f"kccl/interop/mpi{part}.py" for part in ("", "_calls", "_communicator", "_opening")),
     "tests/workers/mpi_calls.py",
     "tests/workers/nccl_in_pytorch.py",
+    # torch.distributed's all_reduce by two backends.
+    "bench/gloo.py",
+    "tests/bench/test_bench_gloo.py",
     # The two fused calls as PyTorch's custom ops.
     "kccl/interop/torch_norms.py",
     # NCCL's calls, of which KCCL makes some: the choice is a table, and each is an entry point.

@@ -214,7 +214,7 @@ LAZY_ONLY = {
         "bench/peers/baselines.py",
         "bench/peers/mpi_job.py",
     },
-    "torch": {*ON_TORCH, "bench/decode/peers.py", "bench/peers/torch.py"},
+    "torch": {*ON_TORCH, "bench/decode/peers.py", "bench/gloo.py", "bench/peers/torch.py"},
     "matplotlib": {
         "bench/decode/picture.py",
         "bench/harness/outputs.py",
