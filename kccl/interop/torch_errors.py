@@ -35,12 +35,17 @@ _OF_KCCL: dict[type[errors.Error], type[errors.Error]] = {
 
 
 def of_torch(error: errors.Error) -> errors.Error:
-    """Returns the error as this module's class of the same name, with its text and attributes.
+    """Returns the error as this module's class of the same name, with its attributes and its text,
+    which a time-out precedes with PyTorch's words for one.
 
     An error of any other class is returned as it is.
     """
     kind = _OF_KCCL.get(type(error))
     if kind is None:
         return error
-    made: errors.Error = restored(kind, error.args, vars(error))
+    args = error.args
+    if kind is Timeout:
+        # Programs look for these words in the errors of gloo and NCCL.
+        args = (f"kccl: Timed out waiting for a peer: {error}", *args[1:])
+    made: errors.Error = restored(kind, args, vars(error))
     return made.with_traceback(error.__traceback__)

@@ -312,7 +312,7 @@ class ProcessGroup(dist.ProcessGroup):
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """Runs dist.monitored_barrier, through the store."""
-        limit = timeout or self._timeout
+        limit = self._timeout if timeout is None else timeout
         monitored_barrier(self._store, self.rank(), self.size(), limit, wait_all_ranks)
 
     # ---- Messages ----------------------------------------------------------------------------

@@ -30,6 +30,11 @@ def monitored_barrier(
         return
     missing: list[int] = []
     for peer in range(1, world_size):
+        if clock.now() > deadline and not missing:
+            raise RuntimeError(
+                f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {_milliseconds(timeout)} "
+                f"ms, before it waited for rank {peer}"
+            )
         key = f"monitored/{peer}"
         if _comes(store, key, deadline):
             # Deleted before the peer may continue, so that the next barrier does not find the key.
@@ -42,11 +47,10 @@ def monitored_barrier(
         if peer not in missing:
             store.set(f"monitored/go/{peer}", "late" if missing else "go")
     if missing:
-        milliseconds = round(timeout.total_seconds() * 1000)
         names = ", ".join(map(str, missing))
         raise RuntimeError(
             f"[Rank 0]: {'Ranks' if wait_all_ranks else 'Rank'} {names} failed to pass "
-            f"monitoredBarrier in {milliseconds} ms"
+            f"monitoredBarrier in {_milliseconds(timeout)} ms"
         )
 
 
@@ -67,8 +71,8 @@ def _follow(store: dist.Store, rank: int, deadline: float, timeout: timedelta) -
         what = "misses ranks" if came else "did not come"
         raise RuntimeError(
             f"[Rank {rank}]: Rank {rank} successfully reached monitoredBarrier, but received "
-            f"errors while waiting for rank 0, which {what} in "
-            f"{round(timeout.total_seconds() * 1000)} ms. Please check rank 0 logs for faulty rank."
+            f"errors while waiting for send/recv from rank 0, which {what} in "
+            f"{_milliseconds(timeout)} ms. Please check rank 0 logs for faulty rank."
         )
 
 
@@ -79,3 +83,7 @@ def _comes(store: dist.Store, key: str, deadline: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def _milliseconds(timeout: timedelta) -> int:
+    return round(timeout.total_seconds() * 1000)
