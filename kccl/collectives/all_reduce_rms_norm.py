@@ -60,8 +60,8 @@ class AllReduceRmsNorm(Normed):
                 rounded to float8_e4m3fn once.
             stream, channel: As in all_reduce.
             algorithm: "all_reduce_rms_norm" for one kernel, or an algorithm of all_reduce for two.
-                When "", the rule above chooses, unless KCCL_ALGORITHM names an algorithm of
-                all_reduce that can run.
+                When "", the rule above chooses, unless KCCL_ALGORITHM names one of these that can
+                run.
 
         Returns:
             `out`, or x.
@@ -112,11 +112,16 @@ class AllReduceRmsNorm(Normed):
         # A block that takes several rows exchanges them one after another, which takes longer. So
         # the fused kernel is chosen only if each row has a block of its own.
         has_a_block_each = nbytes <= row_bytes * MOST_BLOCKS
-        is_named = bool(algorithm) or plan.name == self._context.plan.preferred
-        if why_not or is_named or not is_small or not has_a_block_each:
+        preferred = self._context.plan.preferred
+        is_named = bool(algorithm) or plan.name == preferred
+        is_chosen = not is_named and is_small and has_a_block_each
+        is_preferred = preferred == _FUSED and not algorithm
+        if why_not or not (is_chosen or is_preferred):
             return plan
         others = ((plan.name, "it is another kernel before the norm"), *plan.rejected)
         reason = f"all_reduce of this size is {plan.name}"
+        if is_preferred:
+            reason = "KCCL_ALGORITHM prefers it"
         return replace(plan, name=_FUSED, reason=reason, rejected=others, blocks=0, threads=0)
 
     def _why_not_fused(self, row_bytes: int) -> str:

@@ -10,6 +10,7 @@ from ..base.abi import fastcall, ffi, lib
 from ..base.dtypes import Dtype
 from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
+from ..plan.lookup import check_collective
 from .collective import KNOWN_CALLS, Collective
 from .context import Context
 from .norm import MOST_WIDTH, NormCase, normalised
@@ -187,6 +188,9 @@ def algorithms_of(calls: Any, collective: str) -> list[str]:
 
 
 def _normed(calls: Any, collective: str) -> Normed | None:
-    """Returns a communicator's collective if it normalises a sum; else None."""
+    """Returns a communicator's collective if it normalises a sum; else None. Raises InvalidArgument
+    if there is no such collective.
+    """
+    check_collective(collective, (each._NAME for each in Normed.__subclasses__()))
     found = getattr(calls, collective, None) if isinstance(collective, str) else None
     return found if isinstance(found, Normed) else None

@@ -1,5 +1,7 @@
 """Finds the kernels of a collective."""
 
+from collections.abc import Iterable
+
 from ..base.errors import InvalidArgument
 from .spec import KernelSpec
 from .specs import SPECS
@@ -21,7 +23,12 @@ def of_collective(collective: str) -> list[KernelSpec]:
         InvalidArgument: There is no such collective.
     """
     found = [spec for spec in SPECS if spec.collective == collective]
-    if not found:
-        known = ", ".join(sorted({spec.collective for spec in SPECS}))
-        raise InvalidArgument(f"collective is {collective!r}, must be one of {known}")
+    check_collective(collective)
     return found
+
+
+def check_collective(collective: str, others: Iterable[str] = ()) -> None:
+    """Raises InvalidArgument unless it is a collective that is planned, or one of `others`."""
+    known = sorted({*(spec.collective for spec in SPECS), *others})
+    if collective not in known:
+        raise InvalidArgument(f"collective is {collective!r}, must be one of {', '.join(known)}")

@@ -322,4 +322,7 @@ KERNELS = (
 SPECS = tuple(spec for spec in KERNELS if spec.algorithm)
 """The kernels among which a plan chooses."""
 
+FUSED = tuple(spec.name for spec in UNPLANNED if spec.takes_rows and spec.waits)
+"""The kernels that make a sum and the norm of its rows."""
+
 BY_NAME = {spec.name: spec for spec in KERNELS}

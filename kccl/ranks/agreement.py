@@ -15,7 +15,7 @@ from ..base.env import Env
 from ..base.errors import InvalidArgument, PeerLost
 from ..base.syscalls import allowed
 from ..plan import forms
-from ..plan.specs import SPECS
+from ..plan.specs import FUSED, SPECS
 from ..plan.tuning import tuning_for
 from . import sockets
 from .mesh import Closable, Mesh
@@ -77,7 +77,7 @@ def check_algorithm(env: Env) -> None:
     Raises:
         InvalidArgument: There is no algorithm of that name.
     """
-    known = [*(spec.name for spec in SPECS), *forms.names()]
+    known = [*(spec.name for spec in SPECS), *forms.names(), *FUSED]
     if env.algorithm and env.algorithm not in known:
         raise InvalidArgument(
             f"KCCL_ALGORITHM is {env.algorithm!r}, must be one of {', '.join(known)}"

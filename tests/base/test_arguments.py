@@ -153,7 +153,7 @@ WRONG = {
     ),
     "algorithms": (
         lambda comm: comm.algorithms("x"),
-        "collective is 'x', must be one of all_gather, all_reduce, all_to_all, barrier",
+        "collective is 'x', must be one of all_gather, all_reduce, all_reduce_rms_norm, ",
     ),
 }
 

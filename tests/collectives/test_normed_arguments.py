@@ -111,6 +111,9 @@ def test_plans():
         sums = comm.algorithms("all_reduce")
         assert comm.algorithms(FUSED) == [FUSED, *sums]
         assert comm.algorithms("reduce_scatter_rms_norm") == comm.algorithms("reduce_scatter")
+        for call in (comm.algorithms, comm.plan):
+            with pytest.raises(kccl.InvalidArgument, match=f"all_reduce, {FUSED}, .*_rms_norm, "):
+                call("rms_norm")
 
     kccl.run_threads(main, 2, backend="sim", seed=1)
 
@@ -121,6 +124,8 @@ def test_plans():
         ("all_reduce_one_shot_ll16", 1, "all_reduce_one_shot_ll16"),
         ("all_reduce_two_shot_push_simple", 1, "all_reduce_two_shot_push_simple"),
         ("all_gather_direct_ll16", 1, FUSED),
+        (FUSED, 1, FUSED),
+        (FUSED, 129, FUSED),
         ("", 128, FUSED),
         ("", 129, "all_reduce_one_shot_ll16"),
     ],
