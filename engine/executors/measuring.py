@@ -1,6 +1,5 @@
 """Measurements of an Engine, for benchmarks and studies."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +14,11 @@ from ..model.variant import TRACING, USUAL, Variant
 from .ranks import Wanted
 from .runner import Runner
 
-# bandwidth() makes _READS requests that read all weights, and uses the fastest. The first reads
-# them once. The others read them as often as fits into about _READ_S seconds.
-_READS, _READ_S = 4, 0.02
+# bandwidth() makes _READS requests of each length, and uses the fastest. The longer ones read all
+# weights as often as fits into about _READ_S seconds.
+_READS, _READ_S = 3, 0.02
+# The first estimate of a reading's time is at least this part of a request's with one reading.
+_MOST_FIXED = 100
 
 
 class Measuring:
@@ -33,12 +34,19 @@ class Measuring:
         do nothing else.
         """
         with self._ranks.request(Wanted("bandwidth")):
-            best = self._read(1)
-            # `turns` is how often the other requests read the weights. It must be equal on all
-            # ranks, so all use the slowest rank's time.
-            slowest = max(self._ranks.all_gather(best))
-            turns = math.ceil(_READ_S / slowest)
-            best = min([best, *(self._read(turns) for _ in range(_READS - 1))])
+            once = self._read(1)
+            turns = self._turns(once)
+            if turns > 1:
+                # A request also takes time that does not grow with its turns: some hundred
+                # microseconds, more where a process has several ranks. So the time of one reading
+                # is the difference between requests of two lengths. A first estimate of it says how
+                # long the longer one must be.
+                each = (self._read(1 + turns) - once) / turns
+                turns = self._turns(max(each, once / _MOST_FIXED))
+            once = min(once, *(self._read(1) for _ in range(_READS - 1)))
+            best = once
+            if turns > 1:
+                best = (min(self._read(1 + turns) for _ in range(_READS)) - once) / turns
         return self._runner.program.streamed_bytes() / best
 
     def cache_bytes(self) -> int:
@@ -51,13 +59,20 @@ class Measuring:
         """Returns the bytes of weights that a token reads."""
         return self._runner.program.streamed_bytes()
 
+    def _turns(self, seconds: float) -> int:
+        """Returns how many readings of so many seconds fit into _READ_S, and at least 1. All ranks
+        get the same number, that of the slowest one.
+        """
+        slowest: float = max(self._ranks.all_gather(seconds))
+        return max(1, round(_READ_S / slowest))
+
     def _read(self, turns: int) -> float:
-        """Runs a request that reads all weights `turns` times. Returns how many seconds one reading
+        """Runs a request that reads all weights `turns` times, and returns how many seconds it
         took.
         """
         for each in self._ranks.mine:
             each.start_streaming(turns)
-        return max([each.wait() for each in self._ranks.mine]) / turns
+        return max(each.wait() for each in self._ranks.mine)
 
     def bytes_per_token(self, position: int) -> int:
         """Returns the bytes of weights, keys and values that the token at a position reads."""
