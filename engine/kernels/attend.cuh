@@ -159,23 +159,39 @@ class Attention {
     // after run().
     KCCL_DECODE void publish() {
         constexpr uint32_t kFloat4s = Dims::kHeadsPerKv * Dims::kPartialFloat4s;
+        // kSharers neighbouring threads share the KV strands of a float4: as many as let each
+        // thread have one float4. In two turns, they would take longer than alone.
+        constexpr uint32_t kSharers = [] {
+            uint32_t n = 1;
+            while (n < Dims::kKvStrandsPerSplit && 2 * n * kFloat4s <= Dims::kConsumerThreads) {
+                n *= 2;
+            }
+            return n;
+        }();
+        constexpr uint32_t kMine = Dims::kKvStrandsPerSplit / kSharers;
+        constexpr uint32_t kAtOnce = Dims::kConsumerThreads / kSharers;
         const uint32_t own_kv_strand = kv_strand_of_itself();
+        const uint32_t sharer = consumer_.thread() % kSharers;
         KCCL_UNROLL
-        for (uint32_t k = 0; k < ceil_div(kFloat4s, Dims::kConsumerThreads); ++k) {
-            const uint32_t index4 = own_float4(consumer_, k);
-            if (index4 >= kFloat4s) break;
-            const uint32_t head = index4 / Dims::kPartialFloat4s,
-                           at = index4 % Dims::kPartialFloat4s;
-            Partial partials[Dims::kKvStrandsPerSplit];
+        for (uint32_t first = 0; first < kFloat4s; first += kAtOnce) {
+            const uint32_t index4 =
+                first + consumer_.thread() / kSharers * S::kWarps + consumer_.warp_index();
+            const bool is_there = index4 < kFloat4s;
+            const uint32_t head = is_there ? index4 / Dims::kPartialFloat4s : 0;
+            const uint32_t at = is_there ? index4 % Dims::kPartialFloat4s : 0;
+            Partial partials[kMine];
             KCCL_UNROLL
-            for (uint32_t i = 0; i < Dims::kKvStrandsPerSplit; ++i) {
-                Partial partial = partial_of(consumer_.shared().partials[i][head], at);
-                if (i == own_kv_strand)
+            for (uint32_t i = 0; i < kMine; ++i) {
+                const uint32_t kv_strand = i * kSharers + sharer;
+                Partial partial = partial_of(consumer_.shared().partials[kv_strand][head], at);
+                if (kv_strand == own_kv_strand)
                     partial = merge(partial, partial_of(consumer_.shared().own[head], at));
                 partials[i] = {untagged(partial.sum), untagged(partial.maximum),
                                untagged(partial.weight)};
             }
-            const Partial whole = merge_all<Dims::kKvStrandsPerSplit>(partials);
+            const Partial whole =
+                merge_shared<kSharers>(merge_all<kMine>(partials), consumer_.thread());
+            if (!is_there || sharer != 0) continue;
             const uint32_t slot = Slots<S>::partial(layer_, consumer_.first_lane() + lane_,
                                                     kv_head_ * Dims::kHeadsPerKv + head) +
                                   kv_split_ * Dims::kPartialFloat4s + at;

@@ -31,9 +31,9 @@ KCCL_DECODE Float4 collected(Waiter<S>& waiter, uint32_t module, uint32_t first_
             wanted |= is_wanted ? 1u << i : 0;
             slots[i] = is_wanted ? Slots<S>::message(module, lane) + row : 0;
         }
-        waiter.template await<ConsumerWarp<S>::kReach>(slots, wanted, tag_of(token_step),
-                                                       token_step, (1u << S::kWorldSize) - 1,
-                                                       float4s, is_over);
+        waiter.template await<ConsumerWarp<S>::kReach, true>(slots, wanted, tag_of(token_step),
+                                                             token_step, (1u << S::kWorldSize) - 1,
+                                                             float4s, is_over);
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
             if ((wanted >> i & 1u) == 0) continue;

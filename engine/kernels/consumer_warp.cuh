@@ -141,12 +141,12 @@ class ConsumerWarp {
     // Waits for float4s of this rank's exchange buffer: see Waiter::await() in watch.cuh. ranks:
     // the ranks that publish them, a bit each, so that a failed wait can name them. 0 means this
     // rank.
-    template <mem::Scope SCOPE, int N>
+    template <mem::Scope SCOPE, bool SCOUTS = true, int N>
     KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
                            Float4 (&float4s)[N], uint32_t ranks = 0) {
-        waiter_.template await<SCOPE>(slots, wanted, tag, token_step_,
-                                      ranks == 0 ? 1u << comm_.rank : ranks, float4s,
-                                      [] { return false; });
+        waiter_.template await<SCOPE, SCOUTS>(slots, wanted, tag, token_step_,
+                                              ranks == 0 ? 1u << comm_.rank : ranks, float4s,
+                                              [] { return false; });
     }
 
     // Waits until is_there() finds what this rank's host writes: see Waiter::await_host().

@@ -58,24 +58,42 @@ struct Verdict {
     uint32_t end;  // KcclEngineEnd
 };
 
-// Waits for the control words of all blocks of all ranks, and returns their combination. Called by
-// all threads of warp 0, all of which get it.
+// Adds what one block tells to what others have told.
+KCCL_DECODE void combine(Ending* all, const Ending& one) {
+    all->best = better(all->best, one.best);
+    all->is_cancelled |= one.is_cancelled;
+}
+
+// Waits for this warp's share of the control words of all blocks of all ranks, and leaves their
+// combination in shared memory. The warps share them because a thread that loads many has to do it
+// in several turns, each of which takes a trip to the L2 cache. Called by all consumer warps.
 template <class S>
-KCCL_DECODE Ending collect_endings(ConsumerWarp<S>& consumer) {
-    Float4 float4s[ConsumerWarp<S>::kOfAll];
-    const uint32_t wanted = consumer.await_all(Slots<S>::end(consumer.token_step(), 0, 0),
-                                               tag_of_end(consumer.token_step()), float4s);
+KCCL_DECODE void collect_endings(ConsumerWarp<S>& consumer) {
+    constexpr uint32_t kEach = ceil_div(S::kWorldSize * S::kBlocks, Shape<S>::kConsumerThreads);
+    const uint32_t first = Slots<S>::end(consumer.token_step(), 0, 0);
+    Float4 float4s[kEach];
+    uint32_t slots[kEach], wanted = 0;
+    KCCL_UNROLL
+    for (uint32_t k = 0; k < kEach; ++k) {
+        const uint32_t at =
+            (k * S::kWarps + consumer.warp_index()) * platform::kWarpSize + consumer.thread();
+        const bool is_there = at < S::kWorldSize * S::kBlocks;
+        wanted |= is_there ? 1u << k : 0;
+        slots[k] = first + (is_there ? at : 0);
+    }
+    consumer.template await<ConsumerWarp<S>::kReach, false>(
+        slots, wanted, tag_of_end(consumer.token_step()), float4s, (1u << S::kWorldSize) - 1);
+    mem::fence<mem::Order::kAcquire, ConsumerWarp<S>::kReach>();
     Ending all = {{0, -1, false}, false};
     KCCL_UNROLL
-    for (uint32_t k = 0; k < ConsumerWarp<S>::kOfAll; ++k) {
-        if ((wanted >> k & 1u) == 0) continue;
-        const Ending one = ending_of(control_word_of(float4s[k]));
-        all.best = better(all.best, one.best);
-        all.is_cancelled |= one.is_cancelled;
+    for (uint32_t k = 0; k < kEach; ++k) {
+        if ((wanted >> k & 1u) != 0) combine(&all, ending_of(control_word_of(float4s[k])));
     }
     all.best = best_of_warp(all.best);
     all.is_cancelled = platform::warp_any(all.is_cancelled);
-    return all;
+    if (leads(warp())) {
+        mem::store_plain(&consumer.shared().endings[consumer.warp_index()], control_word_of(all));
+    }
 }
 
 // Decides whether the request ends, and leaves the verdict in shared memory for the block. In block
@@ -136,7 +154,6 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best,
     }
     mem::finish_stores();
     if (!consumer.meet()) return false;
-    Ending all = {{0, -1, false}, false};
     if (consumer.warp_index() == 0) {
         if constexpr (S::kSamples) {
             if (task.mask != 0 && consumer.block() == 0 && makes_token(task, position) &&
@@ -157,18 +174,21 @@ KCCL_DECODE bool finish(ConsumerWarp<S>& consumer, uint32_t position, Best best,
                 float4_of(control_word_of(mine)), tag_of_end(consumer.token_step()));
         }
         consumer.stamp(kKcclDecodeArrived);
-        all = collect_endings(consumer);
-        mem::fence<mem::Order::kAcquire, ConsumerWarp<S>::kReach>();
-        consumer.stamp(kKcclDecodeMultiplied);
-        if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, control_word_of(all));
+    }
+    collect_endings(consumer);
+    consumer.stamp(kKcclDecodeMultiplied);
+    if (!consumer.meet()) return false;
+    // All warps combine the same control words, so that all of them get the same result.
+    Ending all = {{0, -1, false}, false};
+    KCCL_UNROLL
+    for (uint32_t each = 0; each < S::kWarps; ++each) {
+        combine(&all, ending_of(mem::load_plain(&shared.endings[each])));
     }
     // A kernel that leaves out a part of the work, to measure its cost (S::kAblated), has
     // meaningless logits. It goes on with id 0 and ignores NaN.
     if constexpr (S::kAblated != 0) all.best = {0, 0, false};
     Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
     if constexpr (S::kSamples) {
-        if (!consumer.meet()) return false;
-        all = ending_of(mem::load_plain(&shared.ending));
         const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
         if (is_good && makes_token(task, position)) {
             Sampler<S> sampler(consumer, position + 1, all.best.score);

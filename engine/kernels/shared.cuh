@@ -29,9 +29,9 @@ struct Beside {
     // [op % 2][warp][residual]: the sum of squares of the warp's part of a residual.
     float squares[2][S::kWarps][S::kNumResiduals];
     // Used at the end of a token step (finish.cuh): each warp's most likely token, and the
-    // combination of all blocks' control words.
+    // combination of its share of all blocks' control words.
     ControlWord best[S::kWarps];
-    ControlWord ending;
+    ControlWord endings[S::kWarps];
     // Used by an exchange of sampling (sample.cuh), for each kind of control word: each warp's
     // result, and the combined result of all blocks.
     ControlWord control_words[S::kWarps][kNumControlWords];

@@ -39,8 +39,9 @@ class Waiter {
     // `tag` (exchange_buffer.cuh). float4s[i] becomes this float4; the others become zero. A thread
     // may want none. ranks: the ranks that publish them, a bit each, for the report of a failed
     // wait. is_over(): tells whether nobody needs the float4s any more, which ends the wait. Then
-    // all float4s become zero, as they do in a wait that fails and in all waits after it.
-    template <mem::Scope SCOPE, int N, class IsOver>
+    // all float4s become zero, as they do in a wait that fails and in all waits after it. SCOUTS:
+    // whether one thread polls alone at first.
+    template <mem::Scope SCOPE, bool SCOUTS, int N, class IsOver>
     KCCL_DECODE void await(const uint32_t (&slots)[N], uint32_t wanted, uint32_t tag,
                            uint32_t token_step, uint32_t ranks, Float4 (&float4s)[N],
                            IsOver is_over) {
@@ -52,12 +53,12 @@ class Waiter {
         // finds. Its threads still end that turn of the loop together.
         const bool takes_any =
             (S::kAblated & kKcclDecodeNoExchanges) != 0 && slots[0] < Slots<S>::kEnds;
-        // If threads want several float4s, only the warp's first thread polls at first, for its
-        // first float4. When that has come, all threads poll. All blocks of the device wait at the
-        // same time, and more polls would take the L2 cache's bandwidth from the copies of weights
-        // and from each other.
-        bool scouts =
-            N > 1 && !takes_any && platform::warp_any(leads(warp()) && (wanted & 1u) != 0);
+        // With SCOUTS, if threads want several float4s, only the warp's first thread polls at
+        // first, for its first float4. When that has come, all threads poll, which takes one more
+        // trip to the L2 cache. But all blocks of the device wait at the same time, and more polls
+        // would take the cache's bandwidth from the copies of weights and from each other.
+        bool scouts = SCOUTS && N > 1 && !takes_any &&
+                      platform::warp_any(leads(warp()) && (wanted & 1u) != 0);
         const auto has_one_come = [&] {
             bool has_come = false;
             if (leads(warp())) {

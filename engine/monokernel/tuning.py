@@ -33,12 +33,14 @@ _SAME_TILE = 35
 _STRIP_TILES = 8
 _MOST_STAGES = 16
 # The most different delays with which residuals begin a token step. Two delays differ by a sixth of
-# a layer. None is longer than the weights that are loaded ahead last.
-_STAGGERS, _STAGGERS_OF_LAYER = 4, 6
-# The KV strands of an ordinary model are divided among blocks until a KV split has so many.
-_LEAST_KV_STRANDS = 4
-# The most blocks of all ranks. At the end of a token step, each of 32 threads waits for every 32nd
-# block, and has 32 bits to tell them apart (Waiter::await in kernels/watch.cuh).
+# a layer, or by half a layer if the rank has two residuals. No difference is longer than the
+# weights that are loaded ahead last.
+_STAGGERS, _STAGGERS_OF_LAYER, _PAIR = 4, 6, 2
+# The KV strands of an ordinary model are divided among blocks until a KV split has so many, those
+# of a Laneformer until it has _LANE_KV_STRANDS. They are divided at least once, if blocks are left.
+_LEAST_KV_STRANDS, _LANE_KV_STRANDS = 4, 8
+# The most blocks of all ranks. Where one warp waits for all of them, each of 32 threads waits for
+# every 32nd block, and has 32 bits to tell them apart (Waiter::await in kernels/watch.cuh).
 _MOST_BLOCKS: int = lib.kKcclDecodeMostBlocks
 # A partial result of attention has so many numbers behind those of a head. Prefill merges so many
 # partial results at a time.
@@ -90,9 +92,8 @@ def tuning_for(
     block_bytes = sum(each.nbytes for each in products_of(program, lanes)) // blocks
     # In a Laneformer other lanes' work hides the time of attention. More KV splits would only mean
     # more polling.
-    kv_splits = _kv_splits(
-        kv_heads, blocks // groups, kv_strands, warps if groups > 1 else _LEAST_KV_STRANDS
-    )
+    least = min(_LANE_KV_STRANDS, kv_strands // 2) if groups > 1 else _LEAST_KV_STRANDS
+    kv_splits = _kv_splits(kv_heads, blocks // groups, kv_strands, least)
     chunk_warps = _chunk_warps(program, lanes // groups, blocks // groups, kind)
     return Tuning(
         blocks=blocks,
@@ -105,9 +106,10 @@ def tuning_for(
         kv_strands=kv_strands,
         kv_splits=kv_splits,
         # A block without a work item of attention would meanwhile poll for all partial results.
-        merges_first=kv_heads * kv_splits < blocks // groups,
+        # With two residuals that costs less than one more exchange.
+        merges_first=kv_heads * kv_splits < blocks // groups and groups != _PAIR,
         shared_bytes=machine.shared_bytes,
-        stagger_ns=_stagger_ns(block_bytes, kind, ahead) if groups > 1 and has_chunks else 0,
+        stagger_ns=_stagger_ns(program, groups, block_bytes, kind, ahead) if has_chunks else 0,
         staggers=_STAGGERS,
         weights_in_registers=kind.weights_in_registers,
         others=-(warps + 2) % kind.warps_together + 2,
@@ -188,15 +190,20 @@ def _quiet_bytes(program: Program, block_bytes: int, kind: Kind) -> int:
     """Returns the most bytes in flight before a block multiplies. `block_bytes`: the block's
     weights of one layer.
     """
-    is_short = program.num_residuals == 1 and block_bytes <= kind.short_layer_bytes
+    may_be_short = program.num_residuals == 1 or has_scales(program)
+    is_short = may_be_short and block_bytes <= kind.short_layer_bytes
     return kind.quietest_bytes if is_short else kind.quiet_bytes
 
 
-def _stagger_ns(block_bytes: int, kind: Kind, ahead: int) -> int:
-    """Returns Tuning.stagger_ns for blocks that have `block_bytes` of a layer's weights, and have
-    loaded `ahead` bytes ahead.
+def _stagger_ns(program: Program, groups: int, block_bytes: int, kind: Kind, ahead: int) -> int:
+    """Returns Tuning.stagger_ns for a rank with so many residuals, whose blocks have `block_bytes`
+    of a layer's weights, and have loaded `ahead` bytes ahead.
     """
-    return min(block_bytes // _STAGGERS_OF_LAYER, ahead) // kind.bytes_per_ns
+    # In formats with scales, the chain of exchanges is the limit of several ranks, not the memory.
+    if groups == 1 or (has_scales(program) and groups < program.num_residuals):
+        return 0
+    of_layer = block_bytes // (_PAIR if groups == _PAIR else _STAGGERS_OF_LAYER)
+    return min(of_layer, ahead) // kind.bytes_per_ns
 
 
 def _kv_strands(c: ModelConfig, machine: Machine) -> int:

@@ -9,6 +9,7 @@ import kccl
 from kccl.engine import Engine
 from kccl.engine.diff import Diff
 from kccl.engine.files.random_weights import MODELS, random_checkpoint
+from kccl.engine.formats.table import MULTIPLIED
 from kccl.engine.model.program import Program
 from kccl.engine.monokernel.machine import Machine
 from kccl.engine.monokernel.tuning import tuning_for
@@ -133,6 +134,8 @@ def test_ordinary_models_of_short_layers_copy_less_at_a_time(model, ranks, in_fl
     [
         ("laneformer-2b", 1, 8, False),
         ("laneformer-2b", 2, 8, True),
+        # Two residuals on a rank.
+        ("laneformer-2b", 4, 8, False),
         ("llama-1b", 1, 16, True),
         ("qwen3-0.6b", 1, 16, True),
         ("smollm2", 1, 16, True),
@@ -143,3 +146,17 @@ def test_attention_is_merged_first_where_some_blocks_have_none(
 ):
     tuning = tuning_for(Program(MODELS[model]), ranks, Machine(132))
     assert (tuning.kv_splits, tuning.merges_first) == (kv_splits, merges_first)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "in_flight", "kv_splits", "begin_together"),
+    [(1, 2, 8, False), (2, 2, 8, True), (4, 1, 8, True)],
+)
+def test_ranks_with_scales_are_tuned_for_their_exchanges(
+    ranks, in_flight, kv_splits, begin_together
+):
+    formats = dict.fromkeys(("qkv", "out", "gate_up", "down"), MULTIPLIED["e4m3_128"])
+    program = Program(MODELS["laneformer-2b"], formats)
+    tuning = tuning_for(program, ranks, Machine(132))
+    assert (tuning.in_flight, tuning.kv_splits) == (in_flight, kv_splits)
+    assert (tuning.stagger_ns == 0) is begin_together
