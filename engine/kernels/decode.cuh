@@ -11,6 +11,7 @@
 
 #include "attend.cuh"
 #include "collect.cuh"
+#include "experts.cuh"
 #include "finish.cuh"
 #include "gate_up.cuh"
 #include "head.cuh"
@@ -19,6 +20,7 @@
 #include "registers.cuh"
 #include "residual.cuh"
 #include "stream.cuh"
+#include "stream_experts.cuh"
 
 namespace kccl::decode {
 
@@ -52,8 +54,12 @@ KCCL_DECODE void stage_vector(ConsumerWarp<S>& consumer, const Turn<S>& turn, in
                        StageResidual<typename Dims::OfResidual, S>{
                            consumer, static_cast<int32_t>(module) - 1, module, token});
     } else if (takes<S, Vector::kActs>(turn.product)) {
-        stage_lanes<typename Dims::Down>(consumer,
-                                         [&](uint32_t lane) { return Slots<S>::act(layer, lane); });
+        if constexpr (S::kHasExperts) {
+            stage_expert_acts(consumer, layer);
+        } else {
+            stage_lanes<typename Dims::Down>(
+                consumer, [&](uint32_t lane) { return Slots<S>::act(layer, lane); });
+        }
     } else if constexpr (S::kMergesFirst) {
         stage_lanes<typename Dims::Out>(
             consumer, [&](uint32_t lane) { return Slots<S>::attended(layer, lane); });
@@ -90,6 +96,7 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
             mem::load_plain(reinterpret_cast<const float*>(consumer.task().sines) + at);
     }
     stagger(consumer);
+    constexpr Product<S> kLast = S::kLayer[end_of_module<S>(S::kNumModules - 1)].product;
     // One loop runs all products of a layer, so that the code that they share exists once.
 #pragma unroll 1
     for (uint32_t i = 0; i < kTurnsOfLayers<S>; ++i) {
@@ -99,17 +106,26 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
         const Layer* const rules = consumer.shared().layers + layer;
         consumer.next_op();
         const Steps steps = steps_of_product<S>(consumer.block(), product);
-        if (product == Product<S>::kOut) prefetch_norm<typename Dims::GateUp>(consumer, module);
-        if (product == Product<S>::kDown) prefetch_norm<typename Dims::Qkv>(consumer, module + 1);
+        if (product == Product<S>::kOut) prefetch_norm<typename Dims::OfMlp>(consumer, module);
+        if (product == kLast) prefetch_norm<typename Dims::Qkv>(consumer, module + 1);
         prefetch_biases(consumer, product, layer);
         // A block without rows of the product needs no vector.
         FirstStage<S> first;
+        if constexpr (S::kHasExperts) {
+            consumer.weights().begin_product(consumer.block(), layer, product);
+        }
         if (steps.num != 0) {
             with_format<S>(product, LoadFirst<S>{consumer, &first});
             stage_vector(consumer, turn, token);
         }
+        if constexpr (S::kHasExperts) {
+            if (product == Product<S>::kExpertGateUp && consumer.warp_index() == 0) {
+                route(consumer, layer);
+            }
+        }
         consumer.stamp(kKcclDecodeArrived);
         with_format<S>(product, Multiply<S>{consumer, steps, first});
+        if constexpr (S::kHasExperts) consumer.weights().end_product(product);
         consumer.stamp(kKcclDecodeMultiplied);
         if (!consumer.meet()) return false;
         consumer.stamp(kKcclDecodeMet);
@@ -117,8 +133,14 @@ KCCL_DECODE bool run_layers(ConsumerWarp<S>& consumer, uint32_t position, int32_
             finish_qkv(consumer, layer);
             consumer.meet_all();
             if (!attend(consumer, layer, mem::load_plain(&rules->window), position)) return false;
+        } else if (gives<S, Vector::kRouted>(product)) {
+            if constexpr (S::kHasExperts) finish_router(consumer, layer);
         } else if (gives<S, Vector::kActs>(product)) {
-            finish_acts(consumer, layer);
+            if constexpr (S::kHasExperts) {
+                finish_expert_acts(consumer, layer);
+            } else {
+                finish_acts(consumer, layer);
+            }
         } else {
             const Module rule = mem::load_plain(rule_of_product<S>(*rules, product));
             add_to_residual(consumer, module, rule, module + 1 == Shape<S>::kModules);
@@ -137,11 +159,16 @@ KCCL_DECODE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
     Verdict verdict = {0, kKcclEngineGoesOn};
     for (uint32_t turn = 0; task.only_reads != 0 && turn < task.max_tokens; ++turn) {
         consumer.weights().begin_token_step(true);
-        for_each_stage<S>(consumer.block(), true,
-                          [&](uint32_t num_bytes, Product<S> product, bool) {
-                              consumer.weights().skip(num_bytes / step_bytes<S>(product));
-                              return true;
-                          });
+        if constexpr (S::kHasExperts) {
+            for_each_used_stage<S>(consumer.block(), consumer.weights(),
+                                   [&](uint32_t steps) { consumer.weights().skip(steps); });
+        } else {
+            for_each_stage<S>(consumer.block(), true,
+                              [&](uint32_t num_bytes, Product<S> product, bool) {
+                                  consumer.weights().skip(num_bytes / step_bytes<S>(product));
+                                  return true;
+                              });
+        }
     }
     if (task.only_reads != 0) verdict.end = kKcclEngineMaxTokens;
     if constexpr (S::kSamples) begin_text(consumer);
@@ -181,6 +208,7 @@ KCCL_DECODE void run(const DeviceComm& comm, const Task& task) {
         mem::init_copies(&shared.was_read, S::kWarps);
         mem::init_copies(&shared.asked, S::kWarps);
         init_meeting(shared.met, S::kWarps);
+        if constexpr (S::kHasExperts) mem::init_copies(&shared.has_chosen, 1);
         mem::init_copies(&shared.ended, 1);
         mem::init_copies(&shared.gave_up, 1);
     }
@@ -204,6 +232,8 @@ KCCL_DECODE void run(const DeviceComm& comm, const Task& task) {
         if (other == 0) {
             if constexpr (S::kWeightsInRegisters) {
                 watch_until<S>(comm, task, &shared.ended, &shared.gave_up);
+            } else if constexpr (S::kHasExperts) {
+                stream_mixture(comm, task, shared);
             } else {
                 stream(comm, task, shared);
             }

@@ -133,7 +133,7 @@ template <class S>
 struct Slots {
     static constexpr uint32_t kVector = S::kHidden / 4;
     static constexpr uint32_t kQkvFloat4s = Shape<S>::kQkvRows / 4;
-    static constexpr uint32_t kFfnFloat4s = S::kFfn / 4;
+    static constexpr uint32_t kFfnFloat4s = S::kPlaces * S::kFfn / 4;
     static constexpr uint32_t kPartialsFloat4s =
         S::kHeads * S::kKvSplits * Shape<S>::kPartialFloat4s;  // of a lane
     static constexpr uint32_t kAttendedFloat4s = Shape<S>::kAttendedRows / 4;
@@ -145,14 +145,17 @@ struct Slots {
     static constexpr uint32_t kMessages =
         kResiduals + Shape<S>::kModules * S::kNumResiduals * kVector;
     // The next four are [layer][lane][float4]. kQkv: queries, keys and values. kPartials: partial
-    // results of attention. kAttended: results of attention. kActs: the MLP's hidden vectors.
+    // results of attention. kAttended: results of attention. kActs: the MLP's hidden vectors, with
+    // experts [place][float4] of the chosen ones.
     static constexpr uint32_t kQkv = kMessages + Shape<S>::kModules * S::kNumLanes * kVector;
     static constexpr uint32_t kPartials = kQkv + S::kNumLayers * S::kNumLanes * kQkvFloat4s;
     static constexpr uint32_t kAttended =
         kPartials + S::kNumLayers * S::kNumLanes * kPartialsFloat4s;
     static constexpr uint32_t kActs = kAttended + S::kNumLayers * S::kNumLanes * kAttendedFloat4s;
+    // [layer][float4]: the router's logits.
+    static constexpr uint32_t kRouted = kActs + S::kNumLayers * S::kNumLanes * kFfnFloat4s;
     // [token step % 2][rank][block]: the control words at the end of a token step.
-    static constexpr uint32_t kEnds = kActs + S::kNumLayers * S::kNumLanes * kFfnFloat4s;
+    static constexpr uint32_t kEnds = kRouted + S::kNumLayers * (kRouterRows<S> / 4);
     // [exchange % 2][kind][rank][block]: the control words of sampling.
     static constexpr uint32_t kControlWords = kEnds + 2 * S::kWorldSize * S::kBlocks;
     // [meeting % 2][rank][block]: the words of ConsumerWarp::meet_all().
@@ -188,6 +191,9 @@ struct Slots {
     }
     KCCL_DECODE static uint32_t act(uint32_t layer, uint32_t lane) {
         return kActs + (layer * S::kNumLanes + lane) * kFfnFloat4s;
+    }
+    KCCL_DECODE static uint32_t routed(uint32_t layer) {
+        return kRouted + layer * (kRouterRows<S> / 4);
     }
     KCCL_DECODE static uint32_t end(uint32_t token_step, uint32_t rank, uint32_t block) {
         return kEnds + ((token_step & 1u) * S::kWorldSize + rank) * S::kBlocks + block;

@@ -8,11 +8,30 @@
 
 namespace kccl::decode {
 
+// Packs tile `step` of warp `warp_index` in row tile `tile` of a matrix, for one of the lanes whose
+// columns lie side by side. of_lane: where the packed tiles of the row tile and lane begin. Called
+// by all threads of a warp.
+template <class M, class S>
+KCCL_DECODE void pack_tile(uint8_t* of_lane, const uint8_t* matrix, uint32_t tile, uint32_t lane,
+                           uint32_t step, uint32_t warp_index) {
+    using F = typename M::Format;
+    const uint32_t column = (warp_index * M::kSteps + step) * kTileColumns;
+    const uint64_t row = uint64_t{tile} * kTileRows, from = lane * M::kColumns + column;
+    const uint32_t num = column < M::kColumns ? kTileColumns : 0;
+    F::pack(of_lane + M::tile_at(step, warp_index), matrix, row, from, M::kLanes * M::kColumns,
+            num);
+    if constexpr (kHasScales<F>) {
+        if (step % F::kStripTiles != 0) return;
+        uint8_t* const strip = of_lane + M::strip_at(step, warp_index);
+        F::pack_scales(strip + F::kStripTiles * F::kTileBytes, matrix, row, from,
+                       M::kLanes * M::kColumns, num);
+    }
+}
+
 template <class M, class S>
 KCCL_DECODE void pack_product(Product<S> product, uint8_t* weights, const uint8_t* matrix,
                               uint32_t layer, uint32_t lane_group) {
     using Dims = Shape<S>;
-    using F = typename M::Format;
     const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;
     const uint32_t first =
         platform::block_in_grid() * warps + platform::thread_in_block() / platform::kWarpSize;
@@ -20,7 +39,6 @@ KCCL_DECODE void pack_product(Product<S> product, uint8_t* weights, const uint8_
         const uint32_t tile = i / M::kPacked, in_row = i % M::kPacked;
         const uint32_t lane = in_row / (M::kSteps * S::kWarps);
         const uint32_t step = in_row / S::kWarps % M::kSteps, warp_index = in_row % S::kWarps;
-        const uint32_t column = (warp_index * M::kSteps + step) * kTileColumns;
         const uint32_t owner = M::owner_of(tile);
         const bool is_of_all = product == Product<S>::kHead && !Dims::kHasHeadParts;
         const uint32_t block = is_of_all ? owner : Dims::block_of(lane_group, owner);
@@ -30,22 +48,28 @@ KCCL_DECODE void pack_product(Product<S> product, uint8_t* weights, const uint8_
             (product == Product<S>::kHead ? 0 : packed_before<S>(product, block_in_group)) +
             uint64_t{tile - M::tiles_of(owner).first} * M::kPackedUnits +
             lane * M::kSteps * S::kWarps * M::kTileUnits;
-        uint8_t* const of_lane = weights + to * kUnitBytes<S>;
-        const uint64_t row = uint64_t{tile} * kTileRows, from = lane * M::kColumns + column;
-        const uint32_t num = column < M::kColumns ? kTileColumns : 0;
-        F::pack(of_lane + M::tile_at(step, warp_index), matrix, row, from, M::kLanes * M::kColumns,
-                num);
-        if constexpr (kHasScales<F>) {
-            if (step % F::kStripTiles != 0) continue;
-            uint8_t* const strip = of_lane + M::strip_at(step, warp_index);
-            F::pack_scales(strip + F::kStripTiles * F::kTileBytes, matrix, row, from,
-                           M::kLanes * M::kColumns, num);
-        }
+        pack_tile<M, S>(weights + to * kUnitBytes<S>, matrix, tile, lane, step, warp_index);
+    }
+}
+
+// Packs an expert's matrix of a product of experts. M: that of one expert. Called by all threads of
+// a grid.
+template <class M, class S>
+KCCL_DECODE void pack_expert(uint8_t* to, const uint8_t* matrix) {
+    const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;
+    const uint32_t first =
+        platform::block_in_grid() * warps + platform::thread_in_block() / platform::kWarpSize;
+    for (uint32_t i = first; i < M::kTiles * M::kPacked; i += platform::blocks_per_grid() * warps) {
+        const uint32_t of_lanes = i / (M::kSteps * S::kWarps);
+        pack_tile<M, S>(to + uint64_t{of_lanes} * M::kSteps * M::kStepBytes, matrix,
+                        of_lanes / M::kLanes, of_lanes % M::kLanes, i / S::kWarps % M::kSteps,
+                        i % S::kWarps);
     }
 }
 
 // Packs the weights of one product of a layer and lane group. The head counts as a product of layer
-// kNumLayers, and of lane group 0 if it has no parts. `matrix` is stored in the product's format,
+// kNumLayers, and of lane group 0 if it has no parts. For a product of experts, packs the matrix of
+// expert `lane_group`: a mixture has one lane group. `matrix` is stored in the product's format,
 // [rows][lanes of the lane group][columns]. Called by all threads of a grid.
 template <class S>
 KCCL_DECODE void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product, uint64_t layer,
@@ -53,6 +77,20 @@ KCCL_DECODE void pack(uint8_t* weights, const uint8_t* matrix, uint64_t product,
     using Dims = Shape<S>;
     const auto which = static_cast<Product<S>>(product);
     const auto l = static_cast<uint32_t>(layer), g = static_cast<uint32_t>(lane_group);
+    if constexpr (S::kHasExperts) {
+        using GateUp = typename Dims::ExpertGateUp;
+        using Down = typename Dims::ExpertDown;
+        const bool is_down = which == Product<S>::kExpertDown;
+        uint8_t* const to =
+            weights + (Dims::stream_of(S::kBlocks) + layer * ExpertMemory<S>::kLayer +
+                       (is_down ? ExpertMemory<S>::kDownAt + lane_group * Down::kUnitsOfOne
+                                : ExpertMemory<S>::kGateUpAt + lane_group * GateUp::kUnitsOfOne)) *
+                          kUnitBytes<S>;
+        if (is_down) return pack_expert<typename Down::One, S>(to, matrix);
+        if (which == Product<S>::kExpertGateUp) {
+            return pack_expert<typename GateUp::One, S>(to, matrix);
+        }
+    }
 #define KCCL_PACK(NAME)                                                     \
     case Product<S>::k##NAME:                                               \
         pack_product<typename Dims::NAME, S>(which, weights, matrix, l, g); \
@@ -79,6 +117,9 @@ KCCL_DECODE void describe(KcclDecodeSizes* out) {
         out->prefill_shared = sizeof(PrefillShared<S>);
     }
     out->weights = Dims::stream_of(S::kBlocks) * kUnitBytes<S>;
+    if constexpr (S::kHasExperts) {
+        out->weights += S::kNumLayers * ExpertMemory<S>::kLayer * kUnitBytes<S>;
+    }
     out->cache = kCacheHeads<S> * Dims::kCacheTiles * Dims::kCacheTileBytes;
     out->residuals = Slots<S>::kResiduals;
     out->qkv = Slots<S>::kQkv;

@@ -10,6 +10,7 @@
 // which a row's sum is added up does not depend on the numbers of ranks and blocks.
 #pragma once
 
+#include "expert_shape.cuh"
 #include "format.cuh"
 #include "sequence.cuh"
 
@@ -38,7 +39,7 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
 // row tiles do not divide evenly, kTiles % BLOCKS consecutive blocks have one more. These begin
 // with block LONGER, and behind the last block comes block 0.
 template <class S, class F, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS,
-          uint32_t LONGER = 0>
+          uint32_t LONGER>
 struct Matrix {
     using Format = F;
     static_assert(ROWS % kTileRows == 0 && COLUMNS % kTileColumns == 0, "whole tiles");
@@ -104,16 +105,6 @@ struct Matrix {
     KCCL_CONSTEXPR static uint32_t tile_at(uint32_t step, uint32_t warp) {
         return strip_at(step, warp) + step % F::kStripTiles * F::kTileBytes;
     }
-};
-
-// The one of two matrices that needs more of its vector staged.
-template <class A, class B, bool IS_FIRST = (A::kStagedSteps >= B::kStagedSteps)>
-struct MoreStaged {
-    using Type = A;
-};
-template <class A, class B>
-struct MoreStaged<A, B, false> {
-    using Type = B;
 };
 
 // The matrices M of a layer's products, in the order of the model's program (sequence.cuh).
@@ -209,10 +200,15 @@ struct Shape : S {
     // matrix.
     using GateUp = Matrix<S, typename S::GateUpFormat, kGateUpRows, S::kHidden, 1, kBlocksPerGroup,
                           kLongerGateUp>;
-    // Qkv and GateUp multiply the residual. It is staged in the same way for both, whose stages may
-    // have different numbers of steps.
-    static_assert(Qkv::kSteps == GateUp::kSteps, "a warp has the same part of the residual");
-    using OfResidual = typename MoreStaged<Qkv, GateUp>::Type;
+    using Router = RouterMatrix<S>;
+    using ExpertGateUp = ExpertGateUpMatrix<S>;
+    using ExpertDown = ExpertDownMatrix<S>;
+    // The first product of the MLP.
+    using OfMlp = typename If<S::kHasExperts, Router, GateUp>::Type;
+    // Qkv and OfMlp multiply the residual, and so does ExpertGateUp. It is staged in the same way
+    // for both, whose stages may have different numbers of steps.
+    static_assert(Qkv::kSteps == OfMlp::kSteps, "a warp has the same part of the residual");
+    using OfResidual = typename MostStaged<S, Qkv, OfMlp>::Type;
     using Down = Matrix<S, typename S::DownFormat, S::kHidden, S::kFfn, kLanesPerGroup,
                         kBlocksPerGroup, kLongerOut>;
     // The head is the last product, which gives the logits. If it has parts, there is one for each

@@ -1,6 +1,7 @@
 // The layout of a block's shared memory.
 #pragma once
 
+#include "expert_choice.cuh"
 #include "trace.cuh"
 #include "watch.cuh"
 
@@ -16,7 +17,7 @@ constexpr uint32_t kMaskWords =
 // The block's shared memory except the ring of weights. Shared adds the ring behind it. With
 // S::kWeightsInRegisters there is no ring, and this is all.
 template <class S>
-struct Beside {
+struct Beside : SharedChoice<S> {
     // Each warp's part of the vector that it multiplies, split for the matrix unit.
     StagedFloat4 staged[S::kWarps][Shape<S>::kMostStaged];
     // [op % 2][warp]: the warp's sums of an op, or its memory for attention (KvStrandArea).

@@ -152,6 +152,10 @@ class OpKind:
         names.append("embedding" if self.table == "head" and config.is_tied else self.table)
         return tuple(name for name in names if name)
 
+    def tensors_of_one(self, config: "ModelConfig") -> tuple[str, ...]:
+        """Returns the names, within the layer, of the matrices of one of its products."""
+        return self._of_experts(self.matrices, config)[: len(self.matrices)]
+
     def bias_tensors(self, config: "ModelConfig") -> tuple[str, ...]:
         """Returns the names, within the layer, of the op's biases in the checkpoint. Returns () if
         the model has none.
@@ -302,12 +306,11 @@ _ALL = (
 KINDS = {kind.name: kind for kind in _ALL}
 """Name -> kind of op, in the program's order."""
 IN_LAYER = tuple(k for k in _ALL if k.place is Place.LAYER and k.mlp is not Mlp.EXPERTS)
-"""The ops of a layer in models without experts, in order. The monokernel runs only these models."""
+"""The ops of a layer in models without experts, in order."""
 IN_MIXTURE = tuple(k for k in _ALL if k.place is Place.LAYER and k.mlp is not Mlp.DENSE)
 """The ops of a layer in mixtures of experts, in order."""
 PRODUCTS = tuple(kind.name for kind in _ALL if kind.is_product and kind.mlp is not Mlp.EXPERTS)
-"""The products of models without experts, in the program's order. The monokernel numbers its
-products in this order."""
+"""The products of models without experts, in the program's order: see products_in()."""
 BIASES = {kind.name: kind.biases for kind in _ALL if kind.biases}
 """Kinds of ops whose products may have biases -> the biases, in the order of the op's matrices."""
 MODULES = tuple(kind for kind in IN_LAYER if kind.ends_module)
@@ -318,6 +321,14 @@ ATTENTION, MLP = range(len(MODULES))
 def layer_of(config: "ModelConfig") -> tuple[OpKind, ...]:
     """Returns the ops of a layer of a model, in their order."""
     return IN_LAYER if config.experts is None else IN_MIXTURE
+
+
+def products_in(config: "ModelConfig") -> tuple[str, ...]:
+    """Returns the names of a model's products, in the program's order. The monokernel numbers its
+    products in this order.
+    """
+    head = (kind for kind in _ALL if kind.place is Place.BEHIND)
+    return tuple(kind.name for kind in (*layer_of(config), *head) if kind.is_product)
 
 
 def module_of(kind: OpKind) -> int:

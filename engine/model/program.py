@@ -29,7 +29,7 @@ import numpy as np
 from ..formats.base import Format
 from ..formats.bfloat16 import BFLOAT16
 from .config import ModelConfig, is_vector
-from .ops import KINDS, MODULES, PRODUCTS, OpKind, Place, Vector, layer_of, module_of
+from .ops import KINDS, MODULES, OpKind, Place, Vector, layer_of, module_of, products_in
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Program:
         """Returns the type that an error of logits names: float16 if any product has it, because
         one such product is enough for a number beyond its range.
         """
-        names = {self.format_of(kind).name for kind in PRODUCTS}
+        names = {self.format_of(kind).name for kind in products_in(self.config)}
         return "float16" if "float16" in names else "bfloat16"
 
     def streamed_bytes(self) -> int:

@@ -5,12 +5,12 @@ stream follows from it by kernels/shape.cuh, which the kernels share; packed_byt
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from ..base.core import lib
 from ..formats.base import Format
-from ..model.ops import IN_LAYER, KINDS, PRODUCTS, Place
+from ..model.ops import KINDS, Place, layer_of, products_in
 from ..model.program import Program
 
 TILE: int = lib.kKcclDecodeTileRows
@@ -22,13 +22,14 @@ def _rounded_up(num: int, unit: int) -> int:
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix, as the monokernel packs it.
+    """One matrix, as the monokernel packs it; or the matrices of all experts that a token uses.
 
     Attributes:
         kind: The op's kind.
-        rows: Rows of the matrix.
-        columns: The columns of one lane.
-        lanes: The lanes whose columns lie side by side, because they add to one residual.
+        rows: Rows of the matrix. Those of several experts lie below each other.
+        columns: The columns of one lane and expert.
+        lanes: The lanes whose columns lie side by side, because they add to one residual. Each of
+            several experts counts.
         format: The format in which it is stored.
     """
 
@@ -107,33 +108,45 @@ class Piece:
     Attributes:
         product: The matrix.
         layer: Its layer; the head's is the number of layers.
-        group: The lane group that multiplies it.
+        group: The lane group that multiplies it; or its expert, where all lanes are one group.
         lanes: The lanes whose matrices it has. For the head these are its parts, or the rank.
+        number: The product's number in the kernels.
     """
 
     product: Product
     layer: int
     group: int
     lanes: range
-
-    @property
-    def number(self) -> int:
-        """Returns the product's number in the kernels."""
-        return PRODUCTS.index(self.product.kind)
+    number: int
 
 
 def products_of(program: Program, num_lanes: int) -> Iterator[Product]:
     """Returns the products of a layer, in the order of the program, for a group of so many
-    lanes.
+    lanes. One with experts has the matrices of all that a token uses.
     """
-    shapes = program.config.layer_shapes()
-    for kind in (each for each in IN_LAYER if each.is_product):
-        rows = sum(shapes[name][1] for name in kind.matrices)
-        columns, stored_in = shapes[kind.matrices[0]][2], program.format_of(kind.name)
+    config = program.config
+    shapes = config.layer_shapes()
+    for kind in (each for each in layer_of(config) if each.is_product):
+        # All experts have matrices of the same shapes.
+        names = kind.tensors_of_one(config)
+        rows, columns = sum(shapes[name][-2] for name in names), shapes[names[0]][-1]
+        stored_in = program.format_of(kind.name)
+        if len(shapes[names[0]]) == 2:
+            # It is not cut into lanes. Rows of zeros are added to whole tiles.
+            yield Product(kind.name, _rounded_up(rows, TILE), columns, 1, stored_in)
+            continue
+        places = config.experts.chosen if kind.has_experts and config.experts else 1
         if kind.ends_module:
-            yield Product(kind.name, rows, columns, num_lanes, stored_in)
+            yield Product(kind.name, rows, columns, num_lanes * places, stored_in)
         else:
-            yield Product(kind.name, num_lanes * rows, columns, 1, stored_in)
+            yield Product(kind.name, num_lanes * places * rows, columns, 1, stored_in)
+
+
+def of_one_expert(product: Product, places: int) -> Product:
+    """Returns the part of a product that one of `places` experts has."""
+    if KINDS[product.kind].ends_module:
+        return replace(product, lanes=product.lanes // places)
+    return replace(product, rows=product.rows // places)
 
 
 def head_of(program: Program, world_size: int = 1) -> Product:
@@ -151,16 +164,24 @@ def groups_of(program: Program, lanes: range) -> list[range]:
 def pieces(program: Program, rank: int, world_size: int) -> Iterator[Piece]:
     """Returns all products of a rank, in the order in which they are packed."""
     c, lanes = program.config, program.lanes_of(rank, world_size)
+    numbers = products_in(c)
     groups = groups_of(program, lanes)
+    of_group = [{each.kind: each for each in products_of(program, len(one))} for one in groups]
     for op in program.ops:
-        if not KINDS[op.kind].is_product or KINDS[op.kind].place is not Place.LAYER:
+        kind = KINDS[op.kind]
+        if not kind.is_product or kind.place is not Place.LAYER:
+            continue
+        number = numbers.index(op.kind)
+        if kind.has_experts and c.experts is not None:
+            product = of_one_expert(of_group[0][op.kind], c.experts.chosen)
+            for expert in range(c.experts.num):
+                yield Piece(product, op.layer, expert, lanes, number)
             continue
         for group, those in enumerate(groups):
-            (product,) = (each for each in products_of(program, len(those)) if each.kind == op.kind)
-            yield Piece(product, op.layer, group, those)
+            yield Piece(of_group[group][op.kind], op.layer, group, those, number)
     has_parts, head = program.num_head_parts > 1, head_of(program, world_size)
     for group, cut in enumerate(lanes if has_parts else range(rank, rank + 1)):
-        yield Piece(head, c.num_layers, group, range(cut, cut + 1))
+        yield Piece(head, c.num_layers, group, range(cut, cut + 1), numbers.index("head"))
 
 
 def head_ids(program: Program, rank: int, world_size: int) -> range:
@@ -200,12 +221,12 @@ def packed_bytes(
 
 def least_tile_bytes(program: Program) -> int:
     """Returns the bytes of a tile of the product whose tiles are smallest, without scales."""
-    return min(program.format_of(kind).tile_bytes for kind in PRODUCTS)
+    return min(program.format_of(kind).tile_bytes for kind in products_in(program.config))
 
 
 def has_scales(program: Program) -> bool:
     """Tells whether a product's tiles have scales."""
-    return any(program.format_of(kind).scale_bytes for kind in PRODUCTS)
+    return any(program.format_of(kind).scale_bytes for kind in products_in(program.config))
 
 
 def stage_bytes(program: Program, warps: int, steps: int, strip_tiles: int = 1) -> int:

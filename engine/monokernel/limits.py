@@ -14,7 +14,6 @@ def check(program: Program, world_size: int) -> None:
     """
     c = program.config
     for name, value, without in (
-        ("experts", c.experts, None),
         ("has_sinks", c.has_sinks, False),
         ("swiglu_limit", c.swiglu_limit, 0),
     ):

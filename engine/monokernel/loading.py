@@ -11,6 +11,7 @@ import kccl
 from ..base.core import ffi
 from ..files.checkpoint import Checkpoint
 from ..files.vectors import norms_of
+from ..model.ops import KINDS
 from ..model.program import Program
 from ..model.rotations import Rotations
 from . import layout, weights
@@ -135,7 +136,9 @@ def load(
         progress(matrix.nbytes)
     task.embedding = arena.place(weights.embedding(checkpoint, program))
     norms = norms_of(checkpoint, program)
-    task.norms = arena.place(np.stack([norms[name] for op in program.ops for name in op.norms()]))
+    # The experts' products multiply the vector that the router has had.
+    with_norms = [op for op in program.ops if not KINDS[op.kind].has_experts]
+    task.norms = arena.place(np.stack([norms[name] for op in with_norms for name in op.norms()]))
     of_heads = [norms[name] for op in program.ops for name in op.head_norms()]
     if of_heads:
         task.qk_norms = arena.place(np.stack(of_heads))

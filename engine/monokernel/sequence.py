@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ..formats.base import Format
-from ..model.ops import KINDS, MODULES, PRODUCTS, OpKind, Place, Vector
+from ..model.ops import IN_LAYER, KINDS, MODULES, OpKind, Place, Vector, products_in
 from ..model.program import Program
 from .layout import head_of, products_of
 from .shape import Tuning
@@ -13,7 +13,8 @@ def sequence_of(program: Program, tuning: Tuning) -> str:
     """Returns the struct Ops, which sequence.cuh describes."""
     layer = _layer_of(program)
     products = [kind.name for kind in layer if kind.is_product]
-    (head,) = (KINDS[name] for name in PRODUCTS if name not in products)
+    named = products_in(program.config)
+    (head,) = (KINDS[name] for name in named if name not in products)
     rows = [_row(kind, program) for kind in layer]
     matrices = ", ".join(f"typename D::{name_of(product)}" for product in products)
     strips = {
@@ -21,10 +22,15 @@ def sequence_of(program: Program, tuning: Tuning) -> str:
         for each in (*products_of(program, 1), head_of(program))
     }
     formats = {
-        name: type_of(program.format_of(name), strips.get(name, 1)) for name in (*PRODUCTS, "embed")
+        name: type_of(program.format_of(name), strips.get(name, 1)) for name in (*named, "embed")
     }
-    distinct = ", ".join(dict.fromkeys(formats[name] for name in PRODUCTS))
-    aliases = [f"using {name_of(name)}Format = {each};" for name, each in formats.items()]
+    distinct = ", ".join(dict.fromkeys(formats[name] for name in named))
+    # Shape names the matrices of all dense products. A mixture has none of the MLP's, and nothing
+    # asks for their sizes.
+    lacking = {kind.name: "void" for kind in IN_LAYER if kind.is_product and kind not in layer}
+    aliases = [
+        f"using {name_of(name)}Format = {each};" for name, each in (formats | lacking).items()
+    ]
     return f"""
 struct Ops {{
     enum class Vector : uint32_t {{ {_enumerators(vector.value for vector in Vector)} }};
@@ -46,7 +52,7 @@ struct Ops {{
 
 def formats_of(program: Program) -> str:
     """Returns the lines that include the formats of the model's products and of its embedding."""
-    formats = [program.format_of(name) for name in (*PRODUCTS, "embed")]
+    formats = [program.format_of(name) for name in (*products_in(program.config), "embed")]
     names = sorted({each.family or each.name for each in formats})
     return "\n".join(f'#include "formats/{name}.cuh"' for name in names)
 

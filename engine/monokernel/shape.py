@@ -25,6 +25,8 @@ class Tuning:
             warps have freed two of that product's stages.
         urgent_in_flight: The most stages of a product that are copied at the same time once two of
             them have been freed. 0 stands for in_flight.
+        parked: With experts: the most stages of the next layer that are copied before those of the
+            experts, whose copies wait for the router.
         kv_strands: The KV strands of a KV head, a power of two. A strand is every kv_strands-th
             tile of 16 positions, and one warp goes over it.
         kv_splits: The KV splits of a KV head, a power of two. Each has equally many KV strands, and
@@ -63,6 +65,7 @@ class Tuning:
     strip_tiles: int = 1
     merges_first: bool = False
     urgent_in_flight: int = 0
+    parked: int = 0
     others: int = 2
     shared_bytes: int = SHARED_BYTES
     stagger_ns: int = 0

@@ -91,15 +91,21 @@ def source_of(
         "KvHeads": c.num_kv_heads // lanes,
         "HeadDim": c.head_dim,
         "Ffn": c.ffn // lanes,
+        # How many feed-forward blocks a position passes in each layer, and of how many.
+        "Places": 1 if c.experts is None else c.experts.chosen,
+        "Experts": 0 if c.experts is None else c.experts.num,
+        "Parked": tuning.parked,
         "Vocab": c.vocab_size,
         "Context": context,
     }
+    is_normalised = c.experts is not None and c.experts.is_normalised
     flags = {"HasQkNorm": c.has_qk_norm, "RoundsMessages": c.message_dtype == "bfloat16"}
     flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
     flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
     flags |= {"Samples": samples, "Traces": traces}
     flags |= {"Overlaps": overlaps, "MergesFirst": tuning.merges_first}
     flags["WeightsInRegisters"] = tuning.weights_in_registers
+    flags |= {"HasExperts": c.experts is not None, "NormalisesShares": is_normalised}
     floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
     members = [
         *(f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items()),

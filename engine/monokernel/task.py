@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..base.core import ffi, lib
-from ..model.ops import MODULES
+from ..model.ops import layer_of
 from ..model.program import Program
 from ..model.structs import rule_of
 
@@ -39,9 +39,10 @@ def layers(program: Program) -> bytes:
     """Returns the rules of all layers' modules, in the kernel's form: KcclDecodeLayer [layers]."""
 
     ops = program.by_name
+    ends = [kind.name for kind in layer_of(program.config) if kind.ends_module]
     rules = [
         {
-            "modules": [rule_of(ops[f"layers.{i}.{kind.name}"]) for kind in MODULES],
+            "modules": [rule_of(ops[f"layers.{i}.{name}"]) for name in ends],
             "window": ops[f"layers.{i}.attend"].window,
         }
         for i in range(program.config.num_layers)

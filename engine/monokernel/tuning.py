@@ -32,6 +32,9 @@ _SAME_TILE = 35
 # The most tiles that share scales. No group of columns is longer.
 _STRIP_TILES = 8
 _MOST_STAGES = 16
+# The stages that are copied before a router's choice is known (kernels/pool_order.cuh). They are
+# few, because the experts' stages have only the other slots. Not measured.
+_PARKED = 3
 # The most different delays with which residuals begin a token step. Two delays differ by a sixth of
 # a layer, or by half a layer if the rank has two residuals. No difference is longer than the
 # weights that are loaded ahead last.
@@ -86,7 +89,8 @@ def tuning_for(
     warps, steps = _warps_and_steps(program, world_size, kind)
     stage = stage_bytes(program, warps, steps, _STRIP_TILES)
     ahead = stage if kind.weights_in_registers else machine.shared_bytes
-    has_chunks = kind.chunk > 1
+    # A chunk of positions would need as many experts. A prompt runs one position at a time.
+    has_chunks = kind.chunk > 1 and c.experts is None
     kv_strands = _kv_strands(c, machine) if has_chunks else kind.most_kv_strands
     kv_heads = lanes // groups * c.num_kv_heads // c.num_lanes
     block_bytes = sum(each.nbytes for each in products_of(program, lanes)) // blocks
@@ -103,6 +107,7 @@ def tuning_for(
         strip_tiles=_STRIP_TILES if has_scales(program) else 1,
         in_flight=max(1, round(_quiet_bytes(program, block_bytes, kind) / stage)),
         urgent_in_flight=max(1, kind.bytes_in_flight // stage),
+        parked=_PARKED if c.experts is not None else 0,
         kv_strands=kv_strands,
         kv_splits=kv_splits,
         # A block without a work item of attention would meanwhile poll for all partial results.
@@ -113,7 +118,7 @@ def tuning_for(
         staggers=_STAGGERS,
         weights_in_registers=kind.weights_in_registers,
         others=-(warps + 2) % kind.warps_together + 2,
-        chunk=kind.chunk,
+        chunk=kind.chunk if has_chunks else 1,
         chunk_others=-(chunk_warps + 1) % kind.warps_together + 1,
         chunk_warps=chunk_warps,
         chunk_stages=_chunk_stages(c, kind, kv_strands),
@@ -268,13 +273,16 @@ def with_variant(program: Program, usual: Tuning, variant: Variant) -> Tuning:
     in chunks.
 
     Raises:
-        InvalidArgument: The variant is of a ring of weights, and the tuning has none; or a stage of
-            a product would end within a strip.
+        InvalidArgument: The variant is of a ring of weights, and the tuning has none; or of stages
+            in their order, and the model has experts; or a stage of a product would end within a
+            strip.
     """
     if variant == USUAL:
         return usual
     if usual.weights_in_registers:
         _check_without_ring(variant)
+    if program.config.experts is not None:
+        _check_with_experts(variant)
     if variant.stage_steps:
         _check_stages(program, usual, variant.stage_steps)
     return replace(
@@ -296,6 +304,15 @@ def _check_stages(program: Program, usual: Tuning, steps: int) -> None:
             raise kccl.InvalidArgument(
                 f"stage-steps={steps} gives a stage of {each.kind} {own} tiles for each warp, must "
                 f"give a multiple of {strip}, the tiles that share scales"
+            )
+
+
+def _check_with_experts(variant: Variant) -> None:
+    for is_asked, what in ((variant.traces, "a timeline"), (variant.pins, "pin:P")):
+        if is_asked:
+            raise kccl.InvalidArgument(
+                f"{what} is of stages in the order of their copies, which a mixture of experts "
+                "does not use in that order"
             )
 
 

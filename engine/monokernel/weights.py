@@ -1,13 +1,13 @@
 """Reads a rank's weights in the form in which a kernel packs them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..files.checkpoint import Checkpoint
-from ..model.config import is_vector
+from ..files.source import CUT_AXIS
 from ..model.ops import KINDS, Place, Rows
 from ..model.program import Op, Program
 from ..model.rotations import pair_order
@@ -37,7 +37,8 @@ def matrices(
         kind = KINDS[piece.product.kind]
         if kind.place is Place.LAYER:
             op = program.by_name[f"layers.{piece.layer}.{kind.name}"]
-            yield piece, _read_product(checkpoint, op, piece.lanes, order)
+            names = op.products()[piece.group if kind.has_experts else 0]
+            yield piece, _read_product(checkpoint, op, names, piece, order)
         else:
             (name,) = program.by_name[kind.name].weights
             rows, (cut,) = piece.product.rows, piece.lanes
@@ -71,15 +72,16 @@ def biases(checkpoint: Checkpoint, program: Program, lanes: range) -> NDArray[np
     return np.concatenate([np.empty(0, np.float32), *found])
 
 
-def _matrices_of(op: Op) -> list[str]:
-    return [name for name in op.weights if not is_vector(name)]
-
-
 def _read_product(
-    checkpoint: Checkpoint, op: Op, lanes: range, order: NDArray[np.intp]
+    checkpoint: Checkpoint, op: Op, names: Sequence[str], piece: Piece, order: NDArray[np.intp]
 ) -> NDArray[Any]:
-    """Reads an op's tensors and returns its product. Does not keep the tensors."""
-    parts = [np.ascontiguousarray(checkpoint.read(name, lanes).words) for name in _matrices_of(op)]
+    """Reads the matrices of a piece and returns its product. Does not keep the matrices."""
+    if names[0].rpartition(".")[2] not in CUT_AXIS:
+        (name,) = names
+        words = checkpoint.read(name).words
+        # Whole tiles of rows.
+        return np.pad(words, ((0, piece.product.rows - len(words)), (0, 0)))
+    parts = [np.ascontiguousarray(checkpoint.read(name, piece.lanes).words) for name in names]
     return _product_of(op, parts, order)
 
 

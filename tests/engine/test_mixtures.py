@@ -154,8 +154,10 @@ def test_a_scale_that_is_no_number_is_found(tmp_path):
 
 
 def test_the_monokernel_refuses_a_mixture_by_name(tmp_path):
-    write_folder(tmp_path, QWEN3_MOE, tensors_of(QWEN3_MOE))
-    with pytest.raises(kccl.InvalidArgument, match=r"experts is .*, must be None for the mono"):
+    write_folder(tmp_path, GPT_OSS, tensors_of(GPT_OSS))
+    with pytest.raises(
+        kccl.InvalidArgument, match=r"has_sinks is True, must be False for the mono"
+    ):
         Engine(tmp_path, "sim")
 
 

@@ -1,0 +1,92 @@
+// The ops of a mixture of experts: the router's logits, the activations of the chosen experts, and
+// what their last product multiplies. expert_shape.cuh has their sizes.
+#pragma once
+
+#include "biases.cuh"
+#include "math.cuh"
+#include "routing.cuh"
+
+namespace kccl::decode {
+
+// Publishes the logits of the block's rows of the router. Called by all consumer warps, when they
+// have met after the product.
+template <class S>
+KCCL_DECODE void finish_router(ConsumerWarp<S>& consumer, uint32_t layer) {
+    using M = typename Shape<S>::Router;
+    const Cut tiles = M::tiles_of(consumer.block_in_group());
+    const float inverse = inverse_rms(consumer);
+    for (uint32_t k = 0; k < ceil_div(M::kMostTiles * kTileFloat4s, Shape<S>::kConsumerThreads);
+         ++k) {
+        const uint32_t index4 = own_float4(consumer, k);
+        if (index4 >= tiles.num * kTileFloat4s) break;
+        const uint32_t row = tiles.first * kTileFloat4s + index4;
+        const Float4 logits =
+            scaled<S>(consumer.task(), Product<S>::kRouter, layer, row,
+                      total_of(consumer, index4 / kTileFloat4s, index4 % kTileFloat4s), inverse);
+        consumer.publish(Slots<S>::routed(layer) + row, logits);
+    }
+    consumer.end_op();
+}
+
+// Publishes the block's activations of the chosen experts, which are not yet multiplied by the
+// experts' shares. Called by all consumer warps, when they have met after the product.
+template <class S>
+KCCL_DECODE void finish_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
+    using M = typename Shape<S>::ExpertGateUp;
+    const Cut tiles = M::tiles_of(consumer.block_in_group());
+    const float inverse = inverse_rms(consumer);
+    // Half of a tile's rows are rows of the gate, so a tile gives half as many values.
+    constexpr uint32_t kFloat4s = kTileFloat4s / 2;
+    for (uint32_t k = 0; k < ceil_div(M::kMostTiles * kFloat4s, Shape<S>::kConsumerThreads); ++k) {
+        const uint32_t index4 = own_float4(consumer, k);
+        if (index4 >= tiles.num * kFloat4s) break;
+        const uint32_t own = index4 / kFloat4s, i = index4 % kFloat4s;
+        Float4 act;
+        const Float4 gate = total_of(consumer, own, i);
+        const Float4 up = total_of(consumer, own, i + kFloat4s);
+        KCCL_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            act.value[j] = silu(gate.value[j] * inverse) * (up.value[j] * inverse);
+        }
+        const uint32_t feature = tiles.first * kFloat4s + index4;
+        const uint32_t lane = consumer.first_lane() + feature / Slots<S>::kFfnFloat4s;
+        consumer.publish(Slots<S>::act(layer, lane) + feature % Slots<S>::kFfnFloat4s, act);
+    }
+    consumer.end_op();
+}
+
+// Waits for this warp's part of the activations of each of the lane group's lanes and of each
+// chosen expert, multiplies them by the expert's share, and stages them. All warps must have met
+// since the choice was written.
+template <class S>
+KCCL_DECODE void stage_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
+    using M = typename Shape<S>::ExpertDown;
+    constexpr uint32_t kOfPlace = M::kEach * kTileFloat4s, kAll = M::kFloat4s * M::kLanes;
+    constexpr uint32_t kEach = ceil_div(kAll, platform::kWarpSize);
+    Float4 float4s[kEach];
+    uint32_t slots[kEach], wanted = 0;
+    KCCL_UNROLL
+    for (uint32_t k = 0; k < kEach; ++k) {
+        const uint32_t at = consumer.thread() + k * platform::kWarpSize;
+        const uint32_t lane = at / M::kFloat4s, place = at / kOfPlace % S::kPlaces;
+        const uint32_t i = consumer.warp_index() * kOfPlace + at % kOfPlace;
+        const bool is_there = at < kAll && i < S::kFfn / 4;
+        wanted |= is_there ? 1u << k : 0;
+        slots[k] = is_there ? Slots<S>::act(layer, consumer.first_lane() + lane) +
+                                  place * (S::kFfn / 4) + i
+                            : 0;
+    }
+    consumer.template await<mem::Scope::kDevice>(slots, wanted, tag_of(consumer.token_step()),
+                                                 float4s);
+    KCCL_UNROLL
+    for (uint32_t k = 0; k < kEach; ++k) {
+        const uint32_t at = consumer.thread() + k * platform::kWarpSize;
+        if (at >= kAll) continue;
+        const uint32_t place = at / kOfPlace % S::kPlaces;
+        const float share = mem::load_plain(&consumer.shared().choice.share[place]);
+        for (float& value : float4s[k].value) value *= share;
+        stage<M>(consumer, at, float4s[k]);
+    }
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,191 @@
+"""Mixtures of experts in the monokernel, simulated."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_copies import copy_kernels
+from long import hunted
+from numpy.typing import NDArray
+from test_monokernel import CONTEXT, IDS, NEW, TOLERANCE, TUNING, generate, logits_of
+
+import kccl
+from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.executors.reference import Reference
+from kccl.engine.files.checkpoint import Checkpoint
+from kccl.engine.files.random_weights import random_checkpoint
+from kccl.engine.model.experts import Experts
+from kccl.engine.model.sample import SamplingParams
+from kccl.engine.monokernel import launching, layout
+from kccl.engine.monokernel.shape import Tuning
+
+pytestmark = pytest.mark.takes(30)
+
+Array = NDArray[np.float32]
+
+SMALL: dict[str, Any] = {"hidden": 64, "head_dim": 16, "vocab_size": 128, "context": CONTEXT}
+SMALL |= {"num_layers": 2, "ffn": 64, "num_lanes": 4, "num_heads": 8, "num_kv_heads": 4}
+# The router has rows of zeros up to whole tiles.
+MODELS: dict[str, dict[str, Any]] = {
+    "tiny-qwen3-moe": SMALL | {"experts": Experts(num=20, chosen=3)},
+}
+PARKED = replace(TUNING, stages=6, parked=2)
+
+
+@cache
+def checkpoint(name: str) -> Checkpoint:
+    return random_checkpoint(name, **MODELS[name])
+
+
+@cache
+def expected(name: str) -> tuple[Array, list[int]]:
+    reference = Reference(checkpoint(name))
+    tokens = reference.generate(IDS, SamplingParams(max_tokens=NEW))
+    return reference.logits(IDS), [token for token, _ in tokens]
+
+
+def run(name: str, ranks: int, tuning: Tuning = PARKED, **simulation: Any) -> tuple[Array, Any]:
+    """The logits after IDS, which all ranks have, and the new tokens of each rank."""
+
+    def main(comm: kccl.Communicator) -> tuple[Array, list[int]]:
+        executor = DeviceExecutor(
+            checkpoint(name),
+            comm,
+            tuning=tuning,
+            context=CONTEXT,
+            warp_size=simulation.get("warp_size", 32),
+        )
+        program, where = executor.program, (comm.rank, comm.world_size)
+        packed = layout.packed_bytes(program, *where, tuning.warps, tuning.strip_tiles)
+        assert executor.nbytes == packed
+        return logits_of(executor, IDS), generate(executor, NEW)
+
+    results = kccl.run_threads(main, ranks, backend="sim", **simulation)
+    for logits, _ in results:
+        np.testing.assert_array_equal(logits, results[0][0])
+    return results[0][0], [tokens for _, tokens in results]
+
+
+@cache
+def on_one_rank(name: str) -> Array:
+    wanted, tokens = expected(name)
+    one, found = run(name, 1)
+    np.testing.assert_allclose(one, wanted, atol=TOLERANCE)
+    assert found == [tokens]
+    return one
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_the_reference_on_any_number_of_ranks(name, ranks):
+    one = on_one_rank(name)
+    more, found = run(name, ranks, seed=ranks)
+    np.testing.assert_array_equal(more.view(np.uint32), one.view(np.uint32))
+    assert found == [expected(name)[1]] * ranks
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "change",
+    [
+        # Nothing is parked. All slots but one are parked.
+        {"parked": 0, "stages": 2},
+        {"parked": 5, "in_flight": 6},
+        # A stage has weights of several experts, and pieces of two of them.
+        {"stage_steps": 6, "blocks": 3},
+        # Blocks have different numbers of rows, and some have none of the router.
+        {"blocks": 7, "kv_splits": 2, "merges_first": True, "urgent_in_flight": 4},
+    ],
+    ids=str,
+)
+def test_tuning_changes_no_bit(change):
+    one = on_one_rank("tiny-qwen3-moe")
+    other, _ = run("tiny-qwen3-moe", 1, replace(PARKED, **change))
+    np.testing.assert_array_equal(other.view(np.uint32), one.view(np.uint32))
+
+
+@pytest.mark.long
+def test_warps_of_64():
+    found, _ = run("tiny-qwen3-moe", 2, seed=3, warp_size=64)
+    np.testing.assert_allclose(found, expected("tiny-qwen3-moe")[0], atol=TOLERANCE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_tokens_are_the_same_without_overlap(ranks):
+    def main(comm: kccl.Communicator) -> list[int]:
+        executor = DeviceExecutor(
+            checkpoint("tiny-qwen3-moe"), comm, tuning=PARKED, context=CONTEXT
+        )
+        params = SamplingParams(max_tokens=NEW)
+        executor.prepare(params, overlaps=False)
+        comm.barrier()
+        executor.start(IDS, params, overlaps=False)
+        return [token.id for token in executor.tokens()]
+
+    found = kccl.run_threads(main, ranks, backend="sim")
+    assert found == [expected("tiny-qwen3-moe")[1]] * ranks
+
+
+# File -> text that is there once, and what takes its place: bugs that the simulator must find.
+BUGS = {
+    "weights of the last layer's choice": (
+        "stream_experts.cuh",
+        "        chosen_parity_ ^= 1u;\n",
+        "",
+    ),
+    "weights of the neighbour's expert": (
+        "stream_experts.cuh",
+        "shuffle_word(chosen_, piece.place)",
+        "shuffle_word(chosen_, (piece.place + 1) % S::kPlaces)",
+    ),
+    "a slot is used again while its stage is parked": (
+        "pool_order.cuh",
+        "            if (of_experts_ == parked_) of_experts_ = first_of_experts_;\n",
+        "",
+    ),
+    "the parked stages' slots are taken for the experts'": (
+        "weights_pool.cuh",
+        "order_.begin_experts(num_parked<S>(block, layer, has_head_));",
+        "order_.begin_experts(0);",
+    ),
+    "the last reading of a choice is not awaited": (
+        "stream_experts.cuh",
+        "whose end the consumers await.\n        warp().sync();\n",
+        "whose end the consumers await.\n",
+    ),
+    "logits are taken of another layer": (
+        "routing.cuh",
+        "Slots<S>::routed(layer)",
+        "Slots<S>::routed(layer == 0 ? 0 : layer - 1)",
+    ),
+    "shares are not applied": (
+        "experts.cuh",
+        "        for (float& value : float4s[k].value) value *= share;\n",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", hunted(BUGS, lambda bug: BUGS[bug][0]))
+def test_the_simulator_finds_planted_bugs(bug, tmp_path, monkeypatch):
+    kernels = copy_kernels(tmp_path)
+    monkeypatch.setattr(launching, "KERNELS", kernels)
+    name, right, wrong = BUGS[bug]
+    text = (kernels / name).read_text()
+    assert text.count(right) == 1
+    (kernels / name).write_text(text.replace(right, wrong))
+    wanted, _ = expected("tiny-qwen3-moe")
+    for seed in range(24):
+        try:
+            logits, _ = run("tiny-qwen3-moe", 1, seed=seed)
+        except kccl.CompileError:
+            raise
+        except kccl.Error:
+            return
+        if not np.allclose(logits, wanted, atol=TOLERANCE):
+            return
+    pytest.fail("24 seeds did not show it")
