@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.core import lib
 from . import e2m1
+from .base import tile_bytes
 from .ggml import Ggml
 from .int4 import halved
 
 _BIAS, _NAN = 127, 255
+_TILE: int = lib.kKcclDecodeTileRows
+_TILE_BYTES = tile_bytes(4)
 # The exponent of 6, the largest number of e2m1; and the largest scale byte for which 6 * scale is
 # finite in FP32.
 _MOST_EXPONENT, _SAFE = 2, 252
@@ -28,6 +32,7 @@ class Mxfp4(Ggml):
     """The format MXFP4. FP32 and BF16 represent each of its finite numbers exactly."""
 
     is_on_host = True
+    tile_bytes, scale_bytes = _TILE_BYTES, _TILE
     # Set here, because Hugging Face's files are read without the package gguf.
     block, words = 32, 17
 

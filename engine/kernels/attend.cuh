@@ -223,6 +223,7 @@ class Attention {
                 Slots<S>::partial(layer_, lane, head) + kv_split * Dims::kPartialFloat4s;
             const uint32_t slots[] = {partial + index4 % Dims::kHeadFloat4s,
                                       partial + Dims::kHeadFloat4s};
+            const float sink = sink_of<S>(consumer_.task(), layer_, lane_, head);
             Float4 float4s[2];
             consumer_.template await<mem::Scope::kDevice>(slots, is_there ? 3u : 0,
                                                           tag_of(consumer_.token_step()), float4s);
@@ -230,7 +231,7 @@ class Attention {
             const Partial whole = merge_shared<S::kKvSplits>(mine, consumer_.thread());
             if (!is_there || kv_split != 0) continue;
             consumer_.publish(Slots<S>::attended(layer_, lane) + kv_head_ * kFloat4s + index4,
-                              attended_by(whole));
+                              attended_by(with_sink<S>(whole, sink)));
         }
     }
 

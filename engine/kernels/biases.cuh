@@ -2,8 +2,9 @@
 // added to the sum over all lanes, so that the result has the same bits on any number of ranks.
 //
 // Task.biases is float [layer][...]. A layer has the biases of its products, in the order of the
-// products, and for each product in the order of the rank's packed rows. Products without biases
-// have no entries, and need no code.
+// products, and for each product in the order of the rank's packed rows; a product of experts has
+// those of all experts, one behind the other. Products without biases have no entries, and need no
+// code.
 #pragma once
 
 #include "vectors.cuh"
@@ -19,7 +20,8 @@ struct Biases {
     template <class... M>
     KCCL_CONSTEXPR static uint32_t before(Matrices<M...>, uint32_t product) {
         uint32_t i = 0, num_float4s = 0;
-        ((num_float4s += i < product && (kThatHave >> i & 1u) != 0 ? M::kTiles * kTileFloat4s : 0,
+        ((num_float4s +=
+          i < product && (kThatHave >> i & 1u) != 0 ? M::kBiasTiles * kTileFloat4s : 0,
           ++i),
          ...);
         return num_float4s;
@@ -55,7 +57,7 @@ template <class S>
 KCCL_DECODE void prefetch_biases(const ConsumerWarp<S>& consumer, Product<S> product,
                                  uint32_t layer) {
     if constexpr (Biases<S>::kLayer != 0) {
-        if (!Biases<S>::has(product)) return;
+        if (!Biases<S>::has(product) || is_one_of<that_have_experts<S>()>(product)) return;
         const Cut tiles = tiles_of_product<S>(product, consumer.block_in_group());
         constexpr uint32_t kEach = kKcclLineBytes / sizeof(Float4);
         const auto* const first = reinterpret_cast<const Float4*>(consumer.task().biases) +

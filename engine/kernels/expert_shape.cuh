@@ -72,8 +72,9 @@ struct ExpertGateUpMatrix
     using Base = Matrix<S, typename S::ExpertGateUpFormat,
                         2 * Shape<S>::kLanesPerGroup * S::kPlaces * S::kFfn, S::kHidden, 1,
                         Shape<S>::kBlocksPerGroup>;
-    // It has no part of the weight streams.
+    // It has no part of the weight streams, and the biases of all experts.
     static constexpr uint32_t kPackedUnits = 0;
+    static constexpr uint32_t kBiasTiles = S::kExperts * ExpertGateUpMatrix::One::kTiles;
     // The row tiles of a lane and place.
     static constexpr uint32_t kTilesOfPlace = 2 * S::kFfn / kTileRows;
 
@@ -105,6 +106,7 @@ struct ExpertDownMatrix
     using One = typename OfExperts<Matrix<S, typename S::ExpertDownFormat, S::kHidden, S::kFfn,
                                           Shape<S>::kLanesPerGroup, 1>>::One;
     static constexpr uint32_t kPackedUnits = 0;
+    static constexpr uint32_t kBiasTiles = S::kExperts * One::kTiles;
     // The steps of a row tile, lane and place.
     static constexpr uint32_t kEach = One::kSteps;
 

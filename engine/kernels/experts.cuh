@@ -2,8 +2,6 @@
 // what their last product multiplies. expert_shape.cuh has their sizes.
 #pragma once
 
-#include "biases.cuh"
-#include "math.cuh"
 #include "routing.cuh"
 
 namespace kccl::decode {
@@ -28,6 +26,20 @@ KCCL_DECODE void finish_router(ConsumerWarp<S>& consumer, uint32_t layer) {
     consumer.end_op();
 }
 
+// Returns silu(gate) * up or, if the model has a limit, what gpt-oss computes instead
+// (ModelConfig.swiglu_limit). NaN stays NaN.
+template <class S>
+KCCL_DECODE float activated(float gate, float up) {
+    if constexpr (S::kSwigluLimit == 0) {
+        return silu(gate) * up;
+    } else {
+        constexpr float kSwish = 1.702f;
+        gate = gate > S::kSwigluLimit ? S::kSwigluLimit : gate;
+        up = up > S::kSwigluLimit ? S::kSwigluLimit : up < -S::kSwigluLimit ? -S::kSwigluLimit : up;
+        return gate * reciprocal(1.0f + exponential(-kSwish * gate)) * (up + 1.0f);
+    }
+}
+
 // Publishes the block's activations of the chosen experts, which are not yet multiplied by the
 // experts' shares. Called by all consumer warps, when they have met after the product.
 template <class S>
@@ -41,13 +53,14 @@ KCCL_DECODE void finish_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
         const uint32_t index4 = own_float4(consumer, k);
         if (index4 >= tiles.num * kFloat4s) break;
         const uint32_t own = index4 / kFloat4s, i = index4 % kFloat4s;
+        const auto row = [&](uint32_t k) {
+            return scaled_by_expert(consumer, layer, tiles.first + own, k,
+                                    total_of(consumer, own, k), inverse);
+        };
+        const Float4 gate = row(i), up = row(i + kFloat4s);
         Float4 act;
-        const Float4 gate = total_of(consumer, own, i);
-        const Float4 up = total_of(consumer, own, i + kFloat4s);
         KCCL_UNROLL
-        for (int j = 0; j < 4; ++j) {
-            act.value[j] = silu(gate.value[j] * inverse) * (up.value[j] * inverse);
-        }
+        for (int j = 0; j < 4; ++j) act.value[j] = activated<S>(gate.value[j], up.value[j]);
         const uint32_t feature = tiles.first * kFloat4s + index4;
         const uint32_t lane = consumer.first_lane() + feature / Slots<S>::kFfnFloat4s;
         consumer.publish(Slots<S>::act(layer, lane) + feature % Slots<S>::kFfnFloat4s, act);
@@ -84,7 +97,7 @@ KCCL_DECODE void stage_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
         if (at >= kAll) continue;
         const uint32_t place = at / kOfPlace % S::kPlaces;
         const float share = mem::load_plain(&consumer.shared().choice.share[place]);
-        for (float& value : float4s[k].value) value *= share;
+        for (float& value : float4s[k].value) value = rounded_product(value, share);
         stage<M>(consumer, at, float4s[k]);
     }
 }

@@ -33,6 +33,8 @@ KCCL_DECODE void stage_partials(ConsumerWarp<S>& consumer, uint32_t layer) {
                                   ? Slots<S>::partial(layer, consumer.first_lane() + lane, head) +
                                         sharer * Dims::kPartialFloat4s
                                   : 0;
+        const float sink =
+            sink_of<S>(consumer.task(), layer, is_there ? lane : 0, is_there ? head : 0);
         uint32_t slots[2 * kMine];
         Float4 float4s[2 * kMine];
         KCCL_UNROLL
@@ -50,7 +52,7 @@ KCCL_DECODE void stage_partials(ConsumerWarp<S>& consumer, uint32_t layer) {
                            float4s[2 * i + 1].value[1]};
         }
         const Partial whole = merge_shared<sharers>(merge_all<kMine>(partials), consumer.thread());
-        const Float4 four = is_there ? attended_by(whole) : Float4{};
+        const Float4 four = is_there ? attended_by(with_sink<S>(whole, sink)) : Float4{};
         if (sharer == 0 && at < kTotal) stage<M>(consumer, at, four);
     }
 }

@@ -125,6 +125,7 @@ KCCL_DECODE void describe(KcclDecodeSizes* out) {
     out->qkv = Slots<S>::kQkv;
     out->attended = Slots<S>::kPartials;
     out->acts = Slots<S>::kActs;
+    out->routed = Slots<S>::kRouted;
     out->stamps = Trace<S>::kOfTokenStep;
 }
 

@@ -59,6 +59,23 @@ KCCL_DECODE Partial merge_shared(Partial partial, uint32_t thread) {
     return partial;
 }
 
+// Returns the attention sink of a query head of the lane group, or 0 if the model has none. Called
+// before a wait, which then hides the load.
+template <class S>
+KCCL_DECODE float sink_of(const Task& task, uint32_t layer, uint32_t lane, uint32_t head) {
+    if constexpr (!S::kHasSinks) return 0;
+    const auto* const sinks = reinterpret_cast<const float*>(task.sinks);
+    return mem::load_plain(sinks + (layer * S::kLanesHere + lane) * S::kHeads + head);
+}
+
+// Adds an attention sink to the partial result over all positions: one more score, without a value.
+template <class S>
+KCCL_DECODE Partial with_sink(const Partial& partial, float sink) {
+    if constexpr (!S::kHasSinks) return partial;
+    const float score = sink * kLog2E, maximum = rounded(score);
+    return merge(partial, {{}, maximum, exponential2(score - maximum)});
+}
+
 // Returns the result of attention for four elements, from the partial result over all positions.
 // Clears the lowest bits as the exchange buffer does, so that the bits are the same whether or not
 // the result goes through the buffer.

@@ -203,6 +203,7 @@ KCCL_DECODE void for_each_chunk(const Task& task, Run run) {
 
 template <class S>
 KCCL_DECODE void run_prefill(const DeviceComm& comm, const Task& task) {
+    static_assert(!S::kHasExperts && !S::kHasSinks, "decode runs the prompts of such a model");
     auto& shared = *reinterpret_cast<PrefillShared<S>*>(platform::dynamic_shared());
     if (leads(block())) {
         shared.stops[0] = shared.stops[1] = kNoStop;

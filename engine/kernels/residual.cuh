@@ -2,7 +2,7 @@
 // the rule. A block finishes the same rows of the residual in every module.
 #pragma once
 
-#include "biases.cuh"
+#include "expert_biases.cuh"
 
 namespace kccl::decode {
 
@@ -138,7 +138,7 @@ KCCL_DECODE void add_to_residual(ConsumerWarp<S>& consumer, uint32_t module, con
             } else {
                 total = sum_here(consumer, k, tiles.num * kTileFloat4s);
             }
-            if (is_there) total = plus_biases<S>(consumer.task(), module, row, total);
+            if (is_there) total = plus_module_biases<S>(consumer, module, row, total);
             KCCL_UNROLL
             for (int i = 0; i < 4; ++i) x.value[i] += total.value[i];
         } else if (is_there) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "choose_experts.cuh"
-#include "vectors.cuh"
+#include "expert_biases.cuh"
 
 namespace kccl::decode {
 
@@ -26,6 +26,7 @@ KCCL_DECODE void route(ConsumerWarp<S>& consumer, uint32_t layer) {
                                                  float4s);
     choose_experts(float4s, &consumer.shared().choice);
     arrive_together(&consumer.shared().has_chosen);
+    prefetch_expert_biases(consumer, layer);
 }
 
 }  // namespace kccl::decode

@@ -74,6 +74,17 @@ KCCL_CONSTEXPR uint32_t that_have_biases() {
     return bits;
 }
 
+// Bit i is set if product i of a layer has a matrix for each expert.
+template <class S>
+KCCL_CONSTEXPR uint32_t that_have_experts() {
+    if constexpr (S::kHasExperts) {
+        return 1u << static_cast<uint32_t>(Product<S>::kExpertGateUp) |
+               1u << static_cast<uint32_t>(Product<S>::kExpertDown);
+    } else {
+        return 0;
+    }
+}
+
 // Returns the number of the op that ends a layer's module: the one that gives the residual.
 template <class S>
 KCCL_CONSTEXPR uint32_t end_of_module(uint32_t module) {

@@ -44,6 +44,8 @@ struct Matrix {
     using Format = F;
     static_assert(ROWS % kTileRows == 0 && COLUMNS % kTileColumns == 0, "whole tiles");
     static constexpr uint32_t kTiles = ROWS / kTileRows;
+    // The row tiles that have biases of their own (biases.cuh).
+    static constexpr uint32_t kBiasTiles = kTiles;
     static constexpr uint32_t kColumns = COLUMNS;
     static constexpr uint32_t kLanes = LANES;
     static constexpr uint32_t kBlocks = BLOCKS;

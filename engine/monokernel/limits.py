@@ -5,6 +5,9 @@ import kccl
 from ..model.program import Program
 from .layout import TILE
 
+# Each has a thread in the warp that chooses (kernels/choose_experts.cuh).
+_MOST_CHOSEN = 32
+
 
 def check(program: Program, world_size: int) -> None:
     """Refuses a model that the monokernel cannot run.
@@ -13,14 +16,21 @@ def check(program: Program, world_size: int) -> None:
         InvalidArgument: The monokernel cannot run the model; the text says why.
     """
     c = program.config
-    for name, value, without in (
-        ("has_sinks", c.has_sinks, False),
-        ("swiglu_limit", c.swiglu_limit, 0),
-    ):
-        if value != without:
-            raise kccl.InvalidArgument(
-                f"{name} is {value}, must be {without} for the monokernel; backend 'host' runs it"
-            )
+    if c.experts is None:
+        for name, value, without in (
+            ("has_sinks", c.has_sinks, False),
+            ("swiglu_limit", c.swiglu_limit, 0),
+        ):
+            if value != without:
+                raise kccl.InvalidArgument(
+                    f"{name} is {value}, must be {without} for the monokernel without experts; "
+                    "backend 'host' runs it"
+                )
+    elif c.experts.chosen > _MOST_CHOSEN:
+        raise kccl.InvalidArgument(
+            f"experts.chosen is {c.experts.chosen}, must be at most {_MOST_CHOSEN} for the "
+            "monokernel"
+        )
     lane_heads, lane_kv_heads = c.num_heads // c.num_lanes, c.num_kv_heads // c.num_lanes
     rows = {
         "hidden": c.hidden,

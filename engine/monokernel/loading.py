@@ -53,7 +53,8 @@ class Loaded(NamedTuple):
 
     Attributes:
         task: A KcclDecodeTask with the addresses of the rank's memory.
-        norms: The norms, as norms_of() returns them. Kernels read a copy.
+        norms: The norms, as norms_of() returns them, and the rank's attention sinks. Kernels read a
+            copy.
         rotations: The tables of cosines and sines. Kernels read a copy.
         tokens, mailbox: KcclDecodeToken [context] and KcclDecodeMailbox, in host memory that the
             kernel reads and writes.
@@ -145,6 +146,11 @@ def load(
     if c.biases:
         task.biases = arena.allocate(biases_bytes)
         arena.write(task.biases, biases)
+    if sinks := weights.sinks(checkpoint, program, lanes):
+        of_layers = np.stack([*sinks.values()])
+        task.sinks = arena.allocate(max(comm.gather_objects(of_layers.nbytes)))
+        arena.write(task.sinks, of_layers)
+        norms |= sinks
 
     def copy_rotations() -> None:
         arena.write(task.cosines, rotations.cosines)

@@ -17,6 +17,7 @@ from ..formats.base import Format
 from ..model.ops import KINDS, MODULES, Vector
 from ..model.program import Op, Program
 from ..model.rotations import Rotations, pair_order
+from .layout import TILE
 
 Array = NDArray[Any]
 _FLOAT4_BYTES: int = lib.kKcclDecodeFloat4Bytes
@@ -31,6 +32,7 @@ class Slots(NamedTuple):
     qkv: int
     attended: int
     acts: int
+    routed: int
 
 
 class Outputs:
@@ -38,7 +40,7 @@ class Outputs:
 
     Args:
         program: The model's program.
-        norms: The norms, as norms_of() returns them.
+        norms: The norms, as norms_of() returns them, and the rank's attention sinks.
         lanes: The lanes of the rank.
         rotations: The rank's tables of cosines and sines.
         slots: Where each kind of vectors begins in the exchange buffer.
@@ -79,6 +81,11 @@ class Outputs:
             case Vector.ACTS:
                 begin = self._slots.acts
                 return {lane: self._of_lane(op, lane, begin, op.shape[1]) for lane in self._lanes}
+            case Vector.ROUTED:
+                # The logits of whole tiles of rows, of which only the first ones are experts'.
+                num = -(-op.shape[1] // TILE) * TILE
+                logits = self._floats(self._slots.routed + op.layer * (num // 4), num)
+                return {0: logits[: op.shape[1]]}
             case Vector.RESIDUAL:
                 return {each: self._residual(op.module, each) for each in self.residuals()}
             case Vector.NORMED:
@@ -124,7 +131,11 @@ class Outputs:
         maxima, weights = partials[..., c.head_dim, None], partials[..., c.head_dim + 1, None]
         scales = np.exp2(maxima - maxima.max(axis=1, keepdims=True))
         sums: Array = (partials[..., : c.head_dim] * scales).sum(axis=1)
-        sums /= (weights * scales).sum(axis=1)
+        total = (weights * scales).sum(axis=1)
+        for name in op.sinks():
+            sinks = self._norms[name][self._lanes.index(lane)][:, None]
+            total += np.exp2(sinks * np.float32(np.log2(np.e)) - maxima.max(axis=1))
+        sums /= total
         return sums.ravel()
 
     def _final(self) -> dict[int, Array]:

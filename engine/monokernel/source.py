@@ -105,8 +105,10 @@ def source_of(
     flags |= {"Samples": samples, "Traces": traces}
     flags |= {"Overlaps": overlaps, "MergesFirst": tuning.merges_first}
     flags["WeightsInRegisters"] = tuning.weights_in_registers
+    flags["HasSinks"] = c.has_sinks
     flags |= {"HasExperts": c.experts is not None, "NormalisesShares": is_normalised}
     floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
+    floats["SwigluLimit"] = c.swiglu_limit
     members = [
         *(f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items()),
         f"static constexpr int kSlowRank = {tuning.slow_rank};",

@@ -61,22 +61,36 @@ def biases(checkpoint: Checkpoint, program: Program, lanes: range) -> NDArray[np
     c = program.config
     order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
 
-    def rows(op: Op) -> NDArray[np.float32]:
-        if KINDS[op.kind].ends_module:
-            return checkpoint.tensor(op.biases[0])
+    def rows(op: Op, names: Sequence[str]) -> NDArray[np.float32]:
+        if not _is_cut(names[0]):
+            bias = checkpoint.tensor(names[0])
+            return np.pad(bias, (0, -len(bias) % TILE))
         # Biases get a column axis, so that the same code orders them and matrices.
-        parts = [checkpoint.tensor(name, lanes)[..., None] for name in op.biases]
+        parts = [checkpoint.tensor(name, lanes)[..., None] for name in names]
         return _product_of(op, parts, order)[:, 0]
 
-    found = [rows(op) for op in program.ops if op.biases]
+    found = [rows(op, names) for op in program.ops for names in op.biases_of_products()]
     return np.concatenate([np.empty(0, np.float32), *found])
+
+
+def sinks(checkpoint: Checkpoint, program: Program, lanes: range) -> dict[str, NDArray[np.float32]]:
+    """Returns a rank's attention sinks: tensor -> float32 [lanes, query heads], in the order of the
+    layers.
+    """
+    names = [name for op in program.ops for name in op.sinks()]
+    return {name: np.ascontiguousarray(checkpoint.tensor(name, lanes)) for name in names}
+
+
+def _is_cut(name: str) -> bool:
+    """Tells whether a tensor is cut into lanes."""
+    return name.rpartition(".")[2] in CUT_AXIS
 
 
 def _read_product(
     checkpoint: Checkpoint, op: Op, names: Sequence[str], piece: Piece, order: NDArray[np.intp]
 ) -> NDArray[Any]:
     """Reads the matrices of a piece and returns its product. Does not keep the matrices."""
-    if names[0].rpartition(".")[2] not in CUT_AXIS:
+    if not _is_cut(names[0]):
         (name,) = names
         words = checkpoint.read(name).words
         # Whole tiles of rows.

@@ -22,12 +22,23 @@ TOLERANCE = 1e-2
 
 
 def checkpoint(model):
-    layers = {"window": 3, "window_layers": 1} if model == "tiny-laneformer" else {}
-    return random_checkpoint(model, **SMALL, **layers)
+    fields = SMALL
+    if model in ("tiny-laneformer", "tiny-gpt-oss"):
+        fields = fields | {"window": 3, "window_layers": 1}
+    if MODELS[model].experts is not None:
+        fields = fields | {"num_layers": 1}
+    return random_checkpoint(model, **fields)
 
 
 @pytest.mark.parametrize(
-    "model", long_after(0, ["tiny-laneformer", "tiny-llama", "tiny-qwen2", "tiny-qwen3"])
+    "model",
+    long_after(
+        0,
+        [
+            *("tiny-laneformer", "tiny-llama", "tiny-qwen2", "tiny-qwen3"),
+            *("tiny-qwen3-moe", "tiny-gpt-oss"),
+        ],
+    ),
 )
 def test_every_op_equals_the_reference(model):
     """Within diff.LIMITS, and no single value is far off."""

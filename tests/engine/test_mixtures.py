@@ -153,14 +153,6 @@ def test_a_scale_that_is_no_number_is_found(tmp_path):
         checkpoint.tensor("layers.1.experts.3.w2")
 
 
-def test_the_monokernel_refuses_a_mixture_by_name(tmp_path):
-    write_folder(tmp_path, GPT_OSS, tensors_of(GPT_OSS))
-    with pytest.raises(
-        kccl.InvalidArgument, match=r"has_sinks is True, must be False for the mono"
-    ):
-        Engine(tmp_path, "sim")
-
-
 def test_experts_in_fp8_are_multiplied_as_they_are_stored(tmp_path):
     """Qwen3-30B-A3B-FP8's layout: the router, which the file names, stays in BF16."""
     config = QWEN3_MOE | {"hidden_size": 128, "moe_intermediate_size": 256, "head_dim": 32}

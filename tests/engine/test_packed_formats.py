@@ -93,6 +93,11 @@ def stored_rows(each: Format) -> NDArray[np.uint8]:
     """Rows with all numbers that the format has: scales and zero points are any that are right."""
     random = np.random.default_rng(0)
     groups = random.integers(256, size=(ROWS * COLUMNS // each.block, each.words)).astype(np.uint8)
+    if each.name == "mxfp4":
+        # Powers of two, the smallest one and the largest one with which all numbers are finite.
+        groups[:, 0] %= 241
+        groups[:2, 0] = 0, 240
+        return groups.reshape(ROWS, -1)
     scales = random.uniform(1e-3, 1, len(groups)) * random.choice([-1, 1], len(groups))
     kind = np.float32 if isinstance(each, Groups) else np.float16
     stored = scales.astype(kind).view(np.uint8).reshape(len(groups), -1)

@@ -3,9 +3,9 @@
 // have a scale in FP16. STRIP tiles of a warp share scales and zero points of their rows: they lie
 // in one group.
 //
-// A stored group is a scale of type SCALE, the zero point of 8 bits, and the numbers. Two numbers
-// of 4 bits lie in a byte: of 32 columns, byte i has columns i and i + 16. NUMBERS says what the
-// bits of a number mean:
+// A stored group is a scale of type SCALE (float, f16, or a type of one byte: mxfp4.cuh), the zero
+// point of 8 bits, and the numbers. Two numbers of 4 bits lie in a byte: of 32 columns, byte i has
+// columns i and i + 16. NUMBERS says what the bits of a number mean:
 //
 //   kBits                    8 or 4
 //   kFlips                   the bits of a stored number that are turned over in a packed tile
@@ -88,9 +88,13 @@ struct Groups {
                                         uint64_t first, uint64_t columns, uint32_t num) {
         for (uint32_t at = warp().index(); at < kTileRows; at += warp().size()) {
             const uint8_t* const group = group_of(rows, row + at, first, columns);
-            const float scale = num != 0 ? scale_of(group) * NUMBERS::kScaleFactor : 0;
             const uint32_t index = Unit::scale_at(at);
-            if constexpr (sizeof(SCALE) == sizeof(float)) {
+            [[maybe_unused]] const float scale =
+                num != 0 ? scale_of(group) * NUMBERS::kScaleFactor : 0;
+            if constexpr (sizeof(SCALE) == 1) {
+                const uint8_t bits = num != 0 ? SCALE::packed(mem::load_plain(group)) : uint8_t{0};
+                mem::store_plain(scales + index, bits);
+            } else if constexpr (sizeof(SCALE) == sizeof(float)) {
                 mem::store_plain(reinterpret_cast<float*>(scales) + index, scale);
             } else {
                 mem::store_plain(reinterpret_cast<uint16_t*>(scales) + index,
@@ -135,7 +139,9 @@ struct Groups {
         for (uint32_t i = 0; i < sizeof(SCALE); ++i) {
             bits |= uint32_t{mem::load_plain(group + i)} << 8 * i;
         }
-        if constexpr (sizeof(SCALE) == sizeof(float)) {
+        if constexpr (sizeof(SCALE) == 1) {
+            return SCALE::number(static_cast<uint8_t>(bits));
+        } else if constexpr (sizeof(SCALE) == sizeof(float)) {
             return platform::bit_cast<float>(bits);
         } else {
             return Element<SCALE>::widen({static_cast<uint16_t>(bits)});

@@ -127,15 +127,18 @@ struct Mma {
         }
 
       private:
-        // Loads the i-th struct, of 4 or 8 bytes, by one instruction.
+        // Loads the i-th struct, of 2, 4 or 8 bytes, by one instruction.
         template <class BOTH>
         KCCL_DECODE static BOTH load_both(const uint8_t* from, uint32_t i) {
             if constexpr (sizeof(BOTH) == sizeof(uint64_t)) {
                 return platform::bit_cast<BOTH>(
                     mem::load_plain(reinterpret_cast<const uint64_t*>(from) + i));
-            } else {
+            } else if constexpr (sizeof(BOTH) == sizeof(uint32_t)) {
                 return platform::bit_cast<BOTH>(
                     mem::load_plain(reinterpret_cast<const uint32_t*>(from) + i));
+            } else {
+                return platform::bit_cast<BOTH>(
+                    mem::load_plain(reinterpret_cast<const uint16_t*>(from) + i));
             }
         }
 

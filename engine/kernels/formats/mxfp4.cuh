@@ -1,0 +1,70 @@
+// MXFP4: floats of 4 bits, e2m1, and a power of two, e8m0, as the scale of 32. The twin of
+// formats/mxfp4.py.
+//
+// FP16 holds each float exactly. The exponent and the mantissa of e2m1 in the place of FP16's
+// lowest exponent bits and highest mantissa bit make 2^-14 times the float, subnormal ones too.
+// Scales make up for that: packed ones are 2^14 times as large.
+#pragma once
+
+#include "groups.cuh"
+#include "integers.cuh"
+
+namespace kccl::decode {
+
+struct E8m0 {
+    uint8_t bits;
+
+    // Returns a stored scale in FP32. The smallest one is subnormal.
+    KCCL_DECODE static float number(uint8_t bits) {
+        return platform::bit_cast<float>(bits != 0 ? uint32_t{bits} << 23 : 1u << 22);
+    }
+    // Returns the bits of a packed scale. Scales of 2^114 and more, whose weights would be beyond
+    // 10^34, become 2^113.
+    KCCL_CONSTEXPR static uint8_t packed(uint8_t bits) {
+        constexpr uint32_t kFactor = 14, kMost = 254;
+        return static_cast<uint8_t>(bits + kFactor < kMost ? bits + kFactor : kMost);
+    }
+};
+
+// Returns a packed scale in FP32. 0 is that of zeros behind a row's last column.
+KCCL_DECODE float widened(E8m0 scale) {
+    return platform::bit_cast<float>(uint32_t{scale.bits} << 23);
+}
+
+struct E2m1Numbers {
+    static constexpr uint32_t kBits = 4, kFlips = 0, kZero = 0;
+    // E8m0::packed() has a factor of its own.
+    static constexpr float kScaleFactor = 1;
+    KCCL_CONSTEXPR static uint32_t bit_of(uint32_t i) { return bit_of_nibble(i); }
+
+    KCCL_DECODE static float number(uint32_t bits, uint32_t) {
+        constexpr float kValues[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+        const float value = kValues[bits & 7];
+        return (bits & 8) != 0 ? -value : value;
+    }
+
+    template <class Unit>
+    KCCL_DECODE static typename Unit::Weights operand(
+        const typename Unit::template Packed<4>& stored, uint32_t) {
+        constexpr uint32_t kNum = sizeof(stored) / sizeof(uint32_t);
+        uint64_t fours[2 * kNum];
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < 2 * kNum; ++i) {
+            const uint32_t four = stored.word[i / 2] >> 8 * (i % 2);
+            fours[i] = halves(four) | uint64_t{halves(four >> 4)} << 32;
+        }
+        return Unit::words_of(fours);
+    }
+
+  private:
+    // Returns two FP16 numbers, from the lowest 4 bits of each half of a word.
+    KCCL_DECODE static uint32_t halves(uint32_t two) {
+        constexpr uint32_t kTwo = 0x00010001, kSign = 0x8000, kRest = 0x0e00;
+        return (two << 12 & kSign * kTwo) | (two << 9 & kRest * kTwo);
+    }
+};
+
+template <uint32_t COLUMNS, uint32_t STRIP>
+struct Mxfp4 : Groups<E2m1Numbers, E8m0, false, COLUMNS, STRIP> {};
+
+}  // namespace kccl::decode
