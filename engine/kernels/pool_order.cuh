@@ -21,8 +21,6 @@ namespace kccl::decode {
 
 template <uint32_t SLOTS>
 class PoolOrder {
-    static_assert(SLOTS <= 16, "the slots of copies in flight have 4 bits each");
-
   public:
     // The slot of the next stage, and the parity of the phase that its copy ends.
     KCCL_DECODE uint32_t slot() const { return is_in_experts_ ? of_experts_ : next_; }

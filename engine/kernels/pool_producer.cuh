@@ -14,11 +14,13 @@ class PoolProducer {
 
     KCCL_DECODE PoolOrder<Ring::kStages>& order() { return order_; }
 
-    // Tells whether the next stage's slot is free, and fewer than `in_flight` copies are in flight.
+    // Tells whether the next stage's slot is free, and fewer than `in_flight` copies are in flight,
+    // and fewer than there are slots: slots_ lists no more.
     KCCL_DECODE bool may_begin(uint32_t in_flight) {
         while (flying_ > 0 && has_landed()) {
         }
-        return flying_ < in_flight && is_free(order_.slot(), order_.parity() ^ 1u);
+        return flying_ < least_of(in_flight, Ring::kStages) &&
+               is_free(order_.slot(), order_.parity() ^ 1u);
     }
 
     // Begins to copy a stage of `num_bytes` bytes. Its pieces follow: copy(), for all bytes.
@@ -51,6 +53,8 @@ class PoolProducer {
     }
 
   private:
+    static_assert(Ring::kStages <= 16, "slots_ has 4 bits for each slot, and room for 16");
+
     KCCL_DECODE bool has_landed() {
         const auto slot = static_cast<uint32_t>(slots_ & 15u);
         if (platform::warp_any(

@@ -4,6 +4,7 @@ import kccl
 
 from ..model.program import Program
 from .layout import TILE
+from .shape import Tuning
 
 # Each has a thread in the warp that chooses (kernels/choose_experts.cuh).
 _MOST_CHOSEN = 32
@@ -64,6 +65,27 @@ def check(program: Program, world_size: int) -> None:
         raise kccl.InvalidArgument(
             f"num_heads / num_kv_heads is {lane_heads // lane_kv_heads}, must be at most 8 for the "
             "monokernel"
+        )
+
+
+def check_tuning(program: Program, tuning: Tuning) -> None:
+    """Refuses a tuning with which the monokernel cannot run a model.
+
+    Raises:
+        InvalidArgument: The model is a mixture of experts, and the tuning has weights in registers,
+            as on AMD's GPUs, or runs prompts in chunks.
+    """
+    if program.config.experts is None:
+        return
+    if tuning.weights_in_registers:
+        raise kccl.InvalidArgument(
+            "the monokernel runs a mixture of experts only with weights in a block's shared "
+            "memory, which it does not use on AMD's GPUs; backends 'host' and 'cuda' run it"
+        )
+    if tuning.chunk > 1:
+        raise kccl.InvalidArgument(
+            f"chunk is {tuning.chunk}, must be 1 for a mixture of experts: its prompts run one "
+            "position at a time"
         )
 
 

@@ -36,9 +36,12 @@ STORED = GPT_OSS | {"num_lanes": 2, "stored": dict.fromkeys(("w1", "w3", "w2"), 
 PARKED = replace(TUNING, stages=6, parked=2)
 # The stages of both formats have as many bytes. One of experts has weights of several.
 OF_STORED = replace(PARKED, stage_steps=8, strip_tiles=8)
+# The router is in BF16.
+FP8 = QWEN3 | {"hidden": 128, "ffn": 512, "stored": dict.fromkeys(("w1", "w3", "w2"), "e4m3_128")}
 # Name -> shape, its fields, the tuning, and numbers of ranks.
 MODELS: dict[str, tuple[str, dict[str, Any], Tuning, tuple[int, ...]]] = {
     "qwen3-moe": ("tiny-qwen3-moe", QWEN3, PARKED, (2, 4)),
+    "qwen3-moe in FP8": ("tiny-qwen3-moe", FP8, OF_STORED, (2,)),
     "gpt-oss": ("tiny-gpt-oss", GPT_OSS, PARKED, (2, 4)),
     "gpt-oss in MXFP4": ("tiny-gpt-oss", STORED, OF_STORED, (2,)),
 }
@@ -108,7 +111,7 @@ def test_equals_the_reference_on_any_number_of_ranks(name, ranks):
     [
         # Nothing is parked. All slots but one are parked.
         {"parked": 0, "stages": 2},
-        {"parked": 5, "in_flight": 6},
+        {"parked": 4, "stages": 5, "in_flight": 5},
         # A stage has weights of several experts, and pieces of two of them.
         {"stage_steps": 6, "blocks": 3},
         # Blocks have different numbers of rows, and some have none of the router.
@@ -120,6 +123,19 @@ def test_tuning_changes_no_bit(change):
     one = on_one_rank("qwen3-moe")
     other, _ = run("qwen3-moe", 1, replace(PARKED, **change))
     np.testing.assert_array_equal(other.view(np.uint32), one.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"weights_in_registers": True}, "only with weights in a block's shared memory"),
+        ({"chunk": 16}, "chunk is 16, must be 1 for a mixture of experts"),
+    ],
+    ids=str,
+)
+def test_a_tuning_that_cannot_run_experts_is_refused(change, told):
+    with pytest.raises(kccl.InvalidArgument, match=told):
+        run("qwen3-moe", 1, replace(PARKED, **change))
 
 
 @pytest.mark.long
@@ -177,7 +193,7 @@ BUGS = {
     ),
     "shares are not applied": (
         "experts.cuh",
-        "        for (float& value : float4s[k].value) value *= share;\n",
+        "        for (float& value : float4s[k].value) value = rounded_product(value, share);\n",
         "",
     ),
 }
