@@ -22,7 +22,7 @@ from ..monokernel import loading, weights
 from ..monokernel import task as structs
 from ..monokernel.compiled import Kernels, check_sampling, wants_sampling
 from ..monokernel.launching import Compiled, Grids, Launcher
-from ..monokernel.limits import check, check_tuning
+from ..monokernel.limits import check
 from ..monokernel.memory import Arena, GpuArena, SimArena
 from ..monokernel.outputs import Outputs, embedded
 from ..monokernel.recording import Recording
@@ -76,8 +76,7 @@ class DeviceExecutor:
         self._comm = comm
         self._tuning = tuning
         self._dtype = self.program.range_dtype()
-        check(self.program, comm.world_size)
-        check_tuning(self.program, tuning)
+        check(self.program, comm.world_size, tuning)
         self._launcher = Launcher(comm, warp_size)
         device = self._launcher.device
         self.device = "" if device is None else device.name

@@ -2,6 +2,7 @@
 
 import kccl
 
+from ..model.experts import Experts
 from ..model.program import Program
 from .layout import TILE
 from .shape import Tuning
@@ -10,8 +11,8 @@ from .shape import Tuning
 _MOST_CHOSEN = 32
 
 
-def check(program: Program, world_size: int) -> None:
-    """Refuses a model that the monokernel cannot run.
+def check(program: Program, world_size: int, tuning: Tuning | None = None) -> None:
+    """Refuses a model that the monokernel cannot run, at all or with a tuning.
 
     Raises:
         InvalidArgument: The monokernel cannot run the model; the text says why.
@@ -27,11 +28,8 @@ def check(program: Program, world_size: int) -> None:
                     f"{name} is {value}, must be {without} for the monokernel without experts; "
                     "backend 'host' runs it"
                 )
-    elif c.experts.chosen > _MOST_CHOSEN:
-        raise kccl.InvalidArgument(
-            f"experts.chosen is {c.experts.chosen}, must be at most {_MOST_CHOSEN} for the "
-            "monokernel"
-        )
+    else:
+        _check_experts(c.experts, tuning)
     lane_heads, lane_kv_heads = c.num_heads // c.num_lanes, c.num_kv_heads // c.num_lanes
     rows = {
         "hidden": c.hidden,
@@ -68,21 +66,17 @@ def check(program: Program, world_size: int) -> None:
         )
 
 
-def check_tuning(program: Program, tuning: Tuning) -> None:
-    """Refuses a tuning with which the monokernel cannot run a model.
-
-    Raises:
-        InvalidArgument: The model is a mixture of experts, and the tuning has weights in registers,
-            as on AMD's GPUs, or runs prompts in chunks.
-    """
-    if program.config.experts is None:
-        return
-    if tuning.weights_in_registers:
+def _check_experts(experts: Experts, tuning: Tuning | None) -> None:
+    if experts.chosen > _MOST_CHOSEN:
+        raise kccl.InvalidArgument(
+            f"experts.chosen is {experts.chosen}, must be at most {_MOST_CHOSEN} for the monokernel"
+        )
+    if tuning is not None and tuning.weights_in_registers:
         raise kccl.InvalidArgument(
             "the monokernel runs a mixture of experts only with weights in a block's shared "
             "memory, which it does not use on AMD's GPUs; backends 'host' and 'cuda' run it"
         )
-    if tuning.chunk > 1:
+    if tuning is not None and tuning.chunk > 1:
         raise kccl.InvalidArgument(
             f"chunk is {tuning.chunk}, must be 1 for a mixture of experts: its prompts run one "
             "position at a time"

@@ -31,6 +31,8 @@ class Context:
         checks: True under KCCL_CHECK=1: the ranks compare their calls before each one.
         compares_types: True if calls that only move data require the same element type on all
             ranks.
+        copies_strided: True if calls use copies of arrays that are not C-contiguous. If not, they
+            refuse them.
         mesh: The out-of-band connection of the ranks.
         backend: Prepares and runs calls.
         plan: Chooses the algorithm of a call.
@@ -48,7 +50,7 @@ class Context:
         self.world_size = mesh.world_size
         self.num_channels = num_channels
         self.checks = bool(env.check)
-        self.compares_types = True
+        self.compares_types = self.copies_strided = True
         self._first_timeout = env.first_timeout
         self.mesh = mesh
         self.backend = backend

@@ -54,7 +54,7 @@ class AnsweredByC:
         """Tells whether a call on arrays that are not C-contiguous may use copies of them: whether
         it is done, or enqueued, when it returns.
         """
-        return True
+        return self._context.copies_strided
 
 
 def _with_copies(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,6 +69,8 @@ class Link:
         # A rank whose message is not contiguous passes bytes, while others may pass elements. So
         # KCCL must not compare the ranks' types.
         comm.context.compares_types = False
+        # mpi4py refuses most of what is not contiguous, with an error of its own.
+        comm.context.copies_strided = False
         self.all_reduce, self.reduce, self.scan = comm.all_reduce, comm.reduce, comm.scan
         self.broadcast, self.barrier = comm.broadcast, comm.barrier
         self.all_gather, self.gather, self.scatter = comm.all_gather, comm.gather, comm.scatter
