@@ -17,27 +17,29 @@ REDUCTIONS = tuple(name for name in OF_DATA if collectives.load(name).MOVES.redu
 def calls(name, world_size):
     """(algorithm, element type, operator) of the calls of a collective on so many ranks.
 
-    Each algorithm sums float32 on every number of ranks. Every other type and operator meets one
-    algorithm of all_reduce, and each operator one of the other collectives. tests/sim draws from
-    all combinations, which would be ten times as many kernels to compile.
+    Each algorithm has one type and operator, on one number of ranks or two, and each number of
+    ranks meets each collective. Every other type and operator meets one algorithm of all_reduce.
+    tests/sim draws from all combinations, which would be twenty times as many kernels to compile.
     """
     ranks = WORLD_SIZES.index(world_size)
+    if name not in REDUCTIONS:
+        # An algorithm that only moves data has one type: its elements are bytes.
+        for index, algorithm in enumerate(algorithms_for(name, world_size, FIRST[0], "hip")):
+            if (index + ranks) % 2 == 0:
+                yield algorithm, DTYPES[index % len(DTYPES)], "sum"
+        return
     for kind, dtype in enumerate(DTYPES):
         algorithms = algorithms_for(name, world_size, dtype, "hip")
-        if name not in REDUCTIONS:
-            # An algorithm that only moves data has one type: its elements are bytes.
-            for algorithm in algorithms[kind :: len(DTYPES)]:
-                yield algorithm, dtype, "sum"
-            continue
         for index, algorithm in enumerate(algorithms):
             for number, op in enumerate(oracle.ops_of(dtype)):
                 turn = kind + number
                 is_drawn = (
-                    turn % len(algorithms) == index
+                    name == "all_reduce"
+                    and turn % len(algorithms) == index
                     and (turn + index) % len(WORLD_SIZES) == ranks
-                    and (name == "all_reduce" or number % len(DTYPES) == kind)
                 )
-                if is_drawn or (dtype, op) == FIRST:
+                is_first = (dtype, op) == FIRST and (index + ranks) % 2 == 0
+                if is_drawn or is_first:
                     yield algorithm, dtype, op
 
 
