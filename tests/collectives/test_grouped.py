@@ -26,7 +26,7 @@ INTERLEAVED = tuple(tuple(range(first, 12, 3)) for first in range(3))
 UNEVEN_AND_MIXED = ((0, 2, 4, 6, 8), (1, 3, 9), (5,), (7, 10))
 
 
-@pytest.mark.parametrize("world_size", long_after(1, [9, 16, *range(1, 9), *range(10, 16)]))
+@pytest.mark.parametrize("world_size", long_after(1, [9, 16, 1, 6, 7, 8, 11, 14]))
 def test_every_collective(world_size):
     kccl.run_threads(check_all, world_size, timeout=60)
 
