@@ -23,7 +23,6 @@ H200 = Machine(132)
 # a product. In formats with scales such loops spill, too, and a prompt takes longer.
 MOST_BYTES = {
     ("laneformer-2b", 1, "bfloat16", False): (112, 320),
-    ("laneformer-2b", 2, "bfloat16", True): (384,),
     ("llama-1b", 1, "bfloat16", True): (512,),
     # With biases, and 7 query heads to a KV head.
     ("qwen2.5-0.5b", 1, "bfloat16", False): (192, 320),
