@@ -16,8 +16,10 @@ through the host's memory. Either all ranks or none must give all_to_all_single 
 more than 8 ranks it takes no split sizes, and all_to_all is refused. PREMUL_SUM is
 kccl.premul_sum(), which refuses bool tensors and complex factors.
 
-A collective on the host blocks until it has ended, even with async_op=True. So all ranks must order
-their collectives, and the messages between them, such that no ranks wait for each other forever.
+A collective on the host with async_op=True runs beside the program, on a thread of its group, or
+within wait() if that comes first. A wrong argument is an error of wait() then. Until it has ended,
+do not call the group's communicator yourself. The calls of a group run one after another, in the
+order in which they were made.
 
 Calls on a GPU are enqueued on the current stream. The calls of one communicator run one after
 another, even on different streams. But a CUDA graph with such calls must be replayed on the stream

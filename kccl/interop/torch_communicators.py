@@ -130,8 +130,7 @@ class Communicators:
         for comm in self.of.values():
             comm.close()
 
-    def abort(self) -> None:
-        """Makes all ranks' waits fail, and closes this rank's communicators."""
+    def fail(self) -> None:
+        """Makes all ranks' waits fail, those that are under way included."""
         for comm in (self.messages.comm, *self.of.values()):
             comm.abort()
-        self.close()

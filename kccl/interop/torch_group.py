@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from .torch_dynamo import untraced
 from .torch_errors import InvalidArgument, of_torch
 from .torch_messages import Call, MessageWork
 from .torch_monitored import monitored_barrier
+from .torch_queue import AnyWork, Queue
 from .torch_routes import routed
+from .torch_split import split_group
 from .torch_tensors import order
-from .torch_versions import init_group, split_of
+from .torch_versions import init_group
 from .torch_work import CoalescedWork, Work
 
 DEVICES = ("cpu", "cuda")
@@ -70,9 +73,11 @@ class ProcessGroup(dist.ProcessGroup):
         self._sequence = 0
         # Since start_coalescing(): the messages held back, else None; and the Works of collectives.
         self._coalesced: list[Call] | None = None
-        self._coalesced_works: list[Work] = []
+        self._coalesced_works: list[AnyWork] = []
         # Backend of each device type, as ["cpu:gloo", "cuda:kccl"]; None until _pairs() is called.
         self._config: list[str] | None = None
+        # The calls of the communicator for host tensors.
+        self._queue = Queue()
         self._comms = Communicators(store, rank, world_size, timeout.total_seconds())
 
     # ---- Methods that PyTorch calls by these names -------------------------------------------
@@ -153,37 +158,7 @@ class ProcessGroup(dist.ProcessGroup):
             InvalidArgument: A rank is not in this group, or is given twice, or no backend has one
                 of the device types.
         """
-        if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.size())):
-            raise InvalidArgument(
-                f"ranks is {ranks}, must be different ranks of a group of {self.size()}"
-            )
-        name = group_name or f"{self._name}:split:{','.join(map(str, ranks))}"
-        description = group_desc or f"{self._description}:split"
-        timeout = timeout or self._timeout
-        pairs = self._pairs()
-        if device_types is not None:
-            wanted = {device.type for device in device_types}
-            known = [pair.split(":")[0] for pair in pairs]
-            unknown = sorted(wanted - set(known))
-            if unknown or not wanted:
-                raise InvalidArgument(
-                    f"device_types has {', '.join(unknown) or 'none'}, must have some of "
-                    f"{', '.join(known)}, for which this group has a backend"
-                )
-            pairs = [pair for pair in pairs if pair.split(":")[0] in wanted]
-        others = None
-        if self._others is not None:
-            others = split_of(self._others, ranks, timeout, name, description, device_types)
-        if self.rank() not in ranks:
-            return None
-        if others is not None and not any(pair.endswith(":kccl") for pair in pairs):
-            return others
-        store = dist.PrefixStore(f"{name}/", self._store)
-        part = ProcessGroup(store, ranks.index(self.rank()), len(ranks), timeout, others)
-        part._config = pairs
-        part.setGroupName(name)
-        part.setGroupDesc(description)
-        return part
+        return split_group(self, ranks, timeout, (group_name, group_desc), device_types)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets how long ranks wait for each other from now on. Reaches the other backends, too."""
@@ -195,14 +170,19 @@ class ProcessGroup(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Closes this rank's communicators. dist.destroy_process_group() calls this. Idempotent."""
+        """Makes the asynchronous calls that nobody has waited for, and closes this rank's
+        communicators. dist.destroy_process_group() calls this. Idempotent.
+        """
+        self._queue.close()
         self._comms.close()
         if self._others is not None:
             self._others.shutdown()
 
     def abort(self) -> None:
         """Makes all ranks' waits fail, and closes this rank's communicators."""
-        self._comms.abort()
+        self._comms.fail()
+        self._queue.close()
+        self._comms.close()
         if self._others is not None:
             self._others.abort()
 
@@ -243,14 +223,10 @@ class ProcessGroup(dist.ProcessGroup):
                 return self._others.barrier(opts)
             device = torch.device("cuda")
         comm = self._comms.of.get(device.type) or self._comms.open(device)
+        if device.type == "cpu":
+            return self._on_host(comm, [], opts, lambda comm: comm.barrier())
         stream = order(comm, device)
-
-        def call(comm: Communicator) -> None:
-            if stream is None:
-                comm.barrier()
-            else:
-                comm.barrier(stream=stream)
-
+        call = partial(Communicator.barrier, stream=stream)
         return self._made(comm, [], stream, opts, call, blocks_host=True)
 
     def run(
@@ -259,7 +235,7 @@ class ProcessGroup(dist.ProcessGroup):
         results: list[torch.Tensor],
         opts: Any,
         call: Callable[[Communicator], Any],
-    ) -> Work:
+    ) -> AnyWork:
         """Makes a call on the communicator for the device of `x`.
 
         Args:
@@ -271,7 +247,27 @@ class ProcessGroup(dist.ProcessGroup):
         comm = self._comms.of.get(x.device.type)
         if comm is None or not self._has(x.device.type):
             comm = self.communicator(x.device)
+        if x.device.type == "cpu":
+            return self._on_host(comm, results, opts, call)
         return self._made(comm, results, order(comm, x.device), opts, call)
+
+    def _on_host(
+        self,
+        comm: Communicator,
+        results: list[torch.Tensor],
+        opts: Any,
+        call: Callable[[Communicator], Any],
+    ) -> AnyWork:
+        """Makes a call on the host, or puts it into the queue if it is asynchronous."""
+        if opts is not None and not getattr(opts, "asyncOp", True):
+            return self._made(
+                comm, results, None, opts, lambda comm: self._queue.make(lambda: call(comm))
+            )
+        self._sequence += 1
+        work = self._queue.add(lambda: call(comm), results, self._sequence)
+        if self._coalesced is not None:
+            self._coalesced_works.append(work)
+        return work
 
     def _made(
         self,

@@ -70,8 +70,9 @@ work = dist.barrier(async_op=True)
 assert work.wait() and work.is_completed()
 
 dist.destroy_process_group()
-assert isinstance(work.exception(), kccl.Error)
-say(rank=rank, error=error_of(work.wait))
+# It was made before the group was closed.
+assert work.exception() is None and work.wait()
+say(rank=rank)
 """)  # fmt: skip
 
 

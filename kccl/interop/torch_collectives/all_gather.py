@@ -7,9 +7,9 @@ import torch
 from ...comm import Communicator
 from ..torch_calls import check_alike, check_as_many, check_equal, first, only
 from ..torch_moves import copy_out, gather_into, lengths, movable
+from ..torch_queue import AnyWork
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import order
-from ..torch_work import Work
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -60,7 +60,7 @@ def _of_lists(
     outs: list[list[torch.Tensor]],
     tensors: list[torch.Tensor],
     opts: Any = None,
-) -> Work:
+) -> AnyWork:
     """Runs dist.all_gather, for any dtype. The ranks' tensors may differ in length."""
     x, parts = only(tensors), only(outs)
     check_alike(parts, "tensor_list", group.size())
@@ -83,7 +83,7 @@ def _of_several_lists(
     outs: list[list[torch.Tensor]],
     tensors: list[torch.Tensor],
     opts: Any = None,
-) -> Work:
+) -> AnyWork:
     """Runs dist.all_gather_coalesced: outs[rank][i] becomes that rank's tensors[i]."""
     for rank, its in enumerate(outs):
         check_as_many(its, tensors, (f"output_tensor_lists[{rank}]", "input_tensor_list"))
@@ -101,14 +101,14 @@ def _of_several_lists(
 
 def _of_tensors(
     group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any = None
-) -> Work:
+) -> AnyWork:
     """Runs dist.all_gather_into_tensor."""
     return _of_several_tensors(group, [out], [x], opts)
 
 
 def _of_several_tensors(
     group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
-) -> Work:
+) -> AnyWork:
     """Runs dist.all_gather_into_tensor for several tensors, in turn. DTensor gives one tensor."""
     names = "input_tensor", "output_tensor"
     check_as_many(outs, tensors, (names[1], names[0]))

@@ -7,10 +7,10 @@ import torch
 from ...comm import Communicator
 from ...plan.ops import Op
 from ..torch_calls import first, only
+from ..torch_queue import AnyWork
 from ..torch_reductions import reduction_of
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import array, memory, order
-from ..torch_work import Work
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -69,13 +69,13 @@ def _fake(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> Work:
+def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> AnyWork:
     """Runs dist.all_reduce, which is in place."""
     only(tensors)
     return _of_several(group, tensors, opts)
 
 
-def _of_several(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> Work:
+def _of_several(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> AnyWork:
     """Runs dist.all_reduce for several tensors, one after another."""
     reduction = reduction_of(opts)
 

@@ -8,7 +8,7 @@ from ...comm import Communicator
 from ..torch_calls import check_alike
 from ..torch_errors import InvalidArgument
 from ..torch_moves import copy_out, laid_out_alike, lengths, movable
-from ..torch_work import Work
+from ..torch_queue import AnyWork
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _of_lists(
     group: "ProcessGroup", outs: list[torch.Tensor], ins: list[torch.Tensor], opts: Any = None
-) -> Work:
+) -> AnyWork:
     """Runs dist.all_to_all, for any dtype. Each pair of ranks may have its own length.
 
     Copies the inputs into one temporary tensor, and the outputs out of another one.
@@ -61,7 +61,7 @@ def _of_tensors(
     receives: list[int],
     sends: list[int],
     opts: Any = None,
-) -> Work:
+) -> AnyWork:
     """Runs dist.all_to_all_single, for any dtype.
 
     `receives` and `sends` are numbers of rows, one a rank. An empty list means equal parts.

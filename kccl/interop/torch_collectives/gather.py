@@ -8,7 +8,7 @@ from ...comm import Communicator
 from ..torch_calls import check_alike, check_equal, only, root_of
 from ..torch_errors import InvalidArgument
 from ..torch_moves import check_whole, movable, through_contiguous
-from ..torch_work import Work
+from ..torch_queue import AnyWork
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -19,7 +19,7 @@ def _of_lists(
     outs: list[list[torch.Tensor]],
     tensors: list[torch.Tensor],
     opts: Any = None,
-) -> Work:
+) -> AnyWork:
     """Runs dist.gather, for any dtype. All ranks' tensors must have the same size."""
     x, root = only(tensors), root_of(opts)
     if group.rank() != root:
@@ -41,7 +41,7 @@ def _of_lists(
 
 def _of_tensors(
     group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any = None
-) -> Work:
+) -> AnyWork:
     """Runs dist.gather_single, for any dtype. Only the root's output is written."""
     root = root_of(opts)
     if group.rank() != root:

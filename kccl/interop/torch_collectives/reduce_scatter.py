@@ -9,10 +9,10 @@ from ...comm import Communicator
 from ...plan.ops import Op
 from ..torch_calls import check_alike, check_as_many, check_equal, first, only
 from ..torch_moves import laid_out_alike, through_contiguous
+from ..torch_queue import AnyWork
 from ..torch_reductions import Reduction, reduction_of
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import array, order
-from ..torch_work import Work
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -82,7 +82,7 @@ def _of_lists(
     outs: list[torch.Tensor],
     tensors: list[list[torch.Tensor]],
     opts: Any = None,
-) -> Work:
+) -> AnyWork:
     """Runs dist.reduce_scatter. Copies the inputs into one temporary tensor first."""
     out, parts, reduction = only(outs), only(tensors), reduction_of(opts)
     check_alike(parts, "input_list", group.size())
@@ -104,14 +104,14 @@ def _of_lists(
 
 def _of_tensors(
     group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any = None
-) -> Work:
+) -> AnyWork:
     """Runs dist.reduce_scatter_tensor."""
     return _of_several_tensors(group, [out], [x], opts)
 
 
 def _of_several_tensors(
     group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
-) -> Work:
+) -> AnyWork:
     """Runs dist.reduce_scatter_tensor for several tensors, in turn. DTensor gives one tensor."""
     reduction = reduction_of(opts)
     check_as_many(outs, tensors, ("output", "input"))

@@ -8,7 +8,7 @@ from ...comm import Communicator
 from ..torch_calls import check_alike, check_equal, only, root_of
 from ..torch_errors import InvalidArgument
 from ..torch_moves import movable, through_contiguous
-from ..torch_work import Work
+from ..torch_queue import AnyWork
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -19,7 +19,7 @@ def _of_lists(
     outs: list[torch.Tensor],
     tensors: list[list[torch.Tensor]],
     opts: Any = None,
-) -> Work:
+) -> AnyWork:
     """Runs dist.scatter, for any dtype. All ranks' tensors must have the same size."""
     out, root = only(outs), root_of(opts)
     if group.rank() != root:
