@@ -196,7 +196,8 @@ PyObject* add_to_group(PyObject* object, PyObject* args, PyObject* kwargs) {
     PyObject* given[kMostArguments] = {};
     Fields fields = {};
     auto* const x = new Argument;
-    if (!sort_arguments(self, args, kwargs, given) || !take_message(self, given, *x, &fields)) {
+    if (self->op == nullptr || !sort_arguments(self, args, kwargs, given) ||
+        !take_message(self, given, *x, &fields)) {
         delete x;
         return call_slowly(object, args, kwargs);
     }

@@ -5,7 +5,7 @@ of them share is in files of its own, as in scratch.py and host_memory.py.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..base.arrays import ArrayView
@@ -100,20 +100,20 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def copied(self, array: Any, name: str, *, is_written: bool, stream: Any) -> Copied | None:
+    def copied(self, given: Mapping[str, Any], name: str, *, is_written: bool) -> Copied | None:
         """Returns a C-contiguous copy of an array, which a call uses in its place.
 
         Args:
-            array: An array of which view() said NotContiguous.
-            name: What the caller calls it, for error messages.
+            given: The call's arguments, as its caller gave them.
+            name: The one of which view() said NotContiguous.
             is_written: True if the call writes it, so that the copy will be copied back.
-            stream: The stream that the caller gave to the call, or None.
 
         Returns:
             The copy; None if the array's library makes no copies here.
 
         Raises:
-            InvalidArgument: The call writes the array, and elements of it share memory.
+            InvalidArgument: The call writes the array, and elements of it share memory. Or it
+                overlaps another array of the call.
         """
 
     # ---- Streams -----------------------------------------------------------------------------

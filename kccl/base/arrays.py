@@ -150,7 +150,7 @@ def _source(array: Any, name: str, *, writable: bool) -> tuple[Any, memoryview |
         memory = memoryview(array) if not hasattr(array, "dtype") else None
     except TypeError:
         return _from_dlpack(array, name, writable), None, False
-    if memory is None and not _has_buffer(array):
+    if memory is None and not has_buffer(array):
         return _from_dlpack(array, name, writable), None, False
     return array, memory, True
 
@@ -168,7 +168,8 @@ def _buffer_of(array: Any, memory: memoryview | None, name: str, writable: bool)
         raise InvalidArgument(f"{name} does not give its memory: {error}") from error
 
 
-def _has_buffer(array: Any) -> bool:
+def has_buffer(array: Any) -> bool:
+    """Tells whether an array has the buffer protocol, even if it refuses its memory."""
     try:
         ffi.from_buffer(_BYTES, array)
     except TypeError:

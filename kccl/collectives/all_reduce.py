@@ -30,8 +30,9 @@ class AllReduce(Collective):
             x: Array of any shape, of floats of 8 to 64 bits, integers of either sign, bool,
                 complex64 or complex128. The same size and type on every rank. If x or out is not
                 C-contiguous, the call copies it first, as its caller would, and copies back what it
-                writes. On GPUs PyTorch and CuPy do that, on the stream of the call. prepare() takes
-                C-contiguous arrays only.
+                writes. Then x and out may overlap. On GPUs PyTorch and CuPy do that, on the stream
+                of the call. C-contiguous arrays only are taken from other libraries on GPUs, by
+                prepare(), prepared groups, isend(), irecv() and a group's recv().
             out: Array for the result, of the same size and type. When None, x: the call is in
                 place. Then ranks that are threads may give the same x, but ranks in different
                 processes must not give the same shared memory, or the sum may be wrong.

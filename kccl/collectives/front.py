@@ -1,6 +1,6 @@
 """Gives a call that C answers the signature and the docstring of a Python method."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, getdoc, signature
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from ..base import arguments
 from ..base.copying import not_copied
 from ..base.errors import NotContiguous
+from ..base.strided import Copied
 from .context import Context
 
 call_is_not_copied = not_copied(
@@ -56,6 +57,15 @@ class AnsweredByC:
         """
         return self._context.copies_strided
 
+    def _copied(self, given: Mapping[str, Any], error: NotContiguous) -> Copied | None:
+        """Returns a copy of the array of which `error` says that it is not C-contiguous. None if
+        the call must not use copies, or the array's library makes none.
+        """
+        if not self._may_copy():
+            return None
+        copied = self._context.backend.copied
+        return copied(given, error.name, is_written=error.is_written)
+
 
 def _with_copies(method: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a wrapper of a call. It copies arrays that are not C-contiguous, calls with the
@@ -68,21 +78,27 @@ def _with_copies(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(self, *args, **keywords)
         except NotContiguous as error:
-            if not self._may_copy():
+            given = accepted.bind(self, *args, **keywords).arguments
+            first = self._copied(given, error)
+            if first is None:
                 raise
-            name, is_written = error.name, error.is_written
-        given = accepted.bind(self, *args, **keywords).arguments
-        array, stream = given[name], given.get("stream")
-        copied = self._context.backend.copied
-        made = copied(array, name, is_written=is_written, stream=stream)
-        if made is None:
-            # Nothing was sent, so this raises the same error again.
-            return method(self, *args, **keywords)
-        given[name] = made.array
-        # The next argument may need a copy, too.
-        result = call(**given)
-        if is_written:
-            made.store()
-        return array if result is made.array else result
+            copies = {error.name: first}
+        while True:
+            # A check has refused the arguments so far, before anything was sent.
+            made = {name: each.array for name, each in copies.items()}
+            try:
+                result = method(**{**given, **made})
+                break
+            except NotContiguous as error:
+                another = self._copied(given, error)
+                if another is None:
+                    raise
+                copies[error.name] = another
+        for name, each in copies.items():
+            if each.is_written:
+                each.store()
+            if result is each.array:
+                result = given[name]
+        return result
 
     return call

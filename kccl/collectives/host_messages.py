@@ -122,8 +122,10 @@ class HostMessages(Messages):
 
     def make(self, call: MessageCall, message: Message) -> None:
         """See Messages."""
-        # C must know the group before one is opened: it would make known calls within it at once.
-        call.learn_group(self._group)
+        if call.is_for_c():
+            # C must know the group before one is opened: it would make known calls within it at
+            # once.
+            call.learn_group(self._group)
         call.run(_fields(message), message)
 
     def prepare(self, call: MessageCall, message: Message, stream: Any) -> Prepared:

@@ -104,8 +104,13 @@ class MessageCall(Call):
         self._messages = messages
 
     def _may_copy(self) -> bool:
-        """See AnsweredByC. What a group receives comes at its end."""
-        return not self.RECEIVES or self._messages.open_group() is None
+        """See AnsweredByC. What a group receives comes at its end, and what a prepared group sends
+        is read each time.
+        """
+        messages = self._messages
+        if messages.open_group() is None:
+            return True
+        return not self.RECEIVES and not messages.is_prepared
 
     def message(self, x: Any, peer: Any, tag: Any, stream: Any, channel: Any) -> Message:
         """Checks the arguments of a call. Returns them as a Message."""
@@ -129,9 +134,9 @@ class MessageCall(Call):
         else:
             self._messages.make(self, message)
 
-    def _is_for_c(self) -> bool:
+    def is_for_c(self) -> bool:
         """See Call. Under KCCL_CHECK=1 a group keeps its messages, and C does not know them all."""
-        return super()._is_for_c() and not self._context.checks
+        return super().is_for_c() and not self._context.checks
 
     def run(self, fields: Mapping[str, int], message: Message) -> None:
         """Runs the kernel of this name, and teaches C to run it."""
@@ -192,6 +197,7 @@ class Group:
         if outer is None:
             messages.group = messages.begin_group()
             messages.group_thread = threading.get_ident()
+            messages.is_prepared = self._prepared is not None
         return self._prepared
 
     def __exit__(self, error: object, *_: object) -> None:
@@ -210,12 +216,14 @@ class Messages(ABC):
     Attributes:
         group: The calls of the group that is open; None if no group is open.
         group_thread: The thread that has opened the group.
+        is_prepared: True if the group that is open is only prepared.
     """
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.group: GroupOfCalls | None = None
         self.group_thread = 0
+        self.is_prepared = False
 
     def open_group(self) -> GroupOfCalls | None:
         """Returns the calls of this thread's open group; None if no group is open.

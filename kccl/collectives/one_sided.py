@@ -39,13 +39,13 @@ class Call(AnsweredByC, abi.fastcall.OneSided):
             op = abi.fastcall.Op(address_of(handle), None, context.raise_failure)
             self._known = handle, op
         handle, op = self._known
-        if not self._is_taught and self._is_for_c():
+        if not self._is_taught and self.is_for_c():
             names, num_positional = self._names()
             self.learn(address_of(handle), handle, context.raise_failure, num_positional, names)
             self._is_taught = True
         return handle, op
 
-    def _is_for_c(self) -> bool:
+    def is_for_c(self) -> bool:
         """Tells whether C may make the call without Python."""
         return not self._context.backend.has_streams
 

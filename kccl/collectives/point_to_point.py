@@ -33,7 +33,8 @@ class Send(MessageCall):
         message waits until the peer receives it.
 
         Args:
-            x: Array, strided ones as in all_reduce.
+            x: Array, strided ones as in all_reduce. In a group a strided one is read within this
+                call, others at the group's end. A prepared group takes C-contiguous arrays only.
             peer: The rank that receives x; may be this rank.
             tag: A number from 0 to 2^31 - 1. recv() takes only messages with the tag that it asks
                 for. On GPUs and on the simulator it must be 0.
@@ -203,8 +204,8 @@ class PointToPoint:
                 comm.recv(theirs, left)
 
         With `prepare` the context returns a callable. The end of the group issues nothing; each
-        call of the callable issues the messages. It keeps the arrays alive. On a GPU it uses the
-        streams that were current within the group.
+        call of the callable issues the messages. It keeps the arrays alive, which must be
+        C-contiguous. On a GPU it uses the streams that were current within the group.
 
             with comm.group(prepare=True) as exchange:
                 comm.send(mine, right)

@@ -24,7 +24,6 @@ from . import driver
 # version 1 says so for all element types.
 _IMMUTABLE = ("jax", "jaxlib")
 
-
 _TYPESTR_KINDS = {"float": "f", "signed": "i", "unsigned": "u", "bool": "b", "complex": "c"}
 _NAMES = {dtype.name for dtype in dtypes.ALL}
 # NumPy's type strings without the byte order, as in "f4", for the types that NumPy has too.
@@ -35,7 +34,8 @@ _BY_TYPESTR = {
 }
 
 
-def _library(array: Any) -> str:
+def library(array: Any) -> str:
+    """Returns the name of the library of which an array is."""
     return type(array).__module__.partition(".")[0]
 
 
@@ -151,7 +151,7 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
         found, on = _view_of_own(array), array.device
     elif _is_of_torch(array):
         found, on = _view_of_torch(array, name, writable)
-    elif _library(array) in _IMMUTABLE:
+    elif library(array) in _IMMUTABLE:
         if writable:
             raise InvalidArgument(
                 f"{name} is read-only, as arrays of JAX are, must be writable: give `out`"
@@ -182,15 +182,14 @@ def like(array: Any, shape: tuple[int, ...]) -> Any:
     Raises:
         InvalidArgument: The library is neither PyTorch nor CuPy.
     """
-    library = _library(array)
     if hasattr(array, "new_empty"):
         return array.new_empty(shape)
-    if library == "cupy":
+    if library(array) == "cupy":
         with array.device:
             return sys.modules["cupy"].empty(shape, array.dtype)
     raise InvalidArgument(
-        f"out is None and x is a {type(array).__name__} of {library}: out must be given where x is "
-        "not an array of PyTorch or CuPy"
+        f"out is None and x is a {type(array).__name__} of {library(array)}: out must be given "
+        "where x is not an array of PyTorch or CuPy"
     )
 
 
@@ -205,7 +204,7 @@ def pointer(array: Any, name: str) -> Pointer:
     if _is_of_torch(array):
         _check_of_torch(array, name, writable=True)
         return Pointer(array.data_ptr(), array, _stream_of_torch(int(array.device.index)))
-    if hasattr(array, "__cuda_array_interface__") and _library(array) not in _IMMUTABLE:
+    if hasattr(array, "__cuda_array_interface__") and library(array) not in _IMMUTABLE:
         facts = array.__cuda_array_interface__
         _check_interface(facts, int(facts["typestr"][2:]), name, writable=True)
         stream = _stream_of_library(array, facts.get("stream"))
@@ -234,6 +233,15 @@ def stream_of(stream: Any) -> int:
             f"stream is {stream!r}, must be None, an integer, or something with __cuda_stream__"
         )
     return int(handle)
+
+
+def current_stream(array: Any) -> int:
+    """Returns the stream of a call whose first array this is, and whose caller gives none."""
+    if _is_of_torch(array):
+        return _stream_of_torch(int(array.device.index))()
+    tells = library(array) not in _IMMUTABLE
+    facts = getattr(array, "__cuda_array_interface__", {}) if tells else {}
+    return _stream_of_library(array, facts.get("stream"))()
 
 
 def stream_of_call(given: Any, view: ArrayView | None, others: Sequence[ArrayView]) -> int:
@@ -337,7 +345,7 @@ def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
     """Returns a function that gives the current stream of an array's library. The function must not
     keep the array alive.
     """
-    if _library(array) == "cupy":
+    if library(array) == "cupy":
         current_stream = sys.modules["cupy"].cuda.get_current_stream
         return lambda: int(current_stream().ptr)
     return lambda: now or driver.legacy_stream()

@@ -53,6 +53,23 @@ def test_the_first_group_may_come_after_single_calls(monkeypatch, check):
     kccl.run_threads(main, 2)
 
 
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_wrong_calls_in_a_group_after_single_calls(monkeypatch, check):
+    """Under KCCL_CHECK=1 C knows no call, and gets to know a group only for calls that it knows."""
+    monkeypatch.setenv("KCCL_CHECK", check)
+    with kccl.init(backend="host") as comm:
+        x, y = np.arange(3.0), np.zeros(3)
+        comm.send(x, 0)
+        comm.recv(y, 0)
+        with comm.group():
+            for wrong in ((), (x,), (x, 0, 0, 0)):
+                with pytest.raises(TypeError):
+                    comm.send(*wrong)
+            comm.send(x + 1, 0)
+            comm.recv(y, 0)
+        assert (y == x + 1).all()
+
+
 def test_many_messages_of_many_lengths():
     def main(comm):
         lengths = [*range(40), 9000, 300_000]

@@ -177,7 +177,13 @@ REFUSED = {
     "channel": (lambda comm, x: comm.send(x, 0, channel=9), "channel is 9"),
     "stream": (lambda comm, x: comm.send(x, 0, stream=1), "host memory has no streams"),
     "strided": (lambda comm, x: comm.irecv(x[::2], 0), "contiguous"),
+    "strided in a prepared group": (lambda comm, x: prepared_send(comm, x[::2]), "contiguous"),
 }
+
+
+def prepared_send(comm, x):
+    with comm.group(prepare=True):
+        comm.send(x, comm.rank)
 
 
 @pytest.mark.parametrize("what", REFUSED)
