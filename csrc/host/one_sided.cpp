@@ -12,8 +12,7 @@
 namespace kccl::host {
 namespace {
 
-// What learn_window() has taught: a window, for arrays of this dtype object and type. Or, without a
-// window, what learn_dtype() has taught: arrays of this dtype object and type.
+// What learn_window() or learn_dtype() has taught: arrays of this dtype object and type.
 struct Known {
     PyObject* window;  // a weak reference, which does not keep the window's memory; or null
     PyObject* dtype;

@@ -239,8 +239,7 @@ def current_stream(array: Any) -> int:
     """Returns the stream of a call whose first array this is, and whose caller gives none."""
     if _is_of_torch(array):
         return _stream_of_torch(int(array.device.index))()
-    tells = library(array) not in _IMMUTABLE
-    facts = getattr(array, "__cuda_array_interface__", {}) if tells else {}
+    facts = {} if library(array) in _IMMUTABLE else getattr(array, "__cuda_array_interface__", {})
     return _stream_of_library(array, facts.get("stream"))()
 
 
