@@ -108,6 +108,8 @@ class MessageCall(Call):
         is read each time.
         """
         messages = self._messages
+        if not super()._may_copy():
+            return False
         if messages.open_group() is None:
             return True
         return not self.RECEIVES and not messages.is_prepared

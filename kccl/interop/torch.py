@@ -12,9 +12,8 @@ Tensors are on the host or on a GPU. Calls that reduce take the dtypes that comm
 Other calls take every dtype. Tensors must be dense: their elements lie one after another in memory,
 in any order of the dimensions, as in torch.channels_last, and with the same strides on every rank.
 Lists of tensors, which are copied, may have any strides. send and recv copy tensors on a GPU
-through the host's memory. Either all ranks or none must give all_to_all_single split sizes. With
-more than 8 ranks it takes no split sizes, and all_to_all is refused. PREMUL_SUM is
-kccl.premul_sum(), which refuses bool tensors and complex factors.
+through the host's memory. Either all ranks or none must give all_to_all_single split sizes.
+PREMUL_SUM is kccl.premul_sum(), which refuses bool tensors and complex factors.
 
 A collective on the host with async_op=True runs beside the program, on a thread of its group, or
 within wait() if that comes first. A wrong argument is an error of wait() then. Until it has ended,

@@ -13,7 +13,6 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 
 from ..base import clock
 from ..base.errors import Error
@@ -22,7 +21,7 @@ from ..comm import Communicator
 from .torch_dynamo import untraced
 from .torch_errors import of_torch
 from .torch_moves import movable
-from .torch_work import limit_s, timed_out
+from .torch_work import Handle, limit_s, timed_out
 
 # The pause between two polls, of the thread and of a wait() that has waited longer than _LONG_S.
 _PAUSE_S = 0.0001
@@ -66,7 +65,7 @@ class Call:
         return torch.empty_like(x, device="cpu") if self.receives else x.cpu()
 
 
-class MessageWork(dist.Work):
+class MessageWork(Handle):
     """The handle of messages that were begun together. wait() blocks until all have ended."""
 
     def __init__(self, messages: "Messages", calls: list[Call]) -> None:
@@ -159,16 +158,6 @@ class MessageWork(dist.Work):
         for _, x, stream in self._landings:
             torch.cuda.current_stream(x.device).wait_stream(stream)
         return True
-
-    @untraced
-    def synchronize(self) -> None:
-        """Does what wait() does."""
-        self.wait()
-
-    @untraced
-    def block_current_stream(self) -> None:
-        """Does what wait() does."""
-        self.wait()
 
     @untraced
     def is_completed(self) -> bool:

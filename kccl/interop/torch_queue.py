@@ -12,12 +12,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..base.errors import Error
 from .torch_dynamo import untraced
 from .torch_errors import of_torch
-from .torch_work import Work, limit_s, timed_out
+from .torch_work import Handle, Work, limit_s, timed_out
 
 # How long the thread lets a call wait for its caller, unless the caller asks for a future.
 _LATE_S = 0.0001
@@ -25,7 +24,7 @@ _LATE_S = 0.0001
 Call = Callable[[], Any]
 
 
-class HostWork(dist.Work):
+class HostWork(Handle):
     """The handle of an asynchronous call on the host."""
 
     def __init__(
@@ -101,16 +100,6 @@ class HostWork(dist.Work):
         if self._error is not None:
             raise self._error
         return True
-
-    @untraced
-    def synchronize(self) -> None:
-        """Does what wait() does."""
-        self.wait()
-
-    @untraced
-    def block_current_stream(self) -> None:
-        """Does what wait() does."""
-        self.wait()
 
     @untraced
     def is_completed(self) -> bool:

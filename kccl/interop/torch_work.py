@@ -1,4 +1,4 @@
-"""The handle that a call of a process group returns: PyTorch's Work."""
+"""The handles that calls of a process group return: PyTorch's Work."""
 
 import time
 from collections.abc import Sequence
@@ -30,7 +30,21 @@ def timed_out(seconds: float, what: str) -> OfKccl:
     return Timeout(f"Operation timed out! wait() was given {seconds:.3g} s, and {what}", rank=-1)
 
 
-class Work(dist.Work):
+class Handle(dist.Work):
+    """What the handles of all calls have in common."""
+
+    @untraced
+    def synchronize(self) -> None:
+        """Does what wait() does."""
+        self.wait()
+
+    @untraced
+    def block_current_stream(self) -> None:
+        """Does what wait() does."""
+        self.wait()
+
+
+class Work(Handle):
     """The handle of a call of a process group.
 
     A call on the host has ended when its handle exists. A call on a GPU is enqueued on a stream,
@@ -111,16 +125,6 @@ class Work(dist.Work):
             now.synchronize()
 
     @untraced
-    def synchronize(self) -> None:
-        """Does what wait() does."""
-        self.wait()
-
-    @untraced
-    def block_current_stream(self) -> None:
-        """Does what wait() does."""
-        self.wait()
-
-    @untraced
     def is_completed(self) -> bool:
         """Tells whether the call has run, or has failed."""
         last = self._event or self._stream
@@ -171,7 +175,7 @@ class Work(dist.Work):
         return future
 
 
-class CoalescedWork(dist.Work):
+class CoalescedWork(Handle):
     """The handle of several calls that were coalesced. It is completed when all of them are."""
 
     def __init__(self, works: Sequence[Any]) -> None:
@@ -193,16 +197,6 @@ class CoalescedWork(dist.Work):
         for work in self._works:
             work.wait(timeout)
         return True
-
-    @untraced
-    def synchronize(self) -> None:
-        """Does what wait() does."""
-        self.wait()
-
-    @untraced
-    def block_current_stream(self) -> None:
-        """Does what wait() does."""
-        self.wait()
 
     @untraced
     def is_completed(self) -> bool:

@@ -131,6 +131,11 @@ def test_one_sided_calls_and_messages():
             with pytest.raises(kccl.InvalidArgument, match="not C-contiguous"):
                 comm.recv(halo[:, 0], peer)
         assert (row == of_peer[:, 0]).all()
+        # As kccl.interop.mpi sets it.
+        comm.context.copies_strided = False
+        for refused in (comm.send, comm.recv):
+            with pytest.raises(kccl.InvalidArgument, match="not C-contiguous"):
+                refused(table[:, 0], peer)
 
     kccl.run_threads(main, 2)
 

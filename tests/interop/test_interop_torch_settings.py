@@ -83,6 +83,7 @@ say(rank=rank)
 """)  # fmt: skip
 
 
+@pytest.mark.takes(24)
 def test_more_ranks_than_one_group_of_kccl_has(ranks):
     facts = ranks(
         9,
@@ -101,6 +102,13 @@ if rank == 8:
     dist.recv(far)
 everyone = torch.zeros(9)
 dist.all_to_all_single(everyone, filled(9))
+# Rank i sends i + 1 elements to each rank.
+parts = [torch.zeros(each + 1) for each in range(9)]
+dist.all_to_all(parts, [filled(rank + 1) for _ in range(9)])
+assert all((part == each + 1).all() for each, part in enumerate(parts))
+rows, given = torch.zeros(45), [each + 1 for each in range(9)]
+dist.all_to_all_single(rows, filled(9 * (rank + 1)), given, [rank + 1] * 9)
+assert torch.equal(rows, torch.cat(parts))
 dist.destroy_process_group()
 say(rank=rank, sum=float(x[0]), got=float(got[1]), far=float(far[0]), all=everyone.tolist())
 """,
