@@ -9,6 +9,9 @@ step on the model alone, without communication. Ranks are not pinned: gloo has t
 A row has the median of the repeats, each with the mean of some calls on the slowest rank. In each
 repeat all libraries have their turn, in reversed order every second time. Results are checked:
 sums by their bits, and trained parameters against those of the other backend.
+
+A row is "busy" if programs other than the ranks had over 5 % of the CPUs while its message or model
+was measured. Its "others" is their share.
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ import numpy as np
 
 import kccl
 
-from .harness.clock import uncollected, waited_s
+from .harness.clock import uncollected
 from .harness.document import document, machine
 from .harness.measure import BUSY, BUSY_SHARE, SPREAD, WIDE_SPREAD, Row
+from .harness.others import Others
 
 SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 REPEATS = 9
@@ -65,43 +69,39 @@ class Turns:
         """
         counts = {library: calls or self._calls(run) for library, run in runs.items()}
         times_us: dict[str, list[float]] = {library: [] for library in runs}
-        shares: dict[str, list[float]] = {library: [] for library in runs}
+        others = Others(self.comm)
         for repeat in range(self._repeats):
             for library in list(runs)[:: 1 if repeat % 2 == 0 else -1]:
-                took, waited = self._turn(runs[library], counts[library])
-                slowest = self.comm.gather_objects([took, waited])
-                times_us[library].append(max(each[0] for each in slowest) * 1e6 / counts[library])
-                shares[library].append(max(each[1] / each[0] for each in slowest))
-        return {
-            library: _fields(times_us[library], shares[library], counts[library])
-            for library in runs
-        }
+                slowest = max(self.comm.gather_objects(self._turn(runs[library], counts[library])))
+                times_us[library].append(slowest * 1e6 / counts[library])
+        share = others.share()
+        return {library: _fields(times_us[library], share, counts[library]) for library in runs}
 
     def _calls(self, run: Run) -> int:
         """Returns how many calls fit into a turn, after some that warm up."""
         self._turn(run, 2)
-        took, _ = self._turn(run, 3)
-        slowest = max(self.comm.gather_objects(took)) / 3
+        slowest = max(self.comm.gather_objects(self._turn(run, 3))) / 3
         return max(1, min(_MOST_CALLS, int(_TURN_S / slowest)))
 
-    def _turn(self, run: Run, calls: int) -> tuple[float, float]:
-        """Returns the seconds of some calls, and those for which this thread waited for a core."""
+    def _turn(self, run: Run, calls: int) -> float:
+        """Returns the seconds that some calls take."""
         with uncollected():
             self.comm.barrier()
-            waited, began = waited_s(), time.perf_counter()
+            began = time.perf_counter()
             for _ in range(calls):
                 run()
-            return time.perf_counter() - began, waited_s() - waited
+            return time.perf_counter() - began
 
 
-def _fields(times_us: list[float], shares: list[float], calls: int) -> Row:
+def _fields(times_us: list[float], share: float, calls: int) -> Row:
     q1, median, q3 = np.percentile(times_us, (25, 50, 75))
-    notes = [BUSY] if np.median(shares) > BUSY_SHARE else []
+    notes = [BUSY] if share > BUSY_SHARE else []
     notes += [SPREAD] if q3 - q1 > WIDE_SPREAD * median else []
     figures = {"time_us": median, "q1_us": q1, "q3_us": q3}
     return {name: round(float(each), 3) for name, each in figures.items()} | {
         "repeats": len(times_us),
         "calls": calls,
+        "others": round(share, 4),
         "notes": notes,
     }
 

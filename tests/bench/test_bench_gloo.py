@@ -27,6 +27,7 @@ def test_both_backends_are_checked_and_timed():
     ]
     assert all(0 < row["q1_us"] <= row["time_us"] <= row["q3_us"] for row in rows)
     assert all(row["wrong"] == 0 and row["repeats"] == 2 for row in rows)
+    assert all(("busy" in row["notes"]) == (row["others"] > 0.05) for row in rows)
     assert "gloo / kccl" in ran.stderr and ran.stderr.count("all_reduce") == 2
 
 

@@ -1,0 +1,59 @@
+"""Tells which share of the CPUs programs other than the ranks have had meanwhile.
+
+The ranks' own threads do not count: a library may have more of them than there are CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+_STAT = Path("/proc/stat")
+# Of a line of /proc/stat: user, nice, system, steal. Interrupts are left out, because those of the
+# ranks' own messages count as nobody's.
+_FIELDS = (1, 2, 3, 8)
+
+
+def ran_s(stat: str, cpus: Collection[int]) -> float:
+    """Returns the seconds for which some CPUs have run programs since the machine started.
+
+    Args:
+        stat: The text of /proc/stat.
+        cpus: Numbers of the CPUs.
+    """
+    names = {f"cpu{cpu}" for cpu in cpus}
+    lines = [line.split() for line in stat.splitlines()]
+    ticks = sum(
+        int(line[field]) for line in lines if line and line[0] in names for field in _FIELDS
+    )
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Others:
+    """A clock of what other programs take of the CPUs that the ranks may use."""
+
+    def __init__(self, comm: Any) -> None:
+        """Begins to measure. Collective.
+
+        Args:
+            comm: The ranks' kccl.Communicator, all of one machine.
+        """
+        self._comm = comm
+        allowed = comm.gather_objects(sorted(os.sched_getaffinity(0)))
+        self._cpus = {cpu for each in allowed for cpu in each}
+        self._began = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        """Returns the time, and the seconds that the CPUs and the ranks have run. Collective."""
+        ranks_s = sum(self._comm.gather_objects(time.process_time()))
+        return time.perf_counter(), ran_s(_STAT.read_text(), self._cpus), ranks_s
+
+    def share(self) -> float:
+        """Returns the others' share of the CPUs' time since the start. Collective."""
+        took, ran, of_ranks = (
+            now - before for now, before in zip(self._now(), self._began, strict=True)
+        )
+        return max(0.0, ran - of_ranks) / (took * len(self._cpus))
