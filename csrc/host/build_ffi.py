@@ -45,6 +45,8 @@ SOURCES = [
     "host/postings.cpp",
     "host/scaled.cpp",
     "host/normed.cpp",
+    # In front of those of larger instruction sets: for a function that several have, the linker
+    # takes the first one (tests/house/test_objects.py).
     "host/kernels_baseline.cpp",
     "host/kernels_x86_64_v3.cpp",
     "host/kernels_x86_64_v4.cpp",
