@@ -20,11 +20,18 @@ within wait() if that comes first. A wrong argument is an error of wait() then. 
 do not call the group's communicator yourself. The calls of a group run one after another, in the
 order in which they were made.
 
-Calls on a GPU are enqueued on the current stream. The calls of one communicator run one after
-another, even on different streams. But a CUDA graph with such calls must be replayed on the stream
-of the calls before and after it. Results have no gradient. Under torch.compile all ranks must
-compile the same program: the compiler may drop a call whose result is unused, merge equal calls, or
-move a call.
+Calls on a GPU are enqueued on the current stream. A group's collectives with async_op=True run on a
+stream of the process beside it, which waits for the current one; wait() makes the current stream
+wait for the call. Those of DistributedDataParallel so overlap with backward. With KCCL_STREAMS=1
+there is no such stream, with n there are n - 1, which groups share: so calls on the streams of the
+program, other than its current one, count besides. A capture must wait() for its own asynchronous
+calls.
+
+The calls of one communicator run one after another, even on different streams. But a CUDA graph
+with such calls must be replayed on the stream of the calls before and after it, and asynchronous
+calls before it must have been waited for. Results have no gradient. Under torch.compile all ranks
+must compile the same program: the compiler may drop a call whose result is unused, merge equal
+calls, or move a call.
 """
 
 from typing import Any

@@ -17,12 +17,8 @@ def only(tensors: list[Any]) -> Any:
     return tensors[0]
 
 
-def first(tensors: Sequence[torch.Tensor], name: str) -> torch.Tensor:
-    """Returns the first tensor of a call with several.
-
-    Raises:
-        InvalidArgument: The list is empty, or its tensors are on several devices.
-    """
+def check_one_device(tensors: Sequence[torch.Tensor], name: str) -> None:
+    """Raises InvalidArgument if the list is empty, or its tensors are on several devices."""
     if not tensors:
         raise InvalidArgument(f"{name} has no tensors, must have one or more")
     for number, x in enumerate(tensors):
@@ -31,7 +27,11 @@ def first(tensors: Sequence[torch.Tensor], name: str) -> torch.Tensor:
                 f"{name}[{number}] is on {x.device}, and {name}[0] on {tensors[0].device}: all "
                 "tensors of one call must be on one device"
             )
-    return tensors[0]
+
+
+def is_async(opts: Any) -> bool:
+    """Tells from PyTorch's options whether a call is asynchronous. It is if `opts` is None."""
+    return bool(getattr(opts, "asyncOp", True))
 
 
 def root_of(opts: Any) -> int:
@@ -72,4 +72,4 @@ def check_alike(tensors: Sequence[torch.Tensor], name: str, count: int) -> None:
             raise InvalidArgument(
                 f"{name}[{rank}] is {x.dtype}, and {name}[0] {tensors[0].dtype}: all must be alike"
             )
-    first(tensors, name)
+    check_one_device(tensors, name)

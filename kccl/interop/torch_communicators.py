@@ -22,7 +22,7 @@ from ..ranks import job
 from ..start import join
 from .torch_errors import of_torch
 from .torch_messages import Messages
-from .torch_tensors import refuse_capture
+from .torch_streams import give_stream, refuse_capture
 
 _POLL_S = 0.002  # between two polls of the store
 
@@ -95,6 +95,8 @@ class Communicators:
             comm = join(job_rank, env, find)
         except Error as error:
             raise of_torch(error) from error
+        if device.type == "cuda":
+            give_stream(comm, device, env.streams)
         self.of[device.type] = comm
         self.devices[device.type] = device
         return comm

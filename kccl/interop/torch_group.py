@@ -1,8 +1,7 @@
 """The process group behind `torch.distributed.init_process_group("kccl")`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from ..base.errors import Error, WaitFailed
 from ..comm import Communicator
 from . import torch_collectives
-from .torch_calls import only
+from .torch_calls import is_async, only
 from .torch_communicators import Communicators
 from .torch_dynamo import untraced
 from .torch_errors import InvalidArgument, of_torch
@@ -20,7 +19,7 @@ from .torch_monitored import monitored_barrier
 from .torch_queue import AnyWork, Queue
 from .torch_routes import routed
 from .torch_split import split_group
-from .torch_tensors import order
+from .torch_streams import stream_of_call
 from .torch_versions import init_group
 from .torch_work import CoalescedWork, Work
 
@@ -32,8 +31,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     Tensors must be dense: C-contiguous, or permuted, as in torch.channels_last, with the same
     strides on all ranks. Calls that reduce take the dtypes of comm.all_reduce, and others take any
-    dtype. Calls on a GPU are enqueued on the current stream. The calls of one group run
-    one after another, even on different streams.
+    dtype. Calls on a GPU are enqueued on the current stream or, if they are asynchronous, on one
+    beside it. The calls of one group run one after another, even on different streams.
     """
 
     # PyTorch reads these from a group's backend, here the group itself. If the first were False,
@@ -225,31 +224,34 @@ class ProcessGroup(dist.ProcessGroup):
         comm = self._comms.of.get(device.type) or self._comms.open(device)
         if device.type == "cpu":
             return self._on_host(comm, [], opts, lambda comm: comm.barrier())
-        stream = order(comm, device)
-        call = partial(Communicator.barrier, stream=stream)
-        return self._made(comm, [], stream, opts, call, blocks_host=True)
+
+        def call(comm: Communicator) -> None:
+            comm.barrier(stream=torch.cuda.current_stream(device))
+
+        return self._on_gpu(comm, device, [], [], opts, call, blocks_host=True)
 
     def run(
         self,
-        x: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
         results: list[torch.Tensor],
         opts: Any,
         call: Callable[[Communicator], Any],
     ) -> AnyWork:
-        """Makes a call on the communicator for the device of `x`.
+        """Makes a call on the communicator for the device of its tensors.
 
         Args:
-            x: Any tensor of the call. Its device chooses the communicator and the stream.
+            inputs: The tensors that the call reads.
             results: The tensors that the call writes.
             opts: PyTorch's options of the call.
             call: Makes the call on the communicator that it is given.
         """
-        comm = self._comms.of.get(x.device.type)
-        if comm is None or not self._has(x.device.type):
-            comm = self.communicator(x.device)
-        if x.device.type == "cpu":
+        device = (inputs or results)[0].device
+        comm = self._comms.of.get(device.type)
+        if comm is None or not self._has(device.type):
+            comm = self.communicator(device)
+        if device.type == "cpu":
             return self._on_host(comm, results, opts, call)
-        return self._made(comm, results, order(comm, x.device), opts, call)
+        return self._on_gpu(comm, device, inputs, results, opts, call)
 
     def _on_host(
         self,
@@ -259,9 +261,9 @@ class ProcessGroup(dist.ProcessGroup):
         call: Callable[[Communicator], Any],
     ) -> AnyWork:
         """Makes a call on the host, or puts it into the queue if it is asynchronous."""
-        if opts is not None and not getattr(opts, "asyncOp", True):
+        if not is_async(opts):
             return self._made(
-                comm, results, None, opts, lambda comm: self._queue.make(lambda: call(comm))
+                comm, results, opts, lambda comm: self._queue.make(lambda: call(comm))
             )
         self._sequence += 1
         work = self._queue.add(lambda: call(comm), results, self._sequence)
@@ -269,35 +271,51 @@ class ProcessGroup(dist.ProcessGroup):
             self._coalesced_works.append(work)
         return work
 
-    def _made(
+    def _on_gpu(
         self,
         comm: Communicator,
+        device: torch.device,
+        inputs: Sequence[torch.Tensor],
         results: list[torch.Tensor],
-        stream: "torch.cuda.Stream | None",
         opts: Any,
         call: Callable[[Communicator], Any],
         *,
         blocks_host: bool = False,
     ) -> Work:
-        """Makes a call. Raises its Timeout or PeerLost, or lets wait() raise it if asynchronous."""
+        """Enqueues a call on its stream."""
+        with stream_of_call(comm, device, is_async=is_async(opts)) as (stream, caller):
+            of_work = {"stream": stream, "caller": caller, "inputs": inputs}
+            return self._made(comm, results, opts, call, blocks_host=blocks_host, **of_work)
+
+    def _made(
+        self,
+        comm: Communicator,
+        results: list[torch.Tensor],
+        opts: Any,
+        call: Callable[[Communicator], Any],
+        **of_work: Any,
+    ) -> Work:
+        """Makes a call. Raises its Timeout or PeerLost, or lets wait() raise it if asynchronous.
+
+        `of_work` are arguments of Work.
+        """
         self._sequence += 1
         failure: Error | None = None
         try:
             call(comm)
         except WaitFailed as error:
             failure = of_torch(error)
-            if opts is None or not getattr(opts, "asyncOp", True):
+            if not is_async(opts):
                 raise failure from error
         except Error as error:
             raise of_torch(error) from error
         work = Work(
             comm,
             results,
-            stream,
-            opts,
+            is_async=is_async(opts),
             sequence=self._sequence,
-            blocks_host=blocks_host,
             error=failure,
+            **of_work,
         )
         if self._coalesced is not None:
             self._coalesced_works.append(work)

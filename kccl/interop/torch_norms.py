@@ -11,7 +11,8 @@ from ..base.errors import Error, InvalidArgument
 from ..collectives.rms_norm import rms_norm as _rms_norm
 from .torch_errors import of_torch
 from .torch_registry import DEFAULT, find
-from .torch_tensors import array, order
+from .torch_streams import order
+from .torch_tensors import array
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

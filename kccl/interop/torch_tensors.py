@@ -1,27 +1,21 @@
-"""Passes PyTorch's tensors to KCCL, and orders a communicator's calls on PyTorch's streams.
+"""Passes PyTorch's tensors to KCCL.
 
 A host tensor is passed as a NumPy array, because the dispatcher in C takes such arrays without a
 call of Python. With ml_dtypes the array can also be bfloat16, which NumPy's DLPack does not have.
 """
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from ..base import dlpack, dtypes
-from ..base.errors import Error, InvalidArgument
-from ..comm import Communicator
+from ..base.errors import InvalidArgument
 
 # Older versions of PyTorch have fewer types.
 _DTYPES = {getattr(torch, dtype.name): dtype for dtype in dtypes.ALL if hasattr(torch, dtype.name)}
 # Size in bytes of a dtype that NumPy has from ml_dtypes only -> the dtype as which a tensor of it
 # is viewed first, because Tensor.numpy() refuses such a dtype.
 _CARRIERS = {2: torch.int16, 1: torch.uint8}
-
-# Communicator -> the streams of its last calls on a GPU. True -> that of the last call that was
-# captured into a CUDA graph. False -> that of the last call that was not.
-_streams: "WeakKeyDictionary[Communicator, dict[bool, torch.cuda.Stream]]" = WeakKeyDictionary()
 
 
 def is_known(dtype: torch.dtype) -> bool:
@@ -105,48 +99,3 @@ def _instead(dtype: torch.dtype) -> str:
     if dtype.is_complex:
         return "reduce x.to(torch.complex64)"
     return "reduce x.to(torch.bfloat16)"
-
-
-def order(comm: Communicator, device: torch.device) -> "torch.cuda.Stream | None":
-    """Makes the current stream wait for the communicator's last call on another stream.
-
-    Must be called before every call: calls on one channel must not overlap, but programs of PyTorch
-    change streams freely.
-
-    Returns:
-        The current stream of the device; None for the host, which has no streams.
-    """
-    if device.type != "cuda":
-        return None
-    now = torch.cuda.current_stream(device)
-    is_capturing = _is_capturing(now)
-    streams = _streams.setdefault(comm, {})
-    last = streams.get(is_capturing, now)
-    # A stream that is being captured cannot wait for one that is not, nor the other way round: the
-    # graph runs later, on the stream of its replay.
-    if last != now and _is_capturing(last) == is_capturing:
-        now.wait_stream(last)
-    streams[is_capturing] = now
-    return now
-
-
-def _is_capturing(stream: "torch.cuda.Stream") -> bool:
-    # The legacy default stream cannot be captured, and CUDA refuses to be asked about this stream
-    # while another one is being captured.
-    if stream.cuda_stream == 0:
-        return False
-    with torch.cuda.stream(stream):
-        return bool(torch.cuda.is_current_stream_capturing())
-
-
-def refuse_capture(device: torch.device, what: str) -> None:
-    """Checks that a communicator can be made now.
-
-    Raises:
-        Error: The current stream is being captured into a CUDA graph.
-    """
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise Error(
-            f"{what} has no communicator for {device} yet, and none can be made while a CUDA graph "
-            "is captured: make one call before the capture"
-        )

@@ -50,15 +50,22 @@ class Work(Handle):
     A call on the host has ended when its handle exists. A call on a GPU is enqueued on a stream,
     and `wait()` makes the current stream wait for it. The host waits only for a barrier, or if
     `wait()` is given a timeout.
+
+    PyTorch reuses the memory of a tensor, once nothing refers to it, for later work of the
+    program's stream. So an asynchronous call on another stream keeps its tensors, until the
+    program's stream waits for the call. If the handle is dropped before, the memory is reused when
+    the call has run.
     """
 
     def __init__(
         self,
         comm: Communicator,
         tensors: list[torch.Tensor],
-        stream: "torch.cuda.Stream | None",
-        opts: Any,
         *,
+        stream: "torch.cuda.Stream | None" = None,
+        caller: "torch.cuda.Stream | None" = None,
+        inputs: Sequence[torch.Tensor] = (),
+        is_async: bool = True,
         sequence: int = 0,
         blocks_host: bool = False,
         error: Error | None = None,
@@ -69,7 +76,9 @@ class Work(Handle):
             comm: The communicator that has made the call.
             tensors: The tensors that the call writes.
             stream: The stream on which it was enqueued; None on the host.
-            opts: PyTorch's options of the call.
+            caller: The program's stream, for which the call is made.
+            inputs: The tensors that the call reads.
+            is_async: Whether the call is asynchronous.
             sequence: The call's number in its group.
             blocks_host: Whether wait() blocks the host until the call has ended on the GPU.
             error: The error of the call if it has failed. wait() raises it.
@@ -81,10 +90,12 @@ class Work(Handle):
         self._sequence = sequence
         self._blocks_host = blocks_host
         self._error = error
+        self._caller = caller
+        self._kept = [] if stream == caller else [*inputs, *tensors]
         self._event: torch.cuda.Event | None = None
-        # With asyncOp False no event is needed: the caller waits at once, before anything else is
-        # enqueued on the stream.
-        if stream is not None and error is None and getattr(opts, "asyncOp", True):
+        # Else no event is needed: the caller waits at once, before anything else is enqueued on the
+        # stream.
+        if stream is not None and is_async:
             self._event = stream.record_event()
 
     @untraced
@@ -97,22 +108,35 @@ class Work(Handle):
             Timeout, PeerLost: A call of the communicator is known to have failed. A call on a GPU
                 may still fail later.
         """
+        if self._stream is not None:
+            # First, because a capture can only end if all its streams are joined.
+            now = self._join(self._stream)
         error = self.exception()
         if error is not None:
             raise error
         if self._stream is not None:
-            self._wait_on_gpu(self._stream, limit_s(timeout))
+            self._wait_on_host(now, limit_s(timeout))
             error = self.exception()
             if error is not None:
                 raise error
         return True
 
-    def _wait_on_gpu(self, stream: "torch.cuda.Stream", seconds: float | None) -> None:
+    def _join(self, stream: "torch.cuda.Stream") -> "torch.cuda.Stream":
+        """Makes the current stream wait for the call. Returns it."""
         now = torch.cuda.current_stream(stream.device)
         if self._event is not None:
             now.wait_event(self._event)
         elif now != stream:
             now.wait_stream(stream)
+        if now == self._caller:
+            self._kept = []
+        return now
+
+    def __del__(self) -> None:
+        for x in self._kept:
+            x.record_stream(self._stream)
+
+    def _wait_on_host(self, now: "torch.cuda.Stream", seconds: float | None) -> None:
         if torch.cuda.is_current_stream_capturing():
             return
         if seconds is not None:

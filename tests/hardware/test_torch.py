@@ -143,6 +143,40 @@ say(rank=rank)
 """)  # fmt: skip
 
 
+@pytest.mark.parametrize("world_size", [2])
+def test_asynchronous_calls_run_beside_the_program(world_size, ranks):
+    """And what they read is not reused meanwhile, though nothing of the program refers to it."""
+    ranks(world_size, """
+start()
+dist.all_reduce(filled(4))
+torch.cuda.synchronize()
+works = [dist.all_reduce(filled(1000), async_op=True) for _ in range(3)]
+torch.cuda._sleep(2_000_000_000)
+slept = torch.cuda.current_stream().record_event()
+while not works[-1].is_completed():
+    assert not slept.query(), "the calls have waited for what was enqueued behind them"
+assert not slept.query()
+torch.cuda.synchronize()
+
+for turn in range(50):
+    outs = [torch.zeros(world_size * 100_000, device="cuda") for _ in range(3)]
+    futures = []
+    for out in outs:
+        # The peer is late, so the call is under way when its input's memory is free again.
+        torch.cuda._sleep(500_000 if turn % world_size == rank else 1)
+        work = dist.all_gather_into_tensor(out, filled(100_000), async_op=True)
+        futures.append(work.get_future())
+        del work
+        torch.full((100_000,), -1.0, device="cuda")
+    for out, future in zip(outs, futures, strict=True):
+        future.wait()
+        for each in range(world_size):
+            assert (out[100_000 * each : 100_000 * (each + 1)] == each + 1).all(), turn
+kccl_torch.communicator("cuda").check()
+say(rank=rank)
+""")  # fmt: skip
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_cuda_graph_replays_with_other_data(world_size, ranks):
     facts = ranks(world_size, """

@@ -1,7 +1,5 @@
 """The backend "kccl" of torch.distributed, with tensors on the host; ranks are processes."""
 
-from contextlib import contextmanager
-
 import pytest
 from torch_ranks import starter
 
@@ -237,64 +235,6 @@ for step in range(3):
     assert torch.allclose(model.weight.grad, torch.full((2, 3), 0.5 + step)), model.weight.grad
 say(rank=rank)
 """)  # fmt: skip
-
-
-class Stream:
-    """A fake torch.cuda.Stream, which records the streams that it waits for."""
-
-    def __init__(self, handle, is_capturing=False):
-        self.cuda_stream = handle
-        self.is_capturing = is_capturing
-        self.waited_for = []
-
-    def wait_stream(self, other):
-        self.waited_for.append(other)
-
-
-def test_calls_of_a_communicator_follow_each_other_across_streams(monkeypatch):
-    from kccl.interop import torch_tensors
-
-    current = None
-
-    @contextmanager
-    def on(stream):
-        nonlocal current
-        before, current = current, stream
-        yield
-        current = before
-
-    def is_capturing():
-        assert current.cuda_stream != 0, "the legacy stream must not be asked"
-        return current.is_capturing
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", is_capturing)
-    legacy, side, graph, fork = Stream(0), Stream(1), Stream(2, True), Stream(3, True)
-    with kccl.init() as comm, kccl.init() as other:
-
-        def call(comm, stream):
-            with on(stream):
-                assert torch_tensors.order(comm, torch.device("cuda", 0)) is stream
-
-        for stream in (legacy, legacy, side, side, legacy):
-            call(comm, stream)
-        call(other, side)
-        assert (legacy.waited_for, side.waited_for) == ([side], [legacy])
-        # A captured call may wait only for calls of the same capture.
-        for stream in (graph, fork):
-            call(comm, stream)
-        assert (graph.waited_for, fork.waited_for) == ([], [graph])
-        call(comm, side)
-        assert side.waited_for == [legacy, legacy]
-        # After the capture its streams are like others; the next capture does not wait for them.
-        fork.is_capturing = graph.is_capturing = False
-        call(comm, graph)
-        assert graph.waited_for == [side]
-        graph.is_capturing = True
-        call(comm, graph)
-        assert graph.waited_for == [side]
-        assert torch_tensors.order(comm, torch.device("cpu")) is None
 
 
 def test_tensors_of_bfloat16_in_the_collectives_of_a_communicator():

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...comm import Communicator
-from ..torch_calls import check_alike, check_as_many, check_equal, first, only
+from ..torch_calls import check_alike, check_as_many, check_equal, check_one_device, only
 from ..torch_moves import copy_out, gather_into, lengths, movable
 from ..torch_queue import AnyWork
 from ..torch_registry import DEFAULT, find
-from ..torch_tensors import order
+from ..torch_streams import order
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -67,7 +67,7 @@ def _of_lists(
     check_equal([parts[group.rank()]], x, "tensor_list", group.rank())
     counts = [part.numel() for part in parts]
     if len(set(counts)) == 1:
-        return group.run(x, parts, opts, lambda comm: _gather_parts(comm, parts, x))
+        return group.run([x], parts, opts, lambda comm: _gather_parts(comm, parts, x))
 
     def call(comm: Communicator) -> None:
         whole = x.new_empty(sum(counts))
@@ -75,7 +75,7 @@ def _of_lists(
         comm.all_gather(given, out=out, counts=lengths(counts, whole, out))
         copy_out(whole, parts)
 
-    return group.run(x, parts, opts, call)
+    return group.run([x], parts, opts, call)
 
 
 def _of_several_lists(
@@ -96,7 +96,8 @@ def _of_several_lists(
             _gather_parts(comm, parts, x)
 
     results = [part for its in outs for part in its]
-    return group.run(first(tensors, "input_tensor_list"), results, opts, call)
+    check_one_device(tensors, "input_tensor_list")
+    return group.run(tensors, results, opts, call)
 
 
 def _of_tensors(
@@ -117,7 +118,8 @@ def _of_several_tensors(
         for out, x in zip(outs, tensors, strict=True):
             gather_into(comm, x, out, names)
 
-    return group.run(first(tensors, names[0]), outs, opts, call)
+    check_one_device(tensors, names[0])
+    return group.run(tensors, outs, opts, call)
 
 
 GROUP_METHODS = {

@@ -6,11 +6,12 @@ import torch
 
 from ...comm import Communicator
 from ...plan.ops import Op
-from ..torch_calls import first, only
+from ..torch_calls import check_one_device, only
 from ..torch_queue import AnyWork
 from ..torch_reductions import reduction_of
 from ..torch_registry import DEFAULT, find
-from ..torch_tensors import array, memory, order
+from ..torch_streams import order
+from ..torch_tensors import array, memory
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -85,7 +86,8 @@ def _of_several(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = 
                 x, x, ("tensor", "tensor"), lambda x, _: comm.all_reduce(x, op=reduction.op)
             )
 
-    return group.run(first(tensors, "tensors"), tensors, opts, call)
+    check_one_device(tensors, "tensors")
+    return group.run(tensors, tensors, opts, call)
 
 
 GROUP_METHODS = {

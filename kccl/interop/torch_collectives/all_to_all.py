@@ -38,7 +38,7 @@ def _of_lists(
         _exchange(comm, out, whole, receives, sends)
         copy_out(out, outs)
 
-    return group.run(ins[0], outs, opts, call)
+    return group.run(ins, outs, opts, call)
 
 
 def _exchange(
@@ -93,7 +93,7 @@ def _of_tensors(
         names = "input", "output"
         laid_out_alike(x, out, names, lambda x, out: exchange(comm, out, x))
 
-    return group.run(x, [out], opts, call)
+    return group.run([x], [out], opts, call)
 
 
 def _check_rows(x: torch.Tensor, world_size: int, name: str) -> None:

@@ -8,7 +8,7 @@ from ..torch_calls import only, root_of
 from ..torch_moves import move_in_place
 from ..torch_queue import AnyWork
 from ..torch_registry import DEFAULT, find
-from ..torch_tensors import order
+from ..torch_streams import order
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -67,7 +67,7 @@ def _fake(x: torch.Tensor, root: int, comm: str) -> torch.Tensor:
 def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = None) -> AnyWork:
     """Runs dist.broadcast, for any dtype."""
     x, root = only(tensors), root_of(opts)
-    return group.run(x, tensors, opts, lambda comm: move_in_place(comm, x, root, "tensor"))
+    return group.run([x], tensors, opts, lambda comm: move_in_place(comm, x, root, "tensor"))
 
 
 GROUP_METHODS = {

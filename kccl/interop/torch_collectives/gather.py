@@ -25,7 +25,7 @@ def _of_lists(
     if group.rank() != root:
         if outs and outs[0]:
             raise InvalidArgument("gather_list has tensors, must be empty on ranks but the root")
-        return group.run(x, [], opts, lambda comm: _give(comm, x, root))
+        return group.run([x], [], opts, lambda comm: _give(comm, x, root))
     parts = only(outs)
     check_alike(parts, "gather_list", group.size())
     check_equal(parts, x, "gather_list")
@@ -36,7 +36,7 @@ def _of_lists(
         for part, its in zip(parts, whole, strict=True):
             part.detach().copy_(its)
 
-    return group.run(x, parts, opts, call)
+    return group.run([x], parts, opts, call)
 
 
 def _of_tensors(
@@ -45,14 +45,14 @@ def _of_tensors(
     """Runs dist.gather_single, for any dtype. Only the root's output is written."""
     root = root_of(opts)
     if group.rank() != root:
-        return group.run(x, [], opts, lambda comm: _give(comm, x, root))
+        return group.run([x], [], opts, lambda comm: _give(comm, x, root))
 
     def call(comm: Communicator) -> None:
         check_whole(out, x, comm.world_size, ("output", "input"))
         given = movable(x.contiguous(), "input")
         through_contiguous(out, lambda out: comm.gather(given, root, out=movable(out, "output")))
 
-    return group.run(x, [out], opts, call)
+    return group.run([x], [out], opts, call)
 
 
 def _give(comm: Communicator, x: torch.Tensor, root: int) -> None:

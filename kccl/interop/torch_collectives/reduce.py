@@ -23,7 +23,7 @@ def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any = No
             x, out, ("tensor", "tensor"), lambda x, _: comm.reduce(x, root, op=reduction.op)
         )
 
-    return group.run(x, tensors, opts, call)
+    return group.run([x], tensors, opts, call)
 
 
 GROUP_METHODS = {

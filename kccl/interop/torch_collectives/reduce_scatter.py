@@ -7,12 +7,13 @@ import torch
 from ...base.errors import InvalidArgument
 from ...comm import Communicator
 from ...plan.ops import Op
-from ..torch_calls import check_alike, check_as_many, check_equal, first, only
+from ..torch_calls import check_alike, check_as_many, check_equal, check_one_device, only
 from ..torch_moves import laid_out_alike, through_contiguous
 from ..torch_queue import AnyWork
 from ..torch_reductions import Reduction, reduction_of
 from ..torch_registry import DEFAULT, find
-from ..torch_tensors import array, order
+from ..torch_streams import order
+from ..torch_tensors import array
 
 if TYPE_CHECKING:
     from ..torch_group import ProcessGroup
@@ -99,7 +100,7 @@ def _of_lists(
 
         through_contiguous(out, lambda out: reduction.make(whole, out, names, scatter))
 
-    return group.run(out, [out], opts, call)
+    return group.run(parts, [out], opts, call)
 
 
 def _of_tensors(
@@ -120,7 +121,8 @@ def _of_several_tensors(
         for out, x in zip(outs, tensors, strict=True):
             _scatter_into(comm, reduction, x, out, ("input", "output"))
 
-    return group.run(first(tensors, "input"), outs, opts, call)
+    check_one_device(tensors, "input")
+    return group.run(tensors, outs, opts, call)
 
 
 GROUP_METHODS = {

@@ -25,7 +25,7 @@ def _of_lists(
     if group.rank() != root:
         if tensors and tensors[0]:
             raise InvalidArgument("scatter_list has tensors, must be empty on ranks but the root")
-        return group.run(out, outs, opts, lambda comm: _take(comm, out, root))
+        return group.run([], outs, opts, lambda comm: _take(comm, out, root))
     parts = only(tensors)
     check_alike(parts, "scatter_list", group.size())
     check_equal(parts, out, "scatter_list")
@@ -35,7 +35,7 @@ def _of_lists(
         given = movable(whole, "scatter_list")
         through_contiguous(out, lambda out: comm.scatter(given, root, out=movable(out, "tensor")))
 
-    return group.run(out, outs, opts, call)
+    return group.run(parts, outs, opts, call)
 
 
 def _take(comm: Communicator, out: torch.Tensor, root: int) -> None:

@@ -1,0 +1,314 @@
+"""On which streams the calls of a group run, and what waits for what. The streams are fakes, so no
+GPU is needed. tests/hardware/test_torch.py has tests on GPUs.
+"""
+
+import gc
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+import kccl
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+dist = torch.distributed
+
+pytestmark = pytest.mark.long
+
+GPU = torch.device("cuda", 0)
+SYNC = SimpleNamespace(asyncOp=False)
+
+
+class Cuda:
+    """The current stream, and the graph that is being captured."""
+
+    def __init__(self):
+        self.default = self.current = Stream(self, 0)
+        self.made = []
+
+    @contextmanager
+    def on(self, stream):
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def is_capturing(self):
+        assert self.current is not self.default, "the legacy stream must not be asked"
+        return self.current.graph is not None
+
+    def new_stream(self, device, priority):
+        assert device == GPU and priority < 0
+        self.made.append(Stream(self, len(self.made) + 1))
+        return self.made[-1]
+
+    @contextmanager
+    def graph(self, stream):
+        """Captures a graph, with the stream as the current one."""
+        graph = stream.graph = {stream}
+        with self.on(stream):
+            yield
+        for each in graph:
+            assert each.done <= stream.done, "a stream of the capture is not joined"
+            each.graph = None
+
+
+class Stream:
+    """A fake torch.cuda.Stream. What is enqueued on it has a name.
+
+    Attributes:
+        done: The names of all that comes before what is enqueued next.
+        graph: The streams of the capture in which this one is; None outside of a capture.
+    """
+
+    device = GPU
+
+    def __init__(self, cuda, handle):
+        self.cuda, self.cuda_stream = cuda, handle
+        self.done, self.graph = set(), None
+
+    def run(self, name):
+        """Enqueues something. Returns what comes before it."""
+        before = set(self.done)
+        self.done.add(name)
+        return before
+
+    def wait_stream(self, other):
+        self.wait_event(other.record_event())
+
+    def wait_event(self, event):
+        done, graph = event
+        if graph is not None and self.graph is None:
+            graph.add(self)
+            self.graph = graph
+            # The fork itself must be joined, even if nothing is enqueued behind it.
+            self.run(f"fork of {self.cuda_stream}")
+        assert self.graph is graph, "a captured stream and another one must not wait"
+        self.done |= done
+
+    def record_event(self):
+        return set(self.done), self.graph
+
+
+class Tensor:
+    """A fake tensor on the GPU. It notes on which streams its memory is in use besides."""
+
+    device = GPU
+
+    def __init__(self):
+        self.used_on = []
+
+    def record_stream(self, stream):
+        self.used_on.append(stream)
+
+
+class Future:
+    """A fake torch.futures.Future."""
+
+    def __init__(self, devices):
+        assert devices == [GPU]
+
+    def set_result(self, tensors):
+        self.event = torch.cuda.current_stream(GPU).record_event()
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    cuda = Cuda()
+    from kccl.interop import torch_streams
+
+    monkeypatch.setattr(torch_streams, "_own", {})
+    monkeypatch.setattr(torch_streams, "_given", iter(range(100)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: cuda.current)
+    monkeypatch.setattr(torch.cuda, "stream", cuda.on)
+    monkeypatch.setattr(torch.cuda, "Stream", cuda.new_stream)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_current_stream_capturing",
+        lambda: cuda.current is not cuda.default and cuda.is_capturing(),
+    )
+    monkeypatch.setattr(torch.futures, "Future", Future)
+    return cuda
+
+
+class Group:
+    """A group of one rank, whose communicator for the GPU is one on the host."""
+
+    def __init__(self, cuda, streams=2):
+        import kccl.interop.torch
+        from kccl.interop import torch_streams
+
+        self.cuda = cuda
+        dist.init_process_group("kccl", store=dist.HashStore(), rank=0, world_size=1)
+        self.group = dist.group.WORLD
+        self.comm = kccl.init(backend="host")
+        torch_streams.give_stream(self.comm, GPU, streams)
+        self.group._comms.of["cuda"] = self.comm
+
+    def call(self, name, tensors, opts=None, results=()):
+        """Makes a call of that name. Returns its Work, and what comes before it on its stream."""
+        before = []
+
+        def call(comm):
+            assert comm is self.comm
+            before.append(torch.cuda.current_stream(GPU).run(name))
+
+        work = self.group.run(tensors, list(results), opts, call)
+        return work, before[0]
+
+
+@pytest.fixture
+def group(cuda):
+    made = Group(cuda)
+    yield made
+    dist.destroy_process_group()
+
+
+def test_an_asynchronous_call_runs_beside_the_program(cuda, group):
+    x, main = Tensor(), cuda.current
+    main.run("forward")
+    work, before = group.call("first", [x])
+    assert before == {"forward"}
+    # Backward goes on while the call is under way.
+    assert main.run("backward") == {"forward"}
+    second, before = group.call("second", [x])
+    assert before == {"forward", "first", "backward"}
+    assert main.run("more") == {"forward", "backward"}
+    assert work.wait()
+    # It waits for its own call, and not for the later one.
+    assert "first" in main.done and "second" not in main.done
+    assert second.wait() and "second" in main.done
+    assert x.used_on == [] and len(cuda.made) == 2
+
+
+def test_calls_that_wait_run_on_the_current_stream(cuda, group):
+    """All calls of a group follow each other, whichever stream they are on."""
+    side = Stream(cuda, 77)
+    _, before = group.call("sync", [Tensor()], SYNC)
+    assert before == set() and "sync" in cuda.current.done
+    _, before = group.call("async", [Tensor()])
+    assert before == {"sync"} and "async" not in cuda.current.done
+    _, before = group.call("again", [Tensor()], SYNC)
+    assert before == {"sync", "async"} and "again" in cuda.current.done
+    with cuda.on(side):
+        work, before = group.call("on a side", [Tensor()], SYNC)
+        assert before == {"sync", "async", "again"} and "on a side" in side.done
+        assert work.wait()
+
+
+def test_memory_is_not_reused_while_a_call_uses_it(cuda, group):
+    """A handle that is dropped, or that another stream has waited for, leaves it to PyTorch."""
+    x, out = Tensor(), Tensor()
+    own = cuda.made[0]
+    work, _ = group.call("waited for", [x], results=[out])
+    assert work._kept == [x, out]
+    work.wait()
+    assert work._kept == []
+    del work
+    work, _ = group.call("elsewhere", [x], results=[out])
+    with cuda.on(Stream(cuda, 77)):
+        work.wait()
+    del work
+    gc.collect()
+    assert x.used_on == out.used_on == [own]
+    group.call("dropped", [x], results=[out])
+    gc.collect()
+    assert x.used_on == out.used_on == [own, own]
+    # DistributedDataParallel keeps the future alone.
+    future = group.call("of a future", [x])[0].get_future()
+    gc.collect()
+    assert len(x.used_on) == 3 and "of a future" in future.event[0]
+
+
+def test_a_capture_forks_and_joins(cuda, group):
+    """Each capture joins its own streams: what is captured does not wait for what is not."""
+    for turn in range(2):
+        stream = Stream(cuda, 50 + turn)
+        group.call(f"eager {turn}", [Tensor()])
+        with cuda.graph(stream):
+            stream.run(f"captured {turn}")
+            first, before = group.call(f"first {turn}", [Tensor()])
+            assert f"captured {turn}" in before and f"eager {turn}" not in before
+            second, before = group.call(f"second {turn}", [Tensor()], SYNC)
+            assert f"first {turn}" in before
+            third, _ = group.call(f"third {turn}", [Tensor()])
+            # In another order than they were made in.
+            for work in (third, first, second):
+                assert work.wait()
+        assert cuda.made[1].graph is None
+
+
+def test_a_call_that_is_refused_or_fails_leaves_a_capture_whole(cuda, group):
+    stream = Stream(cuda, 50)
+
+    def refuse(comm):
+        raise kccl.InvalidArgument("wrong")
+
+    def fail(comm):
+        raise kccl.Timeout("late", rank=0)
+
+    with cuda.graph(stream):
+        stream.run("captured")
+        with pytest.raises(kccl.InvalidArgument, match="wrong"):
+            group.group.run([Tensor()], [], None, refuse)
+    with cuda.graph(stream):
+        work = group.group.run([Tensor()], [], None, fail)
+        assert work.is_completed() and not work.is_success()
+        with pytest.raises(kccl.Timeout, match="late"):
+            work.wait()
+    with pytest.raises(kccl.Timeout, match="late"):
+        group.group.run([Tensor()], [], SYNC, fail)
+
+
+@pytest.mark.parametrize(("streams", "own"), [(1, 0), (2, 1), (3, 2)])
+def test_the_process_has_as_many_streams_as_fit(cuda, streams, own):
+    """KCCL_STREAMS less one, however many groups there are. With 1 all calls follow the program."""
+    from kccl.interop import torch_streams
+
+    comms = [kccl.init(backend="host") for _ in range(4)]
+    for comm in comms:
+        torch_streams.give_stream(comm, GPU, streams)
+    assert len(cuda.made) == 2 * own
+    used = set()
+    for comm in comms:
+        with torch_streams.stream_of_call(comm, GPU, is_async=True) as (stream, caller):
+            assert caller is cuda.default and cuda.current is stream
+            used.add(stream)
+        comm.close()
+    assert used == (set(cuda.made[::2]) or {cuda.default})
+
+
+def test_a_call_made_on_the_own_stream_stays_there(cuda, group):
+    own = cuda.made[0]
+    with cuda.on(own):
+        work, before = group.call("there", [Tensor()])
+        assert before == set() and work.wait() and work._kept == []
+
+
+def test_calls_of_a_communicator_follow_each_other_across_streams(cuda):
+    from kccl.interop import torch_streams
+
+    side, graph, fork = Stream(cuda, 1), Stream(cuda, 2), Stream(cuda, 3)
+    with kccl.init() as comm, kccl.init() as other:
+
+        def call(comm, stream, name):
+            with cuda.on(stream):
+                assert torch_streams.order(comm, GPU) is stream
+                return stream.run(name)
+
+        assert call(comm, cuda.default, "a") == set()
+        assert call(comm, side, "b") == {"a"}
+        assert call(other, fork, "of another") == set()
+        fork.done.clear()
+        assert call(comm, cuda.default, "c") == {"a", "b"}
+        # A captured call may wait only for calls of the same capture.
+        with cuda.graph(graph):
+            fork.wait_stream(graph)
+            assert call(comm, graph, "d") == set()
+            assert call(comm, fork, "e") == {"d", "fork of 3"}
+            graph.wait_stream(fork)
+        assert call(comm, side, "f") == {"a", "b", "c"}
+        # After the capture its streams are like others; the next capture does not wait for them.
+        assert "f" in call(comm, graph, "g")
+        with cuda.graph(graph):
+            assert "f" in call(comm, graph, "h")
+        assert torch_streams.order(comm, torch.device("cpu")) is None
