@@ -225,6 +225,8 @@ class Queue:
         # A call that the thread makes ends first.
         with self._making:
             self._is_closed = True
+        # Another thread of the program may have added a call meanwhile, and this one may end.
+        self.finish_all()
         self._is_needed.set()
         self._is_urgent.set()
 
