@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 _STAT = Path("/proc/stat")
-# Of a line of /proc/stat: user, nice, system, steal. Interrupts are left out, because those of the
-# ranks' own messages count as nobody's.
+# The numbers of the fields user, nice, system and steal in a line of /proc/stat. Interrupts are not
+# counted, because the ranks' own messages cause some of them.
 _FIELDS = (1, 2, 3, 8)
 
 
