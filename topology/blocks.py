@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from . import block_layouts
 from .cost import CONSTANTS, ERROR
 from .graph import Graph
 from .layout import LINE_BYTES, Flag, Layout, time_us
@@ -21,10 +22,10 @@ from .parts import Device
 PATTERNS = ("grid_sync", "publish")
 """The exchanges: in "grid_sync" all blocks wait for each other; in "publish" each block publishes a
 slice that all blocks collect."""
-BLOCK_LAYOUTS = ("topology", "flat", "copies", "leaders")
-"""Layouts that can be asked for. "topology" chooses the one with the least predicted time; the
-others are values of Layout.name. As only "flat" has been measured, it stays unless another one is
-predicted to gain more than the error of predictions."""
+BLOCK_LAYOUTS = ("topology", "counters", "flat", "copies", "leaders")
+"""Layouts that can be asked for. "counters" is that of the library's grid_sync, and "flat" that of
+its publish and collect. "topology" chooses the library's, unless another one is predicted to gain
+more than the error of predictions. All but "topology" are values of Layout.name."""
 
 _FITTED_BLOCKS = 132
 SHARES = {
@@ -34,9 +35,9 @@ SHARES = {
 """The delay of a block for each further line that it polls, as a fraction of one line's latency. It
 is fitted to calls of 132 blocks on H200 GPUs. In publish each block polled a line of every one. The
 measured grid_sync counts arrivals in one word instead, so its layouts of flags have no record."""
+_LIBRARYS = {"grid_sync": "counters", "publish": "flat"}
 _HOW = {
-    "grid_sync": "constants fitted to H200, whose kernel has no flags: it counts arrivals in one "
-    "word, on AMD in eight; so no layout has a record",
+    "grid_sync": "constants fitted to H200, where only one counter has a record",
     "publish": "constants fitted to H200, where only the flat layout has a record",
 }
 
@@ -87,11 +88,13 @@ class BlockPlacement:
                 f"  {seat}: {len(own)} blocks, lane {', '.join(map(str, lanes))}, polls {memory}"
                 f"{led}"
             )
+        words = {(flag.at, flag.offset): flag for flag in layout.flags}
         copies = len({flag.at for flag in layout.flags})
-        most = max(len({f.offset for f in layout.flags if b in f.pollers}) for b in (0,))
+        polled = sum(0 in flag.pollers for flag in words.values())
+        what = "counter" if layout.flags[0].is_counter else "flag"
         lines.append(
-            f"  {len(layout.flags)} flags, a line of {LINE_BYTES} bytes or more each, in {copies} "
-            f"{'memory' if copies == 1 else 'memories'}; block 0 polls {most}"
+            f"  {len(words)} {what}{'s' * (len(words) > 1)}, a line of {LINE_BYTES} bytes or more "
+            f"each, in {copies} {'memory' if copies == 1 else 'memories'}; block 0 polls {polled}"
         )
         return "\n".join([*lines, *(f"  {reason}" for reason in self.reasons)])
 
@@ -148,21 +151,24 @@ def place_blocks(
     at = tuple(dies[number].name for number in numbers)
     slice_bytes = 4 if pattern == "grid_sync" else max(-(-nbytes // count), 16)
     near = tuple(dies[number].memory for number in numbers)
-    names = ["flat"] + (["copies"] if len(set(near)) > 1 else [])
-    names += ["leaders"] if pattern == "grid_sync" and len(set(near)) > 1 else []
+    is_sync, is_apart = pattern == "grid_sync", len(set(near)) > 1
+    names = ["counters"] * is_sync + ["flat"] + ["copies"] * is_apart
+    names += ["leaders"] * (is_sync and is_apart)
     if layout not in ("topology", *names):
         raise ValueError(f"layout is {layout!r}, must be one of {', '.join(names)} for this kernel")
     made = {
-        "flat": lambda: _flat(gpu.id, at, slice_bytes),
-        "copies": lambda: _copies(at, near, slice_bytes),
-        "leaders": lambda: _leaders(at, near),
+        "counters": lambda: block_layouts.counters(gpu.id, at, num_counters(graph, gpu)),
+        "flat": lambda: block_layouts.flat(gpu.id, at, slice_bytes),
+        "copies": lambda: block_layouts.copies(at, near, slice_bytes),
+        "leaders": lambda: block_layouts.leaders(at, near),
     }
     layouts = {name: made[name]() for name in names}
     predicted = _predicted(layouts, gpu.id, word_us, dies, numbers, SHARES[pattern])
-    chosen = layout if layout in names else "flat"
+    librarys = _LIBRARYS[pattern]
+    chosen = layout if layout in names else librarys
     if layout == "topology" and predicted:
         best = min(names, key=lambda name: predicted[name])
-        chosen = best if predicted[best] < (1 - ERROR) * predicted["flat"] else "flat"
+        chosen = best if predicted[best] < (1 - ERROR) * predicted[librarys] else librarys
     told = ", ".join(f"{name} {us:.2f} us" for name, us in predicted.items())
     reasons.insert(
         0,
@@ -195,6 +201,16 @@ def place_blocks(
         predicted_us=predicted,
         reasons=tuple(reasons),
     )
+
+
+def num_counters(graph: Graph, gpu: Device) -> int:
+    """Returns how many counters the blocks of grid_sync use: one for each die that has an L2 cache
+    of its own, as the dies on I/O dies have. Two for the halves of an H200's L2 are slower than one
+    (bench/LOG.md, 2026-11-29).
+    """
+    dies = [each for each in graph.of_kind("die") if each.id.startswith(f"{gpu.id}/")]
+    own = [each for each in dies if graph.devices[each.parent or gpu.id].kind == "io_die"]
+    return max(1, sum(each.count for each in own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,77 +263,6 @@ def _seats(
     return tuple(block % len(dies) for block in range(blocks))
 
 
-def _flat(gpu: str, at: tuple[str, ...], nbytes: int) -> Layout:
-    """Returns the layout in which every block polls the line of every block."""
-    everybody, stride = tuple(range(len(at))), _whole_lines(nbytes)
-    return Layout(
-        name="flat",
-        seats=at,
-        homes=(gpu,) * len(at),
-        flags=tuple(
-            Flag(writer=b, at=gpu, offset=b * stride, nbytes=nbytes, pollers=everybody)
-            for b in everybody
-        ),
-    )
-
-
-def _copies(at: tuple[str, ...], near: tuple[str, ...], nbytes: int) -> Layout:
-    """Returns the layout in which each block writes its line into the memory of each die, and
-    blocks poll only the memory near them.
-    """
-    stride, memories = _whole_lines(nbytes), tuple(dict.fromkeys(near))
-    pollers = {home: tuple(b for b, own in enumerate(near) if own == home) for home in memories}
-    return Layout(
-        name="copies",
-        seats=at,
-        homes=near,
-        flags=tuple(
-            Flag(writer=b, at=home, offset=b * stride, nbytes=nbytes, pollers=pollers[home])
-            for b in range(len(at))
-            # Writes to far memories come first, because they take longest.
-            for home in sorted(memories, key=lambda home: home == near[b])
-        ),
-        is_near=True,
-    )
-
-
-def _leaders(at: tuple[str, ...], near: tuple[str, ...]) -> Layout:
-    """Returns the layout in which blocks write a flag for their die's leader, and each leader then
-    writes a line near each die, which the die's blocks poll.
-    """
-    members = {seat: [b for b, own in enumerate(at) if own == seat] for seat in dict.fromkeys(at)}
-    leader = {seat: own[0] for seat, own in members.items()}
-    flags: list[Flag] = []
-    seen: dict[str, tuple[int, ...]] = {}
-    lines = dict.fromkeys(near, 0)
-
-    def flag(writer: int, home: str, pollers: Sequence[int], after: tuple[int, ...]) -> None:
-        offset = lines[home] * LINE_BYTES
-        lines[home] += 1
-        flags.append(
-            Flag(writer=writer, at=home, offset=offset, pollers=tuple(pollers), after=after)
-        )
-
-    for seat, own in members.items():
-        begin = len(flags)
-        for block in own[1:]:
-            flag(block, near[leader[seat]], (leader[seat],), ())
-        seen[seat] = tuple(range(begin, len(flags)))
-    for seat, block in leader.items():
-        others = [other for other in dict.fromkeys(near) if other != near[block]]
-        for home in (*others, near[block]):
-            pollers = [b for b in range(len(at)) if near[b] == home]
-            flag(block, home, pollers, seen[seat])
-    return Layout(
-        name="leaders",
-        seats=at,
-        homes=near,
-        leaders=tuple(leader.items()),
-        flags=tuple(flags),
-        is_near=True,
-    )
-
-
 def _predicted(
     layouts: Mapping[str, Layout],
     gpu: str,
@@ -345,7 +290,11 @@ def _predicted(
     def read(flag: Flag, poller: int) -> float:
         return table_of[poller][flag.at]
 
-    return {name: time_us(layout, way, read, share) for name, layout in layouts.items()}
+    counted = CONSTANTS["sync relaxed"] * word_us
+    return {
+        name: counted if name == "counters" else time_us(layout, way, read, share)
+        for name, layout in layouts.items()
+    }
 
 
 def _laid(layout: Layout, interleave: Interleave, anywhere: str) -> Layout:
@@ -359,7 +308,11 @@ def _laid(layout: Layout, interleave: Interleave, anywhere: str) -> Layout:
         free.setdefault(home, []).extend(lines)
         free.setdefault(anywhere, []).extend(lines)
     moved = []
+    placed: dict[tuple[str, int], int] = {}
     for flag in layout.flags:
+        if (flag.at, flag.offset) in placed:  # several blocks add to a counter
+            moved.append((flag, placed[flag.at, flag.offset]))
+            continue
         lines = free.get(flag.at, [])
         needed = len(flag.lines)
         # A slice needs consecutive lines. The lines of a granule are in one memory.
@@ -371,6 +324,7 @@ def _laid(layout: Layout, interleave: Interleave, anywhere: str) -> Layout:
                 f"the buffer has too few granules in {flag.at} for {len(layout.flags)} flags: "
                 "give a longer one"
             )
+        placed[flag.at, flag.offset] = lines[at] * LINE_BYTES
         moved.append((flag, lines[at] * LINE_BYTES))
         del lines[at : at + needed]
     return replace(layout, flags=tuple(replace(flag, offset=offset) for flag, offset in moved))
@@ -389,7 +343,3 @@ def _lanes(numbers: Sequence[int], lanes: int) -> tuple[int, ...]:
     for position, block in enumerate(order):
         served[block] = position * lanes // len(numbers)
     return tuple(served)
-
-
-def _whole_lines(nbytes: int) -> int:
-    return -(-nbytes // LINE_BYTES) * LINE_BYTES

@@ -188,8 +188,9 @@ def _readings(machine: Machine, alike: tuple[str, Machine] | None) -> Titled:
         found.setdefault(reading.what, []).append(reading.figure.value)
     ranges = {each.what: each for each in alike[1].ranges} if alike else {}
     rows = []
-    for what, values in found.items():
-        quantity, wanted = QUANTITIES[what], ranges.get(what)
+    # A record has its readings in any order, and some texts refer to the line before.
+    for what in (each for each in QUANTITIES if each in found):
+        values, quantity, wanted = found[what], QUANTITIES[what], ranges.get(what)
         least, most = (f"{value:.4g}" for value in (min(values), max(values)))
         between = f"{wanted.low:.4g} to {wanted.high:.4g}" if wanted else ""
         rows.append((quantity.text, least, "" if least == most else most, quantity.unit, between))

@@ -22,6 +22,7 @@ class Flag:
         pollers: Numbers of the members that poll it.
         after: Numbers of the flags that the writer waits for before it writes this one. They must
             come earlier in Layout.flags.
+        is_counter: Whether the writer adds to the word, to which others add too.
     """
 
     writer: int
@@ -30,6 +31,7 @@ class Flag:
     pollers: tuple[int, ...]
     nbytes: int = 4
     after: tuple[int, ...] = ()
+    is_counter: bool = False
 
     @property
     def lines(self) -> range:
@@ -44,9 +46,9 @@ class Layout:
     Members are ranks, or the blocks of a GPU's kernel. A member writes its flags in their order.
 
     Attributes:
-        name: "flat" (every member polls a flag of every other), "copies" (as flat, but with a copy
-            of each flag on each die), "leaders" (a leader collects for its die), or "groups" (steps
-            within and across groups).
+        name: "flat" (every member polls a flag of every other), "counters" (members add to
+            counters, which all poll), "copies" (as flat, but with a copy of each flag on each die),
+            "leaders" (a leader collects for its die), or "groups" (steps within and across groups).
         seats: The part of the machine in which each member runs: a die, a core, a GPU.
         homes: The memory that is near each member.
         leaders: (part, the member that leads it).
@@ -65,18 +67,21 @@ class Layout:
 def faults(layout: Layout) -> list[str]:
     """Returns a sentence for each fault of a layout; none if it is right.
 
-    It checks that each line has one writer, that a leader runs on the part that it leads, that
-    members poll only near memory if is_near, and that every member learns of every other one.
+    It checks that each line has one writer or one counter, that a leader runs on the part that it
+    leads, that members poll only near memory if is_near, and that every member learns of every
+    other one.
     """
     return [*_shared_lines(layout), *_leaders(layout), *_far_polls(layout), *_unheard(layout)]
 
 
 def _shared_lines(layout: Layout) -> Iterable[str]:
-    writers: dict[tuple[str, int], int] = {}
+    writers: dict[tuple[str, int], Flag] = {}
     for number, flag in enumerate(layout.flags):
         for line in flag.lines:
-            other = writers.setdefault((flag.at, line), flag.writer)
-            if other != flag.writer:
+            first = writers.setdefault((flag.at, line), flag)
+            other = first.writer
+            is_same = first.is_counter and flag.is_counter and first.offset == flag.offset
+            if other != flag.writer and not is_same:
                 yield (
                     f"members {other} and {flag.writer} write line {line} of {flag.at} (flag "
                     f"{number}): a line needs one writer"
