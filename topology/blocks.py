@@ -37,7 +37,8 @@ is fitted to calls of 132 blocks on H200 GPUs. In publish each block polled a li
 measured grid_sync counts arrivals in one word instead, so its layouts of flags have no record."""
 _LIBRARYS = {"grid_sync": "counters", "publish": "flat"}
 _HOW = {
-    "grid_sync": "constants fitted to H200, where only one counter has a record",
+    "grid_sync": "constants fitted to H200, whose kernel has one counter; no layout of flags has a "
+    "record",
     "publish": "constants fitted to H200, where only the flat layout has a record",
 }
 

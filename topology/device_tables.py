@@ -67,7 +67,7 @@ def machines_table(machines: Mapping[str, Machine]) -> Titled:
     columns = ("name", "machine", "basis", "GPUs", "near us", "far us", "weakest")
     numbers = ("GPUs", "near us", "far us")
     title = "Machines, recorded (measured) or described (by documents): nearest and farthest pair"
-    wide, widest = ("machine",), ("weakest",)
+    wide, widest = ("machine",), ("weakest", "GPUs")
     return Titled(
         title, columns, rows, numbers, only_wide=wide, only_widest=widest, unbroken=("basis",)
     )
@@ -199,7 +199,9 @@ def _readings(machine: Machine, alike: tuple[str, Machine] | None) -> Titled:
         ("what", "least", "most", "unit", "expected"),
         rows,
         right=("least", "most"),
+        unbroken=("unit", "expected"),
         only_wide=("expected",),
+        wraps=True,
     )
 
 

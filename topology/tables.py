@@ -27,7 +27,8 @@ class Titled:
         rows: The cells.
         right: Headings of columns with numbers, which are aligned right and never wrapped.
         unbroken: Headings of further columns that are never wrapped. The first column is wrapped
-            only in a narrow window.
+            only in a narrow window, or if `wraps`.
+        wraps: Whether the first column has sentences, which are wrapped in any window.
         only_wide: Headings of columns that are left out in a narrow window.
         only_widest: Headings of columns that are also left out in a window of 80 columns.
     """
@@ -39,6 +40,7 @@ class Titled:
     only_wide: Sequence[str] = ()
     only_widest: Sequence[str] = ()
     unbroken: Sequence[str] = ()
+    wraps: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich import box
@@ -62,10 +64,11 @@ class Titled:
         for at in shown:
             column = self.columns[at]
             is_number = column in self.right
+            is_name = at == 0 and not is_narrow and not self.wraps
             grid.add_column(
                 column.replace(" ", "\n") if is_narrow else column,
                 justify="right" if is_number else "left",
-                no_wrap=is_number or column in self.unbroken or (at == 0 and not is_narrow),
+                no_wrap=is_number or column in self.unbroken or is_name,
                 overflow="fold",
             )
         for row in self.rows:

@@ -174,6 +174,10 @@ def _read(path: Path) -> topology.Machine:
         return topology.from_hwloc(told) if is_xml else topology.Machine.from_json(told)
     except OSError as error:
         raise errors.InvalidArgument(f"cannot read {path}: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise errors.InvalidArgument(
+            f"{path} describes no machine: it is neither lstopo's XML nor JSON: {error}"
+        ) from error
     except ValueError as error:
         raise errors.InvalidArgument(f"{path} describes no machine: {error}") from error
 

@@ -82,11 +82,22 @@ def near_or_far(a: int, b: int) -> float:
     return 0.012 if a % 4 == b % 4 else 0.05 if a % 4 // 2 == b % 4 // 2 else 0.13
 
 
-def shown(machine: Machine) -> str:
+def shown(machine: Machine, table: object = None) -> str:
     console = pytest.importorskip("rich.console").Console(width=80, file=io.StringIO())
-    console.print(topology.table(machine))
+    console.print(table or topology.table(machine, topology.recorded()))
     text: str = console.file.getvalue()
     return text
+
+
+def test_tables_can_be_read_in_80_columns() -> None:
+    """No column is so narrow that a range or a name of a few words takes many lines."""
+    recorded = topology.recorded()
+    found = shown(recorded["h200-2"])
+    for told in ("0.3299   0.3302   us     0.24 to 0.38", "GB/s   3900 to 4800"):
+        assert told in found, found
+    text = shown(recorded["h200-2"], topology.machines_table(recorded))
+    assert len(text.splitlines()) < 5 * len(recorded), text
+    assert all(len(line) <= 80 for line in (found + text).splitlines())
 
 
 def test_discover_reads_smt_and_numa(machine: Machine) -> None:
