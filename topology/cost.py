@@ -22,8 +22,8 @@ UNMEASURED_ERROR = 0.5
 
 FIXED: Mapping[str, float] = {"pipe": 1.42, "way": 1.0}
 """Constants that are not fitted. A word cannot take less than the links' latency, so "way" is 1.
-"pipe" is what a message takes besides, for the credit and the counters of its pipe. No record has
-messages: it is from three times of two H100 in bench/LOG.md, 2026-11-27."""
+"pipe" is what a message takes besides, for the credit and the counters of its pipe. It is from
+three times of two H100 in bench/LOG.md, 2026-11-27, and a record of two H200 came later."""
 
 CONSTANTS: Mapping[str, float] = {
     "acq_rel": 0.5975,
@@ -161,6 +161,7 @@ RECORDED: Mapping[tuple[str, str, str, str], tuple[int, int, int, int]] = {
     ("scan_direct_ll16", "graph", "message", "relaxed"): (2, 4, 8, 1048576),
     ("scatter_direct_ll16", "graph", "message", "relaxed"): (2, 4, 8, 65536),
     ("scatter_push_simple", "graph", "message", "relaxed"): (2, 2, 16777216, 67108864),
+    ("send_recv", "graph", "message", "relaxed"): (2, 2, 8, 67108864),
 }
 """Calls that records of GPUs have: algorithm, mode, complete, order (in a graph "relaxed", because
 it makes no difference there) -> the fewest and most ranks, the fewest and most bytes."""
