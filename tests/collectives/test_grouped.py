@@ -111,9 +111,11 @@ def test_put_and_get_reach_every_rank():
     kccl.run_threads(main, 10, timeout=60)
 
 
-@pytest.mark.parametrize("world_size", long_after(1, [23, *range(17, 23), *range(24, 65)]))
-def test_every_number_of_ranks(world_size):
-    """A short call and a long one of each collective, from 17 ranks on."""
+@pytest.mark.parametrize("world_size", long_after(1, [23, 32, 37, 43, 49, 57, 64]))
+def test_three_to_eight_groups(world_size):
+    """A short call and a long one of each collective. Groups are as large as each other at 32, 49
+    and 64 ranks. tests/topology/test_groups.py divides every number of ranks.
+    """
     ranks = np.arange(world_size)
     root = 37 % world_size
 

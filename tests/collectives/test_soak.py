@@ -19,9 +19,9 @@ def soak(*words):
 
 
 @pytest.mark.long
-@pytest.mark.takes(36)
 def test_random_programs():
-    (*found, whole), code = soak("--minutes", 1)
+    """A quarter of a minute. `make collectives-soak` takes longer."""
+    (*found, whole), code = soak("--minutes", 0.25)
     assert (found, code, whole["wrong"]) == ([], 0, 0), found
     assert whole["jobs"] > 0
 
