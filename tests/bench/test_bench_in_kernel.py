@@ -179,8 +179,10 @@ def test_rows(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("world_size", "dtype"), [(1, "float64"), (3, "bfloat16")])
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize(
+    ("name", "world_size", "dtype"),
+    [("all_reduce", 1, "float64"), *((name, 3, "bfloat16") for name in DATA)],
+)
 def test_chains_over_several_periods(name, world_size, dtype):
     rows, _ = on_simulator(name, world_size, 1, dtype=dtype, nbytes=72, iterations=210)
     assert all(row["wrong"] == 0 for row in rows)
