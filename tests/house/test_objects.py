@@ -44,7 +44,7 @@ def taken_from_larger_sets(objects):
     """Returns each function that an object gets from one with instructions which it may not use.
 
     Args:
-        objects: Of each object in the order of linking, its instructions and its functions.
+        objects: The instructions and the functions of each object, in the order of linking.
     """
     first = {}
     return {
