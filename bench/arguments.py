@@ -234,7 +234,7 @@ def problems_of(
     if collective.has_data:
         longest = max(problem.nbytes for problem in found)
         libraries = 3 if args.baselines and args.backend == "host" else 1
-        check_memory(longest, world_size, arrays=libraries * (1 if in_place else 2))
+        check_memory(longest, world_size, arrays=libraries * (1 if found[0].in_place else 2))
     rounded = []
     for size in sizes if collective.has_data else ():
         (problem,) = collective.problems([size], **how)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..harness.chain import Chain
-from ..harness.collective import Collective
+from ..harness.collective import Collective, OnGpus
 from ..harness.data import count_wrong, make_input
 from ..harness.forms import of_data
 from ..harness.problem import Array, Buffers, Call, Gather, Problem
@@ -35,6 +35,10 @@ def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
 
 def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     return partial(comm.Alltoall, mpi.IN_PLACE if problem.in_place else buffers.x, buffers.out)
+
+
+def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
+    return partial(dist.all_to_all_single, buffers.out, buffers.x)
 
 
 # ---- Inside kernels: calls are in place, so each second call moves every chunk back --------------
@@ -87,6 +91,9 @@ COLLECTIVE = Collective(
     prepare=_prepare,
     direct=_direct,
     mpi=_mpi,
+    nccl=_nccl,
+    is_apart_in_nccl=True,
+    on_gpus=OnGpus(sizes=("--out-of-place", *OnGpus().sizes)),
     forms=(of_data("all_to_all_direct_ll16", "AllToAll", "slice"),),
     chain=Chain(_start, _end, _factor),
 )

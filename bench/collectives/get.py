@@ -67,7 +67,7 @@ def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
 
 def _sendrecv(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     mine, x = np.zeros_like(buffers.x), buffers.x
-    send = sendrecv_of(comm, mine)
+    send = sendrecv_of(comm, mine, np.zeros_like(mine))
 
     def exchange() -> object:
         mine[:] = x
@@ -110,4 +110,5 @@ COLLECTIVE = Collective(
     mpi_default="sendrecv",
     mpi_others={"get_fence": _get_fence},
     is_composed=True,
+    is_on_cpus=True,
 )

@@ -85,4 +85,5 @@ COLLECTIVE = Collective(
     mpi_default="sendrecv",
     mpi_others={"put_fence": _put_fence},
     is_composed=True,
+    is_on_cpus=True,
 )

@@ -85,4 +85,5 @@ COLLECTIVE = Collective(
     mpi_default="sendrecv",
     mpi_others={"fence": _fence},
     is_composed=True,
+    is_on_cpus=True,
 )

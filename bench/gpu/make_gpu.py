@@ -201,7 +201,7 @@ def _by_importance(where: Literal["outside", "inside"], *, is_most: bool) -> lis
         table
         for table in map(load, NAMES)
         if (table.forms if where == "inside" else not table.only_in_kernels)
-        and not table.is_composed
+        and not table.is_on_cpus
         and (is_most or getattr(table.on_gpus, where) == "all")
     ]
     return sorted(

@@ -67,6 +67,8 @@ class Collective:
             measure the time since the last arrival.
         mpi: (MPI module, MPI communicator, buffers, problem) -> the mpi4py call.
         nccl: (torch.distributed, buffers of tensors, problem) -> the call, or None.
+        is_apart_in_nccl: NCCL's call writes to another array than it reads. So its rows are those
+            of the form out of place; otherwise they are those of the form in place.
         symm_mem: (torch.ops.symm_mem, x, x's handle, an ordinary tensor like x, the group's name,
             problem) -> PyTorch's calls on symmetric memory: algorithm -> the call and the tensor
             that has its result. x is a tensor in symmetric memory. None: PyTorch has no such call.
@@ -80,7 +82,9 @@ class Collective:
         mpi_others: further MPI calls that do the same: name in the column "algorithm" -> a function
             like `mpi`.
         is_composed: the measured call consists of several calls of KCCL, one after another. It is
-            made from Python, on the host and on the simulator only, and has one algorithm.
+            made from Python only, between the ranks of a pair, and has one algorithm.
+        is_on_cpus: the measured call reads a window from Python, which no GPU's window allows.
+        is_apart: the measured call writes to another array than it reads, and has no other form.
         is_planned: the plan chooses among algorithms of this collective. False if it uses another
             collective's plan; bench/tune skips those.
         has_chunks: the message consists of one chunk of equal length for each rank.
@@ -111,7 +115,10 @@ class Collective:
         default_factory=dict
     )
     is_composed: bool = False
+    is_on_cpus: bool = False
+    is_apart: bool = False
     nccl: Callable[[Any, Buffers, Problem], Call] | None = None
+    is_apart_in_nccl: bool = False
     symm_mem: Callable[[Any, Any, Any, Any, str, Problem], TorchCalls] | None = None
     nvshmem: Callable[[Any, int, Problem, int], Call] | None = None
     flashinfer: Callable[[Any, Any, Any, Any], dict[str, Call]] | None = None
@@ -131,8 +138,10 @@ class Collective:
 
     def check_place(self, backend: str, *, in_kernel: bool) -> None:
         """Raises ValueError if the collective cannot be measured on this backend, or in kernels."""
-        if self.is_composed and (backend not in ("host", "sim") or in_kernel):
+        if self.is_on_cpus and backend not in ("host", "sim"):
             raise ValueError(f"{self.name} has rows on the host and the simulator only")
+        if self.is_composed and in_kernel:
+            raise ValueError(f"{self.name} has no rows inside kernels")
 
     def problems(
         self,
@@ -165,7 +174,7 @@ class Collective:
                 np_dtype,
                 op if self.has_op else None,
                 root if self.has_root else None,
-                in_place,
+                in_place and not self.is_apart,
                 world_size,
                 unit,
             )

@@ -64,12 +64,12 @@ def mpi_slots_of(mpi: Any, comm: Any, problem: Problem) -> tuple[Any, Array]:
 
 def sendrecv(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     """Returns an exchange by MPI's two-sided call."""
-    return sendrecv_of(comm, buffers.x)
+    return sendrecv_of(comm, buffers.x, np.zeros_like(buffers.x))
 
 
-def sendrecv_of(comm: Any, x: Array) -> Call:
-    """Returns a function that exchanges this array with the partner by Sendrecv."""
-    partner, found = partner_of(comm.rank, comm.size), np.zeros_like(x)
+def sendrecv_of(comm: Any, x: Array, found: Array) -> Call:
+    """Returns a function that sends `x` to the partner and receives `found` by Sendrecv."""
+    partner = partner_of(comm.rank, comm.size)
 
     def exchange() -> object:
         comm.Sendrecv(x, partner, 0, found, partner, 0)

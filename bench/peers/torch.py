@@ -105,8 +105,10 @@ class TorchPeers:
         """
         if self._torch is None:
             return []
-        if problem.in_place is False:
-            self._missing.add("NCCL and torch_symm_mem", "measured in place only", problem.nbytes)
+        is_apart = problem.in_place is False
+        if is_apart != collective.is_apart_in_nccl:
+            why = "measured in place only" if is_apart else "measured with --out-of-place only"
+            self._missing.add("NCCL and torch_symm_mem", why, problem.nbytes)
             return []
         peers: list[Peer] = []
         for make in (self._nccl, self._nccl_window, self._symm_mem):
@@ -139,13 +141,16 @@ class TorchPeers:
             self._missing.add("NCCL", f"it has no {collective.name}", problem.nbytes)
             return []
         x = self._tensor(problem)
-        return [self._of_nccl("default", x, collective, problem)]
+        out = self._tensor(problem) if collective.is_apart_in_nccl else x
+        return [self._of_nccl("default", x, out, collective, problem)]
 
     def _nccl_window(self, collective: Collective, problem: Problem) -> list[Peer]:
         # RCCL has no symmetric windows.
         if collective.nccl is None or problem.world_size == 1 or self._name != "nccl":
             return []
-        if problem.nbytes > _WINDOW_BYTES:
+        # Where the output has its own array, it begins at the window's middle.
+        middle = _WINDOW_BYTES // 2 if collective.is_apart_in_nccl else 0
+        if problem.nbytes > _WINDOW_BYTES - middle:
             self._missing.add("nccl symmetric_window", "larger than its window", problem.nbytes)
             return []
         if not self._window and not self._missing.agree(
@@ -155,12 +160,15 @@ class TorchPeers:
         memory = self._window[0]
         if memory is None:
             return []
-        x = memory[: problem.nbytes].view(getattr(self._torch, str(problem.dtype)))
-        return [self._of_nccl("symmetric_window", x, collective, problem)]
+        dtype = getattr(self._torch, str(problem.dtype))
+        x, out = (memory[at : at + problem.nbytes].view(dtype) for at in (0, middle))
+        return [self._of_nccl("symmetric_window", x, out, collective, problem)]
 
-    def _of_nccl(self, algorithm: str, x: Any, collective: Collective, problem: Problem) -> Peer:
+    def _of_nccl(
+        self, algorithm: str, x: Any, out: Any, collective: Collective, problem: Problem
+    ) -> Peer:
         assert collective.nccl is not None
-        buffers = self._buffers(x, x, problem)
+        buffers = self._buffers(x, out, problem)
         return (
             *(self._name, algorithm, buffers),
             collective.nccl(self._torch.distributed, buffers, problem),

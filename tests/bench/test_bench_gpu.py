@@ -318,6 +318,36 @@ def test_a_peer_that_fails_on_one_rank_is_left_out_on_all():
         assert note == "no two_shot rows at 8, 16 bytes: RuntimeError: not aligned"
 
 
+@pytest.mark.parametrize("name", ["all_reduce", "all_to_all", "send_recv"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_nccl_is_measured_in_place_where_its_call_is(name, in_place):
+    """NCCL exchanges chunks and messages between two arrays only."""
+
+    def main(comm):
+        peers = torch.TorchPeers(SimpleNamespace(comm=comm), None)
+        peers._torch, made = object(), []
+        peers._nccl = peers._nccl_window = peers._symm_mem = lambda *_: made.append(1) or []
+        what = replace(problem(n=2), in_place=in_place)
+        peers.contenders(collectives.load(name), what)
+        return len(made), peers.notes()
+
+    for made, notes in FakeWorld(2).run(main):
+        if in_place == (name == "all_reduce"):
+            assert made == 3 and not any("measured" in note for note in notes)
+        else:
+            assert made == 0 and "measured" in notes[-1]
+
+
+def test_nccl_exchanges_messages_by_parts_of_one_length():
+    calls = []
+    dist = SimpleNamespace(get_rank=lambda: 2, all_to_all_single=lambda *args: calls.append(args))
+    mine = problems.Buffers("x", "out")
+    collectives.load("send_recv").nccl(dist, mine, problem(count=64, n=4))()
+    collectives.load("all_to_all").nccl(dist, mine, problem(count=64, n=4))()
+    lengths = [0, 0, 0, 64]
+    assert calls == [("out", "x", lengths, lengths), ("out", "x")]
+
+
 # Without a GPU
 
 

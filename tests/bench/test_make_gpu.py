@@ -80,6 +80,7 @@ ONCE = [
     "reduce_scatter",
     "scan",
     "scatter",
+    "send_recv",
 ]
 ALL_IN_KERNELS = [
     *FEW_IN_KERNELS,

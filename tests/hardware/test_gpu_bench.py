@@ -12,8 +12,11 @@ from suites import run_suite
 from kccl.plan import tuning
 
 PEERS = {
-    "cuda": {"all_reduce": {"nccl", "torch_symm_mem"}, "broadcast": {"nccl"}},
-    "hip": {"all_reduce": {"rccl"}, "broadcast": {"rccl"}},
+    "cuda": {
+        "all_reduce": {"nccl", "torch_symm_mem"},
+        **{name: {"nccl"} for name in ("broadcast", "all_to_all", "send_recv")},
+    },
+    "hip": {name: {"rccl"} for name in ("all_reduce", "broadcast", "all_to_all", "send_recv")},
 }
 SHORT = ("--repeats", "3", "--iterations", "100", "--json")
 
@@ -73,7 +76,8 @@ def test_peers_are_measured_in_the_same_run(world_size, tmp_path):
     """The peers are measured again in the job's next bench."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     with_peers = ("--sizes", "1K", "8K", "--baselines", *SHORT[:-1])
-    benches = {name: (name, *with_peers) for name in ("all_reduce", "broadcast")}
+    benches = {name: (name, *with_peers) for name in PEERS[BACKEND]}
+    benches["all_to_all"] += ("--out-of-place",)
     documents = run_suite(world_size, tmp_path, benches)
     for collective, peers in PEERS[BACKEND].items():
         rows, printed = documents[collective]
