@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..base import arguments
-from ..base.abi import FEW_PIPES, MOST_PIPES, PIPE_SLICE_BYTES
+from ..base.abi import FEW_PIPES, MOST_PIPES, PIPE_SLICE_BYTES, message_bytes
 from ..base.errors import InvalidArgument
 from ..plan.spec import MOST_BLOCKS, MOST_THREADS, KernelSpec
 
@@ -103,8 +103,10 @@ def messages_shape(
         most_blocks: Blocks that the call may have, unless there are more messages.
         warp_size: Threads of a warp.
     """
-    lengths = (*fields["sends"], *fields["receives"])
-    messages = [nbytes for bit, nbytes in enumerate(lengths) if fields["messages"] >> bit & 1]
+    heads = (*fields["sends"], *fields["receives"])
+    messages = [
+        message_bytes(head) for bit, head in enumerate(heads) if fields["messages"] >> bit & 1
+    ]
     pipes = FEW_PIPES if fields["channel"] else MOST_PIPES
     slices = min(max(-(-max(messages) // PIPE_SLICE_BYTES), 1), pipes)
     each = min(slices, max(most_blocks // len(messages), 1))

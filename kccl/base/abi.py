@@ -66,6 +66,8 @@ LINE_BYTES: int = lib.kKcclLineBytes
 MOST_PIPES: int = lib.kKcclMostPipes
 FEW_PIPES: int = lib.kKcclFewPipes
 PIPE_SLICE_BYTES: int = lib.kKcclPipeSliceBytes
+MOST_GPU_TAG: int = lib.kKcclAnyTag - 1
+"""The largest tag of a message between GPUs, or on the simulator."""
 PACKET_UNIT: int = lib.kKcclPacketUnit
 LEAST_STAGING_BYTES: int = lib.kKcclLeastStagingBytes
 GPU_POLLS_PER_CHECK: int = lib.kKcclGpuPollsPerCheck
@@ -98,6 +100,16 @@ def moved_type(name: str) -> int:
     """
     known = DTYPES.get(name)
     return _MOVED_FROM + zlib.crc32(name.encode()) % _MOVED_NUMBERS if known is None else known
+
+
+def message_head(nbytes: int, tag: int) -> int:
+    """Returns a message's length and tag in the form of KcclCall.sends; `tag` is -1 for any tag."""
+    return nbytes | (tag & lib.kKcclAnyTag) << lib.kKcclTagShift
+
+
+def message_bytes(head: int) -> int:
+    """Returns a message's length from what message_head() returned."""
+    return head & ((1 << lib.kKcclTagShift) - 1)
 
 
 def type_words(number: int) -> str:

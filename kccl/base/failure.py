@@ -231,15 +231,19 @@ def _bad_argument(record: Any) -> str:
 def _call(call: int, nbytes: int) -> str:
     """Returns a call in words; `call` is KcclRecord.call, or waited_ns for the peer's call."""
     kernel, dtype, op, peer = call >> 24, call >> 16 & 255, call >> 8 & 255, call & 255
+    is_message = kernel in (lib.kKcclSend, lib.kKcclRecv)
     if kernel >= lib.kKcclNumKernels and not _is_posted(kernel):
         return "another call"
     name = _kernel_name(kernel)
     is_scan = name.startswith("scan_")
     what = f", root {peer}" if _has_root(name) else ", exclusive" if is_scan and peer else ""
-    if peer and not what and kernel not in (lib.kKcclSend, lib.kKcclRecv):
+    if is_message:
+        tag = call & lib.kKcclAnyTag
+        what = ", any tag" if tag == lib.kKcclAnyTag else f", tag {tag}" if tag else ""
+    elif peer and not what:
         what = f", counts with check sum {peer}"
     words = f"{name}{what}, {nbytes} bytes"
-    if kernel not in (lib.kKcclSend, lib.kKcclRecv) and not name.startswith("barrier"):
+    if not is_message and not name.startswith("barrier"):
         words += f", {abi.type_words(dtype)}".removesuffix(", ")
     if is_scan or "reduce" in words:
         words += f", {_name(abi.OPS, op)}"

@@ -1,18 +1,19 @@
 """Messages between ranks on GPUs, or on the simulated machine: calls of the kernel send_recv.
 
 A call has at most one message to each peer and one from each. So a group is one call, unless it has
-several messages to or from the same peer. Then it is several calls, one after another.
+several messages to or from the same peer. Then it is several calls, one after another, in the order
+of their tags.
 """
 
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from ..base import arguments
-from ..base.abi import MAX_WORLD_SIZE, fastcall
+from ..base.abi import MAX_WORLD_SIZE, MOST_GPU_TAG, fastcall, message_head
 from ..base.errors import InvalidArgument
 from .context import Context
 from .front import call_is_not_copied
-from .messages import Message, MessageCall, Messages, Request, check_messages
+from .messages import ANY, Message, MessageCall, Messages, Request, check_messages
 from .prepared import Prepared, address_of
 
 _KERNEL = "send_recv"
@@ -41,7 +42,9 @@ class GpuRequest(Request):
     @property
     def tag(self) -> int | None:
         """See Request."""
-        return self.message.tag if self.message.receives and self.is_issued else None
+        message = self.message
+        is_known = message.receives and self.is_issued and message.tag != ANY
+        return message.tag if is_known else None
 
     def test(self) -> bool:
         """See Request."""
@@ -84,22 +87,19 @@ class GpuMessages(Messages):
         self._grouped: list[Message] = []
         self._known: dict[Any, tuple[Any, Any]] = {}
 
-    def _refuse(self, what: str, has: str) -> NoReturn:
-        raise InvalidArgument(
-            f"{what} on backend {self.context.backend.name}, where two ranks' messages are received"
-            f" in the order in which they were sent; the host backend has {has}"
-        )
-
-    def check_any_peer(self) -> bool:
+    def check_any_peer(self) -> NoReturn:
         """See Messages."""
-        self._refuse("peer is None, must be a rank", "receives from any rank")
+        raise InvalidArgument(
+            f"peer is None, must be a rank on backend {self.context.backend.name}, where a receive "
+            "is enqueued before its message comes, so that nobody could say from which rank it is; "
+            "the host backend has receives from any rank"
+        )
 
     def tag_of(self, tag: Any, *, receives: bool) -> int:
         """See Messages."""
-        number = 0 if tag is None and receives else arguments.integer("tag", tag)
-        if number != 0:
-            self._refuse(f"tag is {number}, must be 0", "tags")
-        return number
+        if tag is None and receives:
+            return ANY
+        return arguments.between("tag", tag, 0, MOST_GPU_TAG)
 
     def make(self, call: MessageCall, message: Message) -> None:
         """See Messages."""
@@ -178,7 +178,10 @@ class GpuMessages(Messages):
 
     def _run(self, messages: list[Message], stream: int, channel: int) -> None:
         context = self.context
-        key = channel, *((each.receives, each.peer, each.view.nbytes) for each in messages)
+        key = (
+            channel,
+            *((each.receives, each.peer, each.view.nbytes, each.tag) for each in messages),
+        )
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _KNOWN_CALLS:
@@ -197,10 +200,12 @@ class GpuMessages(Messages):
 
 
 def _calls_of(messages: Iterable[Message]) -> list[list[Message]]:
-    """Divides messages into successive calls, with at most one message to and from each peer."""
+    """Divides messages into successive calls, with at most one message to and from each peer. Two
+    ranks may add them in different orders, so messages of one peer are sorted by their tags.
+    """
     calls: list[list[Message]] = []
     numbers: dict[tuple[bool, int], int] = {}
-    for message in messages:
+    for message in sorted(messages, key=lambda message: message.tag):
         pair = message.receives, message.peer
         number = numbers[pair] = numbers.get(pair, -1) + 1
         if number == len(calls):
@@ -211,13 +216,13 @@ def _calls_of(messages: Iterable[Message]) -> list[list[Message]]:
 
 def _fields(messages: list[Message], channel: int) -> dict[str, Any]:
     """Returns KcclCall's fields, except the addresses, for a call with these messages."""
-    lengths = [0] * MAX_WORLD_SIZE, [0] * MAX_WORLD_SIZE
+    heads = [0] * MAX_WORLD_SIZE, [0] * MAX_WORLD_SIZE
     bits = 0
     for each in messages:
-        lengths[each.receives][each.peer] = each.view.nbytes
+        heads[each.receives][each.peer] = message_head(each.view.nbytes, each.tag)
         bits |= 1 << each.receives * MAX_WORLD_SIZE + each.peer
-    count = sum(map(sum, lengths))
-    sends, receives = lengths
+    count = sum(each.view.nbytes for each in messages)
+    sends, receives = heads
     return {
         "sends": sends,
         "receives": receives,

@@ -37,7 +37,8 @@ class Send(MessageCall):
                 call, others at the group's end. A prepared group takes C-contiguous arrays only.
             peer: The rank that receives x; may be this rank.
             tag: A number from 0 to 2^31 - 1. recv() takes only messages with the tag that it asks
-                for. On GPUs and on the simulator it must be 0.
+                for. On GPUs and on the simulator the largest is 65,534, and a tag does not change
+                the order: see recv().
             stream, channel: As in all_reduce. recv() takes only messages sent on its channel. On
                 the host the channel must be 0.
 
@@ -77,11 +78,19 @@ class Recv(MessageCall):
         Messages of one peer with one tag, on one channel, are received in the order in which they
         were sent.
 
+        On GPUs and on the simulator messages of one peer on one channel are received in the order
+        in which they were sent, whatever their tags. A message with another tag than `tag` is an
+        error. But those of one group, and those that isend() and irecv() have begun and that are
+        issued together, are in the order of their tags, receives with any tag first. So both ranks
+        may name them in any order.
+
         Args:
             x: Array, strided ones as in all_reduce, but C-contiguous in a group. The message must
                 have its length in bytes.
             peer: The rank that sends the message. None takes a message from any rank; irecv()'s
-                request says from which. On GPUs and on the simulator a rank must be given.
+                request says from which. On GPUs and on the simulator a rank must be given: a
+                receive is enqueued before its message comes, so that nobody could say from which
+                rank it is, unless the host waited for the stream.
             tag: The tag that send() was given. None takes any tag.
             stream, channel: As in send().
 
@@ -89,8 +98,8 @@ class Recv(MessageCall):
             x.
 
         Raises:
-            InvalidArgument: An argument is wrong. Or the message has another length than x; the
-                text has both lengths, and on a GPU a later call raises it.
+            InvalidArgument: An argument is wrong. Or the message has another length than x, or on
+                a GPU another tag; the text has both, and on a GPU a later call raises it.
             Timeout, PeerLost: The peer did not arrive in time, or has left or died. With peer None:
                 all peers have gone.
         """
@@ -195,9 +204,9 @@ class PointToPoint:
 
         On GPUs and on the simulator a group makes one call on each stream and channel, if it has at
         most one message to and one from each peer. With several, the first call has the first
-        message to and from each peer, the second call the second, and so on. A later call waits for
-        the end of the one before, so ranks that have several messages for one peer must make them
-        in matching order.
+        message to and from each peer, the second call the second, and so on. They are in the order
+        of their tags; with the same tag, ranks must make them in matching order, because a later
+        call waits for the end of the one before.
 
             with comm.group():
                 comm.send(mine, right)

@@ -1,5 +1,7 @@
 """send, recv, isend, irecv and group on the simulator, which runs the code of GPUs."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -131,7 +133,7 @@ def test_begun_messages_are_issued_by_the_next_wait():
         assert last.wait() is z and z[1] == 1
         assert all(each.is_done and each.test() for each in requests)
         assert requests[1].wait() is y and (y == data(50000, peer)).all()
-        assert (requests[1].source, requests[1].tag) == (peer, 0)
+        assert (requests[1].source, requests[1].tag) == (peer, None)
         assert requests[0].source is None
         # A call behind them comes behind them.
         first = comm.isend(np.full(1, 1), peer)
@@ -169,8 +171,11 @@ def test_channels_keep_messages_apart():
 
 
 REFUSED = {
-    "tag": (lambda comm, x: comm.send(x, 0, tag=3), r"tag is 3, must be 0 on backend sim, .* tags"),
-    "tag of recv": (lambda comm, x: comm.irecv(x, 0, 5), "tag is 5, must be 0 .* host backend has"),
+    "tag": (
+        lambda comm, x: comm.send(x, 0, tag=65535),
+        "tag is 65535, must be between 0 and 65534",
+    ),
+    "tag of recv": (lambda comm, x: comm.irecv(x, 0, -1), "tag is -1, must be between 0 and 65534"),
     "any": (lambda comm, x: comm.recv(x), "peer is None, must be a rank on backend sim, .* host"),
     "no peer": (lambda comm, x: comm.send(x, None), "peer is None"),
     "far peer": (lambda comm, x: comm.isend(x, 2), "peer is 2, must be between 0 and 1"),
@@ -200,16 +205,53 @@ def test_what_is_refused_changes_nothing(what):
     run(main)
 
 
-def test_lengths_that_differ_are_named():
+@pytest.mark.parametrize(
+    ("sent", "received", "text"),
+    [
+        ((40, 0), (48, None), "rank 1: recv, any tag, 48 bytes; rank 0: send, 40 bytes"),
+        ((40, 3), (40, 4), "rank 1: recv, tag 4, 40 bytes; rank 0: send, tag 3, 40 bytes"),
+        ((9000, 0), (9000, 7), "rank 1: recv, tag 7, 9000 bytes; rank 0: send, 9000 bytes"),
+    ],
+)
+def test_lengths_and_tags_that_differ_are_named(sent, received, text):
     def main(comm):
         if comm.rank == 0:
-            comm.send(np.zeros(40, np.uint8), 1)
+            comm.send(np.zeros(sent[0], np.uint8), 1, sent[1])
         else:
-            comm.recv(np.zeros(48, np.uint8), 0)
+            comm.recv(np.zeros(received[0], np.uint8), 0, received[1])
 
-    text = r"rank 1: recv, 48 bytes; rank 0: send, 40 bytes"
     with pytest.raises(kccl.InvalidArgument, match=text):
         run(main)
+
+
+def test_tags_order_the_messages_of_a_group_and_those_that_are_begun():
+    """The receiver names them in another order than the sender."""
+
+    def main(comm):
+        peer = 1 - comm.rank
+        for begun in (False, True):
+            got = {tag: np.zeros(600, int) for tag in (1, 65534, 0)}
+            send, recv = (comm.isend, comm.irecv) if begun else (comm.send, comm.recv)
+            with nullcontext() if begun else comm.group():
+                for tag in (65534, 0, 1):
+                    send(np.full(600, tag + comm.rank), peer, tag)
+                last = [recv(y, peer, tag) for tag, y in got.items()][-1]
+            if begun:
+                last.wait()
+            assert all((y == tag + peer).all() for tag, y in got.items())
+
+    run(main)
+
+
+def test_a_receive_that_takes_any_tag():
+    def main(comm):
+        comm.send(np.full(3, comm.rank), 1 - comm.rank, tag=9)
+        y = np.zeros(3, int)
+        request = comm.irecv(y, 1 - comm.rank)
+        assert request.wait() is y and y[0] == 1 - comm.rank
+        assert (request.source, request.tag) == (1 - comm.rank, None)
+
+    run(main)
 
 
 @pytest.mark.parametrize(

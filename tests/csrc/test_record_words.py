@@ -31,7 +31,8 @@ int main() {
 }
 """
 FIELDS = ("status", "rank", "peer", "kernel", "channel", "seen", "wanted", "call", "waited_ns")
-# Calls of bfloat16 by max: an all_reduce; a reduce to rank 2; a scan, which is exclusive.
+# Calls of bfloat16 by max: an all_reduce; a reduce to rank 2; a scan, which is exclusive. A receive
+# with tag 4.
 CALLS = tuple(
     abi.KERNELS[kernel] << 24 | 3 << 16 | 3 << 8 | peer
     for kernel, peer in (
@@ -40,12 +41,14 @@ CALLS = tuple(
         ("scan_pull_simple", 1),
     )
 )
+CALLS += (abi.KERNELS["recv"] << 24 | 4,)
 # At the peer an all_gather of float32, a broadcast from rank 1 of a type that is only moved, a
-# barrier, or a call that is not known.
+# barrier, a receive with any tag, or a call that is not known.
 OF_PEERS = (
     abi.KERNELS["all_gather_pull_simple"] << 24,
     abi.KERNELS["broadcast_direct_ll16"] << 24 | 200 << 16 | 1,
     abi.KERNELS["barrier_direct"] << 24,
+    abi.KERNELS["recv"] << 24 | lib.kKcclAnyTag,
     255 << 24,
 )
 KERNELS = (*abi.KERNELS.values(), *abi.EXPERT_CALLS.values(), lib.kKcclNumKernels)

@@ -40,6 +40,15 @@ for _ in range(100):
     comm.send(x, right)
     comm.recv(y, left)
 assert torch.equal(y, data(512, left))
+# The messages of a group are in the order of their tags, in which ranks need not name them.
+peer, found = right, {tag: torch.zeros(512, dtype=torch.uint8, device="cuda") for tag in (3, 1)}
+if comm.world_size == 2:
+    with comm.group():
+        for tag in (1, 3):
+            comm.send(data(512, comm.rank + tag), peer, tag)
+        for tag, z in found.items():
+            comm.recv(z, peer, tag)
+    assert all(torch.equal(z, data(512, peer + tag)) for tag, z in found.items())
 comm.check()
 comm.close()
 say(rank=comm.rank)

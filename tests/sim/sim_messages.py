@@ -4,7 +4,7 @@ matrix.
 
 from sim_rows import num_bytes
 
-from kccl.base.abi import MAX_WORLD_SIZE
+from kccl.base.abi import MAX_WORLD_SIZE, MOST_GPU_TAG, message_head
 
 SEND_RECV = "send_recv"
 # The least that the layout allows. The pipes are short, so a long message takes many steps.
@@ -16,12 +16,13 @@ _BUFFERED = 48
 class Messages:
     """One of Script's base classes, with these calls."""
 
-    def messages(self, actor, those, *, shifts=(0, 0), expected=None):
+    def messages(self, actor, those, *, shifts=(0, 0), expected=None, tags=(0, 0)):
         """A call of each rank that has a message in `those`, with all of its messages.
 
         Args:
             those: (sender, receiver, bytes) of each.
             expected: Bytes that receivers believe to get, if it is not what is sent.
+            tags: The tag of the senders, and that of the receivers, -1 for any.
         """
         calls = {}
         for sender, receiver, nbytes in those:
@@ -30,9 +31,10 @@ class Messages:
             length = nbytes if expected is None else expected
             what = f"message of {nbytes} bytes from rank {sender}"
             out = self.place(receiver, values[:length], is_written=True, shift=shifts[1], what=what)
-            _add(calls, sender, "sends", "send_from", receiver, nbytes, self.address(sender, at))
+            sent, taken = message_head(nbytes, tags[0]), message_head(length, tags[1])
+            _add(calls, sender, "sends", "send_from", receiver, sent, self.address(sender, at))
             _add(
-                *(calls, receiver, "receives", "receive_to", sender, length),
+                *(calls, receiver, "receives", "receive_to", sender, taken),
                 self.address(receiver, out),
             )
         for rank, fields in calls.items():
@@ -52,12 +54,12 @@ class Messages:
             self.call(actor, sender, SEND_RECV, **calls[sender])
 
 
-def _add(calls, rank, lengths, addresses, peer, nbytes, address):
+def _add(calls, rank, heads, addresses, peer, head, address):
     fields = calls.setdefault(rank, {"messages": 0})
-    bit = peer + (MAX_WORLD_SIZE if lengths == "receives" else 0)
+    bit = peer + (MAX_WORLD_SIZE if heads == "receives" else 0)
     assert not fields["messages"] >> bit & 1
     fields["messages"] |= 1 << bit
-    for name, value in ((lengths, nbytes), (addresses, address)):
+    for name, value in ((heads, head), (addresses, address)):
         fields.setdefault(name, [0] * MAX_WORLD_SIZE)[peer] = value
 
 
@@ -71,10 +73,12 @@ def _row(script, actors, size, rng):
         lengths = rng.choice([0, most // 3, most - most // 5, most], ranks)
         pairs = rng.integers(0, ranks, (ranks, 2))
         shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
+        tag = int(rng.choice([0, 7, MOST_GPU_TAG]))
+        tags = tag, int(rng.choice([tag, -1]))
         for actor in actors:
             for (sender, receiver), nbytes in zip(pairs.tolist(), lengths.tolist(), strict=True):
                 if sender != receiver:
-                    script.message(actor, sender, receiver, nbytes, shifts=shifts)
+                    script.message(actor, sender, receiver, nbytes, shifts=shifts, tags=tags)
                 else:
                     script.message(actor, sender, sender, min(nbytes, _BUFFERED))
 

@@ -9,7 +9,8 @@
 //     sender     waits until a slot is free, then writes step e into it
 //     receiver   waits for step e, takes its bytes, then gives the sender the credit of e
 //
-// The first step of a slice is ll16 packets: how long the message is, and the slice's first bytes.
+// The first step of a slice is ll16 packets: the message's head, and the slice's first bytes. The
+// head is how long the message is, and its tag: the receiver compares both with what it expects.
 // So a short message is one step. What is left goes in steps of plain bytes: the sender copies a
 // chunk, then stores "written" with release. The receiver reads it, then stores the credit with
 // release.
@@ -32,6 +33,22 @@
 #include "rounds.cuh"
 
 namespace kccl {
+
+// How long a message is, and its tag, as KcclCall has them.
+struct MessageHead {
+    uint64_t word;
+
+    KCCL_DEVICE uint64_t num_bytes() const { return word & kBytes; }
+    KCCL_DEVICE uint32_t tag() const { return static_cast<uint32_t>(word >> kKcclTagShift); }
+    // Tells whether a receive with this head takes a message with the other one.
+    KCCL_DEVICE bool takes(const MessageHead& other) const {
+        const uint64_t compared = tag() == kKcclAnyTag ? kBytes : ~uint64_t{0};
+        return ((word ^ other.word) & compared) == 0;
+    }
+
+  private:
+    static constexpr uint64_t kBytes = (uint64_t{1} << kKcclTagShift) - 1;
+};
 
 // The number and lengths of a communicator's pipes. They are the same on all ranks.
 struct PipeShape {
@@ -128,7 +145,7 @@ class Pipe {
 template <class Coop>
 class PipeEnd {
   public:
-    // The number of payloads in front of the slice's bytes: the message's length, and an empty one.
+    // The number of payloads in front of the slice's bytes: the message's head, and an empty one.
     // The empty one makes the packets carry a multiple of 16 bytes of the slice, so that what
     // follows as plain bytes is aligned as the slice is.
     static constexpr uint32_t kHead = 2;
@@ -148,14 +165,14 @@ class PipeEnd {
           epoch_(mem::load_plain(counter_)),
           status_(status_of(comm)) {}
 
-    // Sends `slice` of `in`, a message of num_bytes. On return the slice may be reused.
-    KCCL_DEVICE Status send(const uint8_t* in, const Slice& slice, uint64_t num_bytes) {
+    // Sends `slice` of `in`, a message with this head. On return the slice may be reused.
+    KCCL_DEVICE Status send(const uint8_t* in, const Slice& slice, const MessageHead& head) {
         const uint8_t* bytes = in + slice.begin;
         const uint32_t first = in_packets(slice.count);
         const uint32_t num = num_packets(first);
         const auto payload_of = [&](uint32_t i) {
             if (i >= kHead && i < num) return load_payload(bytes, i - kHead, first, false);
-            return i == 0 ? num_bytes : uint64_t{0};
+            return i == 0 ? head.word : uint64_t{0};
         };
         // The first payload is loaded before the wait for the credit, so that the two loads
         // overlap.
@@ -183,15 +200,16 @@ class PipeEnd {
         return end();
     }
 
-    // Receives `slice` of a message of num_bytes into `out`. If the sender's message has another
-    // length, this rank gives up, and a failed status is returned.
-    KCCL_DEVICE Status receive(uint8_t* out, const Slice& slice, uint64_t num_bytes) {
+    // Receives `slice` of a message with this head into `out`. If the sender's message has another
+    // length, or a tag that the head does not take, this rank gives up, and a failed status is
+    // returned.
+    KCCL_DEVICE Status receive(uint8_t* out, const Slice& slice, const MessageHead& head) {
         uint8_t* bytes = out + slice.begin;
         const uint32_t first = in_packets(slice.count);
         const Rounds rounds = {slice.count - first, shape_.chunk_bytes};
         const uint32_t last = rounds.number();
         begin_step();
-        if (coop_.any(!take_packets(bytes, first, num_bytes))) return status_of(comm_);
+        if (coop_.any(!take_packets(bytes, first, head))) return status_of(comm_);
         end_step<mem::Order::kRelaxed>(last == 0);
         for (uint32_t round = 0; round < last; ++round) {
             begin_step();
@@ -273,17 +291,25 @@ class PipeEnd {
         if (leads(coop_)) mem::store<order, mem::Scope::kSystem>(theirs_.word(line), epoch_);
     }
 
+    // Returns a message as a record names it. The tag stands where other calls have type, operator
+    // and root.
+    KCCL_DEVICE Description in_record(const MessageHead& head, KcclKernel kernel) const {
+        return {head.num_bytes(), epoch_, static_cast<uint32_t>(kernel) << 24 | head.tag()};
+    }
+
     // Receives the bytes that are sent in packets. Returns false if this thread's warp has failed.
     // Each thread polls the head too: if the message is shorter than expected, the thread's own
     // packet never comes. Then this rank gives up, which ends the wait.
-    KCCL_DEVICE bool take_packets(uint8_t* bytes, uint32_t first, uint64_t num_bytes) {
+    KCCL_DEVICE bool take_packets(uint8_t* bytes, uint32_t first, const MessageHead& expected) {
         const mem::Packet* packets = mine_.packets(step());
         const uint32_t num = num_packets(first);
         for (uint32_t turn = 0; turn < num; turn += coop_.size()) {
             const uint32_t i = turn + coop_.index();
             const bool is_mine = i >= kHead && i < num;
             mem::Packet head, own;
-            const auto is_expected = [&] { return ll16::unpack(head) == num_bytes; };
+            const auto is_expected = [&] {
+                return expected.takes(MessageHead{ll16::unpack(head)});
+            };
             const auto have_come = [&] {
                 return ll16::is_valid(head, epoch_) && ll16::is_valid(own, epoch_) && is_expected();
             };
@@ -291,9 +317,8 @@ class PipeEnd {
                 head = mem::load_packet(packets);
                 own = mem::load_packet(packets + (is_mine ? i : 0));
                 if (leads(coop_) && ll16::is_valid(head, epoch_) && !is_expected()) {
-                    refuse_call(comm_, awaited(epoch_), peer_,
-                                {num_bytes, epoch_, uint32_t{kKcclRecv} << 24},
-                                {ll16::unpack(head), epoch_, uint32_t{kKcclSend} << 24});
+                    refuse_call(comm_, awaited(epoch_), peer_, in_record(expected, kKcclRecv),
+                                in_record(MessageHead{ll16::unpack(head)}, kKcclSend));
                 }
                 return have_come();
             };

@@ -71,8 +71,12 @@ inline std::string call_words(uint32_t call, uint32_t bytes) {
     std::string words = name;
     if (has_root(name)) words += ", root " + std::to_string(call & 255);
     if (is_scan && (call & 255) != 0) words += ", exclusive";
+    const bool is_message = kernel == kKcclSend || kernel == kKcclRecv;
+    const uint32_t tag = is_message ? call & kKcclAnyTag : 0;
+    if (tag == kKcclAnyTag) words += ", any tag";
+    if (tag != 0 && tag != kKcclAnyTag) words += ", tag " + std::to_string(tag);
     words += ", " + std::to_string(bytes) + " bytes";
-    const bool has_type = kernel != kKcclSend && kernel != kKcclRecv && name.find("barrier") != 0;
+    const bool has_type = !is_message && name.find("barrier") != 0;
     const std::string type = has_type ? type_words(dtype) : "";
     if (!type.empty()) words += ", " + type;
     if (is_scan || name.find("reduce") != std::string::npos) {

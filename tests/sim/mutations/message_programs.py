@@ -36,14 +36,25 @@ def _grouped(script):
     """Each rank exchanges messages with both neighbours in one call, which has several blocks."""
     script.begin(threads=script.machine.warp_size, blocks=8, style="calls")
     ranks = script.world_size
-    for nbytes in (6000, 3, 20000):
+    for nbytes, tags in ((6000, (0, 0)), (3, (9, 9)), (20000, (9, -1))):
         pairs = [(rank, (rank + step) % ranks) for rank in script.ranks for step in (1, -1)]
-        script.messages(0, [(*pair, nbytes) for pair in pairs])
+        script.messages(0, [(*pair, nbytes) for pair in pairs], tags=tags)
 
 
 def _differing(script):
     script.begin(threads=2 * script.machine.warp_size)
     script.messages(0, [(0, 1, 40)], expected=48)
+
+
+def _differing_tags(script):
+    script.begin(threads=2 * script.machine.warp_size)
+    script.messages(0, [(0, 1, 40)], tags=(3, 4))
+
+
+_REFUSED = {
+    "right": "failed_call",
+    "statuses": (abi.lib.kKcclCallsDiffer, abi.lib.kKcclAborted),
+}
 
 
 PROGRAMS = {
@@ -52,12 +63,6 @@ PROGRAMS = {
     "grouped messages": Program(
         _grouped, 3, (SEND_RECV,), {**_PIPES, "num_channels": 1, "blocks_per_channel": 4}
     ),
-    "a message of another length": Program(
-        _differing,
-        2,
-        (SEND_RECV,),
-        _PIPES,
-        right="failed_call",
-        statuses=(abi.lib.kKcclCallsDiffer, abi.lib.kKcclAborted),
-    ),
+    "a message of another length": Program(_differing, 2, (SEND_RECV,), _PIPES, **_REFUSED),
+    "a message with another tag": Program(_differing_tags, 2, (SEND_RECV,), _PIPES, **_REFUSED),
 }

@@ -2,7 +2,18 @@
 
 from sim_messages import SEND_RECV
 
-from .mutation import ACCEPTED_CALL, RACE, REUSED, STALE, STUCK, TWO_WRITERS, WRONG, Edit, bug
+from .mutation import (
+    ACCEPTED_CALL,
+    RACE,
+    REFUSED_CALL,
+    REUSED,
+    STALE,
+    STUCK,
+    TWO_WRITERS,
+    WRONG,
+    Edit,
+    bug,
+)
 
 PIPES = "include/kccl/pipes.cuh"
 KERNEL = f"include/kccl/kernels/{SEND_RECV}.cuh"
@@ -141,8 +152,22 @@ MUTATIONS = (
         "message_not_compared",
         "a rank takes a message of another length",
         ACCEPTED_CALL | STUCK,
-        ("ll16::unpack(head) == num_bytes", "ll16::unpack(head) != ~num_bytes"),
+        ("((word ^ other.word) & compared) == 0", "compared != 0"),
         program="a message of another length",
+    ),
+    pipe_bug(
+        "tag_not_compared",
+        "a rank takes a message with another tag",
+        ACCEPTED_CALL,
+        ("kKcclAnyTag ? kBytes : ~uint64_t{0}", "kKcclAnyTag ? kBytes : kBytes"),
+        program="a message with another tag",
+    ),
+    pipe_bug(
+        "any_tag_compared",
+        "a rank that takes any tag refuses a message with a tag",
+        REFUSED_CALL,
+        ("kKcclAnyTag ? kBytes : ~uint64_t{0}", "kKcclAnyTag ? ~uint64_t{0} : ~uint64_t{0}"),
+        program=GROUPED,
     ),
     pipe_bug(
         "pipe_scrub_not_acquired",

@@ -12,9 +12,9 @@ namespace kccl {
 
 // Sends and receives the messages that `call` describes in `messages`, `sends`, `receives`,
 // `send_from` and `receive_to`. The messages of two ranks on one channel are received in the order
-// in which they were sent. Both ranks must give a message the same length. On return this coop has
-// received its slices. It may reuse the slices that it sends, although the peer may not have
-// received the short ones yet.
+// in which they were sent. Both ranks must give a message the same length and tag, except that a
+// receive may take any tag. On return this coop has received its slices. It may reuse the slices
+// that it sends, although the peer may not have received the short ones yet.
 //
 // Called by all threads of the coop (a thread, warp or block: coop.cuh). `blocks` coops make the
 // call together, and this is number `block` of them. If `blocks` is at least the number of
@@ -41,7 +41,8 @@ KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call
         if (number >= each) continue;
         const bool receives = bit >= kKcclMaxWorldSize;
         const int peer = receives ? bit - kKcclMaxWorldSize : bit;
-        const uint64_t num_bytes = receives ? call.receives[peer] : call.sends[peer];
+        const MessageHead head = {receives ? call.receives[peer] : call.sends[peer]};
+        const uint64_t num_bytes = head.num_bytes();
         const uint32_t num_slices = shape.slices_of(num_bytes, call.channel);
         constexpr uint64_t kUnit = 16;
         const uint64_t units = (num_bytes + kUnit - 1) / kUnit;
@@ -53,7 +54,7 @@ KCCL_DEVICE Status send_recv(Coop coop, const DeviceComm& comm, const Call& call
             auto* const out = reinterpret_cast<uint8_t*>(call.receive_to[peer]);
             const auto* const in = reinterpret_cast<const uint8_t*>(call.send_from[peer]);
             const Status status =
-                receives ? end.receive(out, slice, num_bytes) : end.send(in, slice, num_bytes);
+                receives ? end.receive(out, slice, head) : end.send(in, slice, head);
             if (status != kKcclOk) return status;
         }
     }
