@@ -19,11 +19,13 @@ from kccl.plan.spec import KernelSpec, needs_floats
 from kccl.plan.specs import KERNELS
 
 CSRC = Path(__file__).resolve().parents[1]
+# min and max of the other common types are faster by tiles (bench/LOG.md, 2026-11-30).
+_MINIMA_BY_ROWS = (dtypes.float16, dtypes.int64)
 FAST = {
     dtypes.same_bits(dtype, op)
     for dtype in (*dtypes.COMMON_FLOATS, dtypes.int32, dtypes.int64)
     for op in ("sum", "prod", "min", "max", "avg")
-    if op in ops_of(dtype)
+    if op in ops_of(dtype) and (op not in ("min", "max") or dtype in _MINIMA_BY_ROWS)
 }
 """Pairs of an element type and an operator that have loops of their own over whole rows
 (kRowReducer in reducers.h).
