@@ -379,7 +379,7 @@ class Channel {
     const mem::Packet* inbox_;
     uint32_t slot_packets_;  // the most packets from one source in a call
     uint32_t half_packets_;  // the most packets from all sources in a call
-    uint32_t offset_;        // distance in packets from the addresses above to the slots of this
+    uint32_t offset_ = 0;    // distance in packets from the addresses above to the slots of this
                              // call
     uint32_t thread_;
     uint32_t num_threads_;
