@@ -66,7 +66,9 @@ LINE_BYTES: int = lib.kKcclLineBytes
 MOST_PIPES: int = lib.kKcclMostPipes
 FEW_PIPES: int = lib.kKcclFewPipes
 PIPE_SLICE_BYTES: int = lib.kKcclPipeSliceBytes
-MOST_GPU_TAG: int = lib.kKcclAnyTag - 1
+_TAG_SHIFT: int = lib.kKcclTagShift
+_ANY_TAG: int = lib.kKcclAnyTag
+MOST_GPU_TAG = _ANY_TAG - 1
 """The largest tag of a message between GPUs, or on the simulator."""
 PACKET_UNIT: int = lib.kKcclPacketUnit
 LEAST_STAGING_BYTES: int = lib.kKcclLeastStagingBytes
@@ -104,12 +106,12 @@ def moved_type(name: str) -> int:
 
 def message_head(nbytes: int, tag: int) -> int:
     """Returns a message's length and tag in the form of KcclCall.sends; `tag` is -1 for any tag."""
-    return nbytes | (tag & lib.kKcclAnyTag) << lib.kKcclTagShift
+    return nbytes | (tag & _ANY_TAG) << _TAG_SHIFT
 
 
 def message_bytes(head: int) -> int:
     """Returns a message's length from what message_head() returned."""
-    return head & ((1 << lib.kKcclTagShift) - 1)
+    return head & ((1 << _TAG_SHIFT) - 1)
 
 
 def type_words(number: int) -> str:
