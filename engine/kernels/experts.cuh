@@ -2,6 +2,7 @@
 // what their last product multiplies. expert_shape.cuh has their sizes.
 #pragma once
 
+#include "gate_up.cuh"
 #include "routing.cuh"
 
 namespace kccl::decode {
@@ -41,31 +42,21 @@ KCCL_DECODE float activated(float gate, float up) {
 }
 
 // Publishes the block's activations of the chosen experts, which are not yet multiplied by the
-// experts' shares. Called by all consumer warps, when they have met after the product.
+// experts' shares. Called as publish_acts().
 template <class S>
 KCCL_DECODE void finish_expert_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
-    using M = typename Shape<S>::ExpertGateUp;
-    const Cut tiles = M::tiles_of(consumer.block_in_group());
-    const float inverse = inverse_rms(consumer);
-    // Half of a tile's rows are rows of the gate, so a tile gives half as many values.
-    constexpr uint32_t kFloat4s = kTileFloat4s / 2;
-    for (uint32_t k = 0; k < ceil_div(M::kMostTiles * kFloat4s, Shape<S>::kConsumerThreads); ++k) {
-        const uint32_t index4 = own_float4(consumer, k);
-        if (index4 >= tiles.num * kFloat4s) break;
-        const uint32_t own = index4 / kFloat4s, i = index4 % kFloat4s;
-        const auto row = [&](uint32_t k) {
-            return scaled_by_expert(consumer, layer, tiles.first + own, k,
-                                    total_of(consumer, own, k), inverse);
-        };
-        const Float4 gate = row(i), up = row(i + kFloat4s);
-        Float4 act;
-        KCCL_UNROLL
-        for (int j = 0; j < 4; ++j) act.value[j] = activated<S>(gate.value[j], up.value[j]);
-        const uint32_t feature = tiles.first * kFloat4s + index4;
-        const uint32_t lane = consumer.first_lane() + feature / Slots<S>::kFfnFloat4s;
-        consumer.publish(Slots<S>::act(layer, lane) + feature % Slots<S>::kFfnFloat4s, act);
-    }
-    consumer.end_op();
+    publish_acts<typename Shape<S>::ExpertGateUp>(
+        consumer, layer,
+        [&](uint32_t tile, uint32_t i, const Float4& gate_sums, const Float4& up_sums,
+            float inverse) {
+            const Float4 gate = scaled_by_expert(consumer, layer, tile, i, gate_sums, inverse);
+            const Float4 up =
+                scaled_by_expert(consumer, layer, tile, i + kTileFloat4s / 2, up_sums, inverse);
+            Float4 act;
+            KCCL_UNROLL
+            for (int j = 0; j < 4; ++j) act.value[j] = activated<S>(gate.value[j], up.value[j]);
+            return act;
+        });
 }
 
 // Waits for this warp's part of the activations of each of the lane group's lanes and of each

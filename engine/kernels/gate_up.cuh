@@ -23,11 +23,11 @@ KCCL_DECODE Float4 act_of(const Task& task, uint32_t layer, uint32_t tile, uint3
     return act;
 }
 
-// Computes and publishes the block's values of the MLP's hidden vector. Called by all consumer
-// warps, when they have met after the product.
-template <class S>
-KCCL_DECODE void finish_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
-    using M = typename Shape<S>::GateUp;
+// Publishes the block's values of the hidden vector of an MLP, or of the chosen experts. M: the
+// product's matrix. act_of(tile, i, gate_sums, up_sums, inverse) computes four of them: see above.
+// Called by all consumer warps, when they have met after the product.
+template <class M, class S, class ActOf>
+KCCL_DECODE void publish_acts(ConsumerWarp<S>& consumer, uint32_t layer, ActOf act_of) {
     const Cut tiles = M::tiles_of(consumer.block_in_group());
     const float inverse = inverse_rms(consumer);
     // Half of a tile's rows are rows of the gate, so a tile gives half as many values.
@@ -37,13 +37,23 @@ KCCL_DECODE void finish_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
         if (index4 >= tiles.num * kFloat4s) break;
         const Float4 gate = total_of(consumer, index4 / kFloat4s, index4 % kFloat4s);
         const Float4 up = total_of(consumer, index4 / kFloat4s, index4 % kFloat4s + kFloat4s);
-        const Float4 act = act_of<S>(consumer.task(), layer, tiles.first + index4 / kFloat4s,
-                                     index4 % kFloat4s, gate, up, inverse);
+        const Float4 act =
+            act_of(tiles.first + index4 / kFloat4s, index4 % kFloat4s, gate, up, inverse);
         const uint32_t feature = tiles.first * kFloat4s + index4;
         const uint32_t lane = consumer.first_lane() + feature / Slots<S>::kFfnFloat4s;
         consumer.publish(Slots<S>::act(layer, lane) + feature % Slots<S>::kFfnFloat4s, act);
     }
     consumer.end_op();
+}
+
+// Computes and publishes the block's values of the MLP's hidden vector. Called as publish_acts().
+template <class S>
+KCCL_DECODE void finish_acts(ConsumerWarp<S>& consumer, uint32_t layer) {
+    publish_acts<typename Shape<S>::GateUp>(
+        consumer, layer,
+        [&](uint32_t tile, uint32_t i, const Float4& gate, const Float4& up, float inverse) {
+            return act_of<S>(consumer.task(), layer, tile, i, gate, up, inverse);
+        });
 }
 
 }  // namespace kccl::decode
