@@ -43,7 +43,7 @@ constexpr uint32_t kRouterRows = (S::kExperts + kTileRows - 1) / kTileRows * kTi
 
 template <class S>
 struct RouterMatrix : Matrix<S, typename S::RouterFormat, kRouterRows<S>, S::kHidden, 1,
-                             Shape<S>::kBlocksPerGroup> {};
+                             Shape<S>::kBlocksPerGroup, Shape<S>::kLongerRouter> {};
 
 // A part of an expert's matrix, whose steps follow each other in memory: up to `num` steps from
 // step `first` of the expert's matrix on.
@@ -66,12 +66,12 @@ struct OfExperts {
 template <class S>
 struct ExpertGateUpMatrix
     : Matrix<S, typename S::ExpertGateUpFormat, 2 * Shape<S>::kLanesPerGroup * S::kPlaces * S::kFfn,
-             S::kHidden, 1, Shape<S>::kBlocksPerGroup>,
+             S::kHidden, 1, Shape<S>::kBlocksPerGroup, Shape<S>::kLongerGateUp>,
       OfExperts<Matrix<S, typename S::ExpertGateUpFormat, 2 * Shape<S>::kLanesPerGroup * S::kFfn,
                        S::kHidden, 1, 1>> {
     using Base = Matrix<S, typename S::ExpertGateUpFormat,
                         2 * Shape<S>::kLanesPerGroup * S::kPlaces * S::kFfn, S::kHidden, 1,
-                        Shape<S>::kBlocksPerGroup>;
+                        Shape<S>::kBlocksPerGroup, Shape<S>::kLongerGateUp>;
     // It has no part of the weight streams, and the biases of all experts.
     static constexpr uint32_t kPackedUnits = 0;
     static constexpr uint32_t kBiasTiles = S::kExperts * ExpertGateUpMatrix::One::kTiles;

@@ -10,6 +10,7 @@
 // which a row's sum is added up does not depend on the numbers of ranks and blocks.
 #pragma once
 
+#include "balance.cuh"
 #include "expert_shape.cuh"
 #include "format.cuh"
 #include "sequence.cuh"
@@ -177,23 +178,15 @@ struct Shape : S {
     static constexpr uint32_t kQkvRows = (S::kHeads + 2 * S::kKvHeads) * S::kHeadDim;
     static constexpr uint32_t kAttendedRows = S::kHeads * S::kHeadDim;
 
-    // Returns how many blocks of a lane group have one row tile fewer than the others, in a matrix
-    // of `rows` rows.
-    //
-    // These blocks are chosen so that all blocks have about equally many bytes of a layer. The
-    // first blocks have the extra row tiles of Qkv. So the first blocks have one row tile fewer of
-    // GateUp, and the blocks behind those have one fewer of Out and Down, which are cut in the same
-    // way.
-    KCCL_CONSTEXPR static uint32_t num_shorter(uint32_t rows) {
-        return (kBlocksPerGroup - rows / kTileRows % kBlocksPerGroup) % kBlocksPerGroup;
-    }
-    static constexpr uint32_t kGateUpRows = 2 * kLanesPerGroup * S::kFfn;
-    static constexpr uint32_t kLongerGateUp = num_shorter(kGateUpRows);
+    static constexpr uint32_t kGateUpRows = 2 * kLanesPerGroup * S::kPlaces * S::kFfn;
+    using LongerFrom = Balance<kBlocksPerGroup, kLanesPerGroup * kQkvRows, kGateUpRows, S::kHidden,
+                               S::kHasExperts>;
+    static constexpr uint32_t kLongerGateUp = LongerFrom::kGateUp;
+    static constexpr uint32_t kLongerRouter = LongerFrom::kRouter;
     // Block i of each lane group of all ranks must have the same rows of Out and Down: prefill
-    // waits only for these blocks (PrefillProducer::await_row). kLongerGateUp differs between ranks
+    // waits only for these blocks (PrefillProducer::await_row). The balance differs between ranks
     // that have different numbers of lanes. So kLongerOut follows from it only if kAreRanksEven.
-    static constexpr uint32_t kLongerOut =
-        kAreRanksEven ? (kLongerGateUp + num_shorter(S::kHidden)) % kBlocksPerGroup : 0;
+    static constexpr uint32_t kLongerOut = kAreRanksEven ? LongerFrom::kOut : 0;
     using Qkv =
         Matrix<S, typename S::QkvFormat, kLanesPerGroup * kQkvRows, S::kHidden, 1, kBlocksPerGroup>;
     using Out = Matrix<S, typename S::OutFormat, S::kHidden, kAttendedRows, kLanesPerGroup,
