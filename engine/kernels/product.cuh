@@ -45,6 +45,13 @@ KCCL_DECODE uint64_t packed_before(Product<S> product, uint32_t block_in_group) 
     return Products<S>::packed_of(block_in_group, static_cast<uint32_t>(product));
 }
 
+// Whether only products of experts have format F. Their first stage is not loaded before their
+// vector has come: its registers would be spilled meanwhile. That of ExpertGateUp would not be
+// there anyway, because it is copied when the experts are chosen.
+template <class S, class F>
+constexpr bool kIsOfExperts =
+    (that_have_format<F, typename Shape<S>::Head>(Products<S>{}) & ~that_have_experts<S>()) == 0;
+
 // A product's first stage of weights, if the warp has loaded it before its vector has come.
 template <class S>
 struct FirstStage {
@@ -58,6 +65,7 @@ template <class S>
 struct LoadFirst {
     template <class F>
     KCCL_DECODE void run() const {
+        if constexpr (kIsOfExperts<S, F>) return;
         const typename Mma<typename F::Operand>::Lane lane(1, 0);
         first->is_loaded = consumer.weights().template try_await<F>(consumer.warp_index());
         if (!first->is_loaded) return;
@@ -141,6 +149,9 @@ class Multiplier {
     }
     static constexpr bool kAreEven = are_even(Products<S>{}) && is_even<typename Shape<S>::Head>();
     static constexpr bool kHasOthers = !(all_fit(Products<S>{}) && fits<typename Shape<S>::Head>());
+    // The most strips whose products are under way at the same time. gpt-oss has 24 of a tile each
+    // in a stage: their sums and inputs would take more registers than a thread has.
+    static constexpr uint32_t kMostStrips = S::kHasExperts ? 8 : kStrips;
 
     // In formats with scales, inputs are loaded when their stage is multiplied (Chains), and not a
     // stage ahead. With tiles of 8 or 4 bits there are two or four times as many, for which a
@@ -181,7 +192,7 @@ class Multiplier {
     template <class Multiply>
     KCCL_DECODE void one_ahead(const FirstStage<S>& first, Multiply multiply) {
         Loaded even, odd;
-        if (first.is_loaded) {
+        if (!kIsOfExperts<S, F> && first.is_loaded) {
             KCCL_UNROLL
             for (uint32_t i = 0; i < kStrips; ++i) {
                 even.strips[i] = first.stage.template strip<F>(i);
@@ -263,20 +274,33 @@ class Multiplier {
 
     KCCL_DECODE void multiply_any(const Loaded& loaded, uint32_t num) {
         if constexpr (kHasScales<F>) {
-            // All products come before the first branch, so that none waits for another strip's.
-            const Chains<F, kStrips> chains(loaded.strips,
-                                            [&](uint32_t i) { return loaded.input(lane_, i); });
-            for_strips(num, [&](uint32_t i) { chains.add(sums_, loaded.strips[i], i); });
+            multiply_part<0>(loaded, num);
         } else {
-            for_strips(num, [&](uint32_t i) { multiply<1>(loaded, i); });
+            for_strips<0, kStrips>(num, [&](uint32_t i) { multiply<1>(loaded, i); });
         }
     }
 
-    // Calls add(i), which adds strip i of a stage to the sums, and stores those of each row tile.
-    template <class Add>
+    // Multiplies the strips of a stage from strip FIRST on, kMostStrips at a time.
+    template <uint32_t FIRST>
+    KCCL_DECODE void multiply_part(const Loaded& loaded, uint32_t num) {
+        constexpr uint32_t kNum = least_of(kStrips - FIRST, kMostStrips);
+        // All products come before the first branch, so that none waits for another strip's.
+        const Chains<F, kNum> chains(loaded.strips + FIRST, [&](uint32_t i) {
+            return loaded.input(lane_, FIRST * kEach + i);
+        });
+        for_strips<FIRST, kNum>(
+            num, [&](uint32_t i) { chains.add(sums_, loaded.strips[i], i - FIRST); });
+        if constexpr (FIRST + kNum < kStrips) {
+            if ((FIRST + kNum) * kEach < num) multiply_part<FIRST + kNum>(loaded, num);
+        }
+    }
+
+    // Calls add(i), which adds strip i of a stage to the sums, for NUM strips from FIRST on. Stores
+    // the sums of each row tile.
+    template <uint32_t FIRST, uint32_t NUM, class Add>
     KCCL_DECODE void for_strips(uint32_t num, Add add) {
         KCCL_UNROLL
-        for (uint32_t i = 0; i < kStrips; ++i) {
+        for (uint32_t i = FIRST; i < FIRST + NUM; ++i) {
             if (i * kEach >= num) break;
             add(i);
             left_ -= kEach;

@@ -1,6 +1,6 @@
 """Chooses how the monokernel uses a machine: shape.Tuning."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import kccl
@@ -24,6 +24,10 @@ from .shape import Tuning
 # The most bytes of weights that a warp has of a stage. Its threads hold them in registers, with
 # those of the next stage.
 _MOST_OF_WARP = 8 * 512
+# A mixture of experts has this limit, too: with the registers for scales, of which each thread has
+# some for each strip. With 24 steps gpt-oss's kernel spilled 3.6 KB a thread (bench/LOG.md). Where
+# each of a multiprocessor's parts has one consumer warp, threads have enough registers.
+_MOST_WITH_SCALES, _REGISTER_OF_WARP = 36 * 128, 128
 # In formats with scales, numbers of warps are as good as each other if their bytes differ by less
 # than the share (_SAME_TILE / a tile's bytes) ** 2. The smaller tiles are, the more the time is the
 # warps' and not the memory's. The number is fitted to Laneformer 2B on one H200 (bench/LOG.md):
@@ -145,6 +149,8 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
         products.append(head_of(program))
 
         most = min(_MOST_OF_WARP // tile_bytes, kind.most_stage_bytes // (warps * tile_bytes))
+        if program.config.experts is not None and warps > kind.warps_together:
+            most = min(most, _most_steps(products, warps, tile_bytes))
         whole = [
             num
             for num in range(1, most + 1)
@@ -179,6 +185,25 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
     least = min(map(padded, choices))
     warps = min(choices, key=key)
     return warps, steps(warps, numbers if is_ordinary else [1])
+
+
+def _most_steps(products: Sequence[Product], warps: int, least: int) -> int:
+    """Returns the most steps of a stage, in tiles of `least` bytes, for whose tiles and scales a
+    mixture's threads have registers. In them, stages of all formats have as many bytes.
+    """
+
+    def held(each: Product) -> float:
+        """Returns the bytes of registers that a warp needs for a tile and its share of scales."""
+        if not each.format.scale_bytes:
+            return each.format.tile_bytes
+        # Scales of one byte stay together, others become FP32.
+        registers = 1 if each.format.scale_bytes == TILE else 2 + each.format.has_zeros
+        strip = each.strip_tiles(warps, _STRIP_TILES)
+        return each.format.tile_bytes + registers * _REGISTER_OF_WARP / strip
+
+    most = min(_MOST_WITH_SCALES * each.format.tile_bytes / held(each) for each in products) / least
+    unit = max(each.format.tile_bytes for each in products) // least
+    return int(most) // unit * unit
 
 
 def _kv_splits(kv_heads: int, blocks: int, kv_strands: int, least: int) -> int:

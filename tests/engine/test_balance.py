@@ -33,6 +33,15 @@ def program_of(model: str, weights: str | None = None) -> Program:
 
 
 @pytest.mark.parametrize(
+    ("model", "weights", "steps"),
+    [("gpt-oss-120b", None, 16), ("qwen3-30b-a3b", None, 8), ("qwen3-30b-a3b", "fp8", 16)],
+)
+def test_a_thread_has_registers_for_the_steps_of_a_stage(model, weights, steps):
+    """Those of gpt-oss's scales count: its experts have one for each tile."""
+    assert tuning_for(program_of(model, weights), 1, H200).stage_steps == steps
+
+
+@pytest.mark.parametrize(
     ("model", "most"),
     [("gpt-oss-120b", 1.13), pytest.param("qwen3-30b-a3b", 1.07, marks=pytest.mark.long)],
 )

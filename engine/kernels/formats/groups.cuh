@@ -38,7 +38,7 @@ struct Groups {
     using Operand = WideF16;
     using Unit = Mma<Operand>;
     using Stored = typename Unit::template Packed<NUMBERS::kBits>;
-    using Scales = ScalesAndZeros<typename Unit::Scales, HAS_ZEROS>;
+    using Scales = ScalesAndZeros<typename Unit::template Scales<SCALE>, HAS_ZEROS>;
     using Lane = typename Unit::Lane;
     static_assert(COLUMNS % (STRIP * kTileColumns) == 0, "a strip lies in a group");
     static constexpr uint32_t kBits = NUMBERS::kBits, kStripTiles = STRIP;

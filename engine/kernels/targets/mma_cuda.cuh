@@ -25,8 +25,19 @@ struct Mma {
     struct Packed {
         uint32_t word[BITS / 4];
     };
+    // The scales of a thread's two rows. Scales of one byte stay as they are until they are used:
+    // a thread holds those of up to two stages, and so needs half as many registers for them.
+    template <class SCALE, bool IS_BYTE = sizeof(SCALE) == 1>
     struct Scales {
+        KCCL_DECODE float operator[](uint32_t i) const { return value[i]; }
         float value[2];
+    };
+    template <class SCALE>
+    struct Scales<SCALE, true> {
+        KCCL_DECODE float operator[](uint32_t i) const {
+            return widened(SCALE{static_cast<uint8_t>(both >> 8 * i)});
+        }
+        uint32_t both;
     };
     struct Scaled {
         float value[4];
@@ -75,12 +86,16 @@ struct Mma {
         }
 
         template <class SCALE>
-        KCCL_DECODE Scales scales(const uint8_t* scales) const {
-            struct Both {
-                SCALE value[2];
-            };
-            const auto both = load_both<Both>(scales, thread_ / 4);
-            return {{widened(both.value[0]), widened(both.value[1])}};
+        KCCL_DECODE Scales<SCALE> scales(const uint8_t* scales) const {
+            if constexpr (sizeof(SCALE) == 1) {
+                return {load_both<uint16_t>(scales, thread_ / 4)};
+            } else {
+                struct Both {
+                    SCALE value[2];
+                };
+                const auto both = load_both<Both>(scales, thread_ / 4);
+                return {{widened(both.value[0]), widened(both.value[1])}};
+            }
         }
 
         KCCL_DECODE uint32_t zeros(const uint8_t* zeros) const {
@@ -152,10 +167,11 @@ struct Mma {
                  static_cast<uint32_t>(fours[1]), static_cast<uint32_t>(fours[1] >> 32)}};
     }
 
-    KCCL_DECODE static void add_scaled(Scaled& scaled, const Sums& sums, const Scales& scales) {
+    template <class SCALES>
+    KCCL_DECODE static void add_scaled(Scaled& scaled, const Sums& sums, const SCALES& scales) {
         KCCL_UNROLL
         for (uint32_t i = 0; i < 4; ++i) {
-            scaled.value[i] = times_plus(sums.value[i], scales.value[i / 2], scaled.value[i]);
+            scaled.value[i] = times_plus(sums.value[i], scales[i / 2], scaled.value[i]);
         }
     }
 

@@ -23,6 +23,7 @@ struct Mma {
     struct Packed {
         uint32_t word[kTileColumns * BITS / 32];
     };
+    template <class>
     struct Scales {
         float value;
     };
@@ -69,7 +70,7 @@ struct Mma {
         }
 
         template <class SCALE>
-        KCCL_DECODE Scales scales(const uint8_t* scales) const {
+        KCCL_DECODE Scales<SCALE> scales(const uint8_t* scales) const {
             if (row_ == kTileRows) return {0};
             return {widened(mem::load_plain(reinterpret_cast<const SCALE*>(scales) + row_))};
         }
@@ -130,7 +131,8 @@ struct Mma {
         return weights;
     }
 
-    KCCL_DECODE static void add_scaled(Scaled& scaled, const Sums& sums, const Scales& scales) {
+    template <class SCALES>
+    KCCL_DECODE static void add_scaled(Scaled& scaled, const Sums& sums, const SCALES& scales) {
         for (uint32_t vector = 0; vector < kVectors; ++vector) {
             scaled.value[vector] =
                 times_plus(sums.value[vector], scales.value, scaled.value[vector]);
