@@ -72,9 +72,8 @@ class RegisterWeights {
         num_ = of_layers_ + Dims::head_tiles_of(block).num * Dims::Head::kSteps;
         // A block without weights loads some other block's, and multiplies none.
         const uint64_t first = num_ != 0 ? Dims::stream_of(block) : 0;
-        const uint32_t warp_index = platform::thread_in_block() / platform::kWarpSize;
         begin_ =
-            reinterpret_cast<const uint8_t*>(task.weights) + (first + warp_index) * kUnitBytes<S>;
+            reinterpret_cast<const uint8_t*>(task.weights) + (first + warp_index()) * kUnitBytes<S>;
         if constexpr (S::kOverlaps) load();
     }
 
@@ -105,37 +104,53 @@ class RegisterWeights {
         if constexpr (S::kOverlaps && (S::kAblated & kKcclDecodeNoWeights) == 0) load();
     }
 
-    // Multiplies the stage and stores sums that nobody reads, because the compiler keeps loads only
-    // if something uses them.
     KCCL_DECODE void skip(uint32_t num) {
         await<First>(0);
+        multiply_unused();
+        has_multiplied(num);
+    }
+
+  protected:
+    KCCL_DECODE const Shared<S>& shared() const { return shared_; }
+    KCCL_DECODE static uint32_t warp_index() {
+        return platform::thread_in_block() / platform::kWarpSize;
+    }
+
+    // Multiplies the stage and stores sums that nobody reads, because the compiler keeps loads only
+    // if something uses them.
+    KCCL_DECODE void multiply_unused() {
         const typename Unit::Lane lane(1, 0);
         typename Unit::Sums sums = {};
         KCCL_UNROLL
         for (uint32_t i = 0; i < S::kStageSteps; ++i) {
             Unit::multiply(sums, First::operand(tiles_[i].template as<First>()), {});
         }
-        const uint32_t warp_index = platform::thread_in_block() / platform::kWarpSize;
-        auto* const area = reinterpret_cast<float*>(shared_.area[0][warp_index]);
+        auto* const area = reinterpret_cast<float*>(shared_.area[0][warp_index()]);
         lane.totals(sums, [&](uint32_t row, uint32_t, float sum) {
             if (row < kTileRows) mem::store_plain(area + row, sum);
         });
-        has_multiplied(num);
     }
 
-  private:
     // Begins to load the next stage. Behind the last step of the block's weights comes the first
     // one.
     KCCL_DECODE void load() {
+        load_from([&](uint32_t i) {
+            const uint64_t step = next_ + i < num_ ? next_ + i : 0;
+            return begin_ + step * (S::kWarps * kUnitBytes<S>);
+        });
+    }
+
+    // Begins to load a stage, whose i-th tile for this warp is at tile_at(i).
+    template <class TileAt>
+    KCCL_DECODE void load_from(TileAt tile_at) {
         const typename Unit::Lane lane(1, 0);
         KCCL_UNROLL
         for (uint32_t i = 0; i < S::kStageSteps; ++i) {
-            const uint64_t step = next_ + i < num_ ? next_ + i : 0;
-            tiles_[i].template hold<First>(
-                First::streamed(lane, begin_ + step * (S::kWarps * kUnitBytes<S>)));
+            tiles_[i].template hold<First>(First::streamed(lane, tile_at(i)));
         }
     }
 
+  private:
     Shared<S>& shared_;
     const uint8_t* begin_;  // where this warp's tiles begin
     // All counted in steps. of_layers_: the steps of all layers. num_: those of a token step with a

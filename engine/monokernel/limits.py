@@ -71,11 +71,6 @@ def _check_experts(experts: Experts, tuning: Tuning | None) -> None:
         raise kccl.InvalidArgument(
             f"experts.chosen is {experts.chosen}, must be at most {_MOST_CHOSEN} for the monokernel"
         )
-    if tuning is not None and tuning.weights_in_registers:
-        raise kccl.InvalidArgument(
-            "the monokernel runs a mixture of experts only with weights in a block's shared "
-            "memory, which it does not use on AMD's GPUs; backends 'host' and 'cuda' run it"
-        )
     if tuning is not None and tuning.chunk > 1:
         raise kccl.InvalidArgument(
             f"chunk is {tuning.chunk}, must be 1 for a mixture of experts: its prompts run one "

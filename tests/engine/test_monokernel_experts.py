@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ GPT_OSS = QWEN3 | {"window": 4, "window_layers": (0,)}
 # Experts in MXFP4, of which a lane has whole blocks; all other products in BF16.
 STORED = GPT_OSS | {"num_lanes": 2, "stored": dict.fromkeys(("w1", "w3", "w2"), "mxfp4")}
 PARKED = replace(TUNING, stages=6, parked=2)
+# As on AMD's GPUs.
+REGISTERS = replace(PARKED, weights_in_registers=True)
 # The stages of both formats have as many bytes. One of experts has weights of several.
 OF_STORED = replace(PARKED, stage_steps=8, strip_tiles=8)
 # The router is in BF16. Groups of 128 make matrices large, so experts are few.
@@ -116,6 +119,9 @@ def test_equals_the_reference_on_any_number_of_ranks(name, ranks):
         {"parked": 4, "stages": 5, "in_flight": 5},
         # Blocks have different numbers of rows, and some have none of the router.
         {"blocks": 7, "kv_splits": 2, "merges_first": True, "urgent_in_flight": 4},
+        # Weights are in registers. Some blocks have no row of one product of experts.
+        {"weights_in_registers": True, "stage_steps": 6, "blocks": 3},
+        {"weights_in_registers": True, "blocks": 30},
     ],
     ids=str,
 )
@@ -125,23 +131,47 @@ def test_tuning_changes_no_bit(change):
     np.testing.assert_array_equal(other.view(np.uint32), one.view(np.uint32))
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"weights_in_registers": True}, "only with weights in a block's shared memory"),
-        ({"chunk": 16}, "chunk is 16, must be 1 for a mixture of experts"),
-    ],
-    ids=str,
-)
-def test_a_tuning_that_cannot_run_experts_is_refused(change, told):
-    with pytest.raises(kccl.InvalidArgument, match=told):
-        run("qwen3-moe", 1, replace(PARKED, **change))
+def test_chunks_of_a_prompt_are_refused():
+    with pytest.raises(kccl.InvalidArgument, match="chunk is 16, must be 1 for a mixture of exp"):
+        run("qwen3-moe", 1, replace(PARKED, chunk=16))
 
 
 @pytest.mark.long
-def test_warps_of_64():
-    found, _ = run("qwen3-moe", 2, seed=3, warp_size=64)
-    np.testing.assert_allclose(found, expected("qwen3-moe")[0], atol=TOLERANCE)
+@pytest.mark.parametrize(
+    ("name", "tuning", "machine"),
+    [("qwen3-moe", PARKED, {}), ("gpt-oss", REGISTERS, {"model": "gfx942"})],
+    ids=["ring", "registers"],
+)
+def test_warps_of_64(name, tuning, machine):
+    found, tokens = run(name, 2, tuning, seed=3, warp_size=64, **machine)
+    np.testing.assert_allclose(found, expected(name)[0], atol=TOLERANCE)
+    assert tokens == [expected(name)[1]] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tuning", [PARKED, REGISTERS], ids=["ring", "registers"])
+def test_weights_are_read_alone(tuning):
+    """Nothing is routed then."""
+
+    def main(comm: kccl.Communicator) -> list[int]:
+        executor = DeviceExecutor(checkpoint("qwen3-moe"), comm, tuning=tuning, context=CONTEXT)
+        executor.start_streaming(2)
+        executor.wait()
+        return generate(executor, NEW)
+
+    assert kccl.run_threads(main, 1, backend="sim") == [expected("qwen3-moe")[1]]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tuning", [PARKED, REGISTERS], ids=["ring", "registers"])
+def test_logits_that_never_come_are_named(tuning, tmp_path, monkeypatch):
+    """Four of the router's are lost. All waits end, those for the experts' weights too."""
+    plant(tmp_path, monkeypatch, "experts.cuh", PUBLISHED, f"        if (row != 0){PUBLISHED[7:]}")
+    # In the simulator's time.
+    monkeypatch.setenv("KCCL_TIMEOUT", "0.01")
+    told = r"decoding on rank 0: block \d of rank 0 did not arrive; .* step seen 0, wanted 1"
+    with pytest.raises(kccl.Timeout, match=told):
+        run("qwen3-moe", 1, tuning)
 
 
 @pytest.mark.long
@@ -158,6 +188,8 @@ def test_the_tokens_are_the_same_without_overlap():
     assert found == [expected("qwen3-moe")[1]] * 2
 
 
+PUBLISHED = "        consumer.publish(Slots<S>::routed(layer) + row, logits);\n"
+IN_REGISTERS = "weights_registers_experts.cuh"
 # File -> text that is there once, and what takes its place: bugs that the simulator must find.
 BUGS = {
     "weights of the last layer's choice": (
@@ -195,21 +227,46 @@ BUGS = {
         "        for (float& value : float4s[k].value) value = rounded_product(value, share);\n",
         "",
     ),
+    "weights are loaded before the block has chosen": (
+        IN_REGISTERS,
+        "        if (is_first) await_choice();\n",
+        "",
+    ),
+    "the wait for a choice is that for the last layer's": (
+        IN_REGISTERS,
+        "        if (product == Product<S>::kExpertGateUp) chosen_parity_ ^= 1u;\n",
+        "",
+    ),
+    "the next layer multiplies weights of experts": (
+        IN_REGISTERS,
+        "        if constexpr (S::kOverlaps) Base::load();\n",
+        "",
+    ),
+    "all weights are of the first expert": (
+        IN_REGISTERS,
+        "choice.expert[place]",
+        "choice.expert[0]",
+    ),
 }
+
+
+def plant(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, right: str, wrong: str) -> None:
+    """Changes a text that a kernels' file has once, in a copy of the kernels."""
+    kernels = copy_kernels(folder)
+    monkeypatch.setattr(launching, "KERNELS", kernels)
+    text = (kernels / name).read_text()
+    assert text.count(right) == 1
+    (kernels / name).write_text(text.replace(right, wrong))
 
 
 @pytest.mark.parametrize("bug", hunted(BUGS, lambda bug: BUGS[bug][0]))
 def test_the_simulator_finds_planted_bugs(bug, tmp_path, monkeypatch):
-    kernels = copy_kernels(tmp_path)
-    monkeypatch.setattr(launching, "KERNELS", kernels)
-    name, right, wrong = BUGS[bug]
-    text = (kernels / name).read_text()
-    assert text.count(right) == 1
-    (kernels / name).write_text(text.replace(right, wrong))
+    plant(tmp_path, monkeypatch, *BUGS[bug])
+    tuning = REGISTERS if BUGS[bug][0] == IN_REGISTERS else PARKED
     wanted, _ = expected("qwen3-moe")
     for seed in range(24):
         try:
-            logits, _ = run("qwen3-moe", 1, seed=seed)
+            logits, _ = run("qwen3-moe", 1, tuning, seed=seed)
         except kccl.CompileError:
             raise
         except kccl.Error:
